@@ -1,0 +1,1 @@
+"""The command line: parse, call, hand to output. No arithmetic here."""

@@ -1,0 +1,88 @@
+"""`kvcalc estimate`: how big is the cache?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from kvcalc.cli import options as o
+
+app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+
+EPILOG = """Examples:
+
+  kvcalc estimate llama-3-70b --context 8192
+
+  kvcalc estimate deepseek-v3 --context 128k --batch 16 --json
+
+  kvcalc estimate llama-7b --attention gqa --kv-heads 4
+
+  kvcalc estimate --layers 32 --heads 32 --kv-heads 8 --head-dim 128
+
+  kvcalc estimate mistral-7b-v0.1 --context 32k --get kv_cache.total_bytes
+
+  kvcalc estimate llama-3-8b --context 8k --kv-memory 40GiB
+"""
+
+
+@app.command(epilog=EPILOG)
+def estimate(
+    model: o.Model = None,
+    context: o.Context = None,
+    max_model_len: o.MaxModelLen = None,
+    batch: o.Batch = "1",
+    dtype: o.Dtype = None,
+    kv_dtype: Annotated[
+        str, typer.Option("--kv-dtype", "--kv-cache-dtype", metavar="TYPE", help="The cache's type: bf16, fp8, q8_0, ... auto: --dtype where it has 16 or 32 bits, else the config's.")
+    ] = "auto",
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="NAME", help="Count as this engine does: logical (the formula) or transformers.")
+    ] = "logical",
+    tp: Annotated[
+        str, typer.Option("--tp", "--tensor-parallel-size", metavar="T", help="Devices the heads are split over.")
+    ] = "1",
+    kv_memory: Annotated[
+        Optional[str], typer.Option("--kv-memory", metavar="SIZE", help="Memory for the cache on each device (80G, 80GiB): the longest context and largest batch it holds.")
+    ] = None,
+    attention: o.Attention = None,
+    kv_heads: o.KvHeads = None,
+    kv_lora_rank: o.KvLoraRank = None,
+    qk_rope_head_dim: o.QkRopeHeadDim = None,
+    layers: Annotated[Optional[str], typer.Option("--layers", metavar="L", help="Layers.", rich_help_panel="Model by flags")] = None,
+    heads: o.Heads = None,
+    head_dim: o.HeadDim = None,
+    hidden_size: o.HiddenSize = None,
+    sliding_window: o.SlidingWindow = None,
+    format: o.Format = None,
+    json: o.Json = False,
+    get: o.Get = None,
+    no_color: o.NoColor = False,
+) -> None:
+    """How big is the KV cache of a model, and what would it be as MHA, MQA, GQA and MLA?"""
+    from kvcalc.output.sink import choose, emit
+    from kvcalc.planning.estimate import estimate as ask
+    from kvcalc.units import parse_count, parse_size
+
+    output = choose(format, json, get, no_color)
+    what_if = o.what_if_of(attention, kv_heads, kv_lora_rank, qk_rope_head_dim)
+    flags = {
+        "--layers": layers,
+        "--heads": heads,
+        "--head-dim": head_dim,
+        "--hidden-size": hidden_size,
+        "--sliding-window": sliding_window,
+    }
+    spec, what_if = o.model_of(model, what_if, flags)
+    document = ask(
+        spec,
+        context_tokens=o.context_of(context, max_model_len),
+        batch_size=parse_count(batch, "--batch"),
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        engine=engine.casefold(),
+        tensor_parallel_size=parse_count(tp, "--tp"),
+        kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
+        what_if=what_if,
+    )
+    emit(document, output, "estimate")

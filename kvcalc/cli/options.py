@@ -1,0 +1,108 @@
+"""Options more than one command has, and what their text becomes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from kvcalc.errors import UsageError
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.variants import WhatIf
+from kvcalc.units import parse_count, parse_tokens, parse_vllm_tokens
+
+_DESCRIBE = "Model by flags"
+_OUTPUT = "Output"
+
+Model = Annotated[
+    Optional[str],
+    typer.Argument(metavar="MODEL", help="A preset (`kvcalc models`), a config.json, a folder that holds one, or - for stdin."),
+]
+Context = Annotated[
+    Optional[str], typer.Option("--context", "-c", metavar="N", help="Tokens per sequence: 8192, 8k, 1M (k is 1024). Default: 4096 or the model's maximum.")
+]
+MaxModelLen = Annotated[
+    Optional[str], typer.Option("--max-model-len", metavar="N", help="--context as vLLM reads it: k is 1000, K is 1024.")
+]
+Batch = Annotated[str, typer.Option("--batch", "-b", metavar="B", help="Sequences.")]
+Dtype = Annotated[Optional[str], typer.Option("--dtype", metavar="TYPE", help="The weights' type: bf16, fp16, fp32, fp8, ... Default: the config's.")]
+Attention = Annotated[Optional[str], typer.Option("--attention", metavar="KIND", help="What if the model had mha, mqa, gqa or mla.")]
+KvHeads = Annotated[Optional[str], typer.Option("--kv-heads", metavar="G", help="KV heads: a what-if with MODEL, the model's own without.")]
+KvLoraRank = Annotated[Optional[str], typer.Option("--kv-lora-rank", metavar="R", help="MLA's latent width, for the what-if.")]
+QkRopeHeadDim = Annotated[Optional[str], typer.Option("--qk-rope-head-dim", metavar="D", help="MLA's rotary key width, for the what-if.")]
+Heads = Annotated[Optional[str], typer.Option("--heads", metavar="H", help="Attention heads.", rich_help_panel=_DESCRIBE)]
+HeadDim = Annotated[Optional[str], typer.Option("--head-dim", metavar="D", help="Width of a head.", rich_help_panel=_DESCRIBE)]
+HiddenSize = Annotated[Optional[str], typer.Option("--hidden-size", metavar="D", help="Model width.", rich_help_panel=_DESCRIBE)]
+SlidingWindow = Annotated[Optional[str], typer.Option("--sliding-window", metavar="W", help="Window of every layer, in tokens.", rich_help_panel=_DESCRIBE)]
+Format = Annotated[Optional[str], typer.Option("--format", metavar="human|tsv|csv|json", help="Default: human on a terminal, tsv elsewhere.", rich_help_panel=_OUTPUT)]
+Json = Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=_OUTPUT)]
+Get = Annotated[Optional[str], typer.Option("--get", metavar="PATH", help="Print one bare value, as kv_cache.total_bytes.", rich_help_panel=_OUTPUT)]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colour, terminal or not.", rich_help_panel=_OUTPUT)]
+
+
+def context_of(context: str | None, max_model_len: str | None) -> int | None:
+    """--context, or --max-model-len as vLLM reads it; UsageError where both are given and differ."""
+    asked = None if context is None else parse_tokens(context, "--context")
+    if max_model_len is None:
+        return asked
+    vllm = parse_vllm_tokens(max_model_len, "--max-model-len")
+    if asked not in (None, vllm):
+        raise UsageError(f"--context {asked} and --max-model-len {vllm} contradict each other")
+    return vllm
+
+
+def optional_count(text: str | None, option: str) -> int | None:
+    """A whole number of at least 1, or None where the option was not given."""
+    return None if text is None else parse_count(text, option)
+
+
+def what_if_of(attention: str | None, kv_heads: str | None, kv_lora_rank: str | None, qk_rope_head_dim: str | None) -> WhatIf:
+    """The what-if the options ask for."""
+    return WhatIf(
+        attention.casefold() if attention else None,
+        optional_count(kv_heads, "--kv-heads"),
+        optional_count(kv_lora_rank, "--kv-lora-rank"),
+        optional_count(qk_rope_head_dim, "--qk-rope-head-dim"),
+    )
+
+
+def model_of(reference: str | None, what_if: WhatIf, flags: dict[str, str | None]) -> tuple[ModelSpec, WhatIf]:
+    """The model by name or path, or by flags alone; and the what-if that is left.
+
+    `flags` maps option to text. They fill the same mapping a config.json does, with model_type `generic`; then
+    --kv-heads is the model's own number and no what-if. UsageError (exit 2) where both ways are mixed.
+    """
+    from kvcalc.model.resolve import load_model
+
+    given = [option for option, text in flags.items() if text is not None]
+    if reference is not None:
+        if given:
+            raise UsageError(f"{given[0]} describes a model without MODEL; {reference!r} is given too")
+        return load_model(reference), what_if
+    if not given:
+        raise UsageError("no MODEL", "name a preset (kvcalc models), or describe one: --layers 32 --heads 32 --head-dim 128")
+    return _generic(flags, what_if.num_kv_heads), what_if._replace(num_kv_heads=None)
+
+
+def _generic(flags: dict[str, str | None], num_kv_heads: int | None) -> ModelSpec:
+    from kvcalc.errors import ModelError
+    from kvcalc.model.hf_config import read_config
+
+    keys = {
+        "--layers": "num_hidden_layers",
+        "--heads": "num_attention_heads",
+        "--head-dim": "head_dim",
+        "--hidden-size": "hidden_size",
+        "--sliding-window": "sliding_window",
+    }
+    config: dict[str, object] = {keys[o]: parse_count(text, o) for o, text in flags.items() if text is not None}
+    for option in ("--layers", "--heads"):
+        if keys[option] not in config:
+            raise UsageError(f"a model by flags needs {option}", "for example: --layers 32 --heads 32 --kv-heads 8 --head-dim 128")
+    if num_kv_heads is not None:
+        config["num_key_value_heads"] = num_kv_heads
+    try:
+        return read_config({"model_type": "generic", **config}, "generic", "flags")
+    except ModelError as error:
+        # What is wrong here was typed as an option, so it is a usage error.
+        raise UsageError(error.message.removeprefix("generic: "), error.hint) from None

@@ -1,0 +1,1 @@
+"""How many bytes: the formulas, element types and what each engine holds."""

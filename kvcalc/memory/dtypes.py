@@ -1,0 +1,92 @@
+"""Element types and the bytes they take, block scales included."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcalc.errors import UsageError, nearest
+
+
+class Dtype(NamedTuple):
+    """`block_elements` elements take `block_bytes` bytes, the block's scale included.
+
+    `bits` is the width of one element without scales: 16 and 32 are what a model computes in.
+    """
+
+    name: str
+    bits: int
+    block_elements: int = 1
+    block_bytes: int = 1
+
+    @property
+    def is_float(self) -> bool:
+        """Whether a model can compute in it as it stands: 16 or 32 bits, no scales."""
+        return self.bits >= 16
+
+
+# Block formats: nvfp4 has an fp8 scale per 16 elements, mxfp4 and mxfp8 an 8-bit exponent per 32 (OCP Microscaling
+# v1.0); q8_0 ... iq4_nl hold 32 elements with an fp16 scale (and minimum) per block (ggml-common.h, llama.cpp).
+# int8, fp8 and int4 are bare: scales, where an engine keeps any, are that engine's.
+DTYPES = {
+    dtype.name: dtype
+    for dtype in (
+        Dtype("fp32", 32, 1, 4),
+        Dtype("fp16", 16, 1, 2),
+        Dtype("bf16", 16, 1, 2),
+        Dtype("fp8", 8, 1, 1),
+        Dtype("int8", 8, 1, 1),
+        Dtype("int4", 4, 2, 1),
+        Dtype("mxfp8", 8, 32, 33),
+        Dtype("mxfp4", 4, 32, 17),
+        Dtype("nvfp4", 4, 16, 9),
+        Dtype("q8_0", 8, 32, 34),
+        Dtype("q5_1", 5, 32, 24),
+        Dtype("q5_0", 5, 32, 22),
+        Dtype("q4_1", 4, 32, 20),
+        Dtype("q4_0", 4, 32, 18),
+        Dtype("iq4_nl", 4, 32, 18),
+    )
+}
+
+# Other spellings of the same types, as torch, vLLM and people write them.
+_ALIASES = {
+    "float32": "fp32",
+    "f32": "fp32",
+    "float": "fp32",
+    "float16": "fp16",
+    "f16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}
+
+
+def parse_dtype(text: str, option: str) -> Dtype:
+    """The type called `text`, letter case aside. UsageError with the nearest names for an unknown one."""
+    name = text.casefold()
+    found = DTYPES.get(_ALIASES.get(name, name))
+    if found is None:
+        hint = nearest(text, (*DTYPES, *_ALIASES)) or f"one of {', '.join(DTYPES)}"
+        raise UsageError(f"{option} {ascii(text[:40])}: not a dtype", hint)
+    return found
+
+
+def bytes_of(elements: int, dtype: Dtype) -> int:
+    """The bytes of `elements` elements, which must fill whole blocks (`check_rows` says so of a cache first)."""
+    blocks, rest = divmod(elements, dtype.block_elements)
+    if rest:
+        raise UsageError(f"{elements} elements do not fill whole blocks of {dtype.block_elements} ({dtype.name})")
+    return blocks * dtype.block_bytes
+
+
+def check_rows(rows: tuple[int, ...], dtype: Dtype) -> None:
+    """Refuse a block format whose blocks do not divide the rows of K and V one token adds.
+
+    Blocks run along a row and never across tokens. UsageError, because the dtype was asked for.
+    """
+    for row in rows:
+        if row % dtype.block_elements:
+            raise UsageError(f"{dtype.name}: blocks of {dtype.block_elements} do not divide a token's row of {row} elements")

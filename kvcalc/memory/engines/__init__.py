@@ -1,0 +1,67 @@
+"""What each engine holds for a workload: one module per engine, one interface.
+
+An engine's module has `NAME`, `VERSION` and `held_elements(spec)`, which returns the function that counts, for one
+cache and a number of tokens, the elements of one sequence in one layer. A new engine is one module and one line in
+`ENGINES`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import NamedTuple
+
+from kvcalc.errors import ModelError, UsageError, nearest
+from kvcalc.memory.kv_cache import Elements
+from kvcalc.model.caches import stored_elements
+from kvcalc.model.spec import ModelSpec
+
+# name -> module here, or None where kvcalc knows the engine by name and not yet its accounting.
+ENGINES: dict[str, str | None] = {
+    "logical": "logical",
+    "transformers": "transformers",
+    "vllm": None,
+    "sglang": None,
+    "tensorrt-llm": None,
+    "llama.cpp": None,
+}
+
+# Engines seen to reserve a pool for encoder models all the same: SGLang for bge-m3 (sgl-project/sglang#7590),
+# llama.cpp of early 2025 for BERT and nomic-embed (ggml-org/llama.cpp#12836, #12817).
+_POOLS_FOR_ENCODERS = {"sglang": "SGLang", "llama.cpp": "llama.cpp before mid-2025"}
+
+
+class Engine(NamedTuple):
+    """How an engine counts: its name, the version its rules were read from, elements per cache, and remarks."""
+
+    name: str
+    version: str | None
+    elements: Elements
+    settings: dict[str, object]
+    warnings: tuple[str, ...] = ()
+
+
+def load_engine(name: str, spec: ModelSpec) -> Engine:
+    """The accounting of engine `name` for `spec`.
+
+    Every engine but `logical` keeps nothing of an encoder after its forward pass. Raises UsageError (exit 2) for an
+    unknown name and ModelError (exit 3) for an engine whose accounting kvcalc does not have.
+    """
+    if name not in ENGINES:
+        raise UsageError(f"--engine {name!r}: not an engine", nearest(name, ENGINES) or f"one of {', '.join(ENGINES)}")
+    module_name = ENGINES[name]
+    if spec.is_encoder and name != "logical":
+        pool = _POOLS_FOR_ENCODERS.get(name)
+        remark = (f"{pool} was seen to reserve a cache pool for encoders; its size follows the memory, not the request",)
+        return Engine(name, None, _nothing, {}, remark if pool else ())
+    if module_name is None:
+        raise ModelError(f"--engine {name}: not yet; kvcalc has logical and transformers", "leave --engine out for the formula's bytes")
+    module = import_module(f"kvcalc.memory.engines.{module_name}")
+    engine: Engine = module.engine(spec)
+    return engine
+
+
+def _nothing(cache: object, tokens: int) -> int:
+    return 0
+
+
+__all__ = ["ENGINES", "Engine", "load_engine", "stored_elements"]

@@ -1,0 +1,12 @@
+"""No engine: the formulas, to the byte."""
+
+from __future__ import annotations
+
+from kvcalc.memory.engines import Engine
+from kvcalc.model.caches import stored_elements
+from kvcalc.model.spec import ModelSpec
+
+
+def engine(spec: ModelSpec) -> Engine:
+    """What attention must store, and nothing else."""
+    return Engine("logical", None, stored_elements, {})

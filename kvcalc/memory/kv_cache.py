@@ -1,0 +1,87 @@
+"""The formulas: what attention must store, and what one decode step must read, in bytes.
+
+    stored = 2 x layers x batch x KV heads x tokens x head_dim x bytes_per_element          (MHA, GQA, MQA)
+    stored = layers x batch x tokens x (kv_lora_rank + qk_rope_head_dim) x bytes_per_element  (MLA)
+
+A sliding window replaces `tokens` by min(tokens, window) in its layers. What an engine allocates is another quantity:
+kvcalc.memory.engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvcalc.memory.dtypes import Dtype, bytes_of, check_rows
+from kvcalc.model.caches import Cache, read_elements, stored_elements
+from kvcalc.model.spec import ModelSpec
+
+Elements = Callable[[Cache, int], int]
+"""Elements one sequence of so many tokens takes in one layer's cache."""
+
+
+class CacheRow(NamedTuple):
+    """One cache of a run of layers: its layers, its kind, and the bytes of one sequence in one layer."""
+
+    first: int
+    last: int
+    cache: Cache
+    bytes_per_layer: int
+
+    @property
+    def num_layers(self) -> int:
+        return self.last - self.first + 1
+
+
+def cache_rows(spec: ModelSpec, dtype: Dtype, context_tokens: int, elements: Elements = stored_elements) -> list[CacheRow]:
+    """One row per cache of every layer group. `elements` counts them: the formula's, or an engine's.
+
+    Raises UsageError where the dtype's blocks do not divide a token's row.
+    """
+    rows = []
+    for group in spec.layers:
+        for cache in group.caches:
+            check_rows(cache.token_rows(), dtype)
+            rows.append(CacheRow(group.first, group.last, cache, bytes_of(elements(cache, context_tokens), dtype)))
+    return rows
+
+
+def sequence_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, elements: Elements = stored_elements) -> int:
+    """Bytes of one sequence of `context_tokens` tokens in all layers."""
+    return sum(row.num_layers * row.bytes_per_layer for row in cache_rows(spec, dtype, context_tokens, elements))
+
+
+def stored_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, batch_size: int = 1) -> int:
+    """Bytes attention must keep for `batch_size` sequences of `context_tokens` tokens: the formula's answer."""
+    return batch_size * sequence_bytes(spec, dtype, context_tokens)
+
+
+def decode_read_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, batch_size: int = 1) -> int:
+    """Bytes of cache one decode step reads for the whole batch, the new token's own row included."""
+    return batch_size * sequence_bytes(spec, dtype, context_tokens, read_elements)
+
+
+def on_device(spec: ModelSpec, tensor_parallel_size: int) -> ModelSpec:
+    """The share of `spec`'s caches one of `tensor_parallel_size` devices holds; every rank holds as much.
+
+    KV heads are divided, down to one a device and replicated beyond; MLA's latent is on every device.
+    """
+    groups = (g._replace(caches=tuple(c.on_device(tensor_parallel_size) for c in g.caches)) for g in spec.layers)
+    return spec._replace(layers=tuple(groups))
+
+
+class Growth(NamedTuple):
+    """How one sequence's cache grows at a context: bytes = fixed + slope * tokens."""
+
+    bytes_per_token: int
+    fixed_bytes: int
+
+
+def growth(bytes_at: Callable[[int], int], context_tokens: int) -> Growth:
+    """The slope at `context_tokens` (what one more token adds) and what of it does not grow with the context.
+
+    `bytes_at` gives one sequence's bytes at a context. A window that is full no longer grows: it is fixed.
+    """
+    here = bytes_at(context_tokens)
+    slope = bytes_at(context_tokens + 1) - here
+    return Growth(slope, here - slope * context_tokens)

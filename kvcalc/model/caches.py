@@ -1,0 +1,112 @@
+"""The kinds of cache a layer can hold: for each its geometry and how many elements it keeps.
+
+A cache answers for one layer and one sequence. `stored_factors` names the numbers whose product is the count, so
+that the formula a person reads and the integer a script reads cannot differ.
+
+These are NamedTuples, not dataclasses: creating a frozen dataclass costs about seven times as much at start-up.
+NamedTuples of different kinds compare equal when their numbers do; compare `(type(cache), cache)`, as `same` does.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple, Union
+
+Factor = tuple[str, int]
+"""A named number in a formula, as ("KV heads", 8)."""
+
+
+def _heads_factors(tokens: Factor, num_kv_heads: int, k_head_dim: int, v_head_dim: int) -> tuple[Factor, ...]:
+    """K and V of every head: 2 x heads x tokens x head_dim, or the sum of both widths where they differ."""
+    heads = ("KV heads", num_kv_heads)
+    if k_head_dim == v_head_dim:
+        return (("K and V", 2), heads, tokens, ("head_dim", k_head_dim))
+    return (heads, tokens, ("(k_head_dim + v_head_dim)", k_head_dim + v_head_dim))
+
+
+class FullAttention(NamedTuple):
+    """K and V of every past token. MHA, GQA and MQA differ in `num_kv_heads` alone. Source: FORMULAS, Memory."""
+
+    num_kv_heads: int
+    k_head_dim: int
+    v_head_dim: int
+
+    kind = "full_attention"
+    window = None
+
+    def stored_factors(self, tokens: int) -> tuple[Factor, ...]:
+        return _heads_factors(("tokens", tokens), *self)
+
+    def token_rows(self) -> tuple[int, ...]:
+        """Elements of the rows one token adds: K's, then V's. A block-scaled dtype must divide each."""
+        return (self.num_kv_heads * self.k_head_dim, self.num_kv_heads * self.v_head_dim)
+
+    def on_device(self, tensor_parallel_size: int) -> FullAttention:
+        """The share of one of `tensor_parallel_size` devices: heads are divided, and replicated beyond their number."""
+        return self._replace(num_kv_heads=max(1, self.num_kv_heads // tensor_parallel_size))
+
+
+class SlidingWindowAttention(NamedTuple):
+    """K and V of the last `window` tokens, the current one included (Mistral-7B v0.1, section 2)."""
+
+    window: int
+    num_kv_heads: int
+    k_head_dim: int
+    v_head_dim: int
+
+    kind = "sliding_window_attention"
+
+    def stored_factors(self, tokens: int) -> tuple[Factor, ...]:
+        kept = ("min(tokens, window)", min(tokens, self.window))
+        return _heads_factors(kept, self.num_kv_heads, self.k_head_dim, self.v_head_dim)
+
+    def token_rows(self) -> tuple[int, ...]:
+        return (self.num_kv_heads * self.k_head_dim, self.num_kv_heads * self.v_head_dim)
+
+    def on_device(self, tensor_parallel_size: int) -> SlidingWindowAttention:
+        return self._replace(num_kv_heads=max(1, self.num_kv_heads // tensor_parallel_size))
+
+
+class LatentAttention(NamedTuple):
+    """MLA: one latent and one rotary key a token, shared by all heads, K and V together (DeepSeek-V2, section 2.1).
+
+    `window` is None in every published model; a what-if of a sliding-window model keeps its window.
+    """
+
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    window: int | None = None
+
+    kind = "latent_attention"
+
+    def stored_factors(self, tokens: int) -> tuple[Factor, ...]:
+        kept = ("tokens", tokens) if self.window is None else ("min(tokens, window)", min(tokens, self.window))
+        return (kept, ("(kv_lora_rank + qk_rope_head_dim)", self.kv_lora_rank + self.qk_rope_head_dim))
+
+    def token_rows(self) -> tuple[int, ...]:
+        return (self.kv_lora_rank + self.qk_rope_head_dim,)
+
+    def on_device(self, tensor_parallel_size: int) -> LatentAttention:
+        """Every device needs the whole latent: its up-projections are sharded by head, the latent has no heads."""
+        return self
+
+
+Cache = Union[FullAttention, SlidingWindowAttention, LatentAttention]
+
+
+def stored_elements(cache: Cache, tokens: int) -> int:
+    """Elements attention must keep for one sequence of `tokens` tokens in one layer."""
+    return prod(value for _, value in cache.stored_factors(tokens))
+
+
+def read_elements(cache: Cache, tokens: int) -> int:
+    """Elements one decode step reads when `tokens` tokens, the new one included, are cached.
+
+    For these kinds a step reads all that is stored: a window is read whole, MLA's latent once for K and V together.
+    """
+    return stored_elements(cache, tokens)
+
+
+def same(left: Cache, right: Cache) -> bool:
+    """Whether two caches are of one kind and geometry."""
+    return type(left) is type(right) and left == right

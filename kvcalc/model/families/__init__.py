@@ -1,0 +1,1 @@
+"""One reader per model family: a config mapping in, a ModelSpec out."""

@@ -1,0 +1,129 @@
+"""Typed look-ups in a config mapping, each with an error that names the file, the key and the value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvcalc.errors import ModelError, nearest
+
+MAX_LAYERS = 100_000
+"""More layers than any model has: a larger number is a damaged config."""
+
+_DTYPES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
+_SHOWN = 40
+
+
+class ConfigReader:
+    """A config mapping with the name and source it came from. Look-ups take a key and its aliases, best known first."""
+
+    def __init__(self, config: Mapping[str, object], name: str, source: str) -> None:
+        self.config = config
+        self.name = name
+        self.source = source
+
+    def integer(self, *keys: str, least: int = 1, most: int | None = None) -> int:
+        """The integer under one of `keys`. Raises ModelError where it is missing, no integer or out of range."""
+        value = self.optional_integer(*keys, least=least, most=most)
+        if value is None:
+            raise ModelError(f"{self.name}: {keys[0]} is missing", nearest(keys[0], self.config))
+        return value
+
+    def optional_integer(self, *keys: str, least: int = 1, most: int | None = None) -> int | None:
+        """As `integer`, but None where the key is missing or null."""
+        value = self._look_up(keys)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._bad(keys[0], value, "must be an integer")
+        if value < least:
+            raise self._bad(keys[0], value, f"must be at least {least}")
+        if most is not None and value > most:
+            raise self._bad(keys[0], value, f"must be at most {most:,}")
+        return value
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """The boolean under `key`, or the family's own default where the key is missing or null."""
+        value = self._look_up((key,))
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._bad(key, value, "must be true or false")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """The number under `key`, above zero, or `default`."""
+        value = self._look_up((key,))
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise self._bad(key, value, "must be a number above zero")
+        return float(value)
+
+    def text(self, key: str) -> str:
+        """The string under `key`; ModelError where it is missing or no string."""
+        value = self._look_up((key,))
+        if value is None:
+            raise ModelError(f"{self.name}: {key} is missing", nearest(key, self.config))
+        if not isinstance(value, str):
+            raise self._bad(key, value, "must be a string")
+        return value
+
+    def num_layers(self, *keys: str) -> int:
+        """The number of layers, refused where it is absurd."""
+        return self.integer(*keys, most=MAX_LAYERS)
+
+    def torch_dtype(self) -> str | None:
+        """The config's own dtype in kvcalc's words (fp32, fp16, bf16), or None where it names none.
+
+        Transformers 5 writes `dtype` where older releases wrote `torch_dtype`; "auto" names none.
+        """
+        value = self._look_up(("torch_dtype", "dtype"))
+        if value is None or value == "auto":
+            return None
+        known = _DTYPES.get(value.removeprefix("torch.")) if isinstance(value, str) else None
+        if known is None:
+            raise self._bad("torch_dtype", value, f"must be one of {', '.join(_DTYPES)}")
+        return known
+
+    def head_dim(self, hidden_size: int | None, num_heads: int) -> int:
+        """The explicit `head_dim`, else hidden_size / num_attention_heads, which must come out whole."""
+        explicit = self.optional_integer("head_dim")
+        if explicit is not None:
+            return explicit
+        if hidden_size is None:
+            raise ModelError(f"{self.name}: head_dim is missing, and there is no hidden_size to derive it from")
+        if hidden_size % num_heads:
+            raise ModelError(
+                f"{self.name}: num_attention_heads {num_heads} does not divide hidden_size {hidden_size} "
+                f"({hidden_size / num_heads:.1f} per head), and there is no explicit head_dim"
+            )
+        return hidden_size // num_heads
+
+    def check_groups(self, num_heads: int, num_kv_heads: int) -> int:
+        """`num_kv_heads`, refused where it does not divide `num_heads`: groups would be of unequal size."""
+        if num_heads % num_kv_heads:
+            raise ModelError(f"{self.name}: num_key_value_heads {num_kv_heads} does not divide num_attention_heads {num_heads}")
+        return num_kv_heads
+
+    def refuse(self, key: str, why: str) -> None:
+        """Raise ModelError where `key` is set: a known switch whose cache this reader does not model."""
+        value = self._look_up((key,))
+        if value not in (None, False):
+            raise self._bad(key, value, why)
+
+    def _look_up(self, keys: tuple[str, ...]) -> object:
+        found = [(key, self.config[key]) for key in keys if self.config.get(key) is not None]
+        for key, value in found[1:]:
+            if value != found[0][1]:
+                raise ModelError(f"{self.name}: {found[0][0]} is {_shown(found[0][1])} but {key} is {_shown(value)}")
+        return found[0][1] if found else None
+
+    def _bad(self, key: str, value: object, must: str) -> ModelError:
+        return ModelError(f"{self.name}: {key} is {_shown(value)}: {must}")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**_SHOWN:
+        return "a number of over 40 digits"
+    text = ascii(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

@@ -1,0 +1,104 @@
+"""What a model is, as far as its cache, its attention modules and their weights are concerned."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcalc.model.caches import Cache, LatentAttention
+
+
+class LayerGroup(NamedTuple):
+    """A run of consecutive layers, `first` to `last` inclusive (from 0), which hold the same caches each.
+
+    `caches` is empty where a layer keeps nothing: it shares an earlier layer's cache, or has no attention.
+    """
+
+    first: int
+    last: int
+    caches: tuple[Cache, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return self.last - self.first + 1
+
+
+class AttentionShape(NamedTuple):
+    """The dimensions of the attention modules themselves, the same in every attention layer.
+
+    `qk_head_dim` is the width of a query head and of a key head as attention sees them; with MLA it is
+    qk_nope_head_dim + qk_rope_head_dim. `kv_lora_rank` is 0 where there is no latent, `q_lora_rank` 0 where the query
+    is not compressed. `rope_dim` counts the rotated dimensions of a head, 0 where positions are added elsewhere.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    qk_head_dim: int
+    v_head_dim: int
+    hidden_size: int | None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    rope_dim: int = 0
+    rope_theta: float = 10_000.0
+    kv_lora_rank: int = 0
+    q_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+
+    @property
+    def is_latent(self) -> bool:
+        return self.kv_lora_rank > 0
+
+    @property
+    def qk_nope_head_dim(self) -> int:
+        return self.qk_head_dim - self.qk_rope_head_dim
+
+    @property
+    def kind(self) -> str:
+        """`mla`, or by the number of KV heads `mha`, `mqa` or `gqa`."""
+        if self.is_latent:
+            return "mla"
+        if self.num_kv_heads == self.num_heads:
+            return "mha"
+        return "mqa" if self.num_kv_heads == 1 else "gqa"
+
+
+class ModelSpec(NamedTuple):
+    """A model, read from a preset, a config.json or flags.
+
+    `torch_dtype` is the config's own, None where it names none. `is_encoder`: it never decodes, so no engine keeps its
+    K and V.
+    """
+
+    name: str
+    source: str
+    model_type: str
+    attention: AttentionShape
+    layers: tuple[LayerGroup, ...]
+    max_position_embeddings: int | None
+    torch_dtype: str | None
+    is_encoder: bool = False
+
+    @property
+    def num_layers(self) -> int:
+        return sum(group.num_layers for group in self.layers)
+
+    def head(self, num_layers: int) -> ModelSpec:
+        """The model cut to its first `num_layers` layers."""
+        kept = [g._replace(last=min(g.last, num_layers - 1)) for g in self.layers if g.first < num_layers]
+        return self._replace(layers=tuple(kept))
+
+
+def uniform_layers(num_layers: int, *caches: Cache) -> tuple[LayerGroup, ...]:
+    """Layers which all hold the same caches."""
+    return (LayerGroup(0, num_layers - 1, caches),)
+
+
+def windows(spec: ModelSpec) -> list[int]:
+    """The distinct attention windows of a model, in tokens, smallest first; empty where every layer sees all."""
+    found = {cache.window for group in spec.layers for cache in group.caches if cache.window is not None}
+    return sorted(found)
+
+
+def latent_of(spec: ModelSpec) -> LatentAttention | None:
+    """The latent cache of an MLA model, or None."""
+    caches = (cache for group in spec.layers for cache in group.caches)
+    return next((cache for cache in caches if isinstance(cache, LatentAttention)), None)

@@ -1,0 +1,1 @@
+"""One document in, one of four formats out."""

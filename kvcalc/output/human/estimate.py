@@ -1,0 +1,128 @@
+"""`kvcalc estimate` for a person: the formula with its numbers, the totals, and the four kinds of attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kvcalc.output.human.console import count, plain_table, size
+from kvcalc.units import format_size
+
+
+def render(document: dict[str, Any], console: Console) -> None:
+    """Print the estimate document."""
+    _heading(document, console)
+    _formula(document, console)
+    _totals(document, console)
+    if document["fit"] is not None:
+        _fit(document, console)
+    _variants(document, console)
+
+
+def _heading(document: dict[str, Any], console: Console) -> None:
+    model, workload, engine = document["model"], document["workload"], document["engine"]
+    console.print(Text.assemble((model["name"], "bold"), f"  {_describe(model)}"))
+    parts = [
+        f"{count(workload['context_tokens'])} tokens",
+        f"batch {count(workload['batch_size'])}",
+        document["kv_cache"]["dtype"],
+    ]
+    if engine["tensor_parallel_size"] > 1:
+        parts.append(f"tp {engine['tensor_parallel_size']}")
+    if engine["name"] != "logical":
+        parts.append(" ".join(str(v) for v in (engine["name"], engine["version"]) if v))
+    console.print(", ".join(parts))
+    console.print()
+
+
+def _describe(model: dict[str, Any]) -> str:
+    kind = model["attention"].upper()
+    layers = f"{count(model['num_layers'])} layers"
+    heads = f"{count(model['num_attention_heads'])} heads"
+    if model["kv_lora_rank"]:
+        return f"{kind}, {layers}, {heads}, latent {model['kv_lora_rank']} + {model['qk_rope_head_dim']}"
+    widths = {model["head_dim"], model["v_head_dim"]}
+    width = f"of {model['head_dim']}" if len(widths) == 1 else f"of {model['head_dim']} (K) and {model['v_head_dim']} (V)"
+    return f"{kind}, {layers}, {heads}, {count(model['num_kv_heads'])} KV heads {width}"
+
+
+def _formula(document: dict[str, Any], console: Console) -> None:
+    """The formula of every kind of layer. It gives the stored bytes; an engine's own stand in the totals."""
+    cache = document["kv_cache"]
+    several = len(cache["layers"]) > 1
+    for row in cache["layers"]:
+        label = f"layers {row['first']}-{row['last']}" if several else "KV cache"
+        kind = row["kind"].replace("_", " ") + (f", window {count(row['window'])}" if row["window"] else "")
+        console.print(Text.assemble((label, "bold"), f"  {kind}"))
+        console.print(f"  = {row['formula']['symbols']}", soft_wrap=True)
+        console.print(f"  = {row['formula']['numbers']}", soft_wrap=True)
+    console.print(f"  = {count(cache['stored_bytes'])} bytes stored")
+    console.print()
+
+
+def _totals(document: dict[str, Any], console: Console) -> None:
+    cache, engine = document["kv_cache"], document["engine"]
+    table = plain_table(("", "left"), ("", "right"), ("bytes", "right"))
+    table.show_header = False
+    rows = [("total", cache["total_bytes"]), ("per sequence", cache["bytes_per_sequence"])]
+    if engine["tensor_parallel_size"] > 1:
+        rows.append(("per device", cache["bytes_per_device"]))
+        rows.append(("all devices", cache["devices_total_bytes"]))
+    rows.append(("per token", cache["bytes_per_token"]))
+    if cache["fixed_bytes_per_sequence"]:
+        rows.append(("fixed per sequence", cache["fixed_bytes_per_sequence"]))
+    for label, value in rows:
+        style = "bold" if label == "total" else ""
+        table.add_row(label, size(value), count(value), style=style)
+    console.print(table)
+    console.print()
+
+
+def _fit(document: dict[str, Any], console: Console) -> None:
+    fit, workload = document["fit"], document["workload"]
+    verdict = "fits" if fit["fits"] else "does not fit"
+    memory = fit["kv_cache_bytes"] + fit["free_bytes"]
+    console.print(Text.assemble((verdict, "bold green" if fit["fits"] else "bold red"), f" in {format_size(memory, capacity=True)} a device"))
+    table = plain_table(("", "left"), ("", "right"))
+    table.show_header = False
+    table.add_row(f"longest context at batch {count(workload['batch_size'])}", _limit(fit["max_context_tokens"], "tokens"))
+    table.add_row(f"largest batch at {count(workload['context_tokens'])} tokens", _limit(fit["max_batch_size"], "sequences"))
+    console.print(table)
+    console.print()
+
+
+def _limit(value: int | None, unit: str) -> str:
+    return "no limit" if value is None else f"{count(value)} {unit}"
+
+
+def _variants(document: dict[str, Any], console: Console) -> None:
+    table = plain_table(
+        ("", "left"), ("KV heads", "right"), ("bytes/token", "right"), ("total", "right"), ("of MHA", "right"), ("params/layer", "right")
+    )  # fmt: skip
+    notes = []
+    for row in document["variants"]:
+        name = row["attention"].upper() + (" *" if row["own"] else "")
+        if row["reason"] is not None:
+            notes.append(f"{name}: {row['reason']}")
+        style = "bold" if row["own"] else ("dim" if row["reason"] else "")
+        kv_heads = f"latent {row['kv_lora_rank']}+{row['qk_rope_head_dim']}" if row["kv_lora_rank"] else count(row["num_kv_heads"])
+        table.add_row(
+            name, kv_heads, count(row["bytes_per_token"]), size(row["total_bytes"]), ratio(row["ratio_to_mha"]),
+            count(row["attention_parameters_per_layer"]), style=style,
+        )  # fmt: skip
+    console.print(table)
+    for note in notes:
+        console.print(note, style="dim")
+    console.print("* the model's own", style="dim") if any(row["own"] for row in document["variants"]) else None
+
+
+def ratio(value: float | None) -> str:
+    """A share of MHA: 1/8 where it is one over a whole number, else per cent."""
+    if value is None:
+        return "-"
+    inverse = 1 / value
+    if value < 1 and abs(inverse - round(inverse)) < 1e-9:
+        return f"1/{round(inverse)}"
+    return "1" if value == 1 else f"{value:.1%}"

@@ -1,0 +1,54 @@
+"""Dotted paths into a document (`kv_cache.layers.0.kind`) and values as bare text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from kvcalc.errors import UsageError, nearest
+
+
+def look_up(document: Any, path: str) -> Any:
+    """The value at `path`; list items by number. UsageError (exit 2) naming the part that is not there."""
+    value = document
+    for depth, part in enumerate(path.split(".")):
+        if isinstance(value, dict) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isascii() and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            raise _unknown(value, path, depth, part)
+    return value
+
+
+def _unknown(value: Any, path: str, depth: int, part: str) -> UsageError:
+    at = ".".join(path.split(".")[:depth]) or "the document"
+    if isinstance(value, dict):
+        hint = nearest(part, value) or f"{at} has: {', '.join(value)}"
+    elif isinstance(value, list):
+        hint = f"{at} is a list of {len(value)}" + (f": 0 to {len(value) - 1}" if value else "")
+    else:
+        hint = f"{at} is {bare(value)}"
+    return UsageError(f"--get {path}: nothing there", hint)
+
+
+def bare(value: Any) -> str:
+    """A value as a script wants it: strings as they are, null, true and false as in JSON, the rest compact JSON."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def scalars(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every scalar of a document with its path, in the document's order."""
+    items: Any
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    else:
+        yield path, value
+        return
+    for key, item in items:
+        yield from scalars(item, f"{path}.{key}" if path else str(key))

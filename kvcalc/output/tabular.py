@@ -1,0 +1,31 @@
+"""tsv and csv: a list of things as a table, any other document as rows of path and value. Nothing is cut."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from kvcalc.output.paths import bare, scalars
+
+
+def tabulate(document: dict[str, Any], format: str) -> str:
+    """`document` as text with a header line. A document that holds one list of rows (`models`) becomes a table."""
+    rows = _table(document) or [["path", "value"], *([path, bare(value)] for path, value in scalars(document))]
+    if format == "csv":
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerows(rows)
+        return buffer.getvalue()
+    return "".join("\t".join(_one_line(cell) for cell in row) + "\n" for row in rows)
+
+
+def _table(document: dict[str, Any]) -> list[list[str]] | None:
+    rows = document.get("models")
+    if not isinstance(rows, list) or not rows:
+        return None
+    return [list(rows[0]), *([bare(value) for value in row.values()] for row in rows)]
+
+
+def _one_line(text: str) -> str:
+    """A cell must not break its row: tabs and newlines become spaces."""
+    return text.replace("\t", " ").replace("\n", " ").replace("\r", " ")

@@ -1,0 +1,1 @@
+"""Questions asked over model and memory: each returns one plain document."""

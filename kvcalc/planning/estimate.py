@@ -1,0 +1,170 @@
+"""How big is the cache? One model, one workload, one engine; and the same model as MHA, MQA, GQA and MLA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcalc.memory import kv_cache
+from kvcalc.memory.engines import Engine, load_engine
+from kvcalc.model.spec import ModelSpec, latent_of, windows
+from kvcalc.model.variants import VARIANTS, WhatIf, apply, attention_parameters, variant
+from kvcalc.planning.capacity import capacity
+from kvcalc.planning.formula import formula
+from kvcalc.planning.workload import Workload, resolve_workload
+
+SCHEMA_VERSION = 1
+
+ENCODER_WARNING = (
+    "{name} is an encoder: these are the formula's bytes; nothing of them outlives a forward pass and engines keep 0"
+)
+
+
+def estimate(
+    model: ModelSpec,
+    *,
+    context_tokens: int | None = None,
+    batch_size: int = 1,
+    dtype: str | None = None,
+    kv_dtype: str = "auto",
+    engine: str = "logical",
+    tensor_parallel_size: int = 1,
+    kv_memory_bytes: int | None = None,
+    what_if: WhatIf = WhatIf(),
+) -> dict[str, Any]:
+    """The estimate document: plain data, exact integers, bytes and tokens (the keys name the unit).
+
+    `kv_memory_bytes` is the memory there is for the cache on one device; with it `fit` says what it holds.
+    `what_if` replaces the model's attention. Raises UsageError, ModelError (see `KvcalcError.exit_code`).
+    """
+    spec = apply(model, what_if)
+    workload = resolve_workload(spec, context_tokens, batch_size, dtype, kv_dtype, tensor_parallel_size)
+    rules = load_engine(engine, spec)
+    warnings = [*workload.warnings, *rules.warnings]
+    if spec.is_encoder and rules.name == "logical":
+        warnings.append(ENCODER_WARNING.format(name=spec.name))
+    fit = None
+    if kv_memory_bytes is not None:
+        fit = capacity(spec, workload, rules, kv_memory_bytes, warnings)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": describe_model(spec),
+        "workload": {
+            "context_tokens": workload.context_tokens,
+            "batch_size": workload.batch_size,
+            "encoder_tokens": None,
+        },
+        "engine": {
+            "name": rules.name,
+            "version": rules.version,
+            "tensor_parallel_size": workload.tensor_parallel_size,
+            **rules.settings,
+        },
+        "kv_cache": _describe_cache(spec, workload, rules),
+        "variants": _describe_variants(model, what_if, workload, rules),
+        "weights": None,
+        "hardware": None,
+        "fit": fit,
+        "throughput": None,
+        "warnings": warnings,
+    }
+
+
+def describe_model(spec: ModelSpec) -> dict[str, Any]:
+    """The `model` part of a document: what the model is, with the what-if in it."""
+    shape, latent, spans = spec.attention, latent_of(spec), windows(spec)
+    return {
+        "name": spec.name,
+        "source": spec.source,
+        "model_type": spec.model_type,
+        "attention": shape.kind,
+        "is_encoder": spec.is_encoder,
+        "num_layers": spec.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_kv_heads": None if shape.is_latent else shape.num_kv_heads,
+        "head_dim": shape.qk_head_dim,
+        "v_head_dim": shape.v_head_dim,
+        "hidden_size": shape.hidden_size,
+        "kv_lora_rank": latent.kv_lora_rank if latent else None,
+        "qk_rope_head_dim": latent.qk_rope_head_dim if latent else None,
+        "sliding_window": spans[0] if spans else None,
+        "max_position_embeddings": spec.max_position_embeddings,
+    }
+
+
+def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[str, Any]:
+    tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
+    rows = kv_cache.cache_rows(spec, dtype, tokens, rules.elements)
+    per_sequence = sum(row.num_layers * row.bytes_per_layer for row in rows)
+    growth = kv_cache.growth(lambda t: kv_cache.sequence_bytes(spec, dtype, t, rules.elements), tokens)
+    device = kv_cache.on_device(spec, workload.tensor_parallel_size)
+    per_device = batch * kv_cache.sequence_bytes(device, dtype, tokens, rules.elements)
+    return {
+        "dtype": dtype.name,
+        "stored_bytes": kv_cache.stored_bytes(spec, dtype, tokens, batch),
+        "total_bytes": batch * per_sequence,
+        "bytes_per_sequence": per_sequence,
+        "bytes_per_token": growth.bytes_per_token,
+        "fixed_bytes_per_sequence": growth.fixed_bytes,
+        "bytes_per_device": per_device,
+        "devices_total_bytes": workload.tensor_parallel_size * per_device,
+        "decode_read_bytes": kv_cache.decode_read_bytes(spec, dtype, tokens, batch),
+        "layers": [
+            {
+                "first": row.first,
+                "last": row.last,
+                "kind": row.cache.kind,
+                "window": row.cache.window,
+                "bytes_per_layer": row.bytes_per_layer,
+                "formula": formula(row, tokens, batch, dtype),
+            }
+            for row in rows
+        ],
+    }
+
+
+def _describe_variants(model: ModelSpec, what_if: WhatIf, workload: Workload, rules: Engine) -> list[dict[str, Any]]:
+    """The four kinds of attention side by side; what the what-if asks for stands in its own kind's row."""
+    asked = what_if.kind
+    changed = [variant(model, kind, what_if if kind == asked else WhatIf()) for kind in VARIANTS]
+    mha = changed[0]
+    mha_bytes = 0 if isinstance(mha, str) else _variant_bytes(mha, workload)
+    return [_describe_variant(kind, new, model, mha_bytes, workload, rules) for kind, new in zip(VARIANTS, changed)]
+
+
+def _variant_bytes(spec: ModelSpec, workload: Workload) -> int:
+    return kv_cache.stored_bytes(spec, workload.kv_dtype, workload.context_tokens)
+
+
+def _describe_variant(
+    kind: str, spec: ModelSpec | str, model: ModelSpec, mha_bytes: int, workload: Workload, rules: Engine
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "attention": kind,
+        "own": False,
+        "num_kv_heads": None,
+        "kv_lora_rank": None,
+        "qk_rope_head_dim": None,
+        "bytes_per_token": None,
+        "total_bytes": None,
+        "ratio_to_mha": None,
+        "attention_parameters_per_layer": None,
+        "reason": None,
+    }
+    if isinstance(spec, str):
+        return {**row, "reason": spec}
+    shape, dtype, tokens = spec.attention, workload.kv_dtype, workload.context_tokens
+
+    def held(t: int) -> int:
+        return kv_cache.sequence_bytes(spec, dtype, t, rules.elements)
+
+    return {
+        **row,
+        "own": kind == model.attention.kind and spec.layers == model.layers,
+        "num_kv_heads": None if shape.is_latent else shape.num_kv_heads,
+        "kv_lora_rank": shape.kv_lora_rank or None,
+        "qk_rope_head_dim": shape.qk_rope_head_dim or None,
+        "bytes_per_token": kv_cache.growth(held, tokens).bytes_per_token,
+        "total_bytes": workload.batch_size * held(tokens),
+        "ratio_to_mha": _variant_bytes(spec, workload) / mha_bytes if mha_bytes else None,
+        "attention_parameters_per_layer": attention_parameters(shape),
+    }

@@ -1,0 +1,71 @@
+"""What is asked of a model, with every default resolved and every remark collected."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.memory.dtypes import Dtype, parse_dtype
+from kvcalc.model.spec import ModelSpec
+
+DEFAULT_CONTEXT_TOKENS = 4096
+_DEFAULT_DTYPE = "bf16"
+
+
+class Workload(NamedTuple):
+    """`batch_size` sequences of `context_tokens` tokens each, cached in `kv_dtype`, on `tensor_parallel_size` devices."""
+
+    context_tokens: int
+    batch_size: int
+    kv_dtype: Dtype
+    tensor_parallel_size: int
+    warnings: tuple[str, ...]
+
+
+def resolve_workload(
+    spec: ModelSpec,
+    context_tokens: int | None = None,
+    batch_size: int = 1,
+    dtype: str | None = None,
+    kv_dtype: str = "auto",
+    tensor_parallel_size: int = 1,
+) -> Workload:
+    """Fill the defaults in and check what can be checked without an engine.
+
+    Context: min(4096, max_position_embeddings); beyond max_position_embeddings the exact figure, with a warning.
+    kv_dtype `auto`: `dtype` where it has 16 or 32 bits, else the config's torch_dtype, else bf16, with a warning.
+    Raises UsageError (exit 2) for an unknown dtype or a tensor-parallel size the model cannot be split by.
+    """
+    warnings: list[str] = []
+    longest = spec.max_position_embeddings
+    if context_tokens is None:
+        context_tokens = min(DEFAULT_CONTEXT_TOKENS, longest) if longest else DEFAULT_CONTEXT_TOKENS
+    elif longest is not None and context_tokens > longest:
+        warnings.append(f"context {context_tokens:,} is beyond the model's max_position_embeddings of {longest:,}")
+    _check_tensor_parallel(spec, tensor_parallel_size)
+    resolved = _resolve_kv_dtype(spec, dtype, kv_dtype, warnings)
+    return Workload(context_tokens, batch_size, resolved, tensor_parallel_size, tuple(warnings))
+
+
+def _resolve_kv_dtype(spec: ModelSpec, dtype: str | None, kv_dtype: str, warnings: list[str]) -> Dtype:
+    asked = None if dtype is None else parse_dtype(dtype, "--dtype")
+    if kv_dtype.casefold() != "auto":
+        return parse_dtype(kv_dtype, "--kv-dtype")
+    if asked is not None and asked.is_float:
+        return asked
+    if spec.torch_dtype is None:
+        warnings.append(f"the config names no dtype: the cache is taken as {_DEFAULT_DTYPE}; --kv-dtype says otherwise")
+    return parse_dtype(spec.torch_dtype or _DEFAULT_DTYPE, "torch_dtype")
+
+
+def _check_tensor_parallel(spec: ModelSpec, size: int) -> None:
+    """Heads must split evenly over the devices; KV heads split evenly or are replicated evenly.
+
+    The same conditions as vLLM's (verify_with_parallel_config, vllm/config/model.py, and QKVParallelLinear, 0.33.0).
+    """
+    heads, kv_heads = spec.attention.num_heads, spec.attention.num_kv_heads
+    if heads % size:
+        divisors = [str(n) for n in range(2, min(heads, 16) + 1) if heads % n == 0]
+        raise UsageError(f"--tp {size} does not divide the {heads} attention heads", f"try {', '.join(divisors) or '1'}")
+    if not spec.attention.is_latent and kv_heads % size and size % kv_heads:
+        raise UsageError(f"--tp {size} neither divides the {kv_heads} KV heads nor is divided by them")

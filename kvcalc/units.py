@@ -1,0 +1,134 @@
+"""Parse and print sizes (bytes), token counts and plain counts. Integers in, integers out.
+
+Sizes follow `numfmt --from=auto`: a bare letter (optionally with B) is a power of 1000, a letter with `i` a power
+of 1024. Token counts are powers of 1024 whatever the letter's case, because contexts are (128k is 131,072); vLLM's
+own option reads a small letter as a power of 1000 and has its own parser here.
+"""
+
+from __future__ import annotations
+
+from kvcalc.errors import UsageError
+
+_LETTERS = "kmgtpe"
+_SHOWN = 40
+# More digits than any count of bytes or tokens has: int() of a longer string is slow, and Python refuses past 4,300.
+_MAX_TEXT = 64
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes in `80G`, `80GB` (80 * 10^9), `80Gi`, `80GiB` (80 * 2^30), `85899345920` or `1.5GiB`.
+
+    `option` names the value in the error. Raises UsageError where the text is no size or no whole number of bytes.
+    """
+    number, letters = _split(text)
+    letters = letters.strip()
+    if letters[-1:] in ("B", "b"):
+        letters = letters[:-1]
+    base = 1024 if letters[1:] in ("i", "I") else 1000
+    power = _power(letters[:1])
+    if not number or power is None or letters[1:] not in ("", "i", "I"):
+        raise UsageError(f"{option} {_shown(text)}: not a size", "write 80G (80 x 10^9 bytes), 80GiB (80 x 2^30) or plain bytes")
+    return _whole(number, base**power, f"{option} {_shown(text)}", "bytes")
+
+
+def parse_tokens(text: str, option: str) -> int:
+    """Tokens in `8192`, `131_072`, `8k` or `8K` (8,192), `1M` (1,048,576). At least 1; UsageError otherwise."""
+    number, letter = _split(text)
+    power = _power(letter)
+    if not number or power is None:
+        raise UsageError(f"{option} {_shown(text)}: not a token count", "write 8192, 131_072, 8k (8,192) or 1M (1,048,576)")
+    return _at_least_one(_whole(number, 1024**power, f"{option} {_shown(text)}", "tokens"), text, option)
+
+
+def parse_vllm_tokens(text: str, option: str) -> int:
+    """Tokens as vLLM's --max-model-len reads them: `8k` is 8,000 and may be `25.6k`; `8K` is 8,192 and may not.
+
+    Source: human_readable_int in vllm/engine/arg_utils.py, vLLM 0.33.0.
+    """
+    number, letter = _split(text)
+    power = _power(letter)
+    if not number or power is None or ("." in number and not letter.islower()):
+        raise UsageError(f"{option} {_shown(text)}: not a length as vLLM reads it", "write 8192, 8k (8,000), 25.6k or 8K (8,192)")
+    base = 1000 if letter.islower() else 1024
+    return _at_least_one(_whole(number, base**power, f"{option} {_shown(text)}", "tokens"), text, option)
+
+
+def parse_count(text: str, option: str, least: int = 1) -> int:
+    """A plain whole number of at least `least`, `_` allowed between digits; UsageError otherwise."""
+    number, rest = _split(text)
+    if not number or rest or "." in number:
+        raise UsageError(f"{option} {_shown(text)}: not a whole number of at least {least}")
+    value = int(number)
+    if value < least:
+        raise UsageError(f"{option} {_shown(text)}: must be at least {least}")
+    return value
+
+
+def format_size(count: int, *, capacity: bool = False) -> str:
+    """`count` bytes for a person, in powers of 1024 with two decimals.
+
+    Rounded up, because a requirement must not look smaller than it is; `capacity` rounds down. Exact below 1 KiB.
+    """
+    if count < 0:
+        return "-" + format_size(-count, capacity=not capacity)
+    if count < 1024:
+        return f"{count} B"
+    # The unit is chosen after rounding, so that one byte under 1 MiB is not printed as 1,024.00 KiB.
+    for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"), start=1):
+        scale = 1024**power
+        hundredths = count * 100 // scale if capacity else -(-count * 100 // scale)
+        if hundredths < 102_400 or unit == "EiB":
+            return f"{hundredths // 100:,}.{hundredths % 100:02d} {unit}"
+    raise AssertionError("unreachable: the last unit always returns")
+
+
+def format_count(value: int) -> str:
+    """`value` with thousands separated by commas."""
+    return f"{value:,}"
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The number a text begins with, as plain digits with at most one point, and the letters after it.
+
+    The number is empty where there is none or it is malformed. By hand: a regular expression costs milliseconds to
+    compile, at every start.
+    """
+    text = text.strip()
+    if len(text) > _MAX_TEXT:
+        return "", text
+    end = next((i for i, char in enumerate(text) if char not in "0123456789_."), len(text))
+    number, rest = text[:end], text[end:]
+    whole, point, fraction = number.partition(".")
+    well_formed = all(part.isdigit() for part in whole.split("_")) and (fraction.isdigit() if point else True)
+    return (number.replace("_", "") if well_formed else ""), rest
+
+
+def _power(letter: str) -> int | None:
+    """The power a unit letter stands for, 0 for none; None for anything else."""
+    if not letter:
+        return 0
+    power = _LETTERS.find(letter.lower()) + 1 if len(letter) == 1 else 0
+    return power or None
+
+
+def _whole(number: str, scale: int, what: str, unit: str) -> int:
+    if "." not in number:
+        return int(number) * scale
+    from fractions import Fraction
+
+    value = Fraction(number) * scale
+    if value.denominator != 1:
+        raise UsageError(f"{what}: not a whole number of {unit}")
+    return value.numerator
+
+
+def _at_least_one(value: int, text: str, option: str) -> int:
+    if value < 1:
+        raise UsageError(f"{option} {_shown(text)}: must be at least 1")
+    return value
+
+
+def _shown(text: str) -> str:
+    """A value as an error shows it: quoted where it is empty or holds spaces, shortened where it is long."""
+    text = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return text if text.isprintable() and text and " " not in text else ascii(text)
