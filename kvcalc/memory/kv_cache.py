@@ -20,6 +20,10 @@ Elements = Callable[[Cache, int], int]
 """Elements one sequence of so many tokens takes in one layer's cache."""
 
 
+# No memory holds this many tokens of a cache that grows: if this context fits, the cache has stopped growing.
+_UNBOUNDED_TOKENS = 1 << 80
+
+
 class CacheRow(NamedTuple):
     """One cache of a run of layers: its layers, its kind, and the bytes of one sequence in one layer."""
 
@@ -85,3 +89,20 @@ def growth(bytes_at: Callable[[int], int], context_tokens: int) -> Growth:
     here = bytes_at(context_tokens)
     slope = bytes_at(context_tokens + 1) - here
     return Growth(slope, here - slope * context_tokens)
+
+
+def longest_context(bytes_at: Callable[[int], int], memory_bytes: int) -> int | None:
+    """The most tokens whose cache fits into `memory_bytes`: 0 where not one does, None where any number does.
+
+    `bytes_at(tokens)` must not fall as tokens grow. Bisection: exact whatever the shape of the curve.
+    """
+    if bytes_at(_UNBOUNDED_TOKENS) <= memory_bytes:
+        return None
+    fits, too_long = 0, _UNBOUNDED_TOKENS
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if bytes_at(middle) <= memory_bytes:
+            fits = middle
+        else:
+            too_long = middle
+    return fits

@@ -22,6 +22,30 @@ def look_up(document: Any, path: str) -> Any:
     return value
 
 
+def check_against_schema(schema: dict[str, Any], kind: str, path: str) -> None:
+    """UsageError (exit 2) where no document of `kind` can have anything at `path`. List items are checked by form."""
+    node = schema["$defs"][kind]
+    for depth, part in enumerate(path.split(".")):
+        node = _resolve(schema, node)
+        if part in node.get("properties", {}):
+            node = node["properties"][part]
+        elif "items" in node and part.isascii() and part.isdigit():
+            node = node["items"]
+        else:
+            example = dict.fromkeys(node.get("properties", {}))
+            raise _unknown(example or ([] if "items" in node else None), path, depth, part)
+
+
+def _resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    """Follow references, and of alternatives with null take the other one."""
+    while "$ref" in node or "anyOf" in node:
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].removeprefix("#/$defs/")]
+        else:
+            node = next(option for option in node["anyOf"] if option.get("type") != "null")
+    return node
+
+
 def _unknown(value: Any, path: str, depth: int, part: str) -> UsageError:
     at = ".".join(path.split(".")[:depth]) or "the document"
     if isinstance(value, dict):

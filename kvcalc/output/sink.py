@@ -59,6 +59,15 @@ def emit(document: dict[str, Any], output: Output, kind: str) -> None:
     sys.stdout.flush()
 
 
+def check_path(output: Output, kind: str) -> None:
+    """Refuse a --get path which no document of `kind` has, before a long run is spent on it."""
+    if output.path is not None:
+        from kvcalc.output.paths import check_against_schema
+        from kvcalc.schema import load_schema
+
+        check_against_schema(load_schema(), kind, output.path)
+
+
 def _warn(document: dict[str, Any]) -> None:
     for warning in document.get("warnings", ()):
         print(f"warning: {warning}", file=sys.stderr)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kvcalc.memory import kv_cache
 from kvcalc.memory.engines import Engine
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.workload import Workload
-
-# No memory holds this many tokens of a cache that grows: if this context fits, the cache has stopped growing.
-_UNBOUNDED_TOKENS = 1 << 80
+from kvcalc.memory.workload import Workload
 
 
 def capacity(
@@ -29,7 +25,7 @@ def capacity(
 
     batch = workload.batch_size
     one = sequence(workload.context_tokens)
-    longest = longest_context(lambda tokens: batch * sequence(tokens), kv_memory_bytes)
+    longest = kv_cache.longest_context(lambda tokens: batch * sequence(tokens), kv_memory_bytes)
     if longest is None:
         warnings.append("memory sets no limit to the context: the cache does not grow with it any more")
     elif spec.max_position_embeddings is not None and longest > spec.max_position_embeddings:
@@ -47,20 +43,3 @@ def capacity(
         "max_context_tokens": longest,
         "max_batch_size": kv_memory_bytes // one if one else None,
     }
-
-
-def longest_context(bytes_at: Callable[[int], int], memory_bytes: int) -> int | None:
-    """The most tokens whose cache fits into `memory_bytes`: 0 where not one does, None where any number does.
-
-    `bytes_at(tokens)` must not fall as tokens grow. Bisection: exact whatever the shape of the curve.
-    """
-    if bytes_at(_UNBOUNDED_TOKENS) <= memory_bytes:
-        return None
-    fits, too_long = 0, _UNBOUNDED_TOKENS
-    while too_long - fits > 1:
-        middle = (fits + too_long) // 2
-        if bytes_at(middle) <= memory_bytes:
-            fits = middle
-        else:
-            too_long = middle
-    return fits

@@ -6,13 +6,13 @@ from typing import Any
 
 from kvcalc.memory import kv_cache
 from kvcalc.memory.engines import Engine, load_engine
-from kvcalc.model.spec import ModelSpec, latent_of, windows
+from kvcalc.memory.workload import Workload, resolve_workload
+from kvcalc.model.describe import describe_model
+from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import VARIANTS, WhatIf, apply, attention_parameters, variant
 from kvcalc.planning.capacity import capacity
 from kvcalc.planning.formula import formula
-from kvcalc.planning.workload import Workload, resolve_workload
-
-SCHEMA_VERSION = 1
+from kvcalc.schema import SCHEMA_VERSION
 
 ENCODER_WARNING = (
     "{name} is an encoder: these are the formula's bytes; nothing of them outlives a forward pass and engines keep 0"
@@ -66,28 +66,6 @@ def estimate(
         "fit": fit,
         "throughput": None,
         "warnings": warnings,
-    }
-
-
-def describe_model(spec: ModelSpec) -> dict[str, Any]:
-    """The `model` part of a document: what the model is, with the what-if in it."""
-    shape, latent, spans = spec.attention, latent_of(spec), windows(spec)
-    return {
-        "name": spec.name,
-        "source": spec.source,
-        "model_type": spec.model_type,
-        "attention": shape.kind,
-        "is_encoder": spec.is_encoder,
-        "num_layers": spec.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_kv_heads": None if shape.is_latent else shape.num_kv_heads,
-        "head_dim": shape.qk_head_dim,
-        "v_head_dim": shape.v_head_dim,
-        "hidden_size": shape.hidden_size,
-        "kv_lora_rank": latent.kv_lora_rank if latent else None,
-        "qk_rope_head_dim": latent.qk_rope_head_dim if latent else None,
-        "sliding_window": spans[0] if spans else None,
-        "max_position_embeddings": spec.max_position_embeddings,
     }
 
 

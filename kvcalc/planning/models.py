@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.memory.dtypes import DTYPES, bytes_of
+from kvcalc.model.describe import describe_model
 from kvcalc.model.presets import Preset, all_presets, find_preset, unknown_preset
 from kvcalc.model.resolve import spec_of
-from kvcalc.planning.estimate import SCHEMA_VERSION, describe_model
+from kvcalc.schema import SCHEMA_VERSION
 
 
 def list_models() -> dict[str, Any]:

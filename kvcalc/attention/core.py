@@ -1,0 +1,79 @@
+"""Attention itself: softmax(q k^T / sqrt(d)) v, with the heads of a group reading one copy of K and V.
+
+The query heads of a group become further query rows of their one KV head, so K and V are read once per group and never
+repeated. Materialising the repeat, as `repeat_kv` does, throws away the bandwidth that GQA and MQA exist to save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def grouped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0, scale: float | None = None
+) -> Tensor:
+    """Attention of H query heads over G KV heads, G dividing H: head i (from 0) reads group i // (H / G).
+
+    query (B, H, q, d), key (B, G, s, d), value (B, G, s, e); `mask` is None or boolean, True where a query may not
+    attend, broadcastable to (B, H, q, s) and the same for all heads. Returns (B, H, q, e). The output of a row whose
+    keys are all hidden is zero. One query over a cache needs no mask; never pass SDPA's is_causal for it, which is
+    aligned to the first key. `scale` replaces 1 / sqrt(d).
+    """
+    batch, heads, queries, width = query.shape
+    groups = key.shape[1]
+    rows = query.reshape(batch, groups, heads // groups * queries, width)
+    may_attend = None if mask is None else ~_group_rows(mask, heads // groups)
+    out = F.scaled_dot_product_attention(rows, key, value, attn_mask=may_attend, dropout_p=dropout, scale=scale)
+    out = out.reshape(batch, heads, queries, value.shape[-1])
+    return out if mask is None else _zero_empty_rows(out, mask)
+
+
+def attention_with_weights(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `grouped_attention`, step by step, and the weights too: (B, H, q, e) and (B, H, q, s).
+
+    The weights are those before dropout. Softmax runs in fp32. `scale` replaces 1 / sqrt(d).
+    """
+    batch, heads, queries, width = query.shape
+    groups = key.shape[1]
+    rows = query.reshape(batch, groups, heads // groups * queries, width)
+    scores = rows @ key.transpose(-1, -2) * (width**-0.5 if scale is None else scale)
+    scores = scores.reshape(batch, heads, queries, key.shape[2]).float()
+    if mask is not None:
+        scores = scores.masked_fill(mask, float("-inf"))
+    weights = scores.softmax(dim=-1)
+    if mask is not None:
+        # A row of nothing but -inf has no softmax (NaN): it attends to nothing.
+        weights = weights.masked_fill(mask.all(dim=-1, keepdim=True), 0.0)
+    weights = weights.to(query.dtype)
+    mixed = F.dropout(weights, dropout) if dropout else weights
+    out = mixed.reshape(batch, groups, heads // groups * queries, key.shape[2]) @ value
+    return out.reshape(batch, heads, queries, value.shape[-1]), weights
+
+
+def grouped_matmul(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0, scale: float | None = None
+) -> Tensor:
+    """As `grouped_attention`, in plain matrix products: on some devices faster for one query."""
+    return attention_with_weights(query, key, value, mask, dropout, scale)[0]
+
+
+Core = Callable[..., Tensor]
+"""A function with the signature of `grouped_attention`."""
+
+CORES: dict[str, Core] = {"grouped SDPA": grouped_attention, "grouped matmul": grouped_matmul}
+"""The ways to run one decode step; a module's `core` is one of them."""
+
+
+def _group_rows(mask: Tensor, group_size: int) -> Tensor:
+    """A mask over q queries, tiled for the query heads of a group: (B or 1, 1, group_size * q or 1, s)."""
+    return mask if mask.shape[-2] == 1 else mask.repeat(1, 1, group_size, 1)
+
+
+def _zero_empty_rows(out: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask.all(dim=-1, keepdim=True), torch.zeros((), dtype=out.dtype, device=out.device), out)

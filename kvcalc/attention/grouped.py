@@ -1,0 +1,169 @@
+"""Multi-head, grouped-query and multi-query attention: one module, selected by the number of KV heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from kvcalc.attention.cache import TokenCache
+from kvcalc.attention.core import Core, attention_with_weights, grouped_attention
+from kvcalc.attention.masks import causal_mask, combine_masks
+from kvcalc.attention.rope import RotaryEmbedding
+
+
+class GroupedAttention(nn.Module):
+    """Attention of `num_heads` query heads over `num_kv_heads` heads of keys and values, with its output projection.
+
+    num_kv_heads = num_heads is MHA, 1 is MQA, any other divisor GQA: query head i reads KV head i // (H / G) (Ainslie
+    et al. 2023). `rope_dim` 0 leaves positions to the caller. `window` limits every token to the last `window` ones.
+    `causal` False is an encoder's, or cross-attention. Dropout acts on the weights, in training only. `core` runs single
+    tokens and may be replaced by another of `kvcalc.attention.core.CORES`.
+
+    Raises ValueError where num_kv_heads does not divide num_heads, or num_heads hidden_size without a head_dim.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        v_head_dim: int | None = None,
+        *,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        rope_dim: int = 0,
+        rope_theta: float = 10_000.0,
+        window: int | None = None,
+        causal: bool = True,
+        dropout: float = 0.0,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_heads % num_kv_heads:
+            raise ValueError(f"num_kv_heads {num_kv_heads} does not divide num_heads {num_heads}")
+        if head_dim is None:
+            if hidden_size % num_heads:
+                raise ValueError(f"num_heads {num_heads} does not divide hidden_size {hidden_size}")
+            head_dim = hidden_size // num_heads
+        v_head_dim = head_dim if v_head_dim is None else v_head_dim
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.head_dim, self.v_head_dim = head_dim, v_head_dim
+        self.window, self.causal, self.dropout = window, causal, dropout
+        self.core: Core = grouped_attention
+        made = {"device": device, "dtype": dtype}
+        self.q_proj = nn.Linear(hidden_size, num_heads * head_dim, bias=qkv_bias, **made)
+        self.k_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=qkv_bias, **made)
+        self.v_proj = nn.Linear(hidden_size, num_kv_heads * v_head_dim, bias=qkv_bias, **made)
+        self.o_proj = nn.Linear(num_heads * v_head_dim, hidden_size, bias=output_bias, **made)
+        self.rope = RotaryEmbedding(rope_dim, rope_theta, device=device) if rope_dim else None
+
+    def cache_shapes(self) -> tuple[tuple[int, int], ...]:
+        """(heads, width) of the tensors a `TokenCache` of this layer has: K, then V."""
+        return ((self.num_kv_heads, self.head_dim), (self.num_kv_heads, self.v_head_dim))
+
+    def forward(
+        self,
+        x: Tensor,
+        cache: TokenCache | None = None,
+        mask: Tensor | None = None,
+        source: Tensor | None = None,
+    ) -> Tensor:
+        """Attend from the tokens of `x`, (batch, tokens, hidden_size); returns the same shape.
+
+        With `cache` the tokens follow those already cached, and are cached too. `mask` is a further mask, True where
+        a query may not attend, (batch or 1, 1, tokens or 1, keys) over all tokens so far. `source` (batch, source
+        tokens, hidden_size) makes it cross-attention: keys and values come from there, and from the cache alone once
+        it holds them (then `source` may be empty of tokens).
+        """
+        query, key, value, mask = self._prepare(x, cache, mask, source)
+        core = self.core if x.shape[1] == 1 else grouped_attention
+        out = core(query, key, value, mask, self.dropout if self.training else 0.0)
+        return self._project(out)
+
+    def with_weights(
+        self,
+        x: Tensor,
+        cache: TokenCache | None = None,
+        mask: Tensor | None = None,
+        source: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `forward`, and the attention weights (batch, num_heads, tokens, keys) before dropout."""
+        query, key, value, mask = self._prepare(x, cache, mask, source)
+        out, weights = attention_with_weights(query, key, value, mask, self.dropout if self.training else 0.0)
+        return self._project(out), weights
+
+    def attend(self, query: Tensor, cache: TokenCache) -> Tensor:
+        """The core of one decode step alone: `query` (batch, num_heads, 1, head_dim) over what is cached."""
+        key, value = cache.views()
+        return self.core(query, key, value)
+
+    def core_query_shape(self, batch_size: int) -> tuple[int, int, int, int]:
+        """The shape `attend` takes for one token of each sequence."""
+        return (batch_size, self.num_heads, 1, self.head_dim)
+
+    def _prepare(
+        self, x: Tensor, cache: TokenCache | None, mask: Tensor | None, source: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        query = self._heads(self.q_proj(x), self.num_heads)
+        if source is not None:
+            return self._prepare_cross(query, cache, mask, source)
+        key = self._heads(self.k_proj(x), self.num_kv_heads)
+        value = self._heads(self.v_proj(x), self.num_kv_heads)
+        if self.rope is not None:
+            start = 0 if cache is None else cache.length
+            positions = torch.arange(start, start + x.shape[1], device=x.device)
+            query, key = self.rope(query, positions), self.rope(key, positions)
+        if cache is None:
+            return query, key, value, combine_masks(self._causal(x, x.shape[1]), mask)
+        (key, value), mask = extend(cache, (key, value), mask)
+        if x.shape[1] > 1:
+            mask = combine_masks(self._causal(x, key.shape[2]), mask)
+        return query, key, value, mask
+
+    def _prepare_cross(
+        self, query: Tensor, cache: TokenCache | None, mask: Tensor | None, source: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        if cache is not None and cache.length and not source.shape[1]:
+            key, value = cache.views()
+            return query, key, value, mask
+        key = self._heads(self.k_proj(source), self.num_kv_heads)
+        value = self._heads(self.v_proj(source), self.num_kv_heads)
+        if cache is not None:
+            cache.append((key, value))
+            key, value = cache.views()
+        return query, key, value, mask
+
+    def _causal(self, x: Tensor, keys: int) -> Tensor | None:
+        return causal_mask(x.shape[1], keys, self.window, x.device) if self.causal else None
+
+    def _heads(self, projected: Tensor, heads: int) -> Tensor:
+        """(batch, tokens, heads * width) as (batch, heads, tokens, width)."""
+        return projected.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def _project(self, out: Tensor) -> Tensor:
+        projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return projected
+
+
+def extend(
+    cache: TokenCache, rows: tuple[Tensor, ...], mask: Tensor | None
+) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    """Cache the new tokens' rows and return what they may attend to, with `mask` cut to it.
+
+    One token attends to what the cache then holds, in place: a ring's slots are out of order, which changes nothing
+    without a mask. Several tokens of a ring need rows that their own writing would replace: these are copied first.
+    """
+    tokens = rows[0].shape[2]
+    ring = cache.capacity < cache.max_tokens
+    if ring and (tokens > 1 or mask is not None):
+        keys = tuple(torch.cat((old, new), dim=2) for old, new in zip(cache.in_order(), rows))
+        cache.append(rows)
+        if tokens == 1:
+            keys = tuple(key[:, :, -cache.capacity :] for key in keys)
+    else:
+        cache.append(rows)
+        keys = cache.views()
+    return keys, None if mask is None else mask[..., -keys[0].shape[2] :]

@@ -1,0 +1,138 @@
+"""Multi-head latent attention (MLA): a low-rank latent is cached in place of keys and values.
+
+Source: DeepSeek-V2, Liu et al. 2024, section 2.1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from kvcalc.attention.cache import TokenCache
+from kvcalc.attention.core import Core, grouped_attention
+from kvcalc.attention.grouped import extend
+from kvcalc.attention.masks import causal_mask, combine_masks
+from kvcalc.attention.rope import RotaryEmbedding
+
+
+class HeadProduct(nn.Module):
+    """x @ weight, head by head. A module, so that a caller may run it in another precision, as it may a Linear."""
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x (batch, heads, tokens, a) and weight (heads, a, b) to (batch, heads, tokens, b)."""
+        return x @ weight
+
+
+class MultiHeadLatentAttention(nn.Module):
+    """MLA with its output projection.
+
+    Every token caches kv_lora_rank + qk_rope_head_dim elements, once for all heads. Without a cache, keys and values
+    are rebuilt from the latent (W_UK, W_UV); with one, W_UK is absorbed into the query and W_UV into the output, and
+    attention runs over the latents themselves: the same result, and nothing per head is ever stored.
+
+    `q_lora_rank` 0 projects the query directly. `window` limits every token to the last `window` ones (what-if only).
+    `core` runs single tokens, over the latents; another of `kvcalc.attention.core.CORES` may stand in.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        kv_lora_rank: int,
+        qk_nope_head_dim: int,
+        qk_rope_head_dim: int,
+        v_head_dim: int,
+        *,
+        q_lora_rank: int = 0,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        rope_theta: float = 10_000.0,
+        window: int | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.rank = num_heads, kv_lora_rank
+        self.nope, self.rope_width, self.v_head_dim = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
+        self.window = window
+        self.core: Core = grouped_attention
+        self.scale = (qk_nope_head_dim + qk_rope_head_dim) ** -0.5
+        made = {"device": device, "dtype": dtype}
+        query_width = num_heads * (qk_nope_head_dim + qk_rope_head_dim)
+        if q_lora_rank:
+            self.q_proj: nn.Module = nn.Sequential(
+                nn.Linear(hidden_size, q_lora_rank, bias=qkv_bias, **made),
+                nn.RMSNorm(q_lora_rank, eps=1e-6, **made),
+                nn.Linear(q_lora_rank, query_width, bias=False, **made),
+            )
+        else:
+            self.q_proj = nn.Linear(hidden_size, query_width, bias=qkv_bias, **made)
+        self.kv_down = nn.Linear(hidden_size, kv_lora_rank + qk_rope_head_dim, bias=qkv_bias, **made)
+        self.kv_norm = nn.RMSNorm(kv_lora_rank, eps=1e-6, **made)
+        # One up-projection holds W_UK and W_UV of every head: (heads * (nope + v), rank).
+        self.kv_up = nn.Linear(kv_lora_rank, num_heads * (qk_nope_head_dim + v_head_dim), bias=False, **made)
+        self.o_proj = nn.Linear(num_heads * v_head_dim, hidden_size, bias=output_bias, **made)
+        self.per_head = HeadProduct()
+        self.rope = RotaryEmbedding(qk_rope_head_dim, rope_theta, device=device)
+
+    def cache_shapes(self) -> tuple[tuple[int, int], ...]:
+        """(heads, width) of the one tensor a `TokenCache` of this layer has: the latent, then the rotary key."""
+        return ((1, self.rank + self.rope_width),)
+
+    def forward(self, x: Tensor, cache: TokenCache | None = None, mask: Tensor | None = None) -> Tensor:
+        """Causal attention from the tokens of `x`, (batch, tokens, hidden_size); returns the same shape.
+
+        With `cache` the tokens follow those cached and are cached too. `mask` is a further mask, True where a query
+        may not attend, (batch or 1, 1, tokens or 1, keys) over all tokens so far.
+        """
+        start = 0 if cache is None else cache.length
+        query_nope, query_rope, latent = self._project(x, start)
+        if cache is None:
+            mask = combine_masks(causal_mask(x.shape[1], x.shape[1], self.window, x.device), mask)
+            return self._output(self._expanded(query_nope, query_rope, latent, mask))
+        (latent,), mask = extend(cache, (latent,), mask)
+        if x.shape[1] > 1:
+            mask = combine_masks(causal_mask(x.shape[1], latent.shape[2], self.window, x.device), mask)
+        query = torch.cat((self.per_head(query_nope, self._up()[0]), query_rope), dim=-1)
+        return self._output(self._over_latents(query, latent, mask))
+
+    def attend(self, query: Tensor, cache: TokenCache) -> Tensor:
+        """The core of one decode step alone: `query` (batch, num_heads, 1, rank + rope) over the cached latents."""
+        (latent,) = cache.views()
+        return self.core(query, latent, latent[..., : self.rank], scale=self.scale)
+
+    def core_query_shape(self, batch_size: int) -> tuple[int, int, int, int]:
+        """The shape `attend` takes for one token of each sequence."""
+        return (batch_size, self.num_heads, 1, self.rank + self.rope_width)
+
+    def _project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The query without and with position, (B, H, n, nope) and (B, H, n, rope), and the latents (B, 1, n, r + p)."""
+        positions = torch.arange(start, start + x.shape[1], device=x.device)
+        query = self.q_proj(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        query_nope, query_rope = query.split((self.nope, self.rope_width), dim=-1)
+        latent, key_rope = self.kv_down(x)[:, None].split((self.rank, self.rope_width), dim=-1)
+        rows = torch.cat((self.kv_norm(latent), self.rope(key_rope, positions)), dim=-1)
+        return query_nope, self.rope(query_rope, positions), rows
+
+    def _up(self) -> tuple[Tensor, Tensor]:
+        """W_UK (heads, nope, rank) and W_UV (heads, v, rank), views of one weight."""
+        weight = self.kv_up.weight.unflatten(0, (self.num_heads, -1))
+        return weight[:, : self.nope], weight[:, self.nope :]
+
+    def _over_latents(self, query: Tensor, latent: Tensor, mask: Tensor | None) -> Tensor:
+        core = self.core if query.shape[2] == 1 else grouped_attention
+        out = core(query, latent, latent[..., : self.rank], mask, scale=self.scale)
+        rebuilt: Tensor = self.per_head(out, self._up()[1].transpose(-1, -2))
+        return rebuilt
+
+    def _expanded(self, query_nope: Tensor, query_rope: Tensor, latent: Tensor, mask: Tensor | None) -> Tensor:
+        """Keys and values rebuilt for every head, as the paper defines MLA."""
+        w_uk, w_uv = self._up()
+        content, key_rope = latent.split((self.rank, self.rope_width), dim=-1)
+        key = torch.cat((self.per_head(content, w_uk.transpose(-1, -2)), key_rope.expand(-1, self.num_heads, -1, -1)), dim=-1)
+        value = self.per_head(content, w_uv.transpose(-1, -2))
+        return grouped_attention(torch.cat((query_nope, query_rope), dim=-1), key, value, mask)
+
+    def _output(self, out: Tensor) -> Tensor:
+        projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return projected

@@ -1,0 +1,172 @@
+"""The device at hand: which one, how much memory is free, what its allocator says, when it has finished."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psutil
+import torch
+
+from kvcalc.errors import UsageError
+
+KINDS = ("auto", "cpu", "cuda", "mps")
+
+T = TypeVar("T")
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device called `name`; `auto` is the first of cuda, mps and cpu there is.
+
+    Raises UsageError (exit 2) for an unknown name, or a device this machine or this torch does not have.
+    """
+    there = ["cpu"]
+    if torch.backends.mps.is_available():
+        there.insert(0, "mps")
+    if torch.cuda.is_available():
+        there.insert(0, "cuda")
+    if name == "auto":
+        return torch.device(there[0])
+    if name not in KINDS:
+        raise UsageError(f"--device {ascii(name[:40])}: not a device", f"one of {', '.join(KINDS)}")
+    if name not in there:
+        raise UsageError(f"--device {name}: there is none here (torch {torch.__version__})", f"there is: {', '.join(there)}")
+    return torch.device(name)
+
+
+def describe_device(device: torch.device) -> dict[str, Any]:
+    """The `device` part of a document: kind, name, memory in bytes, threads (CPU) and torch's version."""
+    if device.type == "cuda":
+        name, total = torch.cuda.get_device_name(device), torch.cuda.mem_get_info(device)[1]
+    else:
+        name, total = _processor(), psutil.virtual_memory().total
+    return {
+        "kind": device.type,
+        "name": name,
+        "memory_bytes": total,
+        "free_bytes": free_bytes(device),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "torch_version": torch.__version__,
+    }
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can be allocated now without swapping: the device's, or the least of the machine's and the limits."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What this process's own allocator keeps but does not use is free to it.
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = psutil.virtual_memory().available
+    if device.type == "mps":
+        return min(free, max(0, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()))
+    limits = (_cgroup_free(), _address_space_free())
+    return max(0, min([free, *(limit for limit in limits if limit is not None)]))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def release(device: torch.device) -> None:
+    """Give memory that is no longer used back to the device."""
+    import gc
+
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+
+
+def allocated_by(device: torch.device, make: Callable[[], T]) -> tuple[T, int]:
+    """What `make` returns, and by how many bytes the device's allocator grew meanwhile.
+
+    On a CPU, where torch's allocator keeps no total, its profiler adds up what was allocated and freed.
+    """
+    if device.type == "cpu":
+        from torch.autograd.profiler import profile
+
+        # The profiler's library reports its own start and stop on stderr, unless told before it is first used.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        with profile(profile_memory=True) as profiler:
+            made = make()
+        return made, sum(event.self_cpu_memory_usage for event in profiler.key_averages())
+    before = _allocated(device)
+    made = make()
+    synchronize(device)
+    return made, _allocated(device) - before
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else torch.mps.current_allocated_memory()
+
+
+def _processor() -> str:
+    """The processor's name: /proc/cpuinfo on Linux, what the platform says elsewhere."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+            return next(names, "") or platform.machine()
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def _cgroup_free(root: str = "/sys/fs/cgroup") -> int | None:
+    """What the memory limits of this process's control groups leave, page cache that can be dropped included.
+
+    A container's limit is not in /proc/meminfo; passing it means being killed. None where there is no limit.
+    """
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    left: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            folder, limit, used = root, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            folder, limit, used = os.path.join(root, "memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        # Every ancestor's limit holds too; inside a container the path may not be there, only the root.
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts) + 1):
+            found = _group_free(os.path.join(folder, *parts[:depth]), limit, used)
+            if found is not None:
+                left.append(found)
+    return min(left) if left else None
+
+
+def _group_free(folder: str, limit_file: str, used_file: str) -> int | None:
+    try:
+        limit, used = _read_int(os.path.join(folder, limit_file)), _read_int(os.path.join(folder, used_file))
+        with open(os.path.join(folder, "memory.stat"), encoding="utf-8") as file:
+            stat = dict(line.split() for line in file)
+    except (OSError, ValueError):
+        return None
+    return limit - used + int(stat.get("inactive_file", 0)) if limit < sys.maxsize // 2 else None
+
+
+def _read_int(path: str) -> int:
+    with open(path, encoding="utf-8") as file:
+        text = file.read().strip()
+    return sys.maxsize if text == "max" else int(text)
+
+
+def _address_space_free() -> int | None:
+    """What `ulimit -v` leaves of the address space; None where it is not set."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit - int(psutil.Process().memory_info().vms)

@@ -1,0 +1,272 @@
+"""One measured run per kind of attention: build, fill, count, time, check; and the document they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvcalc.attention.cache import TokenCache, held_bytes
+from kvcalc.attention.core import CORES
+from kvcalc.errors import DoesNotFitError, MismatchError, RunError, UsageError
+from kvcalc.measure.bandwidth import read_roof
+from kvcalc.measure.budget import check_fits, chunk_tokens
+from kvcalc.measure.build import AttentionLayer, build_layer, check_buildable, layer_windows, make_cache, materialize
+from kvcalc.measure.device import allocated_by, describe_device, free_bytes, release, resolve_device
+from kvcalc.measure.prefill import Progress, prefill, run_layers
+from kvcalc.measure.timing import summarize, time_call
+from kvcalc.measure.verify import verify
+from kvcalc.memory import kv_cache
+from kvcalc.memory.dtypes import Dtype, parse_dtype
+from kvcalc.memory.workload import resolve_workload
+from kvcalc.model.describe import describe_model
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.variants import VARIANTS, WhatIf, apply, attention_parameters, variant
+from kvcalc.schema import SCHEMA_VERSION
+
+_TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_WARM_UP_STEPS = 3
+
+
+class Request(NamedTuple):
+    """What to run: final context length N, batch, K timed steps, element type, seed, device."""
+
+    context_tokens: int
+    batch_size: int
+    steps: int
+    dtype: Dtype
+    device: torch.device
+    seed: int
+
+
+def measure(
+    model: ModelSpec,
+    *,
+    context_tokens: int | None = None,
+    batch_size: int = 1,
+    steps: int = 32,
+    num_layers: int | None = None,
+    what_if: WhatIf = WhatIf(),
+    all_variants: bool = False,
+    device: str = "auto",
+    dtype: str | None = None,
+    seed: int = 0,
+    progress: Progress = lambda what, done, of: None,
+) -> dict[str, Any]:
+    """The measure document: for each kind of attention asked for, predicted and held bytes and the time of a step.
+
+    `context_tokens` is the final length: context_tokens - steps tokens are prefilled, then `steps` decoded. The first
+    `num_layers` layers are built, all by default. Raises UsageError (2), ModelError (3) for what cannot be run,
+    DoesNotFitError (4) before anything is allocated where memory is short, RunError (1) where the run itself fails.
+    Differing bytes are reported, not raised: see `check_bytes`.
+    """
+    where = resolve_device(device)
+    workload = resolve_workload(model, context_tokens, batch_size, dtype)
+    if workload.kv_dtype.name not in _TORCH_DTYPES or (dtype is not None and not parse_dtype(dtype, "--dtype").is_float):
+        raise UsageError(f"--dtype {dtype}: measure computes in {', '.join(_TORCH_DTYPES)}")
+    if steps >= workload.context_tokens:
+        raise UsageError(
+            f"--steps {steps} must be less than the context of {workload.context_tokens} tokens they end at"
+        )
+    warnings = [*workload.warnings]
+    if num_layers is not None and num_layers > model.num_layers:
+        raise UsageError(f"--layers {num_layers}: {model.name} has {model.num_layers}")
+    if num_layers is not None and num_layers < model.num_layers:
+        warnings.append(f"{num_layers} of {model.num_layers} layers are run; bytes and times are theirs")
+    if model.is_encoder:
+        warnings.append(f"{model.name} is an encoder: its layers are run as decoders, as the formula has it; engines keep nothing")
+    cut = model if num_layers is None else model.head(num_layers)
+    wanted, skipped = _variants_of(cut, what_if, all_variants)
+    request = Request(workload.context_tokens, batch_size, steps, workload.kv_dtype, where, seed)
+    for _, spec in wanted:
+        check_buildable(spec)
+        check_fits(spec, request.dtype, request.context_tokens, batch_size, steps, where.type, free_bytes(where))
+    try:
+        roof = read_roof(where)
+        runs = [_run(kind, spec, request, roof["read_bytes_per_second"], progress) for kind, spec in wanted]
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise DoesNotFitError(f"out of memory: {str(error).splitlines()[0]}", "run fewer layers (--layers) or a shorter context") from None
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):
+            raise DoesNotFitError("out of memory", "run fewer layers (--layers) or a shorter context") from None
+        raise
+    warnings += _remarks(runs)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": describe_model(apply(cut, what_if)),
+        "workload": {
+            "context_tokens": request.context_tokens,
+            "batch_size": batch_size,
+            "steps": steps,
+            "dtype": request.dtype.name,
+            "seed": seed,
+        },
+        "device": describe_device(where),
+        "roof": roof,
+        "runs": runs,
+        "skipped": skipped,
+        "warnings": warnings,
+    }
+
+
+def check_bytes(document: dict[str, Any]) -> None:
+    """Raise MismatchError (exit 5) where held and predicted bytes differ, and RunError (1) where a self-check failed."""
+    for run in document["runs"]:
+        if run["held_bytes"] != run["predicted_bytes"]:
+            raise MismatchError(
+                f"{run['attention']}: predicted {run['predicted_bytes']:,} bytes, the cache holds {run['held_bytes']:,}"
+            )
+    for run in document["runs"]:
+        check = run["verified"]
+        if not check["ok"]:
+            raise RunError(
+                f"{run['attention']}: cached decode differs from the full pass by {check['max_abs_error']}, "
+                f"more than {check['tolerance']}"
+            )
+
+
+def _variants_of(
+    spec: ModelSpec, what_if: WhatIf, all_variants: bool
+) -> tuple[list[tuple[str, ModelSpec]], list[dict[str, str]]]:
+    """The (kind, spec) to run and the kinds the model cannot have, each with its reason."""
+    if not all_variants:
+        changed = apply(spec, what_if)
+        return [(changed.attention.kind, changed)], []
+    wanted: list[tuple[str, ModelSpec]] = []
+    skipped: list[dict[str, str]] = []
+    for kind in VARIANTS:
+        asked = what_if if what_if.kind == kind else WhatIf()
+        found = variant(spec, kind, asked)
+        if isinstance(found, str):
+            skipped.append({"attention": kind, "reason": found})
+        else:
+            wanted.append((kind, found))
+    return wanted, skipped
+
+
+def _run(kind: str, spec: ModelSpec, request: Request, roof: float, progress: Progress) -> dict[str, Any]:
+    """Measure one kind of attention and free what it took."""
+
+    def report(what: str, done: int, of: int) -> None:
+        progress(f"{kind} {what}", done, of)
+
+    device, tokens, batch = request.device, request.context_tokens, request.batch_size
+    with torch.inference_mode():
+        layers = _build(spec, request, report)
+        dtype = _TORCH_DTYPES[request.dtype.name]
+        caches, allocator_bytes = allocated_by(
+            device, lambda: [make_cache(layer, batch, tokens, dtype, device) for layer in layers]
+        )
+        hidden_states = _inputs(spec, request)
+        chunk = chunk_tokens(spec.attention, tokens, batch, device.type)
+        prefill(layers, caches, hidden_states, tokens - request.steps, chunk, report)
+        backend = _choose_core(layers, caches, request)
+        decode = _time_decode(layers, caches, hidden_states, request, report)
+        core = _time_core(layers, caches, request, report)
+    held = held_bytes(caches)
+    checked = verify(spec.attention, layers[0].window, device, layers[0].core, request.seed)
+    del layers, caches
+    release(device)
+    # From the formula alone: nothing here may come from a tensor.
+    read = kv_cache.decode_read_bytes(spec, request.dtype, tokens, batch)
+    weights = (attention_parameters(spec.attention) or 0) * spec.num_layers * request.dtype.block_bytes
+    kv_rate = read / core["p50"]
+    return {
+        "attention": kind,
+        "num_layers": spec.num_layers,
+        "predicted_bytes": kv_cache.stored_bytes(spec, request.dtype, tokens, batch),
+        "held_bytes": held,
+        "allocator_bytes": allocator_bytes,
+        "decode_step_seconds": decode,
+        "attention_core_seconds": core,
+        "kv_read_bytes_per_second": kv_rate,
+        "fraction_of_roof": {"attention_core": kv_rate / roof, "step": (weights + read) / decode["p50"] / roof},
+        "backend": backend,
+        "verified": checked,
+    }
+
+
+def _build(spec: ModelSpec, request: Request, report: Progress) -> list[AttentionLayer]:
+    generator = torch.Generator().manual_seed(request.seed)
+    spans = layer_windows(spec)
+    layers = []
+    for number, window in enumerate(spans):
+        report("weights", number, len(spans))
+        layer = build_layer(spec.attention, window, _TORCH_DTYPES[request.dtype.name], torch.device("meta"))
+        layers.append(materialize(layer, request.device, generator))
+    return layers
+
+
+def _inputs(spec: ModelSpec, request: Request) -> Callable[[int], Tensor]:
+    """A source of random hidden states (batch, n, hidden_size), the same for the same seed."""
+    generator = torch.Generator().manual_seed(request.seed)
+    width, dtype = spec.attention.hidden_size, _TORCH_DTYPES[request.dtype.name]
+
+    def make(tokens: int) -> Tensor:
+        states = torch.randn(request.batch_size, tokens, width, generator=generator)
+        return states.to(request.device, dtype)
+
+    return make
+
+
+def _choose_core(layers: list[AttentionLayer], caches: list[TokenCache], request: Request) -> str:
+    """Time every way to run one decode step on the first layer's cache; give all layers the fastest, return its name."""
+    layer, cache = layers[0], caches[0]
+    query = torch.randn(layer.core_query_shape(request.batch_size)).to(request.device, _TORCH_DTYPES[request.dtype.name])
+    seconds = {}
+    for name, core in CORES.items():
+        layer.core = core
+        seconds[name] = min(time_call(request.device, lambda: layer.attend(query, cache)) for _ in range(3))
+    best = min(seconds, key=lambda name: seconds[name])
+    for layer in layers:
+        layer.core = CORES[best]
+    return best
+
+
+def _time_decode(
+    layers: list[AttentionLayer], caches: list[TokenCache], hidden_states: Callable[[int], Tensor], request: Request,
+    report: Progress,
+) -> dict[str, Any]:  # fmt: skip
+    """Time `steps` decode steps of all layers. Warm-up writes the first of these positions and takes it back."""
+    start = caches[0].length
+    for _ in range(_WARM_UP_STEPS):
+        run_layers(layers, caches, hidden_states(1))
+        for cache in caches:
+            cache.rewind(start)
+    seconds = []
+    for step in range(request.steps):
+        report("decode", step, request.steps)
+        x = hidden_states(1)
+        seconds.append(time_call(request.device, lambda: run_layers(layers, caches, x)))  # noqa: B023 - called at once
+    report("decode", request.steps, request.steps)
+    return summarize(seconds)
+
+
+def _time_core(
+    layers: list[AttentionLayer], caches: list[TokenCache], request: Request, report: Progress
+) -> dict[str, Any]:
+    """Time attention over the full caches alone, no projections: all layers, one token of each sequence."""
+    dtype = _TORCH_DTYPES[request.dtype.name]
+    query = torch.randn(layers[0].core_query_shape(request.batch_size)).to(request.device, dtype)
+
+    def step() -> None:
+        for layer, cache in zip(layers, caches):
+            layer.attend(query, cache)
+
+    for _ in range(_WARM_UP_STEPS):
+        step()
+    seconds = []
+    for done in range(request.steps):
+        report("attention core", done, request.steps)
+        seconds.append(time_call(request.device, step))
+    return summarize(seconds)
+
+
+def _remarks(runs: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{run['attention']}: read faster than memory can be: its cache of {run['held_bytes']:,} bytes was read from the processor's own"
+        for run in runs
+        if run["fraction_of_roof"]["attention_core"] > 1
+    ]

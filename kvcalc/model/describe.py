@@ -1,0 +1,29 @@
+"""A ModelSpec as plain data, for documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcalc.model.spec import ModelSpec, latent_of, windows
+
+
+def describe_model(spec: ModelSpec) -> dict[str, Any]:
+    """The `model` part of a document: what the model is, with the what-if in it."""
+    shape, latent, spans = spec.attention, latent_of(spec), windows(spec)
+    return {
+        "name": spec.name,
+        "source": spec.source,
+        "model_type": spec.model_type,
+        "attention": shape.kind,
+        "is_encoder": spec.is_encoder,
+        "num_layers": spec.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_kv_heads": None if shape.is_latent else shape.num_kv_heads,
+        "head_dim": shape.qk_head_dim,
+        "v_head_dim": shape.v_head_dim,
+        "hidden_size": shape.hidden_size,
+        "kv_lora_rank": latent.kv_lora_rank if latent else None,
+        "qk_rope_head_dim": latent.qk_rope_head_dim if latent else None,
+        "sliding_window": spans[0] if spans else None,
+        "max_position_embeddings": spec.max_position_embeddings,
+    }

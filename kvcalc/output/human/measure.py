@@ -1,0 +1,63 @@
+"""`kvcalc measure` for a person: predicted beside held bytes, step times, and how near the memory roof."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kvcalc.output.human.console import count, plain_table
+from kvcalc.units import format_size
+
+
+def render(document: dict[str, Any], console: Console) -> None:
+    """Print the measure document."""
+    model, workload, device = document["model"], document["workload"], document["device"]
+    console.print(Text.assemble((model["name"], "bold"), f"  {count(model['num_layers'])} attention layers on {device['kind']} ({device['name']})"))
+    console.print(
+        f"{count(workload['context_tokens'])} tokens, batch {count(workload['batch_size'])}, {workload['dtype']}, "
+        f"{workload['steps']} steps, reads at most {_rate(document['roof']['read_bytes_per_second'])}"
+    )
+    console.print()
+    _bytes(document, console)
+    console.print()
+    _times(document, console)
+    for skip in document["skipped"]:
+        console.print(f"{skip['attention'].upper()} skipped: {skip['reason']}", style="dim")
+
+
+def _bytes(document: dict[str, Any], console: Console) -> None:
+    table = plain_table(("", "left"), ("predicted bytes", "right"), ("held bytes", "right"), ("", "left"), ("allocator", "right"), ("self-check", "left"))
+    for run in document["runs"]:
+        equal = run["held_bytes"] == run["predicted_bytes"]
+        check = run["verified"]
+        table.add_row(
+            run["attention"].upper(), count(run["predicted_bytes"]), count(run["held_bytes"]),
+            Text("equal", "green") if equal else Text("DIFFER", "bold red"), count(run["allocator_bytes"]),
+            Text("ok", "green") if check["ok"] else Text(f"off by {check['max_abs_error']}", "bold red"),
+        )  # fmt: skip
+    console.print(table)
+
+
+def _times(document: dict[str, Any], console: Console) -> None:
+    table = plain_table(("", "left"), ("step p50", "right"), ("p90", "right"), ("core p50", "right"), ("KV read", "right"), ("of roof", "right"), ("step", "right"), ("backend", "left"))
+    for run in document["runs"]:
+        step, core, share = run["decode_step_seconds"], run["attention_core_seconds"], run["fraction_of_roof"]
+        table.add_row(
+            run["attention"].upper(), _seconds(step["p50"]), _seconds(step["p90"]), _seconds(core["p50"]),
+            _rate(run["kv_read_bytes_per_second"]), f"{share['attention_core']:.0%}", f"{share['step']:.0%}", run["backend"],
+        )  # fmt: skip
+    console.print(table)
+
+
+def _seconds(value: float) -> str:
+    """A duration in the unit that gives it three digits or so."""
+    for scale, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
+        if value * scale >= 1:
+            return f"{value * scale:,.3g} {unit}" if value * scale < 1000 else f"{value * scale:,.0f} {unit}"
+    return f"{value * 1e6:.3f} us"
+
+
+def _rate(bytes_per_second: float) -> str:
+    return f"{format_size(int(bytes_per_second), capacity=True)}/s"

@@ -1,0 +1,17 @@
+"""The JSON documents' contract: its version, and the JSON Schema that lies beside this file."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+def load_schema() -> dict[str, Any]:
+    """The JSON Schema: `$defs` holds one schema per command's document (estimate, measure, models, models_show)."""
+    import json
+
+    with open(os.path.join(os.path.dirname(__file__), "schema.json"), encoding="utf-8") as file:
+        schema: dict[str, Any] = json.load(file)
+    return schema
