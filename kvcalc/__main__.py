@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command line on sys.argv; the process's exit status. Ctrl-C while modules load is an exit, not a trace."""
+    """Run the command line on sys.argv; the process's exit status. Ctrl-C while modules load is no trace either."""
     try:
         from kvcalc.cli.app import run
 

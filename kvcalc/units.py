@@ -27,7 +27,9 @@ def parse_size(text: str, option: str) -> int:
     base = 1024 if letters[1:] in ("i", "I") else 1000
     power = _power(letters[:1])
     if not number or power is None or letters[1:] not in ("", "i", "I"):
-        raise UsageError(f"{option} {_shown(text)}: not a size", "write 80G (80 x 10^9 bytes), 80GiB (80 x 2^30) or plain bytes")
+        raise UsageError(
+            f"{option} {_shown(text)}: not a size", "write 80G (80 x 10^9 bytes), 80GiB (80 x 2^30) or plain bytes"
+        )
     return _whole(number, base**power, f"{option} {_shown(text)}", "bytes")
 
 
@@ -36,7 +38,9 @@ def parse_tokens(text: str, option: str) -> int:
     number, letter = _split(text)
     power = _power(letter)
     if not number or power is None:
-        raise UsageError(f"{option} {_shown(text)}: not a token count", "write 8192, 131_072, 8k (8,192) or 1M (1,048,576)")
+        raise UsageError(
+            f"{option} {_shown(text)}: not a token count", "write 8192, 131_072, 8k (8,192) or 1M (1,048,576)"
+        )
     return _at_least_one(_whole(number, 1024**power, f"{option} {_shown(text)}", "tokens"), text, option)
 
 
@@ -48,7 +52,9 @@ def parse_vllm_tokens(text: str, option: str) -> int:
     number, letter = _split(text)
     power = _power(letter)
     if not number or power is None or ("." in number and not letter.islower()):
-        raise UsageError(f"{option} {_shown(text)}: not a length as vLLM reads it", "write 8192, 8k (8,000), 25.6k or 8K (8,192)")
+        raise UsageError(
+            f"{option} {_shown(text)}: not a length as vLLM reads it", "write 8192, 8k (8,000), 25.6k or 8K (8,192)"
+        )
     base = 1000 if letter.islower() else 1024
     return _at_least_one(_whole(number, base**power, f"{option} {_shown(text)}", "tokens"), text, option)
 

@@ -42,7 +42,7 @@ class TokenCache:
         return min(self.length, self.capacity)
 
     def views(self) -> tuple[Tensor, ...]:
-        """The held rows of each tensor, (batch, heads, held, width), without a copy; a full ring's are in slot order."""
+        """The held rows of each tensor, (batch, heads, held, width), not copied; a full ring's are in slot order."""
         return tuple(tensor[:, :, : self.held] for tensor in self.tensors)
 
     def in_order(self) -> tuple[Tensor, ...]:

@@ -14,7 +14,12 @@ from torch.nn import functional as F
 
 
 def grouped_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scale: float | None = None,
 ) -> Tensor:
     """Attention of H query heads over G KV heads, G dividing H: head i (from 0) reads group i // (H / G).
 
@@ -33,7 +38,12 @@ def grouped_attention(
 
 
 def attention_with_weights(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `grouped_attention`, step by step, and the weights too: (B, H, q, e) and (B, H, q, s).
 
@@ -57,7 +67,12 @@ def attention_with_weights(
 
 
 def grouped_matmul(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scale: float | None = None,
 ) -> Tensor:
     """As `grouped_attention`, in plain matrix products: on some devices faster for one query."""
     return attention_with_weights(query, key, value, mask, dropout, scale)[0]

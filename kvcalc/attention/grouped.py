@@ -16,8 +16,8 @@ class GroupedAttention(nn.Module):
 
     num_kv_heads = num_heads is MHA, 1 is MQA, any other divisor GQA: query head i reads KV head i // (H / G) (Ainslie
     et al. 2023). `rope_dim` 0 leaves positions to the caller. `window` limits every token to the last `window` ones.
-    `causal` False is an encoder's, or cross-attention. Dropout acts on the weights, in training only. `core` runs single
-    tokens and may be replaced by another of `kvcalc.attention.core.CORES`.
+    `causal` False is an encoder's, or cross-attention. Dropout acts on the weights, in training only. `core` runs
+    single tokens and may be replaced by another of `kvcalc.attention.core.CORES`.
 
     Raises ValueError where num_kv_heads does not divide num_heads, or num_heads hidden_size without a head_dim.
     """
@@ -141,7 +141,7 @@ class GroupedAttention(nn.Module):
 
     def _heads(self, projected: Tensor, heads: int) -> Tensor:
         """(batch, tokens, heads * width) as (batch, heads, tokens, width)."""
-        return projected.unflatten(-1, (heads, -1)).transpose(1, 2)
+        return projected.view(*projected.shape[:-1], heads, -1).transpose(1, 2)
 
     def _project(self, out: Tensor) -> Tensor:
         projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))

@@ -62,13 +62,13 @@ class MultiHeadLatentAttention(nn.Module):
         if q_lora_rank:
             self.q_proj: nn.Module = nn.Sequential(
                 nn.Linear(hidden_size, q_lora_rank, bias=qkv_bias, **made),
-                nn.RMSNorm(q_lora_rank, eps=1e-6, **made),
+                nn.RMSNorm(q_lora_rank, eps=1e-6, device=device, dtype=dtype),
                 nn.Linear(q_lora_rank, query_width, bias=False, **made),
             )
         else:
             self.q_proj = nn.Linear(hidden_size, query_width, bias=qkv_bias, **made)
         self.kv_down = nn.Linear(hidden_size, kv_lora_rank + qk_rope_head_dim, bias=qkv_bias, **made)
-        self.kv_norm = nn.RMSNorm(kv_lora_rank, eps=1e-6, **made)
+        self.kv_norm = nn.RMSNorm(kv_lora_rank, eps=1e-6, device=device, dtype=dtype)
         # One up-projection holds W_UK and W_UV of every head: (heads * (nope + v), rank).
         self.kv_up = nn.Linear(kv_lora_rank, num_heads * (qk_nope_head_dim + v_head_dim), bias=False, **made)
         self.o_proj = nn.Linear(num_heads * v_head_dim, hidden_size, bias=output_bias, **made)
@@ -106,17 +106,18 @@ class MultiHeadLatentAttention(nn.Module):
         return (batch_size, self.num_heads, 1, self.rank + self.rope_width)
 
     def _project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The query without and with position, (B, H, n, nope) and (B, H, n, rope), and the latents (B, 1, n, r + p)."""
+        """The query without and with position, (B, H, n, nope) and (B, H, n, rope), and the cache's new rows."""
         positions = torch.arange(start, start + x.shape[1], device=x.device)
-        query = self.q_proj(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        query_nope, query_rope = query.split((self.nope, self.rope_width), dim=-1)
-        latent, key_rope = self.kv_down(x)[:, None].split((self.rank, self.rope_width), dim=-1)
-        rows = torch.cat((self.kv_norm(latent), self.rope(key_rope, positions)), dim=-1)
+        query = self.q_proj(x).view(*x.shape[:-1], self.num_heads, -1).transpose(1, 2)
+        query_nope, query_rope = query[..., : self.nope], query[..., self.nope :]
+        down = self.kv_down(x)[:, None]
+        latent = self.kv_norm(down[..., : self.rank])
+        rows = torch.cat((latent, self.rope(down[..., self.rank :], positions)), dim=-1)
         return query_nope, self.rope(query_rope, positions), rows
 
     def _up(self) -> tuple[Tensor, Tensor]:
         """W_UK (heads, nope, rank) and W_UV (heads, v, rank), views of one weight."""
-        weight = self.kv_up.weight.unflatten(0, (self.num_heads, -1))
+        weight = self.kv_up.weight.view(self.num_heads, -1, self.rank)
         return weight[:, : self.nope], weight[:, self.nope :]
 
     def _over_latents(self, query: Tensor, latent: Tensor, mask: Tensor | None) -> Tensor:
@@ -128,8 +129,10 @@ class MultiHeadLatentAttention(nn.Module):
     def _expanded(self, query_nope: Tensor, query_rope: Tensor, latent: Tensor, mask: Tensor | None) -> Tensor:
         """Keys and values rebuilt for every head, as the paper defines MLA."""
         w_uk, w_uv = self._up()
-        content, key_rope = latent.split((self.rank, self.rope_width), dim=-1)
-        key = torch.cat((self.per_head(content, w_uk.transpose(-1, -2)), key_rope.expand(-1, self.num_heads, -1, -1)), dim=-1)
+        content, key_rope = latent[..., : self.rank], latent[..., self.rank :]
+        key = torch.cat(
+            (self.per_head(content, w_uk.transpose(-1, -2)), key_rope.expand(-1, self.num_heads, -1, -1)), dim=-1
+        )
         value = self.per_head(content, w_uv.transpose(-1, -2))
         return grouped_attention(torch.cat((query_nope, query_rope), dim=-1), key, value, mask)
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 
-def causal_mask(query_tokens: int, key_tokens: int, window: int | None = None, device: torch.device | None = None) -> Tensor:
+def causal_mask(
+    query_tokens: int, key_tokens: int, window: int | None = None, device: torch.device | None = None
+) -> Tensor:
     """The causal mask of the last `query_tokens` of `key_tokens` positions, the earlier ones being cached.
 
     Query i stands at position key_tokens - query_tokens + i and may attend to every position up to its own; with

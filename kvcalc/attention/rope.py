@@ -1,6 +1,7 @@
 """Rotary position embedding, applied to queries and keys before the keys are cached.
 
-Source: Su et al. 2021 (RoFormer), in the half-split layout of GPT-NeoX and LLaMA: dimension i turns with i + rope_dim/2.
+Source: Su et al. 2021 (RoFormer), in the half-split layout of GPT-NeoX and LLaMA: dimension i turns with
+i + rope_dim / 2.
 """
 
 from __future__ import annotations

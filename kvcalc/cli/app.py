@@ -94,7 +94,9 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if os.environ.get("KVCALC_DEBUG") == "1":
             raise
-        return _report(f"internal error: {type(error).__name__}: {error}", "KVCALC_DEBUG=1 shows where; please report it", 1)
+        return _report(
+            f"internal error: {type(error).__name__}: {error}", "KVCALC_DEBUG=1 shows where; please report it", 1
+        )
 
 
 def _report(message: str, hint: str | None, status: int) -> int:

@@ -34,22 +34,42 @@ def estimate(
     batch: o.Batch = "1",
     dtype: o.Dtype = None,
     kv_dtype: Annotated[
-        str, typer.Option("--kv-dtype", "--kv-cache-dtype", metavar="TYPE", help="The cache's type: bf16, fp8, q8_0, ... auto: --dtype where it has 16 or 32 bits, else the config's.")
+        str,
+        typer.Option(
+            "--kv-dtype",
+            "--kv-cache-dtype",
+            metavar="TYPE",
+            help="The cache's type: bf16, fp8, q8_0, ... auto: --dtype where it has 16 or 32 bits, else the config's.",
+        ),
     ] = "auto",
     engine: Annotated[
-        str, typer.Option("--engine", metavar="NAME", help="Count as this engine does: logical (the formula) or transformers.")
+        str,
+        typer.Option(
+            "--engine", metavar="NAME", help="Count as this engine does: logical (the formula) or transformers."
+        ),
     ] = "logical",
+    cache: Annotated[
+        Optional[str],
+        typer.Option("--cache", metavar="dynamic|static", help="Which of transformers' caches. Default: dynamic."),
+    ] = None,
     tp: Annotated[
         str, typer.Option("--tp", "--tensor-parallel-size", metavar="T", help="Devices the heads are split over.")
     ] = "1",
     kv_memory: Annotated[
-        Optional[str], typer.Option("--kv-memory", metavar="SIZE", help="Memory for the cache on each device (80G, 80GiB): the longest context and largest batch it holds.")
+        Optional[str],
+        typer.Option(
+            "--kv-memory",
+            metavar="SIZE",
+            help="Memory for the cache on each device (80G, 80GiB): the longest context and largest batch it holds.",
+        ),
     ] = None,
     attention: o.Attention = None,
     kv_heads: o.KvHeads = None,
     kv_lora_rank: o.KvLoraRank = None,
     qk_rope_head_dim: o.QkRopeHeadDim = None,
-    layers: Annotated[Optional[str], typer.Option("--layers", metavar="L", help="Layers.", rich_help_panel="Model by flags")] = None,
+    layers: Annotated[
+        Optional[str], typer.Option("--layers", metavar="L", help="Layers.", rich_help_panel="Model by flags")
+    ] = None,
     heads: o.Heads = None,
     head_dim: o.HeadDim = None,
     hidden_size: o.HiddenSize = None,
@@ -81,6 +101,7 @@ def estimate(
         dtype=dtype,
         kv_dtype=kv_dtype,
         engine=engine.casefold(),
+        engine_settings={} if cache is None else {"cache": cache.casefold()},
         tensor_parallel_size=parse_count(tp, "--tp"),
         kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
         what_if=what_if,

@@ -32,11 +32,25 @@ def measure(
     context: o.Context = None,
     max_model_len: o.MaxModelLen = None,
     batch: o.Batch = "1",
-    steps: Annotated[str, typer.Option("--steps", "-k", metavar="K", help="Decode steps to time; they end at the context.")] = "32",
-    layers: Annotated[Optional[str], typer.Option("--layers", metavar="L", help="Build the first L layers. Default: all.")] = None,
-    attention: Annotated[Optional[str], typer.Option("--attention", metavar="KIND", help="mha, mqa, gqa or mla in place of the model's own, or all of them.")] = None,
+    steps: Annotated[
+        str, typer.Option("--steps", "-k", metavar="K", help="Decode steps to time; they end at the context.")
+    ] = "32",
+    layers: Annotated[
+        Optional[str], typer.Option("--layers", metavar="L", help="Build the first L layers. Default: all.")
+    ] = None,
+    attention: Annotated[
+        Optional[str],
+        typer.Option(
+            "--attention", metavar="KIND", help="mha, mqa, gqa or mla in place of the model's own, or all of them."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda|mps", help="Where to run.")] = "auto",
-    dtype: Annotated[Optional[str], typer.Option("--dtype", metavar="TYPE", help="bf16, fp16 or fp32, for weights and cache. Default: the config's.")] = None,
+    dtype: Annotated[
+        Optional[str],
+        typer.Option(
+            "--dtype", metavar="TYPE", help="bf16, fp16 or fp32, for weights and cache. Default: the config's."
+        ),
+    ] = None,
     seed: Annotated[str, typer.Option("--seed", metavar="S", help="Seed of the random weights and inputs.")] = "0",
     kv_heads: o.KvHeads = None,
     kv_lora_rank: o.KvLoraRank = None,
@@ -83,7 +97,9 @@ def _load() -> tuple[Callable[..., dict[str, object]], Callable[[dict[str, objec
     except ImportError as error:
         if error.name not in ("torch", "psutil"):
             raise
-        raise RunError(f"kvcalc measure needs {error.name}, which is not installed", "pip install 'kvcalc[measure]'") from None
+        raise RunError(
+            f"kvcalc measure needs {error.name}, which is not installed", "pip install 'kvcalc[measure]'"
+        ) from None
     return runner.measure, runner.check_bytes
 
 

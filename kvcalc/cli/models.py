@@ -6,7 +6,9 @@ import typer
 
 from kvcalc.cli import options as o
 
-app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+app = typer.Typer(
+    add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True
+)
 
 EPILOG = """Examples:
 

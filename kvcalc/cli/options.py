@@ -16,27 +16,72 @@ _OUTPUT = "Output"
 
 Model = Annotated[
     Optional[str],
-    typer.Argument(metavar="MODEL", help="A preset (`kvcalc models`), a config.json, a folder that holds one, or - for stdin."),
+    typer.Argument(
+        metavar="MODEL", help="A preset (`kvcalc models`), a config.json, a folder that holds one, or - for stdin."
+    ),
 ]
 Context = Annotated[
-    Optional[str], typer.Option("--context", "-c", metavar="N", help="Tokens per sequence: 8192, 8k, 1M (k is 1024). Default: 4096 or the model's maximum.")
+    Optional[str],
+    typer.Option(
+        "--context",
+        "-c",
+        metavar="N",
+        help="Tokens per sequence: 8192, 8k, 1M (k is 1024). Default: 4096 or the model's maximum.",
+    ),
 ]
 MaxModelLen = Annotated[
-    Optional[str], typer.Option("--max-model-len", metavar="N", help="--context as vLLM reads it: k is 1000, K is 1024.")
+    Optional[str],
+    typer.Option("--max-model-len", metavar="N", help="--context as vLLM reads it: k is 1000, K is 1024."),
 ]
 Batch = Annotated[str, typer.Option("--batch", "-b", metavar="B", help="Sequences.")]
-Dtype = Annotated[Optional[str], typer.Option("--dtype", metavar="TYPE", help="The weights' type: bf16, fp16, fp32, fp8, ... Default: the config's.")]
-Attention = Annotated[Optional[str], typer.Option("--attention", metavar="KIND", help="What if the model had mha, mqa, gqa or mla.")]
-KvHeads = Annotated[Optional[str], typer.Option("--kv-heads", metavar="G", help="KV heads: a what-if with MODEL, the model's own without.")]
-KvLoraRank = Annotated[Optional[str], typer.Option("--kv-lora-rank", metavar="R", help="MLA's latent width, for the what-if.")]
-QkRopeHeadDim = Annotated[Optional[str], typer.Option("--qk-rope-head-dim", metavar="D", help="MLA's rotary key width, for the what-if.")]
-Heads = Annotated[Optional[str], typer.Option("--heads", metavar="H", help="Attention heads.", rich_help_panel=_DESCRIBE)]
-HeadDim = Annotated[Optional[str], typer.Option("--head-dim", metavar="D", help="Width of a head.", rich_help_panel=_DESCRIBE)]
-HiddenSize = Annotated[Optional[str], typer.Option("--hidden-size", metavar="D", help="Model width.", rich_help_panel=_DESCRIBE)]
-SlidingWindow = Annotated[Optional[str], typer.Option("--sliding-window", metavar="W", help="Window of every layer, in tokens.", rich_help_panel=_DESCRIBE)]
-Format = Annotated[Optional[str], typer.Option("--format", metavar="human|tsv|csv|json", help="Default: human on a terminal, tsv elsewhere.", rich_help_panel=_OUTPUT)]
+Dtype = Annotated[
+    Optional[str],
+    typer.Option(
+        "--dtype", metavar="TYPE", help="The weights' type: bf16, fp16, fp32, fp8, ... Default: the config's."
+    ),
+]
+Attention = Annotated[
+    Optional[str], typer.Option("--attention", metavar="KIND", help="What if the model had mha, mqa, gqa or mla.")
+]
+KvHeads = Annotated[
+    Optional[str],
+    typer.Option("--kv-heads", metavar="G", help="KV heads: a what-if with MODEL, the model's own without."),
+]
+KvLoraRank = Annotated[
+    Optional[str], typer.Option("--kv-lora-rank", metavar="R", help="MLA's latent width, for the what-if.")
+]
+QkRopeHeadDim = Annotated[
+    Optional[str], typer.Option("--qk-rope-head-dim", metavar="D", help="MLA's rotary key width, for the what-if.")
+]
+Heads = Annotated[
+    Optional[str], typer.Option("--heads", metavar="H", help="Attention heads.", rich_help_panel=_DESCRIBE)
+]
+HeadDim = Annotated[
+    Optional[str], typer.Option("--head-dim", metavar="D", help="Width of a head.", rich_help_panel=_DESCRIBE)
+]
+HiddenSize = Annotated[
+    Optional[str], typer.Option("--hidden-size", metavar="D", help="Model width.", rich_help_panel=_DESCRIBE)
+]
+SlidingWindow = Annotated[
+    Optional[str],
+    typer.Option("--sliding-window", metavar="W", help="Window of every layer, in tokens.", rich_help_panel=_DESCRIBE),
+]
+Format = Annotated[
+    Optional[str],
+    typer.Option(
+        "--format",
+        metavar="human|tsv|csv|json",
+        help="Default: human on a terminal, tsv elsewhere.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=_OUTPUT)]
-Get = Annotated[Optional[str], typer.Option("--get", metavar="PATH", help="Print one bare value, as kv_cache.total_bytes.", rich_help_panel=_OUTPUT)]
+Get = Annotated[
+    Optional[str],
+    typer.Option(
+        "--get", metavar="PATH", help="Print one bare value, as kv_cache.total_bytes.", rich_help_panel=_OUTPUT
+    ),
+]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colour, terminal or not.", rich_help_panel=_OUTPUT)]
 
 
@@ -56,7 +101,9 @@ def optional_count(text: str | None, option: str) -> int | None:
     return None if text is None else parse_count(text, option)
 
 
-def what_if_of(attention: str | None, kv_heads: str | None, kv_lora_rank: str | None, qk_rope_head_dim: str | None) -> WhatIf:
+def what_if_of(
+    attention: str | None, kv_heads: str | None, kv_lora_rank: str | None, qk_rope_head_dim: str | None
+) -> WhatIf:
     """The what-if the options ask for."""
     return WhatIf(
         attention.casefold() if attention else None,
@@ -80,7 +127,9 @@ def model_of(reference: str | None, what_if: WhatIf, flags: dict[str, str | None
             raise UsageError(f"{given[0]} describes a model without MODEL; {reference!r} is given too")
         return load_model(reference), what_if
     if not given:
-        raise UsageError("no MODEL", "name a preset (kvcalc models), or describe one: --layers 32 --heads 32 --head-dim 128")
+        raise UsageError(
+            "no MODEL", "name a preset (kvcalc models), or describe one: --layers 32 --heads 32 --head-dim 128"
+        )
     return _generic(flags, what_if.num_kv_heads), what_if._replace(num_kv_heads=None)
 
 
@@ -98,7 +147,9 @@ def _generic(flags: dict[str, str | None], num_kv_heads: int | None) -> ModelSpe
     config: dict[str, object] = {keys[o]: parse_count(text, o) for o, text in flags.items() if text is not None}
     for option in ("--layers", "--heads"):
         if keys[option] not in config:
-            raise UsageError(f"a model by flags needs {option}", "for example: --layers 32 --heads 32 --kv-heads 8 --head-dim 128")
+            raise UsageError(
+                f"a model by flags needs {option}", "for example: --layers 32 --heads 32 --kv-heads 8 --head-dim 128"
+            )
     if num_kv_heads is not None:
         config["num_key_value_heads"] = num_kv_heads
     try:

@@ -25,8 +25,6 @@ def read_roof(device: torch.device) -> dict[str, Any]:
     buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
     matrix, vector = buffer.view(-1, 1024), torch.ones(1024, dtype=torch.float32, device=device)
     best = min(
-        time_call(device, call)
-        for call in (buffer.sum, lambda: torch.mv(matrix, vector))
-        for _ in range(_REPEATS)
+        time_call(device, call) for call in (buffer.sum, lambda: torch.mv(matrix, vector)) for _ in range(_REPEATS)
     )
     return {"read_bytes_per_second": size / best, "buffer_bytes": size}

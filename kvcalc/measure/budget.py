@@ -16,6 +16,10 @@ _WORKSPACE_BYTES = 256 << 20
 _CPU_FLOP = 2e10
 _MAX_CHUNK_TOKENS = 512
 
+# The part of free memory a run may take: the rest is for whatever else grows meanwhile. On a CPU that is every other
+# process, and being wrong means swapping or being killed.
+_USABLE_PERCENT = {"cpu": 85, "mps": 85, "cuda": 95}
+
 # What torch, its kernels' scratch space and the roof's buffer take beside what is computed here.
 _OVERHEAD_BYTES = 512 << 20
 
@@ -38,7 +42,11 @@ def need_of(spec: ModelSpec, dtype: Dtype, context_tokens: int, batch_size: int,
     weights = (attention_parameters(shape) or 0) * spec.num_layers * dtype.block_bytes
     cache = stored_bytes(spec, dtype, context_tokens, batch_size)
     chunk = chunk_tokens(shape, context_tokens, batch_size, kind)
-    return Need(weights, cache, _OVERHEAD_BYTES + chunk * _workspace_per_token(shape, context_tokens, batch_size))
+    workspace = _OVERHEAD_BYTES + chunk * _workspace_per_token(shape, context_tokens, batch_size)
+    if kind == "cpu":
+        # A projection's weights in fp32, while prefill runs in it.
+        workspace += 4 * (shape.hidden_size or 0) * shape.num_heads * max(shape.qk_head_dim, shape.v_head_dim)
+    return Need(weights, cache, workspace)
 
 
 def chunk_tokens(shape: AttentionShape, context_tokens: int, batch_size: int, kind: str) -> int:
@@ -58,9 +66,10 @@ def check_fits(
 ) -> None:
     """Raise DoesNotFitError (exit 4) where the run needs more than the `free` bytes: the number, and what would fit."""
     need = need_of(spec, dtype, context_tokens, batch_size, kind)
-    if need.total_bytes <= free:
+    usable = free * _USABLE_PERCENT[kind] // 100
+    if need.total_bytes <= usable:
         return
-    longest = longest_context(lambda t: need_of(spec, dtype, max(t, 1), batch_size, kind).total_bytes, free)
+    longest = longest_context(lambda t: need_of(spec, dtype, max(t, 1), batch_size, kind).total_bytes, usable)
     if longest is not None and longest > steps:
         hint = f"the largest context that fits is {longest:,} tokens; or run fewer layers: --layers 1"
     else:
@@ -68,7 +77,8 @@ def check_fits(
     raise DoesNotFitError(
         f"{spec.name} as {spec.attention.kind} needs {format_size(need.total_bytes)} (weights "
         f"{format_size(need.weights_bytes)}, cache {format_size(need.kv_cache_bytes)}, workspace "
-        f"{format_size(need.workspace_bytes)}); {format_size(free, capacity=True)} are free",
+        f"{format_size(need.workspace_bytes)}); {format_size(free, capacity=True)} are free and a run may take "
+        f"{_USABLE_PERCENT[kind]}% of it",
         hint,
     )
 

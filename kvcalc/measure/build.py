@@ -30,7 +30,8 @@ def check_buildable(spec: ModelSpec) -> None:
         raise ModelError(f"{spec.name}: rotary positions turn dimensions in pairs, and {shape.rope_dim} is odd")
     for group in spec.layers:
         if len(group.caches) != 1:
-            raise ModelError(f"{spec.name}: layers {group.first} to {group.last} hold {len(group.caches)} caches; measure runs layers of one")
+            held = f"layers {group.first} to {group.last} hold {len(group.caches)} caches"
+            raise ModelError(f"{spec.name}: {held}; measure runs layers of one")
 
 
 def layer_windows(spec: ModelSpec) -> list[int | None]:
@@ -58,7 +59,7 @@ def build_layer(
 
 
 def materialize(layer: AttentionLayer, device: torch.device, generator: torch.Generator) -> AttentionLayer:
-    """Give a layer built on the meta device its memory on `device`, and weights of the usual size (1 / sqrt(fan_in))."""
+    """Give a layer built on the meta device its memory on `device`, and weights within 1 / sqrt(fan_in)."""
     layer.to_empty(device=device)
     block = torch.rand(_RANDOM_ELEMENTS, generator=generator).mul_(2).sub_(1).to(device)
     for module in layer.modules():

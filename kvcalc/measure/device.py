@@ -31,9 +31,11 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device(there[0])
     if name not in KINDS:
-        raise UsageError(f"--device {ascii(name[:40])}: not a device", f"one of {', '.join(KINDS)}")
+        raise UsageError(f"--device {name[:40]!a}: not a device", f"one of {', '.join(KINDS)}")
     if name not in there:
-        raise UsageError(f"--device {name}: there is none here (torch {torch.__version__})", f"there is: {', '.join(there)}")
+        raise UsageError(
+            f"--device {name}: there is none here (torch {torch.__version__})", f"there is: {', '.join(there)}"
+        )
     return torch.device(name)
 
 

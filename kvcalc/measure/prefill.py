@@ -49,7 +49,10 @@ def fast_projections(layers: list[AttentionLayer], sample: Tensor | None) -> Ite
         yield
         return
     first = max((m for m in linears if m.in_features == sample.shape[-1]), key=lambda m: m.out_features)
-    native, widened = ([time_call(sample.device, c) for _ in range(2)] for c in (partial(first, sample), partial(_widened, first, sample)))
+    native, widened = (
+        [time_call(sample.device, c) for _ in range(2)]
+        for c in (partial(first, sample), partial(_widened, first, sample))
+    )
     if min(native) <= min(widened):
         yield
         return

@@ -64,7 +64,9 @@ def measure(
     """
     where = resolve_device(device)
     workload = resolve_workload(model, context_tokens, batch_size, dtype)
-    if workload.kv_dtype.name not in _TORCH_DTYPES or (dtype is not None and not parse_dtype(dtype, "--dtype").is_float):
+    if workload.kv_dtype.name not in _TORCH_DTYPES or (
+        dtype is not None and not parse_dtype(dtype, "--dtype").is_float
+    ):
         raise UsageError(f"--dtype {dtype}: measure computes in {', '.join(_TORCH_DTYPES)}")
     if steps >= workload.context_tokens:
         raise UsageError(
@@ -76,7 +78,9 @@ def measure(
     if num_layers is not None and num_layers < model.num_layers:
         warnings.append(f"{num_layers} of {model.num_layers} layers are run; bytes and times are theirs")
     if model.is_encoder:
-        warnings.append(f"{model.name} is an encoder: its layers are run as decoders, as the formula has it; engines keep nothing")
+        warnings.append(
+            f"{model.name} is an encoder: its layers are run as decoders, as the formula has it; engines keep nothing"
+        )
     cut = model if num_layers is None else model.head(num_layers)
     wanted, skipped = _variants_of(cut, what_if, all_variants)
     request = Request(workload.context_tokens, batch_size, steps, workload.kv_dtype, where, seed)
@@ -87,7 +91,9 @@ def measure(
         roof = read_roof(where)
         runs = [_run(kind, spec, request, roof["read_bytes_per_second"], progress) for kind, spec in wanted]
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise DoesNotFitError(f"out of memory: {str(error).splitlines()[0]}", "run fewer layers (--layers) or a shorter context") from None
+        raise DoesNotFitError(
+            f"out of memory: {str(error).splitlines()[0]}", "run fewer layers (--layers) or a shorter context"
+        ) from None
     except RuntimeError as error:
         if "can't allocate memory" in str(error):
             raise DoesNotFitError("out of memory", "run fewer layers (--layers) or a shorter context") from None
@@ -112,7 +118,7 @@ def measure(
 
 
 def check_bytes(document: dict[str, Any]) -> None:
-    """Raise MismatchError (exit 5) where held and predicted bytes differ, and RunError (1) where a self-check failed."""
+    """Raise MismatchError (exit 5) where held and predicted bytes differ, RunError (1) where a self-check failed."""
     for run in document["runs"]:
         if run["held_bytes"] != run["predicted_bytes"]:
             raise MismatchError(
@@ -167,7 +173,8 @@ def _run(kind: str, spec: ModelSpec, request: Request, roof: float, progress: Pr
         core = _time_core(layers, caches, request, report)
     held = held_bytes(caches)
     checked = verify(spec.attention, layers[0].window, device, layers[0].core, request.seed)
-    del layers, caches
+    layers.clear()
+    caches.clear()
     release(device)
     # From the formula alone: nothing here may come from a tensor.
     read = kv_cache.decode_read_bytes(spec, request.dtype, tokens, batch)
@@ -202,7 +209,7 @@ def _build(spec: ModelSpec, request: Request, report: Progress) -> list[Attentio
 def _inputs(spec: ModelSpec, request: Request) -> Callable[[int], Tensor]:
     """A source of random hidden states (batch, n, hidden_size), the same for the same seed."""
     generator = torch.Generator().manual_seed(request.seed)
-    width, dtype = spec.attention.hidden_size, _TORCH_DTYPES[request.dtype.name]
+    width, dtype = spec.attention.hidden_size or 0, _TORCH_DTYPES[request.dtype.name]
 
     def make(tokens: int) -> Tensor:
         states = torch.randn(request.batch_size, tokens, width, generator=generator)
@@ -212,9 +219,11 @@ def _inputs(spec: ModelSpec, request: Request) -> Callable[[int], Tensor]:
 
 
 def _choose_core(layers: list[AttentionLayer], caches: list[TokenCache], request: Request) -> str:
-    """Time every way to run one decode step on the first layer's cache; give all layers the fastest, return its name."""
+    """Time the ways to run one decode step on the first layer's cache; give all layers the fastest, return its name."""
     layer, cache = layers[0], caches[0]
-    query = torch.randn(layer.core_query_shape(request.batch_size)).to(request.device, _TORCH_DTYPES[request.dtype.name])
+    query = torch.randn(layer.core_query_shape(request.batch_size)).to(
+        request.device, _TORCH_DTYPES[request.dtype.name]
+    )
     seconds = {}
     for name, core in CORES.items():
         layer.core = core
@@ -266,7 +275,8 @@ def _time_core(
 
 def _remarks(runs: list[dict[str, Any]]) -> list[str]:
     return [
-        f"{run['attention']}: read faster than memory can be: its cache of {run['held_bytes']:,} bytes was read from the processor's own"
+        f"{run['attention']}: its cache of {run['held_bytes']:,} bytes was read faster than memory is: from the "
+        "processor's own cache"
         for run in runs
         if run["fraction_of_roof"]["attention_core"] > 1
     ]

@@ -70,7 +70,7 @@ def parse_dtype(text: str, option: str) -> Dtype:
     found = DTYPES.get(_ALIASES.get(name, name))
     if found is None:
         hint = nearest(text, (*DTYPES, *_ALIASES)) or f"one of {', '.join(DTYPES)}"
-        raise UsageError(f"{option} {ascii(text[:40])}: not a dtype", hint)
+        raise UsageError(f"{option} {text[:40]!a}: not a dtype", hint)
     return found
 
 
@@ -89,4 +89,6 @@ def check_rows(rows: tuple[int, ...], dtype: Dtype) -> None:
     """
     for row in rows:
         if row % dtype.block_elements:
-            raise UsageError(f"{dtype.name}: blocks of {dtype.block_elements} do not divide a token's row of {row} elements")
+            raise UsageError(
+                f"{dtype.name}: blocks of {dtype.block_elements} do not divide a token's row of {row} elements"
+            )

@@ -37,7 +37,9 @@ class CacheRow(NamedTuple):
         return self.last - self.first + 1
 
 
-def cache_rows(spec: ModelSpec, dtype: Dtype, context_tokens: int, elements: Elements = stored_elements) -> list[CacheRow]:
+def cache_rows(
+    spec: ModelSpec, dtype: Dtype, context_tokens: int, elements: Elements = stored_elements
+) -> list[CacheRow]:
     """One row per cache of every layer group. `elements` counts them: the formula's, or an engine's.
 
     Raises UsageError where the dtype's blocks do not divide a token's row.

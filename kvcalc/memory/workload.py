@@ -13,7 +13,7 @@ _DEFAULT_DTYPE = "bf16"
 
 
 class Workload(NamedTuple):
-    """`batch_size` sequences of `context_tokens` tokens each, cached in `kv_dtype`, on `tensor_parallel_size` devices."""
+    """`batch_size` sequences of `context_tokens` tokens, cached in `kv_dtype`, on `tensor_parallel_size` devices."""
 
     context_tokens: int
     batch_size: int
@@ -66,6 +66,8 @@ def _check_tensor_parallel(spec: ModelSpec, size: int) -> None:
     heads, kv_heads = spec.attention.num_heads, spec.attention.num_kv_heads
     if heads % size:
         divisors = [str(n) for n in range(2, min(heads, 16) + 1) if heads % n == 0]
-        raise UsageError(f"--tp {size} does not divide the {heads} attention heads", f"try {', '.join(divisors) or '1'}")
+        raise UsageError(
+            f"--tp {size} does not divide the {heads} attention heads", f"try {', '.join(divisors) or '1'}"
+        )
     if not spec.attention.is_latent and kv_heads % size and size % kv_heads:
         raise UsageError(f"--tp {size} neither divides the {kv_heads} KV heads nor is divided by them")

@@ -4,7 +4,7 @@ A cache answers for one layer and one sequence. `stored_factors` names the numbe
 that the formula a person reads and the integer a script reads cannot differ.
 
 These are NamedTuples, not dataclasses: creating a frozen dataclass costs about seven times as much at start-up.
-NamedTuples of different kinds compare equal when their numbers do; compare `(type(cache), cache)`, as `same` does.
+NamedTuples of different kinds compare equal when their numbers do: compare types too where kinds may differ.
 """
 
 from __future__ import annotations
@@ -31,11 +31,16 @@ class FullAttention(NamedTuple):
     k_head_dim: int
     v_head_dim: int
 
-    kind = "full_attention"
-    window = None
+    @property
+    def kind(self) -> str:
+        return "full_attention"
+
+    @property
+    def window(self) -> int | None:
+        return None
 
     def stored_factors(self, tokens: int) -> tuple[Factor, ...]:
-        return _heads_factors(("tokens", tokens), *self)
+        return _heads_factors(("tokens", tokens), self.num_kv_heads, self.k_head_dim, self.v_head_dim)
 
     def token_rows(self) -> tuple[int, ...]:
         """Elements of the rows one token adds: K's, then V's. A block-scaled dtype must divide each."""
@@ -54,7 +59,9 @@ class SlidingWindowAttention(NamedTuple):
     k_head_dim: int
     v_head_dim: int
 
-    kind = "sliding_window_attention"
+    @property
+    def kind(self) -> str:
+        return "sliding_window_attention"
 
     def stored_factors(self, tokens: int) -> tuple[Factor, ...]:
         kept = ("min(tokens, window)", min(tokens, self.window))
@@ -77,7 +84,9 @@ class LatentAttention(NamedTuple):
     qk_rope_head_dim: int
     window: int | None = None
 
-    kind = "latent_attention"
+    @property
+    def kind(self) -> str:
+        return "latent_attention"
 
     def stored_factors(self, tokens: int) -> tuple[Factor, ...]:
         kept = ("tokens", tokens) if self.window is None else ("min(tokens, window)", min(tokens, self.window))
@@ -105,8 +114,3 @@ def read_elements(cache: Cache, tokens: int) -> int:
     For these kinds a step reads all that is stored: a window is read whole, MLA's latent once for K and V together.
     """
     return stored_elements(cache, tokens)
-
-
-def same(left: Cache, right: Cache) -> bool:
-    """Whether two caches are of one kind and geometry."""
-    return type(left) is type(right) and left == right

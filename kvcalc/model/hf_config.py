@@ -25,7 +25,7 @@ FAMILIES: dict[str, str] = {
     "mistral": "decoder",
 }
 
-# Keys which say nothing of the cache, whatever the family; all others must be in the family's KEYS to stand in a preset.
+# Keys which say nothing of the cache, whatever the family. Of others, a preset holds only those in the family's KEYS.
 COMMON_KEYS = frozenset(
     (
         "model_type torch_dtype dtype quantization_config vocab_size intermediate_size hidden_act "
@@ -37,10 +37,10 @@ COMMON_KEYS = frozenset(
 # not know, with a value that is not null, false or empty, may change the bytes: better no answer than a wrong one.
 # Plain substrings: a regular expression would be compiled at every start.
 _CACHE_LIKE = (
-    "window", "lora_rank", "head_dim", "num_kv", "num_key_v", "kv_head", "kv_shared", "shared_kv", "kv_share", "kv_channel",
-    "layer_types", "attention_types", "attention_layers", "attention_chunk", "attn_layer", "index_", "sparse", "compress",
-    "multi_query", "_conv_", "conv_", "ssm", "state_size", "mamba", "linear_", "block_configs", "cross_attention", "hybrid",
-)  # fmt: skip
+    "window lora_rank head_dim num_kv num_key_v kv_head kv_shared shared_kv kv_share kv_channel layer_types "
+    "attention_types attention_layers attention_chunk attn_layer index_ sparse compress multi_query _conv_ "
+    "conv_ ssm state_size mamba linear_ block_configs cross_attention hybrid"
+).split()
 
 
 def read_config(config: Mapping[str, object], name: str, source: str, *, strict: bool = False) -> ModelSpec:

@@ -85,7 +85,9 @@ def load_preset(path: str) -> Preset:
     mapping = _parse(read_text(path, MAX_PRESET_BYTES), name)
     for key in mapping:
         if key not in _ALLOWED:
-            raise ModelError(f"{name}: {key!r} is not a preset's key", nearest(str(key), _ALLOWED) or f"keys: {', '.join(_ALLOWED)}")
+            raise ModelError(
+                f"{name}: {key!r} is not a preset's key", nearest(str(key), _ALLOWED) or f"keys: {', '.join(_ALLOWED)}"
+            )
     for key in _REQUIRED:
         if mapping.get(key) is None:
             raise ModelError(f"{name}: {key} is missing", f"a preset has: {', '.join(_REQUIRED)}")

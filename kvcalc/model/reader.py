@@ -102,7 +102,9 @@ class ConfigReader:
     def check_groups(self, num_heads: int, num_kv_heads: int) -> int:
         """`num_kv_heads`, refused where it does not divide `num_heads`: groups would be of unequal size."""
         if num_heads % num_kv_heads:
-            raise ModelError(f"{self.name}: num_key_value_heads {num_kv_heads} does not divide num_attention_heads {num_heads}")
+            raise ModelError(
+                f"{self.name}: num_key_value_heads {num_kv_heads} does not divide num_attention_heads {num_heads}"
+            )
         return num_kv_heads
 
     def refuse(self, key: str, why: str) -> None:

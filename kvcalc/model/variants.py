@@ -56,7 +56,9 @@ def apply(spec: ModelSpec, what_if: WhatIf) -> ModelSpec:
         return spec
     changed = variant(spec, kind, what_if)
     if isinstance(changed, str):
-        raise UsageError(f"--attention {kind}: {changed}")
+        by_number = what_if.attention is None and what_if.num_kv_heads is not None
+        asked = f"--kv-heads {what_if.num_kv_heads}" if by_number else f"--attention {kind}"
+        raise UsageError(f"{asked}: {changed}")
     return changed
 
 
@@ -69,10 +71,7 @@ def variant(spec: ModelSpec, kind: str, what_if: WhatIf = WhatIf()) -> ModelSpec
     stores heads * (qk_nope + qk_rope + v) elements a token.
     """
     shape = spec.attention
-    if kind == "mla":
-        changed = _latent(shape, what_if)
-    else:
-        changed = _grouped(shape, kind, what_if.num_kv_heads)
+    changed = _latent(shape, what_if) if kind == "mla" else _grouped(shape, kind, what_if.num_kv_heads)
     if isinstance(changed, str):
         return changed
     groups = (g._replace(caches=tuple(_cache_of(changed, c.window) for c in g.caches)) for g in spec.layers)

@@ -25,7 +25,9 @@ def choose(format: str | None, json: bool, path: str | None, no_color: bool) -> 
     if path is not None and (json or format is not None):
         raise UsageError("--get prints one bare value; leave --json and --format out")
     if format is not None and format not in FORMATS:
-        raise UsageError(f"--format {format!r}: not a format", nearest(format, FORMATS) or f"one of {', '.join(FORMATS)}")
+        raise UsageError(
+            f"--format {format!r}: not a format", nearest(format, FORMATS) or f"one of {', '.join(FORMATS)}"
+        )
     chosen = "json" if json else format or ("human" if sys.stdout.isatty() else "tsv")
     return Output(chosen, path, color=not no_color)
 

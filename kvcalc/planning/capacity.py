@@ -6,8 +6,8 @@ from typing import Any
 
 from kvcalc.memory import kv_cache
 from kvcalc.memory.engines import Engine
-from kvcalc.model.spec import ModelSpec
 from kvcalc.memory.workload import Workload
+from kvcalc.model.spec import ModelSpec
 
 
 def capacity(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.memory import kv_cache
@@ -27,6 +28,7 @@ def estimate(
     dtype: str | None = None,
     kv_dtype: str = "auto",
     engine: str = "logical",
+    engine_settings: Mapping[str, str] | None = None,
     tensor_parallel_size: int = 1,
     kv_memory_bytes: int | None = None,
     what_if: WhatIf = WhatIf(),
@@ -38,7 +40,7 @@ def estimate(
     """
     spec = apply(model, what_if)
     workload = resolve_workload(spec, context_tokens, batch_size, dtype, kv_dtype, tensor_parallel_size)
-    rules = load_engine(engine, spec)
+    rules = load_engine(engine, spec, engine_settings)
     warnings = [*workload.warnings, *rules.warnings]
     if spec.is_encoder and rules.name == "logical":
         warnings.append(ENCODER_WARNING.format(name=spec.name))

@@ -11,9 +11,7 @@ def formula(row: CacheRow, tokens: int, batch_size: int, dtype: Dtype) -> dict[s
 
     The numbers multiply to the stored bytes of these layers; a block format's bytes stand as bytes/elements.
     """
-    per_element = (
-        str(dtype.block_bytes) if dtype.block_elements == 1 else f"{dtype.block_bytes}/{dtype.block_elements}"
-    )
+    per_element = str(dtype.block_bytes) if dtype.block_elements == 1 else f"{dtype.block_bytes}/{dtype.block_elements}"
     factors = [(name, f"{value:,}") for name, value in row.cache.stored_factors(tokens)]
     if factors[0][0] == "K and V":
         factors[0] = ("2", "2")

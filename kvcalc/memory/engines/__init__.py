@@ -1,18 +1,18 @@
 """What each engine holds for a workload: one module per engine, one interface.
 
-An engine's module has `NAME`, `VERSION` and `held_elements(spec)`, which returns the function that counts, for one
+An engine's module has `engine(spec, settings)`, which returns an `Engine`: above all the function that counts, for one
 cache and a number of tokens, the elements of one sequence in one layer. A new engine is one module and one line in
 `ENGINES`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError, nearest
 from kvcalc.memory.kv_cache import Elements
-from kvcalc.model.caches import stored_elements
 from kvcalc.model.spec import ModelSpec
 
 # name -> module here, or None where kvcalc knows the engine by name and not yet its accounting.
@@ -29,6 +29,9 @@ ENGINES: dict[str, str | None] = {
 # llama.cpp of early 2025 for BERT and nomic-embed (ggml-org/llama.cpp#12836, #12817).
 _POOLS_FOR_ENCODERS = {"sglang": "SGLang", "llama.cpp": "llama.cpp before mid-2025"}
 
+# The settings each engine takes.
+_SETTINGS = {"transformers": ("cache",)}
+
 
 class Engine(NamedTuple):
     """How an engine counts: its name, the version its rules were read from, elements per cache, and remarks."""
@@ -40,28 +43,35 @@ class Engine(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def load_engine(name: str, spec: ModelSpec) -> Engine:
-    """The accounting of engine `name` for `spec`.
+def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None = None) -> Engine:
+    """The accounting of engine `name` for `spec`, under the engine's own `settings` (option name to text).
 
     Every engine but `logical` keeps nothing of an encoder after its forward pass. Raises UsageError (exit 2) for an
-    unknown name and ModelError (exit 3) for an engine whose accounting kvcalc does not have.
+    unknown name or a setting the engine does not have, ModelError (exit 3) for an engine not accounted for yet.
     """
     if name not in ENGINES:
         raise UsageError(f"--engine {name!r}: not an engine", nearest(name, ENGINES) or f"one of {', '.join(ENGINES)}")
-    module_name = ENGINES[name]
+    module_name, settings = ENGINES[name], settings or {}
+    for option in settings:
+        if option not in _SETTINGS.get(name, ()):
+            raise UsageError(
+                f"--{option}: {name} has no such setting", f"--{option} belongs to {_engines_with(option)}"
+            )
     if spec.is_encoder and name != "logical":
         pool = _POOLS_FOR_ENCODERS.get(name)
-        remark = (f"{pool} was seen to reserve a cache pool for encoders; its size follows the memory, not the request",)
-        return Engine(name, None, _nothing, {}, remark if pool else ())
+        remark = f"{pool} was seen to reserve a pool for encoders; its size follows the memory, not the request"
+        return Engine(name, None, _nothing, {}, (remark,) if pool else ())
     if module_name is None:
-        raise ModelError(f"--engine {name}: not yet; kvcalc has logical and transformers", "leave --engine out for the formula's bytes")
+        have = ", ".join(known for known, module in ENGINES.items() if module)
+        raise ModelError(f"--engine {name}: not yet; kvcalc has {have}", "leave --engine out for the formula's bytes")
     module = import_module(f"kvcalc.memory.engines.{module_name}")
-    engine: Engine = module.engine(spec)
+    engine: Engine = module.engine(spec, settings)
     return engine
+
+
+def _engines_with(option: str) -> str:
+    return ", ".join(name for name, options in _SETTINGS.items() if option in options)
 
 
 def _nothing(cache: object, tokens: int) -> int:
     return 0
-
-
-__all__ = ["ENGINES", "Engine", "load_engine", "stored_elements"]

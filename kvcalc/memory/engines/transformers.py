@@ -1,33 +1,45 @@
-"""Hugging Face Transformers' DynamicCache: what the tensors of `past_key_values` hold after so many tokens.
+"""Hugging Face Transformers: what the tensors of `past_key_values` hold after so many tokens.
 
 Source: cache_utils.py of Transformers 5.23.0, and bytes counted on the meta device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines import Engine
 from kvcalc.model.caches import Cache, FullAttention, stored_elements
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, windows
 
 VERSION = "5.23.0"
 
 
-def engine(spec: ModelSpec) -> Engine:
-    """The dynamic cache's accounting.
+KINDS = ("dynamic", "static")
+
+
+def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
+    """The accounting of the cache called `settings["cache"]`, dynamic (the default) or static.
 
     - A windowed layer keeps the last window - 1 tokens: the next token's own row completes the window
-      (DynamicSlidingWindowLayer.update). With a window of 1 the slice from minus zero keeps every token.
+      (DynamicSlidingWindowLayer.update); a static one allocates the whole window (StaticSlidingWindowLayer).
     - Falcon's new architecture repeats K and V over all query heads before the cache (FalconAttention._split_heads).
     - MLA is kept as the latent and the rotary key, as the formula has it.
+
+    A static cache is counted at a length of the context. ModelError (exit 3) for a dynamic window of 1 token, whose
+    slice from minus zero keeps all; UsageError (exit 2) for an unknown kind.
     """
+    kind = settings.get("cache", "dynamic")
+    if kind not in KINDS:
+        raise UsageError(f"--cache {kind!r}: not a kind of cache", f"one of {', '.join(KINDS)}")
+    if kind == "dynamic" and 1 in windows(spec):
+        raise ModelError(f"{spec.name}: Transformers' cache with a window of 1 token is not modelled")
 
     def held_elements(cache: Cache, tokens: int) -> int:
-        if cache.window is not None and cache.window > 1:
+        if kind == "dynamic" and cache.window is not None:
             tokens = min(tokens, cache.window - 1)
         if spec.model_type == "falcon" and isinstance(cache, FullAttention) and cache.num_kv_heads > 1:
             cache = cache._replace(num_kv_heads=spec.attention.num_heads)
-        if cache.window == 1:
-            cache = cache._replace(window=tokens)
         return stored_elements(cache, tokens)
 
-    return Engine("transformers", VERSION, held_elements, {"cache": "dynamic"})
+    return Engine("transformers", VERSION, held_elements, {"cache": kind})

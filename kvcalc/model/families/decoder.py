@@ -8,8 +8,8 @@ from kvcalc.model.spec import AttentionShape, ModelSpec, uniform_layers
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim sliding_window attention_bias "
-        "mlp_bias position_embedding_type rope_theta rope_scaling rope_parameters rms_norm_eps"
+        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim sliding_window "
+        "attention_bias mlp_bias position_embedding_type rope_theta rope_scaling rope_parameters rms_norm_eps"
     ).split()
 )
 

@@ -9,9 +9,9 @@ from kvcalc.model.spec import AttentionShape, ModelSpec, uniform_layers
 KEYS = frozenset(
     (
         "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim kv_lora_rank q_lora_rank "
-        "qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim attention_bias rope_theta rope_scaling rope_parameters "
-        "rope_interleave first_k_dense_replace moe_layer_freq moe_intermediate_size n_routed_experts n_shared_experts "
-        "num_experts_per_tok num_nextn_predict_layers rms_norm_eps"
+        "qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim attention_bias rope_theta rope_scaling "
+        "rope_parameters rope_interleave first_k_dense_replace moe_layer_freq moe_intermediate_size "
+        "n_routed_experts n_shared_experts num_experts_per_tok num_nextn_predict_layers rms_norm_eps"
     ).split()
 )
 

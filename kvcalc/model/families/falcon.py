@@ -8,9 +8,9 @@ from kvcalc.model.spec import AttentionShape, ModelSpec, uniform_layers
 
 KEYS = frozenset(
     (
-        "num_hidden_layers n_layer num_attention_heads n_head hidden_size n_embed num_kv_heads n_head_kv multi_query "
-        "new_decoder_architecture parallel_attn alibi bias ffn_hidden_size rope_theta rope_scaling rope_parameters "
-        "layer_norm_epsilon num_ln_in_parallel_attn"
+        "num_hidden_layers n_layer num_attention_heads n_head hidden_size n_embed num_kv_heads n_head_kv "
+        "multi_query new_decoder_architecture parallel_attn alibi bias ffn_hidden_size rope_theta rope_scaling "
+        "rope_parameters layer_norm_epsilon num_ln_in_parallel_attn"
     ).split()
 )
 

@@ -15,7 +15,7 @@ KEYS = frozenset(
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
-    """K and V of every head in every layer. Source: attribute_map of GPT2Config, Transformers 5.23.0, for the aliases."""
+    """K and V of every head in every layer. Source of the aliases: GPT2Config, Transformers 5.23.0."""
     config.refuse("add_cross_attention", "cross-attention caches of GPT-2 decoders are not modelled")
     num_layers = config.num_layers("n_layer", "num_hidden_layers")
     num_heads = config.integer("n_head", "num_attention_heads")

@@ -44,8 +44,11 @@ def _describe(model: dict[str, Any]) -> str:
     if model["kv_lora_rank"]:
         return f"{kind}, {layers}, {heads}, latent {model['kv_lora_rank']} + {model['qk_rope_head_dim']}"
     widths = {model["head_dim"], model["v_head_dim"]}
-    width = f"of {model['head_dim']}" if len(widths) == 1 else f"of {model['head_dim']} (K) and {model['v_head_dim']} (V)"
-    return f"{kind}, {layers}, {heads}, {count(model['num_kv_heads'])} KV heads {width}"
+    width = (
+        f"of {model['head_dim']}" if len(widths) == 1 else f"of {model['head_dim']} (K) and {model['v_head_dim']} (V)"
+    )
+    kv_heads = f"{count(model['num_kv_heads'])} KV head" + ("s" if model["num_kv_heads"] > 1 else "")
+    return f"{kind}, {layers}, {heads}, {kv_heads} {width}"
 
 
 def _formula(document: dict[str, Any], console: Console) -> None:
@@ -70,9 +73,9 @@ def _totals(document: dict[str, Any], console: Console) -> None:
     if engine["tensor_parallel_size"] > 1:
         rows.append(("per device", cache["bytes_per_device"]))
         rows.append(("all devices", cache["devices_total_bytes"]))
-    rows.append(("per token", cache["bytes_per_token"]))
-    if cache["fixed_bytes_per_sequence"]:
-        rows.append(("fixed per sequence", cache["fixed_bytes_per_sequence"]))
+    # One sequence is fixed + tokens x slope: both, even where one is nothing.
+    rows.append(("  fixed", cache["fixed_bytes_per_sequence"]))
+    rows.append(("  per token", cache["bytes_per_token"]))
     for label, value in rows:
         style = "bold" if label == "total" else ""
         table.add_row(label, size(value), count(value), style=style)
@@ -84,11 +87,19 @@ def _fit(document: dict[str, Any], console: Console) -> None:
     fit, workload = document["fit"], document["workload"]
     verdict = "fits" if fit["fits"] else "does not fit"
     memory = fit["kv_cache_bytes"] + fit["free_bytes"]
-    console.print(Text.assemble((verdict, "bold green" if fit["fits"] else "bold red"), f" in {format_size(memory, capacity=True)} a device"))
+    console.print(
+        Text.assemble(
+            (verdict, "bold green" if fit["fits"] else "bold red"), f" in {format_size(memory, capacity=True)} a device"
+        )
+    )
     table = plain_table(("", "left"), ("", "right"))
     table.show_header = False
-    table.add_row(f"longest context at batch {count(workload['batch_size'])}", _limit(fit["max_context_tokens"], "tokens"))
-    table.add_row(f"largest batch at {count(workload['context_tokens'])} tokens", _limit(fit["max_batch_size"], "sequences"))
+    table.add_row(
+        f"longest context at batch {count(workload['batch_size'])}", _limit(fit["max_context_tokens"], "tokens")
+    )
+    table.add_row(
+        f"largest batch at {count(workload['context_tokens'])} tokens", _limit(fit["max_batch_size"], "sequences")
+    )
     console.print(table)
     console.print()
 
@@ -99,23 +110,48 @@ def _limit(value: int | None, unit: str) -> str:
 
 def _variants(document: dict[str, Any], console: Console) -> None:
     table = plain_table(
-        ("", "left"), ("KV heads", "right"), ("bytes/token", "right"), ("total", "right"), ("of MHA", "right"), ("params/layer", "right")
-    )  # fmt: skip
+        ("", "left"),
+        ("KV heads", "right"),
+        ("bytes/token", "right"),
+        ("total", "right"),
+        ("of MHA", "right"),
+        ("params/layer", "right"),
+    )
     notes = []
+    chosen = _chosen(document)
     for row in document["variants"]:
-        name = row["attention"].upper() + (" *" if row["own"] else "")
+        name = row["attention"].upper() + (" *" if row["own"] else " <" if row is chosen else "")
         if row["reason"] is not None:
             notes.append(f"{name}: {row['reason']}")
-        style = "bold" if row["own"] else ("dim" if row["reason"] else "")
-        kv_heads = f"latent {row['kv_lora_rank']}+{row['qk_rope_head_dim']}" if row["kv_lora_rank"] else count(row["num_kv_heads"])
+        style = "bold" if row is chosen else ("dim" if row["reason"] else "")
+        kv_heads = (
+            f"latent {row['kv_lora_rank']}+{row['qk_rope_head_dim']}"
+            if row["kv_lora_rank"]
+            else count(row["num_kv_heads"])
+        )
         table.add_row(
-            name, kv_heads, count(row["bytes_per_token"]), size(row["total_bytes"]), ratio(row["ratio_to_mha"]),
-            count(row["attention_parameters_per_layer"]), style=style,
-        )  # fmt: skip
+            name,
+            kv_heads,
+            count(row["bytes_per_token"]),
+            size(row["total_bytes"]),
+            ratio(row["ratio_to_mha"]),
+            count(row["attention_parameters_per_layer"]),
+            style=style,
+        )
     console.print(table)
-    for note in notes:
-        console.print(note, style="dim")
-    console.print("* the model's own", style="dim") if any(row["own"] for row in document["variants"]) else None
+    if any(row["own"] for row in document["variants"]):
+        notes.append("* the model's own")
+    if chosen is not None and not chosen["own"]:
+        notes.append("< what if, as above")
+    console.print("   ".join(notes), style="dim")
+
+
+def _chosen(document: dict[str, Any]) -> dict[str, Any] | None:
+    """The variant that the rest of the answer is about."""
+    model = document["model"]
+    keys = ("num_kv_heads", "kv_lora_rank", "qk_rope_head_dim")
+    possible = (row for row in document["variants"] if row["reason"] is None)
+    return next((row for row in possible if all(row[key] == model[key] for key in keys)), None)
 
 
 def ratio(value: float | None) -> str:

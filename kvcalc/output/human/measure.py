@@ -14,7 +14,12 @@ from kvcalc.units import format_size
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the measure document."""
     model, workload, device = document["model"], document["workload"], document["device"]
-    console.print(Text.assemble((model["name"], "bold"), f"  {count(model['num_layers'])} attention layers on {device['kind']} ({device['name']})"))
+    console.print(
+        Text.assemble(
+            (model["name"], "bold"),
+            f"  {count(model['num_layers'])} attention layers on {device['kind']} ({device['name']})",
+        )
+    )
     console.print(
         f"{count(workload['context_tokens'])} tokens, batch {count(workload['batch_size'])}, {workload['dtype']}, "
         f"{workload['steps']} steps, reads at most {_rate(document['roof']['read_bytes_per_second'])}"
@@ -28,26 +33,51 @@ def render(document: dict[str, Any], console: Console) -> None:
 
 
 def _bytes(document: dict[str, Any], console: Console) -> None:
-    table = plain_table(("", "left"), ("predicted bytes", "right"), ("held bytes", "right"), ("", "left"), ("allocator", "right"), ("self-check", "left"))
+    table = plain_table(
+        ("", "left"),
+        ("predicted bytes", "right"),
+        ("held bytes", "right"),
+        ("", "left"),
+        ("allocator", "right"),
+        ("self-check", "left"),
+    )
     for run in document["runs"]:
         equal = run["held_bytes"] == run["predicted_bytes"]
         check = run["verified"]
         table.add_row(
-            run["attention"].upper(), count(run["predicted_bytes"]), count(run["held_bytes"]),
-            Text("equal", "green") if equal else Text("DIFFER", "bold red"), count(run["allocator_bytes"]),
+            run["attention"].upper(),
+            count(run["predicted_bytes"]),
+            count(run["held_bytes"]),
+            Text("equal", "green") if equal else Text("DIFFER", "bold red"),
+            count(run["allocator_bytes"]),
             Text("ok", "green") if check["ok"] else Text(f"off by {check['max_abs_error']}", "bold red"),
-        )  # fmt: skip
+        )
     console.print(table)
 
 
 def _times(document: dict[str, Any], console: Console) -> None:
-    table = plain_table(("", "left"), ("step p50", "right"), ("p90", "right"), ("core p50", "right"), ("KV read", "right"), ("of roof", "right"), ("step", "right"), ("backend", "left"))
+    table = plain_table(
+        ("", "left"),
+        ("step p50", "right"),
+        ("p90", "right"),
+        ("core p50", "right"),
+        ("KV read", "right"),
+        ("of roof", "right"),
+        ("step", "right"),
+        ("backend", "left"),
+    )
     for run in document["runs"]:
         step, core, share = run["decode_step_seconds"], run["attention_core_seconds"], run["fraction_of_roof"]
         table.add_row(
-            run["attention"].upper(), _seconds(step["p50"]), _seconds(step["p90"]), _seconds(core["p50"]),
-            _rate(run["kv_read_bytes_per_second"]), f"{share['attention_core']:.0%}", f"{share['step']:.0%}", run["backend"],
-        )  # fmt: skip
+            run["attention"].upper(),
+            _seconds(step["p50"]),
+            _seconds(step["p90"]),
+            _seconds(core["p50"]),
+            _rate(run["kv_read_bytes_per_second"]),
+            f"{share['attention_core']:.0%}",
+            f"{share['step']:.0%}",
+            run["backend"],
+        )
     console.print(table)
 
 
