@@ -1,0 +1,72 @@
+"""What many tests share: the command line in process and as a process, and the settings of hypothesis."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Shared machines stall: no deadline for a single example.
+settings.register_profile("kvcalc", deadline=None)
+settings.load_profile("kvcalc")
+
+
+class Result(NamedTuple):
+    """What a command left: its exit status and both streams."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def kvcalc(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command line in this process: `kvcalc("estimate", "llama-7b")`."""
+    from kvcalc.cli.app import run
+
+    def call(*arguments: object) -> Result:
+        capsys.readouterr()
+        status = run([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return Result(status, captured.out, captured.err)
+
+    return call
+
+
+def spawn(*arguments: object, stdin: str | bytes = "", env: dict[str, str] | None = None, **options: Any) -> Result:
+    """Run `python -m kvcalc` as a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kvcalc", *map(str, arguments)],
+        input=stdin.encode() if isinstance(stdin, str) else stdin,
+        capture_output=True,
+        env={**os.environ, **(env or {})},
+        timeout=options.pop("timeout", 300),
+        check=False,
+        **options,
+    )
+    return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@pytest.fixture
+def generic() -> dict[str, object]:
+    """A small well-formed config mapping to change in a test."""
+    return {
+        "model_type": "generic",
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "hidden_size": 512,
+        "head_dim": 64,
+    }

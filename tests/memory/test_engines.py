@@ -1,0 +1,76 @@
+"""What engines hold, where kvcalc counts for them; refusals where it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.engines import ENGINES, load_engine
+from kvcalc.model.presets import preset_names
+
+FALCON_40B = {
+    "model_type": "falcon", "num_hidden_layers": 60, "num_attention_heads": 128, "num_kv_heads": 8, "hidden_size": 8192,
+    "new_decoder_architecture": True,
+}  # fmt: skip
+
+
+def held(spec: kvcalc.ModelSpec, tokens: int, **settings: str) -> int:
+    answer = kvcalc.estimate(spec, context_tokens=tokens, dtype="bf16", engine="transformers", engine_settings=settings)
+    return int(answer["kv_cache"]["total_bytes"])
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 4094, 4095, 4096, 4097, 100_000])
+def test_transformers_keeps_one_token_less_than_the_window(tokens: int) -> None:
+    spec = kvcalc.load_model("mistral-7b-v0.1")
+    assert held(spec, tokens) == 32 * 2 * 8 * 128 * 2 * min(tokens, 4095)
+    assert held(spec, tokens, cache="static") == 32 * 2 * 8 * 128 * 2 * min(tokens, 4096)
+
+
+def test_transformers_slope_ends_with_the_window() -> None:
+    spec = kvcalc.load_model("mistral-7b-v0.1")
+    full = kvcalc.estimate(spec, context_tokens=4095, engine="transformers")["kv_cache"]
+    assert (full["bytes_per_token"], full["fixed_bytes_per_sequence"]) == (0, held(spec, 4095))
+    assert full["stored_bytes"] == full["total_bytes"] == held(spec, 4095)
+
+
+@pytest.mark.parametrize("name", [n for n in preset_names() if n != "mistral-7b-v0.1" and not n.startswith("bert")])
+def test_transformers_holds_the_formulas_bytes_of_other_presets(name: str) -> None:
+    spec = kvcalc.load_model(name)
+    assert held(spec, 1025) == kvcalc.estimate(spec, context_tokens=1025, dtype="bf16")["kv_cache"]["stored_bytes"]
+
+
+def test_transformers_repeats_falcons_heads_in_the_new_architecture_alone() -> None:
+    spec = kvcalc.read_config(FALCON_40B, "falcon-40b", "test")
+    assert held(spec, 1025) == 2_015_232_000
+    assert kvcalc.estimate(spec, context_tokens=1025, dtype="bf16")["kv_cache"]["total_bytes"] == 2_015_232_000 // 16
+
+
+def test_a_window_of_one_is_refused_for_transformers() -> None:
+    config = {"model_type": "mistral", "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 8, "sliding_window": 1}
+    with pytest.raises(ModelError, match="window of 1"):
+        held(kvcalc.read_config(config, "test", "test"), 5)
+
+
+@pytest.mark.parametrize("name", [name for name, module in ENGINES.items() if module is None])
+def test_an_engine_kvcalc_does_not_count_for_is_refused(name: str) -> None:
+    with pytest.raises(ModelError, match="not yet"):
+        load_engine(name, kvcalc.load_model("llama-7b"))
+
+
+def test_an_unknown_engine_offers_the_near_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        load_engine("vlm", kvcalc.load_model("llama-7b"))
+    assert "vllm" in (caught.value.hint or "")
+
+
+def test_a_setting_belongs_to_its_engine() -> None:
+    with pytest.raises(UsageError, match="logical has no such setting"):
+        load_engine("logical", kvcalc.load_model("llama-7b"), {"cache": "static"})
+    with pytest.raises(UsageError, match="not a kind of cache"):
+        load_engine("transformers", kvcalc.load_model("llama-7b"), {"cache": "quantized"})
+
+
+def test_a_bert_that_decodes_is_kept() -> None:
+    config = {"model_type": "bert", "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "is_decoder": True}
+    assert held(kvcalc.read_config(config, "test", "test"), 5) == 2 * 5 * 8 * 2

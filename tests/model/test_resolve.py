@@ -1,0 +1,121 @@
+"""MODEL as a person types it: names, paths, folders, stdin, and every way a file can be bad."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kvcalc.errors import KvcalcError, ModelError, UsageError
+from kvcalc.model.resolve import MAX_CONFIG_BYTES, load_model
+
+CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "Tiny-1B" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def test_a_path_and_its_folder_are_the_same_model_named_by_the_folder(config: Path) -> None:
+    by_path, by_folder = load_model(str(config)), load_model(str(config.parent))
+    assert by_path == by_folder
+    assert by_path.name == "Tiny-1B"
+    assert by_path.source == str(config)
+
+
+def test_another_file_is_named_by_itself(config: Path) -> None:
+    other = config.rename(config.parent / "mine.json")
+    assert load_model(str(other)).name == "mine"
+
+
+def test_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(json.dumps(CONFIG).encode())))
+    assert load_model("-").num_layers == 2
+
+
+def test_a_preset_wins_over_a_folder_of_its_name_and_a_dot_means_the_path(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.parent.rename(config.parent.parent / "gpt2")
+    monkeypatch.chdir(config.parent.parent)
+    assert load_model("gpt2").model_type == "gpt2"
+    assert load_model("./gpt2").model_type == "llama"
+
+
+def test_a_byte_order_mark_is_no_text(config: Path) -> None:
+    config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())
+    assert load_model(str(config)).num_layers == 2
+
+
+def test_infinity_in_published_configs_passes_where_it_says_nothing(config: Path) -> None:
+    config.write_text(json.dumps({**CONFIG, "time_step_limit": [0.0, float("inf")]}))
+    assert load_model(str(config)).num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not JSON"), (b"{", "not JSON"), (b"[1]", "not a JSON object"), (b"3", "not a JSON object"),
+        (b"null", "not a JSON object"), (b"\x80\x81\xff\xfe", "no UTF-8"), (b"[" * 100_000, "nested"),
+        (b'{"a": ' * 100_000, "nested"), (b"9" * 10_000, "not JSON"),
+    ],
+)  # fmt: skip
+def test_what_is_no_json_object_is_a_usage_error(config: Path, content: bytes, message: str) -> None:
+    config.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        load_model(str(config))
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_file_that_is_too_large_is_not_read(config: Path) -> None:
+    with config.open("wb") as file:
+        file.truncate(100_000_000)
+    with pytest.raises(UsageError, match="100,000,000 bytes"):
+        load_model(str(config))
+
+
+def test_stdin_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b" " * (MAX_CONFIG_BYTES + 10))))
+    with pytest.raises(UsageError, match="more than"):
+        load_model("-")
+
+
+def test_what_is_no_regular_file(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo.json"
+    os.mkfifo(fifo)
+    for path in (fifo, Path("/dev/zero")):
+        with pytest.raises(UsageError, match="not a regular file"):
+            load_model(str(path))
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
+    for path in (tmp_path / "no.json", tmp_path / "loop.json", tmp_path, "a\0b.json"):
+        with pytest.raises(UsageError):
+            load_model(str(path))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_file(config: Path) -> None:
+    config.chmod(0)
+    with pytest.raises(UsageError, match="Permission denied"):
+        load_model(str(config))
+
+
+@pytest.mark.parametrize(("name", "hint"), [("lama-3-70b", "llama-3-70b"), ("mistral-7b", "mistral-7b-v0.1"), ("zzzz", "kvcalc models"), ("org/Zzzz", "kvcalc models")])
+def test_an_unknown_name_offers_the_near_ones(name: str, hint: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(name)
+    assert hint in (caught.value.hint or "")
+
+
+def test_nothing_is_fetched() -> None:
+    with pytest.raises(KvcalcError, match="does not fetch"):
+        load_model("hf:org/name")

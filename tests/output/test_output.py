@@ -1,0 +1,127 @@
+"""The four formats, bare values, and one document behind them all."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+
+from kvcalc.errors import UsageError
+from kvcalc.output.human.estimate import ratio
+from kvcalc.output.paths import bare, check_against_schema, look_up, scalars
+from kvcalc.output.sink import choose
+from kvcalc.output.tabular import tabulate
+from kvcalc.schema import load_schema
+
+DOCUMENT = {"a": {"b": [{"c": 1}, {"c": None}], "s": "text", "t": True, "f": 0.5}, "empty": [], "line": "x\ty\nz"}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("a.b.0.c", "1"), ("a.b.1.c", "null"), ("a.s", "text"), ("a.t", "true"), ("a.f", "0.5"), ("a.b.0", '{"c":1}'), ("a.b", '[{"c":1},{"c":null}]'), ("empty", "[]")],
+)
+def test_a_path_gives_one_bare_value(path: str, expected: str) -> None:
+    assert bare(look_up(DOCUMENT, path)) == expected
+
+
+@pytest.mark.parametrize("path", ["", "b", "a.b.2", "a.b.-1", "a.b.x", "a.s.x", "a..s", "a.b.0.c.d", "a.b.٠", "."])
+def test_an_unknown_path_is_a_usage_error_that_says_what_is_there(path: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        look_up(DOCUMENT, path)
+    assert caught.value.hint
+
+
+def test_every_scalar_has_a_path_that_finds_it() -> None:
+    found = dict(scalars(DOCUMENT))
+    assert found == {"a.b.0.c": 1, "a.b.1.c": None, "a.s": "text", "a.t": True, "a.f": 0.5, "line": "x\ty\nz"}
+    assert all(look_up(DOCUMENT, path) == value for path, value in found.items())
+
+
+def test_tsv_keeps_one_row_a_line_and_csv_keeps_the_text() -> None:
+    assert "line\tx y z\n" in tabulate(DOCUMENT, "tsv")
+    rows = list(csv.reader(io.StringIO(tabulate(DOCUMENT, "csv"))))
+    assert rows[0] == ["path", "value"]
+    assert ["line", "x\ty\nz"] in rows
+
+
+def test_a_list_of_models_is_a_table() -> None:
+    text = tabulate({"models": [{"name": "a", "n": 1}, {"name": "b", "n": None}]}, "tsv")
+    assert text == "name\tn\na\t1\nb\tnull\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [((None, False, None), "tsv"), ((None, True, None), "json"), (("json", True, None), "json"), (("csv", False, None), "csv"), (("human", False, None), "human")],
+)
+def test_the_format_chosen_off_a_terminal(options: tuple[Any, ...], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert choose(*options, no_color=False).format == expected
+
+
+@pytest.mark.parametrize("options", [("csv", True, None), ("xml", False, None), ("JSON ", False, None), (None, True, "a"), ("tsv", False, "a")])
+def test_contradicting_or_unknown_formats(options: tuple[Any, ...]) -> None:
+    with pytest.raises(UsageError):
+        choose(*options, no_color=False)
+
+
+def test_all_formats_carry_the_same_figures(kvcalc: Any) -> None:
+    command = ("estimate", "deepseek-v3", "--context", "8k", "--kv-memory", "80G")
+    document = kvcalc(*command, "--json").json
+    tsv = dict(line.split("\t") for line in kvcalc(*command).out.splitlines()[1:])
+    rows = dict(list(csv.reader(io.StringIO(kvcalc(*command, "--format", "csv").out)))[1:])
+    assert tsv == rows == {path: bare(value) for path, value in scalars(document)}
+    human = kvcalc(*command, "--format", "human").out
+    for figure in ("total_bytes", "bytes_per_token"):
+        assert f"{document['kv_cache'][figure]:,}" in human
+    assert f"{document['fit']['max_context_tokens']:,} tokens" in human
+
+
+def test_human_output_off_a_terminal_has_no_escapes_and_fits_80_columns(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    from kvcalc.model.presets import preset_names
+
+    for name in preset_names():
+        for options in ((), ("--context", "1M", "--batch", "64", "--kv-memory", "80GiB"), ("--attention", "mla")):
+            out = kvcalc("estimate", name, *options, "--format", "human").out
+            assert "\x1b" not in out
+            # Tables are not folded: each variant has its line.
+            for kind in ("MHA", "MQA", "GQA", "MLA"):
+                assert sum(line.startswith((f"{kind} ", f"{kind}*")) for line in out.splitlines()) == 1
+
+
+def test_warnings_stand_in_the_document_or_on_stderr_once(kvcalc: Any) -> None:
+    command = ("estimate", "bert-base", "--dtype", "fp16")
+    for options in (("--json",), ("--format", "tsv")):
+        result = kvcalc(*command, *options)
+        assert "encoder" in result.out
+        assert result.err == ""
+    for options in (("--format", "human"), ("--get", "kv_cache.total_bytes")):
+        result = kvcalc(*command, *options)
+        assert "encoder" not in result.out
+        assert result.err.count("encoder") == 1
+
+
+@pytest.mark.parametrize(("share", "text"), [(1.0, "1"), (0.125, "1/8"), (1 / 71, "1/71"), (0.0703125, "7.0%"), (0.5, "1/2"), (2.0, "200.0%"), (None, "-")])
+def test_shares_of_mha(share: float | None, text: str) -> None:
+    assert ratio(share) == text
+
+
+@pytest.mark.parametrize("path", ["runs.0.held_bytes", "runs", "runs.3.decode_step_seconds.p50", "device.threads", "schema_version", "runs.0.fraction_of_roof"])
+def test_paths_a_measurement_will_have(path: str) -> None:
+    check_against_schema(load_schema(), "measure", path)
+
+
+@pytest.mark.parametrize("path", ["runs.x", "runs.0.held", "bogus", "device.threads.n", "runs.0.held_bytes.0", ""])
+def test_paths_no_measurement_will_have(path: str) -> None:
+    with pytest.raises(UsageError):
+        check_against_schema(load_schema(), "measure", path)
+
+
+def test_json_is_one_document_without_infinities(kvcalc: Any) -> None:
+    def refuse(value: str) -> None:
+        raise AssertionError(value)
+
+    out = kvcalc("estimate", "gpt2", "--context", 10**18, "--json").out
+    assert json.loads(out, parse_constant=refuse)["workload"]["context_tokens"] == 10**18

@@ -1,0 +1,100 @@
+"""Sizes and token counts: what is read, what is refused, and that printing never understates."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcalc.errors import UsageError
+from kvcalc.units import format_size, parse_count, parse_size, parse_tokens, parse_vllm_tokens
+
+LETTERS = "KMGTPE"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("80", 80), ("80B", 80), ("80G", 80 * 10**9), ("80GB", 80 * 10**9), ("80g", 80 * 10**9),
+        ("80Gi", 80 * 2**30), ("80GiB", 80 * 2**30), ("80 GiB", 80 * 2**30), ("1.5GiB", 3 * 2**29), ("1_000K", 10**6),
+        ("0", 0), ("0.5k", 500), ("1E", 10**18), ("1EiB", 2**60),
+    ],
+)  # fmt: skip
+def test_sizes_are_read_as_numfmt_reads_them(text: str, expected: int) -> None:
+    assert parse_size(text, "--kv-memory") == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("8192", 8192), ("131_072", 131072), ("8k", 8192), ("8K", 8192), ("1M", 2**20), ("0.5k", 512)])
+def test_tokens_are_powers_of_1024_in_either_case(text: str, expected: int) -> None:
+    assert parse_tokens(text, "--context") == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("8192", 8192), ("8k", 8000), ("25.6k", 25600), ("8K", 8192), ("1m", 10**6), ("1M", 2**20)])
+def test_vllm_reads_small_letters_as_powers_of_1000(text: str, expected: int) -> None:
+    assert parse_vllm_tokens(text, "--max-model-len") == expected
+
+
+BAD_NUMBERS = ["", " ", "k", "8kk", "8 k k", "-5", "+5", "nan", "inf", "0x10", "1e3", "1__0", "_1", "1_", "5.", ".5", "1.2.3", "٣", "8\x00", "9" * 5000]
+
+
+@pytest.mark.parametrize("text", BAD_NUMBERS)
+@pytest.mark.parametrize("parse", [parse_size, parse_tokens, parse_vllm_tokens, parse_count])
+def test_what_is_no_number_is_refused_in_one_short_line(parse, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text, "--option")
+    assert caught.value.message.startswith("--option ")
+    assert len(caught.value.message) < 150
+    assert caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize(("parse", "text"), [(parse_size, "0.3"), (parse_size, "5GiBB"), (parse_size, "80X"), (parse_size, "B"), (parse_tokens, "0"), (parse_tokens, "0.3"), (parse_vllm_tokens, "1.5K"), (parse_vllm_tokens, "1.5"), (parse_count, "0"), (parse_count, "1.5"), (parse_count, "8k")])
+def test_near_misses_are_refused(parse, text: str) -> None:
+    with pytest.raises(UsageError):
+        parse(text, "--option")
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["", *LETTERS]))
+def test_size_letters_mean_their_powers(number: int, letter: str) -> None:
+    power = LETTERS.index(letter) + 1 if letter else 0
+    assert parse_size(f"{number}{letter}", "x") == number * 1000**power
+    if letter:
+        assert parse_size(f"{number}{letter}i", "x") == number * 1024**power
+
+
+@given(st.integers(1, 10**30))
+def test_plain_numbers_come_back_whatever_their_separators(number: int) -> None:
+    assert parse_tokens(str(number), "x") == number
+    assert parse_tokens(f"{number:_}", "x") == number
+    assert parse_count(f"{number:_}", "x") == number
+
+
+def _value_of(text: str) -> tuple[int, int]:
+    """A printed size as bytes times 100, and the size of its last digit times 100."""
+    number, unit = text.split(" ")
+    scale = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}[unit]
+    return round(float(number.replace(",", "")) * 100) * scale, scale if unit != "B" else 0
+
+
+@given(st.integers(0, 2**69))
+def test_requirements_are_rounded_up_and_capacities_down_by_less_than_a_digit(size: int) -> None:
+    up, digit = _value_of(format_size(size))
+    down, _ = _value_of(format_size(size, capacity=True))
+    assert down <= size * 100 <= up
+    assert up - size * 100 < max(digit, 1)
+    assert size * 100 - down < max(digit, 1)
+
+
+@given(st.integers(0, 2**69), st.integers(0, 2**69))
+def test_a_larger_size_never_prints_as_less(a: int, b: int) -> None:
+    small, large = sorted((a, b))
+    assert _value_of(format_size(small))[0] <= _value_of(format_size(large))[0]
+
+
+def test_the_unit_is_chosen_after_rounding() -> None:
+    assert format_size(2**20 - 1) == "1.00 MiB"
+    assert format_size(2**20 - 1, capacity=True) == "1,023.99 KiB"
+    assert format_size(1023) == "1023 B"
+    assert format_size(-(2**30)) == "-1.00 GiB"
+    assert re.fullmatch(r"[\d,]+\.\d\d EiB", format_size(10**24))
