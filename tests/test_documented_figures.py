@@ -22,7 +22,9 @@ def test_llama_7b_at_4096_tokens_is_2_gib() -> None:
 
 
 def test_70b_as_mha_is_20_gib_and_268_435_456_a_layer() -> None:
-    answer = kvcalc.estimate(kvcalc.load_model("llama-3-70b"), context_tokens=8192, dtype="fp16", what_if=kvcalc.WhatIf("mha"))
+    answer = kvcalc.estimate(
+        kvcalc.load_model("llama-3-70b"), context_tokens=8192, dtype="fp16", what_if=kvcalc.WhatIf("mha")
+    )
     assert answer["kv_cache"]["layers"][0]["bytes_per_layer"] == 268_435_456
     assert answer["kv_cache"]["total_bytes"] == 21_474_836_480
 

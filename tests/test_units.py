@@ -26,17 +26,43 @@ def test_sizes_are_read_as_numfmt_reads_them(text: str, expected: int) -> None:
     assert parse_size(text, "--kv-memory") == expected
 
 
-@pytest.mark.parametrize(("text", "expected"), [("8192", 8192), ("131_072", 131072), ("8k", 8192), ("8K", 8192), ("1M", 2**20), ("0.5k", 512)])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("8192", 8192), ("131_072", 131072), ("8k", 8192), ("8K", 8192), ("1M", 2**20), ("0.5k", 512)],
+)
 def test_tokens_are_powers_of_1024_in_either_case(text: str, expected: int) -> None:
     assert parse_tokens(text, "--context") == expected
 
 
-@pytest.mark.parametrize(("text", "expected"), [("8192", 8192), ("8k", 8000), ("25.6k", 25600), ("8K", 8192), ("1m", 10**6), ("1M", 2**20)])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("8192", 8192), ("8k", 8000), ("25.6k", 25600), ("8K", 8192), ("1m", 10**6), ("1M", 2**20)]
+)
 def test_vllm_reads_small_letters_as_powers_of_1000(text: str, expected: int) -> None:
     assert parse_vllm_tokens(text, "--max-model-len") == expected
 
 
-BAD_NUMBERS = ["", " ", "k", "8kk", "8 k k", "-5", "+5", "nan", "inf", "0x10", "1e3", "1__0", "_1", "1_", "5.", ".5", "1.2.3", "٣", "8\x00", "9" * 5000]
+BAD_NUMBERS = [
+    "",
+    " ",
+    "k",
+    "8kk",
+    "8 k k",
+    "-5",
+    "+5",
+    "nan",
+    "inf",
+    "0x10",
+    "1e3",
+    "1__0",
+    "_1",
+    "1_",
+    "5.",
+    ".5",
+    "1.2.3",
+    "٣",
+    "8\x00",
+    "9" * 5000,
+]
 
 
 @pytest.mark.parametrize("text", BAD_NUMBERS)
@@ -49,7 +75,22 @@ def test_what_is_no_number_is_refused_in_one_short_line(parse, text: str) -> Non
     assert caught.value.message.isprintable()
 
 
-@pytest.mark.parametrize(("parse", "text"), [(parse_size, "0.3"), (parse_size, "5GiBB"), (parse_size, "80X"), (parse_size, "B"), (parse_tokens, "0"), (parse_tokens, "0.3"), (parse_vllm_tokens, "1.5K"), (parse_vllm_tokens, "1.5"), (parse_count, "0"), (parse_count, "1.5"), (parse_count, "8k")])
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_size, "0.3"),
+        (parse_size, "5GiBB"),
+        (parse_size, "80X"),
+        (parse_size, "B"),
+        (parse_tokens, "0"),
+        (parse_tokens, "0.3"),
+        (parse_vllm_tokens, "1.5K"),
+        (parse_vllm_tokens, "1.5"),
+        (parse_count, "0"),
+        (parse_count, "1.5"),
+        (parse_count, "8k"),
+    ],
+)
 def test_near_misses_are_refused(parse, text: str) -> None:
     with pytest.raises(UsageError):
         parse(text, "--option")

@@ -1,7 +1,5 @@
 """The `kvcalc` command: its subcommands, loaded when asked for, and the one place where errors become exit codes."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module
@@ -82,7 +80,8 @@ def run(arguments: list[str]) -> int:
     except TyperException as error:
         hint = f"see: kvcalc {_command_of(arguments)}--help"
         return _report(error.format_message(), hint, error.exit_code)
-    except BrokenPipeError:
+    except (SystemExit, BrokenPipeError):
+        # A closed pipe (`| head`) is no error. Typer, run like this, leaves by SystemExit for that alone.
         _silence_stdout()
         return 0
     except KeyboardInterrupt:
@@ -117,5 +116,5 @@ def _command_of(arguments: list[str]) -> str:
 def _silence_stdout() -> None:
     """Point stdout at nothing, so that the interpreter's own flush at exit finds no closed pipe."""
     devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
+    os.dup2(devnull, sys.__stdout__.fileno() if sys.__stdout__ else 1)
     os.close(devnull)

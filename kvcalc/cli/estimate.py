@@ -1,7 +1,5 @@
 """`kvcalc estimate`: how big is the cache?"""
 
-from __future__ import annotations
-
 from typing import Annotated, Optional
 
 import typer
@@ -39,7 +37,8 @@ def estimate(
             "--kv-dtype",
             "--kv-cache-dtype",
             metavar="TYPE",
-            help="The cache's type: bf16, fp8, q8_0, ... auto: --dtype where it has 16 or 32 bits, else the config's.",
+            help="The cache's type: bf16, fp8, q8_0, ... auto: --dtype where it has 16 or 32 bits, else the config's. "
+            "Also --kv-cache-dtype.",
         ),
     ] = "auto",
     engine: Annotated[
@@ -53,7 +52,13 @@ def estimate(
         typer.Option("--cache", metavar="dynamic|static", help="Which of transformers' caches. Default: dynamic."),
     ] = None,
     tp: Annotated[
-        str, typer.Option("--tp", "--tensor-parallel-size", metavar="T", help="Devices the heads are split over.")
+        str,
+        typer.Option(
+            "--tp",
+            "--tensor-parallel-size",
+            metavar="T",
+            help="Devices the heads are split over. Also --tensor-parallel-size.",
+        ),
     ] = "1",
     kv_memory: Annotated[
         Optional[str],

@@ -1,7 +1,5 @@
 """`kvcalc measure`: run the real attention layers here, count their bytes and time their steps."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`kvcalc models`: which presets are there, and what does one say?"""
 
-from __future__ import annotations
-
 import typer
 
 from kvcalc.cli import options as o

@@ -54,7 +54,7 @@ def _resolve_kv_dtype(spec: ModelSpec, dtype: str | None, kv_dtype: str, warning
     if asked is not None and asked.is_float:
         return asked
     if spec.torch_dtype is None:
-        warnings.append(f"the config names no dtype: the cache is taken as {_DEFAULT_DTYPE}; --kv-dtype says otherwise")
+        warnings.append(f"the config names no dtype: {_DEFAULT_DTYPE} is assumed; --dtype says otherwise")
     return parse_dtype(spec.torch_dtype or _DEFAULT_DTYPE, "torch_dtype")
 
 

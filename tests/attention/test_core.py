@@ -29,7 +29,9 @@ def repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tens
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 9), (4, 9), (9, 9)])
 @pytest.mark.parametrize("v_width", [8, 5])
-def test_heads_of_a_group_read_one_copy_and_get_the_same(core: str, groups: int, queries: int, keys: int, v_width: int) -> None:
+def test_heads_of_a_group_read_one_copy_and_get_the_same(
+    core: str, groups: int, queries: int, keys: int, v_width: int
+) -> None:
     q, k, v = tensors(6, groups, queries, keys, v_width)
     masks = [None, causal_mask(queries, keys), causal_mask(queries, keys) | padding_mask(torch.tensor([9, 7]), keys)]
     for mask in masks if queries > 1 else masks[:1]:
@@ -65,7 +67,9 @@ def test_trap_masks_are_inverted_once() -> None:
     """True hides; handing the mask to SDPA as it is would show just what is hidden, without a NaN."""
     q, k, v = tensors(2, 2, 4, 9)
     mask = causal_mask(4, 9)
-    torch.testing.assert_close(grouped_attention(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, attn_mask=~mask))
+    torch.testing.assert_close(
+        grouped_attention(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, attn_mask=~mask)
+    )
     wrong = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.expand(1, 1, 4, 9))
     assert not torch.allclose(grouped_attention(q, k, v, mask), wrong, atol=1e-3)
 

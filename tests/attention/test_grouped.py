@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -53,7 +55,12 @@ def test_mha_is_torchs_own_with_the_same_weights(bias: bool, causal: bool, padde
     padding = padding_mask(lengths, TOKENS) if padded else None
     above = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1) if causal else None
     expected, weights = oracle(
-        x, x, x, attn_mask=above, key_padding_mask=None if padding is None else padding[:, 0, 0], average_attn_weights=False
+        x,
+        x,
+        x,
+        attn_mask=above,
+        key_padding_mask=None if padding is None else padding[:, 0, 0],
+        average_attn_weights=False,
     )
     torch.testing.assert_close(layer(x, mask=padding), expected, atol=1e-6, rtol=1e-5)
     out, own_weights = layer.with_weights(x, mask=padding)
@@ -63,14 +70,18 @@ def test_mha_is_torchs_own_with_the_same_weights(bias: bool, causal: bool, padde
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 3, 6])
 @pytest.mark.parametrize("window", [None, 1, 5, 19, 20, 64])
-@pytest.mark.parametrize("options", [{}, {"rope_dim": 8}, {"rope_dim": 4, "qkv_bias": True}, {"v_head_dim": 12}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"rope_dim": 8}, {"rope_dim": 4, "qkv_bias": True}, {"v_head_dim": 12}], ids=str
+)
 @torch.no_grad()
-def test_prefill_plus_cached_decode_is_one_full_pass(num_kv_heads: int, window: int | None, options: dict[str, object]) -> None:
+def test_prefill_plus_cached_decode_is_one_full_pass(
+    num_kv_heads: int, window: int | None, options: dict[str, object]
+) -> None:
     layer = module(num_kv_heads=num_kv_heads, window=window, **options)
     x, full = inputs(), module(num_kv_heads=num_kv_heads, window=window, **options)(inputs())
     for cuts in ([0, 9, *range(10, 21)], [0, 3, 4, 11, 20], [0, 19, 20], list(range(21))):
         cache = cache_of(layer)
-        parts = [layer(x[:, a:b], cache) for a, b in zip(cuts, cuts[1:])]
+        parts = [layer(x[:, a:b], cache) for a, b in pairwise(cuts)]
         torch.testing.assert_close(torch.cat(parts, dim=1), full, atol=1e-5, rtol=1e-4)
 
 
@@ -94,7 +105,7 @@ def test_gqa_is_mha_with_repeated_heads(num_kv_heads: int) -> None:
 @pytest.mark.parametrize("window", [None, 6])
 @torch.no_grad()
 def test_padding_with_cached_length(window: int | None) -> None:
-    """Left-padded sequences: the padding stays hidden while the cache grows; a row of padding gives zeros from W_O on."""
+    """Left-padded sequences: the padding stays hidden while the cache grows; a row of padding gives zeros."""
     layer, x = module(num_kv_heads=2, window=window), inputs()
     hidden = torch.zeros(2, 1, 1, TOKENS, dtype=torch.bool)
     hidden[1, ..., :4] = True

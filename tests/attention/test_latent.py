@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -36,7 +38,9 @@ def by_definition(layer: MultiHeadLatentAttention, x: torch.Tensor) -> torch.Ten
     for h in range(HEADS):
         q = torch.cat((query[:, :, h, :16], layer.rope(query[:, :, h, 16:], positions)), dim=-1)
         k = torch.cat((up[:, :, h, :16], key_rope), dim=-1)
-        scores = (q @ k.transpose(-1, -2) / 24**0.5).masked_fill(torch.ones(TOKENS, TOKENS).triu(1).bool(), float("-inf"))
+        scores = (q @ k.transpose(-1, -2) / 24**0.5).masked_fill(
+            torch.ones(TOKENS, TOKENS).triu(1).bool(), float("-inf")
+        )
         heads.append(scores.softmax(-1) @ up[:, :, h, 16:])
     return layer.o_proj(torch.cat(heads, dim=-1))
 
@@ -48,14 +52,16 @@ def test_one_pass_is_the_papers_equations(q_lora_rank: int) -> None:
     torch.testing.assert_close(layer(inputs()), by_definition(layer, inputs()), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"q_lora_rank": 20}, {"qkv_bias": True, "output_bias": True}, {"window": 5}, {"window": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"q_lora_rank": 20}, {"qkv_bias": True, "output_bias": True}, {"window": 5}, {"window": 1}], ids=str
+)
 @torch.no_grad()
 def test_absorbed_decode_is_one_full_pass(options: dict[str, object]) -> None:
     layer, x = module(**options), inputs()
     full = layer(x)
     for cuts in ([0, 9, *range(10, 21)], [0, 3, 4, 11, 20], list(range(21))):
         cache = TokenCache(2, layer.cache_shapes(), TOKENS, layer.window, torch.float32, CPU)
-        parts = [layer(x[:, a:b], cache) for a, b in zip(cuts, cuts[1:])]
+        parts = [layer(x[:, a:b], cache) for a, b in pairwise(cuts)]
         torch.testing.assert_close(torch.cat(parts, dim=1), full, atol=1e-5, rtol=1e-4)
 
 

@@ -8,8 +8,12 @@ import torch
 from kvcalc.attention.masks import causal_mask, combine_masks, padding_mask
 
 
-@pytest.mark.parametrize(("queries", "keys", "window"), [(4, 4, None), (1, 7, None), (3, 7, None), (5, 9, 3), (1, 9, 4), (6, 6, 1)])
-def test_a_query_sees_itself_and_what_is_before_it_within_the_window(queries: int, keys: int, window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("queries", "keys", "window"), [(4, 4, None), (1, 7, None), (3, 7, None), (5, 9, 3), (1, 9, 4), (6, 6, 1)]
+)
+def test_a_query_sees_itself_and_what_is_before_it_within_the_window(
+    queries: int, keys: int, window: int | None
+) -> None:
     mask = causal_mask(queries, keys, window)
     assert mask.shape == (1, 1, queries, keys)
     assert mask.dtype == torch.bool

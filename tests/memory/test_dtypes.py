@@ -10,10 +10,22 @@ from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import DTYPES, bytes_of, check_rows, parse_dtype
 
 BITS_WITH_SCALES = {
-    "fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4, "mxfp8": Fraction(33, 4), "mxfp4": Fraction(17, 4),
-    "nvfp4": Fraction(9, 2), "q8_0": Fraction(17, 2), "q5_1": 6, "q5_0": Fraction(11, 2), "q4_1": 5, "q4_0": Fraction(9, 2),
+    "fp32": 32,
+    "fp16": 16,
+    "bf16": 16,
+    "fp8": 8,
+    "int8": 8,
+    "int4": 4,
+    "mxfp8": Fraction(33, 4),
+    "mxfp4": Fraction(17, 4),
+    "nvfp4": Fraction(9, 2),
+    "q8_0": Fraction(17, 2),
+    "q5_1": 6,
+    "q5_0": Fraction(11, 2),
+    "q4_1": 5,
+    "q4_0": Fraction(9, 2),
     "iq4_nl": Fraction(9, 2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DTYPES)

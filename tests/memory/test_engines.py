@@ -47,7 +47,14 @@ def test_transformers_repeats_falcons_heads_in_the_new_architecture_alone() -> N
 
 
 def test_a_window_of_one_is_refused_for_transformers() -> None:
-    config = {"model_type": "mistral", "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 8, "sliding_window": 1}
+    config = {
+        "model_type": "mistral",
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "hidden_size": 8,
+        "sliding_window": 1,
+    }
     with pytest.raises(ModelError, match="window of 1"):
         held(kvcalc.read_config(config, "test", "test"), 5)
 
@@ -72,5 +79,11 @@ def test_a_setting_belongs_to_its_engine() -> None:
 
 
 def test_a_bert_that_decodes_is_kept() -> None:
-    config = {"model_type": "bert", "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "is_decoder": True}
+    config = {
+        "model_type": "bert",
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "hidden_size": 8,
+        "is_decoder": True,
+    }
     assert held(kvcalc.read_config(config, "test", "test"), 5) == 2 * 5 * 8 * 2

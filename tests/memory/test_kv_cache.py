@@ -64,7 +64,10 @@ def test_fixed_plus_slope_is_the_whole(spec: ModelSpec, t: int) -> None:
 def test_layers_of_different_kinds_add_up() -> None:
     # 64 elements a token and layer: two layers of 12 tokens, three of the window's 10.
     assert kv_cache.stored_bytes(mixed(), BF16, 12) == (2 * 12 + 3 * 10) * 64 * 2
-    assert [(r.first, r.last, r.bytes_per_layer) for r in kv_cache.cache_rows(mixed(), BF16, 12)] == [(0, 1, 12 * 128), (2, 4, 10 * 128)]
+    assert [(r.first, r.last, r.bytes_per_layer) for r in kv_cache.cache_rows(mixed(), BF16, 12)] == [
+        (0, 1, 12 * 128),
+        (2, 4, 10 * 128),
+    ]
 
 
 def test_a_full_window_is_fixed_and_the_rest_slopes() -> None:
@@ -113,4 +116,6 @@ def test_the_head_of_a_model_is_its_first_layers() -> None:
 
 def test_blocks_that_do_not_divide_a_row_are_refused() -> None:
     with pytest.raises(UsageError, match="q8_0"):
-        kv_cache.stored_bytes(SPECS["llama-7b"]._replace(layers=(LayerGroup(0, 0, (FullAttention(1, 80, 80),)),)), DTYPES["q8_0"], 7)
+        kv_cache.stored_bytes(
+            SPECS["llama-7b"]._replace(layers=(LayerGroup(0, 0, (FullAttention(1, 80, 80),)),)), DTYPES["q8_0"], 7
+        )

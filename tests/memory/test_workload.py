@@ -11,7 +11,9 @@ from kvcalc.memory.workload import resolve_workload
 LLAMA = kvcalc.load_model("llama-3-8b")
 
 
-@pytest.mark.parametrize(("model", "context"), [("llama-3-8b", 4096), ("llama-7b", 2048), ("bert-base", 512), ("deepseek-v3", 4096)])
+@pytest.mark.parametrize(
+    ("model", "context"), [("llama-3-8b", 4096), ("llama-7b", 2048), ("bert-base", 512), ("deepseek-v3", 4096)]
+)
 def test_context_is_4096_or_the_models_maximum(model: str, context: int) -> None:
     assert resolve_workload(kvcalc.load_model(model)).context_tokens == context
 
@@ -42,18 +44,28 @@ def test_the_caches_dtype(torch_dtype: str | None, dtype: str | None, kv_dtype: 
     assert any("names no dtype" in w for w in workload.warnings) == (torch_dtype is None)
 
 
-@pytest.mark.parametrize(("model", "tp"), [("llama-3-70b", 3), ("llama-3-70b", 128), ("falcon-7b", 2), ("deepseek-v3", 3)])
+@pytest.mark.parametrize(
+    ("model", "tp"), [("llama-3-70b", 3), ("llama-3-70b", 128), ("falcon-7b", 2), ("deepseek-v3", 3)]
+)
 def test_devices_must_divide_the_heads(model: str, tp: int) -> None:
     with pytest.raises(UsageError, match="does not divide"):
         resolve_workload(kvcalc.load_model(model), tensor_parallel_size=tp)
 
 
 def test_kv_heads_that_split_unevenly_are_refused() -> None:
-    config = {"model_type": "generic", "num_hidden_layers": 1, "num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 8}
+    config = {
+        "model_type": "generic",
+        "num_hidden_layers": 1,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 6,
+        "head_dim": 8,
+    }
     with pytest.raises(UsageError, match="KV heads"):
         resolve_workload(kvcalc.read_config(config, "x", "x"), tensor_parallel_size=4)
 
 
-@pytest.mark.parametrize(("model", "tp"), [("llama-3-70b", 8), ("llama-3-70b", 64), ("deepseek-v3", 128), ("falcon-7b", 71)])
+@pytest.mark.parametrize(
+    ("model", "tp"), [("llama-3-70b", 8), ("llama-3-70b", 64), ("deepseek-v3", 128), ("falcon-7b", 71)]
+)
 def test_replication_is_allowed(model: str, tp: int) -> None:
     assert resolve_workload(kvcalc.load_model(model), tensor_parallel_size=tp).tensor_parallel_size == tp

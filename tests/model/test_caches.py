@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from kvcalc.model.caches import FullAttention, LatentAttention, SlidingWindowAttention, read_elements, stored_elements
 
-CACHES = [FullAttention(4, 8, 8), FullAttention(4, 192, 128), SlidingWindowAttention(16, 4, 8, 8), SlidingWindowAttention(16, 4, 12, 8), LatentAttention(32, 8), LatentAttention(32, 8, 16)]  # fmt: skip
+CACHES = [
+    FullAttention(4, 8, 8),
+    FullAttention(4, 192, 128),
+    SlidingWindowAttention(16, 4, 8, 8),
+    SlidingWindowAttention(16, 4, 12, 8),
+    LatentAttention(32, 8),
+    LatentAttention(32, 8, 16),
+]
 sizes = st.integers(1, 4096)
 
 
@@ -53,5 +60,8 @@ def test_a_latent_is_whole_on_every_device() -> None:
 
 def test_kinds_and_windows_are_named() -> None:
     assert [(c.kind, c.window) for c in (CACHES[0], CACHES[2], CACHES[4], CACHES[5])] == [
-        ("full_attention", None), ("sliding_window_attention", 16), ("latent_attention", None), ("latent_attention", 16)
-    ]  # fmt: skip
+        ("full_attention", None),
+        ("sliding_window_attention", 16),
+        ("latent_attention", None),
+        ("latent_attention", 16),
+    ]

@@ -117,7 +117,9 @@ def test_an_unknown_model_type_is_refused_with_the_near_ones() -> None:
     assert "llama" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("key", ["local_window_size", "kv_lora_rank", "num_kv_shared_layers", "layer_types", "global_head_dim", "index_topk"])
+@pytest.mark.parametrize(
+    "key", ["local_window_size", "kv_lora_rank", "num_kv_shared_layers", "layer_types", "global_head_dim", "index_topk"]
+)
 def test_an_unknown_key_that_may_change_the_cache_is_refused_by_name(key: str) -> None:
     with pytest.raises(ModelError, match=key):
         read(LLAMA, **{key: 8})
@@ -129,7 +131,9 @@ def test_an_unknown_cache_key_that_is_off_changes_nothing(value: object) -> None
 
 
 def test_keys_that_say_nothing_of_the_cache_pass() -> None:
-    assert cache(LLAMA, initializer_range=0.02, pad_token_id=0, time_step_limit=[0.0, float("inf")]) == FullAttention(8, 64, 64)
+    assert cache(LLAMA, initializer_range=0.02, pad_token_id=0, time_step_limit=[0.0, float("inf")]) == FullAttention(
+        8, 64, 64
+    )
 
 
 BAD_VALUES = ["32", 32.0, True, [32], {}, -1, 0]
@@ -138,7 +142,9 @@ BAD_VALUES = ["32", 32.0, True, [32], {}, -1, 0]
 @pytest.mark.parametrize("config", [LLAMA, MISTRAL, FALCON, BERT, DEEPSEEK], ids=lambda c: c["model_type"])
 @pytest.mark.parametrize("value", BAD_VALUES, ids=repr)
 @pytest.mark.parametrize("key", ["num_hidden_layers", "num_attention_heads", "hidden_size"])
-def test_numbers_of_the_wrong_kind_are_refused_with_key_and_value(config: dict[str, Any], key: str, value: object) -> None:
+def test_numbers_of_the_wrong_kind_are_refused_with_key_and_value(
+    config: dict[str, Any], key: str, value: object
+) -> None:
     with pytest.raises(ModelError, match=key):
         read(config, **{key: value})
 
@@ -167,7 +173,10 @@ def test_absurd_layer_counts_are_refused() -> None:
         read(LLAMA, num_hidden_layers=10**5000)
 
 
-@pytest.mark.parametrize(("text", "expected"), [("float16", "fp16"), ("bfloat16", "bf16"), ("torch.float32", "fp32"), ("auto", None), (None, None)])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("float16", "fp16"), ("bfloat16", "bf16"), ("torch.float32", "fp32"), ("auto", None), (None, None)],
+)
 def test_torch_dtype_under_either_name(text: object, expected: str | None) -> None:
     assert read(LLAMA, torch_dtype=text).torch_dtype == expected
     assert read(LLAMA, dtype=text).torch_dtype == expected

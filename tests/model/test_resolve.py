@@ -41,7 +41,9 @@ def test_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_model("-").num_layers == 2
 
 
-def test_a_preset_wins_over_a_folder_of_its_name_and_a_dot_means_the_path(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preset_wins_over_a_folder_of_its_name_and_a_dot_means_the_path(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config.parent.rename(config.parent.parent / "gpt2")
     monkeypatch.chdir(config.parent.parent)
     assert load_model("gpt2").model_type == "gpt2"
@@ -109,7 +111,15 @@ def test_an_unreadable_file(config: Path) -> None:
         load_model(str(config))
 
 
-@pytest.mark.parametrize(("name", "hint"), [("lama-3-70b", "llama-3-70b"), ("mistral-7b", "mistral-7b-v0.1"), ("zzzz", "kvcalc models"), ("org/Zzzz", "kvcalc models")])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("lama-3-70b", "llama-3-70b"),
+        ("mistral-7b", "mistral-7b-v0.1"),
+        ("zzzz", "kvcalc models"),
+        ("org/Zzzz", "kvcalc models"),
+    ],
+)
 def test_an_unknown_name_offers_the_near_ones(name: str, hint: str) -> None:
     with pytest.raises(ModelError) as caught:
         load_model(name)

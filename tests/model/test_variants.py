@@ -42,7 +42,9 @@ def test_a_variant_is_of_its_kind_or_says_why_not(name: str, kind: str) -> None:
         assert changed.num_layers == kvcalc.load_model(name).num_layers
 
 
-@pytest.mark.parametrize(("name", "groups"), [("llama-3-70b", 8), ("llama-7b", 8), ("bert-base", 6), ("deepseek-v3", 8), ("palm-540b", 8)])
+@pytest.mark.parametrize(
+    ("name", "groups"), [("llama-3-70b", 8), ("llama-7b", 8), ("bert-base", 6), ("deepseek-v3", 8), ("palm-540b", 8)]
+)
 def test_groups_are_the_models_own_else_the_largest_divisor_up_to_8(name: str, groups: int) -> None:
     cache = as_kind(name, "gqa")
     assert isinstance(cache, FullAttention)
@@ -71,10 +73,15 @@ def test_ranks_that_are_asked_for_replace_the_models_or_the_papers() -> None:
 @pytest.mark.parametrize(
     ("what_if", "kind"),
     [
-        (WhatIf(), None), (WhatIf("mqa"), "mqa"), (WhatIf(num_kv_heads=4), "gqa"), (WhatIf(kv_lora_rank=4), "mla"),
-        (WhatIf(qk_rope_head_dim=4), "mla"), (WhatIf("mla", kv_lora_rank=4), "mla"), (WhatIf("mqa", num_kv_heads=1), "mqa"),
+        (WhatIf(), None),
+        (WhatIf("mqa"), "mqa"),
+        (WhatIf(num_kv_heads=4), "gqa"),
+        (WhatIf(kv_lora_rank=4), "mla"),
+        (WhatIf(qk_rope_head_dim=4), "mla"),
+        (WhatIf("mla", kv_lora_rank=4), "mla"),
+        (WhatIf("mqa", num_kv_heads=1), "mqa"),
     ],
-)  # fmt: skip
+)
 def test_an_option_that_only_one_kind_has_asks_for_it(what_if: WhatIf, kind: str | None) -> None:
     assert what_if.kind == kind
 
@@ -82,10 +89,15 @@ def test_an_option_that_only_one_kind_has_asks_for_it(what_if: WhatIf, kind: str
 @pytest.mark.parametrize(
     "what_if",
     [
-        WhatIf("foo"), WhatIf("mla", num_kv_heads=2), WhatIf("gqa", kv_lora_rank=4), WhatIf("mqa", num_kv_heads=2),
-        WhatIf(num_kv_heads=2, kv_lora_rank=4), WhatIf("mha", num_kv_heads=2), WhatIf(num_kv_heads=5),
+        WhatIf("foo"),
+        WhatIf("mla", num_kv_heads=2),
+        WhatIf("gqa", kv_lora_rank=4),
+        WhatIf("mqa", num_kv_heads=2),
+        WhatIf(num_kv_heads=2, kv_lora_rank=4),
+        WhatIf("mha", num_kv_heads=2),
+        WhatIf(num_kv_heads=5),
     ],
-)  # fmt: skip
+)
 def test_contradictions_are_refused(what_if: WhatIf) -> None:
     with pytest.raises(UsageError):
         apply(kvcalc.load_model("llama-7b"), what_if)

@@ -22,7 +22,9 @@ def test_the_documents_figures_agree_with_each_other(name: str, tokens: int, bat
     cache = answer["kv_cache"]
     assert cache["total_bytes"] == cache["stored_bytes"] == batch * cache["bytes_per_sequence"]
     assert cache["bytes_per_sequence"] == cache["fixed_bytes_per_sequence"] + cache["bytes_per_token"] * tokens
-    assert cache["bytes_per_sequence"] == sum((r["last"] - r["first"] + 1) * r["bytes_per_layer"] for r in cache["layers"])
+    assert cache["bytes_per_sequence"] == sum(
+        (r["last"] - r["first"] + 1) * r["bytes_per_layer"] for r in cache["layers"]
+    )
     own = [v for v in answer["variants"] if v["own"]]
     assert len(own) == 1
     assert own[0]["total_bytes"] == cache["total_bytes"]
@@ -31,7 +33,9 @@ def test_the_documents_figures_agree_with_each_other(name: str, tokens: int, bat
 
 @given(names, st.integers(1, 10**6), st.integers(1, 64), st.sampled_from(["bf16", "q8_0"]))
 def test_the_formulas_numbers_multiply_to_the_stored_bytes(name: str, tokens: int, batch: int, kv_dtype: str) -> None:
-    cache = kvcalc.estimate(kvcalc.load_model(name), context_tokens=tokens, batch_size=batch, kv_dtype=kv_dtype)["kv_cache"]
+    cache = kvcalc.estimate(kvcalc.load_model(name), context_tokens=tokens, batch_size=batch, kv_dtype=kv_dtype)[
+        "kv_cache"
+    ]
     numbers = [row["formula"]["numbers"].replace(",", "").split(" x ") for row in cache["layers"]]
     assert sum(prod(map(Fraction, row)) for row in numbers) == cache["stored_bytes"]
     for row in cache["layers"]:
@@ -67,7 +71,9 @@ def test_a_variant_the_model_cannot_have_is_null_with_a_reason() -> None:
 
 
 def test_engine_figures_and_stored_bytes_stay_apart() -> None:
-    cache = kvcalc.estimate(kvcalc.load_model("mistral-7b-v0.1"), context_tokens=5000, engine="transformers")["kv_cache"]
+    cache = kvcalc.estimate(kvcalc.load_model("mistral-7b-v0.1"), context_tokens=5000, engine="transformers")[
+        "kv_cache"
+    ]
     assert cache["stored_bytes"] == 536_870_912
     assert cache["total_bytes"] == 536_870_912 // 4096 * 4095
     assert cache["decode_read_bytes"] == cache["stored_bytes"]
@@ -84,14 +90,18 @@ def test_only_an_explicit_narrow_kv_dtype_shrinks_the_cache(kv_dtype: str) -> No
 @given(names, st.integers(1, 4), st.sampled_from([1, 8]), st.integers(10**6, 10**13))
 def test_capacity_is_the_last_that_fits(name: str, batch: int, tp: int, memory: int) -> None:
     spec = kvcalc.load_model(name)
-    if spec.attention.num_heads % tp or (not spec.attention.is_latent and spec.attention.num_kv_heads % tp and tp % spec.attention.num_kv_heads):
+    if spec.attention.num_heads % tp or (
+        not spec.attention.is_latent and spec.attention.num_kv_heads % tp and tp % spec.attention.num_kv_heads
+    ):
         return
 
     def share(tokens: int, sequences: int) -> int:
         answer = kvcalc.estimate(spec, context_tokens=tokens, batch_size=sequences, tensor_parallel_size=tp)
         return int(answer["kv_cache"]["bytes_per_device"])
 
-    answer = kvcalc.estimate(spec, context_tokens=100, batch_size=batch, tensor_parallel_size=tp, kv_memory_bytes=memory)
+    answer = kvcalc.estimate(
+        spec, context_tokens=100, batch_size=batch, tensor_parallel_size=tp, kv_memory_bytes=memory
+    )
     fit = answer["fit"]
     assert fit["fits"] == (share(100, batch) <= memory)
     assert fit["free_bytes"] == memory - share(100, batch)

@@ -1,0 +1,97 @@
+"""What one answer costs, as ratios of CPU time taken in one run.
+
+    python benchmarks/startup.py [--runs N]
+
+`kvcalc estimate llama-3-70b --json` is compared with a two-command hello-world Typer app, and its human table with the
+same app printing a small Rich table. The goals are at most 1.5 and 1.4. Processes run in turn, A B A B ..., and each
+figure is the median of the ratios of neighbours, so that a machine whose speed drifts slows both sides alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What pip writes as a console script, for either side.
+KVCALC = "import sys\nfrom kvcalc.__main__ import main\nsys.exit(main())\n"
+HELLO = """\
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def hello(name: str = "world"):
+    print(f"hello {name}")
+
+
+@app.command()
+def table(name: str = "world"):
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("attention", "bytes", "ratio")
+    for kind in ("mha", "mqa", "gqa", "mla"):
+        table.add_row(kind, "1,024", "1/8")
+    Console().print(table)
+
+
+app()
+"""
+
+COMPARISONS = [
+    ("estimate --json against a hello-world Typer app", 1.5, ["estimate", "llama-3-70b", "--json"], ["hello"]),
+    (
+        "the human table against the app printing a Rich table",
+        1.4,
+        ["estimate", "llama-3-70b", "--format", "human"],
+        ["table"],
+    ),
+]
+
+
+def cpu_seconds(command: list[str], environment: dict[str, str]) -> float:
+    """User and system seconds of one finished process, as the operating system counted them."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{command} failed with {process.returncode}")
+    return usage.ru_utime + usage.ru_stime
+
+
+def main() -> None:
+    """Run the comparisons and print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=21, help="counted runs of each command (default 21)")
+    runs = parser.parse_args().runs
+    # Both sides run from bytecode, as installed programs do.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPATH"] = str(ROOT)
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = Path(folder, "kvcalc_script.py"), Path(folder, "hello.py")
+        ours.write_text(KVCALC)
+        theirs.write_text(HELLO)
+        for title, goal, a, b in COMPARISONS:
+            commands = [[sys.executable, str(ours), *a], [sys.executable, str(theirs), *b]]
+            for command in commands:
+                cpu_seconds(command, environment)
+            pairs = [tuple(cpu_seconds(command, environment) for command in commands) for _ in range(runs)]
+            ratios = [x / y for x, y in pairs]
+            median = statistics.median(ratios)
+            mine, other = (statistics.median(side) * 1000 for side in zip(*pairs))
+            print(
+                f"{title}: {median:.2f} (goal {goal}: {'met' if median <= goal else 'missed'}; "
+                f"{min(ratios):.2f} to {max(ratios):.2f} over {runs} pairs; CPU {mine:.0f} ms and {other:.0f} ms)"
+            )
+
+
+if __name__ == "__main__":
+    main()

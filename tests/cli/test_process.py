@@ -1,0 +1,137 @@
+"""The command as a process: streams, terminals, pipes, signals, exit statuses."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import spawn
+
+
+def run_on_terminal(*arguments: str, env: dict[str, str] | None = None) -> str:
+    """What the command prints where stdout and stderr are a terminal of 80 columns."""
+    main, worker = pty.openpty()
+    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    environment |= {"TERM": "xterm-256color", "COLUMNS": "80", **(env or {})}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvcalc", *arguments], stdin=worker, stdout=worker, stderr=worker, env=environment
+    )
+    os.close(worker)
+    chunks = []
+    while True:
+        try:
+            chunk = os.read(main, 65536)
+        except OSError:  # the worker side is closed
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    os.close(main)
+    assert process.wait(timeout=60) == 0
+    return b"".join(chunks).decode()
+
+
+def test_human_and_coloured_on_a_terminal_tsv_off_it() -> None:
+    on = run_on_terminal("estimate", "llama-3-70b")
+    assert "KV cache" in on
+    assert "\x1b[1m" in on
+    off = spawn("estimate", "llama-3-70b")
+    assert off.out.startswith("path\tvalue\n")
+
+
+@pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, None])
+def test_no_colour_where_it_is_not_wanted(plain: dict[str, str] | None) -> None:
+    options = ("--no-color",) if plain is None else ()
+    out = run_on_terminal("estimate", "bert-base", "--kv-memory", "1G", *options, env=plain)
+    assert "\x1b[3" not in out
+    assert "KV cache" in out
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    for arguments in (("estimate", "llama-7b", "--json"), ("models",), ("estimate", "llama-7b", "--format", "human")):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kvcalc", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert (process.wait(timeout=60), process.stderr.read()) == (0, b"")
+        process.stderr.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("format", ["json", "human"])
+def test_a_full_disk_is_a_failure(format: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvcalc", "estimate", "llama-7b", "--format", format],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("kvcalc: cannot write: No space left")
+    assert "Traceback" not in done.stderr
+
+
+def test_version_and_help() -> None:
+    from kvcalc import __version__
+
+    assert spawn("--version").out == f"kvcalc {__version__}\n"
+    for arguments in ((), ("-h",), ("--help",)):
+        result = spawn(*arguments)
+        assert result.status == 0
+        assert "estimate" in result.out
+        assert "measure" in result.out
+
+
+@pytest.mark.parametrize("delay", [0.02, 0.3, 3.0, 6.0])
+def test_ctrl_c_leaves_with_130_within_a_second_and_without_a_trace(delay: float) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "kvcalc",
+        "measure",
+        "llama-7b",
+        "--layers",
+        "4",
+        "--context",
+        "16k",
+        "--device",
+        "cpu",
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # A test runner in the background may ignore SIGINT, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    # In the first milliseconds the interpreter itself is still starting, and may leave its own way.
+    assert process.returncode == 130 or delay < 0.1
+    assert out == b""
+    assert b"Traceback" not in err or delay < 0.1
+
+
+def test_debug_lets_the_traceback_through() -> None:
+    plain = spawn("estimate", "nope")
+    assert "Traceback" not in plain.err
+    assert "Traceback" in spawn("estimate", "nope", env={"KVCALC_DEBUG": "1"}).err
+
+
+def test_a_bug_is_one_line_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from kvcalc.cli.app import run
+
+    def broken(*args: object, **options: object) -> None:
+        raise ZeroDivisionError("two\nlines")
+
+    monkeypatch.setattr("kvcalc.planning.estimate.estimate", broken)
+    assert run(["estimate", "gpt2"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("kvcalc: internal error: ZeroDivisionError: two lines\n")
+    assert "KVCALC_DEBUG" in err

@@ -1,0 +1,321 @@
+"""measure end to end on the CPU: predicted bytes are held bytes for every kind, and a lie is found out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+import kvcalc as library
+from kvcalc.attention.cache import TokenCache
+from kvcalc.measure import budget, runner, verify
+from kvcalc.measure.build import build_layer
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.model.presets import preset_names
+from kvcalc.schema import load_schema
+from tests.conftest import ROOT
+
+SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64")
+FAST = (*SMALL, "--layers", "2", "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
+
+
+@pytest.fixture(autouse=True)
+def small_roof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The roof of a test is of no interest: a small buffer is enough."""
+    monkeypatch.setattr("kvcalc.measure.bandwidth._BUFFER_BYTES", {"cpu": 1 << 22, "cuda": 1 << 22, "mps": 1 << 22})
+
+
+def test_all_four_kinds_hold_what_the_formula_says(kvcalc: Any) -> None:
+    result = kvcalc("measure", *FAST, "--attention", "all", "--json")
+    assert result.status == 0, result.err
+    document = result.json
+    jsonschema.validate(document, {**load_schema(), "$ref": "#/$defs/measure"})
+    assert [run["attention"] for run in document["runs"]] == ["mha", "mqa", "gqa", "mla"]
+    elements = {"mha": 2 * 8 * 16, "mqa": 2 * 16, "gqa": 2 * 2 * 16, "mla": 4 * 16 + 8}
+    for run in document["runs"]:
+        assert (
+            run["predicted_bytes"]
+            == run["held_bytes"]
+            == run["allocator_bytes"]
+            == 2 * 40 * elements[run["attention"]] * 4
+        )
+        assert run["verified"]["ok"]
+        for times in (run["decode_step_seconds"], run["attention_core_seconds"]):
+            assert 0 < times["min"] <= times["p50"] <= times["p90"]
+            assert times["n"] == 4
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_runs_or_is_refused_by_name(name: str) -> None:
+    """One layer of each, in its own dtype, beside the estimate of that layer."""
+    spec = library.load_model(name)
+    document = runner.measure(spec, context_tokens=24, steps=2, num_layers=1, device="cpu")
+    (run,) = document["runs"]
+    expected = library.estimate(spec.head(1), context_tokens=24)["kv_cache"]["total_bytes"]
+    assert run["predicted_bytes"] == run["held_bytes"] == expected
+    assert run["attention"] == spec.attention.kind
+    runner.check_bytes(document)
+
+
+def test_a_window_is_a_ring_of_the_window(kvcalc: Any) -> None:
+    document = kvcalc("measure", *FAST, "--sliding-window", "10", "--attention", "all", "--json").json
+    for run in document["runs"]:
+        assert run["predicted_bytes"] == run["held_bytes"]
+        assert run["verified"]["ok"]
+    assert document["runs"][2]["held_bytes"] == 2 * 10 * 2 * 2 * 16 * 4
+
+
+def test_a_kind_the_model_cannot_have_is_skipped_with_the_reason() -> None:
+    document = runner.measure(
+        library.load_model("falcon-7b"), context_tokens=8, steps=2, num_layers=1, all_variants=True, device="cpu"
+    )
+    assert [run["attention"] for run in document["runs"]] == ["mha", "mqa", "mla"]
+    assert document["skipped"] == [{"attention": "gqa", "reason": "no number of groups from 2 to 8 divides 71 heads"}]
+
+
+def test_a_tensor_one_row_too_long_is_found_out(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = TokenCache._allocate
+
+    def longer(
+        self: TokenCache, batch: int, heads: int, width: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        self.capacity += 1
+        try:
+            return real(self, batch, heads, width, dtype, device)
+        finally:
+            self.capacity -= 1
+
+    monkeypatch.setattr(TokenCache, "_allocate", longer)
+    result = kvcalc("measure", *FAST, "--json")
+    predicted, held = 2 * 40 * 2 * 2 * 16 * 4, 2 * 41 * 2 * 2 * 16 * 4
+    assert result.status == 5
+    assert f"{predicted:,}" in result.err
+    assert f"{held:,}" in result.err
+    # Nothing is lost: the document is there with both numbers.
+    run = result.json["runs"][0]
+    assert (run["predicted_bytes"], run["held_bytes"]) == (predicted, held)
+
+
+def test_predicted_bytes_come_from_the_formula_not_from_a_tensor(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcalc.memory.kv_cache.stored_bytes", lambda *args: 12345)
+    result = kvcalc("measure", *FAST, "--json")
+    assert result.json["runs"][0]["predicted_bytes"] == 12345
+    assert result.status == 5
+
+
+def test_a_decode_that_differs_from_the_full_pass_fails_the_run(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring that keeps one token too few changes no byte that is counted; the self-check sees it."""
+    real = verify.make_cache
+
+    def forgetful(*args: Any) -> TokenCache:
+        cache = real(*args)
+        first = cache.tensors[0]
+        append = cache.append
+
+        def append_and_forget(rows: Any) -> None:
+            append(rows)
+            first[:, :, 0] = 0
+
+        cache.append = append_and_forget  # type: ignore[method-assign]
+        return cache
+
+    monkeypatch.setattr(verify, "make_cache", forgetful)
+    result = kvcalc("measure", *FAST, "--json")
+    assert result.status == 1
+    assert "differs from the full pass" in result.err
+    assert not result.json["runs"][0]["verified"]["ok"]
+
+
+def test_the_caches_end_full_with_every_row_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[TokenCache] = []
+    real = runner.held_bytes
+
+    def spy(caches: Any) -> int:
+        seen.extend(caches)
+        assert all(cache.length == 40 for cache in seen)
+        assert all(bool((t.abs().sum(dim=-1) > 0).all()) for cache in seen for t in cache.tensors)
+        return real(caches)
+
+    monkeypatch.setattr(runner, "held_bytes", spy)
+    spec = library.read_config(
+        {"model_type": "generic", "num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 32}, "x", "x"
+    )
+    runner.measure(spec, context_tokens=40, steps=7, device="cpu", dtype="fp32")
+    assert len(seen) == 3
+
+
+def test_warm_up_leaves_no_token_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same run with and without warm-up ends with the same cache."""
+    kept: list[list[torch.Tensor]] = []
+    real = runner.held_bytes
+
+    def spy(caches: Any) -> int:
+        kept.append([t.clone() for cache in caches for t in cache.in_order()])
+        return real(caches)
+
+    monkeypatch.setattr(runner, "held_bytes", spy)
+    spec = library.read_config(
+        {
+            "model_type": "generic",
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "hidden_size": 32,
+            "sliding_window": 8,
+        },
+        "x",
+        "x",
+    )
+    for warm_up in (3, 0):
+        monkeypatch.setattr(runner, "_WARM_UP_STEPS", warm_up)
+        # Inputs by position, so that warm-up draws nothing from the stream the steps draw from.
+        monkeypatch.setattr(runner, "_inputs", lambda spec, request: lambda n: torch.ones(request.batch_size, n, 32))
+        runner.measure(spec, context_tokens=20, steps=5, device="cpu", dtype="fp32")
+    for a, b in zip(*kept):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_seed_gives_the_same_weights_and_inputs() -> None:
+    errors = [
+        runner.measure(library.load_model("gpt2"), context_tokens=8, steps=2, num_layers=1, device="cpu", seed=seed)[
+            "runs"
+        ][0]["verified"]["max_abs_error"]
+        for seed in (1, 1, 2)
+    ]
+    assert errors[0] == errors[1] != errors[2]
+
+
+def test_layers_are_the_first_ones_and_said_so(kvcalc: Any) -> None:
+    document = kvcalc(
+        "measure", "gpt2", "--layers", "2", "--context", "16", "--steps", "2", "--device", "cpu", "--json"
+    ).json
+    assert document["runs"][0]["num_layers"] == document["model"]["num_layers"] == 2
+    assert any("2 of 12 layers" in warning for warning in document["warnings"])
+
+
+def test_an_encoder_runs_with_a_warning() -> None:
+    document = runner.measure(library.load_model("bert-base"), context_tokens=16, steps=2, num_layers=1, device="cpu")
+    assert any("engines keep nothing" in warning for warning in document["warnings"])
+    assert document["runs"][0]["held_bytes"] == 2 * 12 * 64 * 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (("--steps", "40"), 2, "--steps 40 must be less than the context of 40"),
+        (("--steps", "41"), 2, "--steps 41"),
+        (("--device", "tpu"), 2, "not a device"),
+        (("--dtype", "fp8"), 2, "measure computes in"),
+        (("--dtype", "int4"), 2, "measure computes in"),
+        (("--attention", "some"), 2, "not a kind of attention"),
+        (("--get", "runs.0.held"), 2, "nothing there"),
+        (("--seed", "-1"), 2, "--seed"),
+        (("--context", "10G"), 4, "are free"),
+        (("--batch", "1_000_000_000"), 4, "no context fits"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_allocated(
+    kvcalc: Any, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str], status: int, message: str
+) -> None:
+    def unreachable(*args: object) -> None:
+        raise AssertionError("allocated")
+
+    monkeypatch.setattr(runner, "read_roof", unreachable)
+    monkeypatch.setattr(runner, "_build", unreachable)
+    result = kvcalc("measure", *FAST, *options)
+    assert result.status == status
+    assert message in result.err
+    assert result.out == ""
+    assert len(result.err.splitlines()) <= 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one here")
+def test_a_device_that_is_not_here_says_what_is(kvcalc: Any) -> None:
+    result = kvcalc("measure", *FAST, "--device", "cuda")
+    assert result.status == 2
+    assert "there is: " in result.err
+    assert "cpu" in result.err
+
+
+def test_more_layers_than_there_are(kvcalc: Any) -> None:
+    result = kvcalc("measure", "gpt2", "--layers", "13", "--context", "16", "--steps", "2")
+    assert (result.status, result.out) == (2, "")
+    assert "gpt2 has 12" in result.err
+
+
+def test_a_model_without_a_width_is_refused(kvcalc: Any) -> None:
+    result = kvcalc("measure", "--layers", "1", "--heads", "4", "--head-dim", "8", "--context", "16", "--steps", "2")
+    assert result.status == 3
+    assert "--hidden-size" in result.err
+
+
+def test_what_would_fit_really_fits() -> None:
+    """The context a refusal names is the longest whose need is within what may be used."""
+    spec, dtype, free = library.load_model("llama-7b").head(2), DTYPES["fp16"], 4 << 30
+    with pytest.raises(library.KvcalcError) as caught:
+        budget.check_fits(spec, dtype, 10**6, 1, 8, "cpu", free)
+    assert caught.value.exit_code == 4
+    longest = int((caught.value.hint or "").split(" tokens")[0].split()[-1].replace(",", ""))
+    budget.check_fits(spec, dtype, longest, 1, 8, "cpu", free)
+    with pytest.raises(library.KvcalcError):
+        budget.check_fits(spec, dtype, longest + 1, 1, 8, "cpu", free)
+
+
+def test_the_weights_counted_are_the_weights_built() -> None:
+    for name in ("gpt2", "llama-7b", "deepseek-v3"):
+        spec = library.load_model(name).head(1)
+        layer = build_layer(spec.attention, None, torch.bfloat16, torch.device("meta"))
+        built = sum(p.numel() * 2 for p in layer.parameters() if p.dim() == 2)
+        assert budget.need_of(spec, DTYPES["bf16"], 64, 1, "cpu").weights_bytes == built
+
+
+@pytest.mark.parametrize("missing", ["torch", "psutil"])
+def test_without_torch_one_line_says_what_to_install(missing: str) -> None:
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "from kvcalc.cli.app import run; sys.exit(run(['measure', 'gpt2']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        f"kvcalc: kvcalc measure needs {missing}, which is not installed",
+        "  pip install 'kvcalc[measure]'",
+    ]
+
+
+def test_human_output_names_bytes_times_and_shares(kvcalc: Any) -> None:
+    result = kvcalc("measure", *FAST, "--attention", "all", "--format", "human")
+    assert result.status == 0
+    lines = result.out.splitlines()
+    for kind in ("MHA", "MQA", "GQA", "MLA"):
+        assert sum(line.startswith(kind) for line in lines) == 2
+    assert result.out.count("equal") == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_on_a_gpu_all_four_kinds_hold_what_the_formula_says(kvcalc: Any, dtype: str) -> None:
+    result = kvcalc(
+        "measure",
+        "llama-7b",
+        "--layers",
+        "2",
+        "--context",
+        "2k",
+        "--attention",
+        "all",
+        "--device",
+        "cuda",
+        "--dtype",
+        dtype,
+        "--json",
+    )
+    assert result.status == 0, result.err
+    for run in result.json["runs"]:
+        assert run["predicted_bytes"] == run["held_bytes"] == run["allocator_bytes"]
+        assert run["verified"]["ok"]

@@ -1,0 +1,143 @@
+"""The house's walls: who may import whom, and what a start may load."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "kvcalc"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+# room -> the rooms it may import, besides itself and the shared errors, units and schema.
+ROOMS = {
+    "model": set(),
+    "memory": {"model"},
+    "throughput": {"memory", "model"},
+    "planning": {"throughput", "memory", "model"},
+    "attention": set(),
+    "measure": {"attention", "throughput", "memory", "model"},
+    "output": set(),
+    "cli": {"output", "planning", "measure", "model"},
+}
+SHARED = {"errors", "units", "schema"}
+
+# third-party module -> where it may be imported.
+THIRD_PARTY = {
+    "torch": ("attention/", "measure/"),
+    "psutil": ("measure/",),
+    "typer": ("cli/",),
+    "rich": ("cli/", "output/"),
+    "yaml": ("model/presets.py",),
+}
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            found.add(node.module or "")
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_arrows_run_one_way(path: Path) -> None:
+    room = room_of(path)
+    if room not in ROOMS:
+        return
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "kvcalc" and len(parts) > 1 and parts[1] != "__version__":
+            assert parts[1] in {room, *ROOMS[room], *SHARED}, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_third_parties_stay_in_their_rooms(path: Path) -> None:
+    where = path.relative_to(PACKAGE).as_posix()
+    for name in imports(path):
+        package = name.split(".")[0]
+        if package in THIRD_PARTY:
+            assert where.startswith(THIRD_PARTY[package]), f"{where} imports {name}"
+        else:
+            assert package in sys.stdlib_module_names | {"kvcalc"}, f"{where} imports {name}"
+
+
+def test_every_room_is_known() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert rooms <= set(ROOMS)
+
+
+def loaded_by(code: str) -> set[str]:
+    """The top-level modules a fresh interpreter has loaded after `code`."""
+    script = (
+        f"import sys, io\nreal, sys.stdout = sys.stdout, io.StringIO()\n{code}\nprint(' '.join(sys.modules), file=real)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(done.stdout.split())
+
+
+def run(*arguments: str) -> str:
+    return f"from kvcalc.cli.app import run\nassert run({list(arguments)!r}) == 0"
+
+
+HEAVY = {"torch", "numpy", "psutil", "pydantic"}
+
+
+def test_importing_kvcalc_loads_nothing_heavy() -> None:
+    loaded = loaded_by("import kvcalc\nkvcalc.__version__")
+    assert not loaded & (HEAVY | {"rich", "typer", "yaml"})
+    assert "kvcalc.planning.estimate" not in loaded
+
+
+def test_the_api_loads_no_command_line() -> None:
+    loaded = loaded_by("import kvcalc\nkvcalc.estimate(kvcalc.load_model('llama-7b'))")
+    assert not loaded & (HEAVY | {"rich", "typer"})
+
+
+def test_json_loads_no_rich_no_torch_and_no_other_command() -> None:
+    loaded = loaded_by(run("estimate", "llama-3-70b", "--json"))
+    assert not loaded & (HEAVY | {"rich", "dataclasses", "importlib.metadata", "importlib.resources"})
+    assert "kvcalc.cli.measure" not in loaded
+    assert "kvcalc.output.human" not in loaded
+    # yaml is there because a preset was read, by the C parser, and one family's reader was loaded.
+    assert "yaml" in loaded
+    assert {m for m in loaded if m.startswith("kvcalc.model.families.")} == {"kvcalc.model.families.decoder"}
+
+
+def test_yaml_is_loaded_only_where_a_preset_is_read(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}')
+    for arguments in (
+        ("estimate", str(config), "--json"),
+        ("estimate", "--layers", "1", "--heads", "2", "--head-dim", "8"),
+    ):
+        assert "yaml" not in loaded_by(run(*arguments))
+
+
+def test_human_output_loads_rich_and_no_torch() -> None:
+    loaded = loaded_by(run("estimate", "llama-3-70b", "--format", "human"))
+    assert "rich" in loaded
+    assert not loaded & HEAVY
+
+
+def test_one_preset_is_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvcalc.model import presets
+
+    read: list[str] = []
+    real = presets.read_text
+    monkeypatch.setattr(presets, "read_text", lambda path, most: read.append(path) or real(path, most))
+    presets.find_preset("llama-3-70b")
+    assert len(read) == 1

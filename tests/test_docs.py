@@ -1,0 +1,141 @@
+"""The documentation is true: every command documented, every example run, the output shown is the output printed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcalc.cli.app import COMMANDS
+from tests.conftest import ROOT, spawn
+
+README = (ROOT / "README.md").read_text()
+
+# (command line, output shown below it) of every console block: a `$ kvcalc ...` line and what follows.
+CONSOLE = [
+    (command, shown)
+    for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    for command, shown in re.findall(r"^\$ (kvcalc .*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
+]
+
+
+def examples_of(command: str) -> list[str]:
+    out = spawn(command, "--help", env={"COLUMNS": "200", "TERM": "dumb"}).out
+    return [line.strip() for line in out.splitlines() if line.strip().startswith(f"kvcalc {command}")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_in_the_readme_and_has_help_with_examples(command: str) -> None:
+    assert f"kvcalc {command}" in README
+    assert examples_of(command)
+
+
+def test_every_option_has_help() -> None:
+    import typer
+
+    for command in COMMANDS:
+        module = __import__(f"kvcalc.cli.{COMMANDS[command]}", fromlist=["app"])
+        built = typer.main.get_command(module.app)
+        for parameter in built.params:
+            assert getattr(parameter, "help", None), f"{command} {parameter.name}"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_examples_in_help_run(command: str) -> None:
+    for example in examples_of(command):
+        arguments = shlex.split(example)[1:]
+        if command == "measure":
+            # As typed, but short: the kinds and options are what an example shows.
+            arguments += ["--context", "64", "--steps", "2", "--layers", "1", "--device", "cpu"]
+        result = spawn(*arguments)
+        assert result.status == 0, (example, result.err)
+        assert result.out
+
+
+def test_there_are_console_examples() -> None:
+    assert {command.split()[1] for command, _ in CONSOLE} >= set(COMMANDS)
+
+
+@pytest.mark.parametrize(("command", "shown"), CONSOLE, ids=[command for command, _ in CONSOLE])
+def test_the_output_shown_is_the_output_printed(command: str, shown: str) -> None:
+    """Word for word; of measure, whose times are the machine's own, the bytes."""
+    arguments = shlex.split(command)[1:]
+    if arguments[0] == "measure":
+        document = spawn(*arguments, "--json").out if "--json" not in arguments else spawn(*arguments).out
+        figures = set(re.findall(r"\b\d{1,3}(?:,\d{3})+\b", shown))
+        import json
+
+        for run in json.loads(document)["runs"]:
+            assert f"{run['held_bytes']:,}" in figures
+        return
+    words = shown.split()
+    scripted = {"--json", "--get"} & set(arguments)
+    result = spawn(*arguments, *(() if scripted else ("--format", "human")), env={"COLUMNS": "80", "TERM": "dumb"})
+    assert [line.rstrip() for line in result.out.splitlines()] == [
+        line.rstrip() for line in shown.rstrip().splitlines()
+    ]
+    assert words
+
+
+def test_shell_examples_run() -> None:
+    """The scripting block, with kvcalc on the path."""
+    (script,) = re.findall(r"```bash\n(# Scripting.*?)```", README, re.DOTALL)
+    folder = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_exit_statuses_in_the_readme_are_the_codes(kvcalc: Any) -> None:
+    from kvcalc import errors
+
+    table = dict(re.findall(r"^\| (\d+) \| (.+?) \|", README, re.MULTILINE))
+    kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, errors.KvcalcError)]
+    assert {str(kind.exit_code) for kind in kinds} | {"0", "130"} == set(table)
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    (line,) = re.findall(r"^python3 -m venv .*pytest.*$", README, re.MULTILINE)
+    assert line.startswith("python3 -m venv .venv ")
+    assert "grep -m1 '^python3 -m venv .venv .*pytest' README.md" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_every_preset_the_readme_names_exists() -> None:
+    from kvcalc.model.presets import preset_names
+
+    for command, _ in CONSOLE:
+        words = shlex.split(command)
+        if words[1] in ("estimate", "measure") and len(words) > 2 and not words[2].startswith("-"):
+            assert words[2] in preset_names()
+
+
+def test_links_to_files_lead_somewhere() -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kvcalc").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_public_things_have_docstrings(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), f"{path}: no module docstring"
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{path}: {node.name}"
+
+
+def test_the_package_example_is_true() -> None:
+    import doctest
+
+    import kvcalc
+
+    assert doctest.testmod(kvcalc).failed == 0

@@ -1,0 +1,64 @@
+"""The JSON contract: every command's document, in many shapes, against the schema that ships in the wheel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from kvcalc.model.presets import preset_names
+from kvcalc.schema import SCHEMA_VERSION, load_schema
+
+SCHEMA = load_schema()
+
+
+def check(document: dict[str, Any], kind: str) -> None:
+    jsonschema.Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{kind}"}).validate(document)
+
+
+def test_the_schema_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize(
+    "options",
+    [
+        (), ("--context", "1M", "--batch", "7", "--kv-memory", "80GiB"), ("--engine", "transformers"),
+        ("--attention", "mha", "--kv-dtype", "fp8"), ("--attention", "mla"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_estimate(kvcalc: Any, name: str, options: tuple[str, ...]) -> None:
+    check(kvcalc("estimate", name, *options, "--json").json, "estimate")
+
+
+def test_models(kvcalc: Any) -> None:
+    check(kvcalc("models", "--json").json, "models")
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_models_show(kvcalc: Any, name: str) -> None:
+    check(kvcalc("models", "show", name, "--json").json, "models_show")
+
+
+def test_keys_stand_in_the_contracts_order_and_the_version_first(kvcalc: Any) -> None:
+    document = kvcalc("estimate", "llama-7b", "--json").json
+    assert list(document) == SCHEMA["$defs"]["estimate"]["required"]
+    assert next(iter(document)) == "schema_version"
+    assert document["schema_version"] == SCHEMA_VERSION
+
+
+def test_a_document_with_a_key_more_or_less_or_a_float_for_bytes_is_refused(kvcalc: Any) -> None:
+    for spoil in (
+        lambda d: d.pop("warnings"),
+        lambda d: d.update(extra=1),
+        lambda d: d["kv_cache"].update(total_bytes=1.5),
+        lambda d: d["model"].update(attention="mgqa"),
+        lambda d: d["variants"][0].pop("reason"),
+    ):
+        document = kvcalc("estimate", "llama-7b", "--json").json
+        spoil(document)
+        with pytest.raises(jsonschema.ValidationError):
+            check(document, "estimate")
