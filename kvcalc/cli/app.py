@@ -3,6 +3,7 @@
 import os
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any
 
 import typer
@@ -69,6 +70,9 @@ def run(arguments: list[str]) -> int:
 
     KVCALC_DEBUG=1 lets the traceback through.
     """
+    if isinstance(sys.stdout, TextIOWrapper):
+        # A file name that is no text is printed escaped rather than refused.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = typer.main.get_command(app).main(arguments, prog_name="kvcalc", standalone_mode=False)
         sys.stdout.flush()
@@ -99,14 +103,19 @@ def run(arguments: list[str]) -> int:
 
 
 def _report(message: str, hint: str | None, status: int) -> int:
-    lines = [f"kvcalc: {' '.join(message.split())}"]
+    lines = [f"kvcalc: {_printable(message)}"]
     if hint:
-        lines.append(f"  {hint}")
+        lines.append(f"  {_printable(hint)}")
     try:
         print("\n".join(lines), file=sys.stderr)
     except OSError:
         _silence_stdout()
     return status
+
+
+def _printable(text: str) -> str:
+    """One line without control characters, which file names and configs may hold."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
 
 
 def _command_of(arguments: list[str]) -> str:

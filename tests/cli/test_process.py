@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -135,3 +136,20 @@ def test_a_bug_is_one_line_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     err = capsys.readouterr().err
     assert err.startswith("kvcalc: internal error: ZeroDivisionError: two lines\n")
     assert "KVCALC_DEBUG" in err
+
+
+def test_names_that_are_no_text_and_control_characters_are_printed_escaped(tmp_path: Path) -> None:
+    config = '{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}'
+    path = os.fsencode(tmp_path) + b"/\xff\x1b[31m.json"
+    with open(path, "w") as file:
+        file.write(config)
+    for format in ("tsv", "human", "json"):
+        result = spawn("estimate", os.fsdecode(path), "--format", format)
+        assert result.status == 0, result.err
+        if format == "json":
+            assert "\x1b" not in result.out
+    with open(path, "w") as file:
+        file.write("{}")
+    result = spawn("estimate", os.fsdecode(path))
+    assert result.status == 3
+    assert "\x1b" not in result.err

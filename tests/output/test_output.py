@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from typing import Any
 
 import pytest
@@ -160,3 +161,24 @@ def test_json_is_one_document_without_infinities(kvcalc: Any) -> None:
 
     out = kvcalc("estimate", "gpt2", "--context", 10**18, "--json").out
     assert json.loads(out, parse_constant=refuse)["workload"]["context_tokens"] == 10**18
+
+
+def test_layers_of_different_kinds_each_get_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    import kvcalc
+    from kvcalc.model.caches import FullAttention, SlidingWindowAttention
+    from kvcalc.model.spec import LayerGroup
+    from kvcalc.output.human import render
+
+    groups = (
+        LayerGroup(0, 4, (SlidingWindowAttention(512, 8, 64, 64),)),
+        LayerGroup(5, 5, (FullAttention(8, 64, 64),)),
+    )
+    spec = kvcalc.load_model("llama-3-8b")._replace(layers=groups)
+    render(kvcalc.estimate(spec, context_tokens=1000), "estimate", color=False)
+    out = capsys.readouterr().out
+    assert "layers 0-4  sliding window attention, window 512" in out
+    assert "  = 2 x 5 x 1 x 8 x 512 x 64 x 2\n" in out
+    assert "layers 5-5  full attention" in out
+    assert "  = 2 x 1 x 1 x 8 x 1,000 x 64 x 2\n" in out
+    assert f"  = {(5 * 512 + 1000) * 2 * 8 * 64 * 2:,} bytes stored" in out
+    assert re.search(rf"fixed +{5 * 512 * 2 * 8 * 64 * 2 / 2**20:.2f} MiB", out)
