@@ -70,10 +70,11 @@ def check_fits(
     if need.total_bytes <= usable:
         return
     longest = longest_context(lambda t: need_of(spec, dtype, max(t, 1), batch_size, kind).total_bytes, usable)
-    if longest is not None and longest > steps:
-        hint = f"the largest context that fits is {longest:,} tokens; or run fewer layers: --layers 1"
-    else:
-        hint = f"no context fits: run fewer layers than {spec.num_layers}" if spec.num_layers > 1 else "no context fits"
+    fewer = _layers_that_fit(spec, dtype, context_tokens, batch_size, kind, usable)
+    context = (
+        f"the largest context that fits is {longest:,} tokens" if longest and longest > steps else "no context fits"
+    )
+    hint = context + (f"; at this one {fewer} layers do: --layers {fewer}" if fewer else "")
     raise DoesNotFitError(
         f"{spec.name} as {spec.attention.kind} needs {format_size(need.total_bytes)} (weights "
         f"{format_size(need.weights_bytes)}, cache {format_size(need.kv_cache_bytes)}, workspace "
@@ -81,6 +82,18 @@ def check_fits(
         f"{_USABLE_PERCENT[kind]}% of it",
         hint,
     )
+
+
+def _layers_that_fit(
+    spec: ModelSpec, dtype: Dtype, context_tokens: int, batch_size: int, kind: str, usable: int
+) -> int:
+    """The most layers, counted from the first, whose need is within `usable` bytes; 0 where not one's is."""
+    fits, too_many = 0, spec.num_layers
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        within = need_of(spec.head(middle), dtype, context_tokens, batch_size, kind).total_bytes <= usable
+        fits, too_many = (middle, too_many) if within else (fits, middle)
+    return fits
 
 
 def _workspace_per_token(shape: AttentionShape, context_tokens: int, batch_size: int) -> int:

@@ -258,10 +258,21 @@ def test_what_would_fit_really_fits() -> None:
     with pytest.raises(library.KvcalcError) as caught:
         budget.check_fits(spec, dtype, 10**6, 1, 8, "cpu", free)
     assert caught.value.exit_code == 4
-    longest = int((caught.value.hint or "").split(" tokens")[0].split()[-1].replace(",", ""))
+    hint = caught.value.hint or ""
+    longest = int(hint.split(" tokens")[0].split()[-1].replace(",", ""))
     budget.check_fits(spec, dtype, longest, 1, 8, "cpu", free)
     with pytest.raises(library.KvcalcError):
         budget.check_fits(spec, dtype, longest + 1, 1, 8, "cpu", free)
+
+
+def test_the_layers_a_refusal_offers_really_fit() -> None:
+    spec, dtype, free = library.load_model("deepseek-v3"), DTYPES["bf16"], 8 << 30
+    with pytest.raises(library.KvcalcError) as caught:
+        budget.check_fits(spec, dtype, 4096, 1, 8, "cpu", free)
+    layers = int((caught.value.hint or "").split()[-1])
+    budget.check_fits(spec.head(layers), dtype, 4096, 1, 8, "cpu", free)
+    with pytest.raises(library.KvcalcError):
+        budget.check_fits(spec.head(layers + 1), dtype, 4096, 1, 8, "cpu", free)
 
 
 def test_the_weights_counted_are_the_weights_built() -> None:

@@ -56,14 +56,15 @@ def _bytes(document: dict[str, Any], console: Console) -> None:
 
 
 def _times(document: dict[str, Any], console: Console) -> None:
+    """Each share of the roof stands behind the time it belongs to: a whole step's, then attention's alone."""
     table = plain_table(
         ("", "left"),
         ("step p50", "right"),
         ("p90", "right"),
+        ("of roof", "right"),
         ("core p50", "right"),
         ("KV read", "right"),
         ("of roof", "right"),
-        ("step", "right"),
         ("backend", "left"),
     )
     for run in document["runs"]:
@@ -72,10 +73,10 @@ def _times(document: dict[str, Any], console: Console) -> None:
             run["attention"].upper(),
             _seconds(step["p50"]),
             _seconds(step["p90"]),
+            f"{share['step']:.0%}",
             _seconds(core["p50"]),
             _rate(run["kv_read_bytes_per_second"]),
             f"{share['attention_core']:.0%}",
-            f"{share['step']:.0%}",
             run["backend"],
         )
     console.print(table)
