@@ -71,10 +71,9 @@ def check_fits(
         return
     longest = longest_context(lambda t: need_of(spec, dtype, max(t, 1), batch_size, kind).total_bytes, usable)
     fewer = _layers_that_fit(spec, dtype, context_tokens, batch_size, kind, usable)
-    context = (
-        f"the largest context that fits is {longest:,} tokens" if longest and longest > steps else "no context fits"
-    )
-    hint = context + (f"; at this one {fewer} layers do: --layers {fewer}" if fewer else "")
+    hint = f"the largest context that fits is {longest:,} tokens" if longest and longest > steps else "no context fits"
+    if fewer:
+        hint += f"; at the one asked for, fewer layers do: --layers {fewer}"
     raise DoesNotFitError(
         f"{spec.name} as {spec.attention.kind} needs {format_size(need.total_bytes)} (weights "
         f"{format_size(need.weights_bytes)}, cache {format_size(need.kv_cache_bytes)}, workspace "
