@@ -96,7 +96,7 @@ def _load() -> tuple[Callable[..., dict[str, object]], Callable[[dict[str, objec
         if error.name not in ("torch", "psutil"):
             raise
         raise RunError(
-            f"kvcalc measure needs {error.name}, which is not installed", "pip install 'kvcalc[measure]'"
+            f"kvcalc measure needs {error.name}, which is not installed: pip install 'kvcalc[measure]'"
         ) from None
     return runner.measure, runner.check_bytes
 
