@@ -12,6 +12,7 @@ from kvcalc.attention.grouped import GroupedAttention
 from kvcalc.attention.latent import MultiHeadLatentAttention
 from kvcalc.attention.rope import RotaryEmbedding
 from kvcalc.errors import ModelError
+from kvcalc.model.caches import ChunkedAttention, IndexerKeys
 from kvcalc.model.spec import AttentionShape, ModelSpec
 
 AttentionLayer = Union[GroupedAttention, MultiHeadLatentAttention]
@@ -28,10 +29,23 @@ def check_buildable(spec: ModelSpec) -> None:
         raise ModelError(f"{spec.name}: hidden_size is not known, and the projections need it", "give --hidden-size")
     if shape.rope_dim % 2:
         raise ModelError(f"{spec.name}: rotary positions turn dimensions in pairs, and {shape.rope_dim} is odd")
+    expected = cache_shape(shape)
     for group in spec.layers:
-        if len(group.caches) != 1:
-            held = f"layers {group.first} to {group.last} hold {len(group.caches)} caches"
-            raise ModelError(f"{spec.name}: {held}; measure runs layers of one")
+        for cache in group.caches:
+            if isinstance(cache, (ChunkedAttention, IndexerKeys)):
+                raise ModelError(f"{spec.name}: measure does not run {cache.kind.replace('_', ' ')}")
+        if len(group.caches) != 1 or group.caches[0].token_rows() != expected:
+            raise ModelError(
+                f"{spec.name}: layers {group.first} to {group.last} differ from the model's attention; measure runs "
+                "models whose layers are alike but for their windows"
+            )
+
+
+def cache_shape(shape: AttentionShape) -> tuple[int, ...]:
+    """The rows one token adds in a layer of `shape`, as `Cache.token_rows` gives them."""
+    if shape.is_latent:
+        return (shape.kv_lora_rank + shape.qk_rope_head_dim,)
+    return (shape.num_kv_heads * shape.qk_head_dim, shape.num_kv_heads * shape.v_head_dim)
 
 
 def layer_windows(spec: ModelSpec) -> list[int | None]:

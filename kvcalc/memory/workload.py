@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype, parse_dtype
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, kv_head_counts
 
 DEFAULT_CONTEXT_TOKENS = 4096
 _DEFAULT_DTYPE = "bf16"
@@ -63,11 +63,12 @@ def _check_tensor_parallel(spec: ModelSpec, size: int) -> None:
 
     The same conditions as vLLM's (verify_with_parallel_config, vllm/config/model.py, and QKVParallelLinear, 0.33.0).
     """
-    heads, kv_heads = spec.attention.num_heads, spec.attention.num_kv_heads
+    heads = spec.attention.num_heads
     if heads % size:
         divisors = [str(n) for n in range(2, min(heads, 16) + 1) if heads % n == 0]
         raise UsageError(
             f"--tp {size} does not divide the {heads} attention heads", f"try {', '.join(divisors) or '1'}"
         )
-    if not spec.attention.is_latent and kv_heads % size and size % kv_heads:
-        raise UsageError(f"--tp {size} neither divides the {kv_heads} KV heads nor is divided by them")
+    for kv_heads in kv_head_counts(spec):
+        if kv_heads % size and size % kv_heads:
+            raise UsageError(f"--tp {size} neither divides the {kv_heads} KV heads nor is divided by them")

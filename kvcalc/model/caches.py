@@ -74,6 +74,59 @@ class SlidingWindowAttention(NamedTuple):
         return self._replace(num_kv_heads=max(1, self.num_kv_heads // tensor_parallel_size))
 
 
+class ChunkedAttention(NamedTuple):
+    """K and V of the current chunk of `chunk` tokens; earlier chunks are never seen again (Llama 4)."""
+
+    chunk: int
+    num_kv_heads: int
+    k_head_dim: int
+    v_head_dim: int
+
+    @property
+    def kind(self) -> str:
+        return "chunked_attention"
+
+    @property
+    def window(self) -> int | None:
+        return self.chunk
+
+    def stored_factors(self, tokens: int) -> tuple[Factor, ...]:
+        kept = ("min(tokens, chunk)", min(tokens, self.chunk))
+        return _heads_factors(kept, self.num_kv_heads, self.k_head_dim, self.v_head_dim)
+
+    def token_rows(self) -> tuple[int, ...]:
+        return (self.num_kv_heads * self.k_head_dim, self.num_kv_heads * self.v_head_dim)
+
+    def on_device(self, tensor_parallel_size: int) -> ChunkedAttention:
+        return self._replace(num_kv_heads=max(1, self.num_kv_heads // tensor_parallel_size))
+
+
+class IndexerKeys(NamedTuple):
+    """One key a token by which sparse attention picks the tokens it reads, beside the layer's other cache.
+
+    Shared by all heads, so every device holds it (DeepSeek-V3.2, section 2.1: the lightning indexer).
+    """
+
+    head_dim: int
+
+    @property
+    def kind(self) -> str:
+        return "indexer_keys"
+
+    @property
+    def window(self) -> int | None:
+        return None
+
+    def stored_factors(self, tokens: int) -> tuple[Factor, ...]:
+        return (("tokens", tokens), ("index_head_dim", self.head_dim))
+
+    def token_rows(self) -> tuple[int, ...]:
+        return (self.head_dim,)
+
+    def on_device(self, tensor_parallel_size: int) -> IndexerKeys:
+        return self
+
+
 class LatentAttention(NamedTuple):
     """MLA: one latent and one rotary key a token, shared by all heads, K and V together (DeepSeek-V2, section 2.1).
 
@@ -100,7 +153,12 @@ class LatentAttention(NamedTuple):
         return self
 
 
-Cache = Union[FullAttention, SlidingWindowAttention, LatentAttention]
+HeadsCache = Union[FullAttention, SlidingWindowAttention, ChunkedAttention]
+"""The kinds that keep K and V per KV head."""
+
+HEADS_CACHES = (FullAttention, SlidingWindowAttention, ChunkedAttention)
+
+Cache = Union[HeadsCache, LatentAttention, IndexerKeys]
 
 
 def stored_elements(cache: Cache, tokens: int) -> int:

@@ -18,12 +18,58 @@ FAMILIES: dict[str, str] = {
     "bert": "bert",
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
+    "deepseek_v32": "deepseek",
     "falcon": "falcon",
-    "generic": "decoder",
+    "gemma3n_text": "gemma4",
+    "gemma4_text": "gemma4",
+    "glm4_moe_lite": "deepseek",
+    "glm_moe_dsa": "deepseek",
     "gpt2": "gpt2",
-    "llama": "decoder",
-    "mistral": "decoder",
+    "kimi_k2": "deepseek",
+    "llama4_text": "llama4",
+    "longcat_flash": "deepseek",
+    "minicpm3": "deepseek",
+    "mimo_v2_flash": "mimo",
+    **dict.fromkeys(
+        (
+            "apertus arcee bloom cohere cohere2 ernie4_5 gemma gemma2 gemma3_text generic glm glm4 glm4_moe "
+            "gpt_neox gpt_oss granite granitemoe helium hunyuan_v1_dense hunyuan_v1_moe llama llava mimo minimax_m2 "
+            "ministral3 mistral mixtral olmo olmo2 olmo3 olmoe phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_vl_text "
+            "qwen3 qwen3_moe qwen3_vl_moe_text qwen3_vl_text seed_oss stablelm starcoder2 vaultgemma"
+        ).split(),
+        "decoder",
+    ),
 }
+
+# Models around a language model: model_type -> the language model's type where the inner config does not say.
+# Source: sub_configs_defaults of their configuration classes, Transformers 5.23.0.
+WRAPPERS: dict[str, str] = {
+    "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "kimi_k25": "deepseek_v3",
+    "llama4": "llama4_text",
+    "llava": "llama",
+    "llava_next": "llama",
+    "mistral3": "mistral",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+}
+
+# Inner configs are published as differences from their class, down to the size of the model (llava-1.5-7b). Only there
+# may these be missing. Source: LlamaConfig and MistralConfig, Transformers 5.23.0.
+_INNER_DEFAULTS: dict[str, dict[str, object]] = {
+    "llama": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "mistral": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
+}
+
+# Published flat: the language model's keys stand beside the vision tower's.
+_FLAT = ("qwen2_vl", "qwen2_5_vl")
+
+# What an inner config takes from the outer one where it does not say itself.
+_INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
 
 # Keys which say nothing of the cache, whatever the family. Of others, a preset holds only those in the family's KEYS.
 COMMON_KEYS = frozenset(
@@ -49,15 +95,37 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     `strict` refuses every key the family does not know, cache or not: presets hold facts, so a misspelt key is a lost
     one. Raises ModelError (exit 3) for an unknown model_type, a missing fact, or a key which may change the cache.
     """
+    config = _language_model(config, name, source)
     reader = ConfigReader(config, name, source)
     model_type = reader.text("model_type")
     if model_type not in FAMILIES:
-        hint = nearest(model_type, FAMILIES) or f"known types: {', '.join(sorted(FAMILIES))}"
+        known = (*FAMILIES, *WRAPPERS)
+        hint = nearest(model_type, known) or f"known are {', '.join(sorted(known))}"
         raise ModelError(f"{name}: model_type {model_type!r} is not known", hint)
     family = import_module(f"kvcalc.model.families.{FAMILIES[model_type]}")
     _refuse_unknown_keys(config, family.KEYS | COMMON_KEYS, name, model_type, strict)
     spec: ModelSpec = family.read(reader, model_type)
     return spec
+
+
+def _language_model(config: Mapping[str, object], name: str, source: str) -> Mapping[str, object]:
+    """The config of the language model inside `config`; `config` itself where it is one."""
+    outer = ConfigReader(config, name, source).text("model_type")
+    if outer not in WRAPPERS:
+        return config
+    inner = config.get("text_config")
+    if inner is None and outer in _FLAT:
+        return {**config, "model_type": WRAPPERS[outer]}
+    if inner is None and outer in FAMILIES:
+        return config
+    if inner is None:
+        raise ModelError(f"{name}: text_config is missing, and {outer} keeps its language model there")
+    if not isinstance(inner, Mapping):
+        raise ModelError(f"{name}: text_config must be an object")
+    model_type = inner.get("model_type") or WRAPPERS[outer]
+    inherited = {key: config[key] for key in _INHERITED if key in config}
+    defaults = _INNER_DEFAULTS.get(model_type, {}) if isinstance(model_type, str) else {}
+    return {**defaults, **inherited, **inner, "model_type": model_type}
 
 
 def _refuse_unknown_keys(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kvcalc.errors import ModelError, nearest
 
@@ -20,6 +20,28 @@ class ConfigReader:
         self.config = config
         self.name = name
         self.source = source
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> ConfigReader:
+        """The same config with a family's defaults for keys that are absent. An explicit null stays null."""
+        return ConfigReader({**defaults, **self.config}, self.name, self.source) if defaults else self
+
+    def strings(self, key: str, length: int, allowed: Sequence[str]) -> list[str] | None:
+        """The list of `length` strings under `key`, each one of `allowed`; None where the key is missing or null."""
+        value = self._look_up((key,))
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != length:
+            size = f"a list of {len(value)}" if isinstance(value, list) else _shown(value)
+            raise ModelError(f"{self.name}: {key} is {size}: must be a list of {length}, one for each layer")
+        for item in value:
+            if item not in allowed:
+                raise ModelError(f"{self.name}: {key} holds {_shown(item)}: not one of {', '.join(allowed)}")
+        return value
+
+    def items(self, key: str) -> list[object]:
+        """What stands in the list under `key`, unchecked; the value itself where it is no list; nothing where null."""
+        value = self._look_up((key,))
+        return [] if value is None else [*value] if isinstance(value, list) else [str(value)]
 
     def integer(self, *keys: str, least: int = 1, most: int | None = None) -> int:
         """The integer under one of `keys`. Raises ModelError where it is missing, no integer or out of range."""

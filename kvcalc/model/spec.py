@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from kvcalc.model.caches import Cache, LatentAttention
+from kvcalc.model.caches import HEADS_CACHES, Cache, LatentAttention
 
 
 class LayerGroup(NamedTuple):
@@ -90,6 +91,24 @@ class ModelSpec(NamedTuple):
 def uniform_layers(num_layers: int, *caches: Cache) -> tuple[LayerGroup, ...]:
     """Layers which all hold the same caches."""
     return (LayerGroup(0, num_layers - 1, caches),)
+
+
+def group_layers(layers: Iterable[tuple[Cache, ...]]) -> tuple[LayerGroup, ...]:
+    """Runs of like layers, from the caches of every layer in order."""
+    groups: list[LayerGroup] = []
+    for number, caches in enumerate(layers):
+        last = groups[-1] if groups else None
+        if last is not None and last.caches == caches and [*map(type, last.caches)] == [*map(type, caches)]:
+            groups[-1] = last._replace(last=number)
+        else:
+            groups.append(LayerGroup(number, number, caches))
+    return tuple(groups)
+
+
+def kv_head_counts(spec: ModelSpec) -> list[int]:
+    """The distinct numbers of KV heads of a model's layers, smallest first; empty where none keeps K and V by head."""
+    caches = (cache for group in spec.layers for cache in group.caches)
+    return sorted({cache.num_kv_heads for cache in caches if isinstance(cache, HEADS_CACHES)})
 
 
 def windows(spec: ModelSpec) -> list[int]:

@@ -8,7 +8,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
-from kvcalc.model.caches import Cache, FullAttention, LatentAttention, SlidingWindowAttention
+from kvcalc.model.caches import (
+    Cache,
+    ChunkedAttention,
+    FullAttention,
+    IndexerKeys,
+    LatentAttention,
+    SlidingWindowAttention,
+)
 from kvcalc.model.spec import AttentionShape, ModelSpec
 
 VARIANTS = ("mha", "mqa", "gqa", "mla")
@@ -74,7 +81,9 @@ def variant(spec: ModelSpec, kind: str, what_if: WhatIf = WhatIf()) -> ModelSpec
     changed = _latent(shape, what_if) if kind == "mla" else _grouped(shape, kind, what_if.num_kv_heads)
     if isinstance(changed, str):
         return changed
-    groups = (g._replace(caches=tuple(_cache_of(changed, c.window) for c in g.caches)) for g in spec.layers)
+    if kind == shape.kind and what_if == WhatIf():
+        return spec
+    groups = (g._replace(caches=tuple(_changed_cache(c, shape, changed) for c in g.caches)) for g in spec.layers)
     return spec._replace(attention=changed, layers=tuple(groups))
 
 
@@ -96,6 +105,13 @@ def attention_parameters(shape: AttentionShape) -> int | None:
     down = width * (shape.kv_lora_rank + shape.qk_rope_head_dim)
     up = shape.kv_lora_rank * shape.num_heads * (shape.qk_nope_head_dim + shape.v_head_dim)
     return queries + down + up + output
+
+
+def layer_parameters(spec: ModelSpec) -> int | None:
+    """`attention_parameters` of a model whose layers are alike; None where they differ, or an indexer stands beside."""
+    caches = {cache.token_rows() for group in spec.layers for cache in group.caches}
+    alone = all(len(group.caches) == 1 for group in spec.layers)
+    return attention_parameters(spec.attention) if alone and len(caches) == 1 else None
 
 
 def _grouped(shape: AttentionShape, kind: str, asked: int | None) -> AttentionShape | str:
@@ -137,9 +153,21 @@ def _latent(shape: AttentionShape, what_if: WhatIf) -> AttentionShape | str:
     )
 
 
-def _cache_of(shape: AttentionShape, window: int | None) -> Cache:
-    if shape.is_latent:
-        return LatentAttention(shape.kv_lora_rank, shape.qk_rope_head_dim, window)
-    if window is None:
-        return FullAttention(shape.num_kv_heads, shape.qk_head_dim, shape.v_head_dim)
-    return SlidingWindowAttention(window, shape.num_kv_heads, shape.qk_head_dim, shape.v_head_dim)
+def _changed_cache(cache: Cache, own: AttentionShape, changed: AttentionShape) -> Cache:
+    """A layer's cache under the changed attention: its window and the widths of its keys and values stay its own."""
+    if isinstance(cache, IndexerKeys):
+        return cache
+    if changed.is_latent:
+        if isinstance(cache, LatentAttention) or cache.v_head_dim == own.v_head_dim:
+            return LatentAttention(changed.kv_lora_rank, changed.qk_rope_head_dim, cache.window)
+        return LatentAttention(4 * cache.v_head_dim, cache.v_head_dim // 2, cache.window)
+    k, v = (
+        (own.qk_head_dim, own.v_head_dim)
+        if isinstance(cache, LatentAttention)
+        else (cache.k_head_dim, cache.v_head_dim)
+    )
+    if isinstance(cache, ChunkedAttention):
+        return ChunkedAttention(cache.chunk, changed.num_kv_heads, k, v)
+    if cache.window is None:
+        return FullAttention(changed.num_kv_heads, k, v)
+    return SlidingWindowAttention(cache.window, changed.num_kv_heads, k, v)

@@ -10,7 +10,7 @@ from kvcalc.memory.engines import Engine, load_engine
 from kvcalc.memory.workload import Workload, resolve_workload
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.variants import VARIANTS, WhatIf, apply, attention_parameters, variant
+from kvcalc.model.variants import VARIANTS, WhatIf, apply, layer_parameters, variant
 from kvcalc.planning.capacity import capacity
 from kvcalc.planning.formula import formula
 from kvcalc.schema import SCHEMA_VERSION
@@ -146,5 +146,5 @@ def _describe_variant(
         "bytes_per_token": kv_cache.growth(held, tokens).bytes_per_token,
         "total_bytes": workload.batch_size * held(tokens),
         "ratio_to_mha": _variant_bytes(spec, workload) / mha_bytes if mha_bytes else None,
-        "attention_parameters_per_layer": attention_parameters(shape),
+        "attention_parameters_per_layer": layer_parameters(spec),
     }

@@ -24,6 +24,7 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
     - A windowed layer keeps the last window - 1 tokens: the next token's own row completes the window
       (DynamicSlidingWindowLayer.update); a static one allocates the whole window (StaticSlidingWindowLayer).
     - Falcon's new architecture repeats K and V over all query heads before the cache (FalconAttention._split_heads).
+    - Chunked attention is kept as a window of the chunk's length.
     - MLA is kept as the latent and the rotary key, as the formula has it.
 
     A static cache is counted at a length of the context. ModelError (exit 3) for a dynamic window of 1 token, whose
@@ -34,6 +35,11 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
         raise UsageError(f"--cache {kind!r}: not a kind of cache", f"one of {', '.join(KINDS)}")
     if kind == "dynamic" and 1 in windows(spec):
         raise ModelError(f"{spec.name}: Transformers' cache with a window of 1 token is not modelled")
+
+    if spec.model_type == "llava":
+        raise ModelError(
+            f"{spec.name}: Transformers reads no sizes from a flat llava config", "count with --engine logical"
+        )
 
     def held_elements(cache: Cache, tokens: int) -> int:
         if kind == "dynamic" and cache.window is not None:

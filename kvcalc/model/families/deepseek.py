@@ -1,39 +1,99 @@
-"""DeepSeek-V2 and V3: multi-head latent attention in every layer."""
+"""Multi-head latent attention: DeepSeek V2, V3 and V3.2, Kimi K2, GLM-4.7-Flash, GLM-5, MiniCPM3, LongCat-Flash."""
 
 from __future__ import annotations
 
-from kvcalc.model.caches import LatentAttention
+from kvcalc.errors import ModelError
+from kvcalc.model.caches import Cache, IndexerKeys, LatentAttention
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, uniform_layers
+from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim kv_lora_rank q_lora_rank "
-        "qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim attention_bias rope_theta rope_scaling "
-        "rope_parameters rope_interleave first_k_dense_replace moe_layer_freq moe_intermediate_size "
-        "n_routed_experts n_shared_experts num_experts_per_tok num_nextn_predict_layers rms_norm_eps"
+        "num_hidden_layers num_layers num_attention_heads num_key_value_heads hidden_size head_dim kv_lora_rank "
+        "q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim attention_bias rope_theta "
+        "rope_scaling rope_parameters rope_interleave first_k_dense_replace moe_layer_freq moe_intermediate_size "
+        "n_routed_experts n_shared_experts num_experts_per_tok num_nextn_predict_layers rms_norm_eps "
+        "ffn_hidden_size index_head_dim index_n_heads index_topk index_topk_freq index_skip_topk_offset "
+        "index_topk_pattern index_share_for_mtp_iteration indexer_types indexer_rope_interleave layer_types "
+        "mlp_layer_types"
     ).split()
 )
 
+# Source: MiniCPM3Config, GlmMoeDsaConfig and DeepseekV32Config, Transformers 5.23.0.
+_DEFAULTS: dict[str, dict[str, object]] = {
+    "minicpm3": {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32},
+    "deepseek_v32": {"index_head_dim": 128},
+    "glm_moe_dsa": {"index_head_dim": 128},
+}
+_INDEXED = ("deepseek_v32", "glm_moe_dsa")
+
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
-    """One latent of kv_lora_rank and one rotary key of qk_rope_head_dim a token and layer.
+    """One latent of kv_lora_rank and one rotary key of qk_rope_head_dim a token and layer; indexer keys beside them.
 
     A null q_lora_rank means an uncompressed query (V2-Lite). Next-token-prediction layers are not part of the model
     that decodes. Source: DeepSeek-V2 paper, section 2.1; DeepseekV3Attention, Transformers 5.23.0.
     """
-    num_layers = config.num_layers("num_hidden_layers")
+    config = config.with_defaults(_DEFAULTS.get(model_type, {}))
+    num_layers = _num_layers(config, model_type)
     num_heads = config.integer("num_attention_heads")
+    hidden_size = config.integer("hidden_size")
     rank = config.integer("kv_lora_rank")
     rope = config.integer("qk_rope_head_dim")
+    v_head_dim = config.optional_integer("v_head_dim") if model_type == "minicpm3" else config.integer("v_head_dim")
+    if v_head_dim is None:
+        if hidden_size % num_heads:
+            raise ModelError(
+                f"{config.name}: num_attention_heads {num_heads} does not divide hidden_size {hidden_size}"
+            )
+        v_head_dim = hidden_size // num_heads
+    bias = config.boolean("attention_bias", default=False)
     attention = AttentionShape(
-        num_heads, num_heads, config.integer("qk_nope_head_dim") + rope, config.integer("v_head_dim"),
-        config.integer("hidden_size"), rope_dim=rope, rope_theta=config.number("rope_theta", default=10_000.0),
-        kv_lora_rank=rank, q_lora_rank=config.optional_integer("q_lora_rank") or 0, qk_rope_head_dim=rope,
-        qkv_bias=config.boolean("attention_bias", default=False),
-        output_bias=config.boolean("attention_bias", default=False),
+        num_heads, num_heads, config.integer("qk_nope_head_dim") + rope, v_head_dim, hidden_size,
+        rope_dim=rope, rope_theta=config.number("rope_theta", default=10_000.0), kv_lora_rank=rank,
+        q_lora_rank=config.optional_integer("q_lora_rank") or 0, qk_rope_head_dim=rope, qkv_bias=bias, output_bias=bias,
     )  # fmt: skip
+    latent: tuple[Cache, ...] = (LatentAttention(rank, rope),)
+    if model_type in _INDEXED:
+        indexed = (*latent, IndexerKeys(config.integer("index_head_dim")))
+        layers = group_layers(indexed if has else latent for has in _has_indexer(config, model_type, num_layers))
+    else:
+        layers = group_layers([latent] * num_layers)
     return ModelSpec(
-        config.name, config.source, model_type, attention, uniform_layers(num_layers, LatentAttention(rank, rope)),
+        config.name, config.source, model_type, attention, layers,
         config.optional_integer("max_position_embeddings"), config.torch_dtype(),
     )  # fmt: skip
+
+
+def _num_layers(config: ConfigReader, model_type: str) -> int:
+    """LongCat-Flash has two attention layers in each of its num_layers blocks."""
+    if model_type != "longcat_flash":
+        return config.num_layers("num_hidden_layers")
+    blocks = config.num_layers("num_layers")
+    stated = config.optional_integer("num_hidden_layers")
+    if stated not in (None, blocks, 2 * blocks):
+        raise ModelError(f"{config.name}: num_layers is {blocks} but num_hidden_layers is {stated}")
+    return 2 * blocks
+
+
+def _has_indexer(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
+    """Which layers keep keys of their own indexer; the others reuse the last one's choice.
+
+    GLM-5.2 says so by a list (indexer_types), a string of F and S (index_topk_pattern), or a step (index_topk_freq)
+    from an offset. Source: GlmMoeDsaConfig, Transformers 5.23.0.
+    """
+    if model_type != "glm_moe_dsa":
+        return [True] * num_layers
+    kinds = config.strings("indexer_types", num_layers, ("full", "shared"))
+    if kinds is not None:
+        return [kind == "full" for kind in kinds]
+    pattern = config.config.get("index_topk_pattern")
+    if pattern is not None:
+        letters = {"F": True, "S": False, "full": True, "shared": False}
+        if not isinstance(pattern, (str, list)) or len(pattern) != num_layers or any(p not in letters for p in pattern):
+            raise ModelError(f"{config.name}: index_topk_pattern must say F or S for each of {num_layers} layers")
+        return [letters[letter] for letter in pattern]
+    step = max(config.optional_integer("index_topk_freq", least=0) or 1, 1)
+    offset = config.optional_integer("index_skip_topk_offset", least=0)
+    offset = 2 if offset is None else offset
+    return [max(number - offset + 1, 0) % step == 0 for number in range(num_layers)]
