@@ -12,12 +12,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvcalc.memory.dtypes import Dtype, bytes_of, check_rows
-from kvcalc.model.caches import Cache, read_elements, stored_elements
+from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, check_rows
+from kvcalc.model.caches import Cache, RecurrentState, read_elements, stored_elements
 from kvcalc.model.spec import ModelSpec
 
-Elements = Callable[[Cache, int], int]
-"""Elements one sequence of so many tokens takes in one layer's cache."""
+CountBytes = Callable[[Cache, int, Dtype], int]
+"""Bytes one sequence of so many tokens takes in one layer's cache of a dtype."""
+
+
+def stored_cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
+    """What the formula stores. A state's convolution keeps the inputs before the current one."""
+    if isinstance(cache, RecurrentState):
+        return state_bytes(cache, cache.conv_kernel - 1, dtype)
+    return bytes_of(stored_elements(cache, tokens), dtype)
+
+
+def read_cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
+    """What one decode step reads, the new token's own row included; a state is read whole."""
+    if isinstance(cache, RecurrentState):
+        return stored_cache_bytes(cache, tokens, dtype)
+    return bytes_of(read_elements(cache, tokens), dtype)
+
+
+def state_bytes(cache: RecurrentState, conv_columns: int, dtype: Dtype) -> int:
+    """A recurrent state's bytes with so many columns of convolution inputs. Its dtypes are its own, not the cache's."""
+    conv, state = (DTYPES[name] if name else dtype for name in (cache.conv_dtype, cache.state_dtype))
+    return bytes_of(cache.conv_channels * conv_columns, conv) + bytes_of(cache.state_elements, state)
 
 
 # No memory holds this many tokens of a cache that grows: if this context fits, the cache has stopped growing.
@@ -38,9 +58,9 @@ class CacheRow(NamedTuple):
 
 
 def cache_rows(
-    spec: ModelSpec, dtype: Dtype, context_tokens: int, elements: Elements = stored_elements
+    spec: ModelSpec, dtype: Dtype, context_tokens: int, count: CountBytes = stored_cache_bytes
 ) -> list[CacheRow]:
-    """One row per cache of every layer group. `elements` counts them: the formula's, or an engine's.
+    """One row per cache of every layer group. `count` gives its bytes: the formula's, or an engine's.
 
     Raises UsageError where the dtype's blocks do not divide a token's row.
     """
@@ -48,13 +68,13 @@ def cache_rows(
     for group in spec.layers:
         for cache in group.caches:
             check_rows(cache.token_rows(), dtype)
-            rows.append(CacheRow(group.first, group.last, cache, bytes_of(elements(cache, context_tokens), dtype)))
+            rows.append(CacheRow(group.first, group.last, cache, count(cache, context_tokens, dtype)))
     return rows
 
 
-def sequence_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, elements: Elements = stored_elements) -> int:
+def sequence_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, count: CountBytes = stored_cache_bytes) -> int:
     """Bytes of one sequence of `context_tokens` tokens in all layers."""
-    return sum(row.num_layers * row.bytes_per_layer for row in cache_rows(spec, dtype, context_tokens, elements))
+    return sum(row.num_layers * row.bytes_per_layer for row in cache_rows(spec, dtype, context_tokens, count))
 
 
 def stored_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, batch_size: int = 1) -> int:
@@ -64,7 +84,7 @@ def stored_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, batch_size:
 
 def decode_read_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, batch_size: int = 1) -> int:
     """Bytes of cache one decode step reads for the whole batch, the new token's own row included."""
-    return batch_size * sequence_bytes(spec, dtype, context_tokens, read_elements)
+    return batch_size * sequence_bytes(spec, dtype, context_tokens, read_cache_bytes)
 
 
 def on_device(spec: ModelSpec, tensor_parallel_size: int) -> ModelSpec:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype, parse_dtype
+from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.spec import ModelSpec, kv_head_counts
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -18,6 +19,7 @@ class Workload(NamedTuple):
     context_tokens: int
     batch_size: int
     kv_dtype: Dtype
+    model_dtype: Dtype
     tensor_parallel_size: int
     warnings: tuple[str, ...]
 
@@ -43,14 +45,26 @@ def resolve_workload(
     elif longest is not None and context_tokens > longest:
         warnings.append(f"context {context_tokens:,} is beyond the model's max_position_embeddings of {longest:,}")
     _check_tensor_parallel(spec, tensor_parallel_size)
-    resolved = _resolve_kv_dtype(spec, dtype, kv_dtype, warnings)
-    return Workload(context_tokens, batch_size, resolved, tensor_parallel_size, tuple(warnings))
+    model_dtype = _resolve_model_dtype(spec, dtype, warnings if kv_dtype.casefold() == "auto" else [])
+    resolved = model_dtype if kv_dtype.casefold() == "auto" else parse_dtype(kv_dtype, "--kv-dtype")
+    return Workload(context_tokens, batch_size, resolved, model_dtype, tensor_parallel_size, tuple(warnings))
 
 
-def _resolve_kv_dtype(spec: ModelSpec, dtype: str | None, kv_dtype: str, warnings: list[str]) -> Dtype:
+def bind_state_dtypes(spec: ModelSpec, model_dtype: Dtype) -> ModelSpec:
+    """`spec` with the model's dtype in recurrent states that name none: they do not follow the cache's."""
+    groups = (g._replace(caches=tuple(_bound(cache, model_dtype.name) for cache in g.caches)) for g in spec.layers)
+    return spec._replace(layers=tuple(groups))
+
+
+def _bound(cache: Cache, dtype: str) -> Cache:
+    if not isinstance(cache, RecurrentState):
+        return cache
+    return cache._replace(conv_dtype=cache.conv_dtype or dtype, state_dtype=cache.state_dtype or dtype)
+
+
+def _resolve_model_dtype(spec: ModelSpec, dtype: str | None, warnings: list[str]) -> Dtype:
+    """What the model computes in: `dtype` where it has 16 or 32 bits, else the config's torch_dtype, else bf16."""
     asked = None if dtype is None else parse_dtype(dtype, "--dtype")
-    if kv_dtype.casefold() != "auto":
-        return parse_dtype(kv_dtype, "--kv-dtype")
     if asked is not None and asked.is_float:
         return asked
     if spec.torch_dtype is None:
@@ -69,6 +83,10 @@ def _check_tensor_parallel(spec: ModelSpec, size: int) -> None:
         raise UsageError(
             f"--tp {size} does not divide the {heads} attention heads", f"try {', '.join(divisors) or '1'}"
         )
+    for group in spec.layers:
+        for cache in group.caches:
+            if isinstance(cache, RecurrentState) and not cache.splits_evenly(size):
+                raise UsageError(f"--tp {size} does not divide the recurrent state's channels and heads")
     for kv_heads in kv_head_counts(spec):
         if kv_heads % size and size % kv_heads:
             raise UsageError(f"--tp {size} neither divides the {kv_heads} KV heads nor is divided by them")

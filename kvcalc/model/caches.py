@@ -153,20 +153,58 @@ class LatentAttention(NamedTuple):
         return self
 
 
+class RecurrentState(NamedTuple):
+    """A state of constant size in place of a cache: Mamba, gated delta nets and their kin.
+
+    A causal convolution over `conv_channels` channels needs its last `conv_kernel` - 1 inputs; the recurrence keeps
+    `state_elements`. Dtypes are kvcalc's names; None is the model's own, whatever the cache's.
+    """
+
+    conv_channels: int
+    conv_kernel: int
+    state_elements: int
+    conv_dtype: str | None = None
+    state_dtype: str | None = "fp32"
+
+    @property
+    def kind(self) -> str:
+        return "recurrent_state"
+
+    @property
+    def window(self) -> int | None:
+        return None
+
+    def token_rows(self) -> tuple[int, ...]:
+        return ()
+
+    def on_device(self, tensor_parallel_size: int) -> RecurrentState:
+        """The share of one device: channels and heads are divided, which `splits_evenly` must have allowed."""
+        return self._replace(
+            conv_channels=self.conv_channels // tensor_parallel_size,
+            state_elements=self.state_elements // tensor_parallel_size,
+        )
+
+    def splits_evenly(self, tensor_parallel_size: int) -> bool:
+        return self.conv_channels % tensor_parallel_size == 0 and self.state_elements % tensor_parallel_size == 0
+
+
 HeadsCache = Union[FullAttention, SlidingWindowAttention, ChunkedAttention]
 """The kinds that keep K and V per KV head."""
 
 HEADS_CACHES = (FullAttention, SlidingWindowAttention, ChunkedAttention)
 
-Cache = Union[HeadsCache, LatentAttention, IndexerKeys]
+TokenCache = Union[HeadsCache, LatentAttention, IndexerKeys]
+"""The kinds that keep rows of tokens, in the cache's dtype."""
+
+Cache = Union[TokenCache, RecurrentState]
 
 
-def stored_elements(cache: Cache, tokens: int) -> int:
+def stored_elements(cache: TokenCache, tokens: int) -> int:
     """Elements attention must keep for one sequence of `tokens` tokens in one layer."""
     return prod(value for _, value in cache.stored_factors(tokens))
 
 
-def read_elements(cache: Cache, tokens: int) -> int:
+def read_elements(cache: TokenCache, tokens: int) -> int:
     """Elements one decode step reads when `tokens` tokens, the new one included, are cached.
 
     For these kinds a step reads all that is stored: a window is read whole, MLA's latent once for K and V together.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvcalc.model.caches import RecurrentState
 from kvcalc.model.spec import ModelSpec, latent_of, windows
 
 
@@ -14,7 +15,7 @@ def describe_model(spec: ModelSpec) -> dict[str, Any]:
         "name": spec.name,
         "source": spec.source,
         "model_type": spec.model_type,
-        "attention": shape.kind,
+        "attention": "hybrid" if _has_state(spec) else shape.kind,
         "is_encoder": spec.is_encoder,
         "num_layers": spec.num_layers,
         "num_attention_heads": shape.num_heads,
@@ -27,3 +28,7 @@ def describe_model(spec: ModelSpec) -> dict[str, Any]:
         "sliding_window": spans[0] if spans else None,
         "max_position_embeddings": spec.max_position_embeddings,
     }
+
+
+def _has_state(spec: ModelSpec) -> bool:
+    return any(isinstance(cache, RecurrentState) for group in spec.layers for cache in group.caches)

@@ -30,6 +30,10 @@ FAMILIES: dict[str, str] = {
     "longcat_flash": "deepseek",
     "minicpm3": "deepseek",
     "mimo_v2_flash": "mimo",
+    "nemotron_h": "nemotron_h",
+    "qwen3_5_moe_text": "gated_delta",
+    "qwen3_5_text": "gated_delta",
+    "qwen3_next": "gated_delta",
     **dict.fromkeys(
         (
             "apertus arcee bloom cohere cohere2 ernie4_5 gemma gemma2 gemma3_text generic glm glm4 glm4_moe "
@@ -54,6 +58,8 @@ WRAPPERS: dict[str, str] = {
     "mistral3": "mistral",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_vl": "qwen2_vl_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
 }

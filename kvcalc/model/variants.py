@@ -14,6 +14,7 @@ from kvcalc.model.caches import (
     FullAttention,
     IndexerKeys,
     LatentAttention,
+    RecurrentState,
     SlidingWindowAttention,
 )
 from kvcalc.model.spec import AttentionShape, ModelSpec
@@ -109,8 +110,9 @@ def attention_parameters(shape: AttentionShape) -> int | None:
 
 def layer_parameters(spec: ModelSpec) -> int | None:
     """`attention_parameters` of a model whose layers are alike; None where they differ, or an indexer stands beside."""
-    caches = {cache.token_rows() for group in spec.layers for cache in group.caches}
-    alone = all(len(group.caches) == 1 for group in spec.layers)
+    attending = [[c for c in group.caches if not isinstance(c, RecurrentState)] for group in spec.layers]
+    caches = {cache.token_rows() for kept in attending for cache in kept}
+    alone = all(len(kept) <= 1 for kept in attending)
     return attention_parameters(spec.attention) if alone and len(caches) == 1 else None
 
 
@@ -155,7 +157,7 @@ def _latent(shape: AttentionShape, what_if: WhatIf) -> AttentionShape | str:
 
 def _changed_cache(cache: Cache, own: AttentionShape, changed: AttentionShape) -> Cache:
     """A layer's cache under the changed attention: its window and the widths of its keys and values stay its own."""
-    if isinstance(cache, IndexerKeys):
+    if isinstance(cache, (IndexerKeys, RecurrentState)):
         return cache
     if changed.is_latent:
         if isinstance(cache, LatentAttention) or cache.v_head_dim == own.v_head_dim:

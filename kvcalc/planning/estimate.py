@@ -7,12 +7,12 @@ from typing import Any
 
 from kvcalc.memory import kv_cache
 from kvcalc.memory.engines import Engine, load_engine
-from kvcalc.memory.workload import Workload, resolve_workload
+from kvcalc.memory.workload import Workload, bind_state_dtypes, resolve_workload
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import VARIANTS, WhatIf, apply, layer_parameters, variant
 from kvcalc.planning.capacity import capacity
-from kvcalc.planning.formula import formula
+from kvcalc.planning.formula import formulas
 from kvcalc.schema import SCHEMA_VERSION
 
 ENCODER_WARNING = (
@@ -40,6 +40,7 @@ def estimate(
     """
     spec = apply(model, what_if)
     workload = resolve_workload(spec, context_tokens, batch_size, dtype, kv_dtype, tensor_parallel_size)
+    spec = bind_state_dtypes(spec, workload.model_dtype)
     rules = load_engine(engine, spec, engine_settings)
     warnings = [*workload.warnings, *rules.warnings]
     if spec.is_encoder and rules.name == "logical":
@@ -73,11 +74,11 @@ def estimate(
 
 def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[str, Any]:
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
-    rows = kv_cache.cache_rows(spec, dtype, tokens, rules.elements)
+    rows = kv_cache.cache_rows(spec, dtype, tokens, rules.cache_bytes)
     per_sequence = sum(row.num_layers * row.bytes_per_layer for row in rows)
-    growth = kv_cache.growth(lambda t: kv_cache.sequence_bytes(spec, dtype, t, rules.elements), tokens)
+    growth = kv_cache.growth(lambda t: kv_cache.sequence_bytes(spec, dtype, t, rules.cache_bytes), tokens)
     device = kv_cache.on_device(spec, workload.tensor_parallel_size)
-    per_device = batch * kv_cache.sequence_bytes(device, dtype, tokens, rules.elements)
+    per_device = batch * kv_cache.sequence_bytes(device, dtype, tokens, rules.cache_bytes)
     return {
         "dtype": dtype.name,
         "stored_bytes": kv_cache.stored_bytes(spec, dtype, tokens, batch),
@@ -88,6 +89,7 @@ def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[
         "bytes_per_device": per_device,
         "devices_total_bytes": workload.tensor_parallel_size * per_device,
         "decode_read_bytes": kv_cache.decode_read_bytes(spec, dtype, tokens, batch),
+        "formulas": formulas(rows, tokens, batch, dtype),
         "layers": [
             {
                 "first": row.first,
@@ -95,7 +97,6 @@ def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[
                 "kind": row.cache.kind,
                 "window": row.cache.window,
                 "bytes_per_layer": row.bytes_per_layer,
-                "formula": formula(row, tokens, batch, dtype),
             }
             for row in rows
         ],
@@ -105,6 +106,7 @@ def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[
 def _describe_variants(model: ModelSpec, what_if: WhatIf, workload: Workload, rules: Engine) -> list[dict[str, Any]]:
     """The four kinds of attention side by side; what the what-if asks for stands in its own kind's row."""
     asked = what_if.kind
+    model = bind_state_dtypes(model, workload.model_dtype)
     changed = [variant(model, kind, what_if if kind == asked else WhatIf()) for kind in VARIANTS]
     mha = changed[0]
     mha_bytes = 0 if isinstance(mha, str) else _variant_bytes(mha, workload)
@@ -135,7 +137,7 @@ def _describe_variant(
     shape, dtype, tokens = spec.attention, workload.kv_dtype, workload.context_tokens
 
     def held(t: int) -> int:
-        return kv_cache.sequence_bytes(spec, dtype, t, rules.elements)
+        return kv_cache.sequence_bytes(spec, dtype, t, rules.cache_bytes)
 
     return {
         **row,

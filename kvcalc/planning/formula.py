@@ -1,21 +1,42 @@
-"""The formula behind one row of cache, in words and in numbers, for a person to check by hand."""
+"""The formula behind each kind of cache, in words and in numbers, for a person to check by hand."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.kv_cache import CacheRow
+from kvcalc.memory.kv_cache import CacheRow, stored_cache_bytes
+from kvcalc.model.caches import Cache, RecurrentState
 
 
-def formula(row: CacheRow, tokens: int, batch_size: int, dtype: Dtype) -> dict[str, str]:
-    """`{"symbols", "numbers"}` of what the row's layers store for the whole batch.
+def formulas(rows: list[CacheRow], tokens: int, batch_size: int, dtype: Dtype) -> list[dict[str, Any]]:
+    """One formula for each kind of cache, however its layers are spread: `{"kind", "window", "num_layers", "symbols",
+    "numbers", "bytes"}`, bytes being what these layers store for the whole batch. The numbers multiply to the bytes."""
+    layers: dict[tuple[type[Cache], Cache], int] = {}
+    for row in rows:
+        key = (type(row.cache), row.cache)
+        layers[key] = layers.get(key, 0) + row.num_layers
+    return [_formula(cache, count, tokens, batch_size, dtype) for (_, cache), count in layers.items()]
 
-    The numbers multiply to the stored bytes of these layers; a block format's bytes stand as bytes/elements.
-    """
-    per_element = str(dtype.block_bytes) if dtype.block_elements == 1 else f"{dtype.block_bytes}/{dtype.block_elements}"
-    factors = [(name, f"{value:,}") for name, value in row.cache.stored_factors(tokens)]
-    if factors[0][0] == "K and V":
-        factors[0] = ("2", "2")
-    terms = [("layers", f"{row.num_layers:,}"), ("batch", f"{batch_size:,}"), *factors, ("bytes", per_element)]
-    # The 2 of K and V stands first, as the documents write it.
-    terms.sort(key=lambda term: term[0] != "2")
-    return {"symbols": " x ".join(name for name, _ in terms), "numbers": " x ".join(value for _, value in terms)}
+
+def _formula(cache: Cache, num_layers: int, tokens: int, batch_size: int, dtype: Dtype) -> dict[str, Any]:
+    terms = [("layers", f"{num_layers:,}"), ("batch", f"{batch_size:,}")]
+    stored = stored_cache_bytes(cache, tokens, dtype)
+    if isinstance(cache, RecurrentState):
+        terms.append(("bytes of a state", f"{stored:,}"))
+    else:
+        factors = [(name, f"{value:,}") for name, value in cache.stored_factors(tokens)]
+        # A block format's bytes per element stand as bytes/elements.
+        blocks = f"/{dtype.block_elements}" if dtype.block_elements > 1 else ""
+        terms += [*factors, ("bytes", f"{dtype.block_bytes}{blocks}")]
+        # The 2 of K and V stands first, as the documents write it.
+        terms = [("2", value) if name == "K and V" else (name, value) for name, value in terms]
+        terms.sort(key=lambda term: term[0] != "2")
+    return {
+        "kind": cache.kind,
+        "window": cache.window,
+        "num_layers": num_layers,
+        "symbols": " x ".join(name for name, _ in terms),
+        "numbers": " x ".join(value for _, value in terms),
+        "bytes": num_layers * batch_size * stored,
+    }

@@ -1,4 +1,4 @@
-"""kvcalc against Transformers itself: small models of every family, built on the meta device, one prefill, bytes counted.
+"""kvcalc against Transformers itself: small models of every family, one prefill on the meta device, bytes counted.
 
 Needs the extra `oracle`; skipped without it. Nothing is downloaded and no weight is allocated.
 """
@@ -19,12 +19,24 @@ SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 GQA = {**SMALL, "num_key_value_heads": 2, "head_dim": 8}
 MOE = {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
 MLA = {
-    **SMALL, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1,
-    "moe_intermediate_size": 8, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
-}  # fmt: skip
+    **SMALL,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 2,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 8,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
 INDEXED = {**MLA, "index_head_dim": 8, "index_n_heads": 2, "index_topk": 4}
 WINDOW = {"sliding_window": 5}
+DELTA = {"linear_key_head_dim": 8, "linear_value_head_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
 
 # (model_type, config): one or more of each family, with and without what its configs may leave out.
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -54,7 +66,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", {**GQA, **WINDOW, "layer_types": ["full_attention"] * 2 + ["sliding_attention"] * 4}),
     ("gemma3n_text", {**GQA, **WINDOW, "num_kv_shared_layers": 1, "num_hidden_layers": 10}),
     ("gemma4_text", {**GQA, **WINDOW, "global_head_dim": 16}),
-    ("gemma4_text", {**GQA, **WINDOW, "global_head_dim": 16, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    (
+        "gemma4_text",
+        {**GQA, **WINDOW, "global_head_dim": 16, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    ),
     ("gemma4_text", {**GQA, **WINDOW, "num_kv_shared_layers": 6, "num_hidden_layers": 12}),
     ("vaultgemma", {**GQA, **WINDOW}),
     ("gpt_oss", {**GQA, **WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1}),
@@ -67,7 +82,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("minimax_m2", {**GQA, "num_local_experts": 2, "num_experts_per_tok": 1}),
     ("glm", {**GQA, "pad_token_id": 0}),
     ("glm4", {**GQA, "pad_token_id": 0}),
-    ("glm4_moe", {**GQA, "n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 8}),
+    (
+        "glm4_moe",
+        {**GQA, "n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 8},
+    ),
     ("granite", {**SMALL, "num_key_value_heads": 2}),
     ("granitemoe", {**SMALL, "num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1}),
     ("arcee", GQA),
@@ -83,11 +101,23 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("falcon", {**SMALL, "multi_query": True}),
     ("falcon", {**SMALL, "new_decoder_architecture": True, "num_kv_heads": 2}),
     ("falcon", {**SMALL, "multi_query": False}),
-    ("mimo_v2_flash", {
-        **GQA, "v_head_dim": 4, "sliding_window_size": 4, "sliding_window": 4, "swa_num_key_value_heads": 4,
-        "swa_head_dim": 8, "swa_v_head_dim": 4, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0], "n_routed_experts": 2,
-        "num_experts_per_tok": 1, "moe_intermediate_size": 8, "partial_rotary_factor": 0.5,
-    }),
+    (
+        "mimo_v2_flash",
+        {
+            **GQA,
+            "v_head_dim": 4,
+            "sliding_window_size": 4,
+            "sliding_window": 4,
+            "swa_num_key_value_heads": 4,
+            "swa_head_dim": 8,
+            "swa_v_head_dim": 4,
+            "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0],
+            "n_routed_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 8,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
     ("llama4_text", {**GQA, "attention_chunk_size": 5, "num_local_experts": 2, "intermediate_size_mlp": 16}),
     ("llama4_text", {**GQA, "attention_chunk_size": 5, "num_local_experts": 2, "no_rope_layers": [1, 0, 1, 0, 1, 1]}),
     ("deepseek_v2", MLA),
@@ -100,21 +130,59 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("glm_moe_dsa", {**INDEXED, "indexer_types": ["full", "shared", "shared", "full", "full", "shared"]}),
     ("glm4_moe_lite", MLA),
     ("minicpm3", {k: v for k, v in MLA.items() if k != "v_head_dim"}),
-    ("longcat_flash", {
-        **{k: v for k, v in MLA.items() if k != "num_hidden_layers"}, "num_layers": 3, "ffn_hidden_size": 48, "head_dim": 4,
-        "expert_ffn_hidden_size": 8, "moe_topk": 1, "zero_expert_num": 1,
-    }),
-]  # fmt: skip
+    ("qwen3_next", {**GQA, **MOE, **DELTA, "shared_expert_intermediate_size": 8}),
+    ("qwen3_5_text", {**GQA, **DELTA}),
+    ("qwen3_5_text", {**GQA, **DELTA, "layer_types": ["full_attention"] + ["linear_attention"] * 5}),
+    ("qwen3_5_moe_text", {**GQA, **MOE, **DELTA, "shared_expert_intermediate_size": 8}),
+    (
+        "nemotron_h",
+        {
+            **GQA,
+            "num_hidden_layers": 5,
+            "hybrid_override_pattern": "M-*EM",
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 8,
+            "n_routed_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 8,
+            "moe_shared_expert_intermediate_size": 8,
+        },
+    ),
+    (
+        "longcat_flash",
+        {
+            **{k: v for k, v in MLA.items() if k != "num_hidden_layers"},
+            "num_layers": 3,
+            "ffn_hidden_size": 48,
+            "head_dim": 4,
+            "expert_ffn_hidden_size": 8,
+            "moe_topk": 2,
+            "zero_expert_num": 1,
+        },
+    ),
+]
 
 
 def held_by_transformers(model_type: str, config: dict[str, Any], tokens: int) -> int:
-    """Elements times size of the cache's tensors after one prefill of `tokens` tokens in bf16, on the meta device."""
+    """Elements times size of the cache's tensors after one prefill of `tokens` tokens in bf16.
+
+    On the meta device, or where a model's code looks at values, on the CPU: these models are tiny.
+    """
+    try:
+        return _prefill("meta", model_type, config, tokens)
+    except NotImplementedError:
+        return _prefill("cpu", model_type, config, tokens)
+
+
+def _prefill(device: str, model_type: str, config: dict[str, Any], tokens: int) -> int:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
     built = AutoConfig.for_model(model_type, **copy.deepcopy(config))
     built._attn_implementation = "eager"
-    with torch.device("meta"):
+    with torch.device(device):
         model = AutoModelForCausalLM.from_config(built, dtype=torch.bfloat16).eval()
         cache = DynamicCache(config=model.config)
         with torch.no_grad():

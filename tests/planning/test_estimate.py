@@ -36,10 +36,11 @@ def test_the_formulas_numbers_multiply_to_the_stored_bytes(name: str, tokens: in
     cache = kvcalc.estimate(kvcalc.load_model(name), context_tokens=tokens, batch_size=batch, kv_dtype=kv_dtype)[
         "kv_cache"
     ]
-    numbers = [row["formula"]["numbers"].replace(",", "").split(" x ") for row in cache["layers"]]
-    assert sum(prod(map(Fraction, row)) for row in numbers) == cache["stored_bytes"]
-    for row in cache["layers"]:
-        assert len(row["formula"]["symbols"].split(" x ")) == len(row["formula"]["numbers"].split(" x "))
+    for row in cache["formulas"]:
+        assert prod(map(Fraction, row["numbers"].replace(",", "").split(" x "))) == row["bytes"]
+        assert len(row["symbols"].split(" x ")) == len(row["numbers"].split(" x "))
+    assert sum(row["bytes"] for row in cache["formulas"]) == cache["stored_bytes"]
+    assert len({(row["kind"], row["window"]) for row in cache["formulas"]}) == len(cache["formulas"])
 
 
 def test_tensor_parallelism_divides_heads_replicates_beyond_and_never_divides_a_latent() -> None:

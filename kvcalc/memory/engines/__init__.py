@@ -1,7 +1,7 @@
 """What each engine holds for a workload: one module per engine, one interface.
 
 An engine's module has `engine(spec, settings)`, which returns an `Engine`: above all the function that counts, for one
-cache and a number of tokens, the elements of one sequence in one layer. A new engine is one module and one line in
+cache and a number of tokens, the bytes of one sequence in one layer. A new engine is one module and one line in
 `ENGINES`.
 """
 
@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError, nearest
-from kvcalc.memory.kv_cache import Elements
+from kvcalc.memory.kv_cache import CountBytes
 from kvcalc.model.spec import ModelSpec
 
 # name -> module here, or None where kvcalc knows the engine by name and not yet its accounting.
@@ -34,11 +34,11 @@ _SETTINGS = {"transformers": ("cache",)}
 
 
 class Engine(NamedTuple):
-    """How an engine counts: its name, the version its rules were read from, elements per cache, and remarks."""
+    """How an engine counts: its name, the version its rules were read from, bytes per cache, and remarks."""
 
     name: str
     version: str | None
-    elements: Elements
+    cache_bytes: CountBytes
     settings: dict[str, object]
     warnings: tuple[str, ...] = ()
 
@@ -73,5 +73,5 @@ def _engines_with(option: str) -> str:
     return ", ".join(name for name, options in _SETTINGS.items() if option in options)
 
 
-def _nothing(cache: object, tokens: int) -> int:
+def _nothing(cache: object, tokens: int, dtype: object) -> int:
     return 0

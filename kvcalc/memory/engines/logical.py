@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcalc.memory.engines import Engine
-from kvcalc.model.caches import stored_elements
+from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.spec import ModelSpec
 
 
 def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
     """What attention must store, and nothing else."""
-    return Engine("logical", None, stored_elements, {})
+    return Engine("logical", None, stored_cache_bytes, {})

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine
-from kvcalc.model.caches import Cache, FullAttention, stored_elements
+from kvcalc.memory.kv_cache import state_bytes, stored_cache_bytes
+from kvcalc.model.caches import Cache, FullAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, windows
 
 VERSION = "5.23.0"
@@ -25,6 +27,7 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
       (DynamicSlidingWindowLayer.update); a static one allocates the whole window (StaticSlidingWindowLayer).
     - Falcon's new architecture repeats K and V over all query heads before the cache (FalconAttention._split_heads).
     - Chunked attention is kept as a window of the chunk's length.
+    - A convolution's inputs are kept for its whole kernel, the current one included (LinearAttentionLayer).
     - MLA is kept as the latent and the rotary key, as the formula has it.
 
     A static cache is counted at a length of the context. ModelError (exit 3) for a dynamic window of 1 token, whose
@@ -41,11 +44,13 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
             f"{spec.name}: Transformers reads no sizes from a flat llava config", "count with --engine logical"
         )
 
-    def held_elements(cache: Cache, tokens: int) -> int:
+    def held_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
+        if isinstance(cache, RecurrentState):
+            return state_bytes(cache, cache.conv_kernel, dtype)
         if kind == "dynamic" and cache.window is not None:
             tokens = min(tokens, cache.window - 1)
         if spec.model_type == "falcon" and isinstance(cache, FullAttention) and cache.num_kv_heads > 1:
             cache = cache._replace(num_kv_heads=spec.attention.num_heads)
-        return stored_elements(cache, tokens)
+        return stored_cache_bytes(cache, tokens, dtype)
 
-    return Engine("transformers", VERSION, held_elements, {"cache": kind})
+    return Engine("transformers", VERSION, held_bytes, {"cache": kind})

@@ -54,14 +54,13 @@ def _describe(model: dict[str, Any]) -> str:
 def _formula(document: dict[str, Any], console: Console) -> None:
     """The formula of every kind of layer. It gives the stored bytes; an engine's own stand in the totals."""
     cache = document["kv_cache"]
-    several = len(cache["layers"]) > 1
-    for row in cache["layers"]:
-        label = f"layers {row['first']}-{row['last']}" if several else "KV cache"
+    for row in cache["formulas"]:
+        label = "KV cache" if len(cache["formulas"]) == 1 else f"{count(row['num_layers'])} layers"
         kind = row["kind"].replace("_", " ") + (f", window {count(row['window'])}" if row["window"] else "")
         console.print(Text.assemble((label, "bold"), f"  {kind}"))
-        console.print(f"  = {row['formula']['symbols']}", soft_wrap=True)
-        console.print(f"  = {row['formula']['numbers']}", soft_wrap=True)
-    console.print(f"  = {count(cache['stored_bytes'])} bytes stored")
+        console.print(f"  = {row['symbols']}", soft_wrap=True)
+        console.print(f"  = {row['numbers']}", soft_wrap=True)
+        console.print(f"  = {count(row['bytes'])} bytes stored")
     console.print()
 
 

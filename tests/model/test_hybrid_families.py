@@ -1,0 +1,258 @@
+"""Families whose layers differ: windows by rule, shared caches, chunks, indexers, states. Bytes by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc as library
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.model.caches import (
+    ChunkedAttention,
+    FullAttention,
+    IndexerKeys,
+    LatentAttention,
+    RecurrentState,
+    SlidingWindowAttention,
+)
+from kvcalc.model.hf_config import WRAPPERS, read_config
+
+SMALL = {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "head_dim": 8}
+FULL, SLIDING = FullAttention(2, 8, 8), SlidingWindowAttention(5, 2, 8, 8)
+
+
+def layers(model_type: str, **config: Any) -> list[Any]:
+    """The caches of every layer, in order."""
+    spec = read_config({"model_type": model_type, **SMALL, **config}, "test", "test")
+    return [group.caches for group in spec.layers for _ in range(group.num_layers)]
+
+
+def letters(model_type: str, **config: Any) -> str:
+    """A letter for every layer: f sees all, s slides, - keeps nothing."""
+    marks = {FullAttention: "f", SlidingWindowAttention: "s"}
+    return "".join(marks[type(kept[0])] if kept else "-" for kept in layers(model_type, **config))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "expected"),
+    [
+        ("gemma2", {}, "sfsfsf"),
+        ("gemma3_text", {}, "sssssf"),
+        ("gemma3_text", {"sliding_window_pattern": 3}, "ssfssf"),
+        ("gemma3_text", {"layer_types": ["full_attention"] * 5 + ["sliding_attention"]}, "fffffs"),
+        ("gemma3n_text", {"num_hidden_layers": 10, "num_kv_shared_layers": 4}, "ssssfs----"),
+        ("gemma4_text", {"num_hidden_layers": 8}, "sssssfsf"),
+        ("gemma4_text", {"num_hidden_layers": 12, "num_kv_shared_layers": 6}, "sssssf------"),
+        ("gpt_oss", {}, "sfsfsf"),
+        ("olmo3", {}, "sssfss"),
+        ("cohere2", {}, "sssfss"),
+        ("qwen2", {}, "ffffff"),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 4}, "ffffss"),
+        ("qwen2", {"use_sliding_window": True}, "ffffff"),
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 0}, "ssssss"),
+        ("qwen3_moe", {"use_sliding_window": True}, "ssssss"),
+        ("qwen3_moe", {}, "ffffff"),
+        ("mixtral", {}, "ssssss"),
+        ("mixtral", {"sliding_window": None}, "ffffff"),
+        ("phi3", {}, "ssssss"),
+    ],
+)
+def test_which_layers_have_a_window(model_type: str, config: dict[str, Any], expected: str) -> None:
+    assert letters(model_type, **{"sliding_window": 5, **config}) == expected
+
+
+@pytest.mark.parametrize("model_type", ["llama", "cohere", "gemma", "glm4_moe", "minimax_m2", "gpt_neox"])
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"sliding_window": 5},
+        {"use_sliding_window": True},
+        {"layer_types": ["sliding_attention"] * 6},
+        {"v_head_dim": 4},
+    ],
+    ids=str,
+)
+def test_a_window_where_the_family_has_none_is_refused(model_type: str, foreign: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=next(iter(foreign))):
+        layers(model_type, **foreign)
+
+
+@pytest.mark.parametrize(
+    "bad", [["full_attention"] * 5, ["full_attention"] * 5 + ["dense"], "full_attention", {"a": 1}]
+)
+def test_a_list_of_kinds_must_name_every_layer(bad: Any) -> None:
+    with pytest.raises(ModelError, match="layer_types"):
+        layers("gemma3_text", sliding_window=5, layer_types=bad)
+
+
+def test_gemma_4s_layers_that_see_all_are_wider_and_may_have_fewer_heads() -> None:
+    wide = {"global_head_dim": 16, "num_global_key_value_heads": 1}
+    assert layers("gemma4_text", sliding_window=5, **wide)[-1] == (FullAttention(2, 16, 16),)
+    assert layers("gemma4_text", sliding_window=5, attention_k_eq_v=True, **wide)[-1] == (FullAttention(1, 16, 16),)
+    assert layers("gemma4_text", sliding_window=5, **wide)[0] == (SLIDING,)
+
+
+def test_llama_4_chunks_three_layers_of_four() -> None:
+    chunked = (ChunkedAttention(5, 2, 8, 8),)
+    assert layers("llama4_text", attention_chunk_size=5) == [chunked, chunked, chunked, (FULL,), chunked, chunked]
+    assert layers("llama4_text", attention_chunk_size=5, no_rope_layers=[1, 0, 1, 0, 1, 0])[1] == (FULL,)
+    assert layers("llama4_text", attention_chunk_size=None) == [(FULL,)] * 6
+
+
+MLA = {"kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+
+
+def test_indexers_stand_beside_the_latent_in_all_or_some_layers() -> None:
+    bare, indexed = (LatentAttention(16, 4),), (LatentAttention(16, 4), IndexerKeys(128))
+    assert layers("deepseek_v3", **MLA) == [bare] * 6
+    assert layers("deepseek_v32", **MLA) == [indexed] * 6
+    assert layers("glm_moe_dsa", **MLA) == [indexed] * 6
+    assert layers("glm_moe_dsa", **MLA, index_topk_pattern="FSFFSS") == [indexed, bare, indexed, indexed, bare, bare]
+    by_step = layers("glm_moe_dsa", **MLA, index_topk_freq=2, index_skip_topk_offset=3)
+    assert by_step == [indexed, indexed, indexed, bare, indexed, bare]
+
+
+def test_longcat_has_two_attention_layers_a_block() -> None:
+    config = {k: v for k, v in SMALL.items() if k != "num_hidden_layers"}
+    spec = read_config({"model_type": "longcat_flash", **config, **MLA, "num_layers": 3}, "test", "test")
+    assert spec.num_layers == 6
+
+
+DELTA = {"linear_key_head_dim": 8, "linear_value_head_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+STATE = RecurrentState(2 * 2 * 8 + 4 * 4, 4, 4 * 8 * 4)
+
+
+def test_delta_nets_keep_a_state_in_three_layers_of_four() -> None:
+    assert layers("qwen3_next", **DELTA) == [(STATE,), (STATE,), (STATE,), (FULL,), (STATE,), (STATE,)]
+
+
+def test_a_state_does_not_grow_nor_follow_the_caches_dtype() -> None:
+    spec = read_config({"model_type": "qwen3_next", **SMALL, **DELTA}, "test", "test")
+    stored, held = 5 * (48 * 3 * 2 + 128 * 4), 5 * (48 * 4 * 2 + 128 * 4)
+
+    def cache(tokens: int, **options: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = library.estimate(spec, context_tokens=tokens, **options)["kv_cache"]
+        return answer
+
+    for tokens in (1, 1000):
+        per_token = 2 * 2 * 8 * 2
+        assert cache(tokens)["total_bytes"] == stored + tokens * per_token
+        assert cache(tokens, engine="transformers")["total_bytes"] == held + tokens * per_token
+        assert cache(tokens, kv_dtype="fp8")["total_bytes"] == stored + tokens * per_token // 2
+        assert cache(tokens)["fixed_bytes_per_sequence"] == stored
+    # The convolution's inputs are in the model's dtype, the recurrence in fp32.
+    assert cache(1, dtype="fp32")["total_bytes"] == 5 * (48 * 3 * 4 + 128 * 4) + 2 * 2 * 8 * 4
+
+
+def test_a_state_is_split_evenly_or_not_at_all() -> None:
+    spec = read_config({"model_type": "qwen3_next", **SMALL, **DELTA}, "test", "test")
+    answer = library.estimate(spec, context_tokens=10, tensor_parallel_size=2)["kv_cache"]
+    assert answer["bytes_per_device"] * 2 == answer["total_bytes"]
+    odd = {**DELTA, "linear_num_value_heads": 3, "linear_value_head_dim": 5, "linear_key_head_dim": 5}
+    with pytest.raises(UsageError, match="recurrent state"):
+        library.estimate(read_config({"model_type": "qwen3_next", **SMALL, **odd}, "x", "x"), tensor_parallel_size=2)
+
+
+NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 8}
+
+
+def test_nemotron_names_every_layer() -> None:
+    state = (RecurrentState(4 * 16 + 2 * 2 * 8, 4, 4 * 16 * 8),)
+    assert layers("nemotron_h", **NEMOTRON, hybrid_override_pattern="M-*EM*") == [
+        state,
+        (),
+        (FULL,),
+        (),
+        state,
+        (FULL,),
+    ]
+    for bad in ("M-*EM", "M-*EMX", "", 3):
+        with pytest.raises(ModelError, match="hybrid_override_pattern"):
+            layers("nemotron_h", **NEMOTRON, hybrid_override_pattern=bad)
+
+
+def test_hybrids_are_called_so_and_their_variants_keep_the_states(kvcalc: Any) -> None:
+    spec = read_config({"model_type": "qwen3_next", **SMALL, **DELTA}, "test", "test")
+    answer = library.estimate(spec, context_tokens=10)
+    assert answer["model"]["attention"] == "hybrid"
+    states = 5 * (48 * 3 * 2 + 128 * 4)
+    totals = {v["attention"]: v["total_bytes"] - states for v in answer["variants"]}
+    assert totals == {"mha": 2 * 4 * 8 * 10 * 2, "mqa": 2 * 8 * 10 * 2, "gqa": 2 * 2 * 8 * 10 * 2, "mla": 36 * 10 * 2}
+    assert [v["own"] for v in answer["variants"]] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("outer", WRAPPERS)
+def test_the_language_model_is_found_inside(outer: str) -> None:
+    inner = WRAPPERS[outer]
+    own: dict[str, dict[str, Any]] = {
+        "deepseek_v3": MLA,
+        "qwen3_5_text": DELTA,
+        "qwen3_5_moe_text": DELTA,
+        "gemma3n_text": {"num_kv_shared_layers": 0},
+    }
+    text = {**SMALL, **own.get(inner, {})}
+    wrapped = read_config({"model_type": outer, "torch_dtype": "float16", "text_config": text}, "x", "x")
+    bare = read_config({"model_type": inner, "torch_dtype": "float16", **text}, "x", "x")
+    assert wrapped == bare
+    assert wrapped.torch_dtype == "fp16"
+
+
+def test_a_wrapper_without_a_language_model_is_refused() -> None:
+    with pytest.raises(ModelError, match="text_config is missing"):
+        read_config({"model_type": "gemma3", **SMALL}, "x", "x")
+    with pytest.raises(ModelError, match="text_config must be an object"):
+        read_config({"model_type": "gemma3", "text_config": 3}, "x", "x")
+
+
+def test_llava_is_published_without_sizes_inside_and_flat() -> None:
+    assert read_config({"model_type": "llava", "text_config": {"model_type": "llama"}}, "x", "x").num_layers == 32
+    flat = read_config({"model_type": "llava", **SMALL}, "x", "x")
+    assert flat.num_layers == 6
+    with pytest.raises(ModelError, match="flat llava"):
+        library.estimate(flat, engine="transformers")
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(8192, 1_107_296_256), (131_072, 11_173_625_856)])
+def test_gemma_3_27b_whose_config_names_no_pattern(tokens: int, expected: int) -> None:
+    """Dimensions of the published text_config of gemma-3-27b-it."""
+    text = {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 62,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "hidden_size": 5376,
+        "head_dim": 128,
+        "sliding_window": 1024,
+    }
+    spec = read_config({"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text}, "gemma-3-27b", "x")
+    assert library.estimate(spec, context_tokens=tokens)["kv_cache"]["total_bytes"] == expected
+
+
+def test_gpt_oss_120b() -> None:
+    """Dimensions of the published config of gpt-oss-120b."""
+    config = {
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "hidden_size": 2880,
+        "head_dim": 64,
+    }
+    spec = read_config({"model_type": "gpt_oss", **config, "sliding_window": 128}, "gpt-oss-120b", "x")
+    assert library.estimate(spec, context_tokens=8192)["kv_cache"]["total_bytes"] == 306_708_480
+
+
+def test_measure_refuses_by_name_what_its_modules_do_not_run(kvcalc: Any, tmp_path: Any) -> None:
+    import json
+
+    for config, message in (
+        ({"model_type": "llama4_text", **SMALL, "attention_chunk_size": 5}, "chunked attention"),
+        ({"model_type": "qwen3_next", **SMALL, **DELTA}, "recurrent state"),
+        ({"model_type": "deepseek_v32", **SMALL, **MLA}, "indexer keys"),
+        ({"model_type": "gemma4_text", **SMALL, "sliding_window": 5}, "differ from the model's attention"),
+    ):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        result = kvcalc("measure", path, "--context", "64", "--steps", "2", "--device", "cpu")
+        assert (result.status, result.out) == (3, "")
+        assert message in result.err
