@@ -167,6 +167,10 @@ def test_nemotron_names_every_layer() -> None:
         state,
         (FULL,),
     ]
+    block_types = ["mamba", "mlp", "attention", "moe", "mamba", "attention"]
+    listed = {k: v for k, v in SMALL.items() if k != "num_hidden_layers"}
+    spec = read_config({"model_type": "nemotron_h", **listed, **NEMOTRON, "layers_block_type": block_types}, "x", "x")
+    assert [group.caches for group in spec.layers] == [state, (), (FULL,), (), state, (FULL,)]
     for bad in ("M-*EM", "M-*EMX", "", 3):
         with pytest.raises(ModelError, match="hybrid_override_pattern"):
             layers("nemotron_h", **NEMOTRON, hybrid_override_pattern=bad)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError
 from kvcalc.model.caches import Cache, FullAttention, RecurrentState
-from kvcalc.model.reader import ConfigReader
+from kvcalc.model.reader import MAX_LAYERS, ConfigReader
 from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
 
 KEYS = frozenset(
@@ -62,7 +62,8 @@ def _kinds(config: ConfigReader) -> list[str]:
     """The kind of every layer, as many as num_hidden_layers says where it does."""
     pattern = config.config.get("hybrid_override_pattern")
     if pattern is None:
-        num_layers = config.num_layers("num_hidden_layers")
+        listed = len(config.items("layers_block_type"))
+        num_layers = config.optional_integer("num_hidden_layers", most=MAX_LAYERS) or listed
         names = {"linear_attention": "mamba", "full_attention": "attention"}
         stated = config.strings("layers_block_type", num_layers, (*_LETTERS.values(), *names))
         if stated is None:
