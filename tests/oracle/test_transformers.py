@@ -158,7 +158,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
             "ffn_hidden_size": 48,
             "head_dim": 4,
             "expert_ffn_hidden_size": 8,
-            "moe_topk": 2,
+            "num_experts_per_tok": 2,
             "zero_expert_num": 1,
         },
     ),
