@@ -1,0 +1,75 @@
+"""Mutated real-shaped configs: an answer or a clean refusal, never a crash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import kvcalc
+from kvcalc.model.hf_config import WRAPPERS
+from kvcalc.model.presets import all_presets
+from tests.model.test_hybrid_families import DELTA, MLA, NEMOTRON, SMALL
+
+CONFIGS: list[dict[str, Any]] = [
+    *(preset.config for preset in all_presets()),
+    {"model_type": "gemma3_text", **SMALL, "sliding_window": 5},
+    {"model_type": "gemma4_text", **SMALL, "sliding_window": 5, "num_kv_shared_layers": 0},
+    {"model_type": "qwen2", **SMALL, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
+    {"model_type": "llama4_text", **SMALL, "attention_chunk_size": 5},
+    {"model_type": "glm_moe_dsa", **SMALL, **MLA, "index_topk_pattern": "FSFFSS"},
+    {"model_type": "minicpm3", **SMALL, **MLA},
+    {"model_type": "qwen3_next", **SMALL, **DELTA, "full_attention_interval": 4},
+    {"model_type": "nemotron_h", **SMALL, **NEMOTRON, "hybrid_override_pattern": "M-*EM*"},
+    *({"model_type": outer, "text_config": {**SMALL, **MLA, **DELTA}} for outer in WRAPPERS),
+]
+
+LETTERS = ["full_attention", "sliding_attention", "M"]
+odd_values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 10**30),
+    st.floats(),
+    st.text(max_size=5),
+    st.just([]),
+    st.just({}),
+    st.lists(st.one_of(st.none(), st.integers(-1, 3), st.sampled_from(LETTERS)), max_size=8),
+    st.sampled_from(sorted({config["model_type"] for config in CONFIGS})),
+)
+keys = sorted(
+    {key for config in CONFIGS for key in config} | {"window_size", "text_config", "torch_dtype", "layer_types"}
+)
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> dict[str, Any]:
+    """A config with up to four keys dropped, changed or added, in the language model's part where there is one."""
+    config = dict(draw(st.sampled_from(CONFIGS)))
+    inner = config.get("text_config")
+    target = config
+    if isinstance(inner, dict) and draw(st.booleans()):
+        target = config["text_config"] = dict(inner)
+    for key in draw(st.lists(st.sampled_from(keys), max_size=4)):
+        if draw(st.booleans()):
+            target.pop(key, None)
+        else:
+            target[key] = draw(odd_values)
+    return config
+
+
+@settings(max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
+@given(mutated(), st.sampled_from([1, 100, 10**6]), st.sampled_from(["logical", "transformers"]))
+def test_an_answer_or_a_clean_refusal(config: dict[str, Any], tokens: int, engine: str) -> None:
+    refusal = answer = None
+    try:
+        answer = kvcalc.estimate(kvcalc.read_config(config, "config", "test"), context_tokens=tokens, engine=engine)
+    except kvcalc.KvcalcError as error:
+        refusal = error
+    if refusal is not None:
+        assert refusal.exit_code in (2, 3)
+        assert refusal.message
+        assert "\n" not in refusal.message
+    else:
+        assert isinstance(answer["kv_cache"]["total_bytes"], int)
+        assert answer["kv_cache"]["total_bytes"] >= 0
