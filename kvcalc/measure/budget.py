@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import DoesNotFitError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.kv_cache import longest_context, stored_bytes
+from kvcalc.memory.kv_cache import longest_context, most_that_fit, stored_bytes
 from kvcalc.model.spec import AttentionShape, ModelSpec
 from kvcalc.model.variants import attention_parameters
 from kvcalc.units import format_size
@@ -70,7 +70,9 @@ def check_fits(
     if need.total_bytes <= usable:
         return
     longest = longest_context(lambda t: need_of(spec, dtype, max(t, 1), batch_size, kind).total_bytes, usable)
-    fewer = _layers_that_fit(spec, dtype, context_tokens, batch_size, kind, usable)
+    fewer = most_that_fit(
+        lambda n: need_of(spec.head(n), dtype, context_tokens, batch_size, kind).total_bytes, usable, spec.num_layers
+    )
     hint = f"the largest context that fits is {longest:,} tokens" if longest and longest > steps else "no context fits"
     if fewer:
         hint += f"; at the one asked for, fewer layers do: --layers {fewer}"
@@ -81,18 +83,6 @@ def check_fits(
         f"{_USABLE_PERCENT[kind]}% of it",
         hint,
     )
-
-
-def _layers_that_fit(
-    spec: ModelSpec, dtype: Dtype, context_tokens: int, batch_size: int, kind: str, usable: int
-) -> int:
-    """The most layers, counted from the first, whose need is within `usable` bytes; 0 where not one's is."""
-    fits, too_many = 0, spec.num_layers
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        within = need_of(spec.head(middle), dtype, context_tokens, batch_size, kind).total_bytes <= usable
-        fits, too_many = (middle, too_many) if within else (fits, middle)
-    return fits
 
 
 def _workspace_per_token(shape: AttentionShape, context_tokens: int, batch_size: int) -> int:

@@ -23,13 +23,15 @@ def prefill(
     layers: list[AttentionLayer], caches: list[TokenCache], hidden_states: Callable[[int], Tensor], tokens: int,
     chunk: int, progress: Progress,
 ) -> None:  # fmt: skip
-    """Run `tokens` prompt tokens through the layers, `chunk` at a time; `hidden_states(n)` makes n tokens' inputs."""
-    with fast_projections(layers, hidden_states(chunk) if tokens else None):
+    """Run `tokens` prompt tokens, at least one, through the layers, `chunk` at a time.
+
+    `hidden_states(n)` makes the inputs of n tokens.
+    """
+    with fast_projections(layers, hidden_states(chunk)):
         for done in range(0, tokens, chunk):
             progress("prefill", done, tokens)
             run_layers(layers, caches, hidden_states(min(chunk, tokens - done)))
-    if tokens:
-        progress("prefill", tokens, tokens)
+    progress("prefill", tokens, tokens)
 
 
 def run_layers(layers: list[AttentionLayer], caches: list[TokenCache], x: Tensor) -> Tensor:
@@ -40,12 +42,12 @@ def run_layers(layers: list[AttentionLayer], caches: list[TokenCache], x: Tensor
 
 
 @contextmanager
-def fast_projections(layers: list[AttentionLayer], sample: Tensor | None) -> Iterator[None]:
+def fast_projections(layers: list[AttentionLayer], sample: Tensor) -> Iterator[None]:
     """Within the block, projections run in fp32 where that is faster on `sample`, as they do on CPUs whose 16-bit
     matrix products are emulated (2 to 6 times slower there). Weights, results and caches keep their dtype."""
     modules = [module for layer in layers for module in layer.modules()]
     linears = [module for module in modules if isinstance(module, nn.Linear)]
-    if sample is None or sample.device.type != "cpu" or sample.dtype == torch.float32:
+    if sample.device.type != "cpu" or sample.dtype == torch.float32:
         yield
         return
     first = max((m for m in linears if m.in_features == sample.shape[-1]), key=lambda m: m.out_features)

@@ -23,7 +23,7 @@ from kvcalc.memory.dtypes import Dtype, parse_dtype
 from kvcalc.memory.workload import resolve_workload
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.variants import VARIANTS, WhatIf, apply, attention_parameters, variant
+from kvcalc.model.variants import WhatIf, apply, attention_parameters, side_by_side
 from kvcalc.schema import SCHEMA_VERSION
 
 _TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -39,6 +39,10 @@ class Request(NamedTuple):
     dtype: Dtype
     device: torch.device
     seed: int
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return _TORCH_DTYPES[self.dtype.name]
 
 
 def measure(
@@ -142,9 +146,7 @@ def _variants_of(
         return [(changed.attention.kind, changed)], []
     wanted: list[tuple[str, ModelSpec]] = []
     skipped: list[dict[str, str]] = []
-    for kind in VARIANTS:
-        asked = what_if if what_if.kind == kind else WhatIf()
-        found = variant(spec, kind, asked)
+    for kind, found in side_by_side(spec, what_if):
         if isinstance(found, str):
             skipped.append({"attention": kind, "reason": found})
         else:
@@ -161,9 +163,8 @@ def _run(kind: str, spec: ModelSpec, request: Request, roof: float, progress: Pr
     device, tokens, batch = request.device, request.context_tokens, request.batch_size
     with torch.inference_mode():
         layers = _build(spec, request, report)
-        dtype = _TORCH_DTYPES[request.dtype.name]
         caches, allocator_bytes = allocated_by(
-            device, lambda: [make_cache(layer, batch, tokens, dtype, device) for layer in layers]
+            device, lambda: [make_cache(layer, batch, tokens, request.torch_dtype, device) for layer in layers]
         )
         hidden_states = _inputs(spec, request)
         chunk = chunk_tokens(spec.attention, tokens, batch, device.type)
@@ -201,7 +202,7 @@ def _build(spec: ModelSpec, request: Request, report: Progress) -> list[Attentio
     layers = []
     for number, window in enumerate(spans):
         report("weights", number, len(spans))
-        layer = build_layer(spec.attention, window, _TORCH_DTYPES[request.dtype.name], torch.device("meta"))
+        layer = build_layer(spec.attention, window, request.torch_dtype, torch.device("meta"))
         layers.append(materialize(layer, request.device, generator))
     return layers
 
@@ -209,21 +210,24 @@ def _build(spec: ModelSpec, request: Request, report: Progress) -> list[Attentio
 def _inputs(spec: ModelSpec, request: Request) -> Callable[[int], Tensor]:
     """A source of random hidden states (batch, n, hidden_size), the same for the same seed."""
     generator = torch.Generator().manual_seed(request.seed)
-    width, dtype = spec.attention.hidden_size or 0, _TORCH_DTYPES[request.dtype.name]
+    width = spec.attention.hidden_size or 0
 
     def make(tokens: int) -> Tensor:
         states = torch.randn(request.batch_size, tokens, width, generator=generator)
-        return states.to(request.device, dtype)
+        return states.to(request.device, request.torch_dtype)
 
     return make
+
+
+def _random_query(layer: AttentionLayer, request: Request) -> Tensor:
+    """One token's query of each sequence, as `attend` takes it."""
+    return torch.randn(layer.core_query_shape(request.batch_size)).to(request.device, request.torch_dtype)
 
 
 def _choose_core(layers: list[AttentionLayer], caches: list[TokenCache], request: Request) -> str:
     """Time the ways to run one decode step on the first layer's cache; give all layers the fastest, return its name."""
     layer, cache = layers[0], caches[0]
-    query = torch.randn(layer.core_query_shape(request.batch_size)).to(
-        request.device, _TORCH_DTYPES[request.dtype.name]
-    )
+    query = _random_query(layer, request)
     seconds = {}
     for name, core in CORES.items():
         layer.core = core
@@ -257,8 +261,7 @@ def _time_core(
     layers: list[AttentionLayer], caches: list[TokenCache], request: Request, report: Progress
 ) -> dict[str, Any]:
     """Time attention over the full caches alone, no projections: all layers, one token of each sequence."""
-    dtype = _TORCH_DTYPES[request.dtype.name]
-    query = torch.randn(layers[0].core_query_shape(request.batch_size)).to(request.device, dtype)
+    query = _random_query(layers[0], request)
 
     def step() -> None:
         for layer, cache in zip(layers, caches):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, check_rows
 from kvcalc.model.caches import Cache, RecurrentState, read_elements, stored_elements
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, map_caches
 
 CountBytes = Callable[[Cache, int, Dtype], int]
 """Bytes one sequence of so many tokens takes in one layer's cache of a dtype."""
@@ -92,8 +92,7 @@ def on_device(spec: ModelSpec, tensor_parallel_size: int) -> ModelSpec:
 
     KV heads are divided, down to one a device and replicated beyond; MLA's latent is on every device.
     """
-    groups = (g._replace(caches=tuple(c.on_device(tensor_parallel_size) for c in g.caches)) for g in spec.layers)
-    return spec._replace(layers=tuple(groups))
+    return map_caches(spec, lambda cache: cache.on_device(tensor_parallel_size))
 
 
 class Growth(NamedTuple):
@@ -114,17 +113,22 @@ def growth(bytes_at: Callable[[int], int], context_tokens: int) -> Growth:
 
 
 def longest_context(bytes_at: Callable[[int], int], memory_bytes: int) -> int | None:
-    """The most tokens whose cache fits into `memory_bytes`: 0 where not one does, None where any number does.
-
-    `bytes_at(tokens)` must not fall as tokens grow. Bisection: exact whatever the shape of the curve.
-    """
+    """The most tokens whose cache fits into `memory_bytes`: 0 where not one does, None where any number does."""
     if bytes_at(_UNBOUNDED_TOKENS) <= memory_bytes:
         return None
-    fits, too_long = 0, _UNBOUNDED_TOKENS
-    while too_long - fits > 1:
-        middle = (fits + too_long) // 2
-        if bytes_at(middle) <= memory_bytes:
+    return most_that_fit(bytes_at, memory_bytes, _UNBOUNDED_TOKENS)
+
+
+def most_that_fit(bytes_of_count: Callable[[int], int], memory_bytes: int, too_many: int) -> int:
+    """The largest count below `too_many`, which does not fit, whose bytes are within `memory_bytes`; 0 where none is.
+
+    `bytes_of_count` must not fall as the count grows. Bisection: exact whatever the shape of the curve.
+    """
+    fits = 0
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if bytes_of_count(middle) <= memory_bytes:
             fits = middle
         else:
-            too_long = middle
+            too_many = middle
     return fits

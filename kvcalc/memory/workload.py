@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype, parse_dtype
 from kvcalc.model.caches import Cache, RecurrentState
-from kvcalc.model.spec import ModelSpec, kv_head_counts
+from kvcalc.model.spec import ModelSpec, kv_head_counts, map_caches
 
 DEFAULT_CONTEXT_TOKENS = 4096
 _DEFAULT_DTYPE = "bf16"
@@ -52,8 +52,7 @@ def resolve_workload(
 
 def bind_state_dtypes(spec: ModelSpec, model_dtype: Dtype) -> ModelSpec:
     """`spec` with the model's dtype in recurrent states that name none: they do not follow the cache's."""
-    groups = (g._replace(caches=tuple(_bound(cache, model_dtype.name) for cache in g.caches)) for g in spec.layers)
-    return spec._replace(layers=tuple(groups))
+    return map_caches(spec, lambda cache: _bound(cache, model_dtype.name))
 
 
 def _bound(cache: Cache, dtype: str) -> Cache:

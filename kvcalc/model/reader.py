@@ -38,6 +38,13 @@ class ConfigReader:
                 raise ModelError(f"{self.name}: {key} holds {_shown(item)}: not one of {', '.join(allowed)}")
         return value
 
+    def flags(self, key: str, length: int) -> list[bool]:
+        """The list of `length` zeros and ones under `key`, as booleans."""
+        value = self._look_up((key,))
+        if not isinstance(value, list) or len(value) != length or any(flag not in (0, 1) for flag in value):
+            raise ModelError(f"{self.name}: {key} must be a list of {length} zeros and ones")
+        return [bool(flag) for flag in value]
+
     def items(self, key: str) -> list[object]:
         """What stands in the list under `key`, unchecked; the value itself where it is no list; nothing where null."""
         value = self._look_up((key,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from kvcalc.model.caches import HEADS_CACHES, Cache, LatentAttention
@@ -103,6 +103,12 @@ def group_layers(layers: Iterable[tuple[Cache, ...]]) -> tuple[LayerGroup, ...]:
         else:
             groups.append(LayerGroup(number, number, caches))
     return tuple(groups)
+
+
+def map_caches(spec: ModelSpec, change: Callable[[Cache], Cache]) -> ModelSpec:
+    """`spec` with `change` applied to every cache of every layer."""
+    groups = (group._replace(caches=tuple(map(change, group.caches))) for group in spec.layers)
+    return spec._replace(layers=tuple(groups))
 
 
 def kv_head_counts(spec: ModelSpec) -> list[int]:

@@ -17,7 +17,7 @@ from kvcalc.model.caches import (
     RecurrentState,
     SlidingWindowAttention,
 )
-from kvcalc.model.spec import AttentionShape, ModelSpec
+from kvcalc.model.spec import AttentionShape, ModelSpec, map_caches
 
 VARIANTS = ("mha", "mqa", "gqa", "mla")
 
@@ -84,8 +84,13 @@ def variant(spec: ModelSpec, kind: str, what_if: WhatIf = WhatIf()) -> ModelSpec
         return changed
     if kind == shape.kind and what_if == WhatIf():
         return spec
-    groups = (g._replace(caches=tuple(_changed_cache(c, shape, changed) for c in g.caches)) for g in spec.layers)
-    return spec._replace(attention=changed, layers=tuple(groups))
+    return map_caches(spec, lambda cache: _changed_cache(cache, shape, changed))._replace(attention=changed)
+
+
+def side_by_side(spec: ModelSpec, what_if: WhatIf) -> list[tuple[str, ModelSpec | str]]:
+    """`variant` of every kind, in order; what `what_if` asks for stands in its own kind's place."""
+    asked = what_if.kind
+    return [(kind, variant(spec, kind, what_if if kind == asked else WhatIf())) for kind in VARIANTS]
 
 
 def attention_parameters(shape: AttentionShape) -> int | None:

@@ -10,7 +10,7 @@ from kvcalc.memory.engines import Engine, load_engine
 from kvcalc.memory.workload import Workload, bind_state_dtypes, resolve_workload
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.variants import VARIANTS, WhatIf, apply, layer_parameters, variant
+from kvcalc.model.variants import WhatIf, apply, layer_parameters, side_by_side
 from kvcalc.planning.capacity import capacity
 from kvcalc.planning.formula import formulas
 from kvcalc.schema import SCHEMA_VERSION
@@ -105,12 +105,11 @@ def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[
 
 def _describe_variants(model: ModelSpec, what_if: WhatIf, workload: Workload, rules: Engine) -> list[dict[str, Any]]:
     """The four kinds of attention side by side; what the what-if asks for stands in its own kind's row."""
-    asked = what_if.kind
     model = bind_state_dtypes(model, workload.model_dtype)
-    changed = [variant(model, kind, what_if if kind == asked else WhatIf()) for kind in VARIANTS]
-    mha = changed[0]
+    changed = side_by_side(model, what_if)
+    mha = dict(changed)["mha"]
     mha_bytes = 0 if isinstance(mha, str) else _variant_bytes(mha, workload)
-    return [_describe_variant(kind, new, model, mha_bytes, workload, rules) for kind, new in zip(VARIANTS, changed)]
+    return [_describe_variant(kind, new, model, mha_bytes, workload, rules) for kind, new in changed]
 
 
 def _variant_bytes(spec: ModelSpec, workload: Workload) -> int:

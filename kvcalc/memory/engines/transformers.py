@@ -15,8 +15,6 @@ from kvcalc.model.caches import Cache, FullAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, windows
 
 VERSION = "5.23.0"
-
-
 KINDS = ("dynamic", "static")
 
 
@@ -38,7 +36,6 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
         raise UsageError(f"--cache {kind!r}: not a kind of cache", f"one of {', '.join(KINDS)}")
     if kind == "dynamic" and 1 in windows(spec):
         raise ModelError(f"{spec.name}: Transformers' cache with a window of 1 token is not modelled")
-
     if spec.model_type == "llava":
         raise ModelError(
             f"{spec.name}: Transformers reads no sizes from a flat llava config", "count with --engine logical"

@@ -61,7 +61,10 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
 
 def _refuse_foreign_keys(config: ConfigReader, rule: Rule, model_type: str) -> None:
     """Keys that mean something in another of these families and may change the cache in this one."""
-    foreign = [] if rule.windows != "none" else [*WINDOW_KEYS, "sliding_window_pattern", "_sliding_window_pattern"]
+    foreign = []
+    if rule.windows == "none":
+        config.refuse("sliding_window", "this family has no sliding window")
+        foreign += ["sliding_window_size", "sliding_window_pattern", "_sliding_window_pattern"]
     if rule.windows != "switched":
         foreign += ["use_sliding_window", "max_window_layers"]
     if not rule.has_layer_types and any(kind != "full_attention" for kind in config.items("layer_types")):

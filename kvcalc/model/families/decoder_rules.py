@@ -41,9 +41,8 @@ class Rule(NamedTuple):
         return (number + 1) % pattern != 0
 
 
-_NO_WINDOW: Mapping[str, str] = {"sliding_window": "this family has no sliding window"}
 _BIDIRECTIONAL: Mapping[str, str] = {"use_bidirectional_attention": "an encoder's window is cut in half; not modelled"}
-_PLAIN = Rule(refused=_NO_WINDOW)
+_PLAIN = Rule()
 
 
 def _kv(num_kv_heads: int, head_dim: int | None = None, **more: object) -> dict[str, object]:
@@ -73,9 +72,9 @@ RULES: dict[str, Rule] = {
     "qwen3": Rule("switched", 0, True, _kv(32, 128, **_QWEN_WINDOW)),
     # Its layers are not told apart by max_window_layers: switched on, all have the window.
     "qwen3_moe": Rule("switched", 1, False, _kv(4, sliding_window=4096)),
-    "qwen3_vl_text": Rule(defaults=_kv(32, 128), refused=_NO_WINDOW),
-    "qwen3_vl_moe_text": Rule(defaults=_kv(16), refused=_NO_WINDOW),
-    "gemma": Rule(defaults=_kv(16, 256), refused={**_NO_WINDOW, **_BIDIRECTIONAL}),
+    "qwen3_vl_text": Rule(defaults=_kv(32, 128)),
+    "qwen3_vl_moe_text": Rule(defaults=_kv(16)),
+    "gemma": Rule(defaults=_kv(16, 256), refused=_BIDIRECTIONAL),
     "gemma2": Rule("pattern", 2, True, _kv(4, 256, sliding_window=4096), _BIDIRECTIONAL),
     # Gemma 3 4B's published config leaves out even the number of heads.
     "gemma3_text": Rule("pattern", 6, True, _kv(4, 256, sliding_window=4096, num_attention_heads=8), _BIDIRECTIONAL),
@@ -87,21 +86,21 @@ RULES: dict[str, Rule] = {
     "olmo3": Rule("pattern", 4, True, {"sliding_window": 4096}),
     "cohere": _PLAIN,
     "cohere2": Rule("pattern", 4, True, {"sliding_window": 4096}),
-    "minimax_m2": Rule(defaults=_kv(8, 128), refused=_NO_WINDOW),
-    "glm": Rule(defaults=_kv(2, 128), refused=_NO_WINDOW, qkv_bias=True),
-    "glm4": Rule(defaults=_kv(2, 128), refused=_NO_WINDOW, qkv_bias=True),
-    "glm4_moe": Rule(defaults=_kv(8), refused=_NO_WINDOW),
+    "minimax_m2": Rule(defaults=_kv(8, 128)),
+    "glm": Rule(defaults=_kv(2, 128), qkv_bias=True),
+    "glm4": Rule(defaults=_kv(2, 128), qkv_bias=True),
+    "glm4_moe": Rule(defaults=_kv(8)),
     "granite": _PLAIN,
     "granitemoe": _PLAIN,
     "arcee": _PLAIN,
-    "apertus": Rule(refused=_NO_WINDOW),
-    "helium": Rule(defaults=_kv(20, 128), refused=_NO_WINDOW),
-    "seed_oss": Rule(defaults=_kv(8, 128), refused=_NO_WINDOW, qkv_bias=True),
-    "ernie4_5": Rule(defaults=_kv(2, 128), refused=_NO_WINDOW),
+    "apertus": _PLAIN,
+    "helium": Rule(defaults=_kv(20, 128)),
+    "seed_oss": Rule(defaults=_kv(8, 128), qkv_bias=True),
+    "ernie4_5": Rule(defaults=_kv(2, 128)),
     "hunyuan_v1_dense": _PLAIN,
     "hunyuan_v1_moe": _PLAIN,
     "phi": _PLAIN,
-    "stablelm": Rule(defaults=_kv(32), refused=_NO_WINDOW),
-    "gpt_neox": Rule(defaults={"attention_bias": True}, refused=_NO_WINDOW),
-    "bloom": Rule(defaults={"attention_bias": True}, refused=_NO_WINDOW, rotary=False),
+    "stablelm": Rule(defaults=_kv(32)),
+    "gpt_neox": Rule(defaults={"attention_bias": True}),
+    "bloom": Rule(defaults={"attention_bias": True}, rotary=False),
 }  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvcalc.errors import ModelError
 from kvcalc.model.caches import Cache, ChunkedAttention, FullAttention
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
@@ -47,10 +46,7 @@ def _chunked_layers(config: ConfigReader, num_layers: int) -> list[bool]:
     stated = config.strings("layer_types", num_layers, ("full_attention", "chunked_attention"))
     if stated is not None:
         return [kind == "chunked_attention" for kind in stated]
-    rotary = config.config.get("no_rope_layers")
-    if rotary:
-        if not isinstance(rotary, list) or len(rotary) != num_layers or any(flag not in (0, 1) for flag in rotary):
-            raise ModelError(f"{config.name}: no_rope_layers must be a list of {num_layers} zeros and ones")
-        return [bool(flag) for flag in rotary]
+    if config.config.get("no_rope_layers"):
+        return config.flags("no_rope_layers", num_layers)
     interval = config.integer("no_rope_layer_interval")
     return [(number + 1) % interval != 0 for number in range(num_layers)]

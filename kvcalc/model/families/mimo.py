@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvcalc.errors import ModelError
 from kvcalc.model.caches import Cache, FullAttention, SlidingWindowAttention
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
@@ -50,7 +49,4 @@ def _sliding_layers(config: ConfigReader, num_layers: int) -> list[bool]:
     stated = config.strings("layer_types", num_layers, ("full_attention", "sliding_attention"))
     if stated is not None:
         return [kind == "sliding_attention" for kind in stated]
-    pattern = config.config.get("hybrid_layer_pattern")
-    if not isinstance(pattern, list) or len(pattern) != num_layers or any(flag not in (0, 1) for flag in pattern):
-        raise ModelError(f"{config.name}: hybrid_layer_pattern must be a list of {num_layers} zeros and ones")
-    return [bool(flag) for flag in pattern]
+    return config.flags("hybrid_layer_pattern", num_layers)

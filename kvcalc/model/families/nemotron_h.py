@@ -30,9 +30,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     ssm_state_size, in mamba_ssm_cache_dtype (fp32). Source: NemotronHMamba2Mixer, Transformers 5.23.0.
     """
     if "attention_head_dim" in config.config:
-        config = ConfigReader(
-            {"head_dim": config.config["attention_head_dim"], **config.config}, config.name, config.source
-        )
+        config = config.with_defaults({"head_dim": config.config["attention_head_dim"]})
     config = config.with_defaults(_DEFAULTS)
     config.refuse("sliding_window", "windows of this family are not modelled")
     if config.config.get("mamba_ssm_cache_dtype") not in (None, "float32"):
