@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvcalc.errors import ModelError, nearest
+from kvcalc.model.spec import AttentionShape, LayerGroup, ModelSpec
 
 MAX_LAYERS = 100_000
 """More layers than any model has: a larger number is a damaged config."""
@@ -135,6 +136,21 @@ class ConfigReader:
                 f"{self.name}: num_key_value_heads {num_kv_heads} does not divide num_attention_heads {num_heads}"
             )
         return num_kv_heads
+
+    def model(
+        self,
+        model_type: str,
+        attention: AttentionShape,
+        layers: tuple[LayerGroup, ...],
+        *,
+        positions: tuple[str, ...] = ("max_position_embeddings",),
+        is_encoder: bool = False,
+    ) -> ModelSpec:
+        """The ModelSpec all readers end with. `positions` are the keys under which the longest context stands."""
+        return ModelSpec(
+            self.name, self.source, model_type, attention, layers, self.optional_integer(*positions),
+            self.torch_dtype(), is_encoder, self.config,
+        )  # fmt: skip
 
     def refuse(self, key: str, why: str) -> None:
         """Raise ModelError where `key` is set: a known switch whose cache this reader does not model."""

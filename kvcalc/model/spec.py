@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from kvcalc.model.caches import HEADS_CACHES, Cache, LatentAttention
@@ -66,7 +66,7 @@ class ModelSpec(NamedTuple):
     """A model, read from a preset, a config.json or flags.
 
     `torch_dtype` is the config's own, None where it names none. `is_encoder`: it never decodes, so no engine keeps its
-    K and V.
+    K and V. `config` is what it was read from, the family's defaults filled in: the weights are counted from it.
     """
 
     name: str
@@ -77,6 +77,7 @@ class ModelSpec(NamedTuple):
     max_position_embeddings: int | None
     torch_dtype: str | None
     is_encoder: bool = False
+    config: Mapping[str, object] = {}
 
     @property
     def num_layers(self) -> int:

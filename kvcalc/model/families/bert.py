@@ -22,9 +22,5 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     hidden_size = config.integer("hidden_size")
     head_dim = config.head_dim(hidden_size, num_heads)
     attention = AttentionShape(num_heads, num_heads, head_dim, head_dim, hidden_size, qkv_bias=True, output_bias=True)
-    return ModelSpec(
-        config.name, config.source, model_type, attention,
-        uniform_layers(num_layers, FullAttention(num_heads, head_dim, head_dim)),
-        config.optional_integer("max_position_embeddings"), config.torch_dtype(),
-        is_encoder=not config.boolean("is_decoder", default=False),
-    )  # fmt: skip
+    layers = uniform_layers(num_layers, FullAttention(num_heads, head_dim, head_dim))
+    return config.model(model_type, attention, layers, is_encoder=not config.boolean("is_decoder", default=False))

@@ -53,10 +53,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         rope_dim=head_dim if rotary else 0, rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
     layers = group_layers(windowed if is_sliding else full for is_sliding in sliding)
-    return ModelSpec(
-        config.name, config.source, model_type, attention, layers,
-        config.optional_integer("max_position_embeddings"), config.torch_dtype(),
-    )  # fmt: skip
+    return config.model(model_type, attention, layers)
 
 
 def _refuse_foreign_keys(config: ConfigReader, rule: Rule, model_type: str) -> None:

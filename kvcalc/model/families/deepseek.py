@@ -59,10 +59,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         layers = group_layers(indexed if has else latent for has in _has_indexer(config, model_type, num_layers))
     else:
         layers = group_layers([latent] * num_layers)
-    return ModelSpec(
-        config.name, config.source, model_type, attention, layers,
-        config.optional_integer("max_position_embeddings"), config.torch_dtype(),
-    )  # fmt: skip
+    return config.model(model_type, attention, layers)
 
 
 def _num_layers(config: ConfigReader, model_type: str) -> int:

@@ -36,8 +36,6 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         qkv_bias=bias, output_bias=bias, rope_dim=0 if alibi else head_dim,
         rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
-    return ModelSpec(
-        config.name, config.source, model_type, attention,
-        uniform_layers(num_layers, FullAttention(num_kv_heads, head_dim, head_dim)),
-        config.optional_integer("max_position_embeddings"), config.torch_dtype(),
-    )  # fmt: skip
+    return config.model(
+        model_type, attention, uniform_layers(num_layers, FullAttention(num_kv_heads, head_dim, head_dim))
+    )

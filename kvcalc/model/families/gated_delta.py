@@ -55,8 +55,6 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     if kinds is None:
         interval = config.integer("full_attention_interval")
         kinds = ["full_attention" if (n + 1) % interval == 0 else "linear_attention" for n in range(num_layers)]
-    return ModelSpec(
-        config.name, config.source, model_type, attention,
-        group_layers(full if kind == "full_attention" else state for kind in kinds),
-        config.optional_integer("max_position_embeddings"), config.torch_dtype(),
-    )  # fmt: skip
+    return config.model(
+        model_type, attention, group_layers(full if kind == "full_attention" else state for kind in kinds)
+    )

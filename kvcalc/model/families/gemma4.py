@@ -64,10 +64,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         num_heads, num_kv_heads, head_dim, head_dim, config.optional_integer("hidden_size"), qkv_bias=bias,
         output_bias=bias, rope_dim=head_dim, rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
-    return ModelSpec(
-        config.name, config.source, model_type, attention, group_layers(layers),
-        config.optional_integer("max_position_embeddings"), config.torch_dtype(),
-    )  # fmt: skip
+    return config.model(model_type, attention, group_layers(layers))
 
 
 def _full(config: ConfigReader, model_type: str, num_heads: int, num_kv_heads: int, head_dim: int) -> Cache:

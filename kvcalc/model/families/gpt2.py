@@ -22,8 +22,5 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     hidden_size = config.integer("n_embd", "hidden_size")
     head_dim = config.head_dim(hidden_size, num_heads)
     attention = AttentionShape(num_heads, num_heads, head_dim, head_dim, hidden_size, qkv_bias=True, output_bias=True)
-    return ModelSpec(
-        config.name, config.source, model_type, attention,
-        uniform_layers(num_layers, FullAttention(num_heads, head_dim, head_dim)),
-        config.optional_integer("n_positions", "max_position_embeddings"), config.torch_dtype(),
-    )  # fmt: skip
+    layers = uniform_layers(num_layers, FullAttention(num_heads, head_dim, head_dim))
+    return config.model(model_type, attention, layers, positions=("n_positions", "max_position_embeddings"))

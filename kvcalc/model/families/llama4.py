@@ -36,10 +36,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         rope_theta=config.number("rope_theta", default=500_000.0),
     )  # fmt: skip
     layers = group_layers(chunked if is_chunked else full for is_chunked in _chunked_layers(config, num_layers))
-    return ModelSpec(
-        config.name, config.source, model_type, attention, layers,
-        config.optional_integer("max_position_embeddings"), config.torch_dtype(),
-    )  # fmt: skip
+    return config.model(model_type, attention, layers)
 
 
 def _chunked_layers(config: ConfigReader, num_layers: int) -> list[bool]:

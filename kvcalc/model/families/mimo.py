@@ -39,10 +39,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
     layers = group_layers(windowed if slides else full for slides in _sliding_layers(config, num_layers))
-    return ModelSpec(
-        config.name, config.source, model_type, attention, layers,
-        config.optional_integer("max_position_embeddings"), config.torch_dtype(),
-    )  # fmt: skip
+    return config.model(model_type, attention, layers)
 
 
 def _sliding_layers(config: ConfigReader, num_layers: int) -> list[bool]:

@@ -50,10 +50,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     attention = AttentionShape(
         num_heads, num_kv_heads, head_dim, head_dim, config.integer("hidden_size"), qkv_bias=bias, output_bias=bias
     )
-    return ModelSpec(
-        config.name, config.source, model_type, attention, group_layers(kept[kind] for kind in _kinds(config)),
-        config.optional_integer("max_position_embeddings"), config.torch_dtype(),
-    )  # fmt: skip
+    return config.model(model_type, attention, group_layers(kept[kind] for kind in _kinds(config)))
 
 
 def _kinds(config: ConfigReader) -> list[str]:
