@@ -104,8 +104,10 @@ MLA = {"kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_he
 
 
 def test_indexers_stand_beside_the_latent_in_all_or_some_layers() -> None:
-    bare, indexed = (LatentAttention(16, 4),), (LatentAttention(16, 4), IndexerKeys(128))
-    assert layers("deepseek_v3", **MLA) == [bare] * 6
+    assert layers("deepseek_v3", **MLA) == [(LatentAttention(16, 4),)] * 6
+    # Where there are indexers a step reads 2,048 tokens at most, in layers which reuse another's choice as well.
+    sparse = LatentAttention(16, 4, most_read_tokens=2048)
+    bare, indexed = (sparse,), (sparse, IndexerKeys(128))
     assert layers("deepseek_v32", **MLA) == [indexed] * 6
     assert layers("glm_moe_dsa", **MLA) == [indexed] * 6
     assert layers("glm_moe_dsa", **MLA, index_topk_pattern="FSFFSS") == [indexed, bare, indexed, indexed, bare, bare]
@@ -191,6 +193,7 @@ def test_the_language_model_is_found_inside(outer: str) -> None:
     inner = WRAPPERS[outer]
     own: dict[str, dict[str, Any]] = {
         "deepseek_v3": MLA,
+        "kimi_linear": {**MLA, "layer_types": ["linear_attention", "full_attention"] * 3},
         "qwen3_5_text": DELTA,
         "qwen3_5_moe_text": DELTA,
         "gemma3n_text": {"num_kv_shared_layers": 0},
