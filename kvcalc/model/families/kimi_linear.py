@@ -16,7 +16,7 @@ KEYS = frozenset(
         "rope_theta rope_scaling rope_parameters num_experts num_experts_per_token num_shared_experts "
         "moe_intermediate_size moe_layer_freq moe_renormalize moe_router_activation_func first_k_dense_replace "
         "num_expert_group topk_group routed_scaling_factor use_grouped_topk rms_norm_eps num_nextn_predict_layers "
-        "attn_res_block_size latent_moe_use_norm"
+        "attn_res_block_size latent_moe_use_norm activation_situ_linear_beta activation_situ_beta"
     ).split()
 )
 
