@@ -250,6 +250,10 @@ class RecurrentState(NamedTuple):
     A causal convolution over `conv_channels` channels needs its last `conv_kernel` - 1 inputs; the recurrence keeps
     `state_elements`, none where a layer is a convolution alone (LFM2). Dtypes are kvcalc's names; None is the model's
     own, whatever the cache's.
+
+    Devices divide the state by `num_heads`, by channels where there are no heads. `group_channels` of the convolution's
+    channels belong to `num_groups` groups heads share, as KV heads are shared: groups are divided, and replicated
+    beyond their number (Mamba-2; MambaStateShapeCalculator, vLLM 0.33.0).
     """
 
     conv_channels: int
@@ -257,6 +261,9 @@ class RecurrentState(NamedTuple):
     state_elements: int
     conv_dtype: str | None = None
     state_dtype: str | None = "fp32"
+    num_heads: int | None = None
+    num_groups: int = 1
+    group_channels: int = 0
 
     @property
     def kind(self) -> str:
@@ -270,13 +277,20 @@ class RecurrentState(NamedTuple):
         return ()
 
     def on_device(self, tensor_parallel_size: int) -> RecurrentState:
-        """The share of one device: channels and heads are divided, which `splits_evenly` must have allowed."""
+        """The share of one device: channels, heads and groups are divided, as `splits_evenly` must have allowed."""
+        shared = self.group_channels // self.num_groups * max(1, self.num_groups // tensor_parallel_size)
         return self._replace(
-            conv_channels=self.conv_channels // tensor_parallel_size,
+            conv_channels=(self.conv_channels - self.group_channels) // tensor_parallel_size + shared,
             state_elements=self.state_elements // tensor_parallel_size,
+            num_groups=max(1, self.num_groups // tensor_parallel_size),
+            group_channels=shared,
         )
 
     def splits_evenly(self, tensor_parallel_size: int) -> bool:
+        """Whether every one of so many devices holds as much."""
+        groups_fit = self.num_groups % tensor_parallel_size == 0 or tensor_parallel_size % self.num_groups == 0
+        if self.num_heads is not None:
+            return self.num_heads % tensor_parallel_size == 0 and (groups_fit or not self.group_channels)
         return self.conv_channels % tensor_parallel_size == 0 and self.state_elements % tensor_parallel_size == 0
 
 

@@ -122,7 +122,7 @@ def test_longcat_has_two_attention_layers_a_block() -> None:
 
 
 DELTA = {"linear_key_head_dim": 8, "linear_value_head_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
-STATE = RecurrentState(2 * 2 * 8 + 4 * 4, 4, 4 * 8 * 4)
+STATE = RecurrentState(2 * 2 * 8 + 4 * 4, 4, 4 * 8 * 4, num_heads=2)
 
 
 def test_delta_nets_keep_a_state_in_three_layers_of_four() -> None:
@@ -160,7 +160,7 @@ NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_stat
 
 
 def test_nemotron_names_every_layer() -> None:
-    state = (RecurrentState(4 * 16 + 2 * 2 * 8, 4, 4 * 16 * 8),)
+    state = (RecurrentState(4 * 16 + 2 * 2 * 8, 4, 4 * 16 * 8, num_heads=4, num_groups=2, group_channels=32),)
     assert layers("nemotron_h", **NEMOTRON, hybrid_override_pattern="M-*EM*") == [
         state,
         (),

@@ -61,12 +61,12 @@ def test_a_state_keeps_its_dtype_whatever_the_cache() -> None:
 def test_falcon_h1_keeps_both_in_every_layer() -> None:
     spec = spec_of("falcon_h1", **GQA, mamba_d_ssm=24, mamba_n_heads=4, mamba_d_head=6, mamba_d_state=8)
     # Channels: 24 of the inner width and twice one group of 8; the state 24 x 8.
-    assert layers(spec) == [(FULL, RecurrentState(40, 4, 192))] * 6
+    assert layers(spec) == [(FULL, RecurrentState(40, 4, 192, num_heads=4, group_channels=16))] * 6
 
 
 def test_granite_and_bamba_say_which_layers_attend() -> None:
     mamba = {"mamba_n_heads": 4, "mamba_d_head": "auto", "mamba_d_state": 8}
-    state = RecurrentState(64 + 2 * 8, 4, 64 * 8)
+    state = RecurrentState(64 + 2 * 8, 4, 64 * 8, num_heads=4, group_channels=16)
     kinds = ["mamba", "attention", "mamba", "mamba", "attention", "mamba"]
     expected = [(FULL,) if kind == "attention" else (state,) for kind in kinds]
     assert layers(spec_of("granitemoehybrid", **GQA, **mamba, layer_types=kinds)) == expected
@@ -78,7 +78,7 @@ def test_zamba_adds_the_shared_block_before_some_layers() -> None:
     kinds = ["mamba", "hybrid"] * 3
     spec = spec_of("zamba2", **zamba, n_mamba_heads=4, mamba_d_state=8, layers_block_type=kinds)
     # The shared block is two hidden states wide: heads of 2 x 32 / 4.
-    state = RecurrentState(64 + 2 * 8, 4, 64 * 8)
+    state = RecurrentState(64 + 2 * 8, 4, 64 * 8, num_heads=4, group_channels=16)
     assert layers(spec) == [(state,), (FullAttention(4, 16, 16), state)] * 3
     with pytest.raises(ModelError, match="layers_block_type is missing"):
         spec_of("zamba2", **zamba, n_mamba_heads=4)
@@ -99,7 +99,10 @@ def test_mamba_has_no_attention(model_type: str) -> None:
 
 def test_mamba_2_heads_must_make_up_the_inner_width() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "n_groups": 2, "num_heads": 4}
-    assert layers(spec_of("mamba2", **sizes, head_dim=16)) == [(RecurrentState(64 + 32, 4, 512),)] * 2
+    assert (
+        layers(spec_of("mamba2", **sizes, head_dim=16))
+        == [(RecurrentState(64 + 32, 4, 512, num_heads=4, num_groups=2, group_channels=32),)] * 2
+    )
     with pytest.raises(ModelError, match="num_heads 4 x head_dim 8 is not the inner width 64"):
         spec_of("mamba2", **sizes, head_dim=8)
 
@@ -145,7 +148,7 @@ def test_kimi_linear_numbers_its_layers_from_one(full: list[int], delta: list[in
             spec_of("kimi_linear", **KDA, linear_attn_config=linear)
         return
     spec = spec_of("kimi_linear", **KDA, linear_attn_config=linear)
-    assert layers(spec)[:3] == [(RecurrentState(3 * 2 * 8, 4, 2 * 8 * 8),)] * 3
+    assert layers(spec)[:3] == [(RecurrentState(3 * 2 * 8, 4, 2 * 8 * 8, num_heads=2),)] * 3
     assert layers(spec)[3][0].kind == "latent_attention"
 
 
@@ -274,3 +277,11 @@ def test_llama_3_2_vision_keeps_nothing_of_an_image_until_there_is_one() -> None
 def test_tensor_parallel_divides_the_encoders_keys_too() -> None:
     cache = kvcalc.estimate(spec_of("whisper", **WHISPER), context_tokens=448, tensor_parallel_size=4)["kv_cache"]
     assert cache["bytes_per_device"] * 4 == cache["total_bytes"]
+
+
+def test_devices_share_the_groups_of_mamba_2_beyond_their_number() -> None:
+    state = RecurrentState(64 + 32, 4, 512, num_heads=8, num_groups=2, group_channels=32)
+    assert [state.on_device(n).conv_channels for n in (1, 2, 4)] == [96, 48, 32]
+    assert [state.on_device(n).state_elements for n in (1, 2, 4)] == [512, 256, 128]
+    assert [state.splits_evenly(n) for n in (1, 2, 3, 4, 8, 16)] == [True, True, False, True, True, False]
+    assert not state._replace(num_heads=12, num_groups=4).splits_evenly(6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from kvcalc.errors import ModelError
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.families.grouped import full_attention, grouped_shape
@@ -39,10 +41,16 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     if config.config.get("mamba_ssm_dtype") not in (None, "float32"):
         raise ModelError(f"{config.name}: mamba_ssm_dtype {config.config['mamba_ssm_dtype']!r}: only float32 is known")
     key, value = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")
+    key_heads = config.integer("linear_num_key_heads")
     value_heads = config.integer("linear_num_value_heads")
-    channels = 2 * config.integer("linear_num_key_heads") * key + value_heads * value
+    channels = 2 * key_heads * key + value_heads * value
     state: tuple[Cache, ...] = (
-        RecurrentState(channels, config.integer("linear_conv_kernel_dim"), value_heads * key * value),
+        RecurrentState(
+            channels,
+            config.integer("linear_conv_kernel_dim"),
+            value_heads * key * value,
+            num_heads=gcd(key_heads, value_heads),
+        ),
     )
     full: tuple[Cache, ...] = (full_attention(shape),)
     kinds = config.strings("layer_types", num_layers, ("linear_attention", "full_attention"))

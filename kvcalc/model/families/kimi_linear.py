@@ -45,7 +45,9 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     )  # fmt: skip
     heads, width = config.integer("linear_num_heads"), config.integer("linear_head_dim")
     state: tuple[Cache, ...] = (
-        RecurrentState(3 * heads * width, config.integer("linear_conv_kernel_dim"), heads * width * width),
+        RecurrentState(
+            3 * heads * width, config.integer("linear_conv_kernel_dim"), heads * width * width, num_heads=heads
+        ),
     )
     latent: tuple[Cache, ...] = (LatentAttention(rank, rope),)
     full = _full_layers(config, nested, num_layers)

@@ -31,7 +31,9 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     width, kernel = config.integer("state_size"), config.integer("conv_kernel")
     if model_type == "mamba2":
         inner = mamba2_inner(config, expanded(config, "expand"), "num_heads", "head_dim")
-        state: RecurrentState = mamba2_state(inner, config.integer("n_groups"), width, kernel)
+        state: RecurrentState = mamba2_state(
+            inner, config.integer("num_heads"), config.integer("n_groups"), width, kernel
+        )
     else:
         state = mamba_state(config.optional_integer("intermediate_size") or expanded(config, "expand"), width, kernel)
     num_layers = config.num_layers("num_hidden_layers", "n_layer")

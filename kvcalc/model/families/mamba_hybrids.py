@@ -49,7 +49,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     else:
         inner = config.optional_integer("mamba_d_ssm") if model_type == "falcon_h1" else None
         inner = mamba2_inner(config, inner or expanded(config, "mamba_expand"), "mamba_n_heads", "mamba_d_head")
-        state = mamba2_state(inner, config.integer("mamba_n_groups"), width, kernel)
+        state = mamba2_state(inner, config.integer("mamba_n_heads"), config.integer("mamba_n_groups"), width, kernel)
     if model_type == "falcon_h1":
         both: tuple[Cache, ...] = (full, state)
         return config.model(model_type, shape, group_layers([both] * num_layers))

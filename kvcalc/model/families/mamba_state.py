@@ -15,12 +15,15 @@ def mamba_state(inner: int, state_size: int, conv_kernel: int) -> RecurrentState
     return RecurrentState(inner, conv_kernel, inner * state_size)
 
 
-def mamba2_state(inner: int, groups: int, state_size: int, conv_kernel: int) -> RecurrentState:
+def mamba2_state(inner: int, heads: int, groups: int, state_size: int, conv_kernel: int) -> RecurrentState:
     """Mamba-2: a convolution over the inner width and both its group matrices, and heads x head_dim x state_size.
 
     Source: Mamba2Mixer and BambaMixer, Transformers 5.23.0.
     """
-    return RecurrentState(inner + 2 * groups * state_size, conv_kernel, inner * state_size)
+    shared = 2 * groups * state_size
+    return RecurrentState(
+        inner + shared, conv_kernel, inner * state_size, num_heads=heads, num_groups=groups, group_channels=shared
+    )
 
 
 def mamba2_inner(config: ConfigReader, inner: int, heads_key: str, head_dim_key: str) -> int:

@@ -33,7 +33,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     elements = shape.num_heads * shape.qk_head_dim * shape.qk_head_dim
     kept: dict[str, tuple[Cache, ...]] = {
         "full_attention": (full_attention(shape),),
-        "linear_attention": (RecurrentState(0, 1, elements, state_dtype=None),),
+        "linear_attention": (RecurrentState(0, 1, elements, state_dtype=None, num_heads=shape.num_heads),),
     }
     kinds = config.strings("layer_types", num_layers, tuple(kept))
     if kinds is None:

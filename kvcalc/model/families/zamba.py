@@ -51,7 +51,9 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         state = mamba_state(inner, state_size, kernel)
     else:
         inner = mamba2_inner(config, inner, "n_mamba_heads", "mamba_headdim")
-        state = mamba2_state(inner, config.integer("mamba_ngroups"), state_size, kernel)
+        state = mamba2_state(
+            inner, config.integer("n_mamba_heads"), config.integer("mamba_ngroups"), state_size, kernel
+        )
     both: tuple[Cache, ...] = (full_attention(shape), state)
     layers = group_layers(both if hybrid else (state,) for hybrid in _hybrid_layers(config, model_type, num_layers))
     return config.model(model_type, shape, layers)
