@@ -1,0 +1,67 @@
+"""How vLLM groups layers: one pool of blocks, of which every group takes its own by its own block table.
+
+Source: get_kv_cache_groups and _get_kv_cache_groups_uniform_page_size, core/kv_cache_planning.py, vLLM 0.33.0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcalc.memory.engines.vllm.pages import FULL, MLA, SLIDING, Demand, Page, ceil_div, need_the_same_tokens, unify
+
+
+class Group(NamedTuple):
+    """Layers which share a block table: the pages of one block, a layer each."""
+
+    pages: tuple[Page, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(page.bytes for page in self.pages)
+
+    def blocks(self, demand: Demand) -> int:
+        """Blocks one request may hold of this group at most."""
+        return max(page.blocks(demand) for page in self.pages)
+
+
+def group(pages: list[Page]) -> list[Group] | None:
+    """Groups of the layers with these pages, in the layers' order; None where vLLM has no way to hold them together.
+
+    Layers that keep as many tokens are one group. Else pages are made one size, and every kind of layer is split into
+    groups of as many layers as the rarest kind has: of the commonest, where that has less than half as many again.
+    """
+    if not pages:
+        return []
+    if need_the_same_tokens(pages):
+        return [Group(tuple(pages))]
+    unified = unify(pages)
+    if unified is None:
+        return _all_tokens(pages)
+    kinds: dict[Page, list[Page]] = {}
+    for page in unified:
+        kinds.setdefault(page, []).append(page)
+    counts = [len(layers) for layers in kinds.values()]
+    size = max(counts) if max(counts) < min(counts) * 1.5 else min(counts)
+    groups = []
+    for layers in kinds.values():
+        parts = ceil_div(len(layers), size)
+        groups += [Group(tuple(layers[part::parts])) for part in range(parts)]
+    return groups
+
+
+def _all_tokens(pages: list[Page]) -> list[Group] | None:
+    """MLA beside windows that do not fit its pages: windows are then kept whole, as full attention."""
+    if {page.kind for page in pages} - {FULL, MLA, SLIDING}:
+        return None
+    promoted = [page._replace(kind=FULL, span=0) if page.kind == SLIDING else page for page in pages]
+    return [Group(tuple(promoted))] if need_the_same_tokens(promoted) else None
+
+
+def block_bytes(groups: list[Group]) -> int:
+    """Bytes of one block of the pool: the largest group's, whichever group takes it."""
+    return max(group.block_bytes for group in groups)
+
+
+def request_blocks(groups: list[Group], demand: Demand) -> int:
+    """Blocks one request may hold at most, all groups together."""
+    return sum(group.blocks(demand) for group in groups)
