@@ -7,11 +7,12 @@ cache and a number of tokens, the bytes of one sequence in one layer. A new engi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError, nearest
+from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import CountBytes
 from kvcalc.model.spec import ModelSpec
 
@@ -19,7 +20,7 @@ from kvcalc.model.spec import ModelSpec
 ENGINES: dict[str, str | None] = {
     "logical": "logical",
     "transformers": "transformers",
-    "vllm": None,
+    "vllm": "vllm",
     "sglang": None,
     "tensorrt-llm": None,
     "llama.cpp": None,
@@ -30,17 +31,44 @@ ENGINES: dict[str, str | None] = {
 _POOLS_FOR_ENCODERS = {"sglang": "SGLang", "llama.cpp": "llama.cpp before mid-2025"}
 
 # The settings each engine takes.
-_SETTINGS = {"transformers": ("cache",)}
+_SETTINGS: dict[str, tuple[str, ...]] = {
+    "transformers": ("cache",),
+    "vllm": (
+        "block-size", "max-num-batched-tokens", "no-async-scheduling", "enable-prefix-caching",
+        "num-speculative-tokens", "pipeline-parallel-size",
+    ),
+}  # fmt: skip
+
+CountSequence = Callable[[ModelSpec, Dtype, int], int]
+"""Bytes one sequence of so many tokens takes on a device that holds this share of a model."""
+
+
+class Line(NamedTuple):
+    """A part of what a request takes, by name; negative where an engine keeps less than is stored."""
+
+    name: str
+    bytes: int
 
 
 class Engine(NamedTuple):
-    """How an engine counts: its name, the version its rules were read from, bytes per cache, and remarks."""
+    """How an engine counts: its name, the version its rules were read from, its settings, remarks, and
+
+    - `cache_bytes`: bytes one sequence takes in one layer's cache;
+    - `sequence_bytes`: bytes it takes in all of them on one device, the device's share of the model given; None where
+      that is the sum of `cache_bytes`;
+    - `blocks`: where the engine keeps a pool of blocks, what it prints of it (DESIGN's block keys), for the memory there
+      is for it, or None;
+    - `lines`: where the bytes of a sequence go, adding up to `sequence_bytes`.
+    """
 
     name: str
     version: str | None
     cache_bytes: CountBytes
     settings: dict[str, object]
     warnings: tuple[str, ...] = ()
+    sequence_bytes: CountSequence | None = None
+    blocks: Callable[[ModelSpec, Dtype, int, int | None], dict[str, object]] | None = None
+    lines: Callable[[ModelSpec, Dtype, int], list[Line]] | None = None
 
 
 def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None = None) -> Engine:

@@ -11,41 +11,43 @@ from kvcalc.memory.engines.vllm.pages import FULL, MLA, SLIDING, Demand, Page, c
 
 
 class Group(NamedTuple):
-    """Layers which share a block table: the pages of one block, a layer each."""
+    """Caches which share a block table: (its place in the list given, its page). A block has one page of each."""
 
-    pages: tuple[Page, ...]
+    layers: tuple[tuple[int, Page], ...]
 
     @property
     def block_bytes(self) -> int:
-        return sum(page.bytes for page in self.pages)
+        return sum(page.bytes for _, page in self.layers)
 
     def blocks(self, demand: Demand) -> int:
         """Blocks one request may hold of this group at most."""
-        return max(page.blocks(demand) for page in self.pages)
+        return max((page.blocks(demand) for _, page in self.layers), default=0)
+
+    def only(self, places: set[int]) -> Group:
+        """The part a pipeline stage holds; it takes as many blocks as the whole."""
+        return Group(tuple(layer for layer in self.layers if layer[0] in places))
 
 
 def group(pages: list[Page]) -> list[Group] | None:
-    """Groups of the layers with these pages, in the layers' order; None where vLLM has no way to hold them together.
+    """Groups of the caches with these pages, in the layers' order; None where vLLM has no way to hold them together.
 
     Layers that keep as many tokens are one group. Else pages are made one size, and every kind of layer is split into
     groups of as many layers as the rarest kind has: of the commonest, where that has less than half as many again.
     """
-    if not pages:
-        return []
     if need_the_same_tokens(pages):
-        return [Group(tuple(pages))]
+        return [Group(tuple(enumerate(pages)))]
     unified = unify(pages)
     if unified is None:
         return _all_tokens(pages)
-    kinds: dict[Page, list[Page]] = {}
-    for page in unified:
-        kinds.setdefault(page, []).append(page)
-    counts = [len(layers) for layers in kinds.values()]
+    kinds: dict[Page, list[tuple[int, Page]]] = {}
+    for place, page in enumerate(unified):
+        kinds.setdefault(page, []).append((place, page))
+    counts = [len(alike) for alike in kinds.values()]
     size = max(counts) if max(counts) < min(counts) * 1.5 else min(counts)
     groups = []
-    for layers in kinds.values():
-        parts = ceil_div(len(layers), size)
-        groups += [Group(tuple(layers[part::parts])) for part in range(parts)]
+    for alike in kinds.values():
+        parts = ceil_div(len(alike), size)
+        groups += [Group(tuple(alike[part::parts])) for part in range(parts)]
     return groups
 
 
@@ -54,7 +56,7 @@ def _all_tokens(pages: list[Page]) -> list[Group] | None:
     if {page.kind for page in pages} - {FULL, MLA, SLIDING}:
         return None
     promoted = [page._replace(kind=FULL, span=0) if page.kind == SLIDING else page for page in pages]
-    return [Group(tuple(promoted))] if need_the_same_tokens(promoted) else None
+    return [Group(tuple(enumerate(promoted)))] if need_the_same_tokens(promoted) else None
 
 
 def block_bytes(groups: list[Group]) -> int:

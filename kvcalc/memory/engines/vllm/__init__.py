@@ -1,0 +1,123 @@
+"""vLLM: one pool of blocks, and what a request at full length may hold of it at most.
+
+Source: core/kv_cache_planning.py and core/kv_cache_utils.py, vLLM 0.33.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.engines import Engine, Line
+from kvcalc.memory.engines.vllm.account import Plan, account
+from kvcalc.memory.engines.vllm.groups import block_bytes, group, request_blocks
+from kvcalc.memory.engines.vllm.layers import layers_of
+from kvcalc.memory.engines.vllm.pages import STATE, Demand
+from kvcalc.memory.engines.vllm.settings import Settings, parse_settings
+from kvcalc.memory.engines.vllm.stages import stage_bounds
+from kvcalc.model.caches import Cache, RecurrentState
+from kvcalc.model.spec import ModelSpec, all_caches
+
+VERSION = "0.33.0"
+_DTYPES = ("fp32", "fp16", "bf16", "fp8")
+
+
+def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
+    """The accounting of vLLM's V1 engine with its hybrid cache manager, under its own options.
+
+    A sequence takes what vLLM reserves for its admission: whole blocks of every group, windows with the tokens in
+    flight. Raises ModelError (exit 3) for models whose layout in vLLM is not modelled, UsageError (exit 2) for options
+    and dtypes it does not take.
+    """
+    settings = parse_settings(given)
+    _refuse(spec)
+    # By identity: a bisection asks for one share many times. The share is kept, so that its identity stays its own.
+    plans: dict[tuple[int, str], tuple[ModelSpec, Plan]] = {}
+
+    def plan_of(share: ModelSpec, dtype: Dtype) -> Plan:
+        key = (id(share), dtype.name)
+        if key not in plans:
+            plans[key] = (share, _plan(share, dtype, settings))
+        return plans[key][1]
+
+    def demand(tokens: int) -> Demand:
+        # The encoder's output is taken to be as long as a batch may be (SchedulerConfig.max_num_encoder_input_tokens).
+        return Demand(tokens, settings.max_in_flight_tokens, settings.max_num_batched_tokens, settings.state_blocks)
+
+    def sequence_bytes(share: ModelSpec, dtype: Dtype, tokens: int) -> int:
+        plan = plan_of(share, dtype)
+        return request_blocks(plan.groups, demand(tokens)) * plan.block_bytes
+
+    def cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
+        pages = {(type(layer.cache), layer.cache): layer.page for layer in plan_of(spec, dtype).layers}
+        page = pages.get((type(cache), cache))
+        return page.blocks(demand(tokens)) * page.bytes if page else 0
+
+    def blocks(share: ModelSpec, dtype: Dtype, tokens: int, memory_bytes: int | None) -> dict[str, Any]:
+        plan, asked = plan_of(share, dtype), demand(tokens)
+        needed = request_blocks(plan.groups, asked)
+        sizes = {page.block_size for part in plan.groups for _, page in part.layers if page.kind != STATE}
+        found: dict[str, Any] = {
+            "block_size": max(sizes, default=tokens),
+            "bytes_per_block": plan.block_bytes,
+            "request_bytes": needed * plan.block_bytes,
+            "num_gpu_blocks": None,
+            "kv_cache_tokens": None,
+            "max_concurrency": None,
+        }
+        if memory_bytes is not None:
+            fitting = memory_bytes // plan.block_bytes
+            concurrency = fitting / needed
+            found.update(
+                # As vLLM prints it: a quotient in floating point, then cut.
+                num_gpu_blocks=fitting,
+                kv_cache_tokens=int(concurrency * tokens),
+                max_concurrency=concurrency,
+            )
+        return found
+
+    def lines(share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
+        return account(plan_of(share, dtype), dtype, demand(tokens))
+
+    return Engine(
+        "vllm", VERSION, cache_bytes, settings._asdict(), _remarks(spec, settings), sequence_bytes, blocks, lines,
+    )  # fmt: skip
+
+
+def _refuse(spec: ModelSpec) -> None:
+    """Models vLLM reads in a way that is not modelled."""
+    if spec.model_type in ("mimo_v2_flash", "llava", "rwkv", "recurrent_gemma", "deepseek_v4"):
+        raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} is not modelled")
+    if spec.model_type == "falcon" and spec.attention.num_kv_heads > 1:
+        raise ModelError(f"{spec.name}: vLLM's layout of Falcon's new architecture is not modelled")
+
+
+def _remarks(spec: ModelSpec, settings: Settings) -> tuple[str, ...]:
+    """What vLLM does by default and this count does not."""
+    has_state = any(isinstance(cache, RecurrentState) for cache in all_caches(spec))
+    if has_state and spec.attention.num_heads and not settings.enable_prefix_caching:
+        return ("vLLM caches prefixes by default and then keeps one state more: --enable-prefix-caching counts it",)
+    return ()
+
+
+def _plan(share: ModelSpec, dtype: Dtype, settings: Settings) -> Plan:
+    if dtype.name not in _DTYPES:
+        raise UsageError(
+            f"--kv-dtype {dtype.name}: not a cache dtype of vLLM counted here", f"one of {', '.join(_DTYPES)}"
+        )
+    layers = layers_of(share, dtype, settings)
+    if not layers:
+        raise ModelError(f"{share.name}: vLLM keeps no cache for it")
+    groups = group([layer.page for layer in layers])
+    if groups is None:
+        raise ModelError(f"{share.name}: vLLM cannot make pages of one size of this model's layers")
+    stages = settings.pipeline_parallel_size
+    if stages > share.num_layers:
+        raise UsageError(f"--pipeline-parallel-size {stages}: the model has {share.num_layers} layers")
+    split = []
+    for first, last in stage_bounds(share.num_layers, stages):
+        places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
+        split.append([part.only(places) for part in groups])
+    return Plan(layers, groups, max(split, key=block_bytes))

@@ -1,0 +1,72 @@
+"""Where the bytes of one request go: what attention stores, then every rounding by its name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.engines import Line
+from kvcalc.memory.engines.vllm.groups import Group, block_bytes, request_blocks
+from kvcalc.memory.engines.vllm.layers import Layer
+from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, SLIDING, STATE, Demand, Page
+from kvcalc.memory.kv_cache import stored_cache_bytes
+
+
+class Plan(NamedTuple):
+    """One device's share of a model in a dtype: its layers, their groups, and the stage that needs the largest blocks."""
+
+    layers: list[Layer]
+    groups: list[Group]
+    largest_stage: list[Group]
+
+    @property
+    def block_bytes(self) -> int:
+        return block_bytes(self.largest_stage)
+
+
+def account(plan: Plan, dtype: Dtype, demand: Demand) -> list[Line]:
+    """Lines which add up to the bytes of one request at full length on the stage with the largest blocks; those of no
+    bytes are left out."""
+    stored = flight = window = encoder = layout = rounding = states = padding = unequal = 0
+    for part, whole in zip(plan.largest_stage, plan.groups):
+        blocks = whole.blocks(demand)
+        unequal += blocks * (plan.block_bytes - part.block_bytes)
+        for place, page in part.layers:
+            held = stored_cache_bytes(plan.layers[place].cache, demand.max_model_len, dtype)
+            stored += held
+            padding += blocks * (page.bytes - page.own_bytes)
+            if page.kind == STATE:
+                layout += page.state_bytes - held
+                states += (blocks - 1) * page.state_bytes
+                continue
+            needed = _tokens(page, demand) * page.token_bytes
+            if page.kind in (SLIDING, CHUNKED):
+                flight += needed - held
+            elif page.kind == CROSS:
+                encoder += needed - held
+            else:
+                layout += needed - held
+            spare = page.own_bytes if page.kind == SLIDING else 0
+            window += spare
+            rounding += blocks * page.own_bytes - needed - spare
+    named = {
+        "stored": stored,
+        "tokens in flight beside windows": flight,
+        "the encoder's longest input": encoder,
+        "another layout or dtype": layout,
+        "blocks rounded up": rounding,
+        "windows: one block more": window,
+        "states of prefixes and drafts": states,
+        "pages padded to one size": padding,
+        "blocks as large as the largest group's": unequal,
+    }
+    return [Line(name, size) for name, size in named.items() if size]
+
+
+def _tokens(page: Page, demand: Demand) -> int:
+    """Tokens whose rows a request may hold in this page's layer, before blocks."""
+    if page.kind == SLIDING:
+        return min(page.span - 1 + demand.max_in_flight_tokens, demand.max_model_len)
+    if page.kind == CHUNKED:
+        return min(page.span + demand.max_in_flight_tokens, demand.max_model_len)
+    return demand.encoder_tokens if page.kind == CROSS else demand.max_model_len

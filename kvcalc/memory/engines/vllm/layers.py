@@ -1,0 +1,132 @@
+"""The page of every layer: which of vLLM's cache specs each of kvcalc's caches is.
+
+Source: attention.py, mla_attention.py, deepseek_v2.py (the indexer) and mamba_utils.py under vllm/model_executor, and
+_align_hybrid_block_size of platforms/interface.py, vLLM 0.33.0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcalc.errors import ModelError
+from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
+from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, SLIDING, STATE, Page, ceil_div
+from kvcalc.memory.engines.vllm.settings import Settings
+from kvcalc.model.caches import (
+    HEADS_CACHES,
+    Cache,
+    ChunkedAttention,
+    CompressedAttention,
+    CrossAttention,
+    IndexerKeys,
+    LatentAttention,
+    RecurrentState,
+    SlidingWindowAttention,
+)
+from kvcalc.model.spec import ModelSpec
+
+# Kernels take blocks of 16 tokens and multiples; with MLA beside states, of 128 (FlashInfer's and TensorRT-LLM's).
+_KERNEL_BLOCK = 16
+_KERNEL_BLOCK_MLA = 128
+
+# Bytes of one token of DeepSeek's sparse attention in fp8: 512 in fp8, a scale in fp32 for each 128 of them, and the 64
+# rotary ones in 16 bits (fp8_ds_mla; FlashMLA's layout).
+_SPARSE_FP8_BYTES = 656
+
+# Families whose state is in fp32 unless the config says otherwise, and where it may say so; elsewhere a state has the
+# model's dtype (mamba_ssm_cache_dtype `auto`; models/config.py, and kda_state_dtype of mamba_utils.py).
+_FP32_STATES = ("nemotron_h", "kimi_linear")
+_STATE_KEYS = {
+    "nemotron_h": "mamba_ssm_cache_dtype", "qwen3_5_text": "mamba_ssm_dtype", "qwen3_5_moe_text": "mamba_ssm_dtype",
+}  # fmt: skip
+_STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+class Layer(NamedTuple):
+    """One cache of one layer and its page."""
+
+    number: int
+    cache: Cache
+    page: Page
+
+
+def layers_of(spec: ModelSpec, dtype: Dtype, settings: Settings) -> list[Layer]:
+    """Every cache of every layer with its page, `spec` being one device's share, bound to a workload.
+
+    Where states stand beside attention, attention's block grows until its page holds a state, and states are padded to
+    that page. Raises ModelError (exit 3) for caches whose layout in vLLM is not modelled.
+    """
+    sparse = any(isinstance(cache, IndexerKeys) for group in spec.layers for cache in group.caches)
+    layers = []
+    for group in spec.layers:
+        pages = []
+        for cache in group.caches:
+            if isinstance(cache, RecurrentState):
+                size = _state_bytes(spec, cache, settings.num_speculative_tokens)
+                pages.append((cache, Page(STATE, 0, 0, state_bytes=size)))
+            elif not (isinstance(cache, CrossAttention) and not cache.encoder_tokens):
+                pages.append((cache, _token_page(spec, cache, dtype, settings.block_size, sparse)))
+        layers += [Layer(number, *page) for number in range(group.first, group.last + 1) for page in pages]
+    return _beside_states(layers, settings.block_size)
+
+
+def _state_bytes(spec: ModelSpec, cache: RecurrentState, speculative_tokens: int) -> int:
+    """The convolution's inputs, one more for each speculative token, in the model's dtype; and the state."""
+    model_dtype = DTYPES[cache.conv_dtype or "bf16"]
+    columns = cache.conv_kernel - 1 + speculative_tokens
+    state = _state_dtype(spec, model_dtype) if cache.state_dtype == "fp32" else model_dtype
+    return bytes_of(cache.conv_channels * columns, model_dtype) + bytes_of(cache.state_elements, state)
+
+
+def _token_page(spec: ModelSpec, cache: Cache, dtype: Dtype, block_size: int, sparse: bool) -> Page:
+    if isinstance(cache, HEADS_CACHES):
+        kind, span = FULL, 0
+        if isinstance(cache, SlidingWindowAttention):
+            kind, span = SLIDING, cache.window
+        elif isinstance(cache, ChunkedAttention):
+            kind, span = CHUNKED, cache.chunk
+        elif isinstance(cache, CrossAttention):
+            kind = CROSS
+        width = (cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
+        return Page(kind, block_size, bytes_of(cache.num_kv_heads * (width[1] + width[2]), dtype), span, width)
+    if isinstance(cache, LatentAttention) and cache.window is None:
+        row = cache.kv_lora_rank + cache.qk_rope_head_dim
+        if sparse and dtype.name == "fp8":
+            if (cache.kv_lora_rank, cache.qk_rope_head_dim) != (512, 64):
+                raise ModelError(
+                    f"{spec.name}: fp8_ds_mla is a layout for a rank of 512 and 64 rotary dimensions alone"
+                )
+            return Page(MLA, block_size, _SPARSE_FP8_BYTES, width=(row,))
+        return Page(MLA, block_size, bytes_of(row, dtype), width=(row,))
+    if isinstance(cache, IndexerKeys):
+        # In fp8 whatever the cache's dtype, with a scale in fp32 for each 128 (DeepseekV32IndexerCache).
+        return Page(MLA, block_size, cache.head_dim + ceil_div(cache.head_dim, 128) * 4, width=(0, cache.head_dim))
+    name = "compressed attention" if isinstance(cache, CompressedAttention) else cache.kind.replace("_", " ")
+    raise ModelError(f"{spec.name}: vLLM's layout of {name} is not modelled")
+
+
+def _state_dtype(spec: ModelSpec, model_dtype: Dtype) -> Dtype:
+    stated = spec.config.get(_STATE_KEYS.get(spec.model_type, ""))
+    if isinstance(stated, str) and stated in _STATE_DTYPES:
+        return DTYPES[_STATE_DTYPES[stated]]
+    return DTYPES["fp32"] if spec.model_type in _FP32_STATES else model_dtype
+
+
+def _beside_states(layers: list[Layer], block_size: int) -> list[Layer]:
+    """`layers` with attention's block large enough for a state, where there are both."""
+    states = [layer.page.state_bytes for layer in layers if layer.page.kind == STATE]
+    tokens = [layer.page for layer in layers if layer.page.kind != STATE]
+    if not states or not tokens:
+        return layers
+    align = max(_KERNEL_BLOCK, block_size)
+    if any(page.kind == MLA for page in tokens):
+        align = max(align, _KERNEL_BLOCK_MLA)
+    token_bytes = max(page.token_bytes for page in tokens)
+    block = max(block_size, align * ceil_div(max(states), align * token_bytes))
+
+    def beside(page: Page) -> Page:
+        return (
+            page._replace(padded_bytes=block * token_bytes) if page.kind == STATE else page._replace(block_size=block)
+        )
+
+    return [layer._replace(page=beside(layer.page)) for layer in layers]
