@@ -56,7 +56,7 @@ class Engine(NamedTuple):
     - `cache_bytes`: bytes one sequence takes in one layer's cache;
     - `sequence_bytes`: bytes it takes in all of them on one device, the device's share of the model given; None where
       that is the sum of `cache_bytes`;
-    - `blocks`: where the engine keeps a pool of blocks, what it prints of it (DESIGN's block keys), for the memory there
+    - `blocks`: where the engine keeps a pool of blocks, what it prints of it, for the memory there
       is for it, or None;
     - `lines`: where the bytes of a sequence go, adding up to `sequence_bytes`.
     """

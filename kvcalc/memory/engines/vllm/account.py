@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Line
-from kvcalc.memory.engines.vllm.groups import Group, block_bytes, request_blocks
+from kvcalc.memory.engines.vllm.groups import Group, block_bytes
 from kvcalc.memory.engines.vllm.layers import Layer
 from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, SLIDING, STATE, Demand, Page
 from kvcalc.memory.kv_cache import stored_cache_bytes
 
 
 class Plan(NamedTuple):
-    """One device's share of a model in a dtype: its layers, their groups, and the stage that needs the largest blocks."""
+    """One device's share of a model: its layers, their groups, and the stage that needs the largest blocks."""
 
     layers: list[Layer]
     groups: list[Group]

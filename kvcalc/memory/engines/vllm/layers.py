@@ -59,7 +59,7 @@ def layers_of(spec: ModelSpec, dtype: Dtype, settings: Settings) -> list[Layer]:
     sparse = any(isinstance(cache, IndexerKeys) for group in spec.layers for cache in group.caches)
     layers = []
     for group in spec.layers:
-        pages = []
+        pages: list[tuple[Cache, Page]] = []
         for cache in group.caches:
             if isinstance(cache, RecurrentState):
                 size = _state_bytes(spec, cache, settings.num_speculative_tokens)

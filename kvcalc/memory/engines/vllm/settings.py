@@ -13,8 +13,8 @@ _DEFAULT_BATCHED_TOKENS = 8192
 
 
 class Settings(NamedTuple):
-    """`max_num_batched_tokens` is one step's; with async scheduling two steps are in flight, with pipeline stages as many
-    as there are stages (max_concurrent_batches, config/vllm.py)."""
+    """`max_num_batched_tokens` is one step's. With async scheduling two steps are in flight, with pipeline stages as
+    many as there are stages (max_concurrent_batches, config/vllm.py)."""
 
     block_size: int = 16
     max_num_batched_tokens: int = _DEFAULT_BATCHED_TOKENS
@@ -36,15 +36,23 @@ class Settings(NamedTuple):
 
 
 def parse_settings(given: Mapping[str, str]) -> Settings:
-    """The options given, each checked. Raises UsageError (exit 2) for a number out of range or a block no kernel takes."""
-    settings = Settings()
-    for option, text in given.items():
-        if option == "no-async-scheduling":
-            settings = settings._replace(async_scheduling=False)
-        elif option == "enable-prefix-caching":
-            settings = settings._replace(enable_prefix_caching=True)
-        else:
-            settings = settings._replace(**{option.replace("-", "_"): parse_count(text, f"--{option}")})
+    """The options given, each checked.
+
+    Raises UsageError (exit 2) for a number out of range or a block no kernel takes.
+    """
+    plain = Settings()
+
+    def number(option: str, default: int) -> int:
+        return parse_count(given[option], f"--{option}") if option in given else default
+
+    settings = Settings(
+        number("block-size", plain.block_size),
+        number("max-num-batched-tokens", plain.max_num_batched_tokens),
+        "no-async-scheduling" not in given,
+        "enable-prefix-caching" in given,
+        number("num-speculative-tokens", plain.num_speculative_tokens),
+        number("pipeline-parallel-size", plain.pipeline_parallel_size),
+    )
     if settings.block_size % 16:
         raise UsageError(f"--block-size {settings.block_size}: vLLM's kernels take multiples of 16")
     return settings
