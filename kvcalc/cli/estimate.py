@@ -44,13 +44,16 @@ def estimate(
     engine: Annotated[
         str,
         typer.Option(
-            "--engine", metavar="NAME", help="Count as this engine does: logical (the formula) or transformers."
+            "--engine", metavar="NAME", help="Count as this engine does: logical (the formula), transformers, vllm."
         ),
     ] = "logical",
-    cache: Annotated[
-        Optional[str],
-        typer.Option("--cache", metavar="dynamic|static", help="Which of transformers' caches. Default: dynamic."),
-    ] = None,
+    cache: o.Cache = None,
+    block_size: o.BlockSize = None,
+    max_num_batched_tokens: o.MaxNumBatchedTokens = None,
+    no_async_scheduling: o.NoAsyncScheduling = False,
+    enable_prefix_caching: o.EnablePrefixCaching = False,
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    pipeline_parallel_size: o.PipelineParallelSize = None,
     encoder_tokens: Annotated[
         Optional[str],
         typer.Option(
@@ -107,6 +110,17 @@ def estimate(
         "--hidden-size": hidden_size,
         "--sliding-window": sliding_window,
     }
+    settings = o.engine_settings(
+        {
+            "cache": cache,
+            "block-size": block_size,
+            "max-num-batched-tokens": max_num_batched_tokens,
+            "no-async-scheduling": no_async_scheduling,
+            "enable-prefix-caching": enable_prefix_caching,
+            "num-speculative-tokens": num_speculative_tokens,
+            "pipeline-parallel-size": pipeline_parallel_size,
+        }
+    )
     spec, what_if = o.model_of(model, what_if, flags)
     document = ask(
         spec,
@@ -115,7 +129,7 @@ def estimate(
         dtype=dtype,
         kv_dtype=kv_dtype,
         engine=engine.casefold(),
-        engine_settings={} if cache is None else {"cache": cache.casefold()},
+        engine_settings=settings,
         encoder_tokens=None if encoder_tokens is None else parse_tokens(encoder_tokens, "--encoder-tokens"),
         tensor_parallel_size=parse_count(tp, "--tp"),
         kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),

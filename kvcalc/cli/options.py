@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated, Optional, Union
 
 import typer
 
@@ -52,6 +52,55 @@ KvLoraRank = Annotated[
 ]
 QkRopeHeadDim = Annotated[
     Optional[str], typer.Option("--qk-rope-head-dim", metavar="D", help="MLA's rotary key width, for the what-if.")
+]
+_ENGINE = "The engine's own settings"
+Cache = Annotated[
+    Optional[str],
+    typer.Option(
+        "--cache",
+        metavar="dynamic|static",
+        help="transformers: which of its caches. Default: dynamic.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+BlockSize = Annotated[
+    Optional[str],
+    typer.Option("--block-size", metavar="N", help="vllm: tokens a block. Default: 16.", rich_help_panel=_ENGINE),
+]
+MaxNumBatchedTokens = Annotated[
+    Optional[str],
+    typer.Option(
+        "--max-num-batched-tokens",
+        metavar="N",
+        help="vllm: tokens of one step. Default: 8192, its own on H100.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+NoAsyncScheduling = Annotated[
+    bool,
+    typer.Option(
+        "--no-async-scheduling",
+        help="vllm: one step in flight instead of two.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+EnablePrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--enable-prefix-caching",
+        help="vllm: count the states prefix caching keeps.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+NumSpeculativeTokens = Annotated[
+    Optional[str],
+    typer.Option("--num-speculative-tokens", metavar="N", help="vllm: tokens drafted a step.", rich_help_panel=_ENGINE),
+]
+PipelineParallelSize = Annotated[
+    Optional[str],
+    typer.Option(
+        "--pipeline-parallel-size", "--pp", metavar="P", help="vllm: stages. Also --pp.", rich_help_panel=_ENGINE
+    ),
 ]
 Heads = Annotated[
     Optional[str], typer.Option("--heads", metavar="H", help="Attention heads.", rich_help_panel=_DESCRIBE)
@@ -111,6 +160,11 @@ def what_if_of(
         optional_count(kv_lora_rank, "--kv-lora-rank"),
         optional_count(qk_rope_head_dim, "--qk-rope-head-dim"),
     )
+
+
+def engine_settings(given: dict[str, Union[str, bool, None]]) -> dict[str, str]:
+    """The engine's own options that were given, by name, as text."""
+    return {name: str(value).casefold() for name, value in given.items() if value not in (None, False)}
 
 
 def model_of(reference: str | None, what_if: WhatIf, flags: dict[str, str | None]) -> tuple[ModelSpec, WhatIf]:

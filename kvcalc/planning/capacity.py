@@ -21,7 +21,7 @@ def capacity(
     device = kv_cache.on_device(spec, workload.tensor_parallel_size)
 
     def sequence(tokens: int) -> int:
-        return kv_cache.sequence_bytes(device, workload.kv_dtype, tokens, rules.cache_bytes)
+        return rules.held_bytes(device, workload.kv_dtype, tokens)
 
     batch = workload.batch_size
     one = sequence(workload.context_tokens)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvcalc.errors import KvcalcError
 from kvcalc.memory import kv_cache
 from kvcalc.memory.engines import Engine, load_engine
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.describe import describe_model
-from kvcalc.model.spec import ModelSpec, period
+from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf, apply, layer_parameters, side_by_side
 from kvcalc.planning.capacity import capacity
 from kvcalc.planning.formula import formulas
@@ -62,6 +63,7 @@ def estimate(
             "version": rules.version,
             "tensor_parallel_size": workload.tensor_parallel_size,
             **rules.settings,
+            **_describe_blocks(spec, workload, rules, kv_memory_bytes),
         },
         "kv_cache": _describe_cache(spec, workload, rules),
         "variants": _describe_variants(model, what_if, workload, rules),
@@ -76,10 +78,10 @@ def estimate(
 def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[str, Any]:
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
     rows = kv_cache.cache_rows(spec, dtype, tokens, rules.cache_bytes)
-    per_sequence = sum(row.num_layers * row.bytes_per_layer for row in rows)
-    growth = kv_cache.growth(lambda t: kv_cache.sequence_bytes(spec, dtype, t, rules.cache_bytes), tokens, period(spec))
+    per_sequence = rules.held_bytes(spec, dtype, tokens)
+    growth = rules.growth(spec, dtype, tokens)
     device = kv_cache.on_device(spec, workload.tensor_parallel_size)
-    per_device = batch * kv_cache.sequence_bytes(device, dtype, tokens, rules.cache_bytes)
+    per_device = batch * rules.held_bytes(device, dtype, tokens)
     return {
         "dtype": dtype.name,
         "stored_bytes": kv_cache.stored_bytes(spec, dtype, tokens, batch),
@@ -102,6 +104,16 @@ def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[
             for row in rows
         ],
     }
+
+
+def _describe_blocks(spec: ModelSpec, workload: Workload, rules: Engine, memory: int | None) -> dict[str, Any]:
+    """What an engine with blocks says of its pool, on one device; nothing for the others."""
+    if rules.blocks is None or rules.lines is None:
+        return {}
+    device = kv_cache.on_device(spec, workload.tensor_parallel_size)
+    dtype, tokens = workload.kv_dtype, workload.context_tokens
+    lines = [{"name": line.name, "bytes": line.bytes} for line in rules.lines(device, dtype, tokens)]
+    return {**rules.blocks(device, dtype, tokens, memory), "request_lines": lines}
 
 
 def _describe_variants(model: ModelSpec, what_if: WhatIf, workload: Workload, rules: Engine) -> list[dict[str, Any]]:
@@ -136,17 +148,19 @@ def _describe_variant(
         return {**row, "reason": spec}
     shape, dtype, tokens = spec.attention, workload.kv_dtype, workload.context_tokens
 
-    def held(t: int) -> int:
-        return kv_cache.sequence_bytes(spec, dtype, t, rules.cache_bytes)
-
+    try:
+        growth, held = rules.growth(spec, dtype, tokens), rules.held_bytes(spec, dtype, tokens)
+    except KvcalcError as error:
+        # An engine may have no way to hold what the model might be.
+        return {**row, "reason": error.message}
     return {
         **row,
         "own": kind == model.attention.kind and spec.layers == model.layers,
         "num_kv_heads": None if shape.is_latent else shape.num_kv_heads,
         "kv_lora_rank": shape.kv_lora_rank or None,
         "qk_rope_head_dim": shape.qk_rope_head_dim or None,
-        "bytes_per_token": kv_cache.growth(held, tokens, period(spec)).bytes_per_token,
-        "total_bytes": workload.batch_size * held(tokens),
+        "bytes_per_token": growth.bytes_per_token,
+        "total_bytes": workload.batch_size * held,
         "ratio_to_mha": _variant_bytes(spec, workload) / mha_bytes if mha_bytes else None,
         "attention_parameters_per_layer": layer_parameters(spec),
     }

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError, nearest
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.kv_cache import CountBytes
-from kvcalc.model.spec import ModelSpec
+from kvcalc.memory.kv_cache import CountBytes, Growth, growth, sequence_bytes
+from kvcalc.model.spec import ModelSpec, period
 
 # name -> module here, or None where kvcalc knows the engine by name and not yet its accounting.
 ENGINES: dict[str, str | None] = {
@@ -58,6 +58,7 @@ class Engine(NamedTuple):
       that is the sum of `cache_bytes`;
     - `blocks`: where the engine keeps a pool of blocks, what it prints of it, for the memory there
       is for it, or None;
+    - `growth_tokens`: after how many tokens its bytes grow alike, a block's; None where that is the model's own period;
     - `lines`: where the bytes of a sequence go, adding up to `sequence_bytes`.
     """
 
@@ -68,7 +69,19 @@ class Engine(NamedTuple):
     warnings: tuple[str, ...] = ()
     sequence_bytes: CountSequence | None = None
     blocks: Callable[[ModelSpec, Dtype, int, int | None], dict[str, object]] | None = None
+    growth_tokens: Callable[[ModelSpec, Dtype], int] | None = None
     lines: Callable[[ModelSpec, Dtype, int], list[Line]] | None = None
+
+    def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
+        """Bytes one sequence takes on a device that holds this share of the model."""
+        if self.sequence_bytes is not None:
+            return self.sequence_bytes(share, dtype, tokens)
+        return sequence_bytes(share, dtype, tokens, self.cache_bytes)
+
+    def growth(self, share: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
+        """How these bytes grow at a context."""
+        step = self.growth_tokens(share, dtype) if self.growth_tokens else period(share)
+        return growth(lambda t: self.held_bytes(share, dtype, t), tokens, step)
 
 
 def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None = None) -> Engine:

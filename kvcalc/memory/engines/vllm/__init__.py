@@ -6,6 +6,7 @@ Source: core/kv_cache_planning.py and core/kv_cache_utils.py, vLLM 0.33.0.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import lcm
 from typing import Any
 
 from kvcalc.errors import ModelError, UsageError
@@ -78,11 +79,16 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
             )
         return found
 
+    def growth_tokens(share: ModelSpec, dtype: Dtype) -> int:
+        layers = plan_of(share, dtype).groups
+        return lcm(*(page.block_size for part in layers for _, page in part.layers if page.kind != STATE))
+
     def lines(share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
         return account(plan_of(share, dtype), dtype, demand(tokens))
 
     return Engine(
-        "vllm", VERSION, cache_bytes, settings._asdict(), _remarks(spec, settings), sequence_bytes, blocks, lines,
+        "vllm", VERSION, cache_bytes, settings._asdict(), _remarks(spec, settings), sequence_bytes, blocks,
+        growth_tokens, lines,
     )  # fmt: skip
 
 
