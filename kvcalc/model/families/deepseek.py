@@ -56,7 +56,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     latent: tuple[Cache, ...] = (LatentAttention(rank, rope),)
     if model_type in _INDEXED:
         indexed = (*latent, IndexerKeys(config.integer("index_head_dim")))
-        layers = group_layers(indexed if has else latent for has in _has_indexer(config, model_type, num_layers))
+        layers = group_layers(indexed if has else latent for has in has_indexer(config, model_type, num_layers))
     else:
         layers = group_layers([latent] * num_layers)
     return config.model(model_type, attention, layers)
@@ -73,7 +73,7 @@ def _num_layers(config: ConfigReader, model_type: str) -> int:
     return 2 * blocks
 
 
-def _has_indexer(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
+def has_indexer(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
     """Which layers keep keys of their own indexer; the others reuse the last one's choice.
 
     GLM-5.2 says so by a list (indexer_types), a string of F and S (index_topk_pattern), or a step (index_topk_freq)

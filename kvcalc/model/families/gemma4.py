@@ -50,7 +50,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         SlidingWindowAttention(config.integer("sliding_window"), num_kv_heads, head_dim, head_dim),
     )
     full = (_full(config, model_type, num_heads, num_kv_heads, head_dim),)
-    kinds = _layer_types(config, model_type, num_layers)
+    kinds = layer_types(config, model_type, num_layers)
     own = num_layers - config.integer("num_kv_shared_layers", least=0, most=num_layers)
     if set(kinds[:own]) != set(kinds):
         raise ModelError(f"{config.name}: num_kv_shared_layers leaves no layer whose cache the shared ones could read")
@@ -78,7 +78,7 @@ def _full(config: ConfigReader, model_type: str, num_heads: int, num_kv_heads: i
     return FullAttention(config.check_groups(num_heads, heads), width, width)
 
 
-def _layer_types(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
+def layer_types(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
     """The config's own list, else the family's pattern. Gemma 4's last layer sees all, whatever is written."""
     kinds = config.strings("layer_types", num_layers, ("full_attention", "sliding_attention"))
     pattern = _PATTERN[model_type]

@@ -38,11 +38,12 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         num_heads, num_kv_heads, head_dim, v_head_dim, config.integer("hidden_size"), qkv_bias=bias, rope_dim=head_dim,
         rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
-    layers = group_layers(windowed if slides else full for slides in _sliding_layers(config, num_layers))
+    layers = group_layers(windowed if slides else full for slides in sliding_layers(config, num_layers))
     return config.model(model_type, attention, layers)
 
 
-def _sliding_layers(config: ConfigReader, num_layers: int) -> list[bool]:
+def sliding_layers(config: ConfigReader, num_layers: int) -> list[bool]:
+    """Which layers have the window."""
     stated = config.strings("layer_types", num_layers, ("full_attention", "sliding_attention"))
     if stated is not None:
         return [kind == "sliding_attention" for kind in stated]

@@ -50,10 +50,10 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     attention = AttentionShape(
         num_heads, num_kv_heads, head_dim, head_dim, config.integer("hidden_size"), qkv_bias=bias, output_bias=bias
     )
-    return config.model(model_type, attention, group_layers(kept[kind] for kind in _kinds(config)))
+    return config.model(model_type, attention, group_layers(kept[kind] for kind in layer_kinds(config)))
 
 
-def _kinds(config: ConfigReader) -> list[str]:
+def layer_kinds(config: ConfigReader) -> list[str]:
     """The kind of every layer, as many as num_hidden_layers says where it does."""
     pattern = config.config.get("hybrid_override_pattern")
     if pattern is None:

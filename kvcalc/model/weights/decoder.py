@@ -1,0 +1,129 @@
+"""Plain decoders: embedding, layers of grouped attention and an MLP or experts, head."""
+
+from __future__ import annotations
+
+from kvcalc.errors import ModelError
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.weights.decoder_layouts import LAYOUTS, Experts, Layout
+from kvcalc.model.weights.tensors import (
+    Block,
+    ModelWeights,
+    Weight,
+    around,
+    experts,
+    gated_mlp,
+    grouped_attention,
+    linear,
+    norm,
+    other,
+    plain_mlp,
+    router,
+)
+
+
+def weights(config: ConfigReader, model_type: str) -> ModelWeights:
+    """The weights of a family in `LAYOUTS`."""
+    layout = LAYOUTS[model_type]
+    defaults = {"vocab_size": layout.vocab_size, "intermediate_size": layout.intermediate_size, **layout.defaults}
+    config = config.with_defaults(defaults)
+    width = config.integer("hidden_size")
+    num_layers = config.num_layers("num_hidden_layers")
+    common = (*_attention(config, layout, width), *_norms(config, layout, width))
+    numbers = range(num_layers)
+    if layout.experts is None:
+        blocks = [Block("model.layers.{}.", numbers, (*common, *_mlp(config, layout, width)))]
+    else:
+        sparse = sparse_layers(config, layout.experts, num_layers)
+        dense = [number for number in numbers if number not in sparse]
+        blocks = [
+            Block("model.layers.{}.", numbers, common),
+            Block("model.layers.{}.", sparse, moe(config, layout.experts, width)),
+        ]
+        if dense:
+            blocks.append(Block("model.layers.{}.", dense, _mlp(config, layout, width)))
+    outer = (norm(layout.final_norm, width, layout.norm_bias),) if layout.final_norm else ()
+    tied = config.boolean("tie_word_embeddings", default=layout.tied)
+    head_bias = _flag(config, layout.head_bias)
+    if tied and head_bias:
+        outer = (*outer, other("lm_head.bias", config.integer("vocab_size")))
+    embedding, ends = around(config.integer("vocab_size"), width, tied, *outer, head_bias=head_bias)
+    return ModelWeights(embedding, tied, (*blocks, ends))
+
+
+def sparse_layers(config: ConfigReader, rule: Experts, num_layers: int) -> range | list[int]:
+    """The layers which have experts."""
+    if rule.layers == "first_dense":
+        return range(min(config.integer("first_k_dense_replace", least=0), num_layers), num_layers)
+    if rule.layers == "step":
+        step = config.optional_integer("decoder_sparse_step", least=1) or 1
+        dense = config.items("mlp_only_layers")
+        return [number for number in range(num_layers) if number not in dense and (number + 1) % step == 0]
+    return range(num_layers)
+
+
+def moe(config: ConfigReader, rule: Experts, width: int) -> tuple[Weight, ...]:
+    """Router, experts and, where the family has them, shared experts of one layer."""
+    count, inner = config.integer(rule.number), config.integer(rule.inner)
+    read = config.integer("num_experts_per_tok")
+    if read > count:
+        raise ModelError(f"{config.name}: num_experts_per_tok {read} is more than {rule.number} {count}")
+    one = f"{rule.prefix}.experts.0"
+    gate, up, down = rule.names
+    matrices = (
+        linear(f"{one}.{gate}", width, inner, rule.bias),
+        linear(f"{one}.{up}", width, inner, rule.bias),
+        linear(f"{one}.{down}", inner, width, rule.bias),
+    )
+    found = (router(f"{rule.prefix}.{rule.router}", width, count, rule.bias), *experts(matrices, count, read))
+    if rule.shared:
+        shared = config.integer("n_shared_experts", least=0)
+        found += gated_mlp(f"{rule.prefix}.shared_experts", width, inner * shared) if shared else ()
+    return found
+
+
+def _attention(config: ConfigReader, layout: Layout, width: int) -> tuple[Weight, ...]:
+    num_heads = config.integer("num_attention_heads")
+    head_dim = config.head_dim(width, num_heads)
+    num_kv_heads = config.optional_integer("num_key_value_heads") or num_heads
+    found = grouped_attention(
+        "self_attn", width, num_heads, num_kv_heads, head_dim,
+        _flag(config, layout.qkv_bias), _flag(config, layout.output_bias),
+    )  # fmt: skip
+    if layout.fused_qkv:
+        rows = sum(weight.rows for weight in found[:3])
+        found = (linear("self_attn.qkv_proj", width, rows), found[3])
+    if layout.output_name != "o_proj":
+        found = (*found[:3], found[3]._replace(name=f"self_attn.{layout.output_name}"))
+    if layout.sinks:
+        found += (other("self_attn.sinks", num_heads),)
+    if layout.qk_norm and (not layout.qk_norm_key or config.boolean(layout.qk_norm_key, default=False)):
+        widths = (num_heads * head_dim, num_kv_heads * head_dim) if layout.qk_norm == "width" else (head_dim, head_dim)
+        found += tuple(
+            norm(f"self_attn.{name}", elements, layout.qk_norm == "head_bias")
+            for name, elements in zip(layout.qk_norm_names, widths)
+        )
+    return found
+
+
+def _norms(config: ConfigReader, layout: Layout, width: int) -> tuple[Weight, ...]:
+    is_parallel = bool(layout.parallel_key) and config.boolean(layout.parallel_key, default=False)
+    names = layout.norms[:1] if is_parallel else layout.norms
+    return tuple(norm(name, width, layout.norm_bias) for name in names)
+
+
+def _mlp(config: ConfigReader, layout: Layout, width: int) -> tuple[Weight, ...]:
+    inner = config.integer("intermediate_size")
+    bias = _flag(config, layout.mlp_bias)
+    if layout.mlp == "gated":
+        return gated_mlp("mlp", width, inner, bias)
+    if layout.mlp == "fused":
+        return (linear("mlp.gate_up_proj", width, 2 * inner, bias), linear("mlp.down_proj", inner, width, bias))
+    up, down = layout.mlp_names
+    found = plain_mlp(f"mlp.{up}", f"mlp.{down}", width, inner, bias)
+    if layout.mlp == "xielu":
+        found += (other("mlp.act_fn.alpha_p", 1), other("mlp.act_fn.alpha_n", 1))
+    return found
+
+
+def _flag(config: ConfigReader, rule: bool | str) -> bool:
+    return config.boolean(rule, default=False) if isinstance(rule, str) else rule
