@@ -13,6 +13,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf, apply, layer_parameters, side_by_side
 from kvcalc.planning.capacity import capacity
 from kvcalc.planning.formula import formulas
+from kvcalc.planning.weights import describe_weights
 from kvcalc.schema import SCHEMA_VERSION
 
 ENCODER_WARNING = (
@@ -45,6 +46,7 @@ def estimate(
     warnings = [*workload.warnings, *rules.warnings]
     if spec.is_encoder and rules.name == "logical":
         warnings.append(ENCODER_WARNING.format(name=spec.name))
+    weights = describe_weights(model, spec, dtype, workload.model_dtype, warnings)
     fit = None
     if kv_memory_bytes is not None:
         fit = capacity(spec, workload, rules, kv_memory_bytes, warnings)
@@ -64,7 +66,7 @@ def estimate(
         },
         "kv_cache": _describe_cache(spec, workload, rules),
         "variants": _describe_variants(model, what_if, workload, rules),
-        "weights": None,
+        "weights": weights,
         "hardware": None,
         "fit": fit,
         "throughput": None,

@@ -48,7 +48,9 @@ def weights(config: ConfigReader, model_type: str) -> ModelWeights:
     blocks = [
         Block(_PREFIX, range(num_layers), (norm("input_layernorm", width), norm("post_attention_layernorm", width))),
         Block(_PREFIX, [n for n, kind in enumerate(kinds) if kind == "full_attention"], _attention(config, width)),
-        Block(_PREFIX, [n for n, kind in enumerate(kinds) if kind != "full_attention"], _delta(config, width)),
+        Block(
+            _PREFIX, [n for n, kind in enumerate(kinds) if kind != "full_attention"], _delta(config, model_type, width)
+        ),
     ]
     if dense:
         blocks.append(Block(_PREFIX, dense, gated_mlp("mlp", width, config.integer("intermediate_size"))))
@@ -70,17 +72,18 @@ def _attention(config: ConfigReader, width: int) -> tuple[Weight, ...]:
     return (query, *plain[1:], norm("self_attn.q_norm", head_dim), norm("self_attn.k_norm", head_dim))
 
 
-def _delta(config: ConfigReader, width: int) -> tuple[Weight, ...]:
+def _delta(config: ConfigReader, model_type: str, width: int) -> tuple[Weight, ...]:
     """Qwen3-Next joins in two matrices what Qwen3.5 holds in four: queries, keys, values and gate; beta and decay."""
     value_heads, value_dim = config.integer("linear_num_value_heads"), config.integer("linear_value_head_dim")
     keys = config.integer("linear_num_key_heads") * config.integer("linear_key_head_dim")
     values = value_heads * value_dim
     channels = 2 * keys + values
+    if model_type == "qwen3_next":
+        inputs = {"qkvz": channels + values, "ba": 2 * value_heads}
+    else:
+        inputs = {"qkv": channels, "z": values, "b": value_heads, "a": value_heads}
     return (
-        linear("linear_attn.in_proj_qkv", width, channels),
-        linear("linear_attn.in_proj_z", width, values),
-        linear("linear_attn.in_proj_b", width, value_heads),
-        linear("linear_attn.in_proj_a", width, value_heads),
+        *(linear(f"linear_attn.in_proj_{name}", width, outputs) for name, outputs in inputs.items()),
         linear("linear_attn.out_proj", values, width),
         other("linear_attn.conv1d", channels * config.integer("linear_conv_kernel_dim")),
         other("linear_attn.dt_bias", value_heads),

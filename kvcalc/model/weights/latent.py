@@ -7,7 +7,7 @@ from kvcalc.model.families.deepseek import has_indexer
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.weights.decoder import moe
 from kvcalc.model.weights.decoder_layouts import Experts
-from kvcalc.model.weights.tensors import Block, ModelWeights, Weight, around, gated_mlp, linear, norm
+from kvcalc.model.weights.tensors import OTHER, Block, ModelWeights, Weight, around, gated_mlp, linear, norm
 
 _EXPERTS = Experts("n_routed_experts", shared=True)
 _V3 = {
@@ -105,7 +105,8 @@ def _indexer(config: ConfigReader, width: int) -> tuple[Weight, ...]:
         linear("self_attn.indexer.wq_b", rank, heads * head_dim),
         linear("self_attn.indexer.wk", width, head_dim),
         norm("self_attn.indexer.k_norm", head_dim, bias=True),
-        linear("self_attn.indexer.weights_proj", width, heads),
+        # Published in 16 or 32 bits where all about it is in 8.
+        linear("self_attn.indexer.weights_proj", width, heads)._replace(role=OTHER),
     )
 
 
