@@ -93,6 +93,16 @@ def format_count(value: int) -> str:
     return f"{value:,}"
 
 
+def format_parameters(value: int) -> str:
+    """A number of parameters for a person, to the nearest tenth: 70.6 B, 124.4 M."""
+    for power, letter in ((4, "T"), (3, "B"), (2, "M"), (1, "K")):
+        # Chosen after rounding: one parameter under a billion is 1.0 B, not 1,000.0 M.
+        tenths = (value * 10 + 1000**power // 2) // 1000**power
+        if tenths >= 10:
+            return f"{tenths // 10:,}.{tenths % 10} {letter}"
+    return str(value)
+
+
 def _split(text: str) -> tuple[str, str]:
     """The number a text begins with, as plain digits with at most one point, and the letters after it.
 

@@ -77,6 +77,10 @@ _FLAT = ("qwen2_vl", "qwen2_5_vl")
 # What an inner config takes from the outer one where it does not say itself.
 _INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
 
+# There is no such language model but inside these: the outer config alone says whether its embedding is its head. Inner
+# ones say otherwise and are not asked. Source: Qwen3VLConfig and Qwen3VLMoeConfig, Transformers 5.23.0.
+_TIED_OUTSIDE = ("qwen3_vl", "qwen3_vl_moe")
+
 # Keys which say nothing of the cache, whatever the family. Of others, a preset holds only those in the family's KEYS.
 COMMON_KEYS = frozenset(
     (
@@ -131,7 +135,8 @@ def _language_model(config: Mapping[str, object], name: str, source: str) -> Map
     model_type = inner.get("model_type") or WRAPPERS[outer]
     inherited = {key: config[key] for key in _INHERITED if key in config}
     defaults = _INNER_DEFAULTS.get(model_type, {}) if isinstance(model_type, str) else {}
-    return {**defaults, **inherited, **inner, "model_type": model_type}
+    tied = {"tie_word_embeddings": config.get("tie_word_embeddings", False)} if outer in _TIED_OUTSIDE else {}
+    return {**defaults, **inherited, **inner, **tied, "model_type": model_type}
 
 
 def _refuse_unknown_keys(

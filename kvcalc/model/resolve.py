@@ -46,15 +46,15 @@ def _is_path(reference: str) -> bool:
 
 def _load_path(path: str) -> ModelSpec:
     path = os.path.expanduser(path)
-    folder = path if os.path.isdir(path) else None
-    if folder is not None:
+    if os.path.isdir(path):
         path = os.path.join(path, "config.json")
         if not os.path.isfile(path):
             raise UsageError(f"{path}: no such file", "give the path of a config.json, or of a folder that holds one")
     if path.endswith((".yaml", ".yml")):
         return spec_of(presets.load_preset(path))
     spec = read_config(_json_object(read_text(path, MAX_CONFIG_BYTES), path), _name_of(path), path)
-    return spec._replace(checkpoint=folder)
+    folder, file = os.path.split(path)
+    return spec._replace(checkpoint=folder or os.curdir) if file == "config.json" else spec
 
 
 def _name_of(path: str) -> str:

@@ -67,7 +67,7 @@ class ModelSpec(NamedTuple):
 
     `torch_dtype` is the config's own, None where it names none. `is_encoder`: it never decodes, so no engine keeps its
     K and V. `config` is what it was read from, the family's defaults filled in: the weights are counted from it.
-    `checkpoint` is the folder it was read from, where its weights may lie; None where MODEL was no folder.
+    `checkpoint` is the folder its config.json was read from, where its weights may lie beside it, or None.
     """
 
     name: str

@@ -17,6 +17,7 @@ from kvcalc.model.weights.tensors import (
     norm,
     other,
     plain_mlp,
+    remaining,
     router,
 )
 
@@ -26,6 +27,8 @@ def weights(config: ConfigReader, model_type: str) -> ModelWeights:
     layout = LAYOUTS[model_type]
     defaults = {"vocab_size": layout.vocab_size, "intermediate_size": layout.intermediate_size, **layout.defaults}
     config = config.with_defaults(defaults)
+    if model_type == "llava":
+        _check_flat_llava(config)
     width = config.integer("hidden_size")
     num_layers = config.num_layers("num_hidden_layers")
     common = (*_attention(config, layout, width), *_norms(config, layout, width))
@@ -34,7 +37,7 @@ def weights(config: ConfigReader, model_type: str) -> ModelWeights:
         blocks = [Block("model.layers.{}.", numbers, (*common, *_mlp(config, layout, width)))]
     else:
         sparse = sparse_layers(config, layout.experts, num_layers)
-        dense = [number for number in numbers if number not in sparse]
+        dense = remaining(num_layers, sparse)
         blocks = [
             Block("model.layers.{}.", numbers, common),
             Block("model.layers.{}.", sparse, moe(config, layout.experts, width)),
@@ -50,14 +53,24 @@ def weights(config: ConfigReader, model_type: str) -> ModelWeights:
     return ModelWeights(embedding, tied, (*blocks, ends))
 
 
+def _check_flat_llava(config: ConfigReader) -> None:
+    """Refuse sizes Transformers would not build: of LLaVA's own flat config it reads none and takes LLaMA-7B's."""
+    built = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008}
+    for key, value in {**built, "vocab_size": 32000}.items():
+        if config.integer(key) != value:
+            raise ModelError(
+                f"{config.name}: {key}: LLaVA's flat config means another model to Transformers; no count is given"
+            )
+
+
 def sparse_layers(config: ConfigReader, rule: Experts, num_layers: int) -> range | list[int]:
     """The layers which have experts."""
     if rule.layers == "first_dense":
         return range(min(config.integer("first_k_dense_replace", least=0), num_layers), num_layers)
     if rule.layers == "step":
         step = config.optional_integer("decoder_sparse_step", least=1) or 1
-        dense = config.items("mlp_only_layers")
-        return [number for number in range(num_layers) if number not in dense and (number + 1) % step == 0]
+        dense = [number for number in config.items("mlp_only_layers") if type(number) is int]
+        return [number for number in remaining(num_layers, dense) if (number + 1) % step == 0]
     return range(num_layers)
 
 

@@ -16,6 +16,7 @@ from kvcalc.model.weights.tensors import (
     linear,
     norm,
     other,
+    remaining,
     router,
 )
 
@@ -44,7 +45,7 @@ def weights(config: ConfigReader, model_type: str) -> ModelWeights:
     kinds = layer_types(config, num_layers)
     rule = _EXPERTS.get(model_type)
     sparse = [] if rule is None else sparse_layers(config, rule, num_layers)
-    dense = [number for number in range(num_layers) if number not in sparse]
+    dense = remaining(num_layers, sparse)
     blocks = [
         Block(_PREFIX, range(num_layers), (norm("input_layernorm", width), norm("post_attention_layernorm", width))),
         Block(_PREFIX, [n for n, kind in enumerate(kinds) if kind == "full_attention"], _attention(config, width)),

@@ -68,7 +68,8 @@ def weights(config: ConfigReader, model_type: str) -> ModelWeights:
         inputs = config.integer("altup_num_inputs")
         blocks.append(Block(_PREFIX, numbers, _altup(config, width, inputs)))
         names = ("altup_projections", "altup_unembed_projections")
-        outer += [linear(f"model.{name}.{n}", width, width) for name in names for n in range(inputs - 1)]
+        projections = [linear(f"model.{name}.0", width, width) for name in names]
+        outer += [weight._replace(copies=inputs - 1, read=inputs - 1) for weight in projections]
     tied = config.boolean("tie_word_embeddings", default=True)
     embedding, ends = around(vocab, width, tied, *outer)
     return ModelWeights(embedding, tied, (*blocks, ends))
@@ -101,17 +102,17 @@ def _mlps(config: ConfigReader, width: int, num_layers: int, own: int) -> list[B
     """One width for all, a width for each (Gemma 3n), or twice the width where keys and values are shared (Gemma 4)."""
     listed = config.config.get("intermediate_size")
     if isinstance(listed, list):
-        if len(listed) != num_layers or not all(isinstance(n, int) and n > 0 for n in listed):
+        if len(listed) != num_layers or not all(type(n) is int and n > 0 for n in listed):
             raise ModelError(f"{config.name}: intermediate_size must give a width for each of {num_layers} layers")
         widths = listed
     else:
         inner = config.integer("intermediate_size")
         doubled = 2 if config.boolean("use_double_wide_mlp", default=False) else 1
         widths = [inner] * own + [doubled * inner] * (num_layers - own)
-    return [
-        Block(_PREFIX, [n for n in range(num_layers) if widths[n] == inner], gated_mlp("mlp", width, inner))
-        for inner in sorted(set(widths))
-    ]
+    layers: dict[int, list[int]] = {}
+    for number, inner in enumerate(widths):
+        layers.setdefault(inner, []).append(number)
+    return [Block(_PREFIX, numbers, gated_mlp("mlp", width, inner)) for inner, numbers in layers.items()]
 
 
 def _experts(config: ConfigReader, width: int) -> tuple[Weight, ...]:

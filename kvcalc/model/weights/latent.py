@@ -7,7 +7,7 @@ from kvcalc.model.families.deepseek import has_indexer
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.weights.decoder import moe
 from kvcalc.model.weights.decoder_layouts import Experts
-from kvcalc.model.weights.tensors import OTHER, Block, ModelWeights, Weight, around, gated_mlp, linear, norm
+from kvcalc.model.weights.tensors import OTHER, Block, ModelWeights, Weight, around, gated_mlp, linear, norm, remaining
 
 _EXPERTS = Experts("n_routed_experts", shared=True)
 _V3 = {
@@ -55,7 +55,7 @@ def weights(config: ConfigReader, model_type: str) -> ModelWeights:
         indexed = [n for n, has in enumerate(has_indexer(config, model_type, num_layers)) if has]
         blocks.append(Block("model.layers.{}.", indexed, _indexer(config, width)))
     sparse = [] if model_type == "minicpm3" else _sparse_layers(config, model_type, num_layers)
-    dense = [number for number in range(num_layers) if number not in sparse]
+    dense = remaining(num_layers, sparse)
     if dense:
         bias = config.boolean("mlp_bias", default=False)
         blocks.append(

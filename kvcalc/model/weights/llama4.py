@@ -12,6 +12,7 @@ from kvcalc.model.weights.tensors import (
     gated_mlp,
     grouped_attention,
     norm,
+    remaining,
     router,
 )
 
@@ -45,7 +46,7 @@ def weights(config: ConfigReader, model_type: str) -> ModelWeights:
         *gated_mlp("feed_forward.shared_expert", width, inner),
     )
     sparse = _sparse_layers(config, num_layers)
-    dense = [number for number in range(num_layers) if number not in sparse]
+    dense = remaining(num_layers, sparse)
     blocks = [Block(_PREFIX, range(num_layers), common), Block(_PREFIX, sparse, moe)]
     if dense:
         blocks.append(Block(_PREFIX, dense, gated_mlp("feed_forward", width, config.integer("intermediate_size_mlp"))))

@@ -119,6 +119,12 @@ def grouped_attention(
     )
 
 
+def remaining(num_layers: int, layers: Iterable[int]) -> list[int]:
+    """The layers which are not among `layers`."""
+    among = frozenset(layers)
+    return [number for number in range(num_layers) if number not in among]
+
+
 def around(
     vocab: int,
     width: int,

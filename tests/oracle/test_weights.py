@@ -1,0 +1,158 @@
+"""Parameters against Transformers itself: the same small models, built on the meta device, and their tensors counted.
+
+Needs the extra `oracle`; skipped without it. Nothing is downloaded and no weight is allocated.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.memory.weights import count_parameters
+from kvcalc.model.hf_config import FAMILIES
+from kvcalc.model.weights.registry import COUNTERS, read_weights
+from tests.oracle.test_transformers import CASES, DELTA, GQA, INDEXED, MLA, MOE, SMALL, WINDOW
+
+pytest.importorskip("transformers", reason="the oracle tests need the extra `oracle`")
+pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
+
+BIAS = {"attention_bias": True}
+TIED = {"tie_word_embeddings": True}
+UNTIED = {"tie_word_embeddings": False}
+KV = {**SMALL, "num_key_value_heads": 2}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+ROUTED = {"n_routed_experts": 4, "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+SHARED = {"shared_expert_intermediate_size": 8}
+PER_LAYER = {"vocab_size_per_layer_input": 20, "hidden_size_per_layer_input": 6}
+NEMOTRON = {
+    **GQA, "num_hidden_layers": 5, "hybrid_override_pattern": "M-*EM", "mamba_num_heads": 4, "mamba_head_dim": 16,
+    "n_groups": 2, "ssm_state_size": 8, "n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8,
+    "moe_shared_expert_intermediate_size": 12,
+}  # fmt: skip
+MIMO = {
+    **GQA, "v_head_dim": 4, "sliding_window_size": 4, "sliding_window": 4, "swa_num_key_value_heads": 4,
+    "swa_head_dim": 8, "swa_v_head_dim": 4, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0], "n_routed_experts": 2,
+    "num_experts_per_tok": 1, "moe_intermediate_size": 8, "partial_rotary_factor": 0.5,
+}  # fmt: skip
+
+# Keys which change the weights and not the cache: biases, ties, norms, experts in some layers.
+WEIGHT_CASES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {**GQA, **BIAS, "mlp_bias": True, **TIED}),
+    ("llama", {k: v for k, v in GQA.items() if k not in ("vocab_size", "intermediate_size")}),
+    ("starcoder2", {**KV, "use_bias": False, **UNTIED}),
+    ("phi", {**KV, "qk_layernorm": True}),
+    ("phimoe", {**KV, **EXPERTS, **BIAS, "lm_head_bias": True}),
+    ("qwen2", {**KV, **TIED}),
+    ("qwen3", {**GQA, **BIAS}),
+    ("qwen3_moe", {**GQA, **MOE, "decoder_sparse_step": 2}),
+    ("qwen3_moe", {**GQA, **MOE, "mlp_only_layers": [0, 3], **BIAS}),
+    ("gemma", {**GQA, **BIAS, **UNTIED}),
+    ("gemma2", {**GQA, **BIAS}),
+    ("gemma3_text", {**GQA, **BIAS, **UNTIED}),
+    (
+        "gemma3n_text",
+        {
+            **GQA, **WINDOW, **PER_LAYER, "num_kv_shared_layers": 3, "num_hidden_layers": 10, "laurel_rank": 3,
+            "intermediate_size": [16] * 5 + [32] * 5, "altup_num_inputs": 2,
+        },
+    ),
+    (
+        "gemma4_text",
+        {
+            **GQA, **WINDOW, "num_kv_shared_layers": 6, "num_hidden_layers": 12, "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
+    (
+        "gemma4_text",
+        {
+            **GQA, **WINDOW, **PER_LAYER, **BIAS, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+            "moe_intermediate_size": 8,
+        },
+    ),
+    ("gpt_oss", {**GQA, **EXPERTS, "attention_bias": False, **TIED}),
+    ("olmo", {**KV, **BIAS}),
+    ("olmo2", {**KV, **BIAS}),
+    ("olmo3", {**KV, **BIAS, **TIED}),
+    ("olmoe", {**KV, **MOE, **BIAS}),
+    ("cohere", {**KV, "use_qk_norm": True, **BIAS}),
+    ("cohere2", {**KV, **BIAS, **UNTIED}),
+    ("glm", {**GQA, "pad_token_id": 0, "attention_bias": False}),
+    ("glm4", {**GQA, "pad_token_id": 0, "attention_bias": False, **TIED}),
+    ("glm4_moe", {**GQA, **ROUTED, "use_qk_norm": True, "first_k_dense_replace": 2, **BIAS}),
+    ("granite", {**KV, **BIAS, "mlp_bias": True}),
+    ("granitemoe", {**KV, **EXPERTS, **BIAS}),
+    ("arcee", {**GQA, **BIAS, "mlp_bias": True}),
+    ("apertus", {**KV, **BIAS}),
+    ("helium", {**GQA, "pad_token_id": 0, **BIAS, "mlp_bias": True}),
+    ("seed_oss", {**GQA, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
+    ("ernie4_5", {**GQA, "use_bias": True}),
+    ("hunyuan_v1_dense", {**GQA, **BIAS}),
+    ("stablelm", {**KV, "use_qkv_bias": True, "qk_layernorm": True}),
+    ("stablelm", {**KV, "use_parallel_residual": True}),
+    ("gpt_neox", {**SMALL, "attention_bias": False, **TIED}),
+    ("bloom", {"hidden_size": 32, "n_layer": 3, "n_head": 4, **UNTIED}),
+    ("gpt2", {"vocab_size": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 10, "n_positions": 20, **UNTIED}),
+    ("falcon", {**SMALL, "multi_query": True, "bias": True, "parallel_attn": False, **UNTIED}),
+    ("falcon", {**SMALL, "new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 40, "bias": True}),
+    ("falcon", {**SMALL, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
+    (
+        "llama4_text",
+        {**GQA, **EXPERTS, **BIAS, "attention_chunk_size": 5, "intermediate_size_mlp": 16,
+         "interleave_moe_layer_step": 2},
+    ),
+    ("llama4_text", {**GQA, "attention_chunk_size": 5, "num_local_experts": 2, "moe_layers": [1, 4]}),
+    ("deepseek_v2", {**MLA, **BIAS, "n_shared_experts": 2}),
+    ("deepseek_v3", {**MLA, **BIAS, "first_k_dense_replace": 3}),
+    ("deepseek_v3", {**MLA, "q_lora_rank": None, **TIED}),
+    ("deepseek_v32", {**INDEXED, **BIAS}),
+    ("glm_moe_dsa", {**INDEXED, "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 3}),
+    ("glm4_moe_lite", {**MLA, "first_k_dense_replace": 3}),
+    ("glm4_moe_lite", {**MLA, "mlp_layer_types": ["dense"] * 4 + ["sparse"] * 2, **BIAS}),
+    ("minicpm3", {**{k: v for k, v in MLA.items() if k != "v_head_dim"}, **BIAS, "mlp_bias": True, **UNTIED}),
+    ("qwen3_next", {**GQA, **MOE, **DELTA, **SHARED, **BIAS, "mlp_only_layers": [1]}),
+    ("qwen3_5_text", {**GQA, **DELTA, **BIAS, **TIED}),
+    ("qwen3_5_moe_text", {**GQA, **MOE, **DELTA, "shared_expert_intermediate_size": 16, "mlp_only_layers": [1]}),
+    (
+        "nemotron_h",
+        {**NEMOTRON, **BIAS, "moe_latent_size": 6, "use_bias": True, "mlp_bias": True, "use_conv_bias": False},
+    ),
+    ("mimo_v2_flash", {**MIMO, "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 4, **BIAS}),
+    ("bert", {**SMALL, "max_position_embeddings": 40, "type_vocab_size": 1}),
+]  # fmt: skip
+
+
+def built_by_transformers(model_type: str, config: dict[str, Any]) -> tuple[int, int]:
+    """Parameters, shared ones once, and those of the input embedding. BERT without a head for pretraining."""
+    import torch
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+    built = AutoConfig.for_model(model_type, **copy.deepcopy(config))
+    with torch.device("meta"):
+        model = (AutoModel if model_type == "bert" else AutoModelForCausalLM).from_config(built)
+    return sum(p.numel() for p in model.parameters()), model.get_input_embeddings().weight.numel()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config"),
+    [case for case in (*CASES, *WEIGHT_CASES) if case[0] in COUNTERS],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_transformers_builds_is_what_kvcalc_counts(model_type: str, config: dict[str, Any]) -> None:
+    mapping: Any = {"model_type": model_type, **config}
+    if model_type in FAMILIES:
+        # With the defaults the family's reader fills in, as the command counts.
+        mapping = kvcalc.read_config(mapping, model_type, "small").config
+    weights = read_weights(mapping, model_type, "small")
+    assert weights is not None
+    counted = count_parameters(weights)
+    assert (counted.total, counted.input_embedding) == built_by_transformers(model_type, config)
+
+
+def test_every_counted_family_is_compared() -> None:
+    # Published without a configuration class of their own, or as LLaVA's flat config.
+    elsewhere = {"kimi_k2", "llava", "mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}
+    assert set(COUNTERS) - elsewhere <= {model_type for model_type, _ in (*CASES, *WEIGHT_CASES)}
