@@ -49,6 +49,9 @@ WEIGHT_CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {**GQA, **BIAS}),
     ("qwen3_moe", {**GQA, **MOE, "decoder_sparse_step": 2}),
     ("qwen3_moe", {**GQA, **MOE, "mlp_only_layers": [0, 3], **BIAS}),
+    # The number of experts under its other names.
+    ("qwen3_moe", {**GQA, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}),
+    ("minimax_m2", {**GQA, "num_experts": 2, "num_experts_per_tok": 1}),
     ("gemma", {**GQA, **BIAS, **UNTIED}),
     ("gemma2", {**GQA, **BIAS}),
     ("gemma3_text", {**GQA, **BIAS, **UNTIED}),

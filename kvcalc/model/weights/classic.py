@@ -13,7 +13,7 @@ def weights(config: ConfigReader, model_type: str) -> ModelWeights:
 
 def _gpt2(config: ConfigReader) -> ModelWeights:
     """Source: GPT2LMHeadModel, Transformers 5.23.0."""
-    config = config.with_defaults({"vocab_size": 50257, "n_positions": 1024})
+    config = config.with_defaults({"vocab_size": 50257})
     width, vocab = config.integer("n_embd", "hidden_size"), config.integer("vocab_size")
     num_layers = config.num_layers("n_layer", "num_hidden_layers")
     layer = (
@@ -24,8 +24,8 @@ def _gpt2(config: ConfigReader) -> ModelWeights:
         *plain_mlp("mlp.c_fc", "mlp.c_proj", width, config.optional_integer("n_inner") or 4 * width, bias=True),
     )
     tied = config.boolean("tie_word_embeddings", default=True)
-    positions = Weight("transformer.wpe", config.integer("n_positions"), width, LOOKUP)
-    outer = (positions, norm("transformer.ln_f", width, bias=True))
+    positions = config.optional_integer("n_positions", "max_position_embeddings") or 1024
+    outer = (Weight("transformer.wpe", positions, width, LOOKUP), norm("transformer.ln_f", width, bias=True))
     embedding, ends = around(vocab, width, tied, *outer, embedding="transformer.wte")
     return ModelWeights(embedding, tied, (Block("transformer.h.{}.", range(num_layers), layer), ends))
 

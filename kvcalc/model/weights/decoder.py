@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.weights.decoder_layouts import LAYOUTS, Experts, Layout
@@ -22,11 +24,22 @@ from kvcalc.model.weights.tensors import (
 )
 
 
+# The number of experts under all its names. Source: the attribute_map of the configuration classes, Transformers 5.23.0.
+_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def with_defaults(config: ConfigReader, defaults: Mapping[str, object]) -> ConfigReader:
+    """`config` with a family's defaults; not that of the number of experts where it stands under another name."""
+    if any(config.config.get(key) is not None for key in _EXPERT_KEYS):
+        defaults = {key: value for key, value in defaults.items() if key not in _EXPERT_KEYS}
+    return config.with_defaults(defaults)
+
+
 def weights(config: ConfigReader, model_type: str) -> ModelWeights:
     """The weights of a family in `LAYOUTS`."""
     layout = LAYOUTS[model_type]
     defaults = {"vocab_size": layout.vocab_size, "intermediate_size": layout.intermediate_size, **layout.defaults}
-    config = config.with_defaults(defaults)
+    config = with_defaults(config, defaults)
     if model_type == "llava":
         _check_flat_llava(config)
     width = config.integer("hidden_size")
@@ -76,7 +89,7 @@ def sparse_layers(config: ConfigReader, rule: Experts, num_layers: int) -> range
 
 def moe(config: ConfigReader, rule: Experts, width: int) -> tuple[Weight, ...]:
     """Router, experts and, where the family has them, shared experts of one layer."""
-    count, inner = config.integer(rule.number), config.integer(rule.inner)
+    count, inner = config.integer(rule.number, *_EXPERT_KEYS), config.integer(rule.inner)
     read = config.integer("num_experts_per_tok")
     if read > count:
         raise ModelError(f"{config.name}: num_experts_per_tok {read} is more than {rule.number} {count}")

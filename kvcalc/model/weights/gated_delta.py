@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcalc.model.families.gated_delta import layer_types
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.weights.decoder import moe, sparse_layers
+from kvcalc.model.weights.decoder import moe, sparse_layers, with_defaults
 from kvcalc.model.weights.decoder_layouts import Experts
 from kvcalc.model.weights.tensors import (
     Block,
@@ -39,7 +39,7 @@ _PREFIX = "model.layers.{}."
 
 def weights(config: ConfigReader, model_type: str) -> ModelWeights:
     """Source: Qwen3NextDecoderLayer and Qwen3_5DecoderLayer, Transformers 5.23.0."""
-    config = config.with_defaults(_DEFAULTS[model_type])
+    config = with_defaults(config, _DEFAULTS[model_type])
     width, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     num_layers = config.num_layers("num_hidden_layers")
     kinds = layer_types(config, num_layers)

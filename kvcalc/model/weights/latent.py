@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvcalc.errors import ModelError
 from kvcalc.model.families.deepseek import has_indexer
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.weights.decoder import moe
+from kvcalc.model.weights.decoder import moe, with_defaults
 from kvcalc.model.weights.decoder_layouts import Experts
 from kvcalc.model.weights.tensors import OTHER, Block, ModelWeights, Weight, around, gated_mlp, linear, norm, remaining
 
@@ -40,7 +40,7 @@ _LISTED = ("deepseek_v32", "glm_moe_dsa", "glm4_moe_lite")
 
 def weights(config: ConfigReader, model_type: str) -> ModelWeights:
     """Latent attention in every layer, an indexer in those that have one, experts after the first dense layers."""
-    config = config.with_defaults(_DEFAULTS[model_type])
+    config = with_defaults(config, _DEFAULTS[model_type])
     if config.config.get("moe_layer_freq") not in (None, 1):
         raise ModelError(f"{config.name}: moe_layer_freq: only 1 is known")
     width, vocab = config.integer("hidden_size"), config.integer("vocab_size")

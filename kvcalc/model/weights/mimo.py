@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcalc.model.families.mimo import sliding_layers
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.weights.decoder import moe
+from kvcalc.model.weights.decoder import moe, with_defaults
 from kvcalc.model.weights.decoder_layouts import Experts
 from kvcalc.model.weights.tensors import Block, ModelWeights, Weight, around, gated_mlp, grouped_attention, norm, other
 
@@ -19,7 +19,7 @@ _PREFIX = "model.layers.{}."
 
 def weights(config: ConfigReader, model_type: str) -> ModelWeights:
     """Source: MiMoV2FlashAttention, Transformers 5.23.0. The output projection never has a bias."""
-    config = config.with_defaults(_DEFAULTS)
+    config = with_defaults(config, _DEFAULTS)
     config.refuse("n_shared_experts", "shared experts of this family are not modelled")
     width, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     num_layers = config.num_layers("num_hidden_layers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvcalc.model.families.nemotron_h import layer_kinds
 from kvcalc.model.reader import ConfigReader
+from kvcalc.model.weights.decoder import with_defaults
 from kvcalc.model.weights.tensors import (
     Block,
     ModelWeights,
@@ -28,7 +29,7 @@ _DEFAULTS = {
 
 def weights(config: ConfigReader, model_type: str) -> ModelWeights:
     """Source: NemotronHMamba2Mixer, NemotronHMoE, NemotronHAttention, Transformers 5.23.0."""
-    config = config.with_defaults(_DEFAULTS)
+    config = with_defaults(config, _DEFAULTS)
     width, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     kinds = layer_kinds(config)
     mixers = {"mamba": _mamba, "attention": _attention, "mlp": _mlp, "moe": _moe}
@@ -83,7 +84,7 @@ def _mlp(config: ConfigReader, width: int) -> tuple[Weight, ...]:
 
 def _moe(config: ConfigReader, width: int) -> tuple[Weight, ...]:
     """Experts without a gate; Nemotron 3 Super's and Ultra's work in a narrower width (moe_latent_size)."""
-    count, inner = config.integer("n_routed_experts"), config.integer("moe_intermediate_size")
+    count, inner = config.integer("n_routed_experts", "num_local_experts"), config.integer("moe_intermediate_size")
     bias = config.boolean("mlp_bias", default=False)
     latent = config.optional_integer("moe_latent_size")
     matrices = plain_mlp("mixer.experts.0.up_proj", "mixer.experts.0.down_proj", latent or width, inner)
