@@ -23,8 +23,7 @@ from kvcalc.model.weights.tensors import (
     router,
 )
 
-
-# The number of experts under all its names. Source: the attribute_map of the configuration classes, Transformers 5.23.0.
+# The number of experts under all its names. Source: attribute_map of the configuration classes, Transformers 5.23.0.
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
