@@ -95,12 +95,14 @@ def format_count(value: int) -> str:
 
 def format_parameters(value: int) -> str:
     """A number of parameters for a person, to the nearest tenth: 70.6 B, 124.4 M."""
-    for power, letter in ((4, "T"), (3, "B"), (2, "M"), (1, "K")):
-        # Chosen after rounding: one parameter under a billion is 1.0 B, not 1,000.0 M.
+    if value < 1000:
+        return str(value)
+    # The unit is chosen after rounding, as above: one parameter under a billion is 1.0 B, not 1,000.0 M.
+    for power, letter in enumerate("KMBT", start=1):
         tenths = (value * 10 + 1000**power // 2) // 1000**power
-        if tenths >= 10:
+        if tenths < 10_000 or letter == "T":
             return f"{tenths // 10:,}.{tenths % 10} {letter}"
-    return str(value)
+    raise AssertionError("unreachable: the last unit always returns")
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -23,11 +23,8 @@ class Parameters(NamedTuple):
     input_embedding: int
 
 
-class WeightBytes(NamedTuple):
-    """The bytes of all weights, and of those one token's step reads."""
-
-    total: int
-    active_per_token: int
+WeightBytes = tuple[int, int]
+"""The bytes of all weights, and of those one token's step reads."""
 
 
 def count_parameters(weights: ModelWeights) -> Parameters:
@@ -83,4 +80,4 @@ def _read(weight: Weight) -> int:
 
 def _with_embedding(weights: ModelWeights, total: int, active: int, base: Dtype) -> WeightBytes:
     table = weights.embedding.parameters * base.block_bytes
-    return WeightBytes(total + table, active + (table if weights.tied else 0))
+    return total + table, active + (table if weights.tied else 0)

@@ -36,7 +36,7 @@ def with_defaults(config: ConfigReader, defaults: Mapping[str, object]) -> Confi
 
 def weights(config: ConfigReader, model_type: str) -> ModelWeights:
     """The weights of a family in `LAYOUTS`."""
-    layout = LAYOUTS[model_type]
+    layout = Layout(LAYOUTS[model_type])
     defaults = {"vocab_size": layout.vocab_size, "intermediate_size": layout.intermediate_size, **layout.defaults}
     config = with_defaults(config, defaults)
     if model_type == "llava":

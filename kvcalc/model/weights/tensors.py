@@ -44,20 +44,23 @@ class Weight(NamedTuple):
         return min(self.read, self.copies) * (self.rows * self.columns + self.bias)
 
 
-class Block(NamedTuple):
+# Plain classes, here and in decoder_layouts: at every start a named tuple would cost a third of a millisecond.
+class Block:
     """Weights that each of some layers has; a layer may have many. `prefix` holds a {} for the layer's number."""
 
-    prefix: str
-    numbers: Sequence[int]
-    weights: tuple[Weight, ...]
+    def __init__(self, prefix: str, numbers: Sequence[int], weights: tuple[Weight, ...]) -> None:
+        self.prefix = prefix
+        self.numbers = numbers
+        self.weights = weights
 
 
-class ModelWeights(NamedTuple):
+class ModelWeights:
     """All weights of a language model. `tied`: the embedding is the output head too."""
 
-    embedding: Weight
-    tied: bool
-    blocks: tuple[Block, ...]
+    def __init__(self, embedding: Weight, tied: bool, blocks: tuple[Block, ...]) -> None:
+        self.embedding = embedding
+        self.tied = tied
+        self.blocks = blocks
 
 
 def linear(name: str, inputs: int, outputs: int, bias: bool = False) -> Weight:
