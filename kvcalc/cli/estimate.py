@@ -51,6 +51,15 @@ def estimate(
         Optional[str],
         typer.Option("--cache", metavar="dynamic|static", help="Which of transformers' caches. Default: dynamic."),
     ] = None,
+    encoder_tokens: Annotated[
+        Optional[str],
+        typer.Option(
+            "--encoder-tokens",
+            metavar="N",
+            help="Tokens of the encoder's output (T5, BART) or of an image (Llama 3.2 Vision). Default: the model's "
+            "own, else --context.",
+        ),
+    ] = None,
     tp: Annotated[
         str,
         typer.Option(
@@ -87,7 +96,7 @@ def estimate(
     """How big is the KV cache of a model, and what would it be as MHA, MQA, GQA and MLA?"""
     from kvcalc.output.sink import choose, emit
     from kvcalc.planning.estimate import estimate as ask
-    from kvcalc.units import parse_count, parse_size
+    from kvcalc.units import parse_count, parse_size, parse_tokens
 
     output = choose(format, json, get, no_color)
     what_if = o.what_if_of(attention, kv_heads, kv_lora_rank, qk_rope_head_dim)
@@ -107,6 +116,7 @@ def estimate(
         kv_dtype=kv_dtype,
         engine=engine.casefold(),
         engine_settings={} if cache is None else {"cache": cache.casefold()},
+        encoder_tokens=None if encoder_tokens is None else parse_tokens(encoder_tokens, "--encoder-tokens"),
         tensor_parallel_size=parse_count(tp, "--tp"),
         kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
         what_if=what_if,

@@ -12,7 +12,7 @@ from kvcalc.attention.grouped import GroupedAttention
 from kvcalc.attention.latent import MultiHeadLatentAttention
 from kvcalc.attention.rope import RotaryEmbedding
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import ChunkedAttention, IndexerKeys, RecurrentState
+from kvcalc.model.caches import FullAttention, LatentAttention, SlidingWindowAttention
 from kvcalc.model.spec import AttentionShape, ModelSpec
 
 AttentionLayer = Union[GroupedAttention, MultiHeadLatentAttention]
@@ -32,7 +32,7 @@ def check_buildable(spec: ModelSpec) -> None:
     expected = cache_shape(shape)
     for group in spec.layers:
         for cache in group.caches:
-            if isinstance(cache, (ChunkedAttention, IndexerKeys, RecurrentState)):
+            if not isinstance(cache, (FullAttention, SlidingWindowAttention, LatentAttention)):
                 raise ModelError(f"{spec.name}: measure does not run {cache.kind.replace('_', ' ')}")
         if len(group.caches) != 1 or group.caches[0].token_rows() != expected:
             raise ModelError(

@@ -102,21 +102,31 @@ class Growth(NamedTuple):
     fixed_bytes: int
 
 
-def growth(bytes_at: Callable[[int], int], context_tokens: int) -> Growth:
+def growth(bytes_at: Callable[[int], int], context_tokens: int, period: int = 1) -> Growth:
     """The slope at `context_tokens` (what one more token adds) and what of it does not grow with the context.
 
-    `bytes_at` gives one sequence's bytes at a context. A window that is full no longer grows: it is fixed.
+    `bytes_at` gives one sequence's bytes at a context. A window that is full no longer grows: it is fixed. Where
+    tokens are compressed by groups the slope is the mean over a `period`, rounded up.
     """
     here = bytes_at(context_tokens)
-    slope = bytes_at(context_tokens + 1) - here
+    slope = -((here - bytes_at(context_tokens + period)) // period)
     return Growth(slope, here - slope * context_tokens)
 
 
-def longest_context(bytes_at: Callable[[int], int], memory_bytes: int) -> int | None:
-    """The most tokens whose cache fits into `memory_bytes`: 0 where not one does, None where any number does."""
-    if bytes_at(_UNBOUNDED_TOKENS) <= memory_bytes:
+def longest_context(bytes_at: Callable[[int], int], memory_bytes: int, period: int = 1) -> int | None:
+    """The most tokens up to which the cache always fits into `memory_bytes`: 0 where not one does, None where any
+    number does.
+
+    Where tokens are compressed by groups of `period`, a group's last token but one is its peak: the bytes fall when
+    the group is done. The first period that does not fit is found by its peak, the token in it by looking.
+    """
+    if bytes_at(_UNBOUNDED_TOKENS * period - 1) <= memory_bytes:
         return None
-    return most_that_fit(bytes_at, memory_bytes, _UNBOUNDED_TOKENS)
+    if period == 1:
+        return most_that_fit(bytes_at, memory_bytes, _UNBOUNDED_TOKENS)
+    whole = most_that_fit(lambda n: bytes_at(n * period - 1) if n else 0, memory_bytes, _UNBOUNDED_TOKENS) * period
+    first = next(t for t in range(max(whole, 1), whole + period) if bytes_at(t) > memory_bytes)
+    return first - 1
 
 
 def most_that_fit(bytes_of_count: Callable[[int], int], memory_bytes: int, too_many: int) -> int:

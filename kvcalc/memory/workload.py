@@ -6,15 +6,18 @@ from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype, parse_dtype
-from kvcalc.model.caches import Cache, RecurrentState
-from kvcalc.model.spec import ModelSpec, kv_head_counts, map_caches
+from kvcalc.model.caches import Cache, CrossAttention, RecurrentState
+from kvcalc.model.spec import ModelSpec, has_cross_attention, kv_head_counts, map_caches
 
 DEFAULT_CONTEXT_TOKENS = 4096
 _DEFAULT_DTYPE = "bf16"
 
 
 class Workload(NamedTuple):
-    """`batch_size` sequences of `context_tokens` tokens, cached in `kv_dtype`, on `tensor_parallel_size` devices."""
+    """`batch_size` sequences of `context_tokens` tokens, cached in `kv_dtype`, on `tensor_parallel_size` devices.
+
+    `encoder_tokens` is the length of the encoder's output, None where the model has no cross-attention.
+    """
 
     context_tokens: int
     batch_size: int
@@ -22,6 +25,7 @@ class Workload(NamedTuple):
     model_dtype: Dtype
     tensor_parallel_size: int
     warnings: tuple[str, ...]
+    encoder_tokens: int | None = None
 
 
 def resolve_workload(
@@ -31,12 +35,15 @@ def resolve_workload(
     dtype: str | None = None,
     kv_dtype: str = "auto",
     tensor_parallel_size: int = 1,
+    encoder_tokens: int | None = None,
 ) -> Workload:
     """Fill the defaults in and check what can be checked without an engine.
 
     Context: min(4096, max_position_embeddings); beyond max_position_embeddings the exact figure, with a warning.
+    encoder_tokens: the model's own length, else the context's, with a warning.
     kv_dtype `auto`: `dtype` where it has 16 or 32 bits, else the config's torch_dtype, else bf16, with a warning.
-    Raises UsageError (exit 2) for an unknown dtype or a tensor-parallel size the model cannot be split by.
+    Raises UsageError (exit 2) for an unknown dtype, a tensor-parallel size the model cannot be split by, or an
+    encoder's length the model cannot have.
     """
     warnings: list[str] = []
     longest = spec.max_position_embeddings
@@ -47,18 +54,41 @@ def resolve_workload(
     _check_tensor_parallel(spec, tensor_parallel_size)
     model_dtype = _resolve_model_dtype(spec, dtype, warnings)
     resolved = model_dtype if kv_dtype.casefold() == "auto" else parse_dtype(kv_dtype, "--kv-dtype")
-    return Workload(context_tokens, batch_size, resolved, model_dtype, tensor_parallel_size, tuple(warnings))
+    encoder = _resolve_encoder_tokens(spec, encoder_tokens, context_tokens, warnings)
+    return Workload(context_tokens, batch_size, resolved, model_dtype, tensor_parallel_size, tuple(warnings), encoder)
 
 
-def bind_state_dtypes(spec: ModelSpec, model_dtype: Dtype) -> ModelSpec:
-    """`spec` with the model's dtype in recurrent states that name none: they do not follow the cache's."""
-    return map_caches(spec, lambda cache: _bound(cache, model_dtype.name))
+def bind_workload(spec: ModelSpec, workload: Workload) -> ModelSpec:
+    """`spec` with what only the workload knows: the encoder's length in cross-attention, and the model's dtype in
+    recurrent states that name none (they do not follow the cache's)."""
+    return map_caches(spec, lambda cache: _bound(cache, workload))
 
 
-def _bound(cache: Cache, dtype: str) -> Cache:
+def _bound(cache: Cache, workload: Workload) -> Cache:
+    if isinstance(cache, CrossAttention):
+        return cache._replace(encoder_tokens=workload.encoder_tokens)
     if not isinstance(cache, RecurrentState):
         return cache
+    dtype = workload.model_dtype.name
     return cache._replace(conv_dtype=cache.conv_dtype or dtype, state_dtype=cache.state_dtype or dtype)
+
+
+def _resolve_encoder_tokens(spec: ModelSpec, asked: int | None, context: int, warnings: list[str]) -> int | None:
+    own = spec.encoder_tokens
+    if not has_cross_attention(spec):
+        if asked is not None:
+            raise UsageError(f"--encoder-tokens: {spec.name} has no cross-attention to an encoder")
+        return None
+    if asked is not None:
+        if spec.has_fixed_encoder and asked != own:
+            raise UsageError(f"--encoder-tokens {asked}: the encoder of {spec.name} always gives {own:,}")
+        return asked
+    if own is None:
+        warnings.append(f"the encoder's input is taken to be as long as the context, {context:,}; --encoder-tokens")
+        return context
+    if not own:
+        warnings.append("cross-attention keeps nothing until an image is given: --encoder-tokens counts one's tokens")
+    return own
 
 
 def _resolve_model_dtype(spec: ModelSpec, dtype: str | None, warnings: list[str]) -> Dtype:

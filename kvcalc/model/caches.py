@@ -25,11 +25,15 @@ def _heads_factors(tokens: Factor, num_kv_heads: int, k_head_dim: int, v_head_di
 
 
 class FullAttention(NamedTuple):
-    """K and V of every past token. MHA, GQA and MQA differ in `num_kv_heads` alone. Source: FORMULAS, Memory."""
+    """K and V of every past token. MHA, GQA and MQA differ in `num_kv_heads` alone.
+
+    `most_read_tokens`: a step reads at most so many, picked by an indexer (MiniMax-M3); None where it reads all.
+    """
 
     num_kv_heads: int
     k_head_dim: int
     v_head_dim: int
+    most_read_tokens: int | None = None
 
     @property
     def kind(self) -> str:
@@ -131,11 +135,13 @@ class LatentAttention(NamedTuple):
     """MLA: one latent and one rotary key a token, shared by all heads, K and V together (DeepSeek-V2, section 2.1).
 
     `window` is None in every published model; a what-if of a sliding-window model keeps its window.
+    `most_read_tokens`: a step reads at most so many, picked by an indexer (DeepSeek-V3.2); None where it reads all.
     """
 
     kv_lora_rank: int
     qk_rope_head_dim: int
     window: int | None = None
+    most_read_tokens: int | None = None
 
     @property
     def kind(self) -> str:
@@ -153,11 +159,101 @@ class LatentAttention(NamedTuple):
         return self
 
 
+class CompressedAttention(NamedTuple):
+    """DeepSeek-V4: the last `window` tokens whole, and one entry for every `compress_rate` tokens before and in them.
+
+    Every token and every entry is one vector of `head_dim`, K and V in one, shared by all heads. A compressor keeps
+    the key and the gate of tokens that do not fill an entry yet. With `index_head_dim` (compressed sparse attention)
+    entries overlap, so keys and gates are twice as wide and half of the last full run is kept, and an indexer keeps
+    the same of its own, at its own width; a step then reads `index_topk` entries, else all. A `compress_rate` of 0
+    leaves the window alone. Source: DeepseekV4CSACache and DeepseekV4HCACache, Transformers 5.23.0.
+    """
+
+    window: int
+    head_dim: int
+    compress_rate: int = 0
+    index_head_dim: int = 0
+    index_topk: int = 0
+
+    @property
+    def kind(self) -> str:
+        return "compressed_attention" if self.compress_rate else "sliding_window_attention"
+
+    def stored_parts(self, tokens: int) -> tuple[Factor, ...]:
+        """Elements of one sequence in one layer, by what they are; their sum is what is stored."""
+        kept = ("window", min(tokens, self.window) * self.head_dim)
+        if not self.compress_rate:
+            return (kept,)
+        entries, waiting = divmod(tokens, self.compress_rate)
+        parts: tuple[Factor, ...] = (kept, ("compressed", entries * self.head_dim))
+        width = self.head_dim
+        if self.index_head_dim:
+            parts = (*parts, ("index keys", entries * self.index_head_dim))
+            width += self.index_head_dim
+            overlap = self.compress_rate if entries else 0
+            return (*parts, ("buffers", 2 * width * (2 * waiting + overlap)))
+        return (*parts, ("buffers", 2 * width * waiting))
+
+    def read_parts(self, tokens: int) -> tuple[Factor, ...]:
+        """Elements one step reads. The buffers are read once in `compress_rate` steps and not counted."""
+        entries = tokens // self.compress_rate if self.compress_rate else 0
+        chosen = min(entries, self.index_topk) if self.index_head_dim else entries
+        return (
+            ("window", min(tokens, self.window) * self.head_dim),
+            ("compressed", chosen * self.head_dim),
+            ("index keys", entries * self.index_head_dim),
+        )
+
+    def token_rows(self) -> tuple[int, ...]:
+        return (self.head_dim, self.index_head_dim) if self.index_head_dim else (self.head_dim,)
+
+    def on_device(self, tensor_parallel_size: int) -> CompressedAttention:
+        """Shared by all heads: every device holds it."""
+        return self
+
+
+class CrossAttention(NamedTuple):
+    """K and V of the encoder's output, computed once and read at every step (T5, Whisper).
+
+    `encoder_tokens` is None until a workload says how many there are.
+    """
+
+    num_kv_heads: int
+    k_head_dim: int
+    v_head_dim: int
+    encoder_tokens: int | None = None
+
+    @property
+    def kind(self) -> str:
+        return "cross_attention"
+
+    @property
+    def window(self) -> int | None:
+        return None
+
+    def stored_factors(self, tokens: int) -> tuple[Factor, ...]:
+        if self.encoder_tokens is None:
+            raise ValueError("the encoder's length is not known before bind_workload")
+        kept = ("encoder tokens", self.encoder_tokens)
+        return _heads_factors(kept, self.num_kv_heads, self.k_head_dim, self.v_head_dim)
+
+    def token_rows(self) -> tuple[int, ...]:
+        return (self.num_kv_heads * self.k_head_dim, self.num_kv_heads * self.v_head_dim)
+
+    def on_device(self, tensor_parallel_size: int) -> CrossAttention:
+        return self._replace(num_kv_heads=max(1, self.num_kv_heads // tensor_parallel_size))
+
+
 class RecurrentState(NamedTuple):
     """A state of constant size in place of a cache: Mamba, gated delta nets and their kin.
 
     A causal convolution over `conv_channels` channels needs its last `conv_kernel` - 1 inputs; the recurrence keeps
-    `state_elements`. Dtypes are kvcalc's names; None is the model's own, whatever the cache's.
+    `state_elements`, none where a layer is a convolution alone (LFM2). Dtypes are kvcalc's names; None is the model's
+    own, whatever the cache's.
+
+    Devices divide the state by `num_heads`, by channels where there are no heads. `group_channels` of the convolution's
+    channels belong to `num_groups` groups heads share, as KV heads are shared: groups are divided, and replicated
+    beyond their number (Mamba-2; MambaStateShapeCalculator, vLLM 0.33.0).
     """
 
     conv_channels: int
@@ -165,6 +261,9 @@ class RecurrentState(NamedTuple):
     state_elements: int
     conv_dtype: str | None = None
     state_dtype: str | None = "fp32"
+    num_heads: int | None = None
+    num_groups: int = 1
+    group_channels: int = 0
 
     @property
     def kind(self) -> str:
@@ -178,22 +277,29 @@ class RecurrentState(NamedTuple):
         return ()
 
     def on_device(self, tensor_parallel_size: int) -> RecurrentState:
-        """The share of one device: channels and heads are divided, which `splits_evenly` must have allowed."""
+        """The share of one device: channels, heads and groups are divided, as `splits_evenly` must have allowed."""
+        shared = self.group_channels // self.num_groups * max(1, self.num_groups // tensor_parallel_size)
         return self._replace(
-            conv_channels=self.conv_channels // tensor_parallel_size,
+            conv_channels=(self.conv_channels - self.group_channels) // tensor_parallel_size + shared,
             state_elements=self.state_elements // tensor_parallel_size,
+            num_groups=max(1, self.num_groups // tensor_parallel_size),
+            group_channels=shared,
         )
 
     def splits_evenly(self, tensor_parallel_size: int) -> bool:
+        """Whether every one of so many devices holds as much."""
+        groups_fit = self.num_groups % tensor_parallel_size == 0 or tensor_parallel_size % self.num_groups == 0
+        if self.num_heads is not None:
+            return self.num_heads % tensor_parallel_size == 0 and (groups_fit or not self.group_channels)
         return self.conv_channels % tensor_parallel_size == 0 and self.state_elements % tensor_parallel_size == 0
 
 
-HeadsCache = Union[FullAttention, SlidingWindowAttention, ChunkedAttention]
+HeadsCache = Union[FullAttention, SlidingWindowAttention, ChunkedAttention, CrossAttention]
 """The kinds that keep K and V per KV head."""
 
-HEADS_CACHES = (FullAttention, SlidingWindowAttention, ChunkedAttention)
+HEADS_CACHES = (FullAttention, SlidingWindowAttention, ChunkedAttention, CrossAttention)
 
-TokenCache = Union[HeadsCache, LatentAttention, IndexerKeys]
+TokenCache = Union[HeadsCache, LatentAttention, IndexerKeys, CompressedAttention]
 """The kinds that keep rows of tokens, in the cache's dtype."""
 
 Cache = Union[TokenCache, RecurrentState]
@@ -201,12 +307,19 @@ Cache = Union[TokenCache, RecurrentState]
 
 def stored_elements(cache: TokenCache, tokens: int) -> int:
     """Elements attention must keep for one sequence of `tokens` tokens in one layer."""
+    if isinstance(cache, CompressedAttention):
+        return sum(value for _, value in cache.stored_parts(tokens))
     return prod(value for _, value in cache.stored_factors(tokens))
 
 
 def read_elements(cache: TokenCache, tokens: int) -> int:
     """Elements one decode step reads when `tokens` tokens, the new one included, are cached.
 
-    For these kinds a step reads all that is stored: a window is read whole, MLA's latent once for K and V together.
+    All that is stored (a window is read whole, MLA's latent once for K and V together), but where an indexer picks
+    the tokens: then at most as many as it picks.
     """
+    if isinstance(cache, CompressedAttention):
+        return sum(value for _, value in cache.read_parts(tokens))
+    if isinstance(cache, (FullAttention, LatentAttention)) and cache.most_read_tokens is not None:
+        tokens = min(tokens, cache.most_read_tokens)
     return stored_elements(cache, tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.model.caches import RecurrentState
-from kvcalc.model.spec import ModelSpec, latent_of, windows
+from kvcalc.model.spec import ModelSpec, all_caches, latent_of, windows
 
 
 def describe_model(spec: ModelSpec) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def describe_model(spec: ModelSpec) -> dict[str, Any]:
         "name": spec.name,
         "source": spec.source,
         "model_type": spec.model_type,
-        "attention": "hybrid" if _has_state(spec) else shape.kind,
+        "attention": _kind(spec),
         "is_encoder": spec.is_encoder,
         "num_layers": spec.num_layers,
         "num_attention_heads": shape.num_heads,
@@ -30,5 +30,9 @@ def describe_model(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _has_state(spec: ModelSpec) -> bool:
-    return any(isinstance(cache, RecurrentState) for group in spec.layers for cache in group.caches)
+def _kind(spec: ModelSpec) -> str:
+    """mha, mqa, gqa or mla; hybrid where some layers keep a state, none where all that keep anything do."""
+    states = [isinstance(cache, RecurrentState) for cache in all_caches(spec)]
+    if not any(states):
+        return spec.attention.kind
+    return "none" if all(states) else "hybrid"

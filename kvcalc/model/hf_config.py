@@ -15,25 +15,55 @@ from kvcalc.model.spec import ModelSpec
 
 # model_type -> module in kvcalc.model.families. Modules are imported when asked for: start-up pays for one.
 FAMILIES: dict[str, str] = {
+    "bamba": "mamba_hybrids",
+    "bart": "encoder_decoder",
     "bert": "bert",
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
     "deepseek_v32": "deepseek",
+    "deepseek_v4": "deepseek_v4",
     "falcon": "falcon",
+    "falcon_h1": "mamba_hybrids",
+    "falcon_mamba": "mamba",
     "gemma3n_text": "gemma4",
     "gemma4_text": "gemma4",
     "glm4_moe_lite": "deepseek",
     "glm_moe_dsa": "deepseek",
     "gpt2": "gpt2",
+    "granitemoehybrid": "mamba_hybrids",
+    "jamba": "mamba_hybrids",
     "kimi_k2": "deepseek",
+    "kimi_linear": "kimi_linear",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2",
+    "lfm3": "lfm2",
     "llama4_text": "llama4",
     "longcat_flash": "deepseek",
+    "m2m_100": "encoder_decoder",
+    "mamba": "mamba",
+    "mamba2": "mamba",
+    "marian": "encoder_decoder",
+    "mbart": "encoder_decoder",
     "minicpm3": "deepseek",
     "mimo_v2_flash": "mimo",
+    "minimax": "minimax",
+    "minimax_m3": "minimax_m3",
+    "minimax_m3_vl_text": "minimax_m3",
+    "mllama_text_model": "mllama",
+    "mt5": "encoder_decoder",
     "nemotron_h": "nemotron_h",
+    "olmo_hybrid": "gated_delta",
+    "pegasus": "encoder_decoder",
     "qwen3_5_moe_text": "gated_delta",
     "qwen3_5_text": "gated_delta",
     "qwen3_next": "gated_delta",
+    "recurrent_gemma": "recurrent_gemma",
+    "rwkv": "rwkv",
+    "t5": "encoder_decoder",
+    "umt5": "encoder_decoder",
+    "whisper": "encoder_decoder",
+    "zamba": "zamba",
+    "zamba2": "zamba",
     **dict.fromkeys(
         (
             "apertus arcee bloom cohere cohere2 ernie4_5 gemma gemma2 gemma3_text generic glm glm4 glm4_moe "
@@ -52,10 +82,14 @@ WRAPPERS: dict[str, str] = {
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "kimi_k25": "deepseek_v3",
+    "kimi_k3": "kimi_linear",
+    "lfm2_vl": "lfm2",
     "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
+    "minimax_m3_vl": "minimax_m3_vl_text",
     "mistral3": "mistral",
+    "mllama": "mllama_text_model",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_vl": "qwen2_vl_text",
     "qwen3_5": "qwen3_5_text",
@@ -135,7 +169,9 @@ def _language_model(config: Mapping[str, object], name: str, source: str) -> Map
     model_type = inner.get("model_type") or WRAPPERS[outer]
     inherited = {key: config[key] for key in _INHERITED if key in config}
     defaults = _INNER_DEFAULTS.get(model_type, {}) if isinstance(model_type, str) else {}
-    tied = {"tie_word_embeddings": config.get("tie_word_embeddings", False)} if outer in _TIED_OUTSIDE else {}
+    tied: dict[str, object] = {}
+    if outer in _TIED_OUTSIDE and inner.get("tie_word_embeddings") is not None:
+        tied = {"tie_word_embeddings": config.get("tie_word_embeddings", False)}
     return {**defaults, **inherited, **inner, **tied, "model_type": model_type}
 
 

@@ -26,6 +26,14 @@ class ConfigReader:
         """The same config with a family's defaults for keys that are absent. An explicit null stays null."""
         return ConfigReader({**defaults, **self.config}, self.name, self.source) if defaults else self
 
+    def without(self, key: str) -> ConfigReader:
+        """The same config but for `key`."""
+        return ConfigReader({k: v for k, v in self.config.items() if k != key}, self.name, self.source)
+
+    def error(self, text: str) -> ModelError:
+        """A ModelError that begins with the config's name."""
+        return ModelError(f"{self.name}: {text}")
+
     def strings(self, key: str, length: int, allowed: Sequence[str]) -> list[str] | None:
         """The list of `length` strings under `key`, each one of `allowed`; None where the key is missing or null."""
         value = self._look_up((key,))
@@ -45,6 +53,17 @@ class ConfigReader:
         if not isinstance(value, list) or len(value) != length or any(flag not in (0, 1) for flag in value):
             raise ModelError(f"{self.name}: {key} must be a list of {length} zeros and ones")
         return [bool(flag) for flag in value]
+
+    def integers(self, key: str, *, least: int = 0, most: int) -> list[int]:
+        """The list of integers from `least` to `most` under `key`, none where it is missing or null."""
+        value = self._look_up((key,))
+        if value is None:
+            return []
+        if not isinstance(value, list) or any(
+            isinstance(item, bool) or not isinstance(item, int) or not least <= item <= most for item in value
+        ):
+            raise self._bad(key, value, f"must be a list of integers from {least} to {most}")
+        return value
 
     def items(self, key: str) -> list[object]:
         """What stands in the list under `key`, unchecked; the value itself where it is no list; nothing where null."""
@@ -145,11 +164,13 @@ class ConfigReader:
         *,
         positions: tuple[str, ...] = ("max_position_embeddings",),
         is_encoder: bool = False,
+        encoder_tokens: int | None = None,
+        has_fixed_encoder: bool = False,
     ) -> ModelSpec:
         """The ModelSpec all readers end with. `positions` are the keys under which the longest context stands."""
         return ModelSpec(
             self.name, self.source, model_type, attention, layers, self.optional_integer(*positions),
-            self.torch_dtype(), is_encoder, self.config,
+            self.torch_dtype(), is_encoder, self.config, encoder_tokens, has_fixed_encoder,
         )  # fmt: skip
 
     def refuse(self, key: str, why: str) -> None:

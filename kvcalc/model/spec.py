@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import lcm
 from typing import NamedTuple
 
-from kvcalc.model.caches import HEADS_CACHES, Cache, LatentAttention
+from kvcalc.model.caches import HEADS_CACHES, Cache, CompressedAttention, CrossAttention, LatentAttention
 
 
 class LayerGroup(NamedTuple):
@@ -67,6 +68,8 @@ class ModelSpec(NamedTuple):
 
     `torch_dtype` is the config's own, None where it names none. `is_encoder`: it never decodes, so no engine keeps its
     K and V. `config` is what it was read from, the family's defaults filled in: the weights are counted from it.
+    `encoder_tokens`: the length of the encoder's output cross-attention sees where the workload does not say, None
+    where it must; `has_fixed_encoder`: the workload cannot say otherwise (Whisper).
     `checkpoint` is the folder its config.json was read from, where its weights may lie beside it, or None.
     """
 
@@ -79,6 +82,8 @@ class ModelSpec(NamedTuple):
     torch_dtype: str | None
     is_encoder: bool = False
     config: Mapping[str, object] = {}
+    encoder_tokens: int | None = None
+    has_fixed_encoder: bool = False
     checkpoint: str | None = None
 
     @property
@@ -116,17 +121,30 @@ def map_caches(spec: ModelSpec, change: Callable[[Cache], Cache]) -> ModelSpec:
 
 def kv_head_counts(spec: ModelSpec) -> list[int]:
     """The distinct numbers of KV heads of a model's layers, smallest first; empty where none keeps K and V by head."""
-    caches = (cache for group in spec.layers for cache in group.caches)
-    return sorted({cache.num_kv_heads for cache in caches if isinstance(cache, HEADS_CACHES)})
+    return sorted({cache.num_kv_heads for cache in all_caches(spec) if isinstance(cache, HEADS_CACHES)})
 
 
 def windows(spec: ModelSpec) -> list[int]:
     """The distinct attention windows of a model, in tokens, smallest first; empty where every layer sees all."""
-    found = {cache.window for group in spec.layers for cache in group.caches if cache.window is not None}
-    return sorted(found)
+    return sorted({cache.window for cache in all_caches(spec) if cache.window is not None})
 
 
 def latent_of(spec: ModelSpec) -> LatentAttention | None:
     """The latent cache of an MLA model, or None."""
-    caches = (cache for group in spec.layers for cache in group.caches)
-    return next((cache for cache in caches if isinstance(cache, LatentAttention)), None)
+    return next((cache for cache in all_caches(spec) if isinstance(cache, LatentAttention)), None)
+
+
+def all_caches(spec: ModelSpec) -> list[Cache]:
+    """The caches of every run of layers, in order."""
+    return [cache for group in spec.layers for cache in group.caches]
+
+
+def has_cross_attention(spec: ModelSpec) -> bool:
+    """Whether any layer keeps K and V of an encoder's output."""
+    return any(isinstance(cache, CrossAttention) for cache in all_caches(spec))
+
+
+def period(spec: ModelSpec) -> int:
+    """After how many tokens the cache's growth repeats itself: 1, or the least common multiple of compression rates."""
+    rates = (cache.compress_rate for cache in all_caches(spec) if isinstance(cache, CompressedAttention))
+    return lcm(*(rate for rate in rates if rate))

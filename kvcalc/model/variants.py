@@ -11,13 +11,15 @@ from kvcalc.errors import UsageError
 from kvcalc.model.caches import (
     Cache,
     ChunkedAttention,
+    CompressedAttention,
+    CrossAttention,
     FullAttention,
     IndexerKeys,
     LatentAttention,
     RecurrentState,
     SlidingWindowAttention,
 )
-from kvcalc.model.spec import AttentionShape, ModelSpec, map_caches
+from kvcalc.model.spec import AttentionShape, ModelSpec, all_caches, has_cross_attention, map_caches
 
 VARIANTS = ("mha", "mqa", "gqa", "mla")
 
@@ -79,12 +81,26 @@ def variant(spec: ModelSpec, kind: str, what_if: WhatIf = WhatIf()) -> ModelSpec
     stores heads * (qk_nope + qk_rope + v) elements a token.
     """
     shape = spec.attention
+    if shape.num_heads and kind == shape.kind and what_if == WhatIf():
+        return spec
+    reason = _cannot_change(spec, kind)
+    if reason:
+        return reason
     changed = _latent(shape, what_if) if kind == "mla" else _grouped(shape, kind, what_if.num_kv_heads)
     if isinstance(changed, str):
         return changed
-    if kind == shape.kind and what_if == WhatIf():
-        return spec
     return map_caches(spec, lambda cache: _changed_cache(cache, shape, changed))._replace(attention=changed)
+
+
+def _cannot_change(spec: ModelSpec, kind: str) -> str | None:
+    """Why the model has no what-if of this kind, or None."""
+    if not spec.attention.num_heads:
+        return "the model has no attention"
+    if any(isinstance(cache, CompressedAttention) for cache in all_caches(spec)):
+        return "what compressed attention would be without its compression is not defined"
+    if kind == "mla" and has_cross_attention(spec):
+        return "no published model keeps a latent of an encoder's output"
+    return None
 
 
 def side_by_side(spec: ModelSpec, what_if: WhatIf) -> list[tuple[str, ModelSpec | str]]:
@@ -115,6 +131,8 @@ def attention_parameters(shape: AttentionShape) -> int | None:
 
 def layer_parameters(spec: ModelSpec) -> int | None:
     """`attention_parameters` of a model whose layers are alike; None where they differ, or an indexer stands beside."""
+    if any(isinstance(cache, CompressedAttention) for cache in all_caches(spec)):
+        return None
     attending = [[c for c in group.caches if not isinstance(c, RecurrentState)] for group in spec.layers]
     caches = {cache.token_rows() for kept in attending for cache in kept}
     alone = all(len(kept) <= 1 for kept in attending)
@@ -162,7 +180,7 @@ def _latent(shape: AttentionShape, what_if: WhatIf) -> AttentionShape | str:
 
 def _changed_cache(cache: Cache, own: AttentionShape, changed: AttentionShape) -> Cache:
     """A layer's cache under the changed attention: its window and the widths of its keys and values stay its own."""
-    if isinstance(cache, (IndexerKeys, RecurrentState)):
+    if isinstance(cache, (IndexerKeys, RecurrentState, CompressedAttention)):
         return cache
     if changed.is_latent:
         if isinstance(cache, LatentAttention) or cache.v_head_dim == own.v_head_dim:
@@ -173,6 +191,8 @@ def _changed_cache(cache: Cache, own: AttentionShape, changed: AttentionShape) -
         if isinstance(cache, LatentAttention)
         else (cache.k_head_dim, cache.v_head_dim)
     )
+    if isinstance(cache, CrossAttention):
+        return CrossAttention(changed.num_kv_heads, k, v, cache.encoder_tokens)
     if isinstance(cache, ChunkedAttention):
         return ChunkedAttention(cache.chunk, changed.num_kv_heads, k, v)
     if cache.window is None:

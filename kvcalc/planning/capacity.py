@@ -7,7 +7,7 @@ from typing import Any
 from kvcalc.memory import kv_cache
 from kvcalc.memory.engines import Engine
 from kvcalc.memory.workload import Workload
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, period
 
 
 def capacity(
@@ -25,7 +25,7 @@ def capacity(
 
     batch = workload.batch_size
     one = sequence(workload.context_tokens)
-    longest = kv_cache.longest_context(lambda tokens: batch * sequence(tokens), kv_memory_bytes)
+    longest = kv_cache.longest_context(lambda tokens: batch * sequence(tokens), kv_memory_bytes, period(spec))
     if longest is None:
         warnings.append("memory sets no limit to the context: the cache does not grow with it any more")
     elif spec.max_position_embeddings is not None and longest > spec.max_position_embeddings:

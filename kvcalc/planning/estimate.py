@@ -7,9 +7,9 @@ from typing import Any
 
 from kvcalc.memory import kv_cache
 from kvcalc.memory.engines import Engine, load_engine
-from kvcalc.memory.workload import Workload, bind_state_dtypes, resolve_workload
+from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.describe import describe_model
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, period
 from kvcalc.model.variants import WhatIf, apply, layer_parameters, side_by_side
 from kvcalc.planning.capacity import capacity
 from kvcalc.planning.formula import formulas
@@ -31,6 +31,7 @@ def estimate(
     engine: str = "logical",
     engine_settings: Mapping[str, str] | None = None,
     tensor_parallel_size: int = 1,
+    encoder_tokens: int | None = None,
     kv_memory_bytes: int | None = None,
     what_if: WhatIf = WhatIf(),
 ) -> dict[str, Any]:
@@ -40,8 +41,8 @@ def estimate(
     `what_if` replaces the model's attention. Raises UsageError, ModelError (see `KvcalcError.exit_code`).
     """
     spec = apply(model, what_if)
-    workload = resolve_workload(spec, context_tokens, batch_size, dtype, kv_dtype, tensor_parallel_size)
-    spec = bind_state_dtypes(spec, workload.model_dtype)
+    workload = resolve_workload(spec, context_tokens, batch_size, dtype, kv_dtype, tensor_parallel_size, encoder_tokens)
+    spec = bind_workload(spec, workload)
     rules = load_engine(engine, spec, engine_settings)
     warnings = [*workload.warnings, *rules.warnings]
     if spec.is_encoder and rules.name == "logical":
@@ -56,7 +57,7 @@ def estimate(
         "workload": {
             "context_tokens": workload.context_tokens,
             "batch_size": workload.batch_size,
-            "encoder_tokens": None,
+            "encoder_tokens": workload.encoder_tokens,
         },
         "engine": {
             "name": rules.name,
@@ -78,7 +79,7 @@ def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
     rows = kv_cache.cache_rows(spec, dtype, tokens, rules.cache_bytes)
     per_sequence = sum(row.num_layers * row.bytes_per_layer for row in rows)
-    growth = kv_cache.growth(lambda t: kv_cache.sequence_bytes(spec, dtype, t, rules.cache_bytes), tokens)
+    growth = kv_cache.growth(lambda t: kv_cache.sequence_bytes(spec, dtype, t, rules.cache_bytes), tokens, period(spec))
     device = kv_cache.on_device(spec, workload.tensor_parallel_size)
     per_device = batch * kv_cache.sequence_bytes(device, dtype, tokens, rules.cache_bytes)
     return {
@@ -107,7 +108,7 @@ def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[
 
 def _describe_variants(model: ModelSpec, what_if: WhatIf, workload: Workload, rules: Engine) -> list[dict[str, Any]]:
     """The four kinds of attention side by side; what the what-if asks for stands in its own kind's row."""
-    model = bind_state_dtypes(model, workload.model_dtype)
+    model = bind_workload(model, workload)
     changed = side_by_side(model, what_if)
     mha = dict(changed)["mha"]
     mha_bytes = 0 if isinstance(mha, str) else _variant_bytes(mha, workload)
@@ -146,7 +147,7 @@ def _describe_variant(
         "num_kv_heads": None if shape.is_latent else shape.num_kv_heads,
         "kv_lora_rank": shape.kv_lora_rank or None,
         "qk_rope_head_dim": shape.qk_rope_head_dim or None,
-        "bytes_per_token": kv_cache.growth(held, tokens).bytes_per_token,
+        "bytes_per_token": kv_cache.growth(held, tokens, period(spec)).bytes_per_token,
         "total_bytes": workload.batch_size * held(tokens),
         "ratio_to_mha": _variant_bytes(spec, workload) / mha_bytes if mha_bytes else None,
         "attention_parameters_per_layer": layer_parameters(spec),

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import CacheRow, stored_cache_bytes
-from kvcalc.model.caches import Cache, RecurrentState
+from kvcalc.model.caches import Cache, CompressedAttention, RecurrentState
 
 
 def formulas(rows: list[CacheRow], tokens: int, batch_size: int, dtype: Dtype) -> list[dict[str, Any]]:
@@ -24,11 +24,13 @@ def _formula(cache: Cache, num_layers: int, tokens: int, batch_size: int, dtype:
     stored = stored_cache_bytes(cache, tokens, dtype)
     if isinstance(cache, RecurrentState):
         terms.append(("bytes of a state", f"{stored:,}"))
+    elif isinstance(cache, CompressedAttention):
+        parts = [(name, value) for name, value in cache.stored_parts(tokens) if value]
+        terms.append(("(" + " + ".join(n for n, _ in parts) + ")", "(" + " + ".join(f"{v:,}" for _, v in parts) + ")"))
+        terms.append(("bytes", _bytes_of_element(dtype)))
     else:
         factors = [(name, f"{value:,}") for name, value in cache.stored_factors(tokens)]
-        # A block format's bytes per element stand as bytes/elements.
-        blocks = f"/{dtype.block_elements}" if dtype.block_elements > 1 else ""
-        terms += [*factors, ("bytes", f"{dtype.block_bytes}{blocks}")]
+        terms += [*factors, ("bytes", _bytes_of_element(dtype))]
         # The 2 of K and V stands first, as the documents write it.
         terms = [("2", value) if name == "K and V" else (name, value) for name, value in terms]
         terms.sort(key=lambda term: term[0] != "2")
@@ -40,3 +42,8 @@ def _formula(cache: Cache, num_layers: int, tokens: int, batch_size: int, dtype:
         "numbers": " x ".join(value for _, value in terms),
         "bytes": num_layers * batch_size * stored,
     }
+
+
+def _bytes_of_element(dtype: Dtype) -> str:
+    """A block format's bytes per element stand as bytes/elements."""
+    return f"{dtype.block_bytes}/{dtype.block_elements}" if dtype.block_elements > 1 else f"{dtype.block_bytes}"

@@ -90,6 +90,9 @@ def _quantized(
     try:
         if not isinstance(quantization, Mapping):
             raise UnknownSchemeError("quantization_config that is no object")
+        # DeepSeek-V4 names the type of its experts beside the scheme of the other layers.
+        if spec.config.get("expert_dtype") not in (None, "fp8"):
+            raise UnknownSchemeError(f"expert_dtype {ascii(spec.config['expert_dtype'])[:60]}")
         scheme = read_scheme(quantization, model_dtype.block_bytes)
     except UnknownSchemeError as error:
         warnings.append(f"weights: {error} is not modelled, so their bytes are not known; --dtype says otherwise")

@@ -11,6 +11,7 @@ import kvcalc
 from kvcalc.model.hf_config import WRAPPERS
 from kvcalc.model.presets import all_presets
 from tests.model.test_hybrid_families import DELTA, MLA, NEMOTRON, SMALL
+from tests.model.test_state_families import GQA, JAMBA, KDA, T5_BASE, V4_FLASH, WHISPER
 
 CONFIGS: list[dict[str, Any]] = [
     *(preset.config for preset in all_presets()),
@@ -22,6 +23,17 @@ CONFIGS: list[dict[str, Any]] = [
     {"model_type": "minicpm3", **SMALL, **MLA},
     {"model_type": "qwen3_next", **SMALL, **DELTA, "full_attention_interval": 4},
     {"model_type": "nemotron_h", **SMALL, **NEMOTRON, "hybrid_override_pattern": "M-*EM*"},
+    {"model_type": "jamba", **JAMBA},
+    {"model_type": "deepseek_v4", **V4_FLASH},
+    {"model_type": "whisper", **WHISPER},
+    {"model_type": "t5", **T5_BASE},
+    {"model_type": "kimi_linear", **KDA, "layer_types": ["linear_attention", "full_attention"] * 2},
+    {"model_type": "minimax_m3", **GQA, "sparse_attention_config": {"sparse_attention_freq": [0, 1, 1, 1, 1, 1]}},
+    {"model_type": "zamba2", **GQA, "layers_block_type": ["mamba", "hybrid"] * 3, "n_mamba_heads": 4},
+    {"model_type": "lfm2", **GQA, "full_attn_idxs": [1, 4]},
+    {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2},
+    {"model_type": "recurrent_gemma", **GQA},
+    {"model_type": "mllama_text_model", **GQA},
     *({"model_type": outer, "text_config": {**SMALL, **MLA, **DELTA}} for outer in WRAPPERS),
 ]
 

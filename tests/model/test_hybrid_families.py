@@ -104,8 +104,10 @@ MLA = {"kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_he
 
 
 def test_indexers_stand_beside_the_latent_in_all_or_some_layers() -> None:
-    bare, indexed = (LatentAttention(16, 4),), (LatentAttention(16, 4), IndexerKeys(128))
-    assert layers("deepseek_v3", **MLA) == [bare] * 6
+    assert layers("deepseek_v3", **MLA) == [(LatentAttention(16, 4),)] * 6
+    # Where there are indexers a step reads 2,048 tokens at most, in layers which reuse another's choice as well.
+    sparse = LatentAttention(16, 4, most_read_tokens=2048)
+    bare, indexed = (sparse,), (sparse, IndexerKeys(128))
     assert layers("deepseek_v32", **MLA) == [indexed] * 6
     assert layers("glm_moe_dsa", **MLA) == [indexed] * 6
     assert layers("glm_moe_dsa", **MLA, index_topk_pattern="FSFFSS") == [indexed, bare, indexed, indexed, bare, bare]
@@ -120,7 +122,7 @@ def test_longcat_has_two_attention_layers_a_block() -> None:
 
 
 DELTA = {"linear_key_head_dim": 8, "linear_value_head_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
-STATE = RecurrentState(2 * 2 * 8 + 4 * 4, 4, 4 * 8 * 4)
+STATE = RecurrentState(2 * 2 * 8 + 4 * 4, 4, 4 * 8 * 4, num_heads=2)
 
 
 def test_delta_nets_keep_a_state_in_three_layers_of_four() -> None:
@@ -158,7 +160,7 @@ NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_stat
 
 
 def test_nemotron_names_every_layer() -> None:
-    state = (RecurrentState(4 * 16 + 2 * 2 * 8, 4, 4 * 16 * 8),)
+    state = (RecurrentState(4 * 16 + 2 * 2 * 8, 4, 4 * 16 * 8, num_heads=4, num_groups=2, group_channels=32),)
     assert layers("nemotron_h", **NEMOTRON, hybrid_override_pattern="M-*EM*") == [
         state,
         (),
@@ -191,6 +193,7 @@ def test_the_language_model_is_found_inside(outer: str) -> None:
     inner = WRAPPERS[outer]
     own: dict[str, dict[str, Any]] = {
         "deepseek_v3": MLA,
+        "kimi_linear": {**MLA, "layer_types": ["linear_attention", "full_attention"] * 3},
         "qwen3_5_text": DELTA,
         "qwen3_5_moe_text": DELTA,
         "gemma3n_text": {"num_kv_shared_layers": 0},

@@ -14,6 +14,8 @@ import kvcalc
 from kvcalc.memory.weights import count_parameters
 from kvcalc.model.hf_config import FAMILIES
 from kvcalc.model.weights.registry import COUNTERS, read_weights
+from tests.oracle.test_hybrids import BARE, MAMBA2, SEQUENCES, T5, V4
+from tests.oracle.test_hybrids import CASES as HYBRIDS
 from tests.oracle.test_transformers import CASES, DELTA, GQA, INDEXED, MLA, MOE, SMALL, WINDOW
 
 pytest.importorskip("transformers", reason="the oracle tests need the extra `oracle`")
@@ -36,6 +38,16 @@ MIMO = {
     **GQA, "v_head_dim": 4, "sliding_window_size": 4, "sliding_window": 4, "swa_num_key_value_heads": 4,
     "swa_head_dim": 8, "swa_v_head_dim": 4, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0], "n_routed_experts": 2,
     "num_experts_per_tok": 1, "moe_intermediate_size": 8, "partial_rotary_factor": 0.5,
+}  # fmt: skip
+
+OPT = {
+    "vocab_size": 64, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 20, "word_embed_proj_dim": 32,
+}  # fmt: skip
+GPT = {"vocab_size": 64, "n_embd": 32, "n_layer": 3, "n_head": 4}
+DBRX = {
+    "vocab_size": 64, "d_model": 32, "n_layers": 3, "n_heads": 4, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
+    "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
 }  # fmt: skip
 
 # Keys which change the weights and not the cache: biases, ties, norms, experts in some layers.
@@ -125,23 +137,65 @@ WEIGHT_CASES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("mimo_v2_flash", {**MIMO, "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 4, **BIAS}),
     ("bert", {**SMALL, "max_position_embeddings": 40, "type_vocab_size": 1}),
+    ("qwen2_moe", {**KV, **MOE, "shared_expert_intermediate_size": 12}),
+    ("qwen2_moe", {**KV, **MOE, "shared_expert_intermediate_size": 12, "qkv_bias": False, "mlp_only_layers": [2]}),
+    ("smollm3", {**KV, "pad_token_id": 0}),
+    ("dots1", {**GQA, **ROUTED, **BIAS, "first_k_dense_replace": 2}),
+    ("exaone4", KV),
+    ("nemotron", {**KV, **BIAS, "mlp_bias": True}),
+    ("opt", OPT),
+    ("opt", {**OPT, "word_embed_proj_dim": 16, "enable_bias": False, "_remove_final_layer_norm": True}),
+    ("opt", {**OPT, "layer_norm_elementwise_affine": False, "do_layer_norm_before": False}),
+    ("gptj", {**GPT, "rotary_dim": 4}),
+    ("codegen", {**GPT, "rotary_dim": 4, "n_inner": 20}),
+    ("gpt_bigcode", GPT),
+    ("gpt_bigcode", {**GPT, "multi_query": False, "n_positions": 20}),
+    ("mpt", {"vocab_size": 64, "d_model": 32, "n_layers": 3, "n_heads": 4}),
+    ("dbrx", DBRX),
+    ("t5", {**T5, "feed_forward_proj": "gated-gelu", "num_decoder_layers": 5}),
+    ("mllama_text_model", {**KV, "cross_attention_layers": [1, 3, 9], "pad_token_id": 0}),
+    ("mamba", {**BARE, "use_bias": True, "use_conv_bias": False, "time_step_rank": 5, **UNTIED}),
+    ("mamba2", {**BARE, "num_heads": 4, "head_dim": 16, "n_groups": 2, "use_bias": True, **TIED}),
+    ("lfm2", {**KV, "layer_types": ["conv", "full_attention"] * 3, "block_auto_adjust_ff_dim": False}),
+    ("lfm2", {**KV, "conv_bias": True, "full_attn_idxs": [1], "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.5}),
+    ("bamba", {**GQA, **MAMBA2, **BIAS, "attn_layer_indices": [2], "mlp_bias": True, "mamba_proj_bias": True}),
+    (
+        "falcon_h1",
+        {**GQA, **MAMBA2, **BIAS, "mamba_d_ssm": 64, "mamba_rms_norm": True, "projectors_bias": True, "mlp_bias": True,
+         "mamba_conv_bias": False},
+    ),
+    ("granitemoehybrid", {**KV, **MAMBA2, "layer_types": ["mamba", "attention"] * 3, "num_local_experts": 0}),
+    ("deepseek_v4", {k: v for k, v in V4.items() if k != "intermediate_size"}),
+    (
+        "deepseek_v4",
+        {**{k: v for k, v in V4.items() if k != "intermediate_size"}, "compress_ratios": [0, 0, 4, 128, 4, 128, 0]},
+    ),
 ]  # fmt: skip
+
+
+# DeepSeek-V4's own cases give its one width under two names, with two values.
+ALL = [*CASES, *SEQUENCES, *(case for case in HYBRIDS if case[0] != "deepseek_v4"), *WEIGHT_CASES]
 
 
 def built_by_transformers(model_type: str, config: dict[str, Any]) -> tuple[int, int]:
     """Parameters, shared ones once, and those of the input embedding. BERT without a head for pretraining."""
     import torch
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers.models.mllama.modeling_mllama import MllamaForCausalLM
 
     built = AutoConfig.for_model(model_type, **copy.deepcopy(config))
     with torch.device("meta"):
-        model = (AutoModel if model_type == "bert" else AutoModelForCausalLM).from_config(built)
+        if model_type == "mllama_text_model":
+            model = MllamaForCausalLM(built)
+        else:
+            loaders = {"bert": AutoModel, **dict.fromkeys(("t5", "mt5", "umt5"), AutoModelForSeq2SeqLM)}
+            model = loaders.get(model_type, AutoModelForCausalLM).from_config(built)
     return sum(p.numel() for p in model.parameters()), model.get_input_embeddings().weight.numel()
 
 
 @pytest.mark.parametrize(
     ("model_type", "config"),
-    [case for case in (*CASES, *WEIGHT_CASES) if case[0] in COUNTERS],
+    [case for case in ALL if case[0] in COUNTERS],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_what_transformers_builds_is_what_kvcalc_counts(model_type: str, config: dict[str, Any]) -> None:
@@ -158,4 +212,4 @@ def test_what_transformers_builds_is_what_kvcalc_counts(model_type: str, config:
 def test_every_counted_family_is_compared() -> None:
     # Published without a configuration class of their own, or as LLaVA's flat config.
     elsewhere = {"kimi_k2", "llava", "mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}
-    assert set(COUNTERS) - elsewhere <= {model_type for model_type, _ in (*CASES, *WEIGHT_CASES)}
+    assert set(COUNTERS) - elsewhere <= {model_type for model_type, _ in ALL}

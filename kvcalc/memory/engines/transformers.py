@@ -11,8 +11,8 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine
 from kvcalc.memory.kv_cache import state_bytes, stored_cache_bytes
-from kvcalc.model.caches import Cache, FullAttention, RecurrentState
-from kvcalc.model.spec import ModelSpec, windows
+from kvcalc.model.caches import Cache, CompressedAttention, CrossAttention, FullAttention, RecurrentState
+from kvcalc.model.spec import ModelSpec, all_caches, windows
 
 VERSION = "5.23.0"
 KINDS = ("dynamic", "static")
@@ -25,11 +25,14 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
       (DynamicSlidingWindowLayer.update); a static one allocates the whole window (StaticSlidingWindowLayer).
     - Falcon's new architecture repeats K and V over all query heads before the cache (FalconAttention._split_heads).
     - Chunked attention is kept as a window of the chunk's length.
-    - A convolution's inputs are kept for its whole kernel, the current one included (LinearAttentionLayer).
+    - A convolution's inputs are kept for its whole kernel, the current one included (LinearAttentionLayer); RWKV
+      shifts by one token and keeps one (RwkvModel).
+    - Compressed attention's window keeps one token less too; DeepSeek-V4's layers of a window alone keep what is K
+      and V in one twice.
     - MLA is kept as the latent and the rotary key, as the formula has it.
 
     A static cache is counted at a length of the context. ModelError (exit 3) for a dynamic window of 1 token, whose
-    slice from minus zero keeps all; UsageError (exit 2) for an unknown kind.
+    slice from minus zero keeps all, and for what Transformers has no cache of; UsageError (exit 2) for an unknown kind.
     """
     kind = settings.get("cache", "dynamic")
     if kind not in KINDS:
@@ -41,9 +44,14 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
             f"{spec.name}: Transformers reads no sizes from a flat llava config", "count with --engine logical"
         )
 
+    _refuse_unheld(spec, kind)
+
     def held_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
         if isinstance(cache, RecurrentState):
-            return state_bytes(cache, cache.conv_kernel, dtype)
+            return state_bytes(cache, cache.conv_kernel - (spec.model_type == "rwkv"), dtype)
+        if isinstance(cache, CompressedAttention):
+            held = stored_cache_bytes(cache._replace(window=cache.window - 1), tokens, dtype)
+            return held if cache.compress_rate else 2 * held
         if kind == "dynamic" and cache.window is not None:
             tokens = min(tokens, cache.window - 1)
         if spec.model_type == "falcon" and isinstance(cache, FullAttention) and cache.num_kv_heads > 1:
@@ -51,3 +59,14 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
         return stored_cache_bytes(cache, tokens, dtype)
 
     return Engine("transformers", VERSION, held_bytes, {"cache": kind})
+
+
+def _refuse_unheld(spec: ModelSpec, kind: str) -> None:
+    """Refuse what a cache of this kind does not hold, or holds in a way not modelled."""
+    if spec.model_type == "recurrent_gemma":
+        raise ModelError(f"{spec.name}: Transformers keeps the states of recurrent_gemma outside its cache")
+    if kind == "dynamic":
+        return
+    for cache in all_caches(spec):
+        if isinstance(cache, CompressedAttention) or (isinstance(cache, CrossAttention) and cache.encoder_tokens):
+            raise ModelError(f"{spec.name}: Transformers' static cache of {spec.model_type} is not modelled")

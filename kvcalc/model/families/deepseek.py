@@ -22,8 +22,8 @@ KEYS = frozenset(
 # Source: MiniCPM3Config, GlmMoeDsaConfig and DeepseekV32Config, Transformers 5.23.0.
 _DEFAULTS: dict[str, dict[str, object]] = {
     "minicpm3": {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32},
-    "deepseek_v32": {"index_head_dim": 128},
-    "glm_moe_dsa": {"index_head_dim": 128},
+    "deepseek_v32": {"index_head_dim": 128, "index_topk": 2048},
+    "glm_moe_dsa": {"index_head_dim": 128, "index_topk": 2048},
 }
 _INDEXED = ("deepseek_v32", "glm_moe_dsa")
 
@@ -55,6 +55,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     )  # fmt: skip
     latent: tuple[Cache, ...] = (LatentAttention(rank, rope),)
     if model_type in _INDEXED:
+        latent = (LatentAttention(rank, rope, most_read_tokens=config.integer("index_topk")),)
         indexed = (*latent, IndexerKeys(config.integer("index_head_dim")))
         layers = group_layers(indexed if has else latent for has in has_indexer(config, model_type, num_layers))
     else:

@@ -1,11 +1,14 @@
-"""Qwen3-Next and Qwen3.5: gated delta nets, with full attention in every fourth layer."""
+"""Qwen3-Next, Qwen3.5 and OLMo Hybrid: gated delta nets, with full attention in every fourth layer."""
 
 from __future__ import annotations
 
+from math import gcd
+
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import Cache, FullAttention, RecurrentState
+from kvcalc.model.caches import Cache, RecurrentState
+from kvcalc.model.families.grouped import full_attention, grouped_shape
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
+from kvcalc.model.spec import ModelSpec, group_layers
 
 KEYS = frozenset(
     (
@@ -32,29 +35,26 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     The convolution runs over queries, keys and values of the delta net; its recurrence keeps a matrix of key width by
     value width for every value head, in fp32. Source: Qwen3NextGatedDeltaNet, Transformers 5.23.0.
     """
-    config = config.with_defaults({**_SHARED, "num_key_value_heads": _KV_HEADS[model_type]})
+    config = config.with_defaults(_olmo_defaults(config) if model_type == "olmo_hybrid" else _qwen_defaults(model_type))
     num_layers = config.num_layers("num_hidden_layers")
-    num_heads = config.integer("num_attention_heads")
-    head_dim = config.integer("head_dim")
-    num_kv_heads = config.check_groups(num_heads, config.integer("num_key_value_heads"))
+    shape = grouped_shape(config)
     if config.config.get("mamba_ssm_dtype") not in (None, "float32"):
         raise ModelError(f"{config.name}: mamba_ssm_dtype {config.config['mamba_ssm_dtype']!r}: only float32 is known")
     key, value = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")
+    key_heads = config.integer("linear_num_key_heads")
     value_heads = config.integer("linear_num_value_heads")
-    channels = 2 * config.integer("linear_num_key_heads") * key + value_heads * value
+    channels = 2 * key_heads * key + value_heads * value
     state: tuple[Cache, ...] = (
-        RecurrentState(channels, config.integer("linear_conv_kernel_dim"), value_heads * key * value),
+        RecurrentState(
+            channels,
+            config.integer("linear_conv_kernel_dim"),
+            value_heads * key * value,
+            num_heads=gcd(key_heads, value_heads),
+        ),
     )
-    full: tuple[Cache, ...] = (FullAttention(num_kv_heads, head_dim, head_dim),)
-    bias = config.boolean("attention_bias", default=False)
-    attention = AttentionShape(
-        num_heads, num_kv_heads, head_dim, head_dim, config.integer("hidden_size"), qkv_bias=bias, output_bias=bias,
-        rope_dim=head_dim, rope_theta=config.number("rope_theta", default=10_000.0),
-    )  # fmt: skip
+    full: tuple[Cache, ...] = (full_attention(shape),)
     kinds = layer_types(config, num_layers)
-    return config.model(
-        model_type, attention, group_layers(full if kind == "full_attention" else state for kind in kinds)
-    )
+    return config.model(model_type, shape, group_layers(full if kind == "full_attention" else state for kind in kinds))
 
 
 def layer_types(config: ConfigReader, num_layers: int) -> list[str]:
@@ -64,3 +64,21 @@ def layer_types(config: ConfigReader, num_layers: int) -> list[str]:
         return kinds
     interval = config.integer("full_attention_interval")
     return ["full_attention" if (n + 1) % interval == 0 else "linear_attention" for n in range(num_layers)]
+
+
+def _qwen_defaults(model_type: str) -> dict[str, object]:
+    return {**_SHARED, "num_key_value_heads": _KV_HEADS[model_type]}
+
+
+def _olmo_defaults(config: ConfigReader) -> dict[str, object]:
+    """Heads of the delta net as many as attention's; keys three quarters of a head wide, values twice that.
+
+    Source: OlmoHybridConfig, Transformers 5.23.0.
+    """
+    num_heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
+    key_heads = config.optional_integer("linear_num_key_heads") or num_heads
+    key = config.optional_integer("linear_key_head_dim") or int(0.75 * hidden_size / key_heads)
+    return {
+        "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_num_key_heads": num_heads,
+        "linear_num_value_heads": num_heads, "linear_key_head_dim": key, "linear_value_head_dim": 2 * key,
+    }  # fmt: skip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import Cache, FullAttention, RecurrentState
+from kvcalc.model.caches import Cache, FullAttention
+from kvcalc.model.families.mamba_state import mamba2_state
 from kvcalc.model.reader import MAX_LAYERS, ConfigReader
 from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
 
@@ -39,9 +40,10 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     head_dim = config.integer("head_dim", "attention_head_dim")
     num_kv_heads = config.check_groups(num_heads, config.integer("num_key_value_heads"))
     groups, width = config.integer("n_groups"), config.integer("ssm_state_size")
-    inner = config.integer("mamba_num_heads") * config.integer("mamba_head_dim")
+    heads = config.integer("mamba_num_heads")
+    inner = heads * config.integer("mamba_head_dim")
     kept: dict[str, tuple[Cache, ...]] = {
-        "mamba": (RecurrentState(inner + 2 * groups * width, config.integer("conv_kernel"), inner * width),),
+        "mamba": (mamba2_state(inner, heads, groups, width, config.integer("conv_kernel")),),
         "attention": (FullAttention(num_kv_heads, head_dim, head_dim),),
         "mlp": (),
         "moe": (),

@@ -103,6 +103,10 @@ def moe(config: ConfigReader, rule: Experts, width: int) -> tuple[Weight, ...]:
     if rule.shared:
         shared = config.integer("n_shared_experts", least=0)
         found += gated_mlp(f"{rule.prefix}.shared_experts", width, inner * shared) if shared else ()
+    if rule.gated_shared:
+        wide = config.integer("shared_expert_intermediate_size")
+        found += gated_mlp(f"{rule.prefix}.shared_expert", width, wide)
+        found += (router(f"{rule.prefix}.shared_expert_gate", width, 1),)
     return found
 
 

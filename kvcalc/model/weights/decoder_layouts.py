@@ -13,7 +13,8 @@ class Experts:
     """A layer of experts: the keys that size it, the names its weights have, and which layers have one.
 
     `layers`: all; `step` (decoder_sparse_step and mlp_only_layers); `first_dense` (after first_k_dense_replace layers).
-    `shared`: n_shared_experts further experts, all of which every token reads.
+    `shared`: n_shared_experts further experts, all of which every token reads; `gated_shared`: one further expert of
+    shared_expert_intermediate_size, and a gate for it.
     """
 
     def __init__(
@@ -26,6 +27,7 @@ class Experts:
         bias: bool = False,
         layers: str = "all",
         shared: bool = False,
+        gated_shared: bool = False,
     ) -> None:
         self.number = number
         self.inner = inner
@@ -35,6 +37,7 @@ class Experts:
         self.bias = bias
         self.layers = layers
         self.shared = shared
+        self.gated_shared = gated_shared
 
 
 class Layout:
@@ -155,6 +158,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "mimo": _QWEN2,
     "qwen2_vl_text": _facts(_QWEN2, vocab_size=152064, intermediate_size=29568),
     "qwen2_5_vl_text": _facts(_QWEN2, vocab_size=152064, intermediate_size=29568),
+    "qwen2_moe": _facts(
+        vocab_size=151936, intermediate_size=5632, qkv_bias="qkv_bias",
+        experts=Experts("num_experts", layers="step", gated_shared=True),
+        defaults={
+            "qkv_bias": True, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
+    ),
     "qwen3": _QWEN3,
     "qwen3_vl_text": _QWEN3,
     "qwen3_moe": _facts(
@@ -207,6 +218,17 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
     ),
     "arcee": _facts(_LLAMA, intermediate_size=18432, mlp="plain"),
+    "nemotron": _facts(_LLAMA, vocab_size=256000, intermediate_size=24576, norm_bias=True, mlp="plain"),
+    "smollm3": _facts(_LLAMA, vocab_size=128256, tied=True),
+    "exaone4": _facts(
+        vocab_size=102400, intermediate_size=16384, norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        qk_norm="head",
+    ),
+    "dots1": _facts(
+        vocab_size=152064, intermediate_size=10944, attention="attention_bias", qk_norm="head",
+        experts=Experts("n_routed_experts", layers="first_dense", shared=True),
+        defaults={"moe_intermediate_size": 1408, "first_k_dense_replace": 0},
+    ),
     "apertus": _facts(
         vocab_size=131072, intermediate_size=14336, attention="attention_bias",
         norms=("attention_layernorm", "feedforward_layernorm"), qk_norm="head", mlp="xielu",

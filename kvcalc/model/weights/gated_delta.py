@@ -17,7 +17,6 @@ from kvcalc.model.weights.tensors import (
     norm,
     other,
     remaining,
-    router,
 )
 
 # Source: Qwen3NextConfig, Qwen3_5TextConfig and Qwen3_5MoeTextConfig, Transformers 5.23.0.
@@ -33,7 +32,10 @@ _DEFAULTS: dict[str, dict[str, object]] = {
     },
 }  # fmt: skip
 # Qwen3.5's experts stand in every layer; Qwen3-Next's may be left out of some.
-_EXPERTS = {"qwen3_next": Experts("num_experts", layers="step"), "qwen3_5_moe_text": Experts("num_experts")}
+_EXPERTS = {
+    "qwen3_next": Experts("num_experts", layers="step", gated_shared=True),
+    "qwen3_5_moe_text": Experts("num_experts", gated_shared=True),
+}
 _PREFIX = "model.layers.{}."
 
 
@@ -56,9 +58,7 @@ def weights(config: ConfigReader, model_type: str) -> ModelWeights:
     if dense:
         blocks.append(Block(_PREFIX, dense, gated_mlp("mlp", width, config.integer("intermediate_size"))))
     if rule is not None:
-        shared = gated_mlp("mlp.shared_expert", width, config.integer("shared_expert_intermediate_size"))
-        gate = router("mlp.shared_expert_gate", width, 1)
-        blocks.append(Block(_PREFIX, sparse, (*moe(config, rule, width), *shared, gate)))
+        blocks.append(Block(_PREFIX, sparse, moe(config, rule, width)))
     tied = config.boolean("tie_word_embeddings", default=False)
     embedding, ends = around(vocab, width, tied, norm("model.norm", width))
     return ModelWeights(embedding, tied, (*blocks, ends))

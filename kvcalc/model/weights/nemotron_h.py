@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvcalc.model.families.nemotron_h import layer_kinds
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.weights.decoder import with_defaults
+from kvcalc.model.weights.mamba import mamba2_mixer
 from kvcalc.model.weights.tensors import (
     Block,
     ModelWeights,
@@ -12,9 +13,7 @@ from kvcalc.model.weights.tensors import (
     around,
     experts,
     grouped_attention,
-    linear,
     norm,
-    other,
     plain_mlp,
     router,
 )
@@ -47,26 +46,10 @@ def _mamba(config: ConfigReader, width: int) -> tuple[Weight, ...]:
     bias = config.boolean("use_bias", default=False)
     conv_bias = config.boolean("use_conv_bias", default=True)
     heads = config.integer("mamba_num_heads")
-    return mamba2(
+    return mamba2_mixer(
         "mixer", width, heads, heads * config.integer("mamba_head_dim"),
         config.integer("n_groups") * config.integer("ssm_state_size"), config.integer("conv_kernel"), bias, conv_bias,
     )  # fmt: skip
-
-
-def mamba2(
-    prefix: str, width: int, heads: int, inner: int, groups: int, kernel: int, bias: bool, conv_bias: bool
-) -> tuple[Weight, ...]:
-    """A Mamba-2 mixer. `inner`: heads times their width; `groups`: n_groups times the state's width."""
-    channels = inner + 2 * groups
-    return (
-        linear(f"{prefix}.in_proj", width, inner + channels + heads, bias),
-        linear(f"{prefix}.out_proj", inner, width, bias),
-        other(f"{prefix}.conv1d", channels * (kernel + conv_bias)),
-        other(f"{prefix}.dt_bias", heads),
-        other(f"{prefix}.A_log", heads),
-        other(f"{prefix}.D", heads),
-        norm(f"{prefix}.norm", inner),
-    )
 
 
 def _attention(config: ConfigReader, width: int) -> tuple[Weight, ...]:

@@ -12,8 +12,15 @@ from kvcalc.model.weights.tensors import ModelWeights
 # `generic` is not: what is known of it names no norms, biases or vocabulary. Nor is longcat_flash: the count of
 # Transformers 5.23.0 holds matrices for experts which compute nothing, the published one does not.
 COUNTERS: dict[str, str] = {
+    **dict.fromkeys("bamba falcon_h1 granitemoehybrid jamba".split(), "mamba_hybrids"),
+    **dict.fromkeys("codegen gpt_bigcode gptj opt".split(), "gptj"),
+    **dict.fromkeys("dbrx mpt".split(), "mosaic"),
+    **dict.fromkeys("falcon_mamba mamba mamba2".split(), "mamba"),
+    **dict.fromkeys("lfm2 lfm2_moe".split(), "lfm2"),
+    **dict.fromkeys("mt5 t5 umt5".split(), "t5"),
     "bert": "classic",
     "bloom": "classic",
+    "deepseek_v4": "deepseek_v4",
     "falcon": "falcon",
     "gpt2": "classic",
     "gpt_neox": "classic",
@@ -21,6 +28,7 @@ COUNTERS: dict[str, str] = {
     "gemma4_text": "gemma4",
     "llama4_text": "llama4",
     "mimo_v2_flash": "mimo",
+    "mllama_text_model": "mllama",
     "nemotron_h": "nemotron_h",
     **dict.fromkeys("qwen3_5_moe_text qwen3_5_text qwen3_next".split(), "gated_delta"),
     **dict.fromkeys(
@@ -28,10 +36,10 @@ COUNTERS: dict[str, str] = {
     ),
     **dict.fromkeys(
         (
-            "apertus arcee cohere cohere2 ernie4_5 gemma gemma2 gemma3_text glm glm4 glm4_moe gpt_oss granite "
-            "granitemoe helium hunyuan_v1_dense llama llava mimo minimax_m2 ministral3 mistral mixtral olmo olmo2 "
-            "olmo3 olmoe phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_vl_text qwen3 qwen3_moe qwen3_vl_moe_text "
-            "qwen3_vl_text seed_oss stablelm starcoder2 vaultgemma"
+            "apertus arcee cohere cohere2 dots1 ernie4_5 exaone4 gemma gemma2 gemma3_text glm glm4 glm4_moe gpt_oss "
+            "granite granitemoe helium hunyuan_v1_dense llama llava mimo minimax_m2 ministral3 mistral mixtral "
+            "nemotron olmo olmo2 olmo3 olmoe phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 "
+            "qwen3_moe qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 stablelm starcoder2 vaultgemma"
         ).split(),
         "decoder",
     ),

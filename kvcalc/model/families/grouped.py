@@ -1,0 +1,40 @@
+"""The K and V heads most families state under the same keys, for readers whose layers are not all attention."""
+
+from __future__ import annotations
+
+from kvcalc.model.caches import FullAttention, SlidingWindowAttention
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.spec import AttentionShape
+
+GROUPED_KEYS = (
+    "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim attention_bias rope_theta "
+    "rope_scaling rope_parameters rms_norm_eps norm_eps"
+).split()
+
+
+def grouped_shape(config: ConfigReader, *, head_dim: int | None = None, rotary: bool = True) -> AttentionShape:
+    """Heads, KV heads (all of them where null or absent) and widths. `head_dim` where the family derives its own."""
+    num_heads = config.integer("num_attention_heads")
+    hidden_size = config.integer("hidden_size")
+    width = head_dim or config.head_dim(hidden_size, num_heads)
+    num_kv_heads = config.check_groups(num_heads, config.optional_integer("num_key_value_heads") or num_heads)
+    bias = config.boolean("attention_bias", default=False)
+    return AttentionShape(
+        num_heads, num_kv_heads, width, width, hidden_size, qkv_bias=bias, output_bias=bias,
+        rope_dim=width if rotary else 0, rope_theta=config.number("rope_theta", default=10_000.0),
+    )  # fmt: skip
+
+
+def full_attention(shape: AttentionShape) -> FullAttention:
+    """The cache of a layer of this shape that sees all."""
+    return FullAttention(shape.num_kv_heads, shape.qk_head_dim, shape.v_head_dim)
+
+
+def sliding_window(shape: AttentionShape, window: int) -> SlidingWindowAttention:
+    """The cache of a layer of this shape that sees the last `window` tokens."""
+    return SlidingWindowAttention(window, shape.num_kv_heads, shape.qk_head_dim, shape.v_head_dim)
+
+
+def no_attention(config: ConfigReader) -> AttentionShape:
+    """The shape of a model without attention: no heads at all."""
+    return AttentionShape(0, 0, 0, 0, config.integer("hidden_size"))

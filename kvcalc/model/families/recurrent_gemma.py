@@ -1,0 +1,36 @@
+"""RecurrentGemma (Griffin): two layers of a gated linear recurrence, then one of attention in a window."""
+
+from __future__ import annotations
+
+from kvcalc.model.caches import Cache, RecurrentState
+from kvcalc.model.families.grouped import GROUPED_KEYS, grouped_shape, sliding_window
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.spec import ModelSpec, group_layers
+
+KEYS = frozenset(
+    (*GROUPED_KEYS, *"lru_width attention_window_size conv1d_width block_types _block_types logits_soft_cap".split())
+)
+
+# Source: RecurrentGemmaConfig, Transformers 5.23.0.
+_DEFAULTS = {"attention_window_size": 2048, "conv1d_width": 4}
+_PATTERN = ("recurrent", "recurrent", "attention")
+
+
+def read(config: ConfigReader, model_type: str) -> ModelSpec:
+    """The recurrence keeps one number a channel, in fp32, and its convolution's last inputs.
+
+    Source: RecurrentGemmaRglru and RecurrentGemmaRecurrentBlock, Transformers 5.23.0.
+    """
+    config = config.with_defaults(_DEFAULTS)
+    shape = grouped_shape(config)
+    lru_width = config.optional_integer("lru_width") or config.integer("hidden_size")
+    kept: dict[str, tuple[Cache, ...]] = {
+        "recurrent": (RecurrentState(lru_width, config.integer("conv1d_width"), lru_width),),
+        "attention": (sliding_window(shape, config.integer("attention_window_size")),),
+    }
+    pattern = [str(kind) for kind in config.items("block_types") or config.items("_block_types")] or [*_PATTERN]
+    if set(pattern) - set(kept):
+        raise config.error(f"block_types may hold {' and '.join(kept)} alone")
+    num_layers = config.num_layers("num_hidden_layers")
+    kinds = (pattern[number % len(pattern)] for number in range(num_layers))
+    return config.model(model_type, shape, group_layers(kept[kind] for kind in kinds))

@@ -1,0 +1,73 @@
+"""Zamba and Zamba2: Mamba in every layer, and shared attention, as wide as two hidden states, before some of them."""
+
+from __future__ import annotations
+
+from kvcalc.model.caches import Cache
+from kvcalc.model.families.grouped import GROUPED_KEYS, full_attention, grouped_shape
+from kvcalc.model.families.mamba_state import expanded, mamba2_inner, mamba2_state, mamba_state
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.spec import ModelSpec, group_layers
+
+KEYS = frozenset(
+    (
+        *GROUPED_KEYS,
+        *(
+            "attention_hidden_size attention_head_dim attn_layer_period attn_layer_offset layers_block_type "
+            "layer_types hybrid_layer_ids n_mamba_heads mamba_headdim mamba_d_state mamba_d_conv mamba_expand "
+            "mamba_dt_rank mamba_ngroups mamba_conv_bias mamba_proj_bias use_mamba_kernels use_conv_bias chunk_size "
+            "num_mem_blocks use_shared_mlp_adapter use_shared_attention_adapter adapter_rank use_mem_rope "
+            "use_long_context kv_channels num_query_groups ffn_hidden_size use_mem_eff_path add_bias_linear"
+        ).split(),
+    )
+)
+
+# Source: ZambaConfig and Zamba2Config, Transformers 5.23.0.
+_DEFAULTS: dict[str, dict[str, object]] = {
+    "zamba": {
+        "num_key_value_heads": 16, "mamba_d_state": 16, "mamba_d_conv": 4, "n_mamba_heads": 2, "attn_layer_period": 6,
+        "attn_layer_offset": 4,
+    },
+    "zamba2": {"mamba_d_state": 64, "mamba_d_conv": 4, "mamba_ngroups": 1, "n_mamba_heads": 8},
+}  # fmt: skip
+# Zamba2's own order where a config does not list it: of 54 layers.
+_ZAMBA2 = "M" + "MMMMMH" * 7 + "MMMMH" + "MMMH" + "MM"
+_KINDS = ("mamba", "linear_attention", "hybrid")
+
+
+def read(config: ConfigReader, model_type: str) -> ModelSpec:
+    """A hybrid layer keeps K and V of its call of the shared block, and its own Mamba state; the others the state.
+
+    Every call of the shared block has a cache of its own. Source: ZambaHybridLayer and Zamba2HybridLayer,
+    Transformers 5.23.0.
+    """
+    config = config.with_defaults(_DEFAULTS[model_type])
+    num_layers = config.num_layers("num_hidden_layers")
+    num_heads = config.integer("num_attention_heads")
+    width = config.optional_integer("attention_head_dim") or 2 * config.integer("hidden_size") // num_heads
+    shape = grouped_shape(config.without("head_dim"), head_dim=width, rotary=model_type == "zamba2")
+    inner = expanded(config, "mamba_expand")
+    state_size, kernel = config.integer("mamba_d_state"), config.integer("mamba_d_conv")
+    if model_type == "zamba":
+        state = mamba_state(inner, state_size, kernel)
+    else:
+        inner = mamba2_inner(config, inner, "n_mamba_heads", "mamba_headdim")
+        state = mamba2_state(
+            inner, config.integer("n_mamba_heads"), config.integer("mamba_ngroups"), state_size, kernel
+        )
+    both: tuple[Cache, ...] = (full_attention(shape), state)
+    layers = group_layers(both if hybrid else (state,) for hybrid in _hybrid_layers(config, model_type, num_layers))
+    return config.model(model_type, shape, layers)
+
+
+def _hybrid_layers(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
+    kinds = config.strings("layers_block_type", num_layers, _KINDS)
+    if kinds is None:
+        kinds = config.strings("layer_types", num_layers, _KINDS)
+    if kinds is not None:
+        return [kind == "hybrid" for kind in kinds]
+    if model_type == "zamba2":
+        if num_layers != len(_ZAMBA2):
+            raise config.error("layers_block_type is missing, and only the 54 layers of Zamba2-2.7B are known without")
+        return [letter == "H" for letter in _ZAMBA2]
+    period, offset = config.integer("attn_layer_period"), config.integer("attn_layer_offset", least=0)
+    return [False, False, True, *(number % period == offset for number in range(num_layers - 3))][:num_layers]
