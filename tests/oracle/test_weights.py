@@ -14,7 +14,7 @@ import kvcalc
 from kvcalc.memory.weights import count_parameters
 from kvcalc.model.hf_config import FAMILIES
 from kvcalc.model.weights.registry import COUNTERS, read_weights
-from tests.oracle.test_hybrids import BARE, MAMBA2, SEQUENCES, T5, V4
+from tests.oracle.test_hybrids import BARE, KDA, MAMBA2, SEQUENCES, SPARSE, T5, V4
 from tests.oracle.test_hybrids import CASES as HYBRIDS
 from tests.oracle.test_transformers import CASES, DELTA, GQA, INDEXED, MLA, MOE, SMALL, WINDOW
 
@@ -165,6 +165,14 @@ WEIGHT_CASES: list[tuple[str, dict[str, Any]]] = [
          "mamba_conv_bias": False},
     ),
     ("granitemoehybrid", {**KV, **MAMBA2, "layer_types": ["mamba", "attention"] * 3, "num_local_experts": 0}),
+    (
+        "kimi_linear",
+        {**{k: v for k, v in KDA.items() if k != "n_shared_experts"}, **BIAS, "q_lora_rank": 12,
+         "num_shared_experts": 2, "first_k_dense_replace": 3},
+    ),
+    ("minimax_m3_vl_text", {**SPARSE, "moe_layer_freq": [0, 0, 1, 1, 1, 1], "tie_word_embeddings": True,
+                            "sparse_attention_config": {"sparse_attention_freq": [0, 1] * 3,
+                                                        "sparse_num_index_heads": 3}}),
     ("deepseek_v4", {k: v for k, v in V4.items() if k != "intermediate_size"}),
     (
         "deepseek_v4",
@@ -180,7 +188,13 @@ ALL = [*CASES, *SEQUENCES, *(case for case in HYBRIDS if case[0] != "deepseek_v4
 def built_by_transformers(model_type: str, config: dict[str, Any]) -> tuple[int, int]:
     """Parameters, shared ones once, and those of the input embedding. BERT without a head for pretraining."""
     import torch
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers import (
+        AutoConfig,
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForSeq2SeqLM,
+        AutoModelForSpeechSeq2Seq,
+    )
     from transformers.models.mllama.modeling_mllama import MllamaForCausalLM
 
     built = AutoConfig.for_model(model_type, **copy.deepcopy(config))
@@ -188,7 +202,9 @@ def built_by_transformers(model_type: str, config: dict[str, Any]) -> tuple[int,
         if model_type == "mllama_text_model":
             model = MllamaForCausalLM(built)
         else:
-            loaders = {"bert": AutoModel, **dict.fromkeys(("t5", "mt5", "umt5"), AutoModelForSeq2SeqLM)}
+            sequences = {model_type for model_type, _ in SEQUENCES}
+            loaders = {**dict.fromkeys(sequences, AutoModelForSeq2SeqLM), "bert": AutoModel}
+            loaders["whisper"] = AutoModelForSpeechSeq2Seq
             model = loaders.get(model_type, AutoModelForCausalLM).from_config(built)
     return sum(p.numel() for p in model.parameters()), model.get_input_embeddings().weight.numel()
 
@@ -211,5 +227,14 @@ def test_what_transformers_builds_is_what_kvcalc_counts(model_type: str, config:
 
 def test_every_counted_family_is_compared() -> None:
     # Published without a configuration class of their own, or as LLaVA's flat config.
-    elsewhere = {"kimi_k2", "llava", "mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}
+    elsewhere = {
+        "kimi_k2",
+        "minimax_m3",
+        "llava",
+        "mimo",
+        "qwen2_vl_text",
+        "qwen2_5_vl_text",
+        "qwen3_vl_text",
+        "qwen3_vl_moe_text",
+    }
     assert set(COUNTERS) - elsewhere <= {model_type for model_type, _ in ALL}

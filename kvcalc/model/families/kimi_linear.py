@@ -50,12 +50,12 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         ),
     )
     latent: tuple[Cache, ...] = (LatentAttention(rank, rope),)
-    full = _full_layers(config, nested, num_layers)
+    full = full_layers(config, nested, num_layers)
     layers = group_layers(latent if is_full else state for is_full in full)
     return config.model(model_type, shape, layers, positions=("max_position_embeddings", "model_max_length"))
 
 
-def _full_layers(config: ConfigReader, nested: Mapping[str, object], num_layers: int) -> list[bool]:
+def full_layers(config: ConfigReader, nested: Mapping[str, object], num_layers: int) -> list[bool]:
     """linear_attn_config numbers the layers from 1, each once, in full_attn_layers or kda_layers."""
     kinds = config.strings("layer_types", num_layers, ("linear_attention", "full_attention"))
     if kinds is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.weights.tensors import OTHER, Block, ModelWeights, Weight, around, linear, norm
+from kvcalc.model.weights.tensors import OTHER, Block, ModelWeights, Weight, around, linear, norm, unread
 
 # Source: T5Config, MT5Config and UMT5Config, Transformers 5.23.0.
 _MT5 = {"vocab_size": 250112, "d_ff": 1024, "relative_attention_num_buckets": 32, "feed_forward_proj": "gated-gelu"}
@@ -44,9 +44,9 @@ def weights(config: ConfigReader, model_type: str) -> ModelWeights:
     # umT5 has a table of positions in every layer, the others in the first of each stack.
     every = model_type == "umt5"
     blocks = (
-        _unread(Block("encoder.block.{}.", range(num_layers), encoder)),
-        _unread(Block("encoder.block.{}.", range(num_layers if every else 1), (positions,))),
-        _unread(Block("encoder.", (0,), (norm("final_layer_norm", width),))),
+        unread(Block("encoder.block.{}.", range(num_layers), encoder)),
+        unread(Block("encoder.block.{}.", range(num_layers if every else 1), (positions,))),
+        unread(Block("encoder.", (0,), (norm("final_layer_norm", width),))),
         Block("decoder.block.{}.", range(decoder_layers), decoder),
         Block("decoder.block.{}.", range(decoder_layers if every else 1), (positions,)),
     )
@@ -69,8 +69,3 @@ def _mlp(config: ConfigReader, width: int) -> tuple[Weight, ...]:
     names = ("wi_0", "wi_1") if config.text("feed_forward_proj").startswith("gated-") else ("wi",)
     ups = (linear(f"DenseReluDense.{name}", width, inner) for name in names)
     return (*ups, linear("DenseReluDense.wo", inner, width))
-
-
-def _unread(block: Block) -> Block:
-    """The same weights, none of which a decode step reads."""
-    return Block(block.prefix, block.numbers, tuple(weight._replace(read=0) for weight in block.weights))

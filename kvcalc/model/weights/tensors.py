@@ -128,6 +128,11 @@ def remaining(num_layers: int, layers: Iterable[int]) -> list[int]:
     return [number for number in range(num_layers) if number not in among]
 
 
+def unread(block: Block) -> Block:
+    """The same weights, none of which a decode step reads: an encoder's."""
+    return Block(block.prefix, block.numbers, tuple(weight._replace(read=0) for weight in block.weights))
+
+
 def around(
     vocab: int,
     width: int,
