@@ -36,10 +36,18 @@ FAMILIES: dict[str, str] = {
     "qwen3_next": "gated_delta",
     **dict.fromkeys(
         (
-            "apertus arcee bloom cohere cohere2 ernie4_5 gemma gemma2 gemma3_text generic glm glm4 glm4_moe "
-            "gpt_neox gpt_oss granite granitemoe helium hunyuan_v1_dense hunyuan_v1_moe llama llava mimo minimax_m2 "
-            "ministral3 mistral mixtral olmo olmo2 olmo3 olmoe phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_vl_text "
-            "qwen3 qwen3_moe qwen3_vl_moe_text qwen3_vl_text seed_oss stablelm starcoder2 vaultgemma"
+            "afmoe apertus arcee aria_text beam biogpt bitnet bloom chameleon cohere cohere2 cohere2_moe "
+            "cohere_compass_text cosmos3_edge_text cwm deepseek_ocr2_text diffllama doge dots1 emu3_text_model "
+            "ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text exaone4 exaone_moe flex_olmo flint gemma gemma2 "
+            "gemma3_text generic glm glm4 glm4_moe glm4v_moe_text glm4v_text glm_ocr_text gpt_neox "
+            "gpt_neox_japanese gpt_oss granite granite4_vision_text granite_docling_text granite_swa granitemoe "
+            "granitemoe_swa granitemoeshared helium higgs_audio_v2 hunyuan_v1_dense hunyuan_v1_moe "
+            "hunyuan_vl_text hy_v3 hyperclovax internlm3 iquestcoder jais2 kolibri1 laguna llama llava mellum "
+            "mimo minimax_m2 ministral ministral3 mistral mixtral molmo2_text muse_glimmer_text muse_spark_text "
+            "nanochat nemotron olmo olmo2 olmo3 olmoe opt paddleocr_vl_text persimmon phi phi3 phi4_multimodal "
+            "phimoe qwen2 qwen2_5_omni_text qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_moe "
+            "qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 solar_open stablelm starcoder2 "
+            "vaultgemma"
         ).split(),
         "decoder",
     ),
