@@ -11,29 +11,56 @@ from importlib import import_module
 
 from kvcalc.errors import ModelError, nearest
 from kvcalc.model.reader import ConfigReader
+from kvcalc.model.remote_code import REMOTE_FAMILIES
 from kvcalc.model.spec import ModelSpec
+from kvcalc.model.wrappers import INNER_SIZES, REMOTE_WRAPPERS, WRAPPERS, Wrapper
 
 # model_type -> module in kvcalc.model.families. Modules are imported when asked for: start-up pays for one.
 FAMILIES: dict[str, str] = {
-    "bert": "bert",
+    "axk1": "deepseek",
+    "axk2": "deepseek",
+    "codegen": "renamed",
+    "ctrl": "renamed",
+    "dbrx": "mosaic",
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
     "deepseek_v32": "deepseek",
     "falcon": "falcon",
     "gemma3n_text": "gemma4",
     "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "glm4_moe_lite": "deepseek",
     "glm_moe_dsa": "deepseek",
+    "gpt-sw3": "gpt2",
     "gpt2": "gpt2",
+    "gpt_bigcode": "renamed",
+    "gpt_neo": "gpt_neo",
+    "gptj": "renamed",
+    "hy_v4": "deepseek",
+    "jetmoe": "jetmoe",
     "kimi_k2": "deepseek",
     "llama4_text": "llama4",
     "longcat_flash": "deepseek",
-    "minicpm3": "deepseek",
     "mimo_v2_flash": "mimo",
+    "minicpm3": "deepseek",
+    "mistral4": "deepseek",
+    "modernbert-decoder": "modernbert_decoder",
+    "mpt": "mosaic",
     "nemotron_h": "nemotron_h",
     "qwen3_5_moe_text": "gated_delta",
     "qwen3_5_text": "gated_delta",
     "qwen3_next": "gated_delta",
+    "step3p5": "step",
+    "xglm": "renamed",
+    "youtu": "deepseek",
+    **dict.fromkeys(
+        (
+            "albert bert bert-generation camembert data2vec-text deberta deberta-v2 distilbert electra "
+            "ernie git megatron-bert mpnet nomic_bert rembert roberta roberta-prelayernorm roformer "
+            "xlm-roberta xlm-roberta-xl xmod"
+        ).split(),
+        "bert",
+    ),
     **dict.fromkeys(
         (
             "afmoe apertus arcee aria_text beam biogpt bitnet bloom chameleon cohere cohere2 cohere2_moe "
@@ -42,8 +69,8 @@ FAMILIES: dict[str, str] = {
             "gemma3_text generic glm glm4 glm4_moe glm4v_moe_text glm4v_text glm_ocr_text gpt_neox "
             "gpt_neox_japanese gpt_oss granite granite4_vision_text granite_docling_text granite_swa granitemoe "
             "granitemoe_swa granitemoeshared helium higgs_audio_v2 hunyuan_v1_dense hunyuan_v1_moe "
-            "hunyuan_vl_text hy_v3 hyperclovax internlm3 iquestcoder jais2 kolibri1 laguna llama llava mellum "
-            "mimo minimax_m2 ministral ministral3 mistral mixtral molmo2_text muse_glimmer_text muse_spark_text "
+            "hunyuan_vl_text hy_v3 hyperclovax internlm3 iquestcoder jais2 kolibri1 laguna llama mellum mimo "
+            "minimax_m2 ministral ministral3 mistral mixtral molmo2_text muse_glimmer_text muse_spark_text "
             "nanochat nemotron olmo olmo2 olmo3 olmoe opt paddleocr_vl_text persimmon phi phi3 phi4_multimodal "
             "phimoe qwen2 qwen2_5_omni_text qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_moe "
             "qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 solar_open stablelm starcoder2 "
@@ -51,32 +78,6 @@ FAMILIES: dict[str, str] = {
         ).split(),
         "decoder",
     ),
-}
-
-# Models around a language model: model_type -> the language model's type where the inner config does not say.
-# Source: sub_configs_defaults of their configuration classes, Transformers 5.23.0.
-WRAPPERS: dict[str, str] = {
-    "gemma3": "gemma3_text",
-    "gemma3n": "gemma3n_text",
-    "gemma4": "gemma4_text",
-    "kimi_k25": "deepseek_v3",
-    "llama4": "llama4_text",
-    "llava": "llama",
-    "llava_next": "llama",
-    "mistral3": "mistral",
-    "qwen2_5_vl": "qwen2_5_vl_text",
-    "qwen2_vl": "qwen2_vl_text",
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
-    "qwen3_vl": "qwen3_vl_text",
-    "qwen3_vl_moe": "qwen3_vl_moe_text",
-}
-
-# Inner configs are published as differences from their class, down to the size of the model (llava-1.5-7b). Only there
-# may these be missing. Source: LlamaConfig and MistralConfig, Transformers 5.23.0.
-_INNER_DEFAULTS: dict[str, dict[str, object]] = {
-    "llama": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
-    "mistral": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
 }
 
 # Published flat: the language model's keys stand beside the vision tower's.
@@ -109,37 +110,51 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     `strict` refuses every key the family does not know, cache or not: presets hold facts, so a misspelt key is a lost
     one. Raises ModelError (exit 3) for an unknown model_type, a missing fact, or a key which may change the cache.
     """
+    outer = config.get("model_type")
     config = _language_model(config, name, source)
     reader = ConfigReader(config, name, source)
     model_type = reader.text("model_type")
-    if model_type not in FAMILIES:
-        known = (*FAMILIES, *WRAPPERS)
+    module = FAMILIES.get(model_type) or REMOTE_FAMILIES.get(model_type)
+    if module is None:
+        known = (*FAMILIES, *REMOTE_FAMILIES, *WRAPPERS)
         hint = nearest(model_type, known) or f"known are {', '.join(sorted(known))}"
         raise ModelError(f"{name}: model_type {model_type!r} is not known", hint)
-    family = import_module(f"kvcalc.model.families.{FAMILIES[model_type]}")
+    family = import_module(f"kvcalc.model.families.{module}")
     _refuse_unknown_keys(config, family.KEYS | COMMON_KEYS, name, model_type, strict)
     spec: ModelSpec = family.read(reader, model_type)
-    return spec
+    is_remote = model_type in REMOTE_FAMILIES or outer in REMOTE_WRAPPERS
+    return spec._replace(in_transformers=False) if is_remote else spec
 
 
 def _language_model(config: Mapping[str, object], name: str, source: str) -> Mapping[str, object]:
     """The config of the language model inside `config`; `config` itself where it is one."""
     outer = ConfigReader(config, name, source).text("model_type")
-    if outer not in WRAPPERS:
+    wrapper = WRAPPERS.get(outer)
+    if wrapper is None:
         return config
-    inner = config.get("text_config")
-    if inner is None and outer in _FLAT:
-        return {**config, "model_type": WRAPPERS[outer]}
-    if inner is None and outer in FAMILIES:
+    if config.get(wrapper.keys[0]) is None and outer in _FLAT:
+        return {**config, "model_type": wrapper.inner}
+    if config.get(wrapper.keys[0]) is None and outer in REMOTE_FAMILIES:
         return config
-    if inner is None:
-        raise ModelError(f"{name}: text_config is missing, and {outer} keeps its language model there")
-    if not isinstance(inner, Mapping):
-        raise ModelError(f"{name}: text_config must be an object")
-    model_type = inner.get("model_type") or WRAPPERS[outer]
-    inherited = {key: config[key] for key in _INHERITED if key in config}
-    defaults = _INNER_DEFAULTS.get(model_type, {}) if isinstance(model_type, str) else {}
-    return {**defaults, **inherited, **inner, "model_type": model_type}
+    found = config
+    for key in wrapper.keys:
+        inner = found.get(key)
+        if inner is None:
+            raise ModelError(f"{name}: {key} is missing, and {outer} keeps its language model there")
+        if not isinstance(inner, Mapping):
+            raise ModelError(f"{name}: {key} must be an object")
+        found = {**{inherited: found[inherited] for inherited in _INHERITED if inherited in found}, **inner}
+    model_type = _inner_type(wrapper, found, name)
+    sizes = INNER_SIZES.get(model_type)
+    defaults = dict(zip(("hidden_size", "num_hidden_layers", "num_attention_heads"), sizes)) if sizes else {}
+    return {**defaults, **found, "model_type": model_type}
+
+
+def _inner_type(wrapper: Wrapper, inner: Mapping[str, object], name: str) -> str:
+    model_type = wrapper.inner if wrapper.forced else inner.get("model_type") or wrapper.inner
+    if not isinstance(model_type, str):
+        raise ModelError(f"{name}: {wrapper.keys[-1]}.model_type is missing or no string")
+    return model_type
 
 
 def _refuse_unknown_keys(

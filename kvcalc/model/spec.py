@@ -67,6 +67,7 @@ class ModelSpec(NamedTuple):
 
     `torch_dtype` is the config's own, None where it names none. `is_encoder`: it never decodes, so no engine keeps its
     K and V. `config` is what it was read from, the family's defaults filled in: the weights are counted from it.
+    `in_transformers`: whether Transformers has a class that reads such a config.
     """
 
     name: str
@@ -78,6 +79,7 @@ class ModelSpec(NamedTuple):
     torch_dtype: str | None
     is_encoder: bool = False
     config: Mapping[str, object] = {}
+    in_transformers: bool = True
 
     @property
     def num_layers(self) -> int:

@@ -11,7 +11,7 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine
 from kvcalc.memory.kv_cache import state_bytes, stored_cache_bytes
-from kvcalc.model.caches import Cache, FullAttention, RecurrentState
+from kvcalc.model.caches import Cache, FullAttention, RecurrentState, SlidingWindowAttention
 from kvcalc.model.spec import ModelSpec, windows
 
 VERSION = "5.23.0"
@@ -24,6 +24,7 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
     - A windowed layer keeps the last window - 1 tokens: the next token's own row completes the window
       (DynamicSlidingWindowLayer.update); a static one allocates the whole window (StaticSlidingWindowLayer).
     - Falcon's new architecture repeats K and V over all query heads before the cache (FalconAttention._split_heads).
+    - GPT-Neo's local layers keep all tokens and mask them out (GPTNeoSelfAttention).
     - Chunked attention is kept as a window of the chunk's length.
     - A convolution's inputs are kept for its whole kernel, the current one included (LinearAttentionLayer).
     - MLA is kept as the latent and the rotary key, as the formula has it.
@@ -36,14 +37,17 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
         raise UsageError(f"--cache {kind!r}: not a kind of cache", f"one of {', '.join(KINDS)}")
     if kind == "dynamic" and 1 in windows(spec):
         raise ModelError(f"{spec.name}: Transformers' cache with a window of 1 token is not modelled")
-    if spec.model_type == "llava":
+    if not spec.in_transformers:
         raise ModelError(
-            f"{spec.name}: Transformers reads no sizes from a flat llava config", "count with --engine logical"
+            f"{spec.name}: Transformers {VERSION} has no class that reads a {spec.model_type} config like this one",
+            "count with --engine logical",
         )
 
     def held_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
         if isinstance(cache, RecurrentState):
             return state_bytes(cache, cache.conv_kernel, dtype)
+        if spec.model_type == "gpt_neo" and isinstance(cache, SlidingWindowAttention):
+            cache = FullAttention(*cache[1:])
         if kind == "dynamic" and cache.window is not None:
             tokens = min(tokens, cache.window - 1)
         if spec.model_type == "falcon" and isinstance(cache, FullAttention) and cache.num_kv_heads > 1:

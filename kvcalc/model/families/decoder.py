@@ -83,7 +83,8 @@ def _refuse_foreign_keys(config: ConfigReader, rule: Rule, model_type: str) -> N
 
 
 def _kv_heads(config: ConfigReader, rule: Rule, num_heads: int) -> int:
-    stated = config.optional_integer("num_key_value_heads")
+    key = "num_key_value_heads"
+    stated = config.integer(key) if rule.states_kv_heads else config.optional_integer(key)
     if not rule.grouped and stated not in (None, num_heads):
         raise ModelError(f"{config.name}: num_key_value_heads is {stated}: every head of this family has its own")
     return config.check_groups(num_heads, stated or num_heads)

@@ -21,7 +21,8 @@ class Rule(NamedTuple):
     `slides`: which layers have the window, where there is one; None where a window is an error. `switch`: only
     use_sliding_window turns it on. `has_layer_types`: the config may list the kinds itself. `keys`: keys of this family
     alone which look as if they changed the cache. `grouped`: False where every query head has its own K and V, whatever
-    the config says. `derives_head_dim`: a head is always hidden_size / num_attention_heads wide.
+    the config says. `states_kv_heads`: the config must give num_key_value_heads. `derives_head_dim`: a head is always
+    hidden_size / num_attention_heads wide.
     """
 
     slides: pattern.Pattern | None = None
@@ -33,6 +34,7 @@ class Rule(NamedTuple):
     rotary: bool = True
     keys: tuple[str, ...] = ()
     grouped: bool = True
+    states_kv_heads: bool = False
     derives_head_dim: bool = False
 
 
@@ -40,6 +42,8 @@ _BIDIRECTIONAL: Mapping[str, str] = {"use_bidirectional_attention": "an encoder'
 _PLAIN = Rule()
 # No keys for fewer K and V heads than query heads.
 _MULTI_HEAD = Rule(grouped=False, derives_head_dim=True)
+# The config must state num_key_value_heads: what its class would fill in is not known here.
+_STATED = Rule(states_kv_heads=True)
 
 
 def _kv(num_kv_heads: int, head_dim: int | None = None, **more: object) -> dict[str, object]:
@@ -59,8 +63,6 @@ _QWEN_VL = Rule(_QWEN_LAYERS, True, True, _kv(8, sliding_window=4096, max_window
 RULES: dict[str, Rule] = {
     "generic": Rule(_ALL),
     "llama": _PLAIN,
-    # The original repository's flat config of LLaVA: a LLaMA with keys of the vision tower beside.
-    "llava": _PLAIN,
     "mistral": Rule(_ALL, defaults=_kv(8, sliding_window=4096)),
     "mixtral": Rule(_ALL, defaults=_kv(8)),
     "ministral": Rule(_ALL, False, True, _kv(8, sliding_window=4096)),
@@ -185,4 +187,28 @@ RULES: dict[str, Rule] = {
     "seed_oss": Rule(defaults=_kv(8, 128), qkv_bias=True),
     "solar_open": Rule(defaults=_kv(8, 128)),
     "stablelm": Rule(defaults=_kv(32)),
+    # Published with code of their own, in repositories that are named here.
+    # haotian-liu/LLaVA: flat configs, the language model's keys with the vision tower's beside.
+    "llava": _PLAIN,
+    "llava_llama": _PLAIN,
+    "llava_mistral": Rule(_ALL, defaults=_kv(8, sliding_window=4096)),
+    "llava_qwen": Rule(_QWEN_LAYERS, True, True, _kv(32, **_QWEN_WINDOW), qkv_bias=True),
+    # BAAI/AquilaChat2-7B, inclusionAI/Ling-lite and OrionStarAI/Orion-14B-Base.
+    "aquila": _STATED,
+    "bailing_moe": _STATED,
+    "orion": _STATED,
+    # Snowflake/snowflake-arctic-instruct.
+    "arctic": Rule(_ALL, states_kv_heads=True),
+    # baichuan-inc/Baichuan2-7B-Base, internlm/internlm-7b and xverse/XVERSE-7B.
+    "baichuan": _MULTI_HEAD,
+    "internlm": _MULTI_HEAD,
+    "xverse": _MULTI_HEAD,
+    # deepseek-ai/deepseek-moe-16b-base, internlm/internlm2-7b and openbmb/MiniCPM-2B-sft-bf16.
+    "deepseek": _PLAIN,
+    "internlm2": _PLAIN,
+    "minicpm": _PLAIN,
+    # microsoft/Phi-3-vision-128k-instruct and Phi-4-multimodal-instruct; pytorch/executorch's configs of Phi-4-mini.
+    "phi3_v": Rule(_ALL),
+    "phi4": Rule(_ALL),
+    "phi4mm": Rule(_ALL),
 }  # fmt: skip
