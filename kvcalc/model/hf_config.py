@@ -100,7 +100,8 @@ COMMON_KEYS = frozenset(
 _CACHE_LIKE = (
     "window lora_rank head_dim num_kv num_key_v kv_head kv_shared shared_kv kv_share kv_channel layer_types "
     "attention_types attention_layers attention_chunk attn_layer index_ sparse compress multi_query _conv_ "
-    "conv_ ssm state_size mamba linear_ block_configs cross_attention hybrid"
+    "conv_ ssm state_size mamba linear_ block_configs cross_attention hybrid use_cla use_mla per_layer_config "
+    "local_attention global_attn"
 ).split()
 
 

@@ -10,14 +10,16 @@ REMOTE_FAMILIES: dict[str, str] = {
     "chatglm": "renamed",
     "deci": "nas",
     "exaone": "renamed",
+    "jais": "renamed",
     "nemotron-nas": "nas",
     "openelm": "openelm",
     "qwen": "renamed",
     "step3p7": "step",
+    "telechat": "renamed",
     **dict.fromkeys(
         (
-            "aquila arctic baichuan bailing_moe deepseek internlm internlm2 llava llava_llama llava_mistral llava_qwen "
-            "minicpm orion phi3_v phi4 phi4mm xverse"
+            "aquila arctic baichuan bailing_moe deepseek grok-1 internlm internlm2 llava llava_llama llava_mistral "
+            "llava_qwen minicpm orion phi3_v phi4 phi4mm xverse"
         ).split(),
         "decoder",
     ),

@@ -15,7 +15,7 @@ from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
 OWN_KEYS = frozenset(
     (
         "sliding_window_pattern _sliding_window_pattern prefix_dense_sliding_window_pattern use_sliding_window "
-        "max_window_layers keep_window_size"
+        "max_window_layers keep_window_size compression_ratio global_attn_every_n_layers attention_head_dim"
     ).split()
 )
 
@@ -27,7 +27,7 @@ KEYS = OWN_KEYS | frozenset(
         "query_pre_attn_scalar moe_intermediate_size num_experts num_local_experts num_experts_per_tok "
         "decoder_sparse_step mlp_only_layers norm_topk_prob shared_expert_intermediate_size first_k_dense_replace "
         "n_routed_experts n_shared_experts partial_rotary_factor no_rope_layers no_rope_layer_interval "
-        "global_attn_every_n_layers mlp_layer_types num_attention_heads_per_layer moe_layer_types mtp_layer_types "
+        "mlp_layer_types num_attention_heads_per_layer moe_layer_types mtp_layer_types "
         "mtp_mlp_layer_types"
     ).split()
 )
@@ -70,6 +70,9 @@ def _refuse_foreign_keys(config: ConfigReader, rule: Rule, model_type: str) -> N
     if rule.slides is None:
         config.refuse("sliding_window", "this family has no sliding window")
     foreign = {*OWN_KEYS} - {*rule.keys}
+    if not config.config.get("sliding_window"):
+        # Without a window there is no layer for it to begin at.
+        foreign.discard("max_window_layers")
     if rule.switch:
         foreign -= {"use_sliding_window", "max_window_layers"}
     if rule.slides is None:
@@ -92,6 +95,8 @@ def _kv_heads(config: ConfigReader, rule: Rule, num_heads: int) -> int:
 
 def _head_dim(config: ConfigReader, rule: Rule, hidden_size: int | None, num_heads: int) -> int:
     head_dim = config.head_dim(hidden_size, num_heads)
+    if config.optional_integer("attention_head_dim") not in (None, head_dim):
+        raise ModelError(f"{config.name}: attention_head_dim is not the {head_dim} that the other keys give")
     if rule.derives_head_dim and hidden_size is not None and head_dim * num_heads != hidden_size:
         raise ModelError(f"{config.name}: head_dim is {head_dim}: this family derives it from hidden_size")
     return head_dim

@@ -42,6 +42,8 @@ _BIDIRECTIONAL: Mapping[str, str] = {"use_bidirectional_attention": "an encoder'
 _PLAIN = Rule()
 # No keys for fewer K and V heads than query heads.
 _MULTI_HEAD = Rule(grouped=False, derives_head_dim=True)
+# Published configs repeat head_dim as attention_head_dim.
+_HUNYUAN = Rule(keys=("attention_head_dim",))
 # The config must state num_key_value_heads: what its class would fill in is not known here.
 _STATED = Rule(states_kv_heads=True)
 
@@ -142,7 +144,8 @@ RULES: dict[str, Rule] = {
         _QWEN_LAYERS, False, True, _kv(32, sliding_window=4096, max_window_layers=62), keys=("max_window_layers",)
     ),
     "afmoe": Rule(
-        pattern.full_every(4, "global_attn_every_n_layers"), False, True, {"head_dim": 128, "sliding_window": 1024}
+        pattern.full_every(4, "global_attn_every_n_layers"), False, True, {"head_dim": 128, "sliding_window": 1024},
+        keys=("global_attn_every_n_layers",),
     ),
     "beam": Rule(pattern.and_the_last(pattern.full_every(6)), False, True, _kv(8, 128, sliding_window=512)),
     "flint": Rule(pattern.flint, False, True, _kv(4, 128, sliding_window=513)),
@@ -163,16 +166,17 @@ RULES: dict[str, Rule] = {
     # keep_window_size bounds what a layer looks at, not what it keeps.
     "doge": Rule(_ALL, keys=("keep_window_size",)),
     "emu3_text_model": Rule(defaults=_kv(8)),
-    "ernie4_5": Rule(defaults=_kv(2, 128)),
-    "ernie4_5_moe": Rule(defaults=_kv(4)),
-    "ernie4_5_vl_moe_text": Rule(defaults=_kv(4)),
+    # compression_ratio scales ERNIE's rotary positions.
+    "ernie4_5": Rule(defaults=_kv(2, 128), keys=("compression_ratio",)),
+    "ernie4_5_moe": Rule(defaults=_kv(4), keys=("compression_ratio",)),
+    "ernie4_5_vl_moe_text": Rule(defaults=_kv(4), keys=("compression_ratio",)),
     "gpt_neox": _MULTI_HEAD._replace(defaults={"attention_bias": True}),
     "gpt_neox_japanese": _MULTI_HEAD,
     "helium": Rule(defaults=_kv(20, 128)),
     "higgs_audio_v2": Rule(defaults=_kv(8, 128)),
-    "hunyuan_v1_dense": _PLAIN,
-    "hunyuan_v1_moe": _PLAIN,
-    "hunyuan_vl_text": _PLAIN,
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_moe": _HUNYUAN,
+    "hunyuan_vl_text": _HUNYUAN,
     "hy_v3": Rule(defaults=_kv(8, 128)),
     "hyperclovax": _PLAIN,
     "internlm3": Rule(defaults=_kv(2, 128)),
@@ -197,6 +201,8 @@ RULES: dict[str, Rule] = {
     "aquila": _STATED,
     "bailing_moe": _STATED,
     "orion": _STATED,
+    # hpcai-tech/grok-1.
+    "grok-1": _STATED,
     # Snowflake/snowflake-arctic-instruct.
     "arctic": Rule(_ALL, states_kv_heads=True),
     # baichuan-inc/Baichuan2-7B-Base, internlm/internlm-7b and xverse/XVERSE-7B.

@@ -15,7 +15,7 @@ KEYS = frozenset(
         "n_routed_experts n_shared_experts num_experts_per_tok num_nextn_predict_layers rms_norm_eps "
         "ffn_hidden_size index_head_dim index_n_heads index_topk index_topk_freq index_skip_topk_offset "
         "index_topk_pattern index_share_for_mtp_iteration indexer_types indexer_rope_interleave layer_types "
-        "mlp_layer_types"
+        "mlp_layer_types use_mla"
     ).split()
 )
 
@@ -51,6 +51,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     that decodes. Source: DeepSeek-V2 paper, section 2.1; DeepseekV3Attention, Transformers 5.23.0.
     """
     config = config.with_defaults(_DEFAULTS.get(model_type, {}))
+    if not config.boolean("use_mla", default=True):
+        raise ModelError(f"{config.name}: use_mla is false: {model_type} without its latent is not modelled")
     num_layers = _num_layers(config, model_type)
     num_heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")

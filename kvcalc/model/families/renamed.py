@@ -11,10 +11,11 @@ from kvcalc.model.spec import AttentionShape, ModelSpec, uniform_layers
 
 KEYS = frozenset(
     (
-        "n_layer num_layers num_hidden_layers n_head attention_heads num_attention_heads n_embd d_model hidden_size "
-        "num_key_value_heads head_dim kv_channels multi_query multi_query_attention multi_query_group_num n_positions "
-        "n_ctx n_inner dff ffn_dim ffn_hidden_size seq_length rotary_dim add_cross_attention activation_function "
-        "layer_norm_epsilon rope_theta rope_scaling rope_parameters qkv_bias add_qkv_bias rope_ratio"
+        "n_layer num_layers num_hidden_layers n_head attention_heads num_attention_heads n_embd d_model "
+        "hidden_size num_key_value_heads head_dim kv_channels multi_query multi_query_attention "
+        "multi_query_group_num n_positions n_ctx n_inner dff ffn_dim ffn_hidden_size seq_length rotary_dim "
+        "add_cross_attention activation_function layer_norm_epsilon use_cache_quantization use_cache_kernel "
+        "rope_theta rope_scaling rope_parameters qkv_bias add_qkv_bias rope_ratio"
     ).split()
 )
 
@@ -38,7 +39,7 @@ _GPT = Names(
 
 # Sources: GPTJConfig, CodeGenConfig, CTRLConfig, GPTBigCodeConfig and XGLMConfig, Transformers 5.23.0; Qwen/Qwen-7B's
 # modeling_qwen.py; LGAI-EXAONE/EXAONE-3.0-7.8B-Instruct's modeling_exaone.py; zai-org/chatglm3-6b's
-# modeling_chatglm.py.
+# modeling_chatglm.py; inceptionai/jais-13b's modeling_jais.py; Tele-AI/TeleChat2-7B's modeling_telechat2.py.
 NAMES: dict[str, Names] = {
     "gptj": _GPT,
     "codegen": _GPT,
@@ -56,6 +57,11 @@ NAMES: dict[str, Names] = {
         ("num_layers", "num_hidden_layers"), ("num_attention_heads",), ("hidden_size",), ("max_position_embeddings",),
         kv_heads="num_key_value_heads", head_width="head_dim",
     ),
+    "jais": _GPT._replace(qkv_bias=True),
+    "telechat": Names(
+        ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads"), ("hidden_size",),
+        ("seq_length", "max_position_embeddings"), kv_heads="num_key_value_heads",
+    ),
     "chatglm": Names(
         ("num_layers",), ("num_attention_heads",), ("hidden_size",), ("seq_length",), head_width="kv_channels",
         qkv_bias=True,
@@ -70,6 +76,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """
     names = NAMES[model_type]
     config.refuse("add_cross_attention", "cross-attention caches of these decoders are not modelled")
+    config.refuse("use_cache_quantization", "a cache of 8-bit integers with scales is not modelled")
     num_layers = config.num_layers(*names.layers)
     num_heads = config.integer(*names.heads)
     hidden_size = config.integer(*names.hidden)
@@ -77,10 +84,10 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         config.refuse(key, f"may change the cache and {model_type}'s reader does not know it")
     head_dim = _head_dim(config, names, hidden_size, num_heads)
     num_kv_heads = config.check_groups(num_heads, _kv_heads(config, model_type, names, num_heads))
-    rotary = model_type not in ("gpt_bigcode", "xglm", "ctrl")
+    rotary = model_type not in ("gpt_bigcode", "xglm", "ctrl", "jais")
     attention = AttentionShape(
         num_heads, num_kv_heads, head_dim, head_dim, hidden_size, qkv_bias=names.qkv_bias,
-        output_bias=model_type in ("gpt_bigcode", "xglm", "ctrl"), rope_dim=head_dim if rotary else 0,
+        output_bias=model_type in ("gpt_bigcode", "xglm", "ctrl", "jais"), rope_dim=head_dim if rotary else 0,
     )  # fmt: skip
     layers = uniform_layers(num_layers, FullAttention(num_kv_heads, head_dim, head_dim))
     return config.model(model_type, attention, layers, positions=names.positions)
