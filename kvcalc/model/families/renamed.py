@@ -76,6 +76,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """
     names = NAMES[model_type]
     config.refuse("add_cross_attention", "cross-attention caches of these decoders are not modelled")
+    config.refuse("pre_seq_len", "a trained prefix kept beside the tokens is not modelled")
     config.refuse("use_cache_quantization", "a cache of 8-bit integers with scales is not modelled")
     num_layers = config.num_layers(*names.layers)
     num_heads = config.integer(*names.heads)
