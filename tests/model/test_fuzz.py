@@ -21,6 +21,23 @@ CONFIGS: list[dict[str, Any]] = [
     {"model_type": "glm_moe_dsa", **SMALL, **MLA, "index_topk_pattern": "FSFFSS"},
     {"model_type": "minicpm3", **SMALL, **MLA},
     {"model_type": "qwen3_next", **SMALL, **DELTA, "full_attention_interval": 4},
+    {"model_type": "gpt_neo", **SMALL, "num_layers": 6, "num_heads": 4, "attention_types": [[["global", "local"], 3]]},
+    {"model_type": "mpt", "n_layers": 6, "n_heads": 4, "d_model": 32, "attn_config": {"kv_n_heads": 4}},
+    {"model_type": "dbrx", "n_layers": 6, "n_heads": 4, "d_model": 32, "attn_config": {"kv_n_heads": 2}},
+    {"model_type": "deci", **SMALL, "num_key_value_heads_per_layer": [2] * 6},
+    {"model_type": "nemotron-nas", **SMALL, "block_configs": [{"attention": {"n_heads_in_group": 2}}] * 6},
+    {
+        "model_type": "openelm",
+        "num_transformer_layers": 2,
+        "head_dim": 8,
+        "model_dim": 32,
+        "num_query_heads": [4, 4],
+        "num_kv_heads": [2, 2],
+    },
+    {"model_type": "chatglm", **SMALL, "num_layers": 6, "head_dim": None, "num_key_value_heads": None},
+    {"model_type": "smollm3", **SMALL, "use_sliding_window": True, "sliding_window": 5},
+    {"model_type": "cohere2_moe", **SMALL, "sliding_window": 5, "first_k_dense_replace": 2},
+    {"model_type": "step3p5", **SMALL, "sliding_window": 5, "attention_other_setting": {"num_attention_groups": 2}},
     {"model_type": "nemotron_h", **SMALL, **NEMOTRON, "hybrid_override_pattern": "M-*EM*"},
     *(
         {"model_type": outer, "text_config": {**SMALL, **MLA, **DELTA}}
