@@ -11,9 +11,7 @@ from importlib import import_module
 
 from kvcalc.errors import ModelError, nearest
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.remote_code import REMOTE_FAMILIES
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.wrappers import INNER_SIZES, REMOTE_WRAPPERS, WRAPPERS, Wrapper
 
 # model_type -> module in kvcalc.model.families. Modules are imported when asked for: start-up pays for one.
 FAMILIES: dict[str, str] = {
@@ -80,12 +78,6 @@ FAMILIES: dict[str, str] = {
     ),
 }
 
-# Published flat: the language model's keys stand beside the vision tower's.
-_FLAT = ("qwen2_vl", "qwen2_5_vl")
-
-# What an inner config takes from the outer one where it does not say itself.
-_INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
-
 # Keys which say nothing of the cache, whatever the family. Of others, a preset holds only those in the family's KEYS.
 COMMON_KEYS = frozenset(
     (
@@ -111,51 +103,31 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     `strict` refuses every key the family does not know, cache or not: presets hold facts, so a misspelt key is a lost
     one. Raises ModelError (exit 3) for an unknown model_type, a missing fact, or a key which may change the cache.
     """
-    outer = config.get("model_type")
-    config = _language_model(config, name, source)
-    reader = ConfigReader(config, name, source)
-    model_type = reader.text("model_type")
+    outer = ConfigReader(config, name, source).text("model_type")
+    if outer in FAMILIES:
+        return _read(config, outer, FAMILIES[outer], name, source, strict)
+    # What few models need is imported for these alone: start-up pays for it.
+    from kvcalc.model.remote_code import REMOTE_FAMILIES
+    from kvcalc.model.wrappers import REMOTE_WRAPPERS, WRAPPERS, language_model
+
+    config, model_type = language_model(config, outer, name)
     module = FAMILIES.get(model_type) or REMOTE_FAMILIES.get(model_type)
     if module is None:
         known = (*FAMILIES, *REMOTE_FAMILIES, *WRAPPERS)
-        hint = nearest(model_type, known) or f"known are {', '.join(sorted(known))}"
+        hint = nearest(model_type, known) or f"{len(known)} types are known; a plain decoder may be called generic"
         raise ModelError(f"{name}: model_type {model_type!r} is not known", hint)
-    family = import_module(f"kvcalc.model.families.{module}")
-    _refuse_unknown_keys(config, family.KEYS | COMMON_KEYS, name, model_type, strict)
-    spec: ModelSpec = family.read(reader, model_type)
+    spec = _read(config, model_type, module, name, source, strict)
     is_remote = model_type in REMOTE_FAMILIES or outer in REMOTE_WRAPPERS
     return spec._replace(in_transformers=False) if is_remote else spec
 
 
-def _language_model(config: Mapping[str, object], name: str, source: str) -> Mapping[str, object]:
-    """The config of the language model inside `config`; `config` itself where it is one."""
-    outer = ConfigReader(config, name, source).text("model_type")
-    wrapper = WRAPPERS.get(outer)
-    if wrapper is None:
-        return config
-    if config.get(wrapper.keys[0]) is None and outer in _FLAT:
-        return {**config, "model_type": wrapper.inner}
-    if config.get(wrapper.keys[0]) is None and outer in REMOTE_FAMILIES:
-        return config
-    found = config
-    for key in wrapper.keys:
-        inner = found.get(key)
-        if inner is None:
-            raise ModelError(f"{name}: {key} is missing, and {outer} keeps its language model there")
-        if not isinstance(inner, Mapping):
-            raise ModelError(f"{name}: {key} must be an object")
-        found = {**{inherited: found[inherited] for inherited in _INHERITED if inherited in found}, **inner}
-    model_type = _inner_type(wrapper, found, name)
-    sizes = INNER_SIZES.get(model_type)
-    defaults = dict(zip(("hidden_size", "num_hidden_layers", "num_attention_heads"), sizes)) if sizes else {}
-    return {**defaults, **found, "model_type": model_type}
-
-
-def _inner_type(wrapper: Wrapper, inner: Mapping[str, object], name: str) -> str:
-    model_type = wrapper.inner if wrapper.forced else inner.get("model_type") or wrapper.inner
-    if not isinstance(model_type, str):
-        raise ModelError(f"{name}: {wrapper.keys[-1]}.model_type is missing or no string")
-    return model_type
+def _read(
+    config: Mapping[str, object], model_type: str, module: str, name: str, source: str, strict: bool
+) -> ModelSpec:
+    family = import_module(f"kvcalc.model.families.{module}")
+    _refuse_unknown_keys(config, family.KEYS | COMMON_KEYS, name, model_type, strict)
+    spec: ModelSpec = family.read(ConfigReader(config, name, source), model_type)
+    return spec
 
 
 def _refuse_unknown_keys(

@@ -5,11 +5,24 @@ Source: sub_configs_defaults of the configuration classes of Transformers 5.23.0
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from kvcalc.errors import ModelError
+from kvcalc.model.remote_code import REMOTE_FAMILIES
+
+# Published flat: the language model's keys stand beside the vision tower's.
+_FLAT = ("qwen2_vl", "qwen2_5_vl")
+
+# What an inner config takes from the outer one where it does not say itself.
+_INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
 
 
 class Wrapper(NamedTuple):
-    """`inner`: the language model's type where its config does not say; None where it must. `keys`: the way to it."""
+    """`inner`: the language model's type where its config does not say; None where it must. `keys`: the way to it.
+
+    `forced`: it is of type `inner` whatever its config says.
+    """
 
     inner: str | None
     keys: tuple[str, ...] = ("text_config",)
@@ -100,6 +113,7 @@ _TRANSFORMERS: dict[str, Wrapper] = _text(
     "vipllava llama",
     "voxtral llama",
 ) | {
+    # The thinker is the language model; the talker, which speaks, keeps a cache of its own and is not counted.
     "qwen2_5_omni": Wrapper("qwen2_5_omni_text", ("thinker_config", "text_config")),
     "qwen3_omni_moe": Wrapper("qwen3_omni_moe_text", ("thinker_config", "text_config")),
     # Its class strikes out the published inner model_type, which names the code that came with it.
@@ -175,3 +189,31 @@ INNER_SIZES: dict[str, tuple[int, int, int]] = {
     "qwen3_vl_text": (4_096, 32, 32),
     "step3p5": (4_096, 45, 64),
 }
+
+
+def language_model(config: Mapping[str, object], outer: str, name: str) -> tuple[Mapping[str, object], str]:
+    """The config of the language model inside a config of type `outer`, and its type; both as they are where it is one.
+
+    Raises ModelError (exit 3) where it is missing, no object, or of no type.
+    """
+    wrapper = WRAPPERS.get(outer)
+    if wrapper is None:
+        return config, outer
+    if config.get(wrapper.keys[0]) is None and outer in _FLAT:
+        return {**config, "model_type": wrapper.inner}, str(wrapper.inner)
+    if config.get(wrapper.keys[0]) is None and outer in REMOTE_FAMILIES:
+        return config, outer
+    found = config
+    for key in wrapper.keys:
+        inner = found.get(key)
+        if inner is None:
+            raise ModelError(f"{name}: {key} is missing, and {outer} keeps its language model there")
+        if not isinstance(inner, Mapping):
+            raise ModelError(f"{name}: {key} must be an object")
+        found = {**{inherited: found[inherited] for inherited in _INHERITED if inherited in found}, **inner}
+    model_type = wrapper.inner if wrapper.forced else found.get("model_type") or wrapper.inner
+    if not isinstance(model_type, str):
+        raise ModelError(f"{name}: {wrapper.keys[-1]}.model_type is missing or no string")
+    sizes = INNER_SIZES.get(model_type)
+    defaults = dict(zip(("hidden_size", "num_hidden_layers", "num_attention_heads"), sizes)) if sizes else {}
+    return {**defaults, **found, "model_type": model_type}, model_type
