@@ -14,6 +14,7 @@ Pattern = Callable[[ConfigReader, int], list[bool]]
 
 
 def all_layers(config: ConfigReader, num_layers: int) -> list[bool]:
+    """Every layer slides, where the config gives a window."""
     return [True] * num_layers
 
 
