@@ -27,12 +27,16 @@ _DEFAULTS: dict[str, dict[str, object]] = {
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
         "sliding_window": 512, "num_kv_shared_layers": 0,
     },
+    "gemma4_unified_text": {
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+        "sliding_window": 1024, "num_kv_shared_layers": 0,
+    },
     "gemma3n_text": {
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512,
         "num_kv_shared_layers": 15,
     },
 }  # fmt: skip
-_PATTERN = {"gemma4_text": 6, "gemma3n_text": 5}
+_PATTERN = {"gemma4_text": 6, "gemma4_unified_text": 6, "gemma3n_text": 5}
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -84,4 +88,4 @@ def layer_types(config: ConfigReader, model_type: str, num_layers: int) -> list[
     pattern = _PATTERN[model_type]
     if kinds is None:
         kinds = ["sliding_attention" if (n + 1) % pattern else "full_attention" for n in range(num_layers)]
-    return [*kinds[:-1], "full_attention"] if model_type == "gemma4_text" else kinds
+    return [*kinds[:-1], "full_attention"] if model_type != "gemma3n_text" else kinds
