@@ -19,6 +19,11 @@ settings.register_profile("kvcalc", deadline=None)
 settings.load_profile("kvcalc")
 
 
+# Whoever runs the tests may have presets of their own.
+os.environ.pop("KVCALC_PRESETS", None)
+os.environ["XDG_CONFIG_HOME"] = str(ROOT / "tests" / "nothing-is-here")
+
+
 class Result(NamedTuple):
     """What a command left: its exit status and both streams."""
 

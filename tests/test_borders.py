@@ -33,7 +33,7 @@ THIRD_PARTY = {
     "psutil": ("measure/",),
     "typer": ("cli/",),
     "rich": ("cli/", "output/"),
-    "yaml": ("model/presets.py",),
+    "yaml": ("model/yaml_mapping.py",),
 }
 
 

@@ -38,6 +38,8 @@ def read_text(path: str, most_bytes: int) -> str:
 
 def read_stdin(most_bytes: int) -> str:
     """All of standard input, under the same limits."""
+    if sys.stdin is None:  # closed by whoever started this process
+        raise UsageError("stdin: closed", "pipe a config in: kvcalc estimate - < config.json")
     return decode(sys.stdin.buffer.read(most_bytes + 1), "stdin", most_bytes)
 
 
