@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from kvcalc.model.presets import preset_names
+from kvcalc.model.presets import preset_names, presets_folder
 from kvcalc.schema import SCHEMA_VERSION, load_schema
 
 SCHEMA = load_schema()
@@ -41,6 +41,11 @@ def test_models(kvcalc: Any) -> None:
 @pytest.mark.parametrize("name", preset_names())
 def test_models_show(kvcalc: Any, name: str) -> None:
     check(kvcalc("models", "show", name, "--json").json, "models_show")
+
+
+def test_models_check(kvcalc: Any) -> None:
+    good, bad = f"{presets_folder()}/gpt2.yaml", __file__
+    check(kvcalc("models", "check", good, bad, "--json").json, "models_check")
 
 
 def test_keys_stand_in_the_contracts_order_and_the_version_first(kvcalc: Any) -> None:

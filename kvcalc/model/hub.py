@@ -67,15 +67,20 @@ def parse_reference(reference: str) -> tuple[str, str]:
 
 
 def _download(hub: Any, reference: str, repo_id: str, revision: str, most_bytes: int) -> str:
-    """Look at the size, then fetch. Progress bars and log lines are switched off: stderr is for errors."""
+    """Look at the size, then fetch. Progress bars and log lines are switched off, since stderr is for errors, and so is
+    telemetry: one file is asked for."""
+    hub.constants.HF_HUB_DISABLE_TELEMETRY = True
     hub.utils.disable_progress_bars()
     hub.logging.set_verbosity_error()
     try:
         url = hub.hf_hub_url(repo_id, _FILE, revision=revision)
-        # token=None: no token; True: the user's own where there is one, and an error where there is none.
-        size = hub.get_hf_file_metadata(url, timeout=SECONDS, token=hub.get_token()).size
-        if size is not None and size > most_bytes:
-            raise ModelError(f"{reference}: its {_FILE} has {size:,} bytes, and none needs more than {most_bytes:,}")
+        found = hub.get_hf_file_metadata(url, timeout=SECONDS, token=hub.get_token())
+        if found.commit_hash is None:
+            raise RunError(f"{reference}: what answers at HF_ENDPOINT is no Hub")
+        if found.size is not None and found.size > most_bytes:
+            raise ModelError(
+                f"{reference}: its {_FILE} has {found.size:,} bytes, and none needs more than {most_bytes:,}"
+            )
         path: str = hub.hf_hub_download(repo_id, _FILE, revision=revision, etag_timeout=SECONDS)
         return path
     except KvcalcError:
@@ -101,8 +106,6 @@ def _refusal(error: Exception, reference: str) -> KvcalcError:
         return ModelError(f"{reference}: there is no such model on the Hub", "check the id, as org/name")
     if status is not None:
         return RunError(f"{reference}: the Hub answered with status {status}", "try again later")
-    if kind == "FileMetadataError":
-        return RunError(f"{reference}: what answers at HF_ENDPOINT is no Hub")
     if "Timeout" in kind:
         return _too_late(reference)
     text = " ".join(str(error).split())[:200]
