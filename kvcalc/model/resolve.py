@@ -11,8 +11,9 @@ from kvcalc.model.hf_config import read_config
 from kvcalc.model.spec import ModelSpec
 
 MAX_CONFIG_BYTES = 8 * 1024 * 1024
-MAX_VALUES = 500_000
+MAX_VALUES = 250_000
 """More values than any config holds (one that names every quantized tensor has 70,000): each costs memory."""
+MAX_KEYS = 10_000
 
 _SHOWN_FILES = 5
 
@@ -95,11 +96,31 @@ def _json_object(text: str, name: str) -> dict[str, object]:
     try:
         # Infinity and NaN, which are no JSON, stand in published configs (time_step_limit): the reader refuses them
         # where they matter.
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=_without_duplicates)
     except RecursionError:
         raise UsageError(f"{name}: nested too deeply") from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise UsageError(f"{name}: not JSON: {error}") from None
+    except ValueError:
+        raise UsageError(f"{name}: not JSON: a number of thousands of digits") from None
+    except _TwiceError as error:
+        raise UsageError(f"{name}: key {error.args[0]!r} stands twice, with different values") from None
     if not isinstance(data, dict):
         raise UsageError(f"{name}: not a JSON object")
+    if len(data) > MAX_KEYS:
+        raise UsageError(f"{name}: {len(data):,} keys, and no config holds more than {MAX_KEYS:,}")
     return data
+
+
+class _TwiceError(Exception):
+    """A key that stands twice in one object, with different values."""
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object's keys and values; which of two values was meant cannot be known."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        for key, value in pairs:
+            if found[key] != value:
+                raise _TwiceError(key)
+    return found
