@@ -40,13 +40,13 @@ def shipped_files(folder: str) -> list[tuple[str, str]]:
 
 def _files(folder: str, prefix: str) -> list[tuple[str, str]]:
     try:
-        entries = sorted(os.listdir(folder))
+        entries = os.listdir(folder)
     except OSError as error:
         raise UsageError(f"{prefix}{folder}: {error.strerror or 'cannot be read'}", _hint(prefix)) from None
     except ValueError:  # a NUL byte in the path
         raise UsageError(f"{prefix}{folder!r}: not a path") from None
     names = (entry for entry in entries if entry.endswith(_SUFFIX) and not entry.startswith("."))
-    return [(entry[: -len(_SUFFIX)].casefold(), os.path.join(folder, entry)) for entry in names]
+    return sorted((entry[: -len(_SUFFIX)].casefold(), os.path.join(folder, entry)) for entry in names)
 
 
 def _hint(prefix: str) -> str | None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from kvcalc.errors import KvcalcError, UsageError, nearest
 from kvcalc.memory.dtypes import DTYPES, bytes_of
+from kvcalc.memory.kv_cache import growth, stored_cache_bytes
+from kvcalc.model.caches import Cache, CompressedAttention, CrossAttention
 from kvcalc.model.describe import describe_model
 from kvcalc.model.presets import (
     Preset,
@@ -117,7 +119,6 @@ def _check_names(preset: Preset, others: Sequence[Preset]) -> None:
 def _row(preset: Preset) -> dict[str, Any]:
     spec = spec_of(preset)
     model = describe_model(spec)
-    elements = sum(sum(cache.token_rows()) * group.num_layers for group in spec.layers for cache in group.caches)
     return {
         "name": preset.name,
         "family": preset.family,
@@ -128,12 +129,25 @@ def _row(preset: Preset) -> dict[str, Any]:
         "head_dim": model["head_dim"],
         "sliding_window": model["sliding_window"],
         "max_position_embeddings": model["max_position_embeddings"],
-        "bytes_per_token_16_bit": bytes_of(elements, DTYPES["bf16"]),
+        "bytes_per_token_16_bit": sum(
+            _bytes_per_token(cache) * group.num_layers for group in spec.layers for cache in group.caches
+        ),
         "aliases": list(preset.aliases),
         "source": preset.source,
         "date": preset.date,
         "file": preset.path if preset.is_users else None,
     }
+
+
+def _bytes_per_token(cache: Cache) -> int:
+    """What one token adds at 16 bit while no window is full: nothing to the encoder's output; of compressed entries,
+    which come once in several tokens and beside a short window, the mean."""
+    bf16 = DTYPES["bf16"]
+    if isinstance(cache, CrossAttention):
+        return 0
+    if isinstance(cache, CompressedAttention):
+        return growth(lambda t: stored_cache_bytes(cache, t, bf16), cache.window, cache.compress_rate or 1)[0]
+    return bytes_of(sum(cache.token_rows()), bf16)
 
 
 def _digits_as_numbers(name: str) -> list[tuple[bool, int, str]]:

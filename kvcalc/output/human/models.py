@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kvcalc.output.human.console import count, plain_table, size
 
-_CAPTION = "KV/token: what one token adds at 16 bit while no window is full"
+_CAPTION = "KV/token: what a token adds at 16 bit, windows not full; compressed: the mean"
 
 
 def render(document: dict[str, Any], console: Console) -> None:
