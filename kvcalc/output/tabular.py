@@ -19,6 +19,11 @@ def tabulate(document: dict[str, Any], format: str) -> str:
     return "".join("\t".join(_one_line(cell) for cell in row) + "\n" for row in rows)
 
 
+def is_table(document: dict[str, Any]) -> bool:
+    """Whether `document` becomes a table, whose rows have no room for its warnings."""
+    return _table(document) is not None
+
+
 def _table(document: dict[str, Any]) -> list[list[str]] | None:
     rows = document.get("models") or document.get("files")
     if not isinstance(rows, list) or not rows:

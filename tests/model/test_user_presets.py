@@ -139,12 +139,13 @@ def test_a_broken_file_harms_no_other_model(own: Path, kvcalc: Any, text: str) -
     broken.write_text(text)
     for name in ("house-7b", "org/House-7B", "gpt2", "openai-community/gpt2"):
         assert kvcalc("estimate", name, "--get", "kv_cache.dtype").status == 0
-    result = kvcalc("models", "--format", "human")
-    assert result.status == 0
-    assert "house-7b *" in result.out
-    assert result.err.startswith("warning: left out: ")
-    assert result.err.count("\n") == 1
-    assert str(broken) in result.err
+    for format, shown in (("human", "house-7b *"), ("tsv", "house-7b\t")):
+        result = kvcalc("models", "--format", format)
+        assert result.status == 0
+        assert shown in result.out
+        assert result.err.startswith("warning: left out: ")
+        assert result.err.count("\n") == 1
+        assert str(broken) in result.err
     # Asked for by its own name it is an error, and an unknown name's hint says that a file was not read.
     assert kvcalc("estimate", "broken").status in (2, 3)
     assert str(broken) in kvcalc("estimate", "nobody").err
