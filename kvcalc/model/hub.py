@@ -42,11 +42,12 @@ def fetch_config(reference: str, most_bytes: int) -> HubConfig:
         import huggingface_hub
     except ImportError:
         raise RunError(f"{reference}: huggingface_hub is not installed", "type: pip install 'kvcalc[hub]'") from None
-    path = huggingface_hub.try_to_load_from_cache(repo_id, _FILE, revision=revision)
+    hub: Any = huggingface_hub  # its parts are imported as they are named, which type checkers do not see
+    path = hub.try_to_load_from_cache(repo_id, _FILE, revision=revision)
     if not isinstance(path, str):
-        if huggingface_hub.constants.HF_HUB_OFFLINE:
+        if hub.constants.HF_HUB_OFFLINE:
             raise RunError(f"{reference}: not in the local cache, and HF_HUB_OFFLINE is set", f"unset it, {_BY_PATH}")
-        path = _within(SECONDS, reference, lambda: _download(huggingface_hub, reference, repo_id, revision, most_bytes))
+        path = _within(SECONDS, reference, lambda: _download(hub, reference, repo_id, revision, most_bytes))
     # .../snapshots/COMMIT/config.json
     return HubConfig(path, repo_id, f"hf:{repo_id}@{os.path.basename(os.path.dirname(path))}")
 
