@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import kvcalc
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.kv_cache import stored_bytes
@@ -132,6 +133,28 @@ def test_what_one_token_adds_by_hand(name: str) -> None:
     spec, bf16 = _without_cross_attention(load_model(name)), DTYPES["bf16"]
     # Past the first token: recurrent states are there from the start.
     assert stored_bytes(spec, bf16, 2) - stored_bytes(spec, bf16, 1) == BYTES_PER_TOKEN[name]
+
+
+# As the models' cards and checkpoints count them: a figure that none of kvcalc's own comes from.
+PARAMETERS = {
+    "bloom-176b": 176_247_271_424,
+    "gemma-2-9b": 9_241_705_984,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.3-70b": 70_553_706_496,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "phi-2": 2_779_683_840,
+    "phi-4": 14_659_507_200,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "t5-small": 60_506_624,
+    "whisper-large-v3": 1_543_490_560,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_presets_facts_make_the_published_number_of_parameters(name: str) -> None:
+    assert kvcalc.estimate(load_model(name), context_tokens=1)["weights"]["parameters"] == PARAMETERS[name]
 
 
 def test_a_preset_is_found_by_name_and_alias_in_any_case() -> None:

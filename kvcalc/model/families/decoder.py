@@ -17,6 +17,7 @@ KEYS = frozenset(
         "v_head_dim sliding_window sliding_window_pattern _sliding_window_pattern sliding_window_size "
         "use_sliding_window max_window_layers layer_types attention_bias use_bidirectional_attention mlp_bias "
         "position_embedding_type rope_theta rope_scaling rope_parameters rms_norm_eps rope_local_base_freq "
+        "use_qk_norm lm_head_bias "
         "query_pre_attn_scalar moe_intermediate_size num_experts num_local_experts num_experts_per_tok "
         "decoder_sparse_step mlp_only_layers norm_topk_prob shared_expert_intermediate_size first_k_dense_replace "
         "n_routed_experts n_shared_experts partial_rotary_factor"
