@@ -69,13 +69,14 @@ def find_preset(name: str) -> Preset | None:
     name is broken, and UsageError (exit 2) where two of the user's files claim the name.
     """
     wanted = name.casefold()
-    users, shipped = user_files(), dict(shipped_files(presets_folder()))
+    users, folder = user_files(), presets_folder()
     own = [path for stem, path in users if stem == wanted]
     if own:
         return _only(name, [_load_own(path) for path in own])
-    if wanted in shipped:
-        return load_preset(shipped[wanted], is_users=False)
-    return _only(name, _with_alias(wanted, [path for _, path in users])) or _shipped_alias(wanted, shipped, users)
+    path = os.path.join(folder, f"{wanted}.yaml")
+    if os.path.basename(wanted) == wanted and os.path.isfile(path):
+        return load_preset(path, is_users=False)
+    return _only(name, _with_alias(wanted, [path for _, path in users])) or _shipped_alias(wanted, folder, users)
 
 
 def unknown_preset(name: str) -> ModelError:
@@ -205,9 +206,9 @@ def _with_alias(wanted: str, paths: list[str]) -> list[Preset]:
     return found
 
 
-def _shipped_alias(wanted: str, shipped: dict[str, str], users: list[tuple[str, str]]) -> Preset | None:
+def _shipped_alias(wanted: str, folder: str, users: list[tuple[str, str]]) -> Preset | None:
     """The shipped preset with that alias, or the user's one that has taken its place."""
-    for name, path in shipped.items():
+    for name, path in shipped_files(folder):
         if wanted in read_text(path, MAX_PRESET_BYTES).casefold():
             preset = load_preset(path, is_users=False)
             if wanted in names_of(preset):
