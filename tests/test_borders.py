@@ -33,7 +33,8 @@ THIRD_PARTY = {
     "psutil": ("measure/",),
     "typer": ("cli/",),
     "rich": ("cli/", "output/"),
-    "yaml": ("model/presets.py",),
+    "huggingface_hub": ("model/hub.py",),
+    "yaml": ("model/yaml_mapping.py",),
 }
 
 
@@ -93,7 +94,7 @@ def run(*arguments: str) -> str:
     return f"from kvcalc.cli.app import run\nassert run({list(arguments)!r}) == 0"
 
 
-HEAVY = {"torch", "numpy", "psutil", "pydantic"}
+HEAVY = {"huggingface_hub", "torch", "numpy", "psutil", "pydantic"}
 
 
 def test_importing_kvcalc_loads_nothing_heavy() -> None:

@@ -17,7 +17,8 @@ _OUTPUT = "Output"
 Model = Annotated[
     Optional[str],
     typer.Argument(
-        metavar="MODEL", help="A preset (`kvcalc models`), a config.json, a folder that holds one, or - for stdin."
+        metavar="MODEL",
+        help="A preset (`kvcalc models`), a config.json, a folder that holds one, - for stdin, or hf:org/name.",
     ),
 ]
 Context = Annotated[

@@ -1,29 +1,38 @@
-"""MODEL, as a person types it, becomes a ModelSpec: a preset's name, a path, or `-` for a config on stdin."""
+"""MODEL, as a person types it, becomes a ModelSpec: a preset's name, a path, `-` for stdin, or `hf:org/name`."""
 
 from __future__ import annotations
 
 import os
 
-from kvcalc.errors import ModelError, UsageError
+from kvcalc.errors import UsageError
 from kvcalc.model import presets
 from kvcalc.model.files import read_stdin, read_text
 from kvcalc.model.hf_config import read_config
 from kvcalc.model.spec import ModelSpec
 
-MAX_CONFIG_BYTES = 16 * 1024 * 1024
+MAX_CONFIG_BYTES = 8 * 1024 * 1024
+MAX_VALUES = 250_000
+"""More values than any config holds (one that names every quantized tensor has 70,000): each costs memory."""
+MAX_KEYS = 10_000
+
+_SHOWN_FILES = 5
 
 
 def load_model(reference: str) -> ModelSpec:
     """The model `reference` names.
 
     A preset's name or alias wins; `./NAME` always means a path. A path is a config.json, a folder holding one, or a
-    preset file (.yaml). Raises UsageError (exit 2) for a file that is missing, unreadable or no JSON object, and
-    ModelError (exit 3) for an unknown name or a config that is not understood.
+    preset file (.yaml). `hf:org/name` is the Hub's, and the only form that may touch the network. Raises UsageError
+    (exit 2) for a file that is missing, unreadable or no JSON object, ModelError (exit 3) for an unknown name or a
+    config that is not understood, and RunError (exit 1) where the Hub cannot be reached.
     """
     if reference == "-":
         return read_config(_json_object(read_stdin(MAX_CONFIG_BYTES), "stdin"), "stdin", "stdin")
     if reference.startswith("hf:"):
-        raise ModelError(f"{reference}: kvcalc does not fetch models", "download its config.json and give the path")
+        from kvcalc.model.hub import fetch_config
+
+        found = fetch_config(reference, MAX_CONFIG_BYTES)
+        return read_config(_json_object(read_text(found.path, MAX_CONFIG_BYTES), reference), found.name, found.source)
     if not _is_path(reference):
         preset = presets.find_preset(reference)
         if preset is not None:
@@ -47,14 +56,30 @@ def _is_path(reference: str) -> bool:
 def _load_path(path: str) -> ModelSpec:
     path = os.path.expanduser(path)
     if os.path.isdir(path):
-        path = os.path.join(path, "config.json")
-        if not os.path.isfile(path):
-            raise UsageError(f"{path}: no such file", "give the path of a config.json, or of a folder that holds one")
+        path = _config_in(path)
     if path.endswith((".yaml", ".yml")):
         return spec_of(presets.load_preset(path))
     spec = read_config(_json_object(read_text(path, MAX_CONFIG_BYTES), path), _name_of(path), path)
     folder, file = os.path.split(path)
     return spec._replace(checkpoint=folder or os.curdir) if file == "config.json" else spec
+
+
+def _config_in(folder: str) -> str:
+    """The config.json of `folder`; UsageError with what lies there instead."""
+    try:
+        entries = sorted(os.listdir(folder))
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror or 'cannot be read'}") from None
+    if "config.json" in entries:
+        return os.path.join(folder, "config.json")
+    others = [entry for entry in entries if entry.endswith((".json", ".yaml", ".yml"))]
+    if not others:
+        raise UsageError(f"{folder}: no config.json", "give the path of a config.json, or of a folder that holds one")
+    more = f" and {len(others) - _SHOWN_FILES} more" if len(others) > _SHOWN_FILES else ""
+    raise UsageError(
+        f"{folder}: no config.json; there are {', '.join(others[:_SHOWN_FILES])}{more}",
+        f"give the path of one: {os.path.join(folder, others[0])}",
+    )
 
 
 def _name_of(path: str) -> str:
@@ -66,14 +91,36 @@ def _name_of(path: str) -> str:
 def _json_object(text: str, name: str) -> dict[str, object]:
     import json
 
+    if sum(map(text.count, ",[{")) > MAX_VALUES:
+        raise UsageError(f"{name}: more than {MAX_VALUES:,} values, and no config holds so many")
     try:
         # Infinity and NaN, which are no JSON, stand in published configs (time_step_limit): the reader refuses them
         # where they matter.
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=_without_duplicates)
     except RecursionError:
         raise UsageError(f"{name}: nested too deeply") from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise UsageError(f"{name}: not JSON: {error}") from None
+    except ValueError:
+        raise UsageError(f"{name}: not JSON: a number of thousands of digits") from None
+    except _TwiceError as error:
+        raise UsageError(f"{name}: key {error.args[0]!r} stands twice, with different values") from None
     if not isinstance(data, dict):
         raise UsageError(f"{name}: not a JSON object")
+    if len(data) > MAX_KEYS:
+        raise UsageError(f"{name}: {len(data):,} keys, and no config holds more than {MAX_KEYS:,}")
     return data
+
+
+class _TwiceError(Exception):
+    """A key that stands twice in one object, with different values."""
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object's keys and values; which of two values was meant cannot be known."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        for key, value in pairs:
+            if found[key] != value:
+                raise _TwiceError(key)
+    return found

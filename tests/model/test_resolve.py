@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvcalc.errors import KvcalcError, ModelError, UsageError
+from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.resolve import MAX_CONFIG_BYTES, load_model
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
@@ -124,8 +124,3 @@ def test_an_unknown_name_offers_the_near_ones(name: str, hint: str) -> None:
     with pytest.raises(ModelError) as caught:
         load_model(name)
     assert hint in (caught.value.hint or "")
-
-
-def test_nothing_is_fetched() -> None:
-    with pytest.raises(KvcalcError, match="does not fetch"):
-        load_model("hf:org/name")
