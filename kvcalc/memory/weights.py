@@ -15,7 +15,8 @@ class Parameters(NamedTuple):
     """How many there are, how many one token's step reads, and how many are the input embedding.
 
     A step reads everything but the tables it takes one row of (the input embedding, unless it is the output head too;
-    learned positions; per-layer embeddings), and of the experts those the token is sent to.
+    learned positions; per-layer embeddings), and of the experts those the token is sent to. Of an encoder-decoder it
+    reads the decoder alone.
     """
 
     total: int
