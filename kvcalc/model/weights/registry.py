@@ -30,6 +30,7 @@ COUNTERS: dict[str, str] = {
     "kimi_linear": "kimi_linear",
     "llama4_text": "llama4",
     "mimo_v2_flash": "mimo",
+    "minimax": "minimax",
     "minimax_m3": "minimax_m3",
     "minimax_m3_vl_text": "minimax_m3",
     "mllama_text_model": "mllama",
