@@ -15,7 +15,8 @@ class Parameters(NamedTuple):
     """How many there are, how many one token's step reads, and how many are the input embedding.
 
     A step reads everything but the tables it takes one row of (the input embedding, unless it is the output head too;
-    learned positions; per-layer embeddings), and of the experts those the token is sent to.
+    learned positions; per-layer embeddings), and of the experts those the token is sent to. Of an encoder-decoder it
+    reads the decoder alone.
     """
 
     total: int
@@ -60,7 +61,10 @@ def quantized_bytes(weights: ModelWeights, base: Dtype, scheme: Scheme) -> Weigh
     """Weights as `scheme` stores them, scales included; in `base` where it leaves them alone. Biases stay in `base`."""
     total = active = 0
     for block in weights.blocks:
-        for number in block.numbers:
+        # Where no pattern tells layers apart, the first of a block stands for all.
+        numbers = block.numbers if scheme.by_layer else block.numbers[:1]
+        times = 1 if scheme.by_layer else len(block.numbers)
+        for number in numbers:
             prefix = block.prefix.format(number)
             for weight in block.weights:
                 form = scheme.format_of(prefix + weight.name, weight.role)
@@ -69,8 +73,8 @@ def quantized_bytes(weights: ModelWeights, base: Dtype, scheme: Scheme) -> Weigh
                 else:
                     one = form.bytes_of(weight.rows, weight.columns)
                 one += weight.bias * base.block_bytes
-                total += weight.copies * one
-                active += _read(weight) * one
+                total += times * weight.copies * one
+                active += times * _read(weight) * one
     return _with_embedding(weights, total, active, base)
 
 

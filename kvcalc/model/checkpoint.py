@@ -16,20 +16,22 @@ MAX_INDEX_BYTES = 256 * 1024 * 1024
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
+# What stands in the place of a file that Git LFS has not fetched. Source: the Git LFS specification, version 1.
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
 
 def read_checkpoint(folder: str) -> int | None:
     """The bytes of all tensors in the folder's safetensors files; None where there are none.
 
     An index names the shards; where one of them is missing its metadata.total_size is the answer, which is the sum as
-    the checkpoint's author wrote it. Raises UsageError (exit 2) for an unreadable or damaged file.
+    the checkpoint's author wrote it. A file which Git LFS has not fetched is missing. Raises UsageError (exit 2) for an
+    unreadable or damaged file.
     """
     shards, stated = _shards(folder)
-    missing = [shard for shard in shards if not os.path.isfile(os.path.join(folder, shard))]
-    if missing:
-        if stated is None:
-            raise UsageError(f"{os.path.join(folder, missing[0])}: no such file, and {INDEX} states no total_size")
+    sizes = [_tensor_bytes(os.path.join(folder, shard)) for shard in shards]
+    if None in sizes:
         return stated
-    return sum(_tensor_bytes(os.path.join(folder, shard)) for shard in shards) if shards else None
+    return sum(size for size in sizes if size is not None) if sizes else None
 
 
 def _shards(folder: str) -> tuple[list[str], int | None]:
@@ -60,18 +62,24 @@ def _is_file_name(value: object) -> bool:
     return isinstance(value, str) and value not in ("", ".", "..") and os.path.basename(value) == value
 
 
-def _tensor_bytes(path: str) -> int:
-    """The bytes of the tensors in one file, which must be as long as its header says."""
+def _tensor_bytes(path: str) -> int | None:
+    """The bytes of the tensors in one file, which must be as long as its header says; None where it is missing."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with os.fdopen(handle, "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise UsageError(f"{path}: not a regular file")
-            length = int.from_bytes(file.read(8), "little")
+            start = file.read(len(_POINTER))
+            if start == _POINTER:
+                return None
+            file.seek(8)
+            length = int.from_bytes(start[:8], "little")
             if status.st_size < 8 or length > min(MAX_HEADER_BYTES, status.st_size - 8):
                 raise UsageError(f"{path}: damaged: the header's length is {length:,} bytes in {status.st_size:,}")
             header = file.read(length)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or 'cannot be read'}") from None
     try:

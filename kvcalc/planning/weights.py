@@ -7,7 +7,7 @@ from typing import Any
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype, parse_dtype
-from kvcalc.memory.weights import Parameters, WeightBytes, count_parameters, plain_bytes, quantized_bytes
+from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.weights.registry import read_weights
 from kvcalc.model.weights.tensors import ModelWeights
@@ -32,16 +32,19 @@ def describe_weights(
 
         held = read_checkpoint(spec.checkpoint)
     name, size = _bytes_of(weights, spec, asked, model_dtype, warnings if held is None else [])
-    counted = Parameters(None, None, None) if weights is None else count_parameters(weights)  # type: ignore[arg-type]
-    source = None if size is None else "config"
+    counted = None if weights is None else count_parameters(weights)
+    total, active = (None, None) if size is None else size
+    source = None if total is None else "config"
+    if held is not None:
+        total, source = held, "safetensors"
     return {
-        "parameters": counted.total,
-        "active_parameters_per_token": counted.active_per_token,
-        "input_embedding_parameters": counted.input_embedding,
-        "bytes": held if held is not None else None if size is None else size[0],
-        "active_bytes_per_token": None if size is None else size[1],
+        "parameters": None if counted is None else counted.total,
+        "active_parameters_per_token": None if counted is None else counted.active_per_token,
+        "input_embedding_parameters": None if counted is None else counted.input_embedding,
+        "bytes": total,
+        "active_bytes_per_token": active,
         "dtype": name,
-        "bytes_source": "safetensors" if held is not None else source,
+        "bytes_source": source,
         "reason": reason,
     }
 

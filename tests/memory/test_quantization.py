@@ -201,3 +201,18 @@ def test_mixed_precision_by_module_and_by_what_it_stands_in() -> None:
     attention = 32 * 32 + 8 + 3 * 32 * 32 * 2
     mlp = 8 * (48 * 32 // 2 + 48 * 2 + 4) + 3 * 8 * 48 * 32 * 2
     assert found[0] == KEPT + 64 * 32 + 8 + attention + mlp
+
+
+@pytest.mark.parametrize(
+    ("patterns", "by_layer"),
+    [
+        ([], False), (["lm_head", "gate"], False), (["model.layers.*.self_attn"], False), (["model.layers.3"], True),
+        ([r"layers\.\d\.mlp"], True), (["layers.[a-z].mlp"], True), ([r"mlp\.(gate|up)_proj"], False),
+    ],
+)  # fmt: skip
+def test_one_layer_stands_for_all_where_no_pattern_tells_them_apart(patterns: list[str], by_layer: bool) -> None:
+    config = {"quant_method": "fp8", "modules_to_not_convert": patterns}
+    scheme = read_scheme(config, 2)
+    assert scheme.by_layer == by_layer
+    each = quantized_bytes(WEIGHTS, DTYPES["bf16"], scheme._replace(by_layer=True))
+    assert quantized_bytes(WEIGHTS, DTYPES["bf16"], scheme) == each

@@ -56,9 +56,17 @@ def test_where_a_shard_is_missing_the_index_states_the_size(tmp_path: Path) -> N
     write(tmp_path / "model-1.safetensors", 10)
     index(tmp_path, ["model-1.safetensors", "model-2.safetensors"], total=1e3)
     assert read_checkpoint(str(tmp_path)) == 1000
+    # And where it does not, nothing is known of it.
     index(tmp_path, ["model-1.safetensors", "model-2.safetensors"])
-    with pytest.raises(UsageError, match=r"model-2\.safetensors: no such file"):
-        read_checkpoint(str(tmp_path))
+    assert read_checkpoint(str(tmp_path)) is None
+
+
+def test_a_file_that_git_lfs_has_not_fetched_is_missing(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4976698672\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    assert read_checkpoint(str(tmp_path)) is None
+    index(tmp_path, ["model.safetensors"], total=4976698000)
+    assert read_checkpoint(str(tmp_path)) == 4_976_698_000
 
 
 @pytest.mark.parametrize(

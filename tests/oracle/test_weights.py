@@ -142,6 +142,8 @@ WEIGHT_CASES: list[tuple[str, dict[str, Any]]] = [
     ("smollm3", {**KV, "pad_token_id": 0}),
     ("dots1", {**GQA, **ROUTED, **BIAS, "first_k_dense_replace": 2}),
     ("exaone4", KV),
+    ("cwm", {**GQA, **WINDOW}),
+    ("solar_open", {**GQA, **ROUTED, **BIAS}),
     ("nemotron", {**KV, **BIAS, "mlp_bias": True}),
     ("opt", OPT),
     ("opt", {**OPT, "word_embed_proj_dim": 16, "enable_bias": False, "_remove_final_layer_norm": True}),
@@ -225,16 +227,34 @@ def test_what_transformers_builds_is_what_kvcalc_counts(model_type: str, config:
     assert (counted.total, counted.input_embedding) == built_by_transformers(model_type, config)
 
 
+# Language models which stand in multimodal models alone, with no class for the head: (type, module, class).
+TEXT_MODELS = [
+    ("qwen2_vl_text", "qwen2_vl", "Qwen2VLText"),
+    ("qwen2_5_vl_text", "qwen2_5_vl", "Qwen2_5_VLText"),
+    ("qwen3_vl_text", "qwen3_vl", "Qwen3VLText"),
+    ("qwen3_vl_moe_text", "qwen3_vl_moe", "Qwen3VLMoeText"),
+    ("qwen3_omni_moe_text", "qwen3_omni_moe", "Qwen3OmniMoeThinkerText"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "module", "name"), TEXT_MODELS, ids=[case[0] for case in TEXT_MODELS])
+def test_language_models_of_multimodal_ones(model_type: str, module: str, name: str) -> None:
+    """Their embedding alone, as if it were the head."""
+    from importlib import import_module
+
+    import torch
+
+    folder = f"transformers.models.{module}"
+    config = {**KV, **MOE, **({"head_dim": 8, **BIAS} if module.startswith("qwen3") else {})}
+    built = getattr(import_module(f"{folder}.configuration_{module}"), f"{name.replace('Thinker', '')}Config")(**config)
+    with torch.device("meta"):
+        model = getattr(import_module(f"{folder}.modeling_{module}"), f"{name}Model")._from_config(built)
+    weights = read_weights({**config, **TIED}, model_type, "small")
+    assert weights is not None
+    assert count_parameters(weights).total == sum(p.numel() for p in model.parameters())
+
+
 def test_every_counted_family_is_compared() -> None:
-    # Published without a configuration class of their own, or as LLaVA's flat config.
-    elsewhere = {
-        "kimi_k2",
-        "minimax_m3",
-        "llava",
-        "mimo",
-        "qwen2_vl_text",
-        "qwen2_5_vl_text",
-        "qwen3_vl_text",
-        "qwen3_vl_moe_text",
-    }
-    assert set(COUNTERS) - elsewhere <= {model_type for model_type, _ in ALL}
+    compared = {model_type for model_type, _ in ALL} | {case[0] for case in TEXT_MODELS}
+    # Read as another family that is: DeepSeek-V3, MiniMax-M3's inner type, LLaMA, Qwen2.
+    assert set(COUNTERS) - compared == {"kimi_k2", "minimax_m3", "llava", "mimo"}

@@ -19,16 +19,23 @@ from kvcalc.memory.quantization.formats import (
 from kvcalc.memory.quantization.names import Match, compressed_match, glob_match, nearest_entry, transformers_match
 from kvcalc.model.weights.tensors import HEAD, LINEAR
 
+# Digits, and of expressions what may match one alone: a class, a count, an escape other than that of the dot.
+_DIGITS = frozenset("0123456789[]{}?\\")
+
 
 class UnknownSchemeError(Exception):
     """A scheme that is not modelled; the message says which, without the model's name."""
 
 
 class Scheme(NamedTuple):
-    """`format_of(name, role)` is the format of a module's matrix, None where it is not quantised."""
+    """`format_of(name, role)` is the format of a module's matrix, None where it is not quantised.
+
+    `by_layer`: whether it may differ between layers; where it does not, one layer stands for all.
+    """
 
     name: str
     format_of: Callable[[str, str], Format | None]
+    by_layer: bool = True
 
 
 def read_scheme(config: Mapping[str, object], base_bytes: int) -> Scheme:
@@ -38,14 +45,14 @@ def read_scheme(config: Mapping[str, object], base_bytes: int) -> Scheme:
     """
     method = config.get("quant_method")
     if method == "modelopt" or (method is None and "quant_algo" in config):
-        return _modelopt(config)
+        return _modelopt(config)._replace(by_layer=_tells_layers_apart(config))
     reader = _METHODS.get(method) if isinstance(method, str) else None
     if reader is None:
         raise UnknownSchemeError(f"quant_method {_shown(method)}")
     if config.get("quant_algo") is not None:
         raise UnknownSchemeError(f"quant_method {method} with quant_algo {_shown(config['quant_algo'])}")
     try:
-        return reader(config, base_bytes)
+        return reader(config, base_bytes)._replace(by_layer=_tells_layers_apart(config))
     except ValueError as error:
         raise UnknownSchemeError(f"a module pattern of quantization_config: {error}") from None
 
@@ -205,6 +212,18 @@ def _algorithm(name: object) -> Format:
     if form is None:
         raise UnknownSchemeError(f"quant_algo {_shown(name)}")
     return form
+
+
+def _tells_layers_apart(config: Mapping[str, object]) -> bool:
+    """Whether a pattern may mean some layers and not others: it holds a digit, or what may stand for one."""
+    groups, table = config.get("config_groups"), config.get("quantized_layers")
+    lists = [config.get(key) for key in ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")]
+    if isinstance(groups, Mapping):
+        lists += [group.get("targets") for group in groups.values() if isinstance(group, Mapping)]
+    patterns = [str(item) for found in lists if isinstance(found, list) for item in found]
+    if isinstance(table, Mapping):
+        patterns += table
+    return any(not _DIGITS.isdisjoint(pattern.replace("\\.", "")) for pattern in patterns)
 
 
 def _linear_but(skipped: list[str], form: Format, with_head: bool = False) -> Callable[[str, str], Format | None]:

@@ -176,6 +176,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         _QWEN3, intermediate_size=5632, experts=_QWEN_EXPERTS,
         defaults={"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408},
     ),
+    "qwen3_omni_moe_text": _facts(
+        _QWEN3, vocab_size=3584, experts=_QWEN_EXPERTS,
+        defaults={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    ),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3_text": _facts(_GEMMA2, vocab_size=262208, qk_norm="head"),
@@ -216,6 +220,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         vocab_size=32000, intermediate_size=11008, attention="attention_bias",
         experts=Experts(inner="intermediate_size", prefix="block_sparse_moe", router="router"),
         defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "cwm": _facts(vocab_size=128256, intermediate_size=21504, mlp_bias="mlp_bias"),
+    "solar_open": _facts(
+        vocab_size=196608, intermediate_size=10240, qkv_bias="attention_bias",
+        experts=Experts("n_routed_experts", shared=True),
+        defaults={
+            "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 1280,
+        },
     ),
     "arcee": _facts(_LLAMA, intermediate_size=18432, mlp="plain"),
     "nemotron": _facts(_LLAMA, vocab_size=256000, intermediate_size=24576, norm_bias=True, mlp="plain"),

@@ -30,6 +30,7 @@ COUNTERS: dict[str, str] = {
     "kimi_linear": "kimi_linear",
     "llama4_text": "llama4",
     "mimo_v2_flash": "mimo",
+    "minimax": "minimax",
     "minimax_m3": "minimax_m3",
     "minimax_m3_vl_text": "minimax_m3",
     "mllama_text_model": "mllama",
@@ -40,10 +41,11 @@ COUNTERS: dict[str, str] = {
     ),
     **dict.fromkeys(
         (
-            "apertus arcee cohere cohere2 dots1 ernie4_5 exaone4 gemma gemma2 gemma3_text glm glm4 glm4_moe gpt_oss "
-            "granite granitemoe helium hunyuan_v1_dense llama llava mimo minimax_m2 ministral3 mistral mixtral "
-            "nemotron olmo olmo2 olmo3 olmoe phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 "
-            "qwen3_moe qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 stablelm starcoder2 vaultgemma"
+            "apertus arcee cohere cohere2 cwm dots1 ernie4_5 exaone4 gemma gemma2 gemma3_text glm glm4 glm4_moe "
+            "gpt_oss granite granitemoe helium hunyuan_v1_dense llama llava mimo minimax_m2 ministral3 mistral "
+            "mixtral nemotron olmo olmo2 olmo3 olmoe phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_moe qwen2_vl_text "
+            "qwen3 qwen3_moe qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 solar_open stablelm "
+            "starcoder2 vaultgemma"
         ).split(),
         "decoder",
     ),
