@@ -114,7 +114,9 @@ def what_if_of(
     )
 
 
-def model_of(reference: str | None, what_if: WhatIf, flags: dict[str, str | None]) -> tuple[ModelSpec, WhatIf]:
+def model_of(
+    reference: str | None, what_if: WhatIf, flags: dict[str, str | None], assume_full_attention: bool = False
+) -> tuple[ModelSpec, WhatIf]:
     """The model by name or path, or by flags alone; and the what-if that is left.
 
     `flags` maps option to text. They fill the same mapping a config.json does, with model_type `generic`; then
@@ -126,7 +128,7 @@ def model_of(reference: str | None, what_if: WhatIf, flags: dict[str, str | None
     if reference is not None:
         if given:
             raise UsageError(f"{given[0]} describes a model without MODEL; {reference!r} is given too")
-        return load_model(reference), what_if
+        return load_model(reference, assume_full_attention=assume_full_attention), what_if
     if not given:
         raise UsageError(
             "no MODEL", "name a preset (kvcalc models), or describe one: --layers 32 --heads 32 --head-dim 128"

@@ -9,6 +9,8 @@ from __future__ import annotations
 REMOTE_FAMILIES: dict[str, str] = {
     "chatglm": "renamed",
     "deci": "nas",
+    # The name SGLang's converted checkpoints of DeepSeek-V4 give the reference code.
+    "deepseek_ref": "deepseek_v4",
     "exaone": "renamed",
     "jais": "renamed",
     "minimax_m3": "minimax_m3",

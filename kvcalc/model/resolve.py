@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 
 from kvcalc.errors import UsageError
 from kvcalc.model import presets
@@ -18,28 +19,34 @@ MAX_KEYS = 10_000
 _SHOWN_FILES = 5
 
 
-def load_model(reference: str) -> ModelSpec:
+def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelSpec:
     """The model `reference` names.
 
     A preset's name or alias wins; `./NAME` always means a path. A path is a config.json, a folder holding one, or a
     preset file (.yaml). `hf:org/name` is the Hub's, and the only form that may touch the network. Raises UsageError
     (exit 2) for a file that is missing, unreadable or no JSON object, ModelError (exit 3) for an unknown name or a
-    config that is not understood, and RunError (exit 1) where the Hub cannot be reached.
+    config that is not understood, and RunError (exit 1) where the Hub cannot be reached. `assume_full_attention`: an
+    upper bound (`upper_bound`) where the config is not understood, and the windows left out where it is.
     """
+    read = _read_upper_bound if assume_full_attention else read_config
     if reference == "-":
-        return read_config(_json_object(read_stdin(MAX_CONFIG_BYTES), "stdin"), "stdin", "stdin")
+        return read(_json_object(read_stdin(MAX_CONFIG_BYTES), "stdin"), "stdin", "stdin")
     if reference.startswith("hf:"):
         from kvcalc.model.hub import fetch_config
 
         found = fetch_config(reference, MAX_CONFIG_BYTES)
-        return read_config(_json_object(read_text(found.path, MAX_CONFIG_BYTES), reference), found.name, found.source)
+        return read(_json_object(read_text(found.path, MAX_CONFIG_BYTES), reference), found.name, found.source)
     if not _is_path(reference):
         preset = presets.find_preset(reference)
         if preset is not None:
-            return spec_of(preset)
+            return (
+                _read_upper_bound(preset.config, preset.name, preset.source)
+                if assume_full_attention
+                else spec_of(preset)
+            )
         if not os.path.exists(reference):
             raise presets.unknown_preset(reference)
-    return _load_path(reference)
+    return _load_path(reference, read)
 
 
 def spec_of(preset: presets.Preset) -> ModelSpec:
@@ -53,13 +60,20 @@ def _is_path(reference: str) -> bool:
     return looks or (os.sep in reference and os.path.exists(reference))
 
 
-def _load_path(path: str) -> ModelSpec:
+def _read_upper_bound(config: Mapping[str, object], name: str, source: str) -> ModelSpec:
+    from kvcalc.model.upper_bound import read_upper_bound
+
+    return read_upper_bound(config, name, source)
+
+
+def _load_path(path: str, read: Callable[[Mapping[str, object], str, str], ModelSpec]) -> ModelSpec:
     path = os.path.expanduser(path)
     if os.path.isdir(path):
         path = _config_in(path)
     if path.endswith((".yaml", ".yml")):
-        return spec_of(presets.load_preset(path))
-    spec = read_config(_json_object(read_text(path, MAX_CONFIG_BYTES), path), _name_of(path), path)
+        preset = presets.load_preset(path)
+        return spec_of(preset) if read is read_config else read(preset.config, preset.name, preset.source)
+    spec = read(_json_object(read_text(path, MAX_CONFIG_BYTES), path), _name_of(path), path)
     folder, file = os.path.split(path)
     return spec._replace(checkpoint=folder or os.curdir) if file == "config.json" else spec
 

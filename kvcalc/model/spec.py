@@ -71,7 +71,7 @@ class ModelSpec(NamedTuple):
     `encoder_tokens`: the length of the encoder's output cross-attention sees where the workload does not say, None
     where it must; `has_fixed_encoder`: the workload cannot say otherwise (Whisper).
     `checkpoint` is the folder its config.json was read from, where its weights may lie beside it, or None.
-    `in_transformers`: whether Transformers has a class that reads such a config.
+    `in_transformers`: whether Transformers has a class that reads such a config. `remarks`: what an answer must say.
     """
 
     name: str
@@ -87,6 +87,7 @@ class ModelSpec(NamedTuple):
     has_fixed_encoder: bool = False
     checkpoint: str | None = None
     in_transformers: bool = True
+    remarks: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:

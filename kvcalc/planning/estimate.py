@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvcalc.errors import KvcalcError
 from kvcalc.memory import kv_cache
 from kvcalc.memory.engines import Engine, load_engine
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
@@ -44,7 +45,7 @@ def estimate(
     workload = resolve_workload(spec, context_tokens, batch_size, dtype, kv_dtype, tensor_parallel_size, encoder_tokens)
     spec = bind_workload(spec, workload)
     rules = load_engine(engine, spec, engine_settings)
-    warnings = [*workload.warnings, *rules.warnings]
+    warnings = [*spec.remarks, *workload.warnings, *rules.warnings]
     if spec.is_encoder and rules.name == "logical":
         warnings.append(ENCODER_WARNING.format(name=spec.name))
     weights = describe_weights(model, spec, dtype, workload.model_dtype, warnings)
@@ -110,9 +111,16 @@ def _describe_variants(model: ModelSpec, what_if: WhatIf, workload: Workload, ru
     """The four kinds of attention side by side; what the what-if asks for stands in its own kind's row."""
     model = bind_workload(model, workload)
     changed = side_by_side(model, what_if)
-    mha = dict(changed)["mha"]
-    mha_bytes = 0 if isinstance(mha, str) else _variant_bytes(mha, workload)
+    mha_bytes = _mha_bytes(dict(changed)["mha"], workload)
     return [_describe_variant(kind, new, model, mha_bytes, workload, rules) for kind, new in changed]
+
+
+def _mha_bytes(mha: ModelSpec | str, workload: Workload) -> int:
+    """What the others are held against; 0 where the model cannot be MHA in this dtype."""
+    try:
+        return 0 if isinstance(mha, str) else _variant_bytes(mha, workload)
+    except KvcalcError:
+        return 0
 
 
 def _variant_bytes(spec: ModelSpec, workload: Workload) -> int:
@@ -141,6 +149,11 @@ def _describe_variant(
     def held(t: int) -> int:
         return kv_cache.sequence_bytes(spec, dtype, t, rules.cache_bytes)
 
+    try:
+        held_bytes = held(tokens)
+    except KvcalcError as error:
+        # What the model might be may not fit a dtype's blocks: that is no reason to refuse what it is.
+        return {**row, "reason": error.message}
     return {
         **row,
         "own": kind == model.attention.kind and spec.layers == model.layers,
@@ -148,7 +161,7 @@ def _describe_variant(
         "kv_lora_rank": shape.kv_lora_rank or None,
         "qk_rope_head_dim": shape.qk_rope_head_dim or None,
         "bytes_per_token": kv_cache.growth(held, tokens, period(spec)).bytes_per_token,
-        "total_bytes": workload.batch_size * held(tokens),
+        "total_bytes": workload.batch_size * held_bytes,
         "ratio_to_mha": _variant_bytes(spec, workload) / mha_bytes if mha_bytes else None,
         "attention_parameters_per_layer": layer_parameters(spec),
     }

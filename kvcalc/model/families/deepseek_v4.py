@@ -74,6 +74,8 @@ def layer_kinds(config: ConfigReader, num_layers: int) -> list[str]:
     if kinds is not None:
         return kinds
     ratios = config.config.get("compress_ratios")
+    if ratios is None and config.config.get("model_type") != "deepseek_v4":
+        raise config.error("compress_ratios is missing")
     if ratios is None:
         return [_HEAVY if number < 2 or number % 2 else _SPARSE for number in range(num_layers)]
     if not isinstance(ratios, list) or len(ratios) < num_layers or any(ratio not in _BY_RATIO for ratio in ratios):
