@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from kvcalc.errors import UsageError
+from kvcalc.errors import ModelError, UsageError
 from kvcalc.model import presets
 from kvcalc.model.files import read_stdin, read_text
 from kvcalc.model.hf_config import read_config
@@ -73,9 +73,22 @@ def _load_path(path: str, read: Callable[[Mapping[str, object], str, str], Model
     if path.endswith((".yaml", ".yml")):
         preset = presets.load_preset(path)
         return spec_of(preset) if read is read_config else read(preset.config, preset.name, preset.source)
-    spec = read(_json_object(read_text(path, MAX_CONFIG_BYTES), path), _name_of(path), path)
+    config = _json_object(read_text(path, MAX_CONFIG_BYTES), path)
     folder, file = os.path.split(path)
-    return spec._replace(checkpoint=folder or os.curdir) if file == "config.json" else spec
+    if file != "config.json":
+        return read(config, _name_of(path), path)
+    return read(_with_quantization(config, folder), _name_of(path), path)._replace(checkpoint=folder or os.curdir)
+
+
+def _with_quantization(config: dict[str, object], folder: str) -> dict[str, object]:
+    """`config` with what TensorRT Model Optimizer says of the weights in a file beside it (modelopt 0.37)."""
+    path = os.path.join(folder, "hf_quant_config.json")
+    if config.get("quantization_config") is not None or not os.path.isfile(path):
+        return config
+    stated = _json_object(read_text(path, MAX_CONFIG_BYTES), path).get("quantization")
+    if not isinstance(stated, dict):
+        raise ModelError(f"{path}: quantization is missing or no object")
+    return {**config, "quantization_config": {"quant_method": "modelopt", **stated}}
 
 
 def _config_in(folder: str) -> str:
