@@ -10,6 +10,7 @@ import os
 from typing import NamedTuple
 
 from kvcalc.errors import KvcalcError, ModelError, UsageError, nearest
+from kvcalc.model.compiled_presets import compiled_mapping
 from kvcalc.model.files import read_text
 from kvcalc.model.preset_folders import shipped_files, shipped_folder, user_files
 from kvcalc.model.yaml_mapping import parse_mapping
@@ -133,7 +134,8 @@ def load_preset(path: str, *, is_users: bool = True) -> Preset:
     where a key is missing, misspelt or of the wrong kind. A shipped one must name its family.
     """
     name = path if is_users else os.path.basename(path)
-    mapping = parse_mapping(read_text(path, MAX_PRESET_BYTES), name)
+    text = read_text(path, MAX_PRESET_BYTES)
+    mapping = (None if is_users else compiled_mapping(path, text)) or parse_mapping(text, name)
     for key in mapping:
         if key not in _ALLOWED:
             raise ModelError(
