@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_LONGEST_NAME = 200
+_MOST_NAMES = 2000
+
 
 class KvcalcError(Exception):
     """A failure with one clear line. `hint` is the next command or value to try, or None."""
@@ -53,10 +56,14 @@ class MismatchError(KvcalcError):
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known names closest to `name`, as a hint ("did you mean ...?"), or None where none is near.
 
-    difflib is imported here because only a failing run needs it.
+    difflib is imported here because only a failing run needs it. It compares letter by letter, so names no person
+    typed are left alone, and so are all but the first names of very many.
     """
     from difflib import get_close_matches
+    from itertools import islice
 
-    folded = {k.casefold(): k for k in known}
+    if len(name) > _LONGEST_NAME:
+        return None
+    folded = {k.casefold(): k for k in islice(known, _MOST_NAMES) if len(k) <= _LONGEST_NAME}
     close = get_close_matches(name.casefold(), folded, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(folded[c] for c in close)}?" if close else None

@@ -93,6 +93,18 @@ def format_count(value: int) -> str:
     return f"{value:,}"
 
 
+def format_parameters(value: int) -> str:
+    """A number of parameters for a person, to the nearest tenth: 70.6 B, 124.4 M."""
+    if value < 1000:
+        return str(value)
+    # The unit is chosen after rounding, as above: one parameter under a billion is 1.0 B, not 1,000.0 M.
+    for power, letter in enumerate("KMBT", start=1):
+        tenths = (value * 10 + 1000**power // 2) // 1000**power
+        if tenths < 10_000 or letter == "T":
+            return f"{tenths // 10:,}.{tenths % 10} {letter}"
+    raise AssertionError("unreachable: the last unit always returns")
+
+
 def _split(text: str) -> tuple[str, str]:
     """The number a text begins with, as plain digits with at most one point, and the letters after it.
 

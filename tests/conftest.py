@@ -19,6 +19,26 @@ settings.register_profile("kvcalc", deadline=None)
 settings.load_profile("kvcalc")
 
 
+# Whoever runs the tests may have presets of their own.
+os.environ.pop("KVCALC_PRESETS", None)
+os.environ["XDG_CONFIG_HOME"] = str(ROOT / "tests" / "nothing-is-here")
+
+
+# Presets of the plain kinds, which keep K and V or a latent in every layer, of all tokens or of a window. What is true
+# of whole models is tested on these; states, encoders' outputs and compressed entries have tests of their own.
+PLAIN_PRESETS = (
+    "bert-base bert-large deepseek-v2 deepseek-v3 falcon-7b gemma-3-27b glm-4.5 gpt-3 gpt-oss-120b gpt2 llama-2-70b "
+    "llama-3-70b llama-3-8b llama-7b mistral-7b-v0.1 mistral-7b-v0.3 palm-540b qwen3-30b-a3b"
+).split()
+
+
+def one_of_each_type() -> list[str]:
+    """The first shipped preset of every model_type."""
+    from kvcalc.model.presets import shipped_presets
+
+    return sorted({str(preset.config["model_type"]): preset.name for preset in reversed(shipped_presets())}.values())
+
+
 class Result(NamedTuple):
     """What a command left: its exit status and both streams."""
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.errors import UsageError
-from kvcalc.units import format_size, parse_count, parse_size, parse_tokens, parse_vllm_tokens
+from kvcalc.units import format_parameters, format_size, parse_count, parse_size, parse_tokens, parse_vllm_tokens
 
 LETTERS = "KMGTPE"
 
@@ -139,3 +139,14 @@ def test_the_unit_is_chosen_after_rounding() -> None:
     assert format_size(1023) == "1023 B"
     assert format_size(-(2**30)) == "-1.00 GiB"
     assert re.fullmatch(r"[\d,]+\.\d\d EiB", format_size(10**24))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0"), (999, "999"), (1000, "1.0 K"), (124_439_808, "124.4 M"), (999_949_999, "999.9 M"),
+        (999_950_000, "1.0 B"), (70_553_706_496, "70.6 B"), (1_026_408_209_408, "1.0 T"),
+    ],
+)  # fmt: skip
+def test_parameters_are_rounded_to_the_nearest_tenth(value: int, shown: str) -> None:
+    assert format_parameters(value) == shown

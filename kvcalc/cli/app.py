@@ -15,6 +15,9 @@ from kvcalc.errors import KvcalcError, nearest
 # name -> module in kvcalc.cli which holds the command as `app`. Only the one asked for is imported.
 COMMANDS = {"estimate": "estimate", "measure": "measure", "models": "models"}
 
+# Of an error, in characters. The longest hint lists the model types.
+_LONGEST_MESSAGE, _LONGEST_HINT = 1_000, 4_000
+
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
@@ -103,9 +106,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _report(message: str, hint: str | None, status: int) -> int:
-    lines = [f"kvcalc: {_printable(message)}"]
+    lines = [f"kvcalc: {_printable(message, _LONGEST_MESSAGE)}"]
     if hint:
-        lines.append(f"  {_printable(hint)}")
+        lines.append(f"  {_printable(hint, _LONGEST_HINT)}")
     try:
         print("\n".join(lines), file=sys.stderr)
     except OSError:
@@ -113,9 +116,11 @@ def _report(message: str, hint: str | None, status: int) -> int:
     return status
 
 
-def _printable(text: str) -> str:
-    """One line without control characters, which file names and configs may hold."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+def _printable(text: str, longest: int) -> str:
+    """One line without control characters, which file names and configs may hold, and without megabytes of them."""
+    line = " ".join(text[: 2 * longest].split())
+    line = line if len(line) <= longest else line[:longest] + "..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 def _command_of(arguments: list[str]) -> str:

@@ -80,6 +80,12 @@ def estimate(
             help="Memory for the cache on each device (80G, 80GiB): the longest context and largest batch it holds.",
         ),
     ] = None,
+    assume_full_attention: Annotated[
+        bool,
+        typer.Option(
+            "--assume-full-attention", help="Of a config not understood: an upper bound, K and V of all in every layer."
+        ),
+    ] = False,
     attention: o.Attention = None,
     kv_heads: o.KvHeads = None,
     kv_lora_rank: o.KvLoraRank = None,
@@ -121,7 +127,7 @@ def estimate(
             "pipeline-parallel-size": pipeline_parallel_size,
         }
     )
-    spec, what_if = o.model_of(model, what_if, flags)
+    spec, what_if = o.model_of(model, what_if, flags, assume_full_attention)
     document = ask(
         spec,
         context_tokens=o.context_of(context, max_model_len),

@@ -1,4 +1,6 @@
-"""`kvcalc models`: which presets are there, and what does one say?"""
+"""`kvcalc models`: which presets are there, what does one say, and is a file a good one?"""
+
+from typing import Annotated, Optional
 
 import typer
 
@@ -12,15 +14,28 @@ EPILOG = """Examples:
 
   kvcalc models
 
+  kvcalc models --family gemma
+
   kvcalc models show deepseek-v3
 
   kvcalc models --json
+"""
+
+CHECK_EPILOG = """A preset of your own is a YAML file in a folder that KVCALC_PRESETS names, or in kvcalc/presets in
+your config folder (~/.config). It may take the place of a shipped one by bearing its name.
+
+Example:
+
+  kvcalc models check ~/.config/kvcalc/presets/*.yaml
 """
 
 
 @app.callback(epilog=EPILOG)
 def models(
     ctx: typer.Context,
+    family: Annotated[
+        Optional[str], typer.Option("--family", metavar="NAME", help="Only this family: Llama, Qwen, DeepSeek, ...")
+    ] = None,
     format: o.Format = None,
     json: o.Json = False,
     get: o.Get = None,
@@ -33,7 +48,7 @@ def models(
     from kvcalc.planning.models import list_models
 
     output = choose(format, json, get, no_color)
-    emit(list_models(), output, "models")
+    emit(list_models(family), output, "models")
 
 
 @app.command(epilog="Example:\n\n  kvcalc models show llama-3-70b")
@@ -50,3 +65,21 @@ def show(
 
     output = choose(format, json, get, no_color)
     emit(show_model(name), output, "models_show")
+
+
+@app.command(epilog=CHECK_EPILOG)
+def check(
+    files: list[str] = typer.Argument(metavar="FILE...", help="Preset files (YAML)."),
+    format: o.Format = None,
+    json: o.Json = False,
+    get: o.Get = None,
+    no_color: o.NoColor = False,
+) -> None:
+    """Are these files good presets? One line for each; the exit status is the highest of their errors'."""
+    from kvcalc.output.sink import choose, emit
+    from kvcalc.planning.models import check_models
+
+    output = choose(format, json, get, no_color)
+    document = check_models(files)
+    emit(document, output, "models_check")
+    raise typer.Exit(document["exit_code"])

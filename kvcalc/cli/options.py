@@ -17,7 +17,8 @@ _OUTPUT = "Output"
 Model = Annotated[
     Optional[str],
     typer.Argument(
-        metavar="MODEL", help="A preset (`kvcalc models`), a config.json, a folder that holds one, or - for stdin."
+        metavar="MODEL",
+        help="A preset (`kvcalc models`), a config.json, a folder that holds one, - for stdin, or hf:org/name.",
     ),
 ]
 Context = Annotated[
@@ -167,7 +168,9 @@ def engine_settings(given: dict[str, Union[str, bool, None]]) -> dict[str, str]:
     return {name: str(value).casefold() for name, value in given.items() if value not in (None, False)}
 
 
-def model_of(reference: str | None, what_if: WhatIf, flags: dict[str, str | None]) -> tuple[ModelSpec, WhatIf]:
+def model_of(
+    reference: str | None, what_if: WhatIf, flags: dict[str, str | None], assume_full_attention: bool = False
+) -> tuple[ModelSpec, WhatIf]:
     """The model by name or path, or by flags alone; and the what-if that is left.
 
     `flags` maps option to text. They fill the same mapping a config.json does, with model_type `generic`; then
@@ -179,7 +182,7 @@ def model_of(reference: str | None, what_if: WhatIf, flags: dict[str, str | None
     if reference is not None:
         if given:
             raise UsageError(f"{given[0]} describes a model without MODEL; {reference!r} is given too")
-        return load_model(reference), what_if
+        return load_model(reference, assume_full_attention=assume_full_attention), what_if
     if not given:
         raise UsageError(
             "no MODEL", "name a preset (kvcalc models), or describe one: --layers 32 --heads 32 --head-dim 128"

@@ -52,7 +52,7 @@ def resolve_workload(
     elif longest is not None and context_tokens > longest:
         warnings.append(f"context {context_tokens:,} is beyond the model's max_position_embeddings of {longest:,}")
     _check_tensor_parallel(spec, tensor_parallel_size)
-    model_dtype = _resolve_model_dtype(spec, dtype, warnings if kv_dtype.casefold() == "auto" else [])
+    model_dtype = _resolve_model_dtype(spec, dtype, warnings)
     resolved = model_dtype if kv_dtype.casefold() == "auto" else parse_dtype(kv_dtype, "--kv-dtype")
     encoder = _resolve_encoder_tokens(spec, encoder_tokens, context_tokens, warnings)
     return Workload(context_tokens, batch_size, resolved, model_dtype, tensor_parallel_size, tuple(warnings), encoder)

@@ -21,6 +21,8 @@ def read_text(path: str, most_bytes: int) -> str:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
         try:
             status = os.fstat(handle)
+            if stat.S_ISDIR(status.st_mode):
+                raise UsageError(f"{path}: a folder, and no file")
             if not stat.S_ISREG(status.st_mode):
                 raise UsageError(f"{path}: not a regular file", "pipe it instead: kvcalc estimate - < FILE")
             if status.st_size > most_bytes:
@@ -38,6 +40,8 @@ def read_text(path: str, most_bytes: int) -> str:
 
 def read_stdin(most_bytes: int) -> str:
     """All of standard input, under the same limits."""
+    if sys.stdin is None:  # closed by whoever started this process
+        raise UsageError("stdin: closed", "pipe a config in: kvcalc estimate - < config.json")
     return decode(sys.stdin.buffer.read(most_bytes + 1), "stdin", most_bytes)
 
 

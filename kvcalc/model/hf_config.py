@@ -15,9 +15,13 @@ from kvcalc.model.spec import ModelSpec
 
 # model_type -> module in kvcalc.model.families. Modules are imported when asked for: start-up pays for one.
 FAMILIES: dict[str, str] = {
+    "axk1": "deepseek",
+    "axk2": "deepseek",
     "bamba": "mamba_hybrids",
     "bart": "encoder_decoder",
-    "bert": "bert",
+    "codegen": "renamed",
+    "ctrl": "renamed",
+    "dbrx": "mosaic",
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
     "deepseek_v32": "deepseek",
@@ -27,11 +31,18 @@ FAMILIES: dict[str, str] = {
     "falcon_mamba": "mamba",
     "gemma3n_text": "gemma4",
     "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "glm4_moe_lite": "deepseek",
     "glm_moe_dsa": "deepseek",
+    "gpt-sw3": "gpt2",
     "gpt2": "gpt2",
+    "gpt_bigcode": "renamed",
+    "gpt_neo": "gpt_neo",
+    "gptj": "renamed",
     "granitemoehybrid": "mamba_hybrids",
+    "hy_v4": "deepseek",
     "jamba": "mamba_hybrids",
+    "jetmoe": "jetmoe",
     "kimi_k2": "deepseek",
     "kimi_linear": "kimi_linear",
     "lfm2": "lfm2",
@@ -44,12 +55,14 @@ FAMILIES: dict[str, str] = {
     "mamba2": "mamba",
     "marian": "encoder_decoder",
     "mbart": "encoder_decoder",
-    "minicpm3": "deepseek",
     "mimo_v2_flash": "mimo",
+    "minicpm3": "deepseek",
     "minimax": "minimax",
-    "minimax_m3": "minimax_m3",
     "minimax_m3_vl_text": "minimax_m3",
+    "mistral4": "deepseek",
     "mllama_text_model": "mllama",
+    "modernbert-decoder": "modernbert_decoder",
+    "mpt": "mosaic",
     "mt5": "encoder_decoder",
     "nemotron_h": "nemotron_h",
     "olmo_hybrid": "gated_delta",
@@ -59,57 +72,40 @@ FAMILIES: dict[str, str] = {
     "qwen3_next": "gated_delta",
     "recurrent_gemma": "recurrent_gemma",
     "rwkv": "rwkv",
+    "step3p5": "step",
     "t5": "encoder_decoder",
     "umt5": "encoder_decoder",
     "whisper": "encoder_decoder",
+    "xglm": "renamed",
+    "youtu": "deepseek",
     "zamba": "zamba",
     "zamba2": "zamba",
     **dict.fromkeys(
         (
-            "apertus arcee bloom cohere cohere2 ernie4_5 gemma gemma2 gemma3_text generic glm glm4 glm4_moe "
-            "gpt_neox gpt_oss granite granitemoe helium hunyuan_v1_dense hunyuan_v1_moe llama llava mimo minimax_m2 "
-            "ministral3 mistral mixtral olmo olmo2 olmo3 olmoe phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_vl_text "
-            "qwen3 qwen3_moe qwen3_vl_moe_text qwen3_vl_text seed_oss stablelm starcoder2 vaultgemma"
+            "albert bert bert-generation camembert data2vec-text deberta deberta-v2 distilbert electra "
+            "ernie git megatron-bert mpnet nomic_bert rembert roberta roberta-prelayernorm roformer "
+            "xlm-roberta xlm-roberta-xl xmod"
+        ).split(),
+        "bert",
+    ),
+    **dict.fromkeys(
+        (
+            "afmoe apertus arcee aria_text beam biogpt bitnet bloom chameleon cohere cohere2 cohere2_moe "
+            "cohere_compass_text cosmos3_edge_text cwm deepseek_ocr2_text diffllama doge dots1 emu3_text_model "
+            "ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text exaone4 exaone_moe flex_olmo flint gemma gemma2 "
+            "gemma3_text generic glm glm4 glm4_moe glm4v_moe_text glm4v_text glm_ocr_text gpt_neox "
+            "gpt_neox_japanese gpt_oss granite granite4_vision_text granite_docling_text granite_swa granitemoe "
+            "granitemoe_swa granitemoeshared helium higgs_audio_v2 hunyuan_v1_dense hunyuan_v1_moe "
+            "hunyuan_vl_text hy_v3 hyperclovax internlm3 iquestcoder jais2 kolibri1 laguna llama mellum mimo "
+            "minimax_m2 ministral ministral3 mistral mixtral molmo2_text muse_glimmer_text muse_spark_text "
+            "nanochat nemotron olmo olmo2 olmo3 olmoe opt paddleocr_vl_text persimmon phi phi3 phi4_multimodal "
+            "phimoe qwen2 qwen2_5_omni_text qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_moe "
+            "qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 solar_open stablelm starcoder2 "
+            "vaultgemma"
         ).split(),
         "decoder",
     ),
 }
-
-# Models around a language model: model_type -> the language model's type where the inner config does not say.
-# Source: sub_configs_defaults of their configuration classes, Transformers 5.23.0.
-WRAPPERS: dict[str, str] = {
-    "gemma3": "gemma3_text",
-    "gemma3n": "gemma3n_text",
-    "gemma4": "gemma4_text",
-    "kimi_k25": "deepseek_v3",
-    "kimi_k3": "kimi_linear",
-    "lfm2_vl": "lfm2",
-    "llama4": "llama4_text",
-    "llava": "llama",
-    "llava_next": "llama",
-    "minimax_m3_vl": "minimax_m3_vl_text",
-    "mistral3": "mistral",
-    "mllama": "mllama_text_model",
-    "qwen2_5_vl": "qwen2_5_vl_text",
-    "qwen2_vl": "qwen2_vl_text",
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
-    "qwen3_vl": "qwen3_vl_text",
-    "qwen3_vl_moe": "qwen3_vl_moe_text",
-}
-
-# Inner configs are published as differences from their class, down to the size of the model (llava-1.5-7b). Only there
-# may these be missing. Source: LlamaConfig and MistralConfig, Transformers 5.23.0.
-_INNER_DEFAULTS: dict[str, dict[str, object]] = {
-    "llama": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
-    "mistral": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
-}
-
-# Published flat: the language model's keys stand beside the vision tower's.
-_FLAT = ("qwen2_vl", "qwen2_5_vl")
-
-# What an inner config takes from the outer one where it does not say itself.
-_INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
 
 # Keys which say nothing of the cache, whatever the family. Of others, a preset holds only those in the family's KEYS.
 COMMON_KEYS = frozenset(
@@ -125,7 +121,8 @@ COMMON_KEYS = frozenset(
 _CACHE_LIKE = (
     "window lora_rank head_dim num_kv num_key_v kv_head kv_shared shared_kv kv_share kv_channel layer_types "
     "attention_types attention_layers attention_chunk attn_layer index_ sparse compress multi_query _conv_ "
-    "conv_ ssm state_size mamba linear_ block_configs cross_attention hybrid"
+    "conv_ ssm state_size mamba linear_ block_configs cross_attention hybrid use_cla use_mla per_layer_config "
+    "local_attention global_attn"
 ).split()
 
 
@@ -135,37 +132,31 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     `strict` refuses every key the family does not know, cache or not: presets hold facts, so a misspelt key is a lost
     one. Raises ModelError (exit 3) for an unknown model_type, a missing fact, or a key which may change the cache.
     """
-    config = _language_model(config, name, source)
-    reader = ConfigReader(config, name, source)
-    model_type = reader.text("model_type")
-    if model_type not in FAMILIES:
-        known = (*FAMILIES, *WRAPPERS)
-        hint = nearest(model_type, known) or f"known are {', '.join(sorted(known))}"
-        raise ModelError(f"{name}: model_type {model_type!r} is not known", hint)
-    family = import_module(f"kvcalc.model.families.{FAMILIES[model_type]}")
-    _refuse_unknown_keys(config, family.KEYS | COMMON_KEYS, name, model_type, strict)
-    spec: ModelSpec = family.read(reader, model_type)
-    return spec
-
-
-def _language_model(config: Mapping[str, object], name: str, source: str) -> Mapping[str, object]:
-    """The config of the language model inside `config`; `config` itself where it is one."""
     outer = ConfigReader(config, name, source).text("model_type")
-    if outer not in WRAPPERS:
-        return config
-    inner = config.get("text_config")
-    if inner is None and outer in _FLAT:
-        return {**config, "model_type": WRAPPERS[outer]}
-    if inner is None and outer in FAMILIES:
-        return config
-    if inner is None:
-        raise ModelError(f"{name}: text_config is missing, and {outer} keeps its language model there")
-    if not isinstance(inner, Mapping):
-        raise ModelError(f"{name}: text_config must be an object")
-    model_type = inner.get("model_type") or WRAPPERS[outer]
-    inherited = {key: config[key] for key in _INHERITED if key in config}
-    defaults = _INNER_DEFAULTS.get(model_type, {}) if isinstance(model_type, str) else {}
-    return {**defaults, **inherited, **inner, "model_type": model_type}
+    if outer in FAMILIES:
+        return _read(config, outer, FAMILIES[outer], name, source, strict)
+    # What few models need is imported for these alone: start-up pays for it.
+    from kvcalc.model.remote_code import REMOTE_FAMILIES
+    from kvcalc.model.wrappers import REMOTE_WRAPPERS, WRAPPERS, language_model
+
+    config, model_type = language_model(config, outer, name)
+    module = FAMILIES.get(model_type) or REMOTE_FAMILIES.get(model_type)
+    if module is None:
+        known = (*FAMILIES, *REMOTE_FAMILIES, *WRAPPERS)
+        hint = nearest(model_type, known) or f"{len(known)} types are known; a plain decoder may be called generic"
+        raise ModelError(f"{name}: model_type {model_type!r} is not known", hint)
+    spec = _read(config, model_type, module, name, source, strict)
+    is_remote = model_type in REMOTE_FAMILIES or outer in REMOTE_WRAPPERS
+    return spec._replace(in_transformers=False) if is_remote else spec
+
+
+def _read(
+    config: Mapping[str, object], model_type: str, module: str, name: str, source: str, strict: bool
+) -> ModelSpec:
+    family = import_module(f"kvcalc.model.families.{module}")
+    _refuse_unknown_keys(config, family.KEYS | COMMON_KEYS, name, model_type, strict)
+    spec: ModelSpec = family.read(ConfigReader(config, name, source), model_type)
+    return spec
 
 
 def _refuse_unknown_keys(

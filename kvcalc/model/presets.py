@@ -1,94 +1,147 @@
-"""Presets: one YAML file per model under presets/models, holding facts in the published config.json's own key names."""
+"""Presets: one YAML file per model, holding facts in the published config.json's own key names.
+
+Those that ship with kvcalc lie under presets/models, a user's own in folders of theirs (`preset_folders`), and a
+user's file takes the place of a shipped one of its name.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import NamedTuple
 
-from kvcalc.errors import ModelError, UsageError, nearest
+from kvcalc.errors import KvcalcError, ModelError, UsageError, nearest
+from kvcalc.model.compiled_presets import compiled_mapping
 from kvcalc.model.files import read_text
+from kvcalc.model.preset_folders import shipped_files, shipped_folder, user_files
+from kvcalc.model.yaml_mapping import parse_mapping
 
 MAX_PRESET_BYTES = 256 * 1024
-_MAX_DEPTH = 32
 _REQUIRED = ("name", "source", "date", "config")
-_ALLOWED = (*_REQUIRED, "aliases", "note")
+_ALLOWED = ("name", "family", "aliases", "source", "date", "note", "config")
 
 
 class Preset(NamedTuple):
-    """A preset as its file states it. `date` is when the facts were published or read, ISO 8601; `path` its file."""
+    """A preset as its file states it. `date` is when the facts were published or read, ISO 8601; `path` its file.
+
+    `family` is the publisher's line of models (Llama, Qwen), None where a user's file does not say. `is_users`: it is
+    no shipped file.
+    """
 
     name: str
+    family: str | None
     aliases: tuple[str, ...]
     source: str
     date: str
     note: str | None
     config: dict[str, object]
     path: str
+    is_users: bool
+
+
+class Problem(NamedTuple):
+    """A user's preset file that cannot be used, and why."""
+
+    path: str
+    error: KvcalcError
+
+
+class Presets(NamedTuple):
+    """All presets by name, and the user's files that are none."""
+
+    presets: list[Preset]
+    problems: list[Problem]
 
 
 def presets_folder() -> str:
-    """The folder of presets/models: inside the package in a wheel, beside it in a checkout or an editable install."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    inside = os.path.join(package, "presets", "models")
-    return inside if os.path.isdir(inside) else os.path.join(os.path.dirname(package), "presets", "models")
+    """The folder of the presets that ship with kvcalc."""
+    return shipped_folder(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def preset_names() -> list[str]:
-    """The names of all presets, sorted. Reads the folder, not the files. RunError where an install has lost them."""
-    try:
-        entries = os.listdir(presets_folder())
-    except OSError:
-        entries = []
-    return sorted(entry[: -len(".yaml")] for entry in entries if entry.endswith(".yaml"))
+    """The names of the shipped presets, sorted. Reads the folder, not the files."""
+    return [name for name, _ in shipped_files(presets_folder())]
 
 
 def find_preset(name: str) -> Preset | None:
     """The preset called `name`, by its own name or an alias, letter case aside; None where there is none.
 
-    A name costs one file. An alias costs a text search of each file, and YAML is parsed only where it occurs.
+    A name goes before an alias, and a user's preset before a shipped one. A name costs one file. An alias costs a text
+    search of each file, and YAML is parsed only where it occurs. Raises what `load_preset` does where the file of that
+    name is broken, and UsageError (exit 2) where two of the user's files claim the name.
     """
-    folder = presets_folder()
     wanted = name.casefold()
-    names = preset_names()
-    if wanted in names:
-        return load_preset(os.path.join(folder, f"{wanted}.yaml"))
-    for other in names:
-        path = os.path.join(folder, f"{other}.yaml")
-        if wanted in read_text(path, MAX_PRESET_BYTES).casefold():
-            preset = load_preset(path)
-            if wanted in (alias.casefold() for alias in preset.aliases):
-                return preset
-    return None
+    users, folder = user_files(), presets_folder()
+    own = [path for stem, path in users if stem == wanted]
+    if own:
+        return _only(name, [_load_own(path) for path in own])
+    path = os.path.join(folder, f"{wanted}.yaml")
+    if os.path.basename(wanted) == wanted and os.path.isfile(path):
+        return load_preset(path, is_users=False)
+    return _only(name, _with_alias(wanted, [path for _, path in users])) or _shipped_alias(wanted, folder, users)
 
 
 def unknown_preset(name: str) -> ModelError:
-    """The error for a model nobody knows, with the nearest names."""
-    known: set[str] = set()
-    for preset in map(load_preset, map(_path_of, preset_names())):
-        known.update((preset.name, *preset.aliases))
+    """The error for a model nobody knows, with the nearest names, and the user's broken files if there are any."""
+    found = list_presets()
+    known = {known for preset in found.presets for known in (preset.name, *preset.aliases)}
     hint = nearest(name, known) or "list them: kvcalc models; or give the path of a config.json"
+    if found.problems:
+        hint += f"; not read: {', '.join(problem.path for problem in found.problems)} (kvcalc models check FILE)"
     return ModelError(f"model {name!r} is not known", hint)
 
 
 def all_presets() -> list[Preset]:
-    """Every preset, parsed and checked, by name."""
-    return [load_preset(_path_of(name)) for name in preset_names()]
+    """Every preset that can be used, parsed and checked, by name."""
+    return list_presets().presets
 
 
-def load_preset(path: str) -> Preset:
+def shipped_presets() -> list[Preset]:
+    """The presets that ship with kvcalc, by name, whatever the user's own are."""
+    return [load_preset(path, is_users=False) for _, path in shipped_files(presets_folder())]
+
+
+def list_presets() -> Presets:
+    """Every preset by name, a user's in the place of a shipped one of its name, and the user's files that fail."""
+    taken: dict[str, Preset] = {}
+    found: dict[str, Preset] = {}
+    problems: list[Problem] = []
+    for _, path in user_files():
+        try:
+            preset = _load_own(path)
+            other = next((taken[n] for n in names_of(preset) if n in taken), None)
+            if other is not None:
+                raise _clash(next(n for n in names_of(preset) if n in taken), other.path, path)
+        except KvcalcError as error:
+            problems.append(Problem(path, error))
+            continue
+        taken.update(dict.fromkeys(names_of(preset), preset))
+        found[preset.name.casefold()] = preset
+    for name, path in shipped_files(presets_folder()):
+        if name not in found:
+            found[name] = load_preset(path, is_users=False)
+    return Presets([found[name] for name in sorted(found)], problems)
+
+
+def names_of(preset: Preset) -> list[str]:
+    """The preset's name and aliases, in lower case."""
+    return [name.casefold() for name in (preset.name, *preset.aliases)]
+
+
+def load_preset(path: str, *, is_users: bool = True) -> Preset:
     """The preset in the file at `path`, its form checked; its config is checked by the reader it goes through.
 
     Raises UsageError (exit 2) where the file is missing, unreadable, no YAML or no mapping, and ModelError (exit 3)
-    where a key is missing, misspelt or of the wrong kind.
+    where a key is missing, misspelt or of the wrong kind. A shipped one must name its family.
     """
-    name = os.path.basename(path)
-    mapping = _parse(read_text(path, MAX_PRESET_BYTES), name)
+    name = path if is_users else os.path.basename(path)
+    text = read_text(path, MAX_PRESET_BYTES)
+    mapping = (None if is_users else compiled_mapping(path, text)) or parse_mapping(text, name)
     for key in mapping:
         if key not in _ALLOWED:
             raise ModelError(
                 f"{name}: {key!r} is not a preset's key", nearest(str(key), _ALLOWED) or f"keys: {', '.join(_ALLOWED)}"
             )
-    for key in _REQUIRED:
+    for key in _REQUIRED if is_users else (*_REQUIRED, "family"):
         if mapping.get(key) is None:
             raise ModelError(f"{name}: {key} is missing", f"a preset has: {', '.join(_REQUIRED)}")
     config = mapping["config"]
@@ -97,19 +150,73 @@ def load_preset(path: str) -> Preset:
     aliases = mapping.get("aliases") or []
     if not isinstance(aliases, list):
         raise ModelError(f"{name}: aliases must be a list of names")
-    return Preset(
+    preset = Preset(
         name=_text(mapping["name"], name, "name"),
+        family=_optional_text(mapping.get("family"), name, "family"),
         aliases=tuple(_text(alias, name, "aliases") for alias in aliases),
         source=_text(mapping["source"], name, "source"),
         date=_date(mapping["date"], name),
-        note=None if mapping.get("note") is None else _text(mapping["note"], name, "note"),
+        note=_optional_text(mapping.get("note"), name, "note"),
         config=config,
         path=path,
+        is_users=is_users,
     )
+    names = names_of(preset)
+    if len(set(names)) < len(names):
+        twice = next(known for known in names if names.count(known) > 1)
+        raise ModelError(f"{name}: {twice!r} stands twice among its name and aliases")
+    return preset
 
 
-def _path_of(name: str) -> str:
-    return os.path.join(presets_folder(), f"{name}.yaml")
+def check_name(preset: Preset) -> None:
+    """Refuse a preset that is found by another name than its own: in a folder, the file's name is the name."""
+    stem = os.path.splitext(os.path.basename(preset.path))[0]
+    if preset.name.casefold() != stem.casefold():
+        raise ModelError(
+            f"{preset.path}: name is {preset.name!r} and the file is called {stem!r}", f"call it {preset.name}.yaml"
+        )
+
+
+def _load_own(path: str) -> Preset:
+    preset = load_preset(path)
+    check_name(preset)
+    return preset
+
+
+def _only(name: str, found: list[Preset]) -> Preset | None:
+    """The one of the user's presets that claims `name`; UsageError (exit 2) where two do."""
+    if len(found) > 1:
+        raise _clash(name, found[0].path, found[1].path)
+    return found[0] if found else None
+
+
+def _clash(name: str, path: str, other: str) -> UsageError:
+    return UsageError(f"{name!r} is the name of two presets: {path} and {other}", "rename one, or drop an alias")
+
+
+def _with_alias(wanted: str, paths: list[str]) -> list[Preset]:
+    """The user's presets with that alias. A broken file is passed over: it may be of no concern here."""
+    found = []
+    for path in paths:
+        try:
+            if wanted in read_text(path, MAX_PRESET_BYTES).casefold():
+                preset = _load_own(path)
+                if wanted in names_of(preset):
+                    found.append(preset)
+        except KvcalcError:
+            continue
+    return found
+
+
+def _shipped_alias(wanted: str, folder: str, users: list[tuple[str, str]]) -> Preset | None:
+    """The shipped preset with that alias, or the user's one that has taken its place."""
+    for name, path in shipped_files(folder):
+        if wanted in read_text(path, MAX_PRESET_BYTES).casefold():
+            preset = load_preset(path, is_users=False)
+            if wanted in names_of(preset):
+                own = [_load_own(path) for stem, path in users if stem == name]
+                return _only(name, own) or preset
+    return None
 
 
 def _text(value: object, name: str, key: str) -> str:
@@ -118,68 +225,13 @@ def _text(value: object, name: str, key: str) -> str:
     return value
 
 
+def _optional_text(value: object, name: str, key: str) -> str | None:
+    return None if value is None else _text(value, name, key)
+
+
 def _date(value: object, name: str) -> str:
     import datetime
 
-    if not isinstance(value, datetime.date):
+    if type(value) is not datetime.date:  # a datetime is a date too, and has a time
         raise ModelError(f"{name}: date must be a date such as 2024-04-18")
     return value.isoformat()
-
-
-def _parse(text: str, name: str) -> dict[object, object]:
-    """YAML text to a mapping, plain data only.
-
-    The events are checked before anything is built: PyYAML follows nesting with C recursion and can be crashed by
-    depth, shares what an alias names (which bombs rely on), and keeps the last of duplicate keys in silence.
-    """
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        _check_events(yaml.parse(text, Loader=loader), yaml, name)
-        data = yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader: plain data, no objects
-    except (yaml.YAMLError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UsageError(f"{name}: not YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}") from None
-    if not isinstance(data, dict):
-        raise UsageError(f"{name}: not a mapping of keys to values")
-    return data
-
-
-def _check_events(events: object, yaml: object, name: str) -> None:
-    """Refuse anchors, aliases, tags, duplicate keys and deep nesting."""
-    levels: list[_Level] = []
-    for event in events:  # type: ignore[attr-defined]  # yaml.parse is untyped
-        kind = type(event).__name__
-        if kind == "AliasEvent" or getattr(event, "anchor", None) is not None:
-            raise UsageError(f"{name}: anchors and aliases (&, *) are not allowed", "write the value out")
-        if getattr(event, "tag", None) is not None:
-            raise UsageError(f"{name}: tags (!) are not allowed", "write plain values")
-        if kind in ("MappingEndEvent", "SequenceEndEvent"):
-            levels.pop()
-        elif kind in ("ScalarEvent", "MappingStartEvent", "SequenceStartEvent"):
-            if levels and levels[-1].next_is_key():
-                key = getattr(event, "value", None)
-                if key in levels[-1].keys:
-                    line = event.start_mark.line + 1
-                    raise ModelError(f"{name}: key {key!r} stands twice, the second time on line {line}")
-                levels[-1].keys.add(key)
-            if kind != "ScalarEvent":
-                levels.append(_Level(is_mapping=kind == "MappingStartEvent"))
-                if len(levels) > _MAX_DEPTH:
-                    raise UsageError(f"{name}: nested more than {_MAX_DEPTH} levels deep")
-
-
-class _Level:
-    """An open mapping or sequence while events are checked: the keys so far, and whether a key comes next."""
-
-    def __init__(self, is_mapping: bool) -> None:
-        self.is_mapping = is_mapping
-        self.keys: set[object] = set()
-        self.at_key = False
-
-    def next_is_key(self) -> bool:
-        """Step over one node; whether that node is a mapping's key."""
-        self.at_key = self.is_mapping and not self.at_key
-        return self.at_key

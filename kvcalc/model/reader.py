@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from kvcalc.errors import ModelError, nearest
 from kvcalc.model.spec import AttentionShape, LayerGroup, ModelSpec
 
-MAX_LAYERS = 100_000
+MAX_LAYERS = 2_000
 """More layers than any model has: a larger number is a damaged config."""
+MAX_INTEGER = 10**12
+"""More than any dimension or count of a model."""
 
 _DTYPES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 _SHOWN = 40
@@ -70,14 +72,14 @@ class ConfigReader:
         value = self._look_up((key,))
         return [] if value is None else [*value] if isinstance(value, list) else [str(value)]
 
-    def integer(self, *keys: str, least: int = 1, most: int | None = None) -> int:
+    def integer(self, *keys: str, least: int = 1, most: int = MAX_INTEGER) -> int:
         """The integer under one of `keys`. Raises ModelError where it is missing, no integer or out of range."""
         value = self.optional_integer(*keys, least=least, most=most)
         if value is None:
-            raise ModelError(f"{self.name}: {keys[0]} is missing", nearest(keys[0], self.config))
+            raise self._missing(keys[0])
         return value
 
-    def optional_integer(self, *keys: str, least: int = 1, most: int | None = None) -> int | None:
+    def optional_integer(self, *keys: str, least: int = 1, most: int = MAX_INTEGER) -> int | None:
         """As `integer`, but None where the key is missing or null."""
         value = self._look_up(keys)
         if value is None:
@@ -86,7 +88,7 @@ class ConfigReader:
             raise self._bad(keys[0], value, "must be an integer")
         if value < least:
             raise self._bad(keys[0], value, f"must be at least {least}")
-        if most is not None and value > most:
+        if value > most:
             raise self._bad(keys[0], value, f"must be at most {most:,}")
         return value
 
@@ -112,7 +114,7 @@ class ConfigReader:
         """The string under `key`; ModelError where it is missing or no string."""
         value = self._look_up((key,))
         if value is None:
-            raise ModelError(f"{self.name}: {key} is missing", nearest(key, self.config))
+            raise self._missing(key)
         if not isinstance(value, str):
             raise self._bad(key, value, "must be a string")
         return value
@@ -185,6 +187,11 @@ class ConfigReader:
             if value != found[0][1]:
                 raise ModelError(f"{self.name}: {found[0][0]} is {_shown(found[0][1])} but {key} is {_shown(value)}")
         return found[0][1] if found else None
+
+    def _missing(self, key: str) -> ModelError:
+        if key in self.config:
+            return ModelError(f"{self.name}: {key} is null")
+        return ModelError(f"{self.name}: {key} is missing", nearest(key, self.config))
 
     def _bad(self, key: str, value: object, must: str) -> ModelError:
         return ModelError(f"{self.name}: {key} is {_shown(value)}: {must}")

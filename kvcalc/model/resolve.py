@@ -1,8 +1,9 @@
-"""MODEL, as a person types it, becomes a ModelSpec: a preset's name, a path, or `-` for a config on stdin."""
+"""MODEL, as a person types it, becomes a ModelSpec: a preset's name, a path, `-` for stdin, or `hf:org/name`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model import presets
@@ -10,27 +11,42 @@ from kvcalc.model.files import read_stdin, read_text
 from kvcalc.model.hf_config import read_config
 from kvcalc.model.spec import ModelSpec
 
-MAX_CONFIG_BYTES = 16 * 1024 * 1024
+MAX_CONFIG_BYTES = 8 * 1024 * 1024
+MAX_VALUES = 250_000
+"""More values than any config holds (one that names every quantized tensor has 70,000): each costs memory."""
+MAX_KEYS = 10_000
+
+_SHOWN_FILES = 5
 
 
-def load_model(reference: str) -> ModelSpec:
+def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelSpec:
     """The model `reference` names.
 
     A preset's name or alias wins; `./NAME` always means a path. A path is a config.json, a folder holding one, or a
-    preset file (.yaml). Raises UsageError (exit 2) for a file that is missing, unreadable or no JSON object, and
-    ModelError (exit 3) for an unknown name or a config that is not understood.
+    preset file (.yaml). `hf:org/name` is the Hub's, and the only form that may touch the network. Raises UsageError
+    (exit 2) for a file that is missing, unreadable or no JSON object, ModelError (exit 3) for an unknown name or a
+    config that is not understood, and RunError (exit 1) where the Hub cannot be reached. `assume_full_attention`: an
+    upper bound (`upper_bound`) where the config is not understood, and the windows left out where it is.
     """
+    read = _read_upper_bound if assume_full_attention else read_config
     if reference == "-":
-        return read_config(_json_object(read_stdin(MAX_CONFIG_BYTES), "stdin"), "stdin", "stdin")
+        return read(_json_object(read_stdin(MAX_CONFIG_BYTES), "stdin"), "stdin", "stdin")
     if reference.startswith("hf:"):
-        raise ModelError(f"{reference}: kvcalc does not fetch models", "download its config.json and give the path")
+        from kvcalc.model.hub import fetch_config
+
+        found = fetch_config(reference, MAX_CONFIG_BYTES)
+        return read(_json_object(read_text(found.path, MAX_CONFIG_BYTES), reference), found.name, found.source)
     if not _is_path(reference):
         preset = presets.find_preset(reference)
         if preset is not None:
-            return spec_of(preset)
+            return (
+                _read_upper_bound(preset.config, preset.name, preset.source)
+                if assume_full_attention
+                else spec_of(preset)
+            )
         if not os.path.exists(reference):
             raise presets.unknown_preset(reference)
-    return _load_path(reference)
+    return _load_path(reference, read)
 
 
 def spec_of(preset: presets.Preset) -> ModelSpec:
@@ -44,15 +60,53 @@ def _is_path(reference: str) -> bool:
     return looks or (os.sep in reference and os.path.exists(reference))
 
 
-def _load_path(path: str) -> ModelSpec:
+def _read_upper_bound(config: Mapping[str, object], name: str, source: str) -> ModelSpec:
+    from kvcalc.model.upper_bound import read_upper_bound
+
+    return read_upper_bound(config, name, source)
+
+
+def _load_path(path: str, read: Callable[[Mapping[str, object], str, str], ModelSpec]) -> ModelSpec:
     path = os.path.expanduser(path)
     if os.path.isdir(path):
-        path = os.path.join(path, "config.json")
-        if not os.path.isfile(path):
-            raise UsageError(f"{path}: no such file", "give the path of a config.json, or of a folder that holds one")
+        path = _config_in(path)
     if path.endswith((".yaml", ".yml")):
-        return spec_of(presets.load_preset(path))
-    return read_config(_json_object(read_text(path, MAX_CONFIG_BYTES), path), _name_of(path), path)
+        preset = presets.load_preset(path)
+        return spec_of(preset) if read is read_config else read(preset.config, preset.name, preset.source)
+    config = _json_object(read_text(path, MAX_CONFIG_BYTES), path)
+    folder, file = os.path.split(path)
+    if file != "config.json":
+        return read(config, _name_of(path), path)
+    return read(_with_quantization(config, folder), _name_of(path), path)._replace(checkpoint=folder or os.curdir)
+
+
+def _with_quantization(config: dict[str, object], folder: str) -> dict[str, object]:
+    """`config` with what TensorRT Model Optimizer says of the weights in a file beside it (modelopt 0.37)."""
+    path = os.path.join(folder, "hf_quant_config.json")
+    if config.get("quantization_config") is not None or not os.path.isfile(path):
+        return config
+    stated = _json_object(read_text(path, MAX_CONFIG_BYTES), path).get("quantization")
+    if not isinstance(stated, dict):
+        raise ModelError(f"{path}: quantization is missing or no object")
+    return {**config, "quantization_config": {"quant_method": "modelopt", **stated}}
+
+
+def _config_in(folder: str) -> str:
+    """The config.json of `folder`; UsageError with what lies there instead."""
+    try:
+        entries = sorted(os.listdir(folder))
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror or 'cannot be read'}") from None
+    if "config.json" in entries:
+        return os.path.join(folder, "config.json")
+    others = [entry for entry in entries if entry.endswith((".json", ".yaml", ".yml"))]
+    if not others:
+        raise UsageError(f"{folder}: no config.json", "give the path of a config.json, or of a folder that holds one")
+    more = f" and {len(others) - _SHOWN_FILES} more" if len(others) > _SHOWN_FILES else ""
+    raise UsageError(
+        f"{folder}: no config.json; there are {', '.join(others[:_SHOWN_FILES])}{more}",
+        f"give the path of one: {os.path.join(folder, others[0])}",
+    )
 
 
 def _name_of(path: str) -> str:
@@ -64,14 +118,36 @@ def _name_of(path: str) -> str:
 def _json_object(text: str, name: str) -> dict[str, object]:
     import json
 
+    if sum(map(text.count, ",[{")) > MAX_VALUES:
+        raise UsageError(f"{name}: more than {MAX_VALUES:,} values, and no config holds so many")
     try:
         # Infinity and NaN, which are no JSON, stand in published configs (time_step_limit): the reader refuses them
         # where they matter.
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=_without_duplicates)
     except RecursionError:
         raise UsageError(f"{name}: nested too deeply") from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise UsageError(f"{name}: not JSON: {error}") from None
+    except ValueError:
+        raise UsageError(f"{name}: not JSON: a number of thousands of digits") from None
+    except _TwiceError as error:
+        raise UsageError(f"{name}: key {error.args[0]!r} stands twice, with different values") from None
     if not isinstance(data, dict):
         raise UsageError(f"{name}: not a JSON object")
+    if len(data) > MAX_KEYS:
+        raise UsageError(f"{name}: {len(data):,} keys, and no config holds more than {MAX_KEYS:,}")
     return data
+
+
+class _TwiceError(Exception):
+    """A key that stands twice in one object, with different values."""
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object's keys and values; which of two values was meant cannot be known."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        for key, value in pairs:
+            if found[key] != value:
+                raise _TwiceError(key)
+    return found

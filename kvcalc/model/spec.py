@@ -70,6 +70,8 @@ class ModelSpec(NamedTuple):
     K and V. `config` is what it was read from, the family's defaults filled in: the weights are counted from it.
     `encoder_tokens`: the length of the encoder's output cross-attention sees where the workload does not say, None
     where it must; `has_fixed_encoder`: the workload cannot say otherwise (Whisper).
+    `checkpoint` is the folder its config.json was read from, where its weights may lie beside it, or None.
+    `in_transformers`: whether Transformers has a class that reads such a config. `remarks`: what an answer must say.
     """
 
     name: str
@@ -83,6 +85,9 @@ class ModelSpec(NamedTuple):
     config: Mapping[str, object] = {}
     encoder_tokens: int | None = None
     has_fixed_encoder: bool = False
+    checkpoint: str | None = None
+    in_transformers: bool = True
+    remarks: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:

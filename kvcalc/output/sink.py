@@ -35,7 +35,7 @@ def choose(format: str | None, json: bool, path: str | None, no_color: bool) -> 
 def emit(document: dict[str, Any], output: Output, kind: str) -> None:
     """Print `document` as `output` says. `kind` names the command's human renderer in kvcalc.output.human.
 
-    Warnings go to stderr where the format does not carry them (human and --get).
+    Warnings go to stderr where the format does not carry them (human, --get, and tables).
     """
     if output.path is not None:
         from kvcalc.output.paths import bare, look_up
@@ -47,9 +47,11 @@ def emit(document: dict[str, Any], output: Output, kind: str) -> None:
 
         text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     elif output.format in ("tsv", "csv"):
-        from kvcalc.output.tabular import tabulate
+        from kvcalc.output.tabular import is_table, tabulate
 
         text = tabulate(document, output.format)
+        if is_table(document):
+            _warn(document)
     else:
         from kvcalc.output.human import render
 

@@ -10,7 +10,7 @@ from kvcalc.output.paths import bare, scalars
 
 
 def tabulate(document: dict[str, Any], format: str) -> str:
-    """`document` as text with a header line. A document that holds one list of rows (`models`) becomes a table."""
+    """`document` as text with a header line. A list of rows (`models`, `files`) becomes a table."""
     rows = _table(document) or [["path", "value"], *([path, bare(value)] for path, value in scalars(document))]
     if format == "csv":
         buffer = io.StringIO()
@@ -19,8 +19,13 @@ def tabulate(document: dict[str, Any], format: str) -> str:
     return "".join("\t".join(_one_line(cell) for cell in row) + "\n" for row in rows)
 
 
+def is_table(document: dict[str, Any]) -> bool:
+    """Whether `document` becomes a table, whose rows have no room for its warnings."""
+    return _table(document) is not None
+
+
 def _table(document: dict[str, Any]) -> list[list[str]] | None:
-    rows = document.get("models")
+    rows = document.get("models") or document.get("files")
     if not isinstance(rows, list) or not rows:
         return None
     return [list(rows[0]), *([bare(value) for value in row.values()] for row in rows)]

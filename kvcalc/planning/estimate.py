@@ -14,6 +14,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf, apply, layer_parameters, side_by_side
 from kvcalc.planning.capacity import capacity
 from kvcalc.planning.formula import formulas
+from kvcalc.planning.weights import describe_weights
 from kvcalc.schema import SCHEMA_VERSION
 
 ENCODER_WARNING = (
@@ -44,9 +45,10 @@ def estimate(
     workload = resolve_workload(spec, context_tokens, batch_size, dtype, kv_dtype, tensor_parallel_size, encoder_tokens)
     spec = bind_workload(spec, workload)
     rules = load_engine(engine, spec, engine_settings)
-    warnings = [*workload.warnings, *rules.warnings]
+    warnings = [*spec.remarks, *workload.warnings, *rules.warnings]
     if spec.is_encoder and rules.name == "logical":
         warnings.append(ENCODER_WARNING.format(name=spec.name))
+    weights = describe_weights(model, spec, dtype, workload.model_dtype, warnings)
     fit = None
     if kv_memory_bytes is not None:
         fit = capacity(spec, workload, rules, kv_memory_bytes, warnings)
@@ -67,7 +69,7 @@ def estimate(
         },
         "kv_cache": _describe_cache(spec, workload, rules),
         "variants": _describe_variants(model, what_if, workload, rules),
-        "weights": None,
+        "weights": weights,
         "hardware": None,
         "fit": fit,
         "throughput": None,
@@ -120,9 +122,16 @@ def _describe_variants(model: ModelSpec, what_if: WhatIf, workload: Workload, ru
     """The four kinds of attention side by side; what the what-if asks for stands in its own kind's row."""
     model = bind_workload(model, workload)
     changed = side_by_side(model, what_if)
-    mha = dict(changed)["mha"]
-    mha_bytes = 0 if isinstance(mha, str) else _variant_bytes(mha, workload)
+    mha_bytes = _mha_bytes(dict(changed)["mha"], workload)
     return [_describe_variant(kind, new, model, mha_bytes, workload, rules) for kind, new in changed]
+
+
+def _mha_bytes(mha: ModelSpec | str, workload: Workload) -> int:
+    """What the others are held against; 0 where the model cannot be MHA in this dtype."""
+    try:
+        return 0 if isinstance(mha, str) else _variant_bytes(mha, workload)
+    except KvcalcError:
+        return 0
 
 
 def _variant_bytes(spec: ModelSpec, workload: Workload) -> int:
@@ -151,7 +160,7 @@ def _describe_variant(
     try:
         growth, held = rules.growth(spec, dtype, tokens), rules.held_bytes(spec, dtype, tokens)
     except KvcalcError as error:
-        # An engine may have no way to hold what the model might be.
+        # What the model might be may not fit a dtype or an engine: no reason to refuse what it is.
         return {**row, "reason": error.message}
     return {
         **row,

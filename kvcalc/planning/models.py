@@ -1,19 +1,56 @@
-"""The presets as documents: the list, and one of them."""
+"""The presets as documents: the list, one of them, and what is wrong with a file that should become one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
+from kvcalc.errors import KvcalcError, UsageError, nearest
 from kvcalc.memory.dtypes import DTYPES, bytes_of
+from kvcalc.memory.kv_cache import growth, stored_cache_bytes
+from kvcalc.model.caches import Cache, CompressedAttention, CrossAttention
 from kvcalc.model.describe import describe_model
-from kvcalc.model.presets import Preset, all_presets, find_preset, unknown_preset
+from kvcalc.model.presets import (
+    Preset,
+    check_name,
+    find_preset,
+    list_presets,
+    load_preset,
+    names_of,
+    shipped_presets,
+    unknown_preset,
+)
 from kvcalc.model.resolve import spec_of
 from kvcalc.schema import SCHEMA_VERSION
 
+NO_FAMILY = "other"
 
-def list_models() -> dict[str, Any]:
-    """Every preset with its attention, its layers and the bytes one token adds to an empty 16-bit cache."""
-    return {"schema_version": SCHEMA_VERSION, "models": [_row(preset) for preset in all_presets()]}
+
+def list_models(family: str | None = None) -> dict[str, Any]:
+    """Every preset with its attention, its layers and the bytes one token adds to an empty 16-bit cache, by family.
+
+    `family` keeps one family. A user's file that cannot be used is left out, and a warning names it. UsageError where
+    nothing is of that family.
+    """
+    found = list_presets()
+    warnings = [f"left out: {problem.error.message}" for problem in found.problems]
+    families = {preset.family or NO_FAMILY for preset in found.presets}
+    wanted = None if family is None else family.casefold()
+    if wanted is not None and wanted not in {known.casefold() for known in families}:
+        hint = nearest(wanted, families) or f"families: {', '.join(sorted(families, key=str.casefold))}"
+        raise UsageError(f"--family {family!r}: no preset is of that family", hint)
+    rows = []
+    for preset in found.presets:
+        if wanted in (None, (preset.family or NO_FAMILY).casefold()):
+            try:
+                rows.append(_row(preset))
+            except KvcalcError as error:
+                if not preset.is_users:
+                    raise
+                warnings.append(f"left out: {preset.path}: {error.message}")
+    rows.sort(key=lambda row: ((row["family"] or NO_FAMILY).casefold(), _digits_as_numbers(row["name"])))
+    return {"schema_version": SCHEMA_VERSION, "models": rows, "warnings": warnings}
 
 
 def show_model(name: str) -> dict[str, Any]:
@@ -24,20 +61,67 @@ def show_model(name: str) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "name": preset.name,
+        "family": preset.family,
         "aliases": list(preset.aliases),
         "source": preset.source,
         "date": preset.date,
         "note": preset.note,
+        "file": preset.path if preset.is_users else None,
         "config": preset.config,
     }
+
+
+def check_models(paths: Sequence[str]) -> dict[str, Any]:
+    """Each file as a preset: its form, its config through the strict reader, its names against all others.
+
+    `files` has a row for each with the exit status its error stands for, 0 where it is well; `exit_code` is the
+    highest.
+    """
+    shipped = shipped_presets()
+    good: list[Preset] = []
+    rows = []
+    worst = 0
+    for path in paths:
+        name: str | None = None
+        error: KvcalcError | None = None
+        try:
+            preset = load_preset(path)
+            name = preset.name
+            check_name(preset)
+            spec_of(preset)
+            _check_names(preset, [*(other for other in shipped if other.name != name), *good])
+            good.append(preset)
+        except KvcalcError as caught:
+            error = caught
+            worst = max(worst, caught.exit_code)
+        rows.append(
+            {
+                "file": path,
+                "name": name,
+                "ok": error is None,
+                "exit_code": error.exit_code if error else 0,
+                "error": error.message.removeprefix(f"{path}: ") if error else None,
+                "hint": error.hint if error else None,
+            }
+        )
+    return {"schema_version": SCHEMA_VERSION, "exit_code": worst, "files": rows}
+
+
+def _check_names(preset: Preset, others: Sequence[Preset]) -> None:
+    own = set(names_of(preset))
+    for other in others:
+        for name in names_of(other):
+            if name in own:
+                where = other.path if other.is_users else f"the shipped preset {other.name}"
+                raise UsageError(f"{preset.path}: {name!r} is a name of {where} too", "rename it, or drop the alias")
 
 
 def _row(preset: Preset) -> dict[str, Any]:
     spec = spec_of(preset)
     model = describe_model(spec)
-    elements = sum(sum(cache.token_rows()) * group.num_layers for group in spec.layers for cache in group.caches)
     return {
         "name": preset.name,
+        "family": preset.family,
         "attention": model["attention"],
         "num_layers": model["num_layers"],
         "num_attention_heads": model["num_attention_heads"],
@@ -45,8 +129,28 @@ def _row(preset: Preset) -> dict[str, Any]:
         "head_dim": model["head_dim"],
         "sliding_window": model["sliding_window"],
         "max_position_embeddings": model["max_position_embeddings"],
-        "bytes_per_token_16_bit": bytes_of(elements, DTYPES["bf16"]),
+        "bytes_per_token_16_bit": sum(
+            _bytes_per_token(cache) * group.num_layers for group in spec.layers for cache in group.caches
+        ),
         "aliases": list(preset.aliases),
         "source": preset.source,
         "date": preset.date,
+        "file": preset.path if preset.is_users else None,
     }
+
+
+def _bytes_per_token(cache: Cache) -> int:
+    """What one token adds at 16 bit while no window is full: nothing to the encoder's output; of compressed entries,
+    which come once in several tokens and beside a short window, the mean."""
+    bf16 = DTYPES["bf16"]
+    if isinstance(cache, CrossAttention):
+        return 0
+    if isinstance(cache, CompressedAttention):
+        return growth(lambda t: stored_cache_bytes(cache, t, bf16), cache.window, cache.compress_rate or 1)[0]
+    return bytes_of(sum(cache.token_rows()), bf16)
+
+
+def _digits_as_numbers(name: str) -> list[tuple[bool, int, str]]:
+    """A sort key that puts qwen3-8b before qwen3-14b."""
+    runs = ((is_number, "".join(run)) for is_number, run in groupby(name, str.isdecimal))
+    return [(is_number, int(run) if is_number else 0, "" if is_number else run) for is_number, run in runs]

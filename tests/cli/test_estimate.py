@@ -149,16 +149,18 @@ def test_models_lists_every_preset(kvcalc: Any) -> None:
     from kvcalc.model.presets import preset_names
 
     document = kvcalc("models", "--json").json
-    assert [row["name"] for row in document["models"]] == preset_names()
-    assert kvcalc("models").out.splitlines()[0].startswith("name\tattention\t")
+    assert sorted(row["name"] for row in document["models"]) == preset_names()
+    assert kvcalc("models").out.splitlines()[0].startswith("name\tfamily\tattention\t")
     human = kvcalc("models", "--format", "human").out
     assert all(name in human for name in preset_names())
 
 
 def test_bytes_per_token_of_the_list_are_the_estimates(kvcalc: Any) -> None:
     for row in kvcalc("models", "--json").json["models"]:
-        answer = kvcalc("estimate", row["name"], "--context", 1, "--dtype", "bf16", "--get", "kv_cache.total_bytes")
-        assert int(answer.out) == row["bytes_per_token_16_bit"]
+        # A window of a few hundred tokens is full where entries are compressed, and empty elsewhere.
+        context = 1024 if row["name"].startswith("deepseek-v4") else 1
+        asked = ("--context", context, "--dtype", "bf16", "--get", "kv_cache.bytes_per_token")
+        assert int(kvcalc("estimate", row["name"], *asked).out) == row["bytes_per_token_16_bit"]
 
 
 def test_models_show_prints_the_facts_and_their_source(kvcalc: Any) -> None:

@@ -15,9 +15,8 @@ from kvcalc.attention.cache import TokenCache
 from kvcalc.measure import budget, runner, verify
 from kvcalc.measure.build import build_layer
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.model.presets import preset_names
 from kvcalc.schema import load_schema
-from tests.conftest import ROOT
+from tests.conftest import PLAIN_PRESETS, ROOT
 
 SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64")
 FAST = (*SMALL, "--layers", "2", "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
@@ -49,7 +48,7 @@ def test_all_four_kinds_hold_what_the_formula_says(kvcalc: Any) -> None:
             assert times["n"] == 4
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", PLAIN_PRESETS)
 def test_every_preset_runs_or_is_refused_by_name(name: str) -> None:
     """One layer of each, in its own dtype, beside the estimate of that layer."""
     spec = library.load_model(name)

@@ -7,11 +7,11 @@ import pytest
 import kvcalc
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines import ENGINES, load_engine
-from kvcalc.model.presets import preset_names
 from kvcalc.model.spec import windows
+from tests.conftest import PLAIN_PRESETS
 
 # Presets which decode and have no window: of these Transformers holds what the formula stores.
-SPECS = {name: kvcalc.load_model(name) for name in preset_names()}
+SPECS = {name: kvcalc.load_model(name) for name in PLAIN_PRESETS}
 PLAIN = [name for name, spec in SPECS.items() if not spec.is_encoder and not windows(spec)]
 
 FALCON_40B = {

@@ -11,11 +11,11 @@ from kvcalc.errors import UsageError
 from kvcalc.memory import kv_cache
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.model.caches import FullAttention, SlidingWindowAttention
-from kvcalc.model.presets import preset_names
 from kvcalc.model.spec import LayerGroup, ModelSpec
+from tests.conftest import PLAIN_PRESETS
 
 BF16 = DTYPES["bf16"]
-SPECS = {name: kvcalc.load_model(name) for name in preset_names()}
+SPECS = {name: kvcalc.load_model(name) for name in PLAIN_PRESETS}
 specs = st.sampled_from(list(SPECS.values()))
 full_specs = st.sampled_from([s for s in SPECS.values() if s.layers[0].caches[0].window is None])
 tokens = st.integers(1, 10**18)

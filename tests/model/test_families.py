@@ -9,6 +9,7 @@ import pytest
 from kvcalc.errors import ModelError
 from kvcalc.model.caches import FullAttention, LatentAttention, SlidingWindowAttention
 from kvcalc.model.hf_config import FAMILIES, read_config
+from kvcalc.model.remote_code import REMOTE_FAMILIES
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 512}
 MISTRAL = {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2}
@@ -190,7 +191,7 @@ def test_an_unknown_torch_dtype_is_refused() -> None:
 def test_every_family_has_a_module_that_reads() -> None:
     from importlib import import_module
 
-    for module in FAMILIES.values():
+    for module in (FAMILIES | REMOTE_FAMILIES).values():
         family = import_module(f"kvcalc.model.families.{module}")
         assert callable(family.read)
         assert family.KEYS

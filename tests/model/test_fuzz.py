@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvcalc
-from kvcalc.model.hf_config import WRAPPERS
 from kvcalc.model.presets import all_presets
+from kvcalc.model.wrappers import WRAPPERS
 from tests.model.test_hybrid_families import DELTA, MLA, NEMOTRON, SMALL
 from tests.model.test_state_families import GQA, JAMBA, KDA, T5_BASE, V4_FLASH, WHISPER
 
@@ -22,6 +22,23 @@ CONFIGS: list[dict[str, Any]] = [
     {"model_type": "glm_moe_dsa", **SMALL, **MLA, "index_topk_pattern": "FSFFSS"},
     {"model_type": "minicpm3", **SMALL, **MLA},
     {"model_type": "qwen3_next", **SMALL, **DELTA, "full_attention_interval": 4},
+    {"model_type": "gpt_neo", **SMALL, "num_layers": 6, "num_heads": 4, "attention_types": [[["global", "local"], 3]]},
+    {"model_type": "mpt", "n_layers": 6, "n_heads": 4, "d_model": 32, "attn_config": {"kv_n_heads": 4}},
+    {"model_type": "dbrx", "n_layers": 6, "n_heads": 4, "d_model": 32, "attn_config": {"kv_n_heads": 2}},
+    {"model_type": "deci", **SMALL, "num_key_value_heads_per_layer": [2] * 6},
+    {"model_type": "nemotron-nas", **SMALL, "block_configs": [{"attention": {"n_heads_in_group": 2}}] * 6},
+    {
+        "model_type": "openelm",
+        "num_transformer_layers": 2,
+        "head_dim": 8,
+        "model_dim": 32,
+        "num_query_heads": [4, 4],
+        "num_kv_heads": [2, 2],
+    },
+    {"model_type": "chatglm", **SMALL, "num_layers": 6, "head_dim": None, "num_key_value_heads": None},
+    {"model_type": "smollm3", **SMALL, "use_sliding_window": True, "sliding_window": 5},
+    {"model_type": "cohere2_moe", **SMALL, "sliding_window": 5, "first_k_dense_replace": 2},
+    {"model_type": "step3p5", **SMALL, "sliding_window": 5, "attention_other_setting": {"num_attention_groups": 2}},
     {"model_type": "nemotron_h", **SMALL, **NEMOTRON, "hybrid_override_pattern": "M-*EM*"},
     {"model_type": "jamba", **JAMBA},
     {"model_type": "deepseek_v4", **V4_FLASH},
@@ -34,7 +51,11 @@ CONFIGS: list[dict[str, Any]] = [
     {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2},
     {"model_type": "recurrent_gemma", **GQA},
     {"model_type": "mllama_text_model", **GQA},
-    *({"model_type": outer, "text_config": {**SMALL, **MLA, **DELTA}} for outer in WRAPPERS),
+    *(
+        {"model_type": outer, "text_config": {**SMALL, **MLA, **DELTA}}
+        for outer, wrapper in WRAPPERS.items()
+        if wrapper.keys == ("text_config",)
+    ),
 ]
 
 LETTERS = ["full_attention", "sliding_attention", "M"]

@@ -16,7 +16,7 @@ from kvcalc.model.caches import (
     RecurrentState,
     SlidingWindowAttention,
 )
-from kvcalc.model.hf_config import WRAPPERS, read_config
+from kvcalc.model.hf_config import read_config
 
 SMALL = {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "head_dim": 8}
 FULL, SLIDING = FullAttention(2, 8, 8), SlidingWindowAttention(5, 2, 8, 8)
@@ -186,38 +186,6 @@ def test_hybrids_are_called_so_and_their_variants_keep_the_states(kvcalc: Any) -
     totals = {v["attention"]: v["total_bytes"] - states for v in answer["variants"]}
     assert totals == {"mha": 2 * 4 * 8 * 10 * 2, "mqa": 2 * 8 * 10 * 2, "gqa": 2 * 2 * 8 * 10 * 2, "mla": 36 * 10 * 2}
     assert [v["own"] for v in answer["variants"]] == [False, False, True, False]
-
-
-@pytest.mark.parametrize("outer", WRAPPERS)
-def test_the_language_model_is_found_inside(outer: str) -> None:
-    inner = WRAPPERS[outer]
-    own: dict[str, dict[str, Any]] = {
-        "deepseek_v3": MLA,
-        "kimi_linear": {**MLA, "layer_types": ["linear_attention", "full_attention"] * 3},
-        "qwen3_5_text": DELTA,
-        "qwen3_5_moe_text": DELTA,
-        "gemma3n_text": {"num_kv_shared_layers": 0},
-    }
-    text = {**SMALL, **own.get(inner, {})}
-    wrapped = read_config({"model_type": outer, "torch_dtype": "float16", "text_config": text}, "x", "x")
-    bare = read_config({"model_type": inner, "torch_dtype": "float16", **text}, "x", "x")
-    assert wrapped == bare
-    assert wrapped.torch_dtype == "fp16"
-
-
-def test_a_wrapper_without_a_language_model_is_refused() -> None:
-    with pytest.raises(ModelError, match="text_config is missing"):
-        read_config({"model_type": "gemma3", **SMALL}, "x", "x")
-    with pytest.raises(ModelError, match="text_config must be an object"):
-        read_config({"model_type": "gemma3", "text_config": 3}, "x", "x")
-
-
-def test_llava_is_published_without_sizes_inside_and_flat() -> None:
-    assert read_config({"model_type": "llava", "text_config": {"model_type": "llama"}}, "x", "x").num_layers == 32
-    flat = read_config({"model_type": "llava", **SMALL}, "x", "x")
-    assert flat.num_layers == 6
-    with pytest.raises(ModelError, match="flat llava"):
-        library.estimate(flat, engine="transformers")
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(8192, 1_107_296_256), (131_072, 11_173_625_856)])

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import kvcalc
 from kvcalc.errors import KvcalcError, ModelError, UsageError
-from kvcalc.model.presets import all_presets, find_preset, load_preset, preset_names, presets_folder
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.memory.kv_cache import stored_bytes
+from kvcalc.model.caches import CrossAttention
+from kvcalc.model.presets import find_preset, load_preset, preset_names, presets_folder, shipped_presets
 from kvcalc.model.resolve import load_model
+from kvcalc.model.spec import ModelSpec
 
 GOOD = """\
 name: tiny
@@ -40,7 +45,8 @@ def test_every_model_the_documents_name_is_there() -> None:
 
 
 def test_names_match_files_and_no_name_or_alias_stands_twice() -> None:
-    presets = all_presets()
+    presets = shipped_presets()
+    assert len(presets) >= 60
     names = [name.casefold() for p in presets for name in (p.name, *p.aliases)]
     assert len(set(names)) == len(names)
     for preset in presets:
@@ -49,12 +55,106 @@ def test_names_match_files_and_no_name_or_alias_stands_twice() -> None:
 
 @pytest.mark.parametrize("name", preset_names())
 def test_each_preset_states_its_source_and_is_understood(name: str) -> None:
-    preset = load_preset(str(Path(presets_folder()) / f"{name}.yaml"))
+    preset = load_preset(str(Path(presets_folder()) / f"{name}.yaml"), is_users=False)
+    assert preset.family
     assert re.match(r"https://(huggingface\.co|arxiv\.org)/", preset.source)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", preset.date)
     spec = load_model(name)
     assert spec.name == name
     assert spec.source == preset.source
+
+
+# What one token adds to an empty cache at 16 bit, by hand: the dimensions are the publishers', the sums are in the
+# comments (2 for K and V, x layers x KV heads x head_dim x 2 bytes; a latent is kept once).
+BYTES_PER_TOKEN = {
+    "llama-2-7b": 524_288,  # 2 x 32 x 32 x 128 x 2
+    "llama-2-13b": 819_200,  # 2 x 40 x 40 x 128 x 2
+    "llama-3.1-8b": 131_072,  # 2 x 32 x 8 x 128 x 2
+    "llama-3.1-405b": 516_096,  # 2 x 126 x 8 x 128 x 2
+    "llama-3.2-1b": 32_768,  # 2 x 16 x 8 x 64 x 2
+    "llama-3.2-3b": 114_688,  # 2 x 28 x 8 x 128 x 2
+    "llama-4-scout": 196_608,  # 2 x 48 x 8 x 128 x 2
+    "llava-1.5-7b": 524_288,  # 2 x 32 x 32 x 128 x 2
+    "qwen2.5-7b": 57_344,  # 2 x 28 x 4 x 128 x 2
+    "qwen2.5-72b": 327_680,  # 2 x 80 x 8 x 128 x 2
+    "qwen3-8b": 147_456,  # 2 x 36 x 8 x 128 x 2
+    "qwen3-32b": 262_144,  # 2 x 64 x 8 x 128 x 2
+    "qwen3-30b-a3b": 98_304,  # 2 x 48 x 4 x 128 x 2
+    "qwen3-235b-a22b": 192_512,  # 2 x 94 x 4 x 128 x 2
+    "qwen3-next-80b-a3b": 24_576,  # 12 of 48 layers keep K and V: 2 x 12 x 2 x 256 x 2
+    "qwen3.5-27b": 65_536,  # 16 of 64 layers: 2 x 16 x 4 x 256 x 2
+    "mixtral-8x22b": 229_376,  # 2 x 56 x 8 x 128 x 2
+    "mistral-nemo": 163_840,  # 2 x 40 x 8 x 128 x 2
+    "gemma-2-9b": 344_064,  # 2 x 42 x 8 x 256 x 2
+    "gemma-2-27b": 376_832,  # 2 x 46 x 16 x 128 x 2
+    "gemma-3-1b": 26_624,  # 2 x 26 x 1 x 256 x 2
+    "gemma-4-31b": 901_120,  # 10 layers of 4 heads of 512: 81,920; 50 of 16 heads of 256: 819,200
+    "gemma-4-e2b": 18_432,  # 15 layers keep: 3 of one head of 512: 6,144; 12 of one head of 256: 12,288
+    "deepseek-v2-lite": 31_104,  # 27 x (512 + 64) x 2
+    "deepseek-r1": 70_272,  # 61 x (512 + 64) x 2
+    "deepseek-v3.2": 85_888,  # 61 x (512 + 64 + 128 of the indexer) x 2
+    "kimi-k2": 70_272,  # 61 x (512 + 64) x 2
+    "glm-5": 109_824,  # 78 x (512 + 64 + 128) x 2
+    "glm-5.2": 95_232,  # 78 x (512 + 64) x 2 = 89,856; 21 indexers: 21 x 128 x 2 = 5,376
+    "minicpm3-4b": 35_712,  # 62 x (256 + 32) x 2
+    "minimax-m2.5": 253_952,  # 2 x 62 x 8 x 128 x 2
+    "gpt-oss-20b": 49_152,  # 2 x 24 x 8 x 64 x 2
+    "phi-3.5-mini": 393_216,  # 2 x 32 x 32 x 96 x 2
+    "phi-4-mini": 131_072,  # 2 x 32 x 8 x 128 x 2
+    "command-r": 1_310_720,  # 2 x 40 x 64 x 128 x 2
+    "olmo-3-32b": 262_144,  # 2 x 64 x 8 x 128 x 2
+    "mimo-v2-flash": 222_720,  # 9 layers of 4 heads of 192 + 128: 23,040; 39 of 8 such heads: 199,680
+    "nemotron-3-nano-30b-a3b": 6_144,  # 6 of 52 layers: 2 x 6 x 2 x 128 x 2
+    "nemotron-h-56b": 40_960,  # 10 of 118 layers: 2 x 10 x 8 x 128 x 2
+    "falcon-40b": 122_880,  # 2 x 60 x 8 x 64 x 2
+    "starcoder2-7b": 65_536,  # 2 x 32 x 4 x 128 x 2
+    "stablelm-3b-4e1t": 327_680,  # 2 x 32 x 32 x 80 x 2
+    "smollm2-360m": 40_960,  # 2 x 32 x 5 x 64 x 2
+    "phi-4": 204_800,  # 2 x 40 x 10 x 128 x 2
+    "glm-4.5": 376_832,  # 2 x 92 x 8 x 128 x 2
+    "glm-4.7-flash": 54_144,  # 47 x (512 + 64) x 2
+    "gemma-3n-e4b": 40_960,  # 20 of 35 layers keep: 2 x 20 x 2 x 256 x 2
+    "kimi-k3": 27_648,  # 24 of 93 layers are MLA: 24 x (512 + 64) x 2
+    "minimax-m3": 137_472,  # 2 x 60 x 4 x 128 x 2 = 122,880; 57 indexers: 57 x 128 x 2 = 14,592
+    "jamba-v0.1": 16_384,  # 4 of 32 layers: 2 x 4 x 8 x 128 x 2
+    "llama-3.2-11b-vision": 131_072,  # 32 of 40 layers see text: 2 x 32 x 8 x 128 x 2
+    "bloom-176b": 4_014_080,  # 2 x 70 x 112 x 128 x 2
+}
+
+
+def _without_cross_attention(spec: ModelSpec) -> ModelSpec:
+    """Layers that attend to an encoder's output keep nothing of the text."""
+    kept = (tuple(c for c in group.caches if not isinstance(c, CrossAttention)) for group in spec.layers)
+    return spec._replace(layers=tuple(group._replace(caches=caches) for group, caches in zip(spec.layers, kept)))
+
+
+@pytest.mark.parametrize("name", BYTES_PER_TOKEN)
+def test_what_one_token_adds_by_hand(name: str) -> None:
+    spec, bf16 = _without_cross_attention(load_model(name)), DTYPES["bf16"]
+    # Past the first token: recurrent states are there from the start.
+    assert stored_bytes(spec, bf16, 2) - stored_bytes(spec, bf16, 1) == BYTES_PER_TOKEN[name]
+
+
+# As the models' cards and checkpoints count them: a figure that none of kvcalc's own comes from.
+PARAMETERS = {
+    "bloom-176b": 176_247_271_424,
+    "gemma-2-9b": 9_241_705_984,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.3-70b": 70_553_706_496,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "phi-2": 2_779_683_840,
+    "phi-4": 14_659_507_200,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "t5-small": 60_506_624,
+    "whisper-large-v3": 1_543_490_560,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_presets_facts_make_the_published_number_of_parameters(name: str) -> None:
+    assert kvcalc.estimate(load_model(name), context_tokens=1)["weights"]["parameters"] == PARAMETERS[name]
 
 
 def test_a_preset_is_found_by_name_and_alias_in_any_case() -> None:
@@ -81,6 +181,9 @@ BOMB = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
 SPOILT = {
     "a missing key": (spoil("date: 2024-01-31\n", ""), ModelError, "date is missing"),
     "a null key": (spoil("date: 2024-01-31", "date:"), ModelError, "date is missing"),
+    "a family that is no text": (GOOD + "family: 3\n", ModelError, "family must be text"),
+    "a name that is an alias too": (spoil("org/Tiny", "TINY"), ModelError, "stands twice among"),
+    "a date with a time": (spoil("2024-01-31", "2024-01-31 10:00:00"), ModelError, "date must be a date"),
     "a misspelt key": (spoil("source:", "sauce:"), ModelError, "'sauce' is not a preset's key"),
     "a misspelt fact": (spoil("num_hidden_layers", "num_hiden_layers"), ModelError, "num_hiden_layers"),
     "an unknown fact": (GOOD + "  flavour: 3\n", ModelError, "flavour"),

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvcalc.errors import KvcalcError, ModelError, UsageError
+import kvcalc
+from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.resolve import MAX_CONFIG_BYTES, load_model
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
@@ -126,6 +127,18 @@ def test_an_unknown_name_offers_the_near_ones(name: str, hint: str) -> None:
     assert hint in (caught.value.hint or "")
 
 
-def test_nothing_is_fetched() -> None:
-    with pytest.raises(KvcalcError, match="does not fetch"):
-        load_model("hf:org/name")
+def test_what_a_quantizer_wrote_beside_the_config_counts(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 128,
+        "intermediate_size": 256, "vocab_size": 16, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    quantization = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    weights = kvcalc.estimate(load_model(str(tmp_path)))["weights"]
+    # Seven matrices of a layer in fp8, each with a scale of its weights and one of its inputs in fp32; else bf16.
+    linear = 4 * 128 * 128 + 3 * 128 * 256
+    assert (weights["dtype"], weights["bytes"]) == ("fp8", linear + 7 * 8 + 2 * (2 * 16 * 128 + 3 * 128))
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="quantization is missing"):
+        load_model(str(tmp_path))

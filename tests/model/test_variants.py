@@ -7,9 +7,9 @@ import pytest
 import kvcalc
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import FullAttention, LatentAttention, SlidingWindowAttention
-from kvcalc.model.presets import preset_names
 from kvcalc.model.spec import AttentionShape
 from kvcalc.model.variants import VARIANTS, WhatIf, apply, attention_parameters, variant
+from tests.conftest import PLAIN_PRESETS
 
 
 def only_cache(spec: kvcalc.ModelSpec) -> object:
@@ -23,14 +23,14 @@ def as_kind(name: str, kind: str, **asked: int) -> object:
     return only_cache(changed)
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", PLAIN_PRESETS)
 def test_a_models_own_kind_is_the_model_itself(name: str) -> None:
     spec = kvcalc.load_model(name)
     changed = variant(spec, spec.attention.kind)
     assert changed == spec
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", PLAIN_PRESETS)
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_a_variant_is_of_its_kind_or_says_why_not(name: str, kind: str) -> None:
     changed = variant(kvcalc.load_model(name), kind)

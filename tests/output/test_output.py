@@ -16,6 +16,7 @@ from kvcalc.output.paths import bare, check_against_schema, look_up, scalars
 from kvcalc.output.sink import choose
 from kvcalc.output.tabular import tabulate
 from kvcalc.schema import load_schema
+from tests.conftest import PLAIN_PRESETS
 
 DOCUMENT = {"a": {"b": [{"c": 1}, {"c": None}], "s": "text", "t": True, "f": 0.5}, "empty": [], "line": "x\ty\nz"}
 
@@ -103,9 +104,7 @@ def test_human_output_off_a_terminal_has_no_escapes_and_fits_80_columns(
     kvcalc: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    from kvcalc.model.presets import preset_names
-
-    for name in preset_names():
+    for name in PLAIN_PRESETS:
         for options in ((), ("--context", "1M", "--batch", "64", "--kv-memory", "80GiB"), ("--attention", "mla")):
             out = kvcalc("estimate", name, *options, "--format", "human").out
             assert "\x1b" not in out

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvcalc
-from kvcalc.model.presets import preset_names
+from tests.conftest import PLAIN_PRESETS
 
-names = st.sampled_from(preset_names())
+names = st.sampled_from(PLAIN_PRESETS)
 
 
 @given(names, st.integers(1, 10**18), st.integers(1, 1000), st.sampled_from(["bf16", "fp32", "fp8", "nvfp4"]))

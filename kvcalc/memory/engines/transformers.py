@@ -11,7 +11,14 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine
 from kvcalc.memory.kv_cache import state_bytes, stored_cache_bytes
-from kvcalc.model.caches import Cache, CompressedAttention, CrossAttention, FullAttention, RecurrentState
+from kvcalc.model.caches import (
+    Cache,
+    CompressedAttention,
+    CrossAttention,
+    FullAttention,
+    RecurrentState,
+    SlidingWindowAttention,
+)
 from kvcalc.model.spec import ModelSpec, all_caches, windows
 
 VERSION = "5.23.0"
@@ -24,6 +31,7 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
     - A windowed layer keeps the last window - 1 tokens: the next token's own row completes the window
       (DynamicSlidingWindowLayer.update); a static one allocates the whole window (StaticSlidingWindowLayer).
     - Falcon's new architecture repeats K and V over all query heads before the cache (FalconAttention._split_heads).
+    - GPT-Neo's local layers keep all tokens and mask them out (GPTNeoSelfAttention).
     - Chunked attention is kept as a window of the chunk's length.
     - A convolution's inputs are kept for its whole kernel, the current one included (LinearAttentionLayer); RWKV
       shifts by one token and keeps one (RwkvModel).
@@ -39,9 +47,10 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
         raise UsageError(f"--cache {kind!r}: not a kind of cache", f"one of {', '.join(KINDS)}")
     if kind == "dynamic" and 1 in windows(spec):
         raise ModelError(f"{spec.name}: Transformers' cache with a window of 1 token is not modelled")
-    if spec.model_type == "llava":
+    if not spec.in_transformers:
         raise ModelError(
-            f"{spec.name}: Transformers reads no sizes from a flat llava config", "count with --engine logical"
+            f"{spec.name}: Transformers {VERSION} has no class that reads a {spec.model_type} config like this one",
+            "count with --engine logical",
         )
 
     _refuse_unheld(spec, kind)
@@ -52,6 +61,8 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
         if isinstance(cache, CompressedAttention):
             held = stored_cache_bytes(cache._replace(window=cache.window - 1), tokens, dtype)
             return held if cache.compress_rate else 2 * held
+        if spec.model_type == "gpt_neo" and isinstance(cache, SlidingWindowAttention):
+            cache = FullAttention(*cache[1:])
         if kind == "dynamic" and cache.window is not None:
             tokens = min(tokens, cache.window - 1)
         if spec.model_type == "falcon" and isinstance(cache, FullAttention) and cache.num_kv_heads > 1:

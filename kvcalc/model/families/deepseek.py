@@ -1,4 +1,4 @@
-"""Multi-head latent attention: DeepSeek V2, V3 and V3.2, Kimi K2, GLM-4.7-Flash, GLM-5, MiniCPM3, LongCat-Flash."""
+"""Multi-head latent attention: DeepSeek V2 to V3.2, Kimi K2, GLM-4.7-Flash, GLM-5, MiniCPM3, LongCat-Flash and kin."""
 
 from __future__ import annotations
 
@@ -15,17 +15,34 @@ KEYS = frozenset(
         "n_routed_experts n_shared_experts num_experts_per_tok num_nextn_predict_layers rms_norm_eps "
         "ffn_hidden_size index_head_dim index_n_heads index_topk index_topk_freq index_skip_topk_offset "
         "index_topk_pattern index_share_for_mtp_iteration indexer_types indexer_rope_interleave layer_types "
-        "mlp_layer_types"
+        "mlp_layer_types use_mla"
     ).split()
 )
 
-# Source: MiniCPM3Config, GlmMoeDsaConfig and DeepseekV32Config, Transformers 5.23.0.
+
+def _mla(kv_rank: int, q_rank: int, nope: int, rope: int, v_head_dim: int) -> dict[str, object]:
+    """Defaults of a family whose class has one for each dimension of its attention."""
+    return {
+        "kv_lora_rank": kv_rank, "q_lora_rank": q_rank, "qk_nope_head_dim": nope, "qk_rope_head_dim": rope,
+        "v_head_dim": v_head_dim,
+    }  # fmt: skip
+
+
+# Source: the configuration class of each, Transformers 5.23.0.
+_INDEXER: dict[str, object] = {"index_head_dim": 128, "index_topk": 2048}
 _DEFAULTS: dict[str, dict[str, object]] = {
+    "axk1": _mla(512, 1536, 128, 64, 128),
+    "axk2": {**_mla(128, 384, 64, 32, 64), **_INDEXER},
+    "hy_v4": {**_mla(512, 1536, 192, 64, 256), **_INDEXER},
+    "mistral4": _mla(256, 1024, 64, 64, 128),
+    "youtu": _mla(512, 1536, 128, 64, 128),
     "minicpm3": {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32},
-    "deepseek_v32": {"index_head_dim": 128, "index_topk": 2048},
-    "glm_moe_dsa": {"index_head_dim": 128, "index_topk": 2048},
+    "deepseek_v32": _INDEXER,
+    "glm_moe_dsa": _INDEXER,
 }
-_INDEXED = ("deepseek_v32", "glm_moe_dsa")
+# What layer_types may say, without and with an indexer: the second spells it as older releases did.
+_LAYER_TYPES = (("full_attention",), ("indexed_attention", "deepseek_sparse_attention"))
+_INDEXED = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4")
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -35,6 +52,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     that decodes. Source: DeepSeek-V2 paper, section 2.1; DeepseekV3Attention, Transformers 5.23.0.
     """
     config = config.with_defaults(_DEFAULTS.get(model_type, {}))
+    if not config.boolean("use_mla", default=True):
+        raise ModelError(f"{config.name}: use_mla is false: {model_type} without its latent is not modelled")
     num_layers = _num_layers(config, model_type)
     num_heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
@@ -54,10 +73,12 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         q_lora_rank=config.optional_integer("q_lora_rank") or 0, qk_rope_head_dim=rope, qkv_bias=bias, output_bias=bias,
     )  # fmt: skip
     latent: tuple[Cache, ...] = (LatentAttention(rank, rope),)
+    if any(kind not in _LAYER_TYPES[model_type in _INDEXED] for kind in config.items("layer_types")):
+        raise ModelError(f"{config.name}: layer_types: layers of another kind than {model_type}'s own are not modelled")
     if model_type in _INDEXED:
         latent = (LatentAttention(rank, rope, most_read_tokens=config.integer("index_topk")),)
         indexed = (*latent, IndexerKeys(config.integer("index_head_dim")))
-        layers = group_layers(indexed if has else latent for has in _has_indexer(config, model_type, num_layers))
+        layers = group_layers(indexed if has else latent for has in has_indexer(config, model_type, num_layers))
     else:
         layers = group_layers([latent] * num_layers)
     return config.model(model_type, attention, layers)
@@ -74,17 +95,20 @@ def _num_layers(config: ConfigReader, model_type: str) -> int:
     return 2 * blocks
 
 
-def _has_indexer(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
+def has_indexer(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
     """Which layers keep keys of their own indexer; the others reuse the last one's choice.
 
     GLM-5.2 says so by a list (indexer_types), a string of F and S (index_topk_pattern), or a step (index_topk_freq)
-    from an offset. Source: GlmMoeDsaConfig, Transformers 5.23.0.
+    from an offset; Hunyuan 4 by a list, else the first layer and then every fourth from the second. Source:
+    GlmMoeDsaConfig and HYV4Config, Transformers 5.23.0.
     """
-    if model_type != "glm_moe_dsa":
+    if model_type not in ("glm_moe_dsa", "hy_v4"):
         return [True] * num_layers
     kinds = config.strings("indexer_types", num_layers, ("full", "shared"))
     if kinds is not None:
         return [kind == "full" for kind in kinds]
+    if model_type == "hy_v4":
+        return [number == 0 or number % 4 == 1 for number in range(num_layers)]
     pattern = config.config.get("index_topk_pattern")
     if pattern is not None:
         letters = {"F": True, "S": False, "full": True, "shared": False}

@@ -37,7 +37,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     num_heads, head_dim = config.integer("num_attention_heads"), config.integer("head_dim")
     if config.optional_integer("num_key_value_heads") not in (None, 1):
         raise config.error("num_key_value_heads is not 1: K and V are shared by all heads in this family")
-    window, rates = config.integer("sliding_window"), _rates(config)
+    window, rates = config.integer("sliding_window"), compress_rates(config)
     kept: dict[str, tuple[Cache, ...]] = {
         _WINDOW: (CompressedAttention(window, head_dim),),
         _HEAVY: (CompressedAttention(window, head_dim, rates[_HEAVY]),),
@@ -53,10 +53,10 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         rope_dim=config.optional_integer("qk_rope_head_dim") or 0,
         rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
-    return config.model(model_type, shape, group_layers(kept[kind] for kind in _kinds(config, num_layers)))
+    return config.model(model_type, shape, group_layers(kept[kind] for kind in layer_kinds(config, num_layers)))
 
 
-def _rates(config: ConfigReader) -> dict[str, int]:
+def compress_rates(config: ConfigReader) -> dict[str, int]:
     """Tokens an entry stands for, by kind of layer: compress_rates, or the older key of each."""
     stated = config.config.get("compress_rates")
     if stated is not None and not isinstance(stated, Mapping):
@@ -68,12 +68,14 @@ def _rates(config: ConfigReader) -> dict[str, int]:
     }
 
 
-def _kinds(config: ConfigReader, num_layers: int) -> list[str]:
+def layer_kinds(config: ConfigReader, num_layers: int) -> list[str]:
     """The kind of every layer: listed, by compress_ratios (0, 4 or 128), or V4-Pro's order."""
     kinds = config.strings("layer_types", num_layers, tuple(_BY_RATIO.values()))
     if kinds is not None:
         return kinds
     ratios = config.config.get("compress_ratios")
+    if ratios is None and config.config.get("model_type") != "deepseek_v4":
+        raise config.error("compress_ratios is missing")
     if ratios is None:
         return [_HEAVY if number < 2 or number % 2 else _SPARSE for number in range(num_layers)]
     if not isinstance(ratios, list) or len(ratios) < num_layers or any(ratio not in _BY_RATIO for ratio in ratios):

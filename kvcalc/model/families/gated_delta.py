@@ -53,11 +53,17 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         ),
     )
     full: tuple[Cache, ...] = (full_attention(shape),)
-    kinds = config.strings("layer_types", num_layers, ("linear_attention", "full_attention"))
-    if kinds is None:
-        interval = config.integer("full_attention_interval")
-        kinds = ["full_attention" if (n + 1) % interval == 0 else "linear_attention" for n in range(num_layers)]
+    kinds = layer_types(config, num_layers)
     return config.model(model_type, shape, group_layers(full if kind == "full_attention" else state for kind in kinds))
+
+
+def layer_types(config: ConfigReader, num_layers: int) -> list[str]:
+    """The config's own list, else full attention in every full_attention_interval-th layer."""
+    kinds = config.strings("layer_types", num_layers, ("linear_attention", "full_attention"))
+    if kinds is not None:
+        return kinds
+    interval = config.integer("full_attention_interval")
+    return ["full_attention" if (n + 1) % interval == 0 else "linear_attention" for n in range(num_layers)]
 
 
 def _qwen_defaults(model_type: str) -> dict[str, object]:

@@ -27,12 +27,16 @@ _DEFAULTS: dict[str, dict[str, object]] = {
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
         "sliding_window": 512, "num_kv_shared_layers": 0,
     },
+    "gemma4_unified_text": {
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+        "sliding_window": 1024, "num_kv_shared_layers": 0,
+    },
     "gemma3n_text": {
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512,
         "num_kv_shared_layers": 15,
     },
 }  # fmt: skip
-_PATTERN = {"gemma4_text": 6, "gemma3n_text": 5}
+_PATTERN = {"gemma4_text": 6, "gemma4_unified_text": 6, "gemma3n_text": 5}
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -50,7 +54,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         SlidingWindowAttention(config.integer("sliding_window"), num_kv_heads, head_dim, head_dim),
     )
     full = (_full(config, model_type, num_heads, num_kv_heads, head_dim),)
-    kinds = _layer_types(config, model_type, num_layers)
+    kinds = layer_types(config, model_type, num_layers)
     own = num_layers - config.integer("num_kv_shared_layers", least=0, most=num_layers)
     if set(kinds[:own]) != set(kinds):
         raise ModelError(f"{config.name}: num_kv_shared_layers leaves no layer whose cache the shared ones could read")
@@ -78,10 +82,10 @@ def _full(config: ConfigReader, model_type: str, num_heads: int, num_kv_heads: i
     return FullAttention(config.check_groups(num_heads, heads), width, width)
 
 
-def _layer_types(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
+def layer_types(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
     """The config's own list, else the family's pattern. Gemma 4's last layer sees all, whatever is written."""
     kinds = config.strings("layer_types", num_layers, ("full_attention", "sliding_attention"))
     pattern = _PATTERN[model_type]
     if kinds is None:
         kinds = ["sliding_attention" if (n + 1) % pattern else "full_attention" for n in range(num_layers)]
-    return [*kinds[:-1], "full_attention"] if model_type == "gemma4_text" else kinds
+    return [*kinds[:-1], "full_attention"] if model_type != "gemma3n_text" else kinds

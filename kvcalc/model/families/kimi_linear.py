@@ -14,6 +14,7 @@ KEYS = frozenset(
         "qk_nope_head_dim qk_rope_head_dim v_head_dim mla_use_nope mla_use_output_gate linear_attn_config "
         "linear_head_dim linear_num_heads linear_conv_kernel_dim layer_types mlp_layer_types model_max_length "
         "rope_theta rope_scaling rope_parameters num_experts num_experts_per_token num_shared_experts "
+        "routed_expert_hidden_size "
         "moe_intermediate_size moe_layer_freq moe_renormalize moe_router_activation_func first_k_dense_replace "
         "num_expert_group topk_group routed_scaling_factor use_grouped_topk rms_norm_eps num_nextn_predict_layers "
         "attn_res_block_size latent_moe_use_norm activation_situ_linear_beta activation_situ_beta"
@@ -50,12 +51,12 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         ),
     )
     latent: tuple[Cache, ...] = (LatentAttention(rank, rope),)
-    full = _full_layers(config, nested, num_layers)
+    full = full_layers(config, nested, num_layers)
     layers = group_layers(latent if is_full else state for is_full in full)
     return config.model(model_type, shape, layers, positions=("max_position_embeddings", "model_max_length"))
 
 
-def _full_layers(config: ConfigReader, nested: Mapping[str, object], num_layers: int) -> list[bool]:
+def full_layers(config: ConfigReader, nested: Mapping[str, object], num_layers: int) -> list[bool]:
     """linear_attn_config numbers the layers from 1, each once, in full_attn_layers or kda_layers."""
     kinds = config.strings("layer_types", num_layers, ("linear_attention", "full_attention"))
     if kinds is not None:

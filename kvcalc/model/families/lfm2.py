@@ -44,10 +44,15 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     }
     if model_type == "lfm3":
         kept["sliding_attention"] = (sliding_window(shape, config.integer("sliding_window")),)
-    kinds = config.strings("layer_types", num_layers, tuple(kept))
-    if kinds is None:
-        kinds = _pattern(config, model_type, num_layers)
+    kinds = layer_kinds(config, model_type, num_layers)
     return config.model(model_type, shape, group_layers(kept[kind] for kind in kinds))
+
+
+def layer_kinds(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
+    """The config's own list, else the family's pattern."""
+    windows = ("sliding_attention",) if model_type == "lfm3" else ()
+    kinds = config.strings("layer_types", num_layers, ("conv", "full_attention", *windows))
+    return _pattern(config, model_type, num_layers) if kinds is None else kinds
 
 
 def _pattern(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:

@@ -53,12 +53,12 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     if model_type == "falcon_h1":
         both: tuple[Cache, ...] = (full, state)
         return config.model(model_type, shape, group_layers([both] * num_layers))
-    attends = _attention_layers(config, model_type, num_layers)
+    attends = attention_layers(config, model_type, num_layers)
     layers: list[tuple[Cache, ...]] = [(full,) if attending else (state,) for attending in attends]
     return config.model(model_type, shape, group_layers(layers))
 
 
-def _attention_layers(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
+def attention_layers(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
     """Which layers attend: every so many (Jamba), those listed by number (Bamba), or by kind (Granite)."""
     if model_type == "jamba":
         period = config.integer("attn_layer_period")

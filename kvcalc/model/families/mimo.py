@@ -10,8 +10,8 @@ KEYS = frozenset(
     (
         "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim v_head_dim sliding_window "
         "sliding_window_size attention_chunk_size swa_num_attention_heads swa_num_key_value_heads swa_head_dim "
-        "swa_v_head_dim hybrid_layer_pattern layer_types attention_bias rope_theta swa_rope_theta rope_scaling "
-        "rope_parameters partial_rotary_factor moe_layer_freq moe_intermediate_size n_routed_experts "
+        "swa_v_head_dim hybrid_layer_pattern layer_types mlp_layer_types attention_bias rope_theta swa_rope_theta "
+        "rope_scaling rope_parameters partial_rotary_factor moe_layer_freq moe_intermediate_size n_routed_experts "
         "n_shared_experts num_experts_per_tok attention_value_scale add_swa_attention_sink_bias "
         "add_full_attention_sink_bias layernorm_epsilon"
     ).split()
@@ -38,11 +38,12 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         num_heads, num_kv_heads, head_dim, v_head_dim, config.integer("hidden_size"), qkv_bias=bias, rope_dim=head_dim,
         rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
-    layers = group_layers(windowed if slides else full for slides in _sliding_layers(config, num_layers))
+    layers = group_layers(windowed if slides else full for slides in sliding_layers(config, num_layers))
     return config.model(model_type, attention, layers)
 
 
-def _sliding_layers(config: ConfigReader, num_layers: int) -> list[bool]:
+def sliding_layers(config: ConfigReader, num_layers: int) -> list[bool]:
+    """Which layers have the window."""
     stated = config.strings("layer_types", num_layers, ("full_attention", "sliding_attention"))
     if stated is not None:
         return [kind == "sliding_attention" for kind in stated]

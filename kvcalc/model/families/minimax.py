@@ -35,7 +35,12 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         "full_attention": (full_attention(shape),),
         "linear_attention": (RecurrentState(0, 1, elements, state_dtype=None, num_heads=shape.num_heads),),
     }
-    kinds = config.strings("layer_types", num_layers, tuple(kept))
-    if kinds is None:
-        kinds = ["linear_attention" if number % 2 else "full_attention" for number in range(num_layers)]
-    return config.model(model_type, shape, group_layers(kept[kind] for kind in kinds))
+    return config.model(model_type, shape, group_layers(kept[kind] for kind in layer_types(config, num_layers)))
+
+
+def layer_types(config: ConfigReader, num_layers: int) -> list[str]:
+    """The config's own list, else full attention and lightning attention in turn."""
+    kinds = config.strings("layer_types", num_layers, ("full_attention", "linear_attention"))
+    if kinds is not None:
+        return kinds
+    return ["linear_attention" if number % 2 else "full_attention" for number in range(num_layers)]

@@ -53,11 +53,12 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     sparse: tuple[Cache, ...] = (
         full._replace(most_read_tokens=read_tokens), IndexerKeys(config.integer("index_head_dim")),
     )  # fmt: skip
-    layers = group_layers(sparse if is_sparse else (full,) for is_sparse in _sparse_layers(config, nested, num_layers))
+    layers = group_layers(sparse if is_sparse else (full,) for is_sparse in sparse_layers(config, nested, num_layers))
     return config.model(model_type, shape, layers)
 
 
-def _sparse_layers(config: ConfigReader, nested: Mapping[str, object], num_layers: int) -> list[bool]:
+def sparse_layers(config: ConfigReader, nested: Mapping[str, object], num_layers: int) -> list[bool]:
+    """Which layers have an indexer: by layer_types, else sparse_attention_freq of sparse_attention_config."""
     kinds = config.strings("layer_types", num_layers, _KINDS)
     if kinds is not None:
         return [kind == "minimax_m3_sparse" for kind in kinds]

@@ -15,7 +15,7 @@ KEYS = frozenset(
         "ssm_state_size mamba_num_heads mamba_head_dim n_groups conv_kernel expand use_conv_bias "
         "mamba_ssm_cache_dtype use_mamba_kernels mamba_hidden_act mamba_proj_bias attention_bias mlp_bias use_bias "
         "rope_theta moe_intermediate_size n_routed_experts n_shared_experts num_experts_per_tok "
-        "moe_shared_expert_intermediate_size norm_topk_prob rms_norm_eps"
+        "moe_shared_expert_intermediate_size moe_latent_size norm_topk_prob rms_norm_eps"
     ).split()
 )
 
@@ -52,10 +52,10 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     attention = AttentionShape(
         num_heads, num_kv_heads, head_dim, head_dim, config.integer("hidden_size"), qkv_bias=bias, output_bias=bias
     )
-    return config.model(model_type, attention, group_layers(kept[kind] for kind in _kinds(config)))
+    return config.model(model_type, attention, group_layers(kept[kind] for kind in layer_kinds(config)))
 
 
-def _kinds(config: ConfigReader) -> list[str]:
+def layer_kinds(config: ConfigReader) -> list[str]:
     """The kind of every layer, as many as num_hidden_layers says where it does."""
     pattern = config.config.get("hybrid_override_pattern")
     if pattern is None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvcalc.output.human.console import count, plain_table, size
-from kvcalc.units import format_size
+from kvcalc.units import format_parameters, format_size
 
 
 def render(document: dict[str, Any], console: Console) -> None:
@@ -18,6 +18,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     _totals(document, console)
     if document["fit"] is not None:
         _fit(document, console)
+    _weights(document["weights"], console)
     _variants(document, console)
 
 
@@ -80,6 +81,22 @@ def _totals(document: dict[str, Any], console: Console) -> None:
         table.add_row(label, size(value), count(value), style=style)
     console.print(table)
     console.print()
+
+
+def _weights(weights: dict[str, Any], console: Console) -> None:
+    """One line: parameters, bytes and dtype. Nothing where nothing is known."""
+    parts = []
+    if weights["parameters"] is not None:
+        parts.append(f"{format_parameters(weights['parameters'])} parameters")
+        # Of a dense model all but the embedding is read: that says nothing new.
+        active = weights["active_parameters_per_token"]
+        if active + weights["input_embedding_parameters"] < weights["parameters"]:
+            parts.append(f"{format_parameters(active)} active")
+    if weights["bytes"] is not None:
+        parts.append(f"{size(weights['bytes'])} {weights['dtype'] or ''}".rstrip())
+    if parts:
+        console.print(Text.assemble(("weights", "bold"), f"  {', '.join(parts)}"))
+        console.print()
 
 
 def _fit(document: dict[str, Any], console: Console) -> None:

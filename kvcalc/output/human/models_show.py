@@ -14,10 +14,14 @@ from kvcalc.output.paths import bare, scalars
 def render(document: dict[str, Any], console: Console) -> None:
     """Print one preset's facts and their source."""
     console.print(Text(document["name"], "bold"))
+    if document["family"]:
+        console.print(f"family {document['family']}")
     if document["aliases"]:
         console.print(f"also {', '.join(document['aliases'])}")
     # A link is for copying: never broken over lines.
     console.print(f"source {document['source']} ({document['date']})", soft_wrap=True)
+    if document["file"]:
+        console.print(f"your own, in {document['file']}", soft_wrap=True)
     if document["note"]:
         console.print(document["note"])
     console.print()

@@ -1,0 +1,59 @@
+"""The bytes of one quantised matrix, its scales and zero points included."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Format(NamedTuple):
+    """How a matrix of `rows` outputs by `columns` inputs is stored.
+
+    Elements of `bits` bits are packed along a row into words of `word_bits`. A scale of `scale_bytes` covers `group`
+    columns of a row (0: the whole row), or a block of `block` rows and columns, or with `per_tensor` the matrix.
+    `zero_points`: one of `bits` bits a scale, packed like the elements. `index_bytes` a column (GPTQ's g_idx).
+    `constant_bytes` a matrix: global and activation scales, a stored shape.
+    """
+
+    name: str
+    bits: int
+    word_bits: int = 8
+    scale_bytes: int = 0
+    group: int = 0
+    block: tuple[int, int] | None = None
+    per_tensor: bool = False
+    zero_points: bool = False
+    index_bytes: int = 0
+    constant_bytes: int = 0
+
+    def bytes_of(self, rows: int, columns: int) -> int:
+        """The bytes of one matrix without its bias."""
+        word_bytes = self.word_bits // 8
+        payload = rows * _ceil(columns * self.bits, self.word_bits) * word_bytes
+        groups = _ceil(columns, self.group) if self.group else 1
+        if self.per_tensor:
+            scales = 1
+        elif self.block is not None:
+            scales = _ceil(rows, self.block[0]) * _ceil(columns, self.block[1])
+        else:
+            scales = rows * groups
+        zeros = groups * _ceil(rows * self.bits, self.word_bits) * word_bytes if self.zero_points else 0
+        return payload + scales * self.scale_bytes + zeros + columns * self.index_bytes + self.constant_bytes
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def fp8_block(rows: int, columns: int) -> Format:
+    """One fp32 scale (weight_scale_inv) a block, as DeepSeek-V3 is published."""
+    return Format("fp8", 8, scale_bytes=4, block=(rows, columns))
+
+
+# modelopt stores an fp32 scale of the weights and one of the inputs; its W4A16 leaves the second out.
+FP8_TENSOR = Format("fp8", 8, scale_bytes=4, per_tensor=True)
+FP8_MODELOPT = FP8_TENSOR._replace(constant_bytes=4)
+NVFP4 = Format("nvfp4", 4, scale_bytes=1, group=16, constant_bytes=8)
+NVFP4_WEIGHT_ONLY = NVFP4._replace(constant_bytes=4)
+MXFP4 = Format("mxfp4", 4, scale_bytes=1, group=32)
+MXFP8 = Format("mxfp8", 8, scale_bytes=1, group=32)
+FP8_CHANNEL = Format("fp8", 8, scale_bytes=4)

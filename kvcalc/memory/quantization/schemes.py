@@ -1,0 +1,260 @@
+"""A quantization_config becomes a scheme: a format for every weight, or none where it stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from kvcalc.memory.quantization.formats import (
+    FP8_CHANNEL,
+    FP8_MODELOPT,
+    FP8_TENSOR,
+    MXFP4,
+    MXFP8,
+    NVFP4,
+    NVFP4_WEIGHT_ONLY,
+    Format,
+    fp8_block,
+)
+from kvcalc.memory.quantization.names import Match, compressed_match, glob_match, nearest_entry, transformers_match
+from kvcalc.model.weights.tensors import HEAD, LINEAR
+
+# Digits, and of expressions what may match one alone: a class, a count, an escape other than that of the dot.
+_DIGITS = frozenset("0123456789[]{}?\\")
+
+
+class UnknownSchemeError(Exception):
+    """A scheme that is not modelled; the message says which, without the model's name."""
+
+
+class Scheme(NamedTuple):
+    """`format_of(name, role)` is the format of a module's matrix, None where it is not quantised.
+
+    `by_layer`: whether it may differ between layers; where it does not, one layer stands for all.
+    """
+
+    name: str
+    format_of: Callable[[str, str], Format | None]
+    by_layer: bool = True
+
+
+def read_scheme(config: Mapping[str, object], base_bytes: int) -> Scheme:
+    """The scheme of a quantization_config; `base_bytes`: of one element that is not quantised, and of its scales.
+
+    Raises UnknownSchemeError for a method or setting that is not modelled.
+    """
+    method = config.get("quant_method")
+    if method == "modelopt" or (method is None and "quant_algo" in config):
+        return _modelopt(config)._replace(by_layer=_tells_layers_apart(config))
+    reader = _METHODS.get(method) if isinstance(method, str) else None
+    if reader is None:
+        raise UnknownSchemeError(f"quant_method {_shown(method)}")
+    if config.get("quant_algo") is not None:
+        raise UnknownSchemeError(f"quant_method {method} with quant_algo {_shown(config['quant_algo'])}")
+    try:
+        return reader(config, base_bytes)._replace(by_layer=_tells_layers_apart(config))
+    except ValueError as error:
+        raise UnknownSchemeError(f"a module pattern of quantization_config: {error}") from None
+
+
+def _fp8(config: Mapping[str, object], base_bytes: int) -> Scheme:
+    """Fine-grained fp8. Source: FP8Linear, Transformers 5.23.0."""
+    block = config.get("weight_block_size")
+    if block is None:
+        form = FP8_MODELOPT if config.get("activation_scheme") == "static" else FP8_TENSOR
+    elif isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):
+        form = fp8_block(block[0], block[1])
+    else:
+        raise UnknownSchemeError(f"weight_block_size {_shown(block)}")
+    return Scheme("fp8", _linear_but(_strings(config, "modules_to_not_convert", "ignored_layers"), form))
+
+
+def _fbgemm_fp8(config: Mapping[str, object], base_bytes: int) -> Scheme:
+    """An fp32 scale a row. Source: FbgemmFp8Linear, Transformers 5.23.0."""
+    return Scheme("fp8", _linear_but(_strings(config, "modules_to_not_convert"), FP8_CHANNEL))
+
+
+def _mxfp4(config: Mapping[str, object], base_bytes: int) -> Scheme:
+    """Experts alone. Source: Mxfp4GptOssExperts, Transformers 5.23.0."""
+    skipped = transformers_match(_strings(config, "modules_to_not_convert"))
+    return Scheme(
+        "mxfp4",
+        lambda name, role: MXFP4 if role == LINEAR and ".experts." in name and not skipped(name) else None,
+    )
+
+
+def _gptq(config: Mapping[str, object], base_bytes: int) -> Scheme:
+    """Words of 32 bits, an fp16 scale and a zero point a group, and a group number a column (GPTQ's own layout)."""
+    for key in ("dynamic", "modules_in_block_to_quantize"):
+        if config.get(key):
+            raise UnknownSchemeError(f"gptq with {key}")
+    form = _words(config, "bits", "group_size")._replace(zero_points=True, index_bytes=4)
+    return Scheme(form.name, _linear_but([], form, with_head=config.get("lm_head") is True))
+
+
+def _awq(config: Mapping[str, object], base_bytes: int) -> Scheme:
+    """As GPTQ without the group numbers. Source: WQLinear_GEMM, AutoAWQ 0.2."""
+    form = _words(config, "bits" if "bits" in config else "w_bit", "group_size")._replace(zero_points=True)
+    return Scheme(form.name, _linear_but(_strings(config, "modules_to_not_convert"), form))
+
+
+def _words(config: Mapping[str, object], bits_key: str, group_key: str) -> Format:
+    bits, group = config.get(bits_key), config.get(group_key)
+    if type(bits) is not int or bits not in (2, 3, 4, 8):
+        raise UnknownSchemeError(f"{bits_key} {_shown(bits)}")
+    if type(group) is not int or (group < 1 and group != -1):
+        raise UnknownSchemeError(f"{group_key} {_shown(group)}")
+    return Format(f"int{bits}", bits, word_bits=32, scale_bytes=2, group=max(group, 0))
+
+
+def _compressed_tensors(config: Mapping[str, object], base_bytes: int) -> Scheme:
+    """Groups of targets, each with its own element type and scales. Source: compressed-tensors 0.20."""
+    sparsity = config.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
+        raise UnknownSchemeError(f"sparsity format {_shown(sparsity.get('format'))}")
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise UnknownSchemeError("compressed-tensors without config_groups")
+    rules: list[tuple[Match, Format]] = []
+    for group in groups.values():
+        if not isinstance(group, Mapping):
+            raise UnknownSchemeError("compressed-tensors with a group that is no object")
+        weights = group.get("weights")
+        if weights is None:
+            continue
+        if not isinstance(weights, Mapping):
+            raise UnknownSchemeError("compressed-tensors with weights that are no object")
+        inputs = group.get("input_activations")
+        layout = str(group.get("format") or config.get("format"))
+        form = _compressed_format(weights, layout, inputs if isinstance(inputs, Mapping) else None, base_bytes)
+        rules.append((compressed_match(_strings(group, "targets"), ("Linear",)), form))
+    ignored = compressed_match(_strings(config, "ignore"), ("Linear",))
+
+    def format_of(name: str, role: str) -> Format | None:
+        if role not in (LINEAR, HEAD) or ignored(name):
+            return None
+        return next((form for match, form in rules if match(name)), None)
+
+    names = {form.name for _, form in rules}
+    return Scheme(names.pop() if len(names) == 1 else "mixed", format_of)
+
+
+def _compressed_format(
+    weights: Mapping[str, object], layout: str, inputs: Mapping[str, object] | None, base_bytes: int
+) -> Format:
+    bits, kind, strategy = weights.get("num_bits"), weights.get("type", "int"), weights.get("strategy")
+    group = weights.get("group_size")
+    group = group if type(group) is int and group > 0 else 0
+    if strategy is None:
+        strategy = "group" if group else "tensor"
+    if kind == "float" and bits == 4 and group in (16, 32):
+        if group == 32:
+            return MXFP4
+        return NVFP4 if inputs is not None else NVFP4_WEIGHT_ONLY
+    known = (kind == "float" and bits == 8) or (kind == "int" and bits in (2, 3, 4, 8))
+    if not known or strategy not in ("tensor", "channel", "group", "block") or (strategy == "group" and not group):
+        raise UnknownSchemeError(f"compressed-tensors {_shown(kind)} of {_shown(bits)} bits by {_shown(strategy)}")
+    packed = layout == "pack-quantized"
+    static = inputs is not None and inputs.get("dynamic") is False
+    form = Format(
+        "fp8" if kind == "float" else f"int{bits}", int(str(bits)),
+        scale_bytes=1 if weights.get("scale_dtype") == "torch.uint8" else base_bytes,
+        group=group if strategy == "group" else 0, per_tensor=strategy == "tensor",
+        zero_points=weights.get("symmetric") is False, constant_bytes=base_bytes if static else 0,
+    )  # fmt: skip
+    if strategy == "block":
+        block = weights.get("block_structure")
+        if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)):
+            raise UnknownSchemeError(f"block_structure {_shown(block)}")
+        form = form._replace(block=(block[0], block[1]))
+    if packed:
+        # weight_shape: two 64-bit integers; with activation order by group also a group number a column.
+        index = 4 if weights.get("actorder") == "group" else 0
+        form = form._replace(word_bits=32, index_bytes=index, constant_bytes=form.constant_bytes + 16)
+    elif kind == "int" and bits != 8:
+        raise UnknownSchemeError(f"compressed-tensors format {_shown(layout)} of {bits} bits")
+    return form
+
+
+# Source: the exporter of TensorRT Model Optimizer (modelopt 0.37), quant_utils.
+_ALGORITHMS = {
+    "FP8": FP8_MODELOPT,
+    "NVFP4": NVFP4,
+    "W4A16_NVFP4": NVFP4_WEIGHT_ONLY,
+    "MXFP8": MXFP8,
+    "FP8_PB_WO": fp8_block(128, 128),
+}
+
+
+def _modelopt(config: Mapping[str, object]) -> Scheme:
+    algorithm = config.get("quant_algo")
+    excluded = glob_match(_strings(config, "ignore", "exclude_modules"))
+    if algorithm == "MIXED_PRECISION":
+        table = config.get("quantized_layers")
+        if not isinstance(table, dict) or not table:
+            raise UnknownSchemeError("MIXED_PRECISION without quantized_layers")
+        for entry in table.values():
+            _algorithm(entry.get("quant_algo") if isinstance(entry, Mapping) else entry)
+
+        def mixed(name: str, role: str) -> Format | None:
+            if role not in (LINEAR, HEAD) or excluded(name):
+                return None
+            entry = nearest_entry(name, table)
+            return _algorithm(entry.get("quant_algo")) if isinstance(entry, Mapping) else None
+
+        return Scheme("mixed", mixed)
+    form = _algorithm(algorithm)
+    return Scheme(form.name, lambda name, role: form if role == LINEAR and not excluded(name) else None)
+
+
+def _algorithm(name: object) -> Format:
+    form = _ALGORITHMS.get(name) if isinstance(name, str) else None
+    if form is None:
+        raise UnknownSchemeError(f"quant_algo {_shown(name)}")
+    return form
+
+
+def _tells_layers_apart(config: Mapping[str, object]) -> bool:
+    """Whether a pattern may mean some layers and not others: it holds a digit, or what may stand for one."""
+    groups, table = config.get("config_groups"), config.get("quantized_layers")
+    lists = [config.get(key) for key in ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")]
+    if isinstance(groups, Mapping):
+        lists += [group.get("targets") for group in groups.values() if isinstance(group, Mapping)]
+    patterns = [str(item) for found in lists if isinstance(found, list) for item in found]
+    if isinstance(table, Mapping):
+        patterns += table
+    return any(not _DIGITS.isdisjoint(pattern.replace("\\.", "")) for pattern in patterns)
+
+
+def _linear_but(skipped: list[str], form: Format, with_head: bool = False) -> Callable[[str, str], Format | None]:
+    """`form` for every linear layer that no pattern of `skipped` names; the head only where it is said."""
+    skips = transformers_match(skipped)
+    roles = (LINEAR, HEAD) if with_head else (LINEAR,)
+    return lambda name, role: form if role in roles and not skips(name) else None
+
+
+def _strings(config: Mapping[str, object], *keys: str) -> list[str]:
+    """The module names listed under any of `keys`."""
+    found: list[str] = []
+    for key in keys:
+        value = config.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            raise UnknownSchemeError(f"{key}, which is no list of module names")
+        found += value
+    return found
+
+
+def _shown(value: object) -> str:
+    return ascii(value)[:60]
+
+
+_METHODS = {
+    "fp8": _fp8,
+    "fbgemm_fp8": _fbgemm_fp8,
+    "mxfp4": _mxfp4,
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
+}

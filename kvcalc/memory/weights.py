@@ -1,0 +1,87 @@
+"""Parameters of a model, and the bytes they take in a dtype or as its config says they are quantised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.model.weights.tensors import EMBEDDING, LINEAR, LOOKUP, ModelWeights, Weight
+
+if TYPE_CHECKING:
+    from kvcalc.memory.quantization.schemes import Scheme
+
+
+class Parameters(NamedTuple):
+    """How many there are, how many one token's step reads, and how many are the input embedding.
+
+    A step reads everything but the tables it takes one row of (the input embedding, unless it is the output head too;
+    learned positions; per-layer embeddings), and of the experts those the token is sent to. Of an encoder-decoder it
+    reads the decoder alone.
+    """
+
+    total: int
+    active_per_token: int
+    input_embedding: int
+
+
+WeightBytes = tuple[int, int]
+"""The bytes of all weights, and of those one token's step reads."""
+
+
+def count_parameters(weights: ModelWeights) -> Parameters:
+    """Every parameter once, a tied embedding too."""
+    total = active = 0
+    for block in weights.blocks:
+        total += len(block.numbers) * sum(weight.parameters for weight in block.weights)
+        active += len(block.numbers) * sum(w.read_parameters for w in block.weights if w.role != LOOKUP)
+    table = weights.embedding.parameters
+    return Parameters(total + table, active + (table if weights.tied else 0), table)
+
+
+def plain_bytes(weights: ModelWeights, base: Dtype, linear: Dtype | None = None) -> WeightBytes:
+    """All weights in `base`, a dtype without blocks; with `linear`, the matrices of linear layers in that one.
+
+    Embedding, output head, norms, routers and biases are never in `linear`. Blocks of a format run along a row, and the
+    last may be part-filled.
+    """
+    total = active = 0
+    for block in weights.blocks:
+        for weight in block.weights:
+            if linear is not None and weight.role == LINEAR:
+                one = weight.rows * -(-weight.columns // linear.block_elements) * linear.block_bytes
+            else:
+                one = weight.rows * weight.columns * base.block_bytes
+            one += weight.bias * base.block_bytes
+            total += len(block.numbers) * weight.copies * one
+            active += len(block.numbers) * _read(weight) * one
+    return _with_embedding(weights, total, active, base)
+
+
+def quantized_bytes(weights: ModelWeights, base: Dtype, scheme: Scheme) -> WeightBytes:
+    """Weights as `scheme` stores them, scales included; in `base` where it leaves them alone. Biases stay in `base`."""
+    total = active = 0
+    for block in weights.blocks:
+        # Where no pattern tells layers apart, the first of a block stands for all.
+        numbers = block.numbers if scheme.by_layer else block.numbers[:1]
+        times = 1 if scheme.by_layer else len(block.numbers)
+        for number in numbers:
+            prefix = block.prefix.format(number)
+            for weight in block.weights:
+                form = scheme.format_of(prefix + weight.name, weight.role)
+                if form is None:
+                    one = weight.rows * weight.columns * base.block_bytes
+                else:
+                    one = form.bytes_of(weight.rows, weight.columns)
+                one += weight.bias * base.block_bytes
+                total += times * weight.copies * one
+                active += times * _read(weight) * one
+    return _with_embedding(weights, total, active, base)
+
+
+def _read(weight: Weight) -> int:
+    return 0 if weight.role in (LOOKUP, EMBEDDING) else min(weight.read, weight.copies)
+
+
+def _with_embedding(weights: ModelWeights, total: int, active: int, base: Dtype) -> WeightBytes:
+    table = weights.embedding.parameters * base.block_bytes
+    return total + table, active + (table if weights.tied else 0)

@@ -1,0 +1,53 @@
+"""GPT-Neo: layers that see all and layers with a window take turns, as attention_types says."""
+
+from __future__ import annotations
+
+from kvcalc.errors import ModelError
+from kvcalc.model.caches import Cache, FullAttention, SlidingWindowAttention
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
+
+KEYS = frozenset(
+    (
+        "num_layers num_hidden_layers num_heads num_attention_heads hidden_size attention_types attention_layers "
+        "window_size activation_function layer_norm_epsilon"
+    ).split()
+)
+_KINDS = ("global", "local")
+
+
+def read(config: ConfigReader, model_type: str) -> ModelSpec:
+    """K and V of every head, of all tokens or of the last window_size (256). Source: GPTNeoConfig, Transformers 5.23.0.
+
+    Transformers keeps all tokens in local layers too and masks them out (its engine file).
+    """
+    num_layers = config.num_layers("num_layers", "num_hidden_layers")
+    num_heads = config.integer("num_heads", "num_attention_heads")
+    hidden_size = config.integer("hidden_size")
+    head_dim = config.head_dim(hidden_size, num_heads)
+    window = config.optional_integer("window_size") or 256
+    full: tuple[Cache, ...] = (FullAttention(num_heads, head_dim, head_dim),)
+    local: tuple[Cache, ...] = (SlidingWindowAttention(window, num_heads, head_dim, head_dim),)
+    attention = AttentionShape(num_heads, num_heads, head_dim, head_dim, hidden_size, output_bias=True)
+    layers = group_layers(local if kind == "local" else full for kind in _kinds(config, num_layers))
+    return config.model(model_type, attention, layers)
+
+
+def _kinds(config: ConfigReader, num_layers: int) -> list[str]:
+    """The kind of every layer: attention_types repeats short lists, as [[["global", "local"], 12]]."""
+    stated = config.config.get("attention_types")
+    groups = [[["global", "local"], 12]] if stated is None else stated
+    kinds: list[str] = []
+    for group in groups if isinstance(groups, list) else [groups]:
+        if not isinstance(group, list) or len(group) != 2 or not isinstance(group[0], list):
+            raise ModelError(f"{config.name}: attention_types must hold pairs of a list of kinds and a number")
+        names, times = group
+        if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= num_layers:
+            raise ModelError(f"{config.name}: attention_types repeats a list a number of times no layer has")
+        kinds += [*names] * times
+    if len(kinds) != num_layers or any(kind not in _KINDS for kind in kinds):
+        raise ModelError(f"{config.name}: attention_types must name global or local for each of {num_layers} layers")
+    listed = config.strings("attention_layers", num_layers, _KINDS)
+    if listed not in (None, kinds):
+        raise ModelError(f"{config.name}: attention_layers contradicts attention_types")
+    return kinds

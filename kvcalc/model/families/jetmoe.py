@@ -1,0 +1,34 @@
+"""JetMoE: experts in attention too. All of a token's experts share one set of K and V heads."""
+
+from __future__ import annotations
+
+from kvcalc.model.caches import FullAttention
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.spec import AttentionShape, ModelSpec, uniform_layers
+
+KEYS = frozenset(
+    (
+        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim kv_channels "
+        "num_local_experts num_experts_per_tok rope_theta rope_scaling rope_parameters rms_norm_eps"
+    ).split()
+)
+
+# Source: JetMoeConfig, Transformers 5.23.0.
+_DEFAULTS = {"num_key_value_heads": 16, "kv_channels": 128, "num_experts_per_tok": 2}
+
+
+def read(config: ConfigReader, model_type: str) -> ModelSpec:
+    """K and V of num_key_value_heads heads of kv_channels elements. Source: JetMoeAttention, Transformers 5.23.0.
+
+    The number of query heads is that times num_experts_per_tok, whatever num_attention_heads says.
+    """
+    config = config.with_defaults(_DEFAULTS)
+    num_layers = config.num_layers("num_hidden_layers")
+    num_kv_heads = config.integer("num_key_value_heads")
+    num_heads = num_kv_heads * config.integer("num_experts_per_tok")
+    width = config.integer("kv_channels", "head_dim")
+    attention = AttentionShape(
+        num_heads, num_kv_heads, width, width, config.integer("hidden_size"), rope_dim=width,
+        rope_theta=config.number("rope_theta", default=10_000.0),
+    )  # fmt: skip
+    return config.model(model_type, attention, uniform_layers(num_layers, FullAttention(num_kv_heads, width, width)))

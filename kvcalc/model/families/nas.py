@@ -1,0 +1,78 @@
+"""Nemotron-NAS (Llama-3.3-Nemotron-Super and Ultra) and DeciLM: what a layer keeps was searched layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvcalc.errors import ModelError
+from kvcalc.model.caches import Cache, FullAttention
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
+
+KEYS = frozenset(
+    (
+        "num_hidden_layers num_attention_heads num_key_value_heads num_key_value_heads_per_layer hidden_size head_dim "
+        "block_configs attention_bias mlp_bias rope_theta rope_scaling rms_norm_eps"
+    ).split()
+)
+
+# Keys of a layer's attention under which it would keep something else than all of its K and V.
+_OTHER_CACHES = (
+    "sparsify",
+    "window_length",
+    "num_sink_tokens",
+    "unshifted_sink",
+    "use_prefill_window_in_sink_attention",
+)
+
+
+def read(config: ConfigReader, model_type: str) -> ModelSpec:
+    """K and V of heads / n_heads_in_group heads; nothing in a layer whose attention is left out or is a linear map.
+
+    Source: modeling_decilm.py of nvidia/Llama-3_3-Nemotron-Super-49B-v1, and of Deci/DeciLM-7B, which lists
+    num_key_value_heads_per_layer in place of block_configs.
+    """
+    num_layers = config.num_layers("num_hidden_layers")
+    num_heads = config.integer("num_attention_heads")
+    hidden_size = config.integer("hidden_size")
+    head_dim = config.head_dim(hidden_size, num_heads)
+    layers: list[tuple[Cache, ...]] = []
+    for heads in _kv_heads(config, num_layers, num_heads):
+        if heads == 0:
+            layers.append(())
+        else:
+            layers.append((FullAttention(config.check_groups(num_heads, heads), head_dim, head_dim),))
+    kept = [caches[0] for caches in layers if caches]
+    num_kv_heads = next((cache.num_kv_heads for cache in kept if isinstance(cache, FullAttention)), num_heads)
+    bias = config.boolean("attention_bias", default=False)
+    attention = AttentionShape(
+        num_heads, num_kv_heads, head_dim, head_dim, hidden_size, qkv_bias=bias, output_bias=bias, rope_dim=head_dim,
+        rope_theta=config.number("rope_theta", default=10_000.0),
+    )  # fmt: skip
+    return config.model(model_type, attention, group_layers(layers))
+
+
+def _kv_heads(config: ConfigReader, num_layers: int, num_heads: int) -> list[int]:
+    """KV heads of every layer, 0 where it keeps nothing."""
+    blocks = config.config.get("block_configs")
+    per_layer = config.config.get("num_key_value_heads_per_layer")
+    key, listed = ("block_configs", blocks) if blocks is not None else ("num_key_value_heads_per_layer", per_layer)
+    if not isinstance(listed, list) or len(listed) != num_layers:
+        raise ModelError(f"{config.name}: {key} must be a list of {num_layers}, one for each layer")
+    if blocks is None:
+        readers = (ConfigReader({key: heads}, config.name, config.source) for heads in listed)
+        return [reader.integer(key) for reader in readers]
+    return [_block_kv_heads(config, block, num_heads) for block in listed]
+
+
+def _block_kv_heads(config: ConfigReader, block: object, num_heads: int) -> int:
+    inner = block.get("attention") if isinstance(block, Mapping) else None
+    if not isinstance(inner, Mapping):
+        raise ModelError(f"{config.name}: block_configs: a layer without attention's facts")
+    attention = ConfigReader(inner, config.name, config.source)
+    if attention.boolean("no_op", default=False) or attention.boolean("replace_with_linear", default=False):
+        return 0
+    for key in _OTHER_CACHES:
+        attention.refuse(key, "block_configs: this layer's cache is not modelled")
+    group = attention.integer("n_heads_in_group")
+    return num_heads // config.check_groups(num_heads, group)

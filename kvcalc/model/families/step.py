@@ -1,0 +1,71 @@
+"""Step 3.5 and 3.7: windows where layer_types says so, with more query heads there."""
+
+from __future__ import annotations
+
+from kvcalc.errors import ModelError
+from kvcalc.model.caches import Cache, FullAttention, SlidingWindowAttention
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
+
+KEYS = frozenset(
+    (
+        "num_hidden_layers num_attention_heads num_key_value_heads num_attention_groups hidden_size head_dim "
+        "sliding_window layer_types mtp_layer_types mlp_layer_types mtp_mlp_layer_types num_nextn_predict_layers "
+        "num_sliding_attention_heads attention_other_setting rope_theta rope_scaling rope_parameters "
+        "partial_rotary_factors first_k_dense_replace num_experts n_routed_experts moe_num_experts "
+        "num_experts_per_tok moe_top_k moe_intermediate_size share_expert_dim share_expert_dims n_shared_experts "
+        "moe_layers_enum yarn_only_types use_head_wise_attn_gate"
+    ).split()
+)
+
+# Source: Step3p7TextConfig, Transformers 5.23.0.
+_DEFAULTS = {"num_key_value_heads": 8, "head_dim": 128}
+
+
+def read(config: ConfigReader, model_type: str) -> ModelSpec:
+    """K and V of as many heads in every layer; layers with a window differ in their query heads alone.
+
+    layer_types may go on for the next-token-prediction layers, which are not part of the model that decodes.
+    Source: Step3p7TextConfig, Transformers 5.23.0.
+    """
+    if "num_attention_groups" not in config.config:
+        config = config.with_defaults({"num_key_value_heads": _DEFAULTS["num_key_value_heads"]})
+    config = config.with_defaults({"head_dim": _DEFAULTS["head_dim"]})
+    num_layers = config.num_layers("num_hidden_layers")
+    num_heads = config.integer("num_attention_heads")
+    num_kv_heads = config.check_groups(num_heads, config.integer("num_key_value_heads", "num_attention_groups"))
+    head_dim = config.integer("head_dim")
+    _check_sliding_heads(config, num_kv_heads)
+    full: tuple[Cache, ...] = (FullAttention(num_kv_heads, head_dim, head_dim),)
+    kinds = _kinds(config, num_layers)
+    windowed = full
+    if "sliding_attention" in kinds:
+        windowed = (SlidingWindowAttention(config.integer("sliding_window"), num_kv_heads, head_dim, head_dim),)
+    attention = AttentionShape(
+        num_heads, num_kv_heads, head_dim, head_dim, config.integer("hidden_size"), rope_dim=head_dim
+    )
+    layers = group_layers(full if kind == "full_attention" else windowed for kind in kinds)
+    return config.model(model_type, attention, layers)
+
+
+def _kinds(config: ConfigReader, num_layers: int) -> list[str]:
+    allowed = ("full_attention", "sliding_attention")
+    if config.config.get("layer_types") is None:
+        return ["full_attention"] * num_layers
+    listed = len(config.items("layer_types"))
+    ahead = config.optional_integer("num_nextn_predict_layers", least=0) or 0
+    kinds = config.strings("layer_types", num_layers + ahead if listed != num_layers else num_layers, allowed)
+    return (kinds or [])[:num_layers]
+
+
+def _check_sliding_heads(config: ConfigReader, num_kv_heads: int) -> None:
+    """attention_other_setting may hold a number of groups too; only the same one is modelled."""
+    other = config.config.get("attention_other_setting")
+    if other is None:
+        return
+    groups = other.get("num_attention_groups") if isinstance(other, dict) else other
+    width = other.get("head_dim") if isinstance(other, dict) else None
+    if groups not in (None, num_kv_heads) or width not in (None, config.integer("head_dim")):
+        raise ModelError(
+            f"{config.name}: attention_other_setting gives sliding layers K and V of their own: not modelled"
+        )

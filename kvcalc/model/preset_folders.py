@@ -1,0 +1,65 @@
+"""Where presets lie: the user's own folders first, then those that ship with kvcalc."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from kvcalc.errors import UsageError
+
+VARIABLE = "KVCALC_PRESETS"
+_SUFFIX = ".yaml"
+
+
+def shipped_folder(package: str) -> str:
+    """The folder of presets/models: inside `package` in a wheel, beside it in a checkout or an editable install."""
+    inside = os.path.join(package, "presets", "models")
+    return inside if os.path.isdir(inside) else os.path.join(os.path.dirname(package), "presets", "models")
+
+
+def user_files() -> list[tuple[str, str]]:
+    """(name, path) of the user's own preset files, folder by folder, each folder sorted. Reads no file.
+
+    KVCALC_PRESETS names the folders, os.pathsep between them; where it is not set it is kvcalc/presets in the user's
+    config folder, if there is one. Raises UsageError (exit 2) for a folder that is named and cannot be read.
+    """
+    named = os.environ.get(VARIABLE)
+    if named:
+        folders = [os.path.expanduser(folder) for folder in named.split(os.pathsep) if folder]
+        found = [entry for folder in folders for entry in _files(folder, f"{VARIABLE}: ")]
+    else:
+        folder = _config_folder()
+        found = [] if folder is None or not os.path.isdir(folder) else _files(folder, "")
+    return found
+
+
+def shipped_files(folder: str) -> list[tuple[str, str]]:
+    """(name, path) of the files in the shipped `folder`, sorted; none where an install has lost them."""
+    return _files(folder, "") if os.path.isdir(folder) else []
+
+
+def _files(folder: str, prefix: str) -> list[tuple[str, str]]:
+    try:
+        entries = os.listdir(folder)
+    except OSError as error:
+        raise UsageError(f"{prefix}{folder}: {error.strerror or 'cannot be read'}", _hint(prefix)) from None
+    except ValueError:  # a NUL byte in the path
+        raise UsageError(f"{prefix}{folder!r}: not a path") from None
+    names = (entry for entry in entries if entry.endswith(_SUFFIX) and not entry.startswith("."))
+    return sorted((entry[: -len(_SUFFIX)].casefold(), os.path.join(folder, entry)) for entry in names)
+
+
+def _hint(prefix: str) -> str | None:
+    return f"make the folder, or unset {VARIABLE}" if prefix else None
+
+
+def _config_folder() -> str | None:
+    """kvcalc/presets where configuration belongs: XDG_CONFIG_HOME or ~/.config, and %APPDATA% on Windows.
+
+    macOS is treated as XDG says, as command lines there do. None where no such folder is known.
+    """
+    base = os.environ.get("APPDATA" if sys.platform == "win32" else "XDG_CONFIG_HOME", "")
+    # The XDG rules: a relative path is to be ignored.
+    if not os.path.isabs(base):
+        base = os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(base, "kvcalc", "presets") if os.path.isabs(base) else None

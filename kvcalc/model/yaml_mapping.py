@@ -1,0 +1,67 @@
+"""YAML text to a plain mapping, in the small part of YAML that states facts."""
+
+from __future__ import annotations
+
+from kvcalc.errors import ModelError, UsageError
+
+_MAX_DEPTH = 32
+
+
+def parse_mapping(text: str, name: str) -> dict[object, object]:
+    """YAML text to a mapping, plain data only; `name` is the file's name in messages.
+
+    The events are checked before anything is built: PyYAML follows nesting with C recursion and can be crashed by
+    depth, shares what an alias names (which bombs rely on), and keeps the last of duplicate keys in silence. Raises
+    UsageError (exit 2) where the text is no such YAML, and ModelError (exit 3) where a key stands twice.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        _check_events(yaml.parse(text, Loader=loader), yaml, name)
+        data = yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader: plain data, no objects
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UsageError(f"{name}: not YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{name}: not a mapping of keys to values")
+    return data
+
+
+def _check_events(events: object, yaml: object, name: str) -> None:
+    """Refuse anchors, aliases, tags, duplicate keys and deep nesting."""
+    levels: list[_Level] = []
+    for event in events:  # type: ignore[attr-defined]  # yaml.parse is untyped
+        kind = type(event).__name__
+        if kind == "AliasEvent" or getattr(event, "anchor", None) is not None:
+            raise UsageError(f"{name}: anchors and aliases (&, *) are not allowed", "write the value out")
+        if getattr(event, "tag", None) is not None:
+            raise UsageError(f"{name}: tags (!) are not allowed", "write plain values")
+        if kind in ("MappingEndEvent", "SequenceEndEvent"):
+            levels.pop()
+        elif kind in ("ScalarEvent", "MappingStartEvent", "SequenceStartEvent"):
+            if levels and levels[-1].next_is_key():
+                key = getattr(event, "value", None)
+                if key in levels[-1].keys:
+                    line = event.start_mark.line + 1
+                    raise ModelError(f"{name}: key {key!r} stands twice, the second time on line {line}")
+                levels[-1].keys.add(key)
+            if kind != "ScalarEvent":
+                levels.append(_Level(is_mapping=kind == "MappingStartEvent"))
+                if len(levels) > _MAX_DEPTH:
+                    raise UsageError(f"{name}: nested more than {_MAX_DEPTH} levels deep")
+
+
+class _Level:
+    """An open mapping or sequence while events are checked: the keys so far, and whether a key comes next."""
+
+    def __init__(self, is_mapping: bool) -> None:
+        self.is_mapping = is_mapping
+        self.keys: set[object] = set()
+        self.at_key = False
+
+    def next_is_key(self) -> bool:
+        """Step over one node; whether that node is a mapping's key."""
+        self.at_key = self.is_mapping and not self.at_key
+        return self.at_key

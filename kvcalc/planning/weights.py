@@ -1,0 +1,103 @@
+"""The `weights` part of a document: parameters, and the bytes they take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvcalc.errors import ModelError
+from kvcalc.memory.dtypes import Dtype, parse_dtype
+from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.weights.registry import read_weights
+from kvcalc.model.weights.tensors import ModelWeights
+
+
+def describe_weights(
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, warnings: list[str]
+) -> dict[str, Any]:
+    """What stands under `weights`. `model` is the model itself, `spec` the same with the what-if in it.
+
+    `dtype` is the one asked for: it goes before the config's quantisation and before what lies in the model's folder.
+    `model_dtype` is what the model computes in. Figures that are not known are null, and `reason` or a warning, which
+    is appended, says why.
+    """
+    weights, reason = _weights_of(model, spec)
+    if reason is not None and spec.attention != model.attention:
+        warnings.append(f"weights: {reason}")
+    asked = None if dtype is None else parse_dtype(dtype, "--dtype")
+    held = None
+    if asked is None and spec.attention == model.attention and spec.checkpoint is not None:
+        from kvcalc.model.checkpoint import read_checkpoint
+
+        held = read_checkpoint(spec.checkpoint)
+    name, size = _bytes_of(weights, spec, asked, model_dtype, warnings if held is None else [])
+    counted = None if weights is None else count_parameters(weights)
+    total, active = (None, None) if size is None else size
+    source = None if total is None else "config"
+    if held is not None:
+        total, source = held, "safetensors"
+    return {
+        "parameters": None if counted is None else counted.total,
+        "active_parameters_per_token": None if counted is None else counted.active_per_token,
+        "input_embedding_parameters": None if counted is None else counted.input_embedding,
+        "bytes": total,
+        "active_bytes_per_token": active,
+        "dtype": name,
+        "bytes_source": source,
+        "reason": reason,
+    }
+
+
+def _weights_of(model: ModelSpec, spec: ModelSpec) -> tuple[ModelWeights | None, str | None]:
+    """The weights, or None and why they are not known."""
+    config: Mapping[str, object] = model.config
+    if spec.attention != model.attention:
+        changed = _changed_config(model, spec)
+        if changed is None:
+            return None, f"not known of {model.name} with another attention than its own"
+        config = changed
+    try:
+        weights = read_weights(config, model.model_type, model.name)
+    except ModelError as error:
+        return None, error.message
+    return weights, f"the weights of model_type {model.model_type} are not counted" if weights is None else None
+
+
+def _changed_config(model: ModelSpec, spec: ModelSpec) -> Mapping[str, object] | None:
+    """The config with the what-if's KV heads, where that is all that changes: a plain decoder as MHA, MQA or GQA."""
+    from kvcalc.model.weights.registry import COUNTERS
+
+    if model.attention.is_latent or spec.attention.is_latent or COUNTERS.get(model.model_type) != "decoder":
+        return None
+    return {**model.config, "num_key_value_heads": spec.attention.num_kv_heads}
+
+
+def _bytes_of(
+    weights: ModelWeights | None, spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, warnings: list[str]
+) -> tuple[str | None, WeightBytes | None]:
+    """The name of what the weights are stored in, and their bytes."""
+    quantization = spec.config.get("quantization_config") if asked is None else None
+    if quantization:
+        return _quantized(weights, spec, quantization, model_dtype, warnings)
+    linear = asked if asked is not None and not asked.is_float else None
+    size = None if weights is None else plain_bytes(weights, model_dtype, linear)
+    return (linear or model_dtype).name, size
+
+
+def _quantized(
+    weights: ModelWeights | None, spec: ModelSpec, quantization: object, model_dtype: Dtype, warnings: list[str]
+) -> tuple[str | None, WeightBytes | None]:
+    from kvcalc.memory.quantization.schemes import UnknownSchemeError, read_scheme
+
+    try:
+        if not isinstance(quantization, Mapping):
+            raise UnknownSchemeError("quantization_config that is no object")
+        # DeepSeek-V4 names the type of its experts beside the scheme of the other layers.
+        if spec.config.get("expert_dtype") not in (None, "fp8"):
+            raise UnknownSchemeError(f"expert_dtype {ascii(spec.config['expert_dtype'])[:60]}")
+        scheme = read_scheme(quantization, model_dtype.block_bytes)
+    except UnknownSchemeError as error:
+        warnings.append(f"weights: {error} is not modelled, so their bytes are not known; --dtype says otherwise")
+        return None, None
+    return scheme.name, None if weights is None else quantized_bytes(weights, model_dtype, scheme)

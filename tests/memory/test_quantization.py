@@ -1,0 +1,218 @@
+"""Quantised weights: bytes of a matrix by each format, and which layers a config leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.memory.quantization.names import compressed_match, glob_match, transformers_match
+from kvcalc.memory.quantization.schemes import UnknownSchemeError, read_scheme
+from kvcalc.memory.weights import plain_bytes, quantized_bytes
+from kvcalc.model.weights.tensors import EMBEDDING, HEAD, LINEAR, NORM, ROUTER, Block, ModelWeights, Weight
+
+NAME = "model.layers.3.self_attn.q_proj"
+
+
+def matrix(rows: int, columns: int, config: dict[str, Any]) -> int:
+    """Bytes of one linear layer's matrix of a 16-bit model."""
+    form = read_scheme(config, 2).format_of(NAME, LINEAR)
+    assert form is not None
+    return form.bytes_of(rows, columns)
+
+
+def compressed(layout: str, inputs: dict[str, Any] | None = None, **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        # 256 x 384: 2 x 3 blocks of 128 x 128, an fp32 scale each.
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 256 * 384 + 6 * 4),
+        ({"quant_method": "fp8"}, 256 * 384 + 4),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, 256 * 384 + 8),
+        ({"quant_method": "fbgemm_fp8"}, 256 * 384 + 256 * 4),
+        # Three groups of 128 columns: fp16 scales and 4-bit zero points of 256 rows each; g_idx has 384 integers.
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 128},
+            256 * 384 // 2 + 3 * 256 * 2 + 3 * 256 // 2 + 384 * 4,
+        ),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 256 * 384 + 256 * 2 + 256 + 384 * 4),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 256 * 384 // 2 + 3 * 256 * 2 + 3 * 256 // 2),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 256 * 384 + 8),
+        ({"quant_algo": "FP8"}, 256 * 384 + 8),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 256 * 384 // 2 + 256 * 24 + 8),
+        (
+            compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=32, symmetric=True),
+            256 * 384 // 2 + 256 * 12 * 2 + 16,
+        ),
+        (
+            compressed("pack-quantized", num_bits=4, type="int", strategy="channel", symmetric=False),
+            256 * 384 // 2 + 256 * 2 + 256 // 2 + 16,
+        ),
+        (compressed("int-quantized", num_bits=8, type="int", strategy="channel"), 256 * 384 + 256 * 2),
+        (compressed("float-quantized", num_bits=8, type="float", strategy="tensor"), 256 * 384 + 2),
+        (
+            compressed("float-quantized", {"dynamic": False}, num_bits=8, type="float", strategy="tensor"),
+            256 * 384 + 2 + 2,
+        ),
+        (
+            compressed("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[128, 128]),
+            256 * 384 + 6 * 2,
+        ),
+        (
+            compressed("nvfp4-pack-quantized", {"dynamic": "local"}, num_bits=4, type="float", group_size=16),
+            256 * 384 // 2 + 256 * 24 + 8,
+        ),
+        (
+            compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32),
+            256 * 384 // 2 + 256 * 12,
+        ),
+    ],
+    ids=lambda value: str(value.get("quant_method")) if isinstance(value, dict) else None,
+)
+def test_bytes_of_a_matrix(config: dict[str, Any], expected: int) -> None:
+    assert matrix(256, 384, config) == expected
+
+
+def test_edges_are_filled_up() -> None:
+    # 130 x 200: 2 x 2 blocks; three-bit elements of a row in whole 32-bit words (19).
+    assert matrix(130, 200, {"quant_method": "fp8", "weight_block_size": [128, 128]}) == 130 * 200 + 16
+    three = {"quant_method": "awq", "bits": 3, "group_size": 100}
+    assert matrix(130, 200, three) == 130 * 19 * 4 + 2 * 130 * 2 + 2 * 13 * 4
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": ["fp8"]},
+        {},
+        {"quant_method": "fp8", "weight_block_size": [128]},
+        {"quant_method": "fp8", "modules_to_not_convert": "lm_head"},
+        {"quant_method": "fp8", "modules_to_not_convert": ["(unclosed"]},
+        {"quant_method": "fp8", "quant_algo": "MIXED_PRECISION"},
+        {"quant_method": "gptq", "bits": 4},
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:.*": {}}},
+        {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {"x": {"quant_algo": "?"}}},
+        {"quant_method": "compressed-tensors"},
+        compressed("marlin-24", num_bits=4, type="int", strategy="group", group_size=128),
+        {**compressed("int-quantized", num_bits=8), "sparsity_config": {"format": "sparse-24-bitmask"}},
+    ],
+    ids=str,
+)
+def test_what_is_not_modelled_is_named(config: dict[str, Any]) -> None:
+    with pytest.raises(UnknownSchemeError) as refusal:
+        read_scheme(config, 2)
+    assert str(refusal.value)
+
+
+def test_transformers_patterns() -> None:
+    match = transformers_match(["gate", "lm_head", "model.layers.1", "model.layers.*.self_attn", "indexer.k_norm"])
+    assert match("model.layers.7.mlp.gate")
+    assert not match("model.layers.7.mlp.gate_proj")
+    assert match("lm_head")
+    assert match("model.layers.1.mlp.up_proj")
+    assert not match("model.layers.10.mlp.up_proj")
+    assert match("model.layers.10.self_attn.q_proj")
+    assert not transformers_match([])("lm_head")
+
+
+def test_compressed_tensors_patterns() -> None:
+    match = compressed_match(["lm_head", "re:.*self_attn.*", r"re:.*mlp\.(gate|up)_proj"], ("Linear",))
+    assert match("lm_head")
+    assert match(NAME)
+    assert match("model.layers.0.mlp.up_proj")
+    assert not match("model.layers.0.mlp.experts.0.up_proj")
+    assert not match("model.layers.0.mlp.down_proj")
+    assert compressed_match(["Linear"], ("Linear",))("anything")
+
+
+def test_modelopt_patterns_and_the_prefix_of_a_multimodal_model() -> None:
+    match = glob_match(["model.language_model.layers.1.*", "*.mlp.shared_expert.*", "language_model.lm_head", "head"])
+    assert match("model.layers.1.mlp.up_proj")
+    assert not match("model.layers.10.mlp.up_proj")
+    assert match("model.layers.10.mlp.shared_expert.up_proj")
+    assert match("lm_head")
+    assert glob_match(["model.layers.1"])("model.layers.1.mlp.up_proj")
+    assert not glob_match(["model.layers.1"])("model.layers.10.mlp.up_proj")
+
+
+WEIGHTS = ModelWeights(
+    Weight("model.embed_tokens", 64, 32, EMBEDDING),
+    False,
+    (
+        Block(
+            "model.layers.{}.",
+            range(4),
+            (
+                Weight("self_attn.q_proj", 32, 32, LINEAR, bias=32),
+                Weight("mlp.gate", 8, 32, ROUTER),
+                Weight("mlp.experts.0.up_proj", 48, 32, LINEAR, copies=8, read=2),
+                Weight("input_layernorm", 32, 1, NORM),
+            ),
+        ),
+        Block("", (0,), (Weight("lm_head", 64, 32, HEAD),)),
+    ),
+)
+KEPT = 64 * 32 * 2 + 4 * (32 + 8 * 32 + 32) * 2  # embedding; biases, routers and norms of four layers, in 16 bits
+
+
+def test_a_model_in_sixteen_bits_and_in_four() -> None:
+    bf16 = plain_bytes(WEIGHTS, DTYPES["bf16"])
+    assert bf16[0] == 2 * (2 * 64 * 32 + 4 * (32 * 32 + 32 + 8 * 32 + 8 * 48 * 32 + 32))
+    assert bf16[1] == bf16[0] - 2 * (64 * 32 + 4 * 6 * 48 * 32)
+    int4 = plain_bytes(WEIGHTS, DTYPES["bf16"], DTYPES["int4"])
+    assert int4[0] == KEPT + 64 * 32 * 2 + 4 * (32 * 32 + 8 * 48 * 32) // 2
+    # 17 bytes a block of 32, one block a row.
+    mxfp4 = plain_bytes(WEIGHTS, DTYPES["bf16"], DTYPES["mxfp4"])
+    assert mxfp4[0] == KEPT + 64 * 32 * 2 + 4 * (32 + 8 * 48) * 17
+
+
+def test_only_linear_layers_are_quantised_and_those_left_out_are_not() -> None:
+    config = {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0", "model.layers.3.self_attn"]}
+    found = quantized_bytes(WEIGHTS, DTYPES["bf16"], read_scheme(config, 2))
+    attention = 2 * (32 * 32 + 4) + 2 * 32 * 32 * 2
+    mlp = 3 * 8 * (48 * 32 + 4) + 8 * 48 * 32 * 2
+    assert found[0] == KEPT + 64 * 32 * 2 + attention + mlp
+
+
+def test_mxfp4_takes_the_experts_alone() -> None:
+    config = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    found = quantized_bytes(WEIGHTS, DTYPES["bf16"], read_scheme(config, 2))
+    assert found[0] == KEPT + 64 * 32 * 2 + 4 * (32 * 32 * 2 + 8 * 48 * 17)
+
+
+def test_mixed_precision_by_module_and_by_what_it_stands_in() -> None:
+    layers = {
+        "model.language_model.layers.0.mlp.experts": {"quant_algo": "W4A16_NVFP4"},
+        "model.language_model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+        "lm_head": {"quant_algo": "FP8"},
+    }
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    scheme = read_scheme(config, 2)
+    assert scheme.name == "mixed"
+    found = quantized_bytes(WEIGHTS, DTYPES["bf16"], scheme)
+    attention = 32 * 32 + 8 + 3 * 32 * 32 * 2
+    mlp = 8 * (48 * 32 // 2 + 48 * 2 + 4) + 3 * 8 * 48 * 32 * 2
+    assert found[0] == KEPT + 64 * 32 + 8 + attention + mlp
+
+
+@pytest.mark.parametrize(
+    ("patterns", "by_layer"),
+    [
+        ([], False), (["lm_head", "gate"], False), (["model.layers.*.self_attn"], False), (["model.layers.3"], True),
+        ([r"layers\.\d\.mlp"], True), (["layers.[a-z].mlp"], True), ([r"mlp\.(gate|up)_proj"], False),
+    ],
+)  # fmt: skip
+def test_one_layer_stands_for_all_where_no_pattern_tells_them_apart(patterns: list[str], by_layer: bool) -> None:
+    config = {"quant_method": "fp8", "modules_to_not_convert": patterns}
+    scheme = read_scheme(config, 2)
+    assert scheme.by_layer == by_layer
+    each = quantized_bytes(WEIGHTS, DTYPES["bf16"], scheme._replace(by_layer=True))
+    assert quantized_bytes(WEIGHTS, DTYPES["bf16"], scheme) == each

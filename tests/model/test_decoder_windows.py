@@ -1,0 +1,96 @@
+"""Which layers have a window, by each family's pattern, and what turns it on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvcalc.errors import ModelError
+from kvcalc.model.hf_config import read_config
+from tests.model.test_hybrid_families import letters
+
+EIGHT = {"num_hidden_layers": 8, "sliding_window": 5}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "expected"),
+    [
+        ("afmoe", {}, "sssfsssf"),
+        ("afmoe", {"global_attn_every_n_layers": 3}, "ssfssfss"),
+        ("beam", {}, "sssssfsf"),
+        ("cohere2_moe", {}, "sssfsssf"),
+        ("cohere2_moe", {"first_k_dense_replace": 3}, "fffsssfs"),
+        ("cohere2_moe", {"first_k_dense_replace": 3, "prefix_dense_sliding_window_pattern": 2}, "sfssssfs"),
+        ("cohere_compass_text", {}, "ffffffff"),
+        ("cohere_compass_text", {"layer_types": ["sliding_attention"] * 7 + ["full_attention"]}, "sssssssf"),
+        ("cwm", {}, "fsssfsss"),
+        ("dots1", {}, "ffffffff"),
+        ("dots1", {"max_window_layers": 6}, "ffffffss"),
+        ("doge", {}, "ssssssss"),
+        ("doge", {"keep_window_size": 3, "sliding_window": None}, "ffffffff"),
+        ("exaone4", {}, "sssfsssf"),
+        ("exaone4", {"sliding_window_pattern": 2}, "sfsfsfsf"),
+        ("exaone4", {"sliding_window": None, "sliding_window_pattern": None}, "ffffffff"),
+        ("exaone_moe", {}, "sssfsssf"),
+        ("flint", {}, "ffsssfsf"),
+        ("granite_swa", {}, "fsssfsss"),
+        ("granitemoe_swa", {}, "fsssfsss"),
+        ("kolibri1", {}, "ssssfsss"),
+        ("laguna", {}, "ffffffff"),
+        ("laguna", {"layer_types": ["full_attention", "sliding_attention"] * 4}, "fsfsfsfs"),
+        ("mellum", {}, "ffffffff"),
+        ("ministral", {}, "ssssssss"),
+        ("ministral", {"layer_types": ["full_attention", "sliding_attention"] * 4}, "fsfsfsfs"),
+        ("muse_glimmer_text", {}, "sssfsssf"),
+        ("muse_glimmer_text", {"num_hidden_layers": 7}, "ssfsssf"),
+        ("muse_spark_text", {}, "sssfsssf"),
+        ("phi4_multimodal", {}, "ssssssss"),
+        ("qwen2_moe", {}, "ffffffff"),
+        ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 5}, "sfsfsfff"),
+        ("qwen2_5_omni_text", {"use_sliding_window": True, "max_window_layers": 6}, "ffffffss"),
+        ("smollm3", {}, "ffffffff"),
+        ("smollm3", {"use_sliding_window": True}, "fffsfffs"),
+        ("smollm3", {"use_sliding_window": True, "no_rope_layers": [0, 1, 1, 1, 1, 1, 1, 0]}, "sffffffs"),
+        ("smollm3", {"layer_types": ["sliding_attention"] + ["full_attention"] * 7}, "sfffffff"),
+        ("step3p5", {}, "ffffffff"),
+        ("step3p5", {"layer_types": ["full_attention", "sliding_attention"] * 4}, "fsfsfsfs"),
+    ],
+)
+def test_which_layers_have_a_window(model_type: str, config: dict[str, Any], expected: str) -> None:
+    assert letters(model_type, **{**EIGHT, **config}) == expected
+
+
+@pytest.mark.parametrize(
+    ("model_type", "window"),
+    [
+        ("afmoe", 1024), ("beam", 512), ("cohere2_moe", 4096), ("cwm", 8192), ("exaone4", 4096), ("exaone_moe", 4096),
+        ("flint", 513), ("granite_swa", 128), ("granitemoe_swa", 128), ("kolibri1", 513), ("ministral", 4096),
+        ("muse_glimmer_text", 2048), ("muse_spark_text", 2048),
+    ],
+)  # fmt: skip
+def test_windows_a_config_may_leave_out(model_type: str, window: int) -> None:
+    config = {"num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4, "hidden_size": 32}
+    spec = read_config({"model_type": model_type, **config}, "x", "x")
+    assert {cache.window for group in spec.layers for cache in group.caches} == {window, None} - (
+        {None} if model_type == "ministral" else set()
+    )
+
+
+def test_a_list_of_layers_and_a_window_for_all_contradict_each_other() -> None:
+    with pytest.raises(ModelError, match="layer_types"):
+        letters("mistral", **EIGHT, layer_types=["full_attention"] * 8)
+    assert letters("mistral", **{**EIGHT, "sliding_window": None}, layer_types=["full_attention"] * 8) == "f" * 8
+
+
+def test_step_lists_the_layers_that_predict_ahead_too() -> None:
+    listed = ["full_attention", "sliding_attention"] * 4 + ["sliding_attention"]
+    assert letters("step3p5", **EIGHT, layer_types=listed, num_nextn_predict_layers=1) == "fsfsfsfs"
+    with pytest.raises(ModelError, match="list of 10"):
+        letters("step3p5", **EIGHT, layer_types=listed, num_nextn_predict_layers=2)
+
+
+def test_step_may_not_give_sliding_layers_other_kv_heads() -> None:
+    assert letters("step3p5", **EIGHT, attention_other_setting={"num_attention_heads": 6, "num_attention_groups": 2})
+    with pytest.raises(ModelError, match="attention_other_setting"):
+        letters("step3p5", **EIGHT, attention_other_setting={"num_attention_heads": 6, "num_attention_groups": 1})

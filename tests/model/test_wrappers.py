@@ -1,0 +1,103 @@
+"""Models around a language model: whose config is read, what it inherits, and what may be left out of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc as library
+from kvcalc.errors import ModelError
+from kvcalc.model.hf_config import FAMILIES, read_config
+from kvcalc.model.remote_code import REMOTE_FAMILIES
+from kvcalc.model.wrappers import INNER_SIZES, REMOTE_WRAPPERS, WRAPPERS
+from tests.model.test_hybrid_families import DELTA, MLA, SMALL
+
+# What some inner families need beside the plain facts, or do not take.
+OWN: dict[str, dict[str, Any]] = {
+    "deepseek_v2": MLA,
+    "deepseek_v3": MLA,
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "kimi_linear": {**MLA, "layer_types": ["linear_attention", "full_attention"] * 3},
+    "opt": {"num_key_value_heads": 4},
+    "persimmon": {"num_key_value_heads": 4},
+    "qwen3_5_moe_text": DELTA,
+    "qwen3_5_text": DELTA,
+}
+
+
+def wrapped(outer: str, inner: dict[str, Any], **beside: Any) -> dict[str, Any]:
+    """`inner` where `outer` keeps its language model."""
+    for key in reversed(WRAPPERS[outer].keys):
+        inner = {key: inner}
+    return {"model_type": outer, **beside, **inner}
+
+
+@pytest.mark.parametrize("outer", WRAPPERS)
+def test_the_language_model_is_found_inside(outer: str) -> None:
+    inner = WRAPPERS[outer].inner or "llama"
+    text = {**SMALL, **OWN.get(inner, {})}
+    if WRAPPERS[outer].inner is None:
+        text["model_type"] = inner
+    spec = read_config(wrapped(outer, text, torch_dtype="float16", vision_config={"window_size": 7}), "x", "x")
+    bare = read_config({"torch_dtype": "float16", **text, "model_type": inner}, "x", "x")
+    assert spec._replace(in_transformers=True) == bare
+    assert spec.in_transformers is (outer not in REMOTE_WRAPPERS)
+    assert spec.torch_dtype == "fp16"
+
+
+def test_the_inner_config_says_of_which_type_it_is() -> None:
+    spec = read_config(wrapped("llava_next", {**SMALL, "model_type": "mistral"}), "x", "x")
+    assert spec.model_type == "mistral"
+    assert spec.layers[0].caches[0].window == 4096
+    assert read_config(wrapped("step3p7", {**SMALL, "model_type": "step_text"}), "x", "x").model_type == "step3p5"
+
+
+def test_an_inner_type_must_be_stated_where_none_is_usual() -> None:
+    with pytest.raises(ModelError, match=r"llm_config\.model_type is missing"):
+        read_config(wrapped("internvl_chat", SMALL), "x", "x")
+
+
+def test_a_wrapper_without_a_language_model_is_refused() -> None:
+    with pytest.raises(ModelError, match="text_config is missing"):
+        read_config({"model_type": "gemma3", **SMALL}, "x", "x")
+    with pytest.raises(ModelError, match="text_config must be an object"):
+        read_config({"model_type": "gemma3", "text_config": 3}, "x", "x")
+    with pytest.raises(ModelError, match="text_config is missing"):
+        read_config({"model_type": "qwen2_5_omni", "thinker_config": {}}, "x", "x")
+
+
+def test_sizes_may_be_left_out_inside_a_wrapper_alone() -> None:
+    spec = read_config({"model_type": "llava", "text_config": {"model_type": "llama"}}, "x", "x")
+    assert spec.num_layers == 32
+    # 32 layers x 2 x 32 heads x 128 x 4,096 tokens x 2 bytes.
+    assert library.estimate(spec, context_tokens=4096, dtype="bf16")["kv_cache"]["total_bytes"] == 2_147_483_648
+    with pytest.raises(ModelError, match="num_hidden_layers"):
+        read_config({"model_type": "llama"}, "x", "x")
+
+
+def test_every_inner_type_is_known_and_has_its_sizes() -> None:
+    # Gated delta nets are published with their sizes; so are models with code of their own.
+    for wrapper in WRAPPERS.values():
+        assert wrapper.inner is None or wrapper.inner in FAMILIES
+    assert set(INNER_SIZES) <= set(FAMILIES)
+
+
+@pytest.mark.parametrize("model_type", ["llava", "step3p7"])
+def test_a_flat_config_is_counted_by_the_formula_alone(model_type: str) -> None:
+    flat = read_config({"model_type": model_type, **SMALL}, "x", "x")
+    assert flat.num_layers == 6
+    with pytest.raises(ModelError, match=f"no class that reads a {model_type} config"):
+        library.estimate(flat, engine="transformers")
+
+
+@pytest.mark.parametrize("outer", ["qwen2_vl", "qwen2_5_vl"])
+def test_qwen_vl_is_published_flat_and_transformers_reads_it_so(outer: str) -> None:
+    flat = read_config({"model_type": outer, **SMALL}, "x", "x")
+    assert flat.model_type == f"{outer}_text"
+    # 6 layers x 2 x 2 heads x 8 x 10 tokens x 2 bytes.
+    assert library.estimate(flat, context_tokens=10, engine="transformers")["kv_cache"]["total_bytes"] == 3840
+
+
+def test_a_type_is_a_model_in_transformers_or_remote_or_a_wrapper() -> None:
+    assert not set(FAMILIES) & (set(REMOTE_FAMILIES) | set(WRAPPERS))

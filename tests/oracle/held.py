@@ -1,0 +1,64 @@
+"""What Transformers' cache holds after one prefill of a small model, layer by layer: elements times size.
+
+On the meta device, or where a model's code looks at values, on the CPU: these models are tiny.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from importlib import import_module
+from typing import Any
+
+
+def held_by_layer(model_type: str, config: dict[str, Any], tokens: int, *, static: bool = False) -> list[int]:
+    """Bytes of the cache's tensors in every layer, in bf16, after `tokens` tokens; a static one has room for these."""
+    try:
+        return _prefill("meta", model_type, config, tokens, static)
+    except (NotImplementedError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "meta" not in str(error).lower():
+            raise
+        return _prefill("cpu", model_type, config, tokens, static)
+
+
+def _prefill(device: str, model_type: str, config: dict[str, Any], tokens: int, static: bool) -> list[int]:
+    import torch
+    from transformers import AutoConfig, DynamicCache, StaticCache
+
+    built = AutoConfig.for_model(model_type, **copy.deepcopy(config))
+    built._attn_implementation = "eager"
+    with torch.device(device):
+        model = _build(built, torch.bfloat16).eval()
+        cache: Any = (
+            StaticCache(config=model.config, max_cache_len=tokens) if static else DynamicCache(config=model.config)
+        )
+        with torch.no_grad():
+            model(input_ids=torch.zeros(1, tokens, dtype=torch.long), past_key_values=cache, use_cache=True)
+    return [_tensor_bytes(layer) for layer in cache.layers]
+
+
+def _build(config: Any, dtype: Any) -> Any:
+    """The model that generates text from such a config; language models of a wrapper have no automatic class."""
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    for automatic in (AutoModelForCausalLM, AutoModel):
+        if type(config) in automatic._model_mapping:
+            return automatic.from_config(config, dtype=dtype)
+    module = import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    for name, model in inspect.getmembers(module, inspect.isclass):
+        reads = getattr(model, "config_class", None)
+        if reads is type(config) and name.endswith(("TextModel", "LanguageModel", "ForCausalLM")):
+            return model._from_config(config, dtype=dtype)
+    for name, model in inspect.getmembers(module, inspect.isclass):
+        if name.endswith(("TextModel", "LanguageModel")):
+            return model._from_config(config, dtype=dtype)
+    raise LookupError(f"no model of {type(config).__name__}")
+
+
+def _tensor_bytes(layer: Any) -> int:
+    import torch
+
+    # Private tensors and counters of tokens are no cache.
+    kept = [value for name, value in vars(layer).items() if not name.startswith("_") and "cumulative" not in name]
+    tensors = [t for value in kept for t in (value.values() if isinstance(value, dict) else [value])]
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
