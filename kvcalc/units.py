@@ -16,9 +16,10 @@ _MAX_TEXT = 64
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes in `80G`, `80GB` (80 * 10^9), `80Gi`, `80GiB` (80 * 2^30), `85899345920` or `1.5GiB`.
+    """Bytes in `80G`, `80GB` (80 * 10^9), `80Gi`, `80GiB` (80 * 2^30), `85899345920` or `5.98GiB`.
 
-    `option` names the value in the error. Raises UsageError where the text is no size or no whole number of bytes.
+    What such a number leaves of a byte is dropped: a size says what there is, and engines print it with two decimals.
+    `option` names the value in the error. Raises UsageError where the text is no size, or no whole number of bytes.
     """
     number, letters = _split(text)
     letters = letters.strip()
@@ -30,6 +31,10 @@ def parse_size(text: str, option: str) -> int:
         raise UsageError(
             f"{option} {_shown(text)}: not a size", "write 80G (80 x 10^9 bytes), 80GiB (80 x 2^30) or plain bytes"
         )
+    if power and "." in number:
+        from fractions import Fraction
+
+        return int(Fraction(number) * base**power)
     return _whole(number, base**power, f"{option} {_shown(text)}", "bytes")
 
 
