@@ -66,11 +66,6 @@ BAD_NUMBERS = [
 
 
 @pytest.mark.parametrize("text", BAD_NUMBERS)
-@pytest.mark.parametrize(("text", "expected"), [("5.98GiB", 6_420_976_107), ("0.1k", 100), ("1.0001k", 1000)])
-def test_what_a_size_leaves_of_a_byte_is_dropped(text: str, expected: int) -> None:
-    assert parse_size(text, "--kv-memory") == expected
-
-
 @pytest.mark.parametrize("parse", [parse_size, parse_tokens, parse_vllm_tokens, parse_count])
 def test_what_is_no_number_is_refused_in_one_short_line(parse, text: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -155,3 +150,8 @@ def test_the_unit_is_chosen_after_rounding() -> None:
 )  # fmt: skip
 def test_parameters_are_rounded_to_the_nearest_tenth(value: int, shown: str) -> None:
     assert format_parameters(value) == shown
+
+
+@pytest.mark.parametrize(("text", "expected"), [("5.98GiB", 6_420_976_107), ("0.1k", 100), ("1.0001k", 1000)])
+def test_what_a_size_leaves_of_a_byte_is_dropped(text: str, expected: int) -> None:
+    assert parse_size(text, "--kv-memory") == expected
