@@ -182,3 +182,15 @@ def test_layers_of_different_kinds_each_get_a_line(capsys: pytest.CaptureFixture
     assert f"  = {5 * 512 * 2 * 8 * 64 * 2:,} bytes stored" in out
     assert f"  = {1000 * 2 * 8 * 64 * 2:,} bytes stored" in out
     assert re.search(rf"fixed +{5 * 512 * 2 * 8 * 64 * 2 / 2**20:.2f} MiB", out)
+
+
+def test_a_model_without_attention_reads_as_one(kvcalc: Any) -> None:
+    shown = kvcalc("estimate", "mamba-2.8b", "--dtype", "bf16", "--format", "human").out
+    assert shown.splitlines()[0] == "mamba-2.8b  no attention, 64 layers of 2,560"
+    assert "no what-if: the model has no attention" in shown
+    assert "KV heads" not in shown
+
+
+def test_one_reason_for_several_what_ifs_stands_once(kvcalc: Any) -> None:
+    shown = " ".join(kvcalc("estimate", "deepseek-v4-flash", "--format", "human").out.split())
+    assert "MHA, GQA, MLA: what compressed attention would be without its compression is not defined" in shown

@@ -39,8 +39,10 @@ def _heading(document: dict[str, Any], console: Console) -> None:
 
 
 def _describe(model: dict[str, Any]) -> str:
-    kind = model["attention"].upper()
     layers = f"{count(model['num_layers'])} layers"
+    if model["attention"] == "none":
+        return f"no attention, {layers} of {count(model['hidden_size'])}"
+    kind = model["attention"] if model["attention"] == "hybrid" else model["attention"].upper()
     heads = f"{count(model['num_attention_heads'])} heads"
     if model["kv_lora_rank"]:
         return f"{kind}, {layers}, {heads}, latent {model['kv_lora_rank']} + {model['qk_rope_head_dim']}"
@@ -125,6 +127,11 @@ def _limit(value: int | None, unit: str) -> str:
 
 
 def _variants(document: dict[str, Any], console: Console) -> None:
+    """The four kinds side by side, and under them why there is no such what-if: once where the reason is one."""
+    reasons = [row["reason"] for row in document["variants"]]
+    if None not in reasons:
+        console.print(f"no what-if: {reasons[0]}", style="dim")
+        return
     table = plain_table(
         ("", "left"),
         ("KV heads", "right"),
@@ -133,12 +140,12 @@ def _variants(document: dict[str, Any], console: Console) -> None:
         ("of MHA", "right"),
         ("params/layer", "right"),
     )
-    notes = []
+    notes: dict[str, list[str]] = {}
     chosen = _chosen(document)
     for row in document["variants"]:
         name = row["attention"].upper() + (" *" if row["own"] else " <" if row is chosen else "")
         if row["reason"] is not None:
-            notes.append(f"{name}: {row['reason']}")
+            notes.setdefault(row["reason"], []).append(name)
         style = "bold" if row is chosen else ("dim" if row["reason"] else "")
         kv_heads = (
             f"latent {row['kv_lora_rank']}+{row['qk_rope_head_dim']}"
@@ -155,11 +162,12 @@ def _variants(document: dict[str, Any], console: Console) -> None:
             style=style,
         )
     console.print(table)
+    said = [f"{', '.join(names)}: {reason}" for reason, names in notes.items()]
     if any(row["own"] for row in document["variants"]):
-        notes.append("* the model's own")
+        said.append("* the model's own")
     if chosen is not None and not chosen["own"]:
-        notes.append("< what if, as above")
-    console.print("   ".join(notes), style="dim")
+        said.append("< what if, as above")
+    console.print("   ".join(said), style="dim")
 
 
 def _chosen(document: dict[str, Any]) -> dict[str, Any] | None:
