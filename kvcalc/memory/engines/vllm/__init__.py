@@ -13,6 +13,7 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine, Line
 from kvcalc.memory.engines.vllm.account import Plan, account
+from kvcalc.memory.engines.vllm.drafts import with_draft_layers
 from kvcalc.memory.engines.vllm.groups import block_bytes, group, request_blocks
 from kvcalc.memory.engines.vllm.layers import layers_of
 from kvcalc.memory.engines.vllm.pages import STATE, Demand
@@ -113,6 +114,8 @@ def _plan(share: ModelSpec, dtype: Dtype, settings: Settings) -> Plan:
         raise UsageError(
             f"--kv-dtype {dtype.name}: not a cache dtype of vLLM counted here", f"one of {', '.join(_DTYPES)}"
         )
+    if settings.num_speculative_tokens:
+        share = with_draft_layers(share)
     layers = layers_of(share, dtype, settings)
     if not layers:
         raise ModelError(f"{share.name}: vLLM keeps no cache for it")
