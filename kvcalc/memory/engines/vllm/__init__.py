@@ -12,6 +12,7 @@ from typing import Any
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine, Line
+from kvcalc.memory.engines.checkpoint import quantized_cache
 from kvcalc.memory.engines.vllm.account import Plan, account
 from kvcalc.memory.engines.vllm.groups import block_bytes, group, request_blocks
 from kvcalc.memory.engines.vllm.layers import layers_of
@@ -23,6 +24,15 @@ from kvcalc.model.spec import ModelSpec, all_caches
 
 VERSION = "0.33.0"
 _DTYPES = ("fp32", "fp16", "bf16", "fp8")
+
+
+def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[str | Dtype, str | None]:
+    """`auto` follows a checkpoint quantized by modelopt (resolve_kv_cache_dtype_string, utils/torch_utils.py), and one
+    whose quantization has a kv_cache_scheme, to fp8 (layers/attention/attention.py)."""
+    if asked.casefold() != "auto":
+        return asked, None
+    found = quantized_cache(spec.config, ("modelopt", "compressed-tensors"))
+    return (found[0], f"the checkpoint's {found[1]} is {found[0]}") if found else (asked, None)
 
 
 def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
@@ -56,7 +66,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
         page = pages.get((type(cache), cache))
         return page.blocks(demand(tokens)) * page.bytes if page else 0
 
-    def blocks(share: ModelSpec, dtype: Dtype, tokens: int, memory_bytes: int | None) -> dict[str, Any]:
+    def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
         plan, asked = plan_of(share, dtype), demand(tokens)
         needed = request_blocks(plan.groups, asked)
         sizes = {page.block_size for part in plan.groups for _, page in part.layers if page.kind != STATE}
