@@ -74,6 +74,7 @@ def estimate(
     ubatch_size: o.UbatchSize = None,
     swa_full: o.SwaFull = False,
     flash_attn: o.FlashAttn = None,
+    before_pull: o.BeforePull = None,
     encoder_tokens: Annotated[
         Optional[str],
         typer.Option(
@@ -154,6 +155,7 @@ def estimate(
             "ubatch-size": ubatch_size,
             "swa-full": swa_full,
             "flash-attn": flash_attn,
+            "before-pull": before_pull,
         }
     )
     spec, what_if = o.model_of(model, what_if, flags)

@@ -158,6 +158,14 @@ FlashAttn = Annotated[
     Optional[str],
     _of_engine("--flash-attn", "-fa", metavar="on|off|auto", help="llama.cpp: off pads V. Default: auto. Also -fa."),
 ]
+BeforePull = Annotated[
+    Optional[str],
+    _of_engine(
+        "--before-pull",
+        metavar="N",
+        help="llama.cpp: a build from before this pull request: 19067, 16812, 13194 or 12801.",
+    ),
+]
 Heads = Annotated[
     Optional[str], typer.Option("--heads", metavar="H", help="Attention heads.", rich_help_panel=_DESCRIBE)
 ]

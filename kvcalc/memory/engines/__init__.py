@@ -44,6 +44,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "tensorrt-llm": ("tokens-per-block", "max-tokens", "free-gpu-memory-fraction"),
     "llama.cpp": (
         "cache-type-k", "cache-type-v", "parallel", "kv-unified", "ubatch-size", "swa-full", "flash-attn",
+        "before-pull",
     ),
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ def test_a_context_is_rounded_up_to_256_cells() -> None:
     assert total(plain(), "llama.cpp", 256) == 256 * ELEMENTS * 2
     assert total(plain(), "llama.cpp", 257) == 512 * ELEMENTS * 2
     assert lines(plain(), "llama.cpp", 257) == {
-        "stored": 257 * ELEMENTS * 2, "cells rounded up to 256": 255 * ELEMENTS * 2,
+        "stored": 257 * ELEMENTS * 2, "cells rounded up": 255 * ELEMENTS * 2,
     }  # fmt: skip
 
 
@@ -92,6 +92,27 @@ def test_mla_keeps_one_row_and_sparse_attention_a_second_cache() -> None:
     # A file without MLA's keys expands the heads: K of 192 and V of 128 in each of 16.
     what_if = kvcalc.WhatIf("mha")
     assert total(latent(), "llama.cpp", 256, what_if=what_if) == 3 * 256 * 16 * (192 + 128) * 2
+
+
+def test_older_builds_keep_what_pull_requests_took_away() -> None:
+    # The latent again as V; before April 2025 K of 192 and V of 128 in each of 16 heads.
+    assert total(latent(), "llama.cpp", 256, settings={"before-pull": "19067"}) == 3 * 256 * (576 + 512) * 2
+    assert total(latent(), "llama.cpp", 256, settings={"before-pull": "12801"}) == 3 * 256 * 16 * (192 + 128) * 2
+    types = {"cache-type-k": "q8_0", "before-pull": "19067"}
+    assert total(latent(), "llama.cpp", 256, settings=types) == 3 * 256 * (18 * 34 + 512 * 2)
+    # Cells by 32 without flash attention, by 256 with it.
+    older = {"before-pull": "16812"}
+    assert total(plain(), "llama.cpp", 1001, settings=older) == 1024 * ELEMENTS * 2
+    assert total(plain(), "llama.cpp", 900, settings=older) == 928 * ELEMENTS * 2
+    assert total(plain(), "llama.cpp", 900, settings={**older, "flash-attn": "on"}) == 1024 * ELEMENTS * 2
+    # Windows whole, and one stream for all slots: 200 tokens are 224 cells.
+    oldest = {"before-pull": "13194"}
+    assert total(gpt_oss(36), "llama.cpp", 32768, settings=oldest) == 36 * 32768 * 2048
+    assert total(plain(), "llama.cpp", 100, 2, settings=oldest) == 224 * ELEMENTS * 2
+    with pytest.raises(UsageError, match="no change of the cache"):
+        ask(plain(), "llama.cpp", 256, settings={"before-pull": "1"})
+    with pytest.raises(ModelError, match="sparse attention in older builds"):
+        ask(sparse(), "llama.cpp", 256, settings={"before-pull": "19067"})
 
 
 def test_states_are_in_fp32_one_for_each_slot() -> None:

@@ -35,8 +35,13 @@ SIZES_MIB = [
          {"settings": {"cache-type-k": "q8_0"}}),
     Case("ggml-org/llama.cpp, Llama-3.1-405B at q4_0", plain(126, 128, 8, 128), "llama.cpp", 131072, 18144.0,
          {"kv_dtype": "q4_0"}),
-    # DeepSeek-V2-Lite in a file without MLA's keys: heads expanded.
-    Case("ggml-org/llama.cpp, build 4887", latent(27), "llama.cpp", 4096, 1080.0, {"what_if": kvcalc.WhatIf("mha")}),
+    # DeepSeek-V2-Lite before MLA: heads expanded.
+    Case("ggml-org/llama.cpp, build 4887", latent(27), "llama.cpp", 4096, 1080.0,
+         {"settings": {"before-pull": "12801"}}),
+    Case("ggml-org/llama.cpp#14201", latent(61), "llama.cpp", 32768, 4148.0, {"settings": {"before-pull": "19067"}}),
+    # 40,100 tokens in 40,128 cells.
+    Case("ggml-org/llama.cpp, build 4404", plain(28, 24, 8, 128), "llama.cpp", 40100, 4389.0,
+         {"settings": {"before-pull": "16812"}}),
 ]  # fmt: skip
 
 SIZES_GIB = [

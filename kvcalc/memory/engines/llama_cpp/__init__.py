@@ -14,8 +14,8 @@ from kvcalc.memory.dtypes import Dtype, pair, parse_dtype
 from kvcalc.memory.engines import Engine, Line
 from kvcalc.memory.engines.llama_cpp.account import account
 from kvcalc.memory.engines.llama_cpp.architectures import layers_of
-from kvcalc.memory.engines.llama_cpp.cells import PADDING, Cells, cells_for
-from kvcalc.memory.engines.llama_cpp.settings import Settings, parse_settings
+from kvcalc.memory.engines.llama_cpp.cells import Cells, cells_for
+from kvcalc.memory.engines.llama_cpp.settings import NO_V, Settings, parse_settings
 from kvcalc.model.caches import Cache, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches
 
@@ -43,29 +43,29 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
     llama.cpp does not run or whose layout is not established, UsageError (exit 2) for what it refuses itself.
     """
     settings = parse_settings(given)
-    layers_of(spec)
+    layers_of(spec, settings)
 
     def cells(share: ModelSpec, tokens: int, batch: int) -> Cells:
-        return cells_for(settings, tokens, batch, layers_of(share).window)
+        return cells_for(settings, tokens, batch, layers_of(share, settings).window)
 
     def pool(share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
         _check_types(share, dtype, settings)
-        return account(layers_of(share), cells(share, tokens, batch), dtype, settings.transposes_v)
+        return account(layers_of(share, settings), cells(share, tokens, batch), dtype, settings.transposes_v)
 
     def cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
-        alone = layers_of(spec).only(cache)
+        alone = layers_of(spec, settings).only(cache)
         return sum(line.bytes for line in account(alone, cells(spec, tokens, 1), dtype, settings.transposes_v))
 
     def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
         made = cells(share, tokens, batch)
         return {
             "n_ctx": made.n_ctx, "n_ctx_seq": made.cells, "n_seq_max": made.slots, "n_stream": made.streams,
-            "window_cells": made.window_cells if layers_of(share).window else None,
+            "window_cells": made.window_cells if layers_of(share, settings).window else None,
         }  # fmt: skip
 
     return Engine(
-        "llama.cpp", VERSION, cache_bytes, settings.describe(), _remarks(spec), blocks=blocks, pool=pool,
-        growth_tokens=lambda share, dtype: PADDING, splits_heads=False,
+        "llama.cpp", VERSION, cache_bytes, settings.describe(), _remarks(spec, settings), blocks=blocks, pool=pool,
+        growth_tokens=lambda share, dtype: settings.padding, splits_heads=False,
     )  # fmt: skip
 
 
@@ -74,11 +74,15 @@ def _check_types(spec: ModelSpec, dtype: Dtype, settings: Settings) -> None:
     v = dtype.v or dtype
     if v.block_elements > 1 and settings.transposes_v:
         raise UsageError(f"--cache-type-v {v.name}: llama.cpp keeps a quantized V with --flash-attn on alone")
-    if dtype.v and any(isinstance(cache, LatentAttention) for cache in all_caches(spec)):
+    if (
+        dtype.v
+        and not settings.is_before(NO_V)
+        and any(isinstance(cache, LatentAttention) for cache in all_caches(spec))
+    ):
         raise UsageError("--cache-type-v: llama.cpp has one type for K and V where V is a view of K (MLA)")
 
 
-def _remarks(spec: ModelSpec) -> tuple[str, ...]:
-    if any(isinstance(cache, LatentAttention) for cache in all_caches(spec)):
-        return ("llama.cpp before January 2026 (pull request 19067) keeps the latent once more as V",)
+def _remarks(spec: ModelSpec, settings: Settings) -> tuple[str, ...]:
+    if any(isinstance(cache, LatentAttention) for cache in all_caches(spec)) and not settings.is_before(NO_V):
+        return ("llama.cpp before January 2026 keeps the latent once more as V: --before-pull 19067 counts it",)
     return ()

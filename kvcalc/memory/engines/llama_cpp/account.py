@@ -16,8 +16,8 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool) -> l
 
     A row of K and a row of V for every cell; a state in fp32 for every slot, whatever its own type.
     """
-    stored = windows = whole = padding = slots = states = wider = 0
-    for cache, count in layers.caches:
+    stored = windows = whole = beside = padding = slots = states = wider = 0
+    for cache, kept, count in layers.caches:
         held = cells.batch * stored_cache_bytes(cache, cells.tokens, dtype)
         stored += count * held
         if isinstance(cache, RecurrentState):
@@ -25,7 +25,7 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool) -> l
             states += count * (cells.batch * state - held)
             slots += count * (cells.slots - cells.batch) * state
             continue
-        row = _row_bytes(cache, dtype)
+        row = _row_bytes(kept, dtype)
         windowed = layers.is_windowed(cache)
         stream = row * (cells.window_cells if windowed else cells.cells)
         # Streams of slots no sequence of the batch is in.
@@ -35,16 +35,20 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool) -> l
             windows += count * (used * stream - held)
         else:
             needed = cells.batch * cells.tokens * row
-            whole += count * (needed - held)
+            if cache.window is None:
+                beside += count * (needed - held)
+            else:
+                whole += count * (needed - held)
             padding += count * (used * stream - needed)
-        if transposes_v and isinstance(cache, HEADS_CACHES):
-            spare = layers.widest_v - cache.num_kv_heads * cache.v_head_dim
+        if transposes_v and isinstance(kept, HEADS_CACHES):
+            spare = layers.widest_v - kept.num_kv_heads * kept.v_head_dim
             wider += count * cells.streams * stream // row * bytes_of(spare, dtype.v or dtype)
     named = {
         "stored": stored,
         "cells of windows beside the window": windows,
         "windows kept whole": whole,
-        "cells rounded up to 256": padding,
+        "K and V beside the latent": beside,
+        "cells rounded up": padding,
         "slots beside the batch": slots,
         "states in fp32": states,
         "V padded to the widest layer's": wider,

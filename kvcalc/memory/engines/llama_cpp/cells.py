@@ -1,4 +1,4 @@
-"""How many cells a context has: rounded up by 256, one stream of them for each slot or one for all.
+"""How many cells a context has: rounded up, one stream of them for each slot or one for all.
 
 Source: llama_context::llama_context, llama-context.cpp, and llama_kv_cache_iswa, llama-kv-cache-iswa.cpp.
 """
@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from kvcalc.memory.engines.llama_cpp.settings import Settings
 from kvcalc.memory.engines.rounding import round_up
-
-PADDING = 256
 
 
 class Cells(NamedTuple):
@@ -31,10 +29,11 @@ class Cells(NamedTuple):
 def cells_for(settings: Settings, tokens: int, batch: int, window: int | None) -> Cells:
     """The cells of a context in which `batch` sequences of `tokens` fit."""
     slots = max(settings.parallel, batch)
-    streams = 1 if settings.kv_unified else slots
-    cells = round_up(tokens * batch if settings.kv_unified else tokens, PADDING)
+    unified = settings.has_one_stream
+    streams = 1 if unified else slots
+    cells = round_up(tokens * batch if unified else tokens, settings.padding)
     window_cells = cells
     if window is not None and not settings.swa_full:
-        kept = window * (slots if settings.kv_unified else 1) + settings.ubatch_size
-        window_cells = round_up(min(cells, kept), PADDING)
+        kept = window * (slots if unified else 1) + settings.ubatch_size
+        window_cells = round_up(min(cells, kept), settings.padding)
     return Cells(tokens, batch, slots, streams, cells, window_cells)

@@ -52,7 +52,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
     def cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
         layers = layers_of(spec, dtype)
         full, window = _pool_tokens(layers, settings, tokens, 1)
-        layer = next(layer for layer in layers if layer.cache is cache)
+        layer = next(layer for layer in layers if (type(layer.cache), layer.cache) == (type(cache), cache))
         rows = (settings.max_mamba_cache_size or 1) + 1
         if layer.pool != STATE:
             rows = settings.page_size + (full if layer.pool == FULL else window)
