@@ -96,9 +96,9 @@ def _lines(document: dict[str, Any], console: Console) -> None:
             console.print(table)
             console.print()
     if engine.get("kv_cache_tokens") is not None:
-        blocks = f"{count(engine['num_gpu_blocks'])} blocks of {count(engine['block_size'])} tokens"
-        requests = f"{engine['max_concurrency']:.2f} requests"
-        console.print(f"{blocks}: {count(engine['kv_cache_tokens'])} tokens, {requests}")
+        blocks = f"{count(engine['num_gpu_blocks'])} blocks of {count(engine['block_size'])}"
+        held = f"{count(engine['kv_cache_tokens'])} tokens, {engine['max_concurrency']:.2f} requests"
+        console.print(f"{blocks}: {held}")
 
 
 def _fit(document: dict[str, Any], console: Console) -> None:

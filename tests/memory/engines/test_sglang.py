@@ -58,6 +58,16 @@ def test_the_window_pool_holds_at_least_a_window_and_a_page() -> None:
     assert (found["max_total_num_tokens"], found["swa_max_total_num_tokens"]) == (163, 130)
 
 
+def test_the_window_pool_holds_the_windows_of_the_batch() -> None:
+    # Four sequences of 100 need 400 rows among the windows, 80 % of 500 tokens; of 200, 4 x 128 of 800 tokens.
+    row = 12 * 2048
+    assert lines(gpt_oss(), "sglang", 100, 4) == {
+        "stored": 2 * 400 * row, "tokens the window pool's share calls for": 100 * row, "dummy page": 2 * row,
+    }  # fmt: skip
+    found = ask(gpt_oss(), "sglang", 200, 4)["engine"]
+    assert (found["max_total_num_tokens"], found["swa_max_total_num_tokens"]) == (800, 640)
+
+
 def test_other_windows_are_kept_whole() -> None:
     config = plain(model_type="mistral", sliding_window=64)
     assert total(config, "sglang", 1000) == 1001 * TOKEN

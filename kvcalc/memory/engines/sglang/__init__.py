@@ -96,19 +96,28 @@ def _row(layers: list[Layer], pool: str) -> int:
 def _pool_tokens(layers: list[Layer], settings: Settings, tokens: int, batch: int) -> tuple[int, int]:
     """Tokens of both pools: whole pages for every sequence, and the window pool's share of them.
 
-    SGLang does not start with a window pool that holds no more than a window and a page (validate_swa_pool_size): it
-    has at least so many. A model of windows alone has no other pool, and no share is taken.
+    The window pool must hold every sequence's window, and SGLang does not start where it holds no more than a window
+    and a page (validate_swa_pool_size): where the share is less, both pools are larger. A model of windows alone has
+    no other pool, and no share is taken.
     """
     page = settings.page_size
     full = batch * round_up(tokens, page)
     spans = [layer.cache.window for layer in layers if layer.pool == WINDOW and layer.cache.window is not None]
     if not spans:
         return full, 0
-    least = round_up(max(spans) + page + 1, page)
+    span = max(spans)
+    least = max(round_up(span + page + 1, page), batch * round_up(min(tokens, span), page))
     if not _row(layers, FULL):
         return 0, max(full, least)
     full = max(full, round_up(ceil_div(least * settings.ratio.denominator, settings.ratio.numerator), page))
-    return full, int(full * settings.swa_full_tokens_ratio) // page * page
+    while _window_tokens(full, settings) < least:
+        # The share is taken in floating point, which may fall short of a whole number.
+        full += page
+    return full, _window_tokens(full, settings)
+
+
+def _window_tokens(full_tokens: int, settings: Settings) -> int:
+    return int(full_tokens * settings.swa_full_tokens_ratio) // settings.page_size * settings.page_size
 
 
 def _account(
@@ -118,7 +127,8 @@ def _account(
     full, window = _pool_tokens(layers, settings, tokens, batch)
     held = [batch * layer.num_layers * stored_cache_bytes(layer.cache, tokens, dtype) for layer in layers]
     needed = [batch * tokens * layer.num_layers * layer.bytes if layer.pool != STATE else 0 for layer in layers]
-    whole = layout = rounding = share = states = 0
+    whole = layout = rounding = larger = share = states = 0
+    paged = batch * round_up(tokens, settings.page_size)
     slots = max(settings.max_mamba_cache_size or 0, batch)
     for layer, stored, all_tokens in zip(layers, held, needed):
         row = layer.num_layers * layer.bytes
@@ -128,7 +138,8 @@ def _account(
         elif layer.pool == WINDOW:
             share += window * row - stored
         else:
-            rounding += full * row - all_tokens
+            rounding += paged * row - all_tokens
+            larger += (full - paged) * row
             if layer.cache.window is None:
                 layout += all_tokens - stored
             else:
@@ -139,6 +150,7 @@ def _account(
         "window pool beside the windows": share,
         "another layout or dtype": layout,
         "pages rounded up": rounding,
+        "tokens the window pool's share calls for": larger,
         "dummy page": settings.page_size * (_row(layers, FULL) + _row(layers, WINDOW)),
         "states beside the batch": states,
         "dummy state": _row(layers, STATE),
