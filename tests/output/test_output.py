@@ -183,3 +183,15 @@ def test_layers_of_different_kinds_each_get_a_line(capsys: pytest.CaptureFixture
     assert f"  = {5 * 512 * 2 * 8 * 64 * 2:,} bytes stored" in out
     assert f"  = {1000 * 2 * 8 * 64 * 2:,} bytes stored" in out
     assert re.search(rf"fixed +{5 * 512 * 2 * 8 * 64 * 2 / 2**20:.2f} MiB", out)
+
+
+def test_an_engines_lines_and_pool_are_shown(kvcalc: Any) -> None:
+    options = ("--context", "4097", "--kv-memory", "40GiB", "--format", "human")
+    shown = kvcalc("estimate", "llama-3-8b", "--engine", "vllm", *options).out
+    # 32 layers of 8 heads of 128, K and V in bf16: 131,072 bytes a token; 15 tokens to the end of the block.
+    assert "blocks rounded up" in shown
+    assert f"{15 * 131_072:,}" in shown
+    assert "20,480 blocks of 16" in shown
+    shown = kvcalc("estimate", "llama-3-8b", "--engine", "llama.cpp", *options).out
+    assert "f16 is llama.cpp's default" in shown
+    assert f"{255 * 131_072:,}" in shown
