@@ -104,6 +104,14 @@ def test_sglangs_sparse_records_and_indexer() -> None:
     assert answer["total_bytes"] / GIB == pytest.approx(43.67, abs=0.005)
 
 
+def test_sglangs_states() -> None:
+    """Qwen3.5-9B, tp 2: 327,310 tokens of 2.50 GiB of K and as much of V, 186 states of 0.10 + 4.38 GiB."""
+    config = gated_delta(num_hidden_layers=32, num_key_value_heads=4)
+    settings = {"max-mamba-cache-size": "186"}
+    cache = ask(config, "sglang", 327310, tensor_parallel_size=2, settings=settings)["kv_cache"]
+    assert cache["bytes_per_device"] / GIB == pytest.approx(2 * 2.50 + 0.10 + 4.38, abs=0.015)
+
+
 def test_sglangs_request_table() -> None:
     """sgl-project/sglang#735, chatglm3-6b: 21,048 rows of 8,192 + 4 indices are 0.64 GiB beside the cache's 8.99."""
     settings = {"max-running-requests": "21048", "context-length": "8192"}
