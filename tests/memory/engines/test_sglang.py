@@ -98,6 +98,8 @@ def test_states_have_a_pool_with_a_dummy_of_its_own() -> None:
 def test_what_sglang_refuses() -> None:
     with pytest.raises(UsageError, match="above 0 and at most 1"):
         ask(gpt_oss(), "sglang", 8, settings={"swa-full-tokens-ratio": "1.5"})
+    with pytest.raises(UsageError, match="shorter than the context"):
+        ask(plain(), "sglang", 8, settings={"context-length": "4"})
     with pytest.raises(UsageError, match="pages of 64"):
         ask(sparse(), "sglang", 8, settings={"page-size": "1"})
     with pytest.raises(UsageError, match="not a cache dtype of SGLang"):

@@ -59,6 +59,8 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
         return rows * layer.bytes
 
     def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
+        if settings.context_length is not None and settings.context_length < tokens:
+            raise UsageError(f"--context-length {settings.context_length}: shorter than the context of {tokens} tokens")
         page, layers = settings.page_size, layers_of(share, dtype)
         full, window = _pool_tokens(layers, settings, tokens, batch)
         found: dict[str, Any] = {
