@@ -136,6 +136,10 @@ FreeGpuMemoryFraction = Annotated[
     Optional[str],
     _of_engine("--free-gpu-memory-fraction", metavar="F", help="tensorrt-llm: the pool's share of --kv-memory."),
 ]
+MaxAttentionWindow = Annotated[
+    Optional[str],
+    _of_engine("--max-attention-window", metavar="W,W", help="tensorrt-llm: the layers' windows in turn, as 128,32k."),
+]
 CacheTypeK = Annotated[
     Optional[str],
     _of_engine("--cache-type-k", "-ctk", metavar="TYPE", help="llama.cpp: K's type. Default: f16. Also -ctk."),

@@ -41,7 +41,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "sglang": (
         "page-size", "swa-full-tokens-ratio", "max-running-requests", "context-length", "max-mamba-cache-size",
     ),
-    "tensorrt-llm": ("tokens-per-block", "max-tokens", "free-gpu-memory-fraction"),
+    "tensorrt-llm": ("tokens-per-block", "max-tokens", "free-gpu-memory-fraction", "max-attention-window"),
     "llama.cpp": (
         "cache-type-k", "cache-type-v", "parallel", "kv-unified", "ubatch-size", "swa-full", "flash-attn",
         "before-pull",

@@ -1,6 +1,7 @@
-"""TensorRT-LLM: one pool of blocks of every layer's rows; MLA keeps one row for K and V.
+"""TensorRT-LLM: a pool of blocks of every layer's rows, or one for each window; MLA keeps one row for K and V.
 
-Source: KVCacheManager, tensorrt_llm/_torch/pyexecutor/resource_manager.py at commit 001541bad83b.
+Source: KVCacheManager, tensorrt_llm/_torch/pyexecutor/resource_manager.py at commit 001541bad83b. A windowed layer takes as
+many blocks as any other: they are allocated one after another (BlockManager, kvCacheManager.cpp).
 """
 
 from __future__ import annotations
@@ -16,18 +17,27 @@ from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, IndexerKeys, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, windows
-from kvcalc.units import parse_count
+from kvcalc.units import parse_count, parse_tokens
 
 VERSION = "001541bad83b"
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
 
 
 class Settings(NamedTuple):
-    """`max_tokens` and `free_gpu_memory_fraction` are None where they are not given: they make a difference then."""
+    """`max_tokens` and `free_gpu_memory_fraction` are None where they are not given: they make a difference then.
+
+    `max_attention_window` is the windows of the layers in turn, again and again; None where there is one pool.
+    """
 
     tokens_per_block: int = 32
     max_tokens: int | None = None
     free_gpu_memory_fraction: float | None = None
+    max_attention_window: tuple[int, ...] | None = None
+
+    def describe(self) -> dict[str, object]:
+        """The settings used, by the names of their options."""
+        windows = self.max_attention_window
+        return {**self._asdict(), "max_attention_window": None if windows is None else list(windows)}
 
 
 def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[str | Dtype, str | None]:
@@ -56,7 +66,12 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
 
     def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
         token_bytes = _token_bytes(share, dtype)
-        fitting = _fitting_blocks(settings, token_bytes, memory_bytes)
+        pools = _window_pools(share, dtype, settings, tokens, memory_bytes)
+        if pools:
+            counts = [pool["num_gpu_blocks"] for pool in pools]
+            fitting = None if None in counts else min(counts)
+        else:
+            fitting = _fitting_blocks(settings, token_bytes, memory_bytes)
         return {
             "block_size": settings.tokens_per_block,
             "bytes_per_block": settings.tokens_per_block * token_bytes,
@@ -64,6 +79,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
             "num_gpu_blocks": fitting,
             "kv_cache_tokens": None if fitting is None else fitting * settings.tokens_per_block,
             "max_concurrency": None if fitting is None else fitting / blocks_of(tokens),
+            "window_pools": pools or None,
         }
 
     def lines(share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
@@ -85,7 +101,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
         return [Line(name, size) for name, size in named.items() if size]
 
     return Engine(
-        "tensorrt-llm", VERSION, cache_bytes, settings._asdict(), _remarks(spec), sequence_bytes, blocks,
+        "tensorrt-llm", VERSION, cache_bytes, settings.describe(), _remarks(spec), sequence_bytes, blocks,
         lambda share, dtype: settings.tokens_per_block, lines,
     )  # fmt: skip
 
@@ -106,7 +122,12 @@ def _parse(given: Mapping[str, str]) -> Settings:
         else plain.tokens_per_block,
         parse_count(given["max-tokens"], "--max-tokens") if "max-tokens" in given else None,
         fraction,
+        _parse_windows(given["max-attention-window"]) if "max-attention-window" in given else None,
     )  # fmt: skip
+
+
+def _parse_windows(text: str) -> tuple[int, ...]:
+    return tuple(parse_tokens(part, "--max-attention-window") for part in text.split(","))
 
 
 def _refuse(spec: ModelSpec) -> None:
@@ -156,7 +177,39 @@ def _fitting_blocks(settings: Settings, token_bytes: int, memory_bytes: int | No
     return None if tokens is None else int(tokens // settings.tokens_per_block)
 
 
+def _window_pools(
+    spec: ModelSpec, dtype: Dtype, settings: Settings, tokens: int, memory_bytes: int | None
+) -> list[dict[str, Any]]:
+    """The pool of every window, smallest first; none where all layers have one (calculate_max_num_blocks_for_vswa).
+
+    Pools share the memory equally, whatever their layers, and max_tokens plays no part. Windows are cut at the context.
+    Blocks are None without memory, and where it does not hold one sequence: windows are then made smaller.
+    """
+    pattern = [min(window, tokens) for window in settings.max_attention_window or (tokens,)]
+    if len(set(pattern)) == 1:
+        return []
+    if dtype.name == "nvfp4" or any(isinstance(cache, LatentAttention) for cache in all_caches(spec)):
+        raise UsageError("--max-attention-window: pools of windows are not counted in nvfp4, and MLA has one pool")
+    rows: dict[int, list[int]] = {}
+    for group in spec.layers:
+        for number in range(group.first, group.last + 1):
+            row = sum(_row_bytes(cache, dtype) for cache in group.caches)
+            rows.setdefault(pattern[number % len(pattern)], []).append(row)
+    block, fraction = settings.tokens_per_block, settings.free_gpu_memory_fraction
+    memory = int(memory_bytes * (fraction or 1)) if memory_bytes is not None else 0
+    holds_one = sum(window * sum(layers) for window, layers in rows.items()) < memory
+    return [
+        {
+            "window": window,
+            "num_layers": len(rows[window]),
+            "bytes_per_block": block * sum(rows[window]),
+            "num_gpu_blocks": int(memory * (1.0 / len(rows)) / sum(rows[window]) // block) if holds_one else None,
+        }
+        for window in sorted(rows)
+    ]
+
+
 def _remarks(spec: ModelSpec) -> tuple[str, ...]:
     if windows(spec):
-        return ("windows are kept whole: TensorRT-LLM's max_attention_window, which it leaves unset, is not counted",)
+        return ("TensorRT-LLM takes whole blocks for windows too; --max-attention-window divides the memory by window",)
     return ()

@@ -34,7 +34,20 @@ def test_windows_are_kept_whole_and_said_so() -> None:
     answer = ask(gpt_oss(), "tensorrt-llm", 1024)
     assert answer["kv_cache"]["total_bytes"] == 1024 * 24 * 2048
     assert lines(gpt_oss(), "tensorrt-llm", 1024)["windows kept whole"] == 12 * 896 * 2048
-    assert any("max_attention_window" in warning for warning in answer["warnings"])
+    assert any("--max-attention-window" in warning for warning in answer["warnings"])
+
+
+def test_windows_may_have_pools_that_share_the_memory_equally() -> None:
+    # 12 layers of 128 tokens and 12 of 1,024, 24,576 bytes a token each; half of 4,000 tokens' bytes is 62 blocks.
+    settings = {"max-attention-window": "128,4096"}
+    found = ask(gpt_oss(), "tensorrt-llm", 1024, settings=settings, kv_memory_bytes=4000 * 24576)["engine"]
+    pool = {"num_layers": 12, "bytes_per_block": 32 * 24576, "num_gpu_blocks": 62}
+    assert found["window_pools"] == [{"window": 128, **pool}, {"window": 1024, **pool}]
+    assert (found["num_gpu_blocks"], found["max_concurrency"]) == (62, 62 / 32)
+    # 128 + 1,024 tokens are not less than 1,152: the windows would be made smaller.
+    found = ask(gpt_oss(), "tensorrt-llm", 1024, settings=settings, kv_memory_bytes=1152 * 24576)["engine"]
+    assert found["num_gpu_blocks"] is None
+    assert ask(gpt_oss(), "tensorrt-llm", 100, settings=settings)["engine"]["window_pools"] is None
 
 
 @pytest.mark.parametrize(
@@ -58,5 +71,9 @@ def test_what_tensorrt_llm_refuses() -> None:
         ask(gated_delta(), "tensorrt-llm", 32)
     with pytest.raises(UsageError, match="below 1"):
         ask(plain(), "tensorrt-llm", 32, settings={"free-gpu-memory-fraction": "1"})
+    with pytest.raises(UsageError, match="MLA has one pool"):
+        ask(latent(), "tensorrt-llm", 1024, settings={"max-attention-window": "128,1024"})
+    with pytest.raises(UsageError, match="in nvfp4"):
+        ask(gpt_oss(), "tensorrt-llm", 1024, kv_dtype="nvfp4", settings={"max-attention-window": "128,1024"})
     with pytest.raises(UsageError, match="not a cache dtype of TensorRT-LLM"):
         ask(plain(), "tensorrt-llm", 32, kv_dtype="int8")
