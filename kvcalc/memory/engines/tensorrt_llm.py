@@ -1,7 +1,7 @@
 """TensorRT-LLM: a pool of blocks of every layer's rows, or one for each window; MLA keeps one row for K and V.
 
-Source: KVCacheManager, tensorrt_llm/_torch/pyexecutor/resource_manager.py at commit 001541bad83b. A windowed layer takes as
-many blocks as any other: they are allocated one after another (BlockManager, kvCacheManager.cpp).
+Source: KVCacheManager, tensorrt_llm/_torch/pyexecutor/resource_manager.py at commit 001541bad83b. A windowed layer
+takes as many blocks as any other: they are allocated one after another (BlockManager, kvCacheManager.cpp).
 """
 
 from __future__ import annotations
