@@ -42,6 +42,13 @@ def test_estimate(kvcalc: Any, name: str, options: tuple[str, ...]) -> None:
         check(result.json, "estimate")
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp"])
+@pytest.mark.parametrize("name", ["llama-3-8b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3", "bert-base"])
+def test_estimate_of_an_engine(kvcalc: Any, name: str, engine: str) -> None:
+    options = ("--engine", engine, "--kv-memory", "80GiB", "--batch", "3")
+    check(kvcalc("estimate", name, *options, "--json").json, "estimate")
+
+
 def test_models(kvcalc: Any) -> None:
     check(kvcalc("models", "--json").json, "models")
 

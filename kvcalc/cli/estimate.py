@@ -1,6 +1,6 @@
 """`kvcalc estimate`: how big is the cache?"""
 
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -21,6 +21,8 @@ EPILOG = """Examples:
   kvcalc estimate mistral-7b-v0.1 --context 32k --get kv_cache.total_bytes
 
   kvcalc estimate llama-3-8b --context 8k --kv-memory 40GiB
+
+  kvcalc estimate gpt-oss-120b --context 32k --engine all
 """
 
 
@@ -44,7 +46,10 @@ def estimate(
     engine: Annotated[
         str,
         typer.Option(
-            "--engine", metavar="NAME", help="Count as this engine does: logical (the formula), transformers, vllm."
+            "--engine",
+            metavar="NAME",
+            help="Count as this engine does: logical (the formula), transformers, vllm, sglang, tensorrt-llm, "
+            "llama.cpp; all: side by side.",
         ),
     ] = "logical",
     cache: o.Cache = None,
@@ -54,6 +59,23 @@ def estimate(
     enable_prefix_caching: o.EnablePrefixCaching = False,
     num_speculative_tokens: o.NumSpeculativeTokens = None,
     pipeline_parallel_size: o.PipelineParallelSize = None,
+    page_size: o.PageSize = None,
+    swa_full_tokens_ratio: o.SwaFullTokensRatio = None,
+    max_running_requests: o.MaxRunningRequests = None,
+    context_length: o.ContextLength = None,
+    max_mamba_cache_size: o.MaxMambaCacheSize = None,
+    tokens_per_block: o.TokensPerBlock = None,
+    max_tokens: o.MaxTokens = None,
+    free_gpu_memory_fraction: o.FreeGpuMemoryFraction = None,
+    max_attention_window: o.MaxAttentionWindow = None,
+    cache_type_k: o.CacheTypeK = None,
+    cache_type_v: o.CacheTypeV = None,
+    parallel: o.Parallel = None,
+    kv_unified: o.KvUnified = False,
+    ubatch_size: o.UbatchSize = None,
+    swa_full: o.SwaFull = False,
+    flash_attn: o.FlashAttn = None,
+    before_pull: o.BeforePull = None,
     encoder_tokens: Annotated[
         Optional[str],
         typer.Option(
@@ -125,20 +147,40 @@ def estimate(
             "enable-prefix-caching": enable_prefix_caching,
             "num-speculative-tokens": num_speculative_tokens,
             "pipeline-parallel-size": pipeline_parallel_size,
+            "page-size": page_size,
+            "swa-full-tokens-ratio": swa_full_tokens_ratio,
+            "max-running-requests": max_running_requests,
+            "context-length": context_length,
+            "max-mamba-cache-size": max_mamba_cache_size,
+            "tokens-per-block": tokens_per_block,
+            "max-tokens": max_tokens,
+            "free-gpu-memory-fraction": free_gpu_memory_fraction,
+            "max-attention-window": max_attention_window,
+            "cache-type-k": cache_type_k,
+            "cache-type-v": cache_type_v,
+            "parallel": parallel,
+            "kv-unified": kv_unified,
+            "ubatch-size": ubatch_size,
+            "swa-full": swa_full,
+            "flash-attn": flash_attn,
+            "before-pull": before_pull,
         }
     )
     spec, what_if = o.model_of(model, what_if, flags, assume_full_attention)
-    document = ask(
-        spec,
-        context_tokens=o.context_of(context, max_model_len),
-        batch_size=parse_count(batch, "--batch"),
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        engine=engine.casefold(),
-        engine_settings=settings,
-        encoder_tokens=None if encoder_tokens is None else parse_tokens(encoder_tokens, "--encoder-tokens"),
-        tensor_parallel_size=parse_count(tp, "--tp"),
-        kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
-        what_if=what_if,
-    )
-    emit(document, output, "estimate")
+    question: dict[str, Any] = {
+        "context_tokens": o.context_of(context, max_model_len),
+        "batch_size": parse_count(batch, "--batch"),
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "engine_settings": settings,
+        "encoder_tokens": None if encoder_tokens is None else parse_tokens(encoder_tokens, "--encoder-tokens"),
+        "tensor_parallel_size": parse_count(tp, "--tp"),
+        "kv_memory_bytes": None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
+        "what_if": what_if,
+    }
+    if engine.casefold() == "all":
+        from kvcalc.planning.engines import compare_engines
+
+        emit(compare_engines(spec, **question), output, "engines")
+        return
+    emit(ask(spec, engine=engine.casefold(), **question), output, "estimate")

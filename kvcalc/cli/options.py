@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional, Union
+from typing import Annotated, Any, Optional, Union
 
 import typer
 
@@ -101,6 +101,74 @@ PipelineParallelSize = Annotated[
     Optional[str],
     typer.Option(
         "--pipeline-parallel-size", "--pp", metavar="P", help="vllm: stages. Also --pp.", rich_help_panel=_ENGINE
+    ),
+]
+
+
+def _of_engine(*names: str, help: str, metavar: Optional[str] = None) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=_ENGINE)
+
+
+PageSize = Annotated[
+    Optional[str], _of_engine("--page-size", metavar="N", help="sglang: tokens a page. Default: 1, 64 with an indexer.")
+]
+SwaFullTokensRatio = Annotated[
+    Optional[str],
+    _of_engine("--swa-full-tokens-ratio", metavar="R", help="sglang: the window pool's share. Default: 0.8."),
+]
+MaxRunningRequests = Annotated[
+    Optional[str], _of_engine("--max-running-requests", metavar="N", help="sglang: count the request table's rows.")
+]
+ContextLength = Annotated[
+    Optional[str],
+    _of_engine("--context-length", metavar="N", help="sglang: the request table's width. Default: the model's."),
+]
+MaxMambaCacheSize = Annotated[
+    Optional[str], _of_engine("--max-mamba-cache-size", metavar="N", help="sglang: states. Default: one a sequence.")
+]
+TokensPerBlock = Annotated[
+    Optional[str], _of_engine("--tokens-per-block", metavar="N", help="tensorrt-llm: tokens a block. Default: 32.")
+]
+MaxTokens = Annotated[
+    Optional[str],
+    _of_engine("--max-tokens", metavar="N", help="tensorrt-llm: tokens of the pool, whatever the memory."),
+]
+FreeGpuMemoryFraction = Annotated[
+    Optional[str],
+    _of_engine("--free-gpu-memory-fraction", metavar="F", help="tensorrt-llm: the pool's share of --kv-memory."),
+]
+MaxAttentionWindow = Annotated[
+    Optional[str],
+    _of_engine("--max-attention-window", metavar="W,W", help="tensorrt-llm: the layers' windows in turn, as 128,32k."),
+]
+CacheTypeK = Annotated[
+    Optional[str],
+    _of_engine("--cache-type-k", "-ctk", metavar="TYPE", help="llama.cpp: K's type. Default: f16. Also -ctk."),
+]
+CacheTypeV = Annotated[
+    Optional[str],
+    _of_engine("--cache-type-v", "-ctv", metavar="TYPE", help="llama.cpp: V's type. Default: f16. Also -ctv."),
+]
+Parallel = Annotated[
+    Optional[str],
+    _of_engine("--parallel", "-np", metavar="N", help="llama.cpp: slots where more than --batch. Also -np."),
+]
+KvUnified = Annotated[bool, _of_engine("--kv-unified", "-kvu", help="llama.cpp: slots share one stream. Also -kvu.")]
+UbatchSize = Annotated[
+    Optional[str],
+    _of_engine("--ubatch-size", "-ub", metavar="N", help="llama.cpp: tokens of a step. Default: 512. Also -ub."),
+]
+SwaFull = Annotated[bool, _of_engine("--swa-full", help="llama.cpp: windows kept whole.")]
+FlashAttn = Annotated[
+    Optional[str],
+    _of_engine("--flash-attn", "-fa", metavar="on|off|auto", help="llama.cpp: off pads V. Default: auto. Also -fa."),
+]
+BeforePull = Annotated[
+    Optional[str],
+    _of_engine(
+        "--before-pull",
+        metavar="N",
+        help="llama.cpp: a build from before this pull request: 19067, 16812, 13194 or 12801.",
     ),
 ]
 Heads = Annotated[

@@ -10,13 +10,15 @@ from kvcalc.errors import UsageError, nearest
 class Dtype(NamedTuple):
     """`block_elements` elements take `block_bytes` bytes, the block's scale included.
 
-    `bits` is the width of one element without scales: 16 and 32 are what a model computes in.
+    `bits` is the width of one element without scales: 16 and 32 are what a model computes in. `v` is the type of V
+    where it is not K's (llama.cpp).
     """
 
     name: str
     bits: int
     block_elements: int = 1
     block_bytes: int = 1
+    v: Dtype | None = None
 
     @property
     def is_float(self) -> bool:
@@ -74,6 +76,11 @@ def parse_dtype(text: str, option: str) -> Dtype:
     return found
 
 
+def pair(k: Dtype, v: Dtype) -> Dtype:
+    """The type of a cache that keeps K in one type and V in another; K's own where they are the same."""
+    return k if k == v else k._replace(name=f"{k.name}/{v.name}", v=v)
+
+
 def bytes_of(elements: int, dtype: Dtype) -> int:
     """The bytes of `elements` elements, which must fill whole blocks (`check_rows` says so of a cache first)."""
     blocks, rest = divmod(elements, dtype.block_elements)
@@ -87,8 +94,9 @@ def check_rows(rows: tuple[int, ...], dtype: Dtype) -> None:
 
     Blocks run along a row and never across tokens. UsageError, because the dtype was asked for.
     """
-    for row in rows:
-        if row % dtype.block_elements:
+    for place, row in enumerate(rows):
+        used = dtype.v or dtype if place else dtype
+        if row % used.block_elements:
             raise UsageError(
-                f"{dtype.name}: blocks of {dtype.block_elements} do not divide a token's row of {row} elements"
+                f"{used.name}: blocks of {used.block_elements} do not divide a token's row of {row} elements"
             )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, check_rows
-from kvcalc.model.caches import Cache, RecurrentState, read_elements, stored_elements
+from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState, TokenCache, read_elements, stored_elements
 from kvcalc.model.spec import ModelSpec, map_caches
 
 CountBytes = Callable[[Cache, int, Dtype], int]
@@ -24,14 +24,22 @@ def stored_cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
     """What the formula stores. A state's convolution keeps the inputs before the current one."""
     if isinstance(cache, RecurrentState):
         return state_bytes(cache, cache.conv_kernel - 1, dtype)
-    return bytes_of(stored_elements(cache, tokens), dtype)
+    return _token_bytes(stored_elements, cache, tokens, dtype)
 
 
 def read_cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
     """What one decode step reads, the new token's own row included; a state is read whole."""
     if isinstance(cache, RecurrentState):
         return stored_cache_bytes(cache, tokens, dtype)
-    return bytes_of(read_elements(cache, tokens), dtype)
+    return _token_bytes(read_elements, cache, tokens, dtype)
+
+
+def _token_bytes(count: Callable[[TokenCache, int], int], cache: TokenCache, tokens: int, dtype: Dtype) -> int:
+    """The bytes of the elements counted; K's and V's apart where their types differ."""
+    if dtype.v is None or not isinstance(cache, HEADS_CACHES):
+        return bytes_of(count(cache, tokens), dtype)
+    k, v = cache._replace(v_head_dim=0), cache._replace(k_head_dim=0)
+    return bytes_of(count(k, tokens), dtype) + bytes_of(count(v, tokens), dtype.v)
 
 
 def state_bytes(cache: RecurrentState, conv_columns: int, dtype: Dtype) -> int:

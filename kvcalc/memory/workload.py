@@ -33,7 +33,7 @@ def resolve_workload(
     context_tokens: int | None = None,
     batch_size: int = 1,
     dtype: str | None = None,
-    kv_dtype: str = "auto",
+    kv_dtype: str | Dtype = "auto",
     tensor_parallel_size: int = 1,
     encoder_tokens: int | None = None,
 ) -> Workload:
@@ -41,7 +41,8 @@ def resolve_workload(
 
     Context: min(4096, max_position_embeddings); beyond max_position_embeddings the exact figure, with a warning.
     encoder_tokens: the model's own length, else the context's, with a warning.
-    kv_dtype `auto`: `dtype` where it has 16 or 32 bits, else the config's torch_dtype, else bf16, with a warning.
+    kv_dtype `auto`: `dtype` where it has 16 or 32 bits, else the config's torch_dtype, else bf16, with a warning; a
+    Dtype is an engine's own choice.
     Raises UsageError (exit 2) for an unknown dtype, a tensor-parallel size the model cannot be split by, or an
     encoder's length the model cannot have.
     """
@@ -52,10 +53,12 @@ def resolve_workload(
     elif longest is not None and context_tokens > longest:
         warnings.append(f"context {context_tokens:,} is beyond the model's max_position_embeddings of {longest:,}")
     _check_tensor_parallel(spec, tensor_parallel_size)
+    is_auto = isinstance(kv_dtype, str) and kv_dtype.casefold() == "auto"
     model_dtype = _resolve_model_dtype(spec, dtype, warnings)
-    resolved = model_dtype if kv_dtype.casefold() == "auto" else parse_dtype(kv_dtype, "--kv-dtype")
+    if isinstance(kv_dtype, str):
+        kv_dtype = model_dtype if is_auto else parse_dtype(kv_dtype, "--kv-dtype")
     encoder = _resolve_encoder_tokens(spec, encoder_tokens, context_tokens, warnings)
-    return Workload(context_tokens, batch_size, resolved, model_dtype, tensor_parallel_size, tuple(warnings), encoder)
+    return Workload(context_tokens, batch_size, kv_dtype, model_dtype, tensor_parallel_size, tuple(warnings), encoder)
 
 
 def bind_workload(spec: ModelSpec, workload: Workload) -> ModelSpec:

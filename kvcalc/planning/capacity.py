@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kvcalc.memory import kv_cache
@@ -20,12 +21,12 @@ def capacity(
     """
     device = kv_cache.on_device(spec, workload.tensor_parallel_size)
 
-    def sequence(tokens: int) -> int:
-        return rules.held_bytes(device, workload.kv_dtype, tokens)
+    def held(tokens: int, sequences: int) -> int:
+        return rules.batch_bytes(device, workload.kv_dtype, tokens, sequences)
 
     batch = workload.batch_size
-    one = sequence(workload.context_tokens)
-    longest = kv_cache.longest_context(lambda tokens: batch * sequence(tokens), kv_memory_bytes, period(spec))
+    here = held(workload.context_tokens, batch)
+    longest = kv_cache.longest_context(lambda tokens: held(tokens, batch), kv_memory_bytes, period(spec))
     if longest is None:
         warnings.append("memory sets no limit to the context: the cache does not grow with it any more")
     elif spec.max_position_embeddings is not None and longest > spec.max_position_embeddings:
@@ -33,13 +34,25 @@ def capacity(
             f"memory holds {longest:,} tokens of context; the model's own limit is {spec.max_position_embeddings:,}"
         )
     return {
-        "fits": batch * one <= kv_memory_bytes,
+        "fits": here <= kv_memory_bytes,
         "device_bytes": None,
         "weights_bytes": None,
-        "kv_cache_bytes": batch * one,
+        "kv_cache_bytes": here,
         "activation_bytes": None,
         "reserve_bytes": None,
-        "free_bytes": kv_memory_bytes - batch * one,
+        "free_bytes": kv_memory_bytes - here,
         "max_context_tokens": longest,
-        "max_batch_size": kv_memory_bytes // one if one else None,
+        "max_batch_size": _largest_batch(lambda sequences: held(workload.context_tokens, sequences), kv_memory_bytes),
     }
+
+
+def _largest_batch(bytes_of_batch: Callable[[int], int], memory_bytes: int) -> int | None:
+    """The most sequences that fit; None where they take nothing."""
+    one = bytes_of_batch(1)
+    if not one:
+        return None
+    # A second sequence may take less than the first, which brings the pool; none takes less than nothing.
+    too_many = 1
+    while bytes_of_batch(too_many) <= memory_bytes:
+        too_many *= 2
+    return kv_cache.most_that_fit(bytes_of_batch, memory_bytes, too_many)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvcalc.errors import KvcalcError
+from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.memory import kv_cache
-from kvcalc.memory.engines import Engine, load_engine
+from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
@@ -42,9 +42,12 @@ def estimate(
     `what_if` replaces the model's attention. Raises UsageError, ModelError (see `KvcalcError.exit_code`).
     """
     spec = apply(model, what_if)
-    workload = resolve_workload(spec, context_tokens, batch_size, dtype, kv_dtype, tensor_parallel_size, encoder_tokens)
+    resolved, reason = resolve_kv_dtype(engine, spec, kv_dtype, engine_settings)
+    workload = resolve_workload(spec, context_tokens, batch_size, dtype, resolved, tensor_parallel_size, encoder_tokens)
     spec = bind_workload(spec, workload)
     rules = load_engine(engine, spec, engine_settings)
+    if tensor_parallel_size > 1 and not rules.splits_heads:
+        raise UsageError(f"--tp {tensor_parallel_size}: {engine} is counted on one device alone")
     warnings = [*spec.remarks, *workload.warnings, *rules.warnings]
     if spec.is_encoder and rules.name == "logical":
         warnings.append(ENCODER_WARNING.format(name=spec.name))
@@ -64,6 +67,7 @@ def estimate(
             "name": rules.name,
             "version": rules.version,
             "tensor_parallel_size": workload.tensor_parallel_size,
+            "kv_dtype_reason": reason,
             **rules.settings,
             **_describe_blocks(spec, workload, rules, kv_memory_bytes),
         },
@@ -80,19 +84,19 @@ def estimate(
 def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[str, Any]:
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
     rows = kv_cache.cache_rows(spec, dtype, tokens, rules.cache_bytes)
-    per_sequence = rules.held_bytes(spec, dtype, tokens)
+    per_sequence = rules.replica_bytes(spec, dtype, tokens)
     growth = rules.growth(spec, dtype, tokens)
     device = kv_cache.on_device(spec, workload.tensor_parallel_size)
-    per_device = batch * rules.held_bytes(device, dtype, tokens)
+    per_device = rules.batch_bytes(device, dtype, tokens, batch)
     return {
         "dtype": dtype.name,
         "stored_bytes": kv_cache.stored_bytes(spec, dtype, tokens, batch),
-        "total_bytes": batch * per_sequence,
+        "total_bytes": rules.replica_bytes(spec, dtype, tokens, batch),
         "bytes_per_sequence": per_sequence,
         "bytes_per_token": growth.bytes_per_token,
         "fixed_bytes_per_sequence": growth.fixed_bytes,
         "bytes_per_device": per_device,
-        "devices_total_bytes": workload.tensor_parallel_size * per_device,
+        "devices_total_bytes": workload.tensor_parallel_size * rules.replica_bytes(device, dtype, tokens, batch),
         "decode_read_bytes": kv_cache.decode_read_bytes(spec, dtype, tokens, batch),
         "formulas": formulas(rows, tokens, batch, dtype),
         "layers": [
@@ -109,13 +113,15 @@ def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[
 
 
 def _describe_blocks(spec: ModelSpec, workload: Workload, rules: Engine, memory: int | None) -> dict[str, Any]:
-    """What an engine with blocks says of its pool, on one device; nothing for the others."""
-    if rules.blocks is None or rules.lines is None:
-        return {}
+    """What an engine says of its pool, on one device, and where the bytes go; nothing for those that have none."""
     device = kv_cache.on_device(spec, workload.tensor_parallel_size)
-    dtype, tokens = workload.kv_dtype, workload.context_tokens
-    lines = [{"name": line.name, "bytes": line.bytes} for line in rules.lines(device, dtype, tokens)]
-    return {**rules.blocks(device, dtype, tokens, memory), "request_lines": lines}
+    dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.batch_size
+    found: dict[str, Any] = dict(rules.blocks(device, dtype, tokens, batch, memory)) if rules.blocks else {}
+    if rules.lines is not None:
+        found["request_lines"] = [line._asdict() for line in rules.lines(device, dtype, tokens)]
+    if rules.pool is not None:
+        found["pool_lines"] = [line._asdict() for line in rules.pool(device, dtype, tokens, batch)]
+    return found
 
 
 def _describe_variants(model: ModelSpec, what_if: WhatIf, workload: Workload, rules: Engine) -> list[dict[str, Any]]:
@@ -158,7 +164,8 @@ def _describe_variant(
     shape, dtype, tokens = spec.attention, workload.kv_dtype, workload.context_tokens
 
     try:
-        growth, held = rules.growth(spec, dtype, tokens), rules.held_bytes(spec, dtype, tokens)
+        growth = rules.growth(spec, dtype, tokens)
+        held = rules.replica_bytes(spec, dtype, tokens, workload.batch_size)
     except KvcalcError as error:
         # What the model might be may not fit a dtype or an engine: no reason to refuse what it is.
         return {**row, "reason": error.message}
@@ -169,7 +176,7 @@ def _describe_variant(
         "kv_lora_rank": shape.kv_lora_rank or None,
         "qk_rope_head_dim": shape.qk_rope_head_dim or None,
         "bytes_per_token": growth.bytes_per_token,
-        "total_bytes": workload.batch_size * held,
+        "total_bytes": held,
         "ratio_to_mha": _variant_bytes(spec, workload) / mha_bytes if mha_bytes else None,
         "attention_parameters_per_layer": layer_parameters(spec),
     }

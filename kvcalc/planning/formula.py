@@ -6,7 +6,7 @@ from typing import Any
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import CacheRow, stored_cache_bytes
-from kvcalc.model.caches import Cache, CompressedAttention, RecurrentState
+from kvcalc.model.caches import HEADS_CACHES, Cache, CompressedAttention, HeadsCache, RecurrentState
 
 
 def formulas(rows: list[CacheRow], tokens: int, batch_size: int, dtype: Dtype) -> list[dict[str, Any]]:
@@ -28,6 +28,8 @@ def _formula(cache: Cache, num_layers: int, tokens: int, batch_size: int, dtype:
         parts = [(name, value) for name, value in cache.stored_parts(tokens) if value]
         terms.append(("(" + " + ".join(n for n, _ in parts) + ")", "(" + " + ".join(f"{v:,}" for _, v in parts) + ")"))
         terms.append(("bytes", _bytes_of_element(dtype)))
+    elif dtype.v is not None and isinstance(cache, HEADS_CACHES):
+        terms += _factors_of_two_types(cache, tokens, dtype, dtype.v)
     else:
         factors = [(name, f"{value:,}") for name, value in cache.stored_factors(tokens)]
         terms += [*factors, ("bytes", _bytes_of_element(dtype))]
@@ -42,6 +44,17 @@ def _formula(cache: Cache, num_layers: int, tokens: int, batch_size: int, dtype:
         "numbers": " x ".join(value for _, value in terms),
         "bytes": num_layers * batch_size * stored,
     }
+
+
+def _factors_of_two_types(cache: HeadsCache, tokens: int, k: Dtype, v: Dtype) -> list[tuple[str, str]]:
+    """Heads and tokens, then both widths with their own bytes."""
+    heads_and_tokens = cache._replace(k_head_dim=1, v_head_dim=0).stored_factors(tokens)[:2]
+    k_bytes, v_bytes = _bytes_of_element(k), _bytes_of_element(v)
+    width = (
+        "(k_head_dim x K's bytes + v_head_dim x V's bytes)",
+        f"({cache.k_head_dim} x {k_bytes} + {cache.v_head_dim} x {v_bytes})",
+    )
+    return [*((name, f"{value:,}") for name, value in heads_and_tokens), width]
 
 
 def _bytes_of_element(dtype: Dtype) -> str:

@@ -194,3 +194,15 @@ def test_a_model_without_attention_reads_as_one(kvcalc: Any) -> None:
 def test_one_reason_for_several_what_ifs_stands_once(kvcalc: Any) -> None:
     shown = " ".join(kvcalc("estimate", "deepseek-v4-flash", "--format", "human").out.split())
     assert "MHA, GQA, MLA: what compressed attention would be without its compression is not defined" in shown
+
+
+def test_an_engines_lines_and_pool_are_shown(kvcalc: Any) -> None:
+    options = ("--context", "4097", "--kv-memory", "40GiB", "--format", "human")
+    shown = kvcalc("estimate", "llama-3-8b", "--engine", "vllm", *options).out
+    # 32 layers of 8 heads of 128, K and V in bf16: 131,072 bytes a token; 15 tokens to the end of the block.
+    assert "blocks rounded up" in shown
+    assert f"{15 * 131_072:,}" in shown
+    assert "20,480 blocks of 16" in shown
+    shown = kvcalc("estimate", "llama-3-8b", "--engine", "llama.cpp", *options).out
+    assert "f16 is llama.cpp's default" in shown
+    assert f"{255 * 131_072:,}" in shown

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import NamedTuple
 
-from kvcalc.errors import ModelError, UsageError, nearest
+from kvcalc.errors import UsageError, nearest
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import CountBytes, Growth, growth, sequence_bytes
 from kvcalc.model.spec import ModelSpec, period
 
-# name -> module here, or None where kvcalc knows the engine by name and not yet its accounting.
-ENGINES: dict[str, str | None] = {
+# name -> module here.
+ENGINES = {
     "logical": "logical",
     "transformers": "transformers",
     "vllm": "vllm",
-    "sglang": None,
-    "tensorrt-llm": None,
-    "llama.cpp": None,
+    "sglang": "sglang",
+    "tensorrt-llm": "tensorrt_llm",
+    "llama.cpp": "llama_cpp",
 }
 
 # Engines seen to reserve a pool for encoder models all the same: SGLang for bge-m3 (sgl-project/sglang#7590),
@@ -36,6 +37,14 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "vllm": (
         "block-size", "max-num-batched-tokens", "no-async-scheduling", "enable-prefix-caching",
         "num-speculative-tokens", "pipeline-parallel-size",
+    ),
+    "sglang": (
+        "page-size", "swa-full-tokens-ratio", "max-running-requests", "context-length", "max-mamba-cache-size",
+    ),
+    "tensorrt-llm": ("tokens-per-block", "max-tokens", "free-gpu-memory-fraction", "max-attention-window"),
+    "llama.cpp": (
+        "cache-type-k", "cache-type-v", "parallel", "kv-unified", "ubatch-size", "swa-full", "flash-attn",
+        "before-pull",
     ),
 }  # fmt: skip
 
@@ -56,10 +65,13 @@ class Engine(NamedTuple):
     - `cache_bytes`: bytes one sequence takes in one layer's cache;
     - `sequence_bytes`: bytes it takes in all of them on one device, the device's share of the model given; None where
       that is the sum of `cache_bytes`;
-    - `blocks`: where the engine keeps a pool of blocks, what it prints of it, for the memory there
-      is for it, or None;
+    - `blocks`: what the engine prints of its pool for a batch, and for the memory there is for it, or None;
     - `growth_tokens`: after how many tokens its bytes grow alike, a block's; None where that is the model's own period;
-    - `lines`: where the bytes of a sequence go, adding up to `sequence_bytes`.
+    - `lines`: where the bytes of a sequence go, adding up to `sequence_bytes`;
+    - `pool`: where the bytes of a batch of so many sequences go, adding up to what the engine allocates for it; None
+      where that is as many times a sequence;
+    - `stages_bytes`: bytes a sequence takes on all pipeline stages together; None where there is one stage;
+    - `splits_heads`: whether tensor parallelism is counted for it.
     """
 
     name: str
@@ -68,31 +80,47 @@ class Engine(NamedTuple):
     settings: dict[str, object]
     warnings: tuple[str, ...] = ()
     sequence_bytes: CountSequence | None = None
-    blocks: Callable[[ModelSpec, Dtype, int, int | None], dict[str, object]] | None = None
+    blocks: Callable[[ModelSpec, Dtype, int, int, int | None], dict[str, object]] | None = None
     growth_tokens: Callable[[ModelSpec, Dtype], int] | None = None
     lines: Callable[[ModelSpec, Dtype, int], list[Line]] | None = None
+    pool: Callable[[ModelSpec, Dtype, int, int], list[Line]] | None = None
+    stages_bytes: CountSequence | None = None
+    splits_heads: bool = True
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
-        """Bytes one sequence takes on a device that holds this share of the model."""
+        """Bytes one sequence takes on a device that holds this share of the model: a pool's for it alone."""
+        if self.pool is not None:
+            return self.batch_bytes(share, dtype, tokens, 1)
         if self.sequence_bytes is not None:
             return self.sequence_bytes(share, dtype, tokens)
         return sequence_bytes(share, dtype, tokens, self.cache_bytes)
 
+    def batch_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        """Bytes a batch of sequences takes on a device that holds this share of the model."""
+        if self.pool is not None:
+            return sum(line.bytes for line in self.pool(share, dtype, tokens, batch))
+        return batch * self.held_bytes(share, dtype, tokens)
+
+    def replica_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
+        """Bytes a batch takes on every pipeline stage of what holds this share of the model."""
+        if self.stages_bytes is not None:
+            return batch * self.stages_bytes(share, dtype, tokens)
+        return self.batch_bytes(share, dtype, tokens, batch)
+
     def growth(self, share: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         """How these bytes grow at a context."""
         step = self.growth_tokens(share, dtype) if self.growth_tokens else period(share)
-        return growth(lambda t: self.held_bytes(share, dtype, t), tokens, step)
+        return growth(lambda t: self.replica_bytes(share, dtype, t), tokens, step)
 
 
 def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None = None) -> Engine:
     """The accounting of engine `name` for `spec`, under the engine's own `settings` (option name to text).
 
     Every engine but `logical` keeps nothing of an encoder after its forward pass. Raises UsageError (exit 2) for an
-    unknown name or a setting the engine does not have, ModelError (exit 3) for an engine not accounted for yet.
+    unknown name or a setting the engine does not have, ModelError (exit 3) for a model whose layout in the engine is
+    not established.
     """
-    if name not in ENGINES:
-        raise UsageError(f"--engine {name!r}: not an engine", nearest(name, ENGINES) or f"one of {', '.join(ENGINES)}")
-    module_name, settings = ENGINES[name], settings or {}
+    module, settings = _module(name), settings or {}
     for option in settings:
         if option not in _SETTINGS.get(name, ()):
             raise UsageError(
@@ -102,12 +130,30 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
         pool = _POOLS_FOR_ENCODERS.get(name)
         remark = f"{pool} was seen to reserve a pool for encoders; its size follows the memory, not the request"
         return Engine(name, None, _nothing, {}, (remark,) if pool else ())
-    if module_name is None:
-        have = ", ".join(known for known, module in ENGINES.items() if module)
-        raise ModelError(f"--engine {name}: not yet; kvcalc has {have}", "leave --engine out for the formula's bytes")
-    module = import_module(f"kvcalc.memory.engines.{module_name}")
     engine: Engine = module.engine(spec, settings)
     return engine
+
+
+def resolve_kv_dtype(
+    name: str, spec: ModelSpec, asked: str, settings: Mapping[str, str] | None = None
+) -> tuple[str | Dtype, str | None]:
+    """The cache's dtype as engine `name` resolves `asked`, and why; `asked` as it is where the engine has no own rule.
+
+    A module's `kv_dtype(spec, asked, settings)` is that rule. Raises UsageError (exit 2) for an unknown engine.
+    """
+    rule = getattr(_module(name), "kv_dtype", None)
+    return rule(spec, asked, settings or {}) if rule else (asked, None)
+
+
+def settings_of(name: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Those of the settings that engine `name` has."""
+    return {option: text for option, text in settings.items() if option in _SETTINGS.get(name, ())}
+
+
+def _module(name: str) -> ModuleType:
+    if name not in ENGINES:
+        raise UsageError(f"--engine {name!r}: not an engine", nearest(name, ENGINES) or f"one of {', '.join(ENGINES)}")
+    return import_module(f"kvcalc.memory.engines.{ENGINES[name]}")
 
 
 def _engines_with(option: str) -> str:

@@ -16,6 +16,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     _heading(document, console)
     _formula(document, console)
     _totals(document, console)
+    _lines(document, console)
     if document["fit"] is not None:
         _fit(document, console)
     _weights(document["weights"], console)
@@ -99,6 +100,24 @@ def _weights(weights: dict[str, Any], console: Console) -> None:
     if parts:
         console.print(Text.assemble(("weights", "bold"), f"  {', '.join(parts)}"))
         console.print()
+
+
+def _lines(document: dict[str, Any], console: Console) -> None:
+    """Where an engine's bytes go on one device, and what it prints of its pool, for engines that have one."""
+    engine = document["engine"]
+    if engine["kv_dtype_reason"]:
+        console.print(f"{document['kv_cache']['dtype']}: {engine['kv_dtype_reason']}", style="dim")
+    for key, title in (("request_lines", "one request on a device"), ("pool_lines", "the batch on a device")):
+        if key in engine:
+            table = plain_table((title, "left"), ("", "right"), ("bytes", "right"))
+            for line in engine[key]:
+                table.add_row(line["name"], size(line["bytes"]), count(line["bytes"]))
+            console.print(table)
+            console.print()
+    if engine.get("kv_cache_tokens") is not None:
+        blocks = f"{count(engine['num_gpu_blocks'])} blocks of {count(engine['block_size'])}"
+        held = f"{count(engine['kv_cache_tokens'])} tokens, {engine['max_concurrency']:.2f} requests"
+        console.print(f"{blocks}: {held}")
 
 
 def _fit(document: dict[str, Any], console: Console) -> None:

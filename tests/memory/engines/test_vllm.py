@@ -16,13 +16,17 @@ GIB = 1 << 30
 
 
 def pool(model: str, tokens: int, memory: int | None = None, tp: int = 1, **options: Any) -> dict[str, Any]:
-    settings = {
-        name.replace("_", "-"): str(value) for name, value in options.items() if name not in ("kv_dtype", "dtype")
-    }
+    own = {name: value for name, value in options.items() if name not in ("kv_dtype", "dtype")}
     answer = kvcalc.estimate(
-        kvcalc.load_model(model), context_tokens=tokens, engine="vllm", engine_settings=settings, kv_memory_bytes=memory,
-        tensor_parallel_size=tp, kv_dtype=options.get("kv_dtype", "auto"), dtype=options.get("dtype", "bf16"),
-    )  # fmt: skip
+        kvcalc.load_model(model),
+        context_tokens=tokens,
+        engine="vllm",
+        engine_settings={name.replace("_", "-"): str(value) for name, value in own.items()},
+        kv_memory_bytes=memory,
+        tensor_parallel_size=tp,
+        kv_dtype=options.get("kv_dtype", "auto"),
+        dtype=options.get("dtype", "bf16"),
+    )
     engine = answer["engine"]
     assert sum(line["bytes"] for line in engine["request_lines"]) == engine["request_bytes"]
     return dict(engine)
@@ -96,6 +100,13 @@ def test_stages_hold_whole_layers_and_the_largest_counts() -> None:
     one, three = (pool("llama-3-8b", 8192, pipeline_parallel_size=stages) for stages in (1, 3))
     assert one["bytes_per_block"] == 32 * 65_536
     assert three["bytes_per_block"] == 11 * 65_536
+    cache = kvcalc.estimate(
+        kvcalc.load_model("llama-3-8b"),
+        context_tokens=8192,
+        engine="vllm",
+        engine_settings={"pipeline-parallel-size": "3"},
+    )["kv_cache"]
+    assert (cache["bytes_per_device"], cache["total_bytes"]) == (11 * 512 * 65_536, 32 * 512 * 65_536)
     with pytest.raises(UsageError, match="the model has 32 layers"):
         pool("llama-3-8b", 8192, pipeline_parallel_size=33)
 

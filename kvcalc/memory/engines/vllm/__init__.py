@@ -12,6 +12,7 @@ from typing import Any
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine, Line
+from kvcalc.memory.engines.checkpoint import quantized_cache
 from kvcalc.memory.engines.vllm.account import Plan, account
 from kvcalc.memory.engines.vllm.drafts import with_draft_layers
 from kvcalc.memory.engines.vllm.groups import block_bytes, group, request_blocks
@@ -24,6 +25,15 @@ from kvcalc.model.spec import ModelSpec, all_caches
 
 VERSION = "0.33.0"
 _DTYPES = ("fp32", "fp16", "bf16", "fp8")
+
+
+def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[str | Dtype, str | None]:
+    """`auto` follows a checkpoint quantized by modelopt (resolve_kv_cache_dtype_string, utils/torch_utils.py), and one
+    whose quantization has a kv_cache_scheme, to fp8 (layers/attention/attention.py)."""
+    if asked.casefold() != "auto":
+        return asked, None
+    found = quantized_cache(spec.config, ("modelopt", "compressed-tensors"))
+    return (found[0], f"the checkpoint's {found[1]} is {found[0]}") if found else (asked, None)
 
 
 def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
@@ -52,12 +62,17 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
         plan = plan_of(share, dtype)
         return request_blocks(plan.groups, demand(tokens)) * plan.block_bytes
 
+    def stages_bytes(share: ModelSpec, dtype: Dtype, tokens: int) -> int:
+        # Every stage takes as many blocks; each is as large as the stage's largest group.
+        plan = plan_of(share, dtype)
+        return request_blocks(plan.groups, demand(tokens)) * sum(map(block_bytes, plan.stages))
+
     def cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
         pages = {(type(layer.cache), layer.cache): layer.page for layer in plan_of(spec, dtype).layers}
         page = pages.get((type(cache), cache))
         return page.blocks(demand(tokens)) * page.bytes if page else 0
 
-    def blocks(share: ModelSpec, dtype: Dtype, tokens: int, memory_bytes: int | None) -> dict[str, Any]:
+    def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
         plan, asked = plan_of(share, dtype), demand(tokens)
         needed = request_blocks(plan.groups, asked)
         sizes = {page.block_size for part in plan.groups for _, page in part.layers if page.kind != STATE}
@@ -89,7 +104,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
 
     return Engine(
         "vllm", VERSION, cache_bytes, settings._asdict(), _remarks(spec, settings), sequence_bytes, blocks,
-        growth_tokens, lines,
+        growth_tokens, lines, stages_bytes=stages_bytes,
     )  # fmt: skip
 
 
@@ -129,4 +144,4 @@ def _plan(share: ModelSpec, dtype: Dtype, settings: Settings) -> Plan:
     for first, last in stage_bounds(share.num_layers, stages):
         places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
         split.append([part.only(places) for part in groups])
-    return Plan(layers, groups, max(split, key=block_bytes))
+    return Plan(layers, groups, split)

@@ -13,14 +13,19 @@ from kvcalc.memory.kv_cache import stored_cache_bytes
 
 
 class Plan(NamedTuple):
-    """One device's share of a model: its layers, their groups, and the stage that needs the largest blocks."""
+    """One device's share of a model: its layers, their groups, and the groups' parts on every pipeline stage."""
 
     layers: list[Layer]
     groups: list[Group]
-    largest_stage: list[Group]
+    stages: list[list[Group]]
+
+    @property
+    def largest_stage(self) -> list[Group]:
+        return max(self.stages, key=block_bytes)
 
     @property
     def block_bytes(self) -> int:
+        """Of the stage whose blocks are largest: it sets how many there are."""
         return block_bytes(self.largest_stage)
 
 

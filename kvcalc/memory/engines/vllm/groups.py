@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcalc.memory.engines.vllm.pages import FULL, MLA, SLIDING, Demand, Page, ceil_div, need_the_same_tokens, unify
+from kvcalc.memory.engines.rounding import ceil_div
+from kvcalc.memory.engines.vllm.pages import FULL, MLA, SLIDING, Demand, Page, need_the_same_tokens, unify
 
 
 class Group(NamedTuple):

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
-from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, SLIDING, STATE, Page, ceil_div
+from kvcalc.memory.engines.rounding import ceil_div
+from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, SLIDING, STATE, Page
 from kvcalc.memory.engines.vllm.settings import Settings
 from kvcalc.model.caches import (
     HEADS_CACHES,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvcalc.memory.engines.rounding import ceil_div
+
 FULL, SLIDING, CHUNKED, MLA, STATE, CROSS = "full", "sliding", "chunked", "mla", "state", "cross"
 
 # Kinds of which layers of any width may stand in one group: all keep a slot for every token.
@@ -64,10 +66,6 @@ class Page(NamedTuple):
         else:
             tokens = demand.max_model_len
         return ceil_div(tokens, self.block_size)
-
-
-def ceil_div(numerator: int, denominator: int) -> int:
-    return -(-numerator // denominator)
 
 
 def need_the_same_tokens(pages: list[Page]) -> bool:

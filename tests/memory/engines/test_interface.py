@@ -6,7 +6,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.memory.engines import ENGINES, load_engine
+from kvcalc.memory.engines import load_engine
 from kvcalc.model.spec import windows
 from tests.conftest import PLAIN_PRESETS
 
@@ -62,12 +62,6 @@ def test_a_window_of_one_is_refused_for_transformers() -> None:
     }
     with pytest.raises(ModelError, match="window of 1"):
         held(kvcalc.read_config(config, "test", "test"), 5)
-
-
-@pytest.mark.parametrize("name", [name for name, module in ENGINES.items() if module is None])
-def test_an_engine_kvcalc_does_not_count_for_is_refused(name: str) -> None:
-    with pytest.raises(ModelError, match="not yet"):
-        load_engine(name, kvcalc.load_model("llama-7b"))
 
 
 def test_an_unknown_engine_offers_the_near_ones() -> None:

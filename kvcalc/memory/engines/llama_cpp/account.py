@@ -1,0 +1,75 @@
+"""The bytes of a context, each part by its name."""
+
+from __future__ import annotations
+
+from kvcalc.errors import UsageError
+from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
+from kvcalc.memory.engines import Line
+from kvcalc.memory.engines.llama_cpp.architectures import Layers
+from kvcalc.memory.engines.llama_cpp.cells import Cells
+from kvcalc.memory.kv_cache import stored_cache_bytes
+from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState
+
+
+def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool) -> list[Line]:
+    """Lines which add up to the bytes of the context; those of no bytes are left out.
+
+    A row of K and a row of V for every cell; a state in fp32 for every slot, whatever its own type.
+    """
+    stored = windows = whole = beside = padding = slots = states = wider = 0
+    for cache, kept, count in layers.caches:
+        held = cells.batch * stored_cache_bytes(cache, cells.tokens, dtype)
+        stored += count * held
+        if isinstance(cache, RecurrentState):
+            state = _state_bytes(cache)
+            states += count * (cells.batch * state - held)
+            slots += count * (cells.slots - cells.batch) * state
+            continue
+        row = _row_bytes(kept, dtype)
+        windowed = layers.is_windowed(cache)
+        stream = row * (cells.window_cells if windowed else cells.cells)
+        # Streams of slots no sequence of the batch is in.
+        used = min(cells.streams, cells.batch)
+        slots += count * (cells.streams - used) * stream
+        if windowed:
+            windows += count * (used * stream - held)
+        else:
+            needed = cells.batch * cells.tokens * row
+            if cache.window is None:
+                beside += count * (needed - held)
+            else:
+                whole += count * (needed - held)
+            padding += count * (used * stream - needed)
+        if transposes_v and isinstance(kept, HEADS_CACHES):
+            spare = layers.widest_v - kept.num_kv_heads * kept.v_head_dim
+            wider += count * cells.streams * stream // row * bytes_of(spare, dtype.v or dtype)
+    named = {
+        "stored": stored,
+        "cells of windows beside the window": windows,
+        "windows kept whole": whole,
+        "K and V beside the latent": beside,
+        "cells rounded up": padding,
+        "slots beside the batch": slots,
+        "states in fp32": states,
+        "V padded to the widest layer's": wider,
+    }
+    return [Line(name, size) for name, size in named.items() if size]
+
+
+def _state_bytes(cache: RecurrentState) -> int:
+    """The inputs of the convolution before the current one, and the state (n_embd_r and n_embd_s)."""
+    elements = cache.conv_channels * (cache.conv_kernel - 1) + cache.state_elements
+    return bytes_of(elements, DTYPES["fp32"])
+
+
+def _row_bytes(cache: Cache, dtype: Dtype) -> int:
+    """One cell's bytes: K's row and V's; MLA and indexers have no V. Blocks must divide a head."""
+    rows = cache.token_rows()
+    types = (dtype, dtype.v or dtype)
+    if isinstance(cache, HEADS_CACHES):
+        for width, used, name in zip((cache.k_head_dim, cache.v_head_dim), types, "kv"):
+            if width % used.block_elements:
+                raise UsageError(
+                    f"--cache-type-{name} {used.name}: blocks of {used.block_elements} do not divide a head of {width}"
+                )
+    return sum(bytes_of(row, used) for row, used in zip(rows, types))

@@ -1,0 +1,13 @@
+"""Whole numbers of blocks: what every engine rounds by."""
+
+from __future__ import annotations
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """The quotient rounded up."""
+    return -(-numerator // denominator)
+
+
+def round_up(count: int, step: int) -> int:
+    """`count` rounded up to a multiple of `step`."""
+    return ceil_div(count, step) * step

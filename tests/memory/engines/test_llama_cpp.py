@@ -1,0 +1,153 @@
+"""llama.cpp's cells, types, windows and states, worked by hand. A row of `plain()` is 128 elements of K and of V."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import ModelError, UsageError
+from tests.memory.engines.models import ask, gated_delta, gpt_oss, latent, lines, plain, sparse, total
+
+# 2 layers x (128 + 128) elements.
+ELEMENTS = 512
+
+
+def test_a_context_is_rounded_up_to_256_cells() -> None:
+    assert total(plain(), "llama.cpp", 256) == 256 * ELEMENTS * 2
+    assert total(plain(), "llama.cpp", 257) == 512 * ELEMENTS * 2
+    assert lines(plain(), "llama.cpp", 257) == {
+        "stored": 257 * ELEMENTS * 2, "cells rounded up": 255 * ELEMENTS * 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("k", "v", "row_bytes"),
+    # Bytes of 128 elements of K and of V: q8_0 takes 34 per 32, q4_0 and iq4_nl 18, q4_1 20, q5_0 22, q5_1 24.
+    [("f32", "f16", 512 + 256), ("q8_0", "q8_0", 136 + 136), ("q8_0", "f16", 136 + 256), ("q4_0", "q4_1", 72 + 80),
+     ("q5_0", "q5_1", 88 + 96), ("iq4_nl", "bf16", 72 + 256)],
+)  # fmt: skip
+def test_k_and_v_have_types_of_their_own(k: str, v: str, row_bytes: int) -> None:
+    settings = {"cache-type-k": k, "cache-type-v": v}
+    answer = ask(plain(), "llama.cpp", 1024, settings=settings)["kv_cache"]
+    assert answer["total_bytes"] == answer["stored_bytes"] == 1024 * 2 * row_bytes
+    assert answer["formulas"][0]["bytes"] == 1024 * 2 * row_bytes
+
+
+def test_the_default_is_f16_and_says_so() -> None:
+    answer = ask(plain(torch_dtype="float32"), "llama.cpp", 256)
+    assert answer["kv_cache"]["dtype"] == "fp16"
+    assert "f16" in answer["engine"]["kv_dtype_reason"]
+    explicit = ask(plain(), "llama.cpp", 256, kv_dtype="q8_0")
+    assert (explicit["kv_cache"]["dtype"], explicit["engine"]["kv_dtype_reason"]) == ("q8_0", None)
+
+
+def test_every_slot_has_its_own_stream_or_all_share_one() -> None:
+    own = ask(plain(), "llama.cpp", 300, 3)
+    assert own["kv_cache"]["total_bytes"] == 3 * 512 * ELEMENTS * 2
+    assert (own["engine"]["n_ctx"], own["engine"]["n_ctx_seq"], own["engine"]["n_stream"]) == (1536, 512, 3)
+    # 900 tokens in one stream are 1,024 cells.
+    assert total(plain(), "llama.cpp", 300, 3, settings={"kv-unified": ""}) == 1024 * ELEMENTS * 2
+    assert lines(plain(), "llama.cpp", 256, 1, settings={"parallel": "4"}) == {
+        "stored": 256 * ELEMENTS * 2, "slots beside the batch": 3 * 256 * ELEMENTS * 2,
+    }  # fmt: skip
+
+
+def test_windows_keep_a_window_and_a_step() -> None:
+    # 18 of 36 layers keep 128 + 512 = 640 tokens in 768 cells; a row is 8 x 64 x 2 elements of 2 bytes.
+    full, window = 18 * 32768 * 2048, 18 * 768 * 2048
+    assert total(gpt_oss(36), "llama.cpp", 32768) == full + window
+    assert total(gpt_oss(36), "llama.cpp", 32768, settings={"swa-full": ""}) == 2 * full
+    assert total(gpt_oss(36), "llama.cpp", 32768, settings={"ubatch-size": "2048"}) == full + 18 * 2304 * 2048
+    # A context shorter than that keeps itself.
+    assert total(gpt_oss(36), "llama.cpp", 512) == 36 * 512 * 2048
+    # One stream for 4 slots: 4 windows and a step, 1,024 cells.
+    unified = {"kv-unified": "", "parallel": "4"}
+    assert total(gpt_oss(36), "llama.cpp", 32768, settings=unified) == full + 18 * 1024 * 2048
+
+
+def test_a_window_llama_cpp_does_not_know_is_kept_whole() -> None:
+    spec = kvcalc.load_model("mistral-7b-v0.1")
+    answer = kvcalc.estimate(spec, context_tokens=8192, engine="llama.cpp")
+    assert answer["kv_cache"]["total_bytes"] == 32 * 8192 * 2 * 8 * 128 * 2
+    assert answer["engine"]["pool_lines"][1] == {"name": "windows kept whole", "bytes": 32 * 4096 * 2 * 8 * 128 * 2}
+
+
+def test_v_is_padded_to_the_widest_layer_without_flash_attention() -> None:
+    # Gemma 4's windows have 4 heads of 16, the last layer 2 of 24: V rows of 64 and of 48 elements.
+    config = {
+        "model_type": "gemma4_text", "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "num_global_key_value_heads": 2, "attention_k_eq_v": True, "head_dim": 16, "global_head_dim": 24,
+        "hidden_size": 64, "sliding_window": 32, "num_kv_shared_layers": 0, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    plain_bytes = 5 * 768 * 128 * 2 + 1024 * 96 * 2
+    assert total(config, "llama.cpp", 1024) == plain_bytes
+    assert total(config, "llama.cpp", 1024, settings={"flash-attn": "off"}) == plain_bytes + 1024 * 16 * 2
+
+
+def test_mla_keeps_one_row_and_sparse_attention_a_second_cache() -> None:
+    assert total(latent(), "llama.cpp", 256) == 3 * 256 * 576 * 2
+    assert total(sparse(), "llama.cpp", 256) == 3 * 256 * (576 + 128) * 2
+    # A file without MLA's keys expands the heads: K of 192 and V of 128 in each of 16.
+    what_if = kvcalc.WhatIf("mha")
+    assert total(latent(), "llama.cpp", 256, what_if=what_if) == 3 * 256 * 16 * (192 + 128) * 2
+
+
+def test_older_builds_keep_what_pull_requests_took_away() -> None:
+    # The latent again as V; before April 2025 K of 192 and V of 128 in each of 16 heads.
+    assert total(latent(), "llama.cpp", 256, settings={"before-pull": "19067"}) == 3 * 256 * (576 + 512) * 2
+    assert total(latent(), "llama.cpp", 256, settings={"before-pull": "12801"}) == 3 * 256 * 16 * (192 + 128) * 2
+    types = {"cache-type-k": "q8_0", "before-pull": "19067"}
+    assert total(latent(), "llama.cpp", 256, settings=types) == 3 * 256 * (18 * 34 + 512 * 2)
+    # Cells by 32 without flash attention, by 256 with it.
+    older = {"before-pull": "16812"}
+    assert total(plain(), "llama.cpp", 1001, settings=older) == 1024 * ELEMENTS * 2
+    assert total(plain(), "llama.cpp", 900, settings=older) == 928 * ELEMENTS * 2
+    assert total(plain(), "llama.cpp", 900, settings={**older, "flash-attn": "on"}) == 1024 * ELEMENTS * 2
+    # Windows whole, and one stream for all slots: 200 tokens are 224 cells.
+    oldest = {"before-pull": "13194"}
+    assert total(gpt_oss(36), "llama.cpp", 32768, settings=oldest) == 36 * 32768 * 2048
+    assert total(plain(), "llama.cpp", 100, 2, settings=oldest) == 224 * ELEMENTS * 2
+    with pytest.raises(UsageError, match="no change of the cache"):
+        ask(plain(), "llama.cpp", 256, settings={"before-pull": "1"})
+    with pytest.raises(ModelError, match="sparse attention in older builds"):
+        ask(sparse(), "llama.cpp", 256, settings={"before-pull": "19067"})
+
+
+def test_states_are_in_fp32_one_for_each_slot() -> None:
+    # 30 layers x (8,192 channels x 3 + 32 heads x 128 x 128) x 4 bytes = 62.8125 MiB; 10 x 256 tokens x 1,024 x 2.
+    state, attention = 30 * (8192 * 3 + 524288) * 4, 10 * 256 * 1024 * 2
+    assert state == int(62.8125 * 2**20)
+    assert total(gated_delta(), "llama.cpp", 256) == attention + state
+    assert total(gated_delta(), "llama.cpp", 256, 3) == 3 * (attention + state)
+
+
+def test_shared_layers_keep_nothing() -> None:
+    config = {
+        "model_type": "gemma3n_text", "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "head_dim": 256, "hidden_size": 2048, "sliding_window": 512, "num_kv_shared_layers": 15,
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    # 4 of 20 layers see all, 16 keep 512 + 512 cells; a row is 2 x 2 x 256 elements.
+    assert total(config, "llama.cpp", 32768) == (4 * 32768 + 16 * 1024) * 1024 * 2
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "error", "message"),
+    [
+        (plain(), {"kv_dtype": "fp8"}, UsageError, "not a cache type of llama.cpp"),
+        (plain(), {"settings": {"cache-type-v": "q8_0", "flash-attn": "off"}}, UsageError, "--flash-attn on"),
+        (plain(), {"settings": {"flash-attn": "maybe"}}, UsageError, "not a choice"),
+        (plain(head_dim=80), {"kv_dtype": "q8_0"}, UsageError, "divide a head of 80"),
+        (latent(), {"settings": {"cache-type-k": "q8_0"}}, UsageError, "one type for K and V"),
+        (plain(), {"tensor_parallel_size": 2}, UsageError, "one device"),
+        (latent(4, "longcat_flash", num_layers=2), {}, ModelError, "longcat_flash is not established"),
+    ],
+    ids=["fp8", "V without flash attention", "flash-attn", "head", "MLA", "tp", "longcat"],
+)  # fmt: skip
+def test_what_llama_cpp_refuses(
+    config: dict[str, object], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ask(config, "llama.cpp", 256, **options)

@@ -1,0 +1,79 @@
+"""TensorRT-LLM's blocks, worked by hand. A token of `plain()` is 1,024 bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcalc.errors import ModelError, UsageError
+from tests.memory.engines.models import ask, gated_delta, gpt_oss, latent, lines, plain, sparse, total
+
+TOKEN = 1024
+
+
+def test_a_sequence_takes_whole_blocks() -> None:
+    assert total(plain(), "tensorrt-llm", 100, 3) == 3 * 128 * TOKEN
+    assert total(plain(), "tensorrt-llm", 100, settings={"tokens-per-block": "64"}) == 128 * TOKEN
+    assert lines(plain(), "tensorrt-llm", 100) == {"stored": 100 * TOKEN, "blocks rounded up": 28 * TOKEN}
+
+
+def test_heads_are_divided_and_replicated_and_the_latent_is_whole() -> None:
+    assert ask(plain(), "tensorrt-llm", 32, tensor_parallel_size=8)["kv_cache"]["bytes_per_device"] == 32 * TOKEN // 2
+    assert ask(latent(), "tensorrt-llm", 32, tensor_parallel_size=8)["kv_cache"]["bytes_per_device"] == 32 * 3 * 1152
+
+
+def test_nvfp4_halves_a_byte_and_keeps_a_scale_for_16() -> None:
+    # 512 elements a token: 256 bytes and 32 scales.
+    assert total(plain(), "tensorrt-llm", 32, kv_dtype="nvfp4") == 32 * (256 + 32)
+
+
+def test_sparse_attention_keeps_576_and_132() -> None:
+    assert total(sparse(), "tensorrt-llm", 32, kv_dtype="fp8") == 32 * 3 * 708
+
+
+def test_windows_are_kept_whole_and_said_so() -> None:
+    answer = ask(gpt_oss(), "tensorrt-llm", 1024)
+    assert answer["kv_cache"]["total_bytes"] == 1024 * 24 * 2048
+    assert lines(gpt_oss(), "tensorrt-llm", 1024)["windows kept whole"] == 12 * 896 * 2048
+    assert any("--max-attention-window" in warning for warning in answer["warnings"])
+
+
+def test_windows_may_have_pools_that_share_the_memory_equally() -> None:
+    # 12 layers of 128 tokens and 12 of 1,024, 24,576 bytes a token each; half of 4,000 tokens' bytes is 62 blocks.
+    settings = {"max-attention-window": "128,4096"}
+    found = ask(gpt_oss(), "tensorrt-llm", 1024, settings=settings, kv_memory_bytes=4000 * 24576)["engine"]
+    pool = {"num_layers": 12, "bytes_per_block": 32 * 24576, "num_gpu_blocks": 62}
+    assert found["window_pools"] == [{"window": 128, **pool}, {"window": 1024, **pool}]
+    assert (found["num_gpu_blocks"], found["max_concurrency"]) == (62, 62 / 32)
+    # 128 + 1,024 tokens are not less than 1,152: the windows would be made smaller.
+    found = ask(gpt_oss(), "tensorrt-llm", 1024, settings=settings, kv_memory_bytes=1152 * 24576)["engine"]
+    assert found["num_gpu_blocks"] is None
+    assert ask(gpt_oss(), "tensorrt-llm", 100, settings=settings)["engine"]["window_pools"] is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "blocks"),
+    [
+        ({}, 31),  # 1,000 tokens are 31 blocks of 32
+        ({"free-gpu-memory-fraction": "0.9"}, 28),  # 900 tokens
+        ({"max-tokens": "500"}, 15),
+        ({"max-tokens": "5000"}, 156),  # alone it decides alone
+        ({"max-tokens": "5000", "free-gpu-memory-fraction": "0.9"}, 28),  # else the smaller one
+    ],
+)
+def test_blocks_of_the_memory(settings: dict[str, str], blocks: int) -> None:
+    found = ask(plain(), "tensorrt-llm", 64, settings=settings, kv_memory_bytes=1000 * TOKEN)["engine"]
+    assert (found["num_gpu_blocks"], found["kv_cache_tokens"]) == (blocks, 32 * blocks)
+    assert found["max_concurrency"] == blocks / 2
+
+
+def test_what_tensorrt_llm_refuses() -> None:
+    with pytest.raises(ModelError, match="recurrent state is not established"):
+        ask(gated_delta(), "tensorrt-llm", 32)
+    with pytest.raises(UsageError, match="below 1"):
+        ask(plain(), "tensorrt-llm", 32, settings={"free-gpu-memory-fraction": "1"})
+    with pytest.raises(UsageError, match="MLA has one pool"):
+        ask(latent(), "tensorrt-llm", 1024, settings={"max-attention-window": "128,1024"})
+    with pytest.raises(UsageError, match="in nvfp4"):
+        ask(gpt_oss(), "tensorrt-llm", 1024, kv_dtype="nvfp4", settings={"max-attention-window": "128,1024"})
+    with pytest.raises(UsageError, match="not a cache dtype of TensorRT-LLM"):
+        ask(plain(), "tensorrt-llm", 32, kv_dtype="int8")

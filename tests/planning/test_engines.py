@@ -1,0 +1,69 @@
+"""Every engine side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import UsageError
+from kvcalc.memory.engines import ENGINES
+from kvcalc.planning.engines import compare_engines
+from tests.test_schema import check
+
+
+def rows(name: str, **options: Any) -> dict[str, dict[str, Any]]:
+    document = compare_engines(kvcalc.load_model(name), **options)
+    check(document, "engines")
+    assert [row["name"] for row in document["engines"]] == list(ENGINES)
+    return {row["name"]: row for row in document["engines"]}
+
+
+def test_every_row_is_the_engines_own_estimate() -> None:
+    spec = kvcalc.load_model("gpt-oss-120b")
+    found = rows("gpt-oss-120b", context_tokens=1000, batch_size=3, kv_memory_bytes=2**33)
+    for name, row in found.items():
+        alone = kvcalc.estimate(spec, context_tokens=1000, batch_size=3, engine=name, kv_memory_bytes=2**33)
+        assert row["total_bytes"] == alone["kv_cache"]["total_bytes"]
+        assert row["kv_cache_tokens"] == alone["engine"].get("kv_cache_tokens")
+        assert row["fits"] is True
+        assert row["reason"] is None
+
+
+def test_an_engine_that_refuses_stands_with_its_reason() -> None:
+    found = rows("deepseek-v3", context_tokens=1000, tensor_parallel_size=8)
+    assert found["llama.cpp"]["total_bytes"] is None
+    assert "one device" in found["llama.cpp"]["reason"]
+    assert found["vllm"]["reason"] is None
+
+
+def test_each_engine_takes_the_settings_it_has() -> None:
+    found = rows("llama-3-8b", context_tokens=100, engine_settings={"block-size": "32", "page-size": "16"})
+    assert (found["vllm"]["block_size"], found["sglang"]["block_size"]) == (32, 16)
+
+
+def test_what_the_formula_refuses_is_refused() -> None:
+    with pytest.raises(UsageError, match="--tp 3"):
+        rows("llama-7b", tensor_parallel_size=3)
+
+
+def test_the_command_prints_it_in_every_format(kvcalc: Any) -> None:
+    question = ("estimate", "gpt-oss-120b", "--context", "4096", "--engine", "all")
+    check(kvcalc(*question, "--json").json, "engines")
+    table = kvcalc(*question, "--format", "tsv").out.splitlines()
+    assert [line.split("\t")[0] for line in table] == ["name", *ENGINES]
+    assert kvcalc(*question, "--format", "csv").out.count("\n") == len(ENGINES) + 1
+    human = kvcalc(*question, "--format", "human").out
+    assert all(name in human for name in ENGINES)
+    total = kvcalc(*question, "--get", "engines.5.total_bytes").out
+    # llama.cpp: 18 layers of 4,096 cells and 18 of 768.
+    assert int(total) == 18 * (4096 + 768) * 2048
+
+
+def test_short_options_as_llama_cpp_spells_them(kvcalc: Any) -> None:
+    options = ("-c", "1k", "-ctk", "q8_0", "-ctv", "q4_0", "-np", "2", "-ub", "256", "-fa", "on", "-kvu")
+    engine = kvcalc("estimate", "llama-3-8b", "--engine", "llama.cpp", *options, "--json").json
+    assert engine["kv_cache"]["dtype"] == "q8_0/q4_0"
+    assert (engine["engine"]["n_seq_max"], engine["engine"]["n_stream"]) == (2, 1)
+    assert (engine["engine"]["ubatch_size"], engine["engine"]["flash_attn"]) == (256, "on")
