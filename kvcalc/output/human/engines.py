@@ -20,16 +20,17 @@ def render(document: dict[str, Any], console: Console) -> None:
     console.print()
     rows = document["engines"]
     has_pool = any(row["kv_cache_tokens"] is not None for row in rows)
-    columns = [("", "left"), ("KV type", "left"), ("per sequence", "right"), ("per token", "right"), ("total", "right")]
-    columns += [("per device", "right")] if devices > 1 else []
-    columns += [("blocks", "right"), ("tokens", "right")] if has_pool else []
-    table = plain_table(*columns)
+    # Eighty columns: of one sequence on one device the total says it all, and on several devices one device's share.
+    held = [("per token", "bytes_per_token"), ("total", "total_bytes")]
+    if devices > 1:
+        held[1] = ("per device", "bytes_per_device")
+    elif workload["batch_size"] > 1:
+        held.insert(0, ("per sequence", "bytes_per_sequence"))
+    pool = [("blocks", "num_gpu_blocks"), ("tokens", "kv_cache_tokens")] if has_pool else []
+    table = plain_table(("", "left"), ("KV type", "left"), *((name, "right") for name, _ in (*held, *pool)))
     for row in rows:
-        cells = [row["name"], row["dtype"] or "-", size(row["bytes_per_sequence"]), size(row["bytes_per_token"])]
-        cells.append(size(row["total_bytes"]))
-        cells += [size(row["bytes_per_device"])] if devices > 1 else []
-        cells += [count(row["num_gpu_blocks"]), count(row["kv_cache_tokens"])] if has_pool else []
-        table.add_row(*cells, style="dim" if row["reason"] else "")
+        cells = [*(size(row[key]) for _, key in held), *(count(row[key]) for _, key in pool)]
+        table.add_row(row["name"], row["dtype"] or "-", *cells, style="dim" if row["reason"] else "")
     console.print(table)
     for row in rows:
         note = row["reason"] or row["kv_dtype_reason"]
