@@ -6,13 +6,15 @@ Source: cache_utils.py of Transformers 5.23.0, and bytes counted on the meta dev
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine
-from kvcalc.memory.kv_cache import state_bytes, stored_cache_bytes
+from kvcalc.memory.kv_cache import sequence_bytes, state_bytes, stored_cache_bytes
 from kvcalc.model.caches import (
     Cache,
+    ChunkedAttention,
     CompressedAttention,
     CrossAttention,
     FullAttention,
@@ -37,6 +39,8 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
       shifts by one token and keeps one (RwkvModel).
     - Compressed attention's window keeps one token less too; DeepSeek-V4's layers of a window alone keep what is K
       and V in one twice.
+    - What a windowed layer keeps of a prefill is a view: until the next token the whole prefill's storage stays alive
+      (`storage_bytes`).
     - MLA is kept as the latent and the rotary key, as the formula has it.
 
     A static cache is counted at a length of the context. ModelError (exit 3) for a dynamic window of 1 token, whose
@@ -55,7 +59,8 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
 
     _refuse_unheld(spec, kind)
 
-    def held_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
+    def held_bytes(cache: Cache, tokens: int, dtype: Dtype, in_view: bool = True) -> int:
+        """`in_view`: of a windowed layer the window alone, not the prefill it is a view of."""
         if isinstance(cache, RecurrentState):
             return state_bytes(cache, cache.conv_kernel - (spec.model_type == "rwkv"), dtype)
         if isinstance(cache, CompressedAttention):
@@ -64,12 +69,21 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
         if spec.model_type == "gpt_neo" and isinstance(cache, SlidingWindowAttention):
             cache = FullAttention(*cache[1:])
         if kind == "dynamic" and cache.window is not None:
-            tokens = min(tokens, cache.window - 1)
+            if in_view:
+                tokens = min(tokens, cache.window - 1)
+            elif isinstance(cache, (SlidingWindowAttention, ChunkedAttention)):
+                cache = FullAttention(cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
         if spec.model_type == "falcon" and isinstance(cache, FullAttention) and cache.num_kv_heads > 1:
             cache = cache._replace(num_kv_heads=spec.attention.num_heads)
         return stored_cache_bytes(cache, tokens, dtype)
 
-    return Engine("transformers", VERSION, held_bytes, {"cache": kind})
+    def storage(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, object]:
+        if any(isinstance(cache, CompressedAttention) for cache in all_caches(share)):
+            return {"storage_bytes": None}  # views of views: not modelled
+        count = partial(held_bytes, in_view=False)
+        return {"storage_bytes": batch * sequence_bytes(share, dtype, tokens, count)}
+
+    return Engine("transformers", VERSION, held_bytes, {"cache": kind}, blocks=storage)
 
 
 def _refuse_unheld(spec: ModelSpec, kind: str) -> None:

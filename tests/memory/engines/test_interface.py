@@ -86,3 +86,16 @@ def test_a_bert_that_decodes_is_kept() -> None:
         "is_decoder": True,
     }
     assert held(kvcalc.read_config(config, "test", "test"), 5) == 2 * 5 * 8 * 2
+
+
+def test_a_prefill_stays_alive_behind_its_windows() -> None:
+    spec = kvcalc.load_model("gemma-3-27b")
+    answer = kvcalc.estimate(spec, context_tokens=8192, dtype="bf16", engine="transformers", batch_size=3)
+    # 62 layers of 16 heads of 128 keep 8,192 tokens alive until the next one; of 52 layers 1,023 are kept.
+    row = 2 * 16 * 128 * 2
+    assert answer["engine"]["storage_bytes"] == 3 * 62 * 8192 * row
+    assert answer["kv_cache"]["total_bytes"] == 3 * (10 * 8192 + 52 * 1023) * row
+    static = kvcalc.estimate(spec, context_tokens=8192, engine="transformers", engine_settings={"cache": "static"})
+    assert static["engine"]["storage_bytes"] == static["kv_cache"]["total_bytes"]
+    v4 = kvcalc.estimate(kvcalc.load_model("deepseek-v4-flash"), context_tokens=8192, engine="transformers")
+    assert v4["engine"]["storage_bytes"] is None
