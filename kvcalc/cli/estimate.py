@@ -47,9 +47,9 @@ def estimate(
         str,
         typer.Option(
             "--engine",
-            metavar="NAME",
+            metavar="NAME[@RELEASE]",
             help="Count as this engine does: logical (the formula), transformers, vllm, sglang, tensorrt-llm, "
-            "llama.cpp; all: side by side.",
+            "llama.cpp; all: side by side. vllm@0.11 counts as that release did.",
         ),
     ] = "logical",
     cache: o.Cache = None,

@@ -31,6 +31,9 @@ ENGINES = {
 # llama.cpp of early 2025 for BERT and nomic-embed (ggml-org/llama.cpp#12836, #12817).
 _POOLS_FOR_ENCODERS = {"sglang": "SGLang", "llama.cpp": "llama.cpp before mid-2025"}
 
+# Engines whose rules are read for several releases: `vllm@0.11` is vLLM as of 0.11.
+_WITH_RELEASES = ("vllm",)
+
 # The settings each engine takes.
 _SETTINGS: dict[str, tuple[str, ...]] = {
     "transformers": ("cache",),
@@ -60,7 +63,8 @@ class Line(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """How an engine counts: its name, the version its rules were read from, its settings, remarks, and
+    """How an engine counts: its name, the version asked for or else the one its rules were read from, its settings,
+    remarks, and
 
     - `cache_bytes`: bytes one sequence takes in one layer's cache;
     - `sequence_bytes`: bytes it takes in all of them on one device, the device's share of the model given; None where
@@ -116,11 +120,12 @@ class Engine(NamedTuple):
 def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None = None) -> Engine:
     """The accounting of engine `name` for `spec`, under the engine's own `settings` (option name to text).
 
-    Every engine but `logical` keeps nothing of an encoder after its forward pass. Raises UsageError (exit 2) for an
-    unknown name or a setting the engine does not have, ModelError (exit 3) for a model whose layout in the engine is
-    not established.
+    `name` may end in a release where rules are known for several: `vllm@0.11`. Every engine but `logical` keeps
+    nothing of an encoder after its forward pass. Raises UsageError (exit 2) for an unknown name or a setting the
+    engine does not have, ModelError (exit 3) for a model whose layout in the engine is not established.
     """
-    module, settings = _module(name), settings or {}
+    module, release = _module(name)
+    name, settings = name.partition("@")[0], settings or {}
     for option in settings:
         if option not in _SETTINGS.get(name, ()):
             raise UsageError(
@@ -130,7 +135,7 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
         pool = _POOLS_FOR_ENCODERS.get(name)
         remark = f"{pool} was seen to reserve a pool for encoders; its size follows the memory, not the request"
         return Engine(name, None, _nothing, {}, (remark,) if pool else ())
-    engine: Engine = module.engine(spec, settings)
+    engine: Engine = module.engine(spec, settings, release) if release else module.engine(spec, settings)
     return engine
 
 
@@ -141,7 +146,7 @@ def resolve_kv_dtype(
 
     A module's `kv_dtype(spec, asked, settings)` is that rule. Raises UsageError (exit 2) for an unknown engine.
     """
-    rule = getattr(_module(name), "kv_dtype", None)
+    rule = getattr(_module(name)[0], "kv_dtype", None)
     return rule(spec, asked, settings or {}) if rule else (asked, None)
 
 
@@ -150,10 +155,16 @@ def settings_of(name: str, settings: Mapping[str, str]) -> dict[str, str]:
     return {option: text for option, text in settings.items() if option in _SETTINGS.get(name, ())}
 
 
-def _module(name: str) -> ModuleType:
+def _module(asked: str) -> tuple[ModuleType, str | None]:
+    """An engine's module and the release asked for, None for the newest."""
+    name, at, release = asked.partition("@")
     if name not in ENGINES:
         raise UsageError(f"--engine {name!r}: not an engine", nearest(name, ENGINES) or f"one of {', '.join(ENGINES)}")
-    return import_module(f"kvcalc.memory.engines.{ENGINES[name]}")
+    if at and name not in _WITH_RELEASES:
+        raise UsageError(f"--engine {asked[:40]!r}: releases are told apart for {', '.join(_WITH_RELEASES)} alone")
+    if at and not release:
+        raise UsageError(f"--engine {asked!r}: a release is missing", f"write {name}@0.11, or {name} for the newest")
+    return import_module(f"kvcalc.memory.engines.{ENGINES[name]}"), release or None
 
 
 def _engines_with(option: str) -> str:

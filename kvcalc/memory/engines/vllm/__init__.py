@@ -1,6 +1,6 @@
 """vLLM: one pool of blocks, and what a request at full length may hold of it at most.
 
-Source: core/kv_cache_planning.py and core/kv_cache_utils.py, vLLM 0.33.0.
+Source: core/kv_cache_planning.py and core/kv_cache_utils.py, vLLM 0.33.0; older releases in releases.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kvcalc.memory.engines.vllm.drafts import with_draft_layers
 from kvcalc.memory.engines.vllm.groups import block_bytes, group, request_blocks
 from kvcalc.memory.engines.vllm.layers import layers_of
 from kvcalc.memory.engines.vllm.pages import STATE, Demand
+from kvcalc.memory.engines.vllm.releases import Rules, rules_of
 from kvcalc.memory.engines.vllm.settings import Settings, parse_settings
 from kvcalc.memory.engines.vllm.stages import stage_bounds
 from kvcalc.model.caches import Cache, RecurrentState
@@ -36,14 +37,17 @@ def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[str
     return (found[0], f"the checkpoint's {found[1]} is {found[0]}") if found else (asked, None)
 
 
-def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
-    """The accounting of vLLM's V1 engine with its hybrid cache manager, under its own options.
+def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None) -> Engine:
+    """The accounting of vLLM as of a release, of the newest where None, under its own options.
 
     A sequence takes what vLLM reserves for its admission: whole blocks of every group, windows with the tokens in
     flight. Raises ModelError (exit 3) for models whose layout in vLLM is not modelled, UsageError (exit 2) for options
     and dtypes it does not take.
     """
-    settings = parse_settings(given)
+    settings, rules = parse_settings(given), rules_of(release)
+    if not rules.two_steps:
+        settings = settings._replace(async_scheduling=False)
+    in_flight = settings.max_in_flight_tokens if rules.two_steps else settings.max_num_batched_tokens
     _refuse(spec)
     # By identity: a bisection asks for one share many times. The share is kept, so that its identity stays its own.
     plans: dict[tuple[int, str], tuple[ModelSpec, Plan]] = {}
@@ -51,12 +55,12 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
     def plan_of(share: ModelSpec, dtype: Dtype) -> Plan:
         key = (id(share), dtype.name)
         if key not in plans:
-            plans[key] = (share, _plan(share, dtype, settings))
+            plans[key] = (share, _plan(share, dtype, settings, rules))
         return plans[key][1]
 
     def demand(tokens: int) -> Demand:
         # The encoder's output is taken to be as long as a batch may be (SchedulerConfig.max_num_encoder_input_tokens).
-        return Demand(tokens, settings.max_in_flight_tokens, settings.max_num_batched_tokens, settings.state_blocks)
+        return Demand(tokens, in_flight, settings.max_num_batched_tokens, settings.state_blocks)
 
     def sequence_bytes(share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         plan = plan_of(share, dtype)
@@ -87,12 +91,13 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
         if memory_bytes is not None:
             fitting = memory_bytes // plan.block_bytes
             concurrency = fitting / needed
-            found.update(
-                # As vLLM prints it: a quotient in floating point, then cut.
-                num_gpu_blocks=fitting,
-                kv_cache_tokens=int(concurrency * tokens),
-                max_concurrency=concurrency,
-            )
+            # As vLLM prints it: a quotient in floating point, then cut.
+            printed = int(concurrency * tokens)
+            if rules.tokens != "requests":
+                printed = fitting // len(plan.groups) * min(sizes, default=tokens)
+            if rules.tokens == "blocks":
+                concurrency = printed / tokens
+            found.update(num_gpu_blocks=fitting, kv_cache_tokens=printed, max_concurrency=concurrency)
         return found
 
     def growth_tokens(share: ModelSpec, dtype: Dtype) -> int:
@@ -103,8 +108,8 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
         return account(plan_of(share, dtype), dtype, demand(tokens))
 
     return Engine(
-        "vllm", VERSION, cache_bytes, settings._asdict(), _remarks(spec, settings), sequence_bytes, blocks,
-        growth_tokens, lines, stages_bytes=stages_bytes,
+        "vllm", release or VERSION, cache_bytes, {"rules": rules.name, **settings._asdict()}, _remarks(spec, settings),
+        sequence_bytes, blocks, growth_tokens, lines, stages_bytes=stages_bytes,
     )  # fmt: skip
 
 
@@ -124,19 +129,19 @@ def _remarks(spec: ModelSpec, settings: Settings) -> tuple[str, ...]:
     return ()
 
 
-def _plan(share: ModelSpec, dtype: Dtype, settings: Settings) -> Plan:
+def _plan(share: ModelSpec, dtype: Dtype, settings: Settings, rules: Rules) -> Plan:
     if dtype.name not in _DTYPES:
         raise UsageError(
             f"--kv-dtype {dtype.name}: not a cache dtype of vLLM counted here", f"one of {', '.join(_DTYPES)}"
         )
     if settings.num_speculative_tokens:
         share = with_draft_layers(share)
-    layers = layers_of(share, dtype, settings)
+    layers = layers_of(share, dtype, settings, rules)
     if not layers:
         raise ModelError(f"{share.name}: vLLM keeps no cache for it")
-    groups = group([layer.page for layer in layers])
+    groups = group([layer.page for layer in layers], rules)
     if groups is None:
-        raise ModelError(f"{share.name}: vLLM cannot make pages of one size of this model's layers")
+        raise ModelError(f"{share.name}: {rules.name} cannot make pages of one size of this model's layers")
     stages = settings.pipeline_parallel_size
     if stages > share.num_layers:
         raise UsageError(f"--pipeline-parallel-size {stages}: the model has {share.num_layers} layers")

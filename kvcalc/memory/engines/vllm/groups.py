@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.engines.vllm.pages import FULL, MLA, SLIDING, Demand, Page, need_the_same_tokens, unify
+from kvcalc.memory.engines.vllm.releases import Rules, rules_of
 
 
 class Group(NamedTuple):
@@ -29,22 +30,26 @@ class Group(NamedTuple):
         return Group(tuple(layer for layer in self.layers if layer[0] in places))
 
 
-def group(pages: list[Page]) -> list[Group] | None:
+def group(pages: list[Page], rules: Rules | None = None) -> list[Group] | None:
     """Groups of the caches with these pages, in the layers' order; None where vLLM has no way to hold them together.
 
     Layers that keep as many tokens are one group. Else pages are made one size, and every kind of layer is split into
     groups of as many layers as the rarest kind has: of the commonest, where that has less than half as many again.
+    What older releases did otherwise is in `rules`.
     """
+    rules = rules or rules_of(None)
     if need_the_same_tokens(pages):
         return [Group(tuple(enumerate(pages)))]
-    unified = unify(pages)
+    unified = unify(pages, pads=rules.pads)
     if unified is None:
         return _all_tokens(pages)
+    if not rules.unifies and any(page.block_size != pages[place].block_size for place, page in enumerate(unified)):
+        return None
     kinds: dict[Page, list[tuple[int, Page]]] = {}
     for place, page in enumerate(unified):
         kinds.setdefault(page, []).append((place, page))
     counts = [len(alike) for alike in kinds.values()]
-    size = max(counts) if max(counts) < min(counts) * 1.5 else min(counts)
+    size = max(counts) if max(counts) < min(counts) * rules.padding_ratio else min(counts)
     groups = []
     for alike in kinds.values():
         parts = ceil_div(len(alike), size)

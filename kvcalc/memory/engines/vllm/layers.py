@@ -12,6 +12,7 @@ from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, SLIDING, STATE, Page
+from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.memory.engines.vllm.settings import Settings
 from kvcalc.model.caches import (
     HEADS_CACHES,
@@ -24,11 +25,10 @@ from kvcalc.model.caches import (
     RecurrentState,
     SlidingWindowAttention,
 )
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, all_caches
 
-# Kernels take blocks of 16 tokens and multiples; with MLA beside states, of 128 (FlashInfer's and TensorRT-LLM's).
+# Kernels take blocks of 16 tokens and multiples; with MLA beside states, of more (`Rules.mla_block`).
 _KERNEL_BLOCK = 16
-_KERNEL_BLOCK_MLA = 128
 
 # Bytes of one token of DeepSeek's sparse attention in fp8: 512 in fp8, a scale in fp32 for each 128 of them, and the 64
 # rotary ones in 16 bits (fp8_ds_mla; FlashMLA's layout).
@@ -51,24 +51,36 @@ class Layer(NamedTuple):
     page: Page
 
 
-def layers_of(spec: ModelSpec, dtype: Dtype, settings: Settings) -> list[Layer]:
+def layers_of(spec: ModelSpec, dtype: Dtype, settings: Settings, rules: Rules) -> list[Layer]:
     """Every cache of every layer with its page, `spec` being one device's share, bound to a workload.
 
     Where states stand beside attention, attention's block grows until its page holds a state, and states are padded to
-    that page. Raises ModelError (exit 3) for caches whose layout in vLLM is not modelled.
+    that page. `rules` says which layers keep a window alone. Raises ModelError (exit 3) for caches whose layout in vLLM
+    is not modelled.
     """
     sparse = any(isinstance(cache, IndexerKeys) for group in spec.layers for cache in group.caches)
     layers = []
+    whole = _kept_whole(spec, rules)
     for group in spec.layers:
         pages: list[tuple[Cache, Page]] = []
         for cache in group.caches:
             if isinstance(cache, RecurrentState):
+                if not rules.states:
+                    raise ModelError(f"{spec.name}: states are counted for vLLM 0.11 and later")
                 size = _state_bytes(spec, cache, settings.num_speculative_tokens)
                 pages.append((cache, Page(STATE, 0, 0, state_bytes=size)))
             elif not (isinstance(cache, CrossAttention) and not cache.encoder_tokens):
-                pages.append((cache, _token_page(spec, cache, dtype, settings.block_size, sparse)))
+                pages.append((cache, _token_page(spec, cache, dtype, settings.block_size, sparse, whole)))
         layers += [Layer(number, *page) for number in range(group.first, group.last + 1) for page in pages]
-    return _beside_states(layers, settings.block_size)
+    return _beside_states(layers, settings.block_size, rules.mla_block)
+
+
+def _kept_whole(spec: ModelSpec, rules: Rules) -> tuple[type[Cache], ...]:
+    """Kinds of caches that this release keeps for every token."""
+    kinds = {type(cache) for cache in all_caches(spec)}
+    windows = rules.windows == "always" or (rules.windows == "alone" and kinds == {SlidingWindowAttention})
+    found: list[type[Cache]] = [] if windows else [SlidingWindowAttention]
+    return tuple(found if rules.chunks else [*found, ChunkedAttention])
 
 
 def _state_bytes(spec: ModelSpec, cache: RecurrentState, speculative_tokens: int) -> int:
@@ -79,10 +91,14 @@ def _state_bytes(spec: ModelSpec, cache: RecurrentState, speculative_tokens: int
     return bytes_of(cache.conv_channels * columns, model_dtype) + bytes_of(cache.state_elements, state)
 
 
-def _token_page(spec: ModelSpec, cache: Cache, dtype: Dtype, block_size: int, sparse: bool) -> Page:
+def _token_page(
+    spec: ModelSpec, cache: Cache, dtype: Dtype, block_size: int, sparse: bool, whole: tuple[type[Cache], ...]
+) -> Page:
     if isinstance(cache, HEADS_CACHES):
         kind, span = FULL, 0
-        if isinstance(cache, SlidingWindowAttention):
+        if isinstance(cache, whole):
+            pass
+        elif isinstance(cache, SlidingWindowAttention):
             kind, span = SLIDING, cache.window
         elif isinstance(cache, ChunkedAttention):
             kind, span = CHUNKED, cache.chunk
@@ -113,7 +129,7 @@ def _state_dtype(spec: ModelSpec, model_dtype: Dtype) -> Dtype:
     return DTYPES["fp32"] if spec.model_type in _FP32_STATES else model_dtype
 
 
-def _beside_states(layers: list[Layer], block_size: int) -> list[Layer]:
+def _beside_states(layers: list[Layer], block_size: int, mla_block: int) -> list[Layer]:
     """`layers` with attention's block large enough for a state, where there are both."""
     states = [layer.page.state_bytes for layer in layers if layer.page.kind == STATE]
     tokens = [layer.page for layer in layers if layer.page.kind != STATE]
@@ -121,7 +137,7 @@ def _beside_states(layers: list[Layer], block_size: int) -> list[Layer]:
         return layers
     align = max(_KERNEL_BLOCK, block_size)
     if any(page.kind == MLA for page in tokens):
-        align = max(align, _KERNEL_BLOCK_MLA)
+        align = max(align, mla_block)
     token_bytes = max(page.token_bytes for page in tokens)
     block = max(block_size, align * ceil_div(max(states), align * token_bytes))
 

@@ -82,17 +82,18 @@ def need_the_same_tokens(pages: list[Page]) -> bool:
     return len({page.span for page in pages}) == 1
 
 
-def unify(pages: list[Page]) -> list[Page] | None:
-    """Pages of one size, that of the largest: blocks grow by a whole factor, else the page is padded.
+def unify(pages: list[Page], *, pads: bool = True) -> list[Page] | None:
+    """Pages of one size, that of the largest: blocks grow by a whole factor, else the page is padded if `pads`.
 
-    None where an MLA page cannot: sparse kernels index it by whole rows. States are padded whatever their size.
+    None where it may not be, and where an MLA page cannot: sparse kernels index it by whole rows. States are padded
+    whatever their size.
     """
     largest = max(page.bytes for page in pages)
     unified = []
     for page in pages:
         if page.bytes == largest:
             unified.append(page)
-        elif page.kind == STATE or (largest % page.bytes and page.kind != MLA):
+        elif page.kind == STATE or (pads and largest % page.bytes and page.kind != MLA):
             unified.append(page._replace(padded_bytes=largest))
         elif largest % page.bytes == 0:
             unified.append(page._replace(block_size=page.block_size * (largest // page.bytes)))

@@ -1,0 +1,145 @@
+"""vLLM's older releases: what they printed, and what they hold otherwise than the newest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.engines.vllm.releases import rules_of
+from tests.memory.engines.models import ask, latent, plain
+
+GIB = 1 << 30
+
+
+def of_release(release: str, model: str, tokens: int, memory: int | None = None, tp: int = 1) -> dict[str, Any]:
+    answer = kvcalc.estimate(
+        kvcalc.load_model(model),
+        context_tokens=tokens,
+        dtype="bf16",
+        engine=f"vllm@{release}",
+        kv_memory_bytes=memory,
+        tensor_parallel_size=tp,
+    )
+    return dict(answer["engine"])
+
+
+def test_tokens_printed_are_a_groups_before_0_21() -> None:
+    # vllm-project/vllm#40691, 0.19.0: Qwen3.5-27B prints 290,864 tokens, 33.04x of 32,768: 1,487 blocks of 784 tokens.
+    block = of_release("0.19.0", "qwen3.5-27b", 32_768)["bytes_per_block"]
+    found = of_release("0.19.0", "qwen3.5-27b", 32_768, 1487 * block)
+    assert (found["block_size"], found["kv_cache_tokens"], round(found["max_concurrency"], 2)) == (784, 290_864, 33.04)
+    # The newest prints the concurrency times the length: 33.04 times 32,768.
+    assert of_release("0.33", "qwen3.5-27b", 32_768, 1487 * block)["kv_cache_tokens"] == 1487 * 32_768 // 45
+    # alvarobartt/hf-mem#61: gemma-4-31B, 24.54 GiB: 26,800 tokens, a sixth of 10,051 blocks of 16.
+    assert of_release("0.20", "gemma-4-31b", 8192, int(24.54 * GIB))["kv_cache_tokens"] == 26_800
+
+
+# Kimi-Linear-48B-A3B: 7 layers of 27 attend, by MLA, the others keep a state of 32 heads of 128 x 128.
+KIMI_LINEAR = latent(
+    27,
+    "kimi_linear",
+    num_key_value_heads=32,
+    linear_attn_config={
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "kda_layers": [n for n in range(1, 27) if n % 4],
+        "head_dim": 128,
+        "num_heads": 32,
+        "short_conv_kernel_size": 4,
+    },
+)
+
+
+def test_kimi_linears_block_was_a_multiple_of_64() -> None:
+    # vllm-project/vllm#28228: 2.30 GiB on each of two devices: 75,840 tokens, 2.48x of 120,000. That
+    # is 318 blocks, which 2.293 GiB hold; 2.2999 hold one more.
+    memory = int(2.296 * GIB)
+    found = ask(KIMI_LINEAR, "vllm@0.11", 120_000, tensor_parallel_size=2, kv_memory_bytes=memory)["engine"]
+    assert (found["block_size"], found["kv_cache_tokens"], round(found["max_concurrency"], 2)) == (960, 75_840, 2.48)
+    newest = ask(KIMI_LINEAR, "vllm", 120_000, tensor_parallel_size=2)["engine"]
+    assert newest["block_size"] == 1024
+
+
+def test_chunks_were_kept_whole_before_0_10() -> None:
+    # vllm-project/vllm#19407: Llama 4 Scout at 10,485,760 tokens on 8 devices needs 240 GiB each.
+    assert of_release("0.9.1", "llama-4-scout", 10_485_760, tp=8)["request_bytes"] == 240 * GIB
+    # 36 of 48 layers are chunked: 12 keep every token since.
+    assert of_release("0.10", "llama-4-scout", 10_485_760, tp=8)["request_bytes"] < 62 * GIB
+
+
+def windowed(layers: int, every_layer: bool) -> dict[str, object]:
+    kinds = ["sliding_attention", "sliding_attention" if every_layer else "full_attention"] * (layers // 2)
+    return plain(layers, model_type="gpt_oss", sliding_window=128, layer_types=kinds)
+
+
+def reserved(config: dict[str, object], release: str) -> int:
+    settings = {"max-num-batched-tokens": "1024"}
+    return int(ask(config, f"vllm@{release}", 65_536, settings=settings)["engine"]["request_bytes"])
+
+
+def test_windows_came_in_two_steps() -> None:
+    token = 2 * 2 * 64 * 2
+    whole = 4 * 65_536 * token
+    some, every = windowed(4, every_layer=False), windowed(4, every_layer=True)
+    assert reserved(some, "0.7") == reserved(every, "0.7") == whole
+    assert reserved(some, "0.8") == reserved(some, "0.9.0") == whole
+    # 127 + 1,024 tokens in 72 blocks of 16, and one more.
+    assert reserved(every, "0.8") == 4 * 73 * 16 * token
+    # Two layers with the window, two without: two groups of two layers.
+    assert reserved(some, "0.9") == 2 * (4096 + 73) * 16 * token
+    # A second step in flight: 127 + 2,048 tokens in 136 blocks and one.
+    assert reserved(some, "0.25") == reserved(some, "0.9")
+    assert reserved(some, "0.26") == 2 * (4096 + 137) * 16 * token
+
+
+def test_pages_of_several_sizes_are_refused_before_0_12() -> None:
+    with pytest.raises(ModelError, match=r"vLLM 0\.11 and later cannot make pages of one size"):
+        of_release("0.11", "gemma-4-31b", 8192)
+    assert of_release("0.12", "gemma-4-31b", 8192)["block_size"] == 32
+    with pytest.raises(ModelError, match=r"states are counted for vLLM 0\.11 and later"):
+        of_release("0.10", "qwen3-next-80b-a3b", 8192)
+
+
+@pytest.mark.parametrize("tokens", [1, 8192, 131_072])
+@pytest.mark.parametrize("release", ["0.6", "0.8.5", "0.9.0", "0.9.2", "0.11", "0.17", "0.20", "0.25", "0.33"])
+@pytest.mark.parametrize("config", [plain(32, 32, 8, 128), latent(27)], ids=["gqa", "mla"])
+def test_models_of_one_kind_of_layer_are_alike_in_every_release(
+    config: dict[str, object], release: str, tokens: int
+) -> None:
+    memory = 10 * GIB
+    old = ask(config, f"vllm@{release}", tokens, kv_memory_bytes=memory)["engine"]
+    new = ask(config, "vllm", tokens, kv_memory_bytes=memory)["engine"]
+    assert (old["request_bytes"], old["num_gpu_blocks"]) == (new["request_bytes"], new["num_gpu_blocks"])
+    assert old["version"] == release
+    assert old["rules"] == rules_of(release).name
+
+
+def test_a_release_without_its_patch_is_its_last() -> None:
+    assert rules_of("0.9") == rules_of("0.9.2") != rules_of("0.9.0")
+    assert rules_of(None) == rules_of("0.33.0") == rules_of("v0.27")
+    assert (rules_of("0.12").name, rules_of("0.9.1").name) == ("vLLM 0.12 and later", "vLLM 0.9.1 and later")
+    assert rules_of("0.6.3").name == "vLLM before 0.8"
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ("vllm@", "a release is missing"),
+        ("vllm@0", "not a release"),
+        ("vllm@newest", "not a release"),
+        ("vllm@0.9.x", "not a release"),
+        ("vllm@0.9.1.2", "not a release"),
+        ("sglang@0.5", "releases are told apart for vllm alone"),
+        ("vlm@0.9", "not an engine"),
+    ],
+)
+def test_what_is_no_release_is_refused(engine: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ask(plain(), engine, 8)
+
+
+def test_releases_newer_than_read_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"read up to 0\.33"):
+        ask(plain(), "vllm@0.99", 8)
