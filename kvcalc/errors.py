@@ -48,7 +48,7 @@ class DoesNotFitError(KvcalcError):
 
 
 class MismatchError(KvcalcError):
-    """Measured bytes differ from the predicted ones."""
+    """Measured bytes differ from the predicted ones, or a number of a log is unexplained."""
 
     exit_code = 5
 

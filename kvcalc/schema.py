@@ -9,8 +9,7 @@ SCHEMA_VERSION = 1
 
 
 def load_schema() -> dict[str, Any]:
-    """The JSON Schema: `$defs` holds one schema per command's document (estimate, measure, models, models_show,
-    models_check)."""
+    """The JSON Schema: `$defs` holds one schema per command's document (estimate, engines, audit, measure, ...)."""
     import json
 
     with open(os.path.join(os.path.dirname(__file__), "schema.json"), encoding="utf-8") as file:

@@ -18,6 +18,9 @@ from tests.conftest import ROOT, spawn
 
 README = (ROOT / "README.md").read_text()
 
+# Where the examples are run: the logs they name lie there.
+LOGS = ROOT / "tests" / "logs"
+
 # (command line, output shown below it) of every console block: a `$ kvcalc ...` line and what follows.
 CONSOLE = [
     (command, shown)
@@ -54,7 +57,7 @@ def test_the_examples_in_help_run(command: str) -> None:
         if command == "measure":
             # As typed, but short: the kinds and options are what an example shows.
             arguments += ["--context", "64", "--steps", "2", "--layers", "1", "--device", "cpu"]
-        result = spawn(*arguments)
+        result = spawn(*arguments, cwd=LOGS)
         assert result.status == 0, (example, result.err)
         assert result.out
 
@@ -77,7 +80,8 @@ def test_the_output_shown_is_the_output_printed(command: str, shown: str) -> Non
         return
     words = shown.split()
     scripted = {"--json", "--get"} & set(arguments)
-    result = spawn(*arguments, *(() if scripted else ("--format", "human")), env={"COLUMNS": "80", "TERM": "dumb"})
+    options = () if scripted else ("--format", "human")
+    result = spawn(*arguments, *options, env={"COLUMNS": "80", "TERM": "dumb"}, cwd=LOGS)
     assert [line.rstrip() for line in result.out.splitlines()] == [
         line.rstrip() for line in shown.rstrip().splitlines()
     ]

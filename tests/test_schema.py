@@ -9,7 +9,7 @@ import pytest
 
 from kvcalc.model.presets import preset_names, presets_folder
 from kvcalc.schema import SCHEMA_VERSION, load_schema
-from tests.conftest import one_of_each_type
+from tests.conftest import ROOT, one_of_each_type
 
 SCHEMA = load_schema()
 
@@ -47,6 +47,12 @@ def test_estimate(kvcalc: Any, name: str, options: tuple[str, ...]) -> None:
 def test_estimate_of_an_engine(kvcalc: Any, name: str, engine: str) -> None:
     options = ("--engine", engine, "--kv-memory", "80GiB", "--batch", "3")
     check(kvcalc("estimate", name, *options, "--json").json, "estimate")
+
+
+@pytest.mark.parametrize("options", [("vllm.log",), ("sglang.log", "--model", "llama-3-8b"),
+                                     ("vllm.log", "--tp", "2", "--kv-dtype", "fp8", "--context", "4k")])  # fmt: skip
+def test_audit(kvcalc: Any, options: tuple[str, ...]) -> None:
+    check(kvcalc("audit", ROOT / "tests" / "logs" / options[0], *options[1:], "--json").json, "audit")
 
 
 def test_models(kvcalc: Any) -> None:

@@ -13,7 +13,7 @@ from typer.exceptions import TyperException
 from kvcalc.errors import KvcalcError, nearest
 
 # name -> module in kvcalc.cli which holds the command as `app`. Only the one asked for is imported.
-COMMANDS = {"estimate": "estimate", "measure": "measure", "models": "models"}
+COMMANDS = {"estimate": "estimate", "audit": "audit", "measure": "measure", "models": "models"}
 
 # Of an error, in characters. The longest hint lists the model types.
 _LONGEST_MESSAGE, _LONGEST_HINT = 1_000, 4_000

@@ -37,19 +37,23 @@ class Rules(NamedTuple):
     two_steps: bool = True
 
     @property
-    def name(self) -> str:
+    def release(self) -> str:
+        """The first release of these rules, as `rules_of` takes it."""
         major, minor, patch = self.since
-        if self.since == (0, 0, 0):
-            return "vLLM before 0.8"
-        return f"vLLM {major}.{minor}{f'.{patch}' if patch else ''} and later"
+        return f"{major}.{minor}.{patch}" if patch else f"{major}.{minor}"
+
+    @property
+    def name(self) -> str:
+        return f"vLLM {self.release} and later" if self.since > (0, 0, 0) else "vLLM before 0.8"
 
 
-_RELEASES: list[Rules] = [Rules((0, 27, 0))]
+# The newest first.
+RELEASES: list[Rules] = [Rules((0, 27, 0))]
 
 
 def _before(since: tuple[int, int, int], **changes: Any) -> None:
     """The rules of older releases: those of the next newer ones but for `changes`."""
-    _RELEASES.append(_RELEASES[-1]._replace(since=since, **changes))
+    RELEASES.append(RELEASES[-1]._replace(since=since, **changes))
 
 
 _before((0, 26, 0), mla_block=64)
@@ -68,7 +72,7 @@ def rules_of(version: str | None) -> Rules:
     """The rules of release `version` ("0.11", "0.9.2"), of the newest where None. A release without its patch is its
     last one. Raises UsageError (exit 2) for what is no release, ModelError (exit 3) for one newer than was read."""
     if version is None:
-        return _RELEASES[0]
+        return RELEASES[0]
     parts = version.removeprefix("v").split(".")
     if not 2 <= len(parts) <= 3 or not all(part.isdecimal() and len(part) < 4 for part in parts):
         raise UsageError(f"--engine vllm@{version[:20]}: not a release", "write vllm@0.11 or vllm@0.9.2")
@@ -76,4 +80,4 @@ def rules_of(version: str | None) -> Rules:
     if numbers[:2] > NEWEST:
         raise ModelError(f"--engine vllm@{version}: read up to {NEWEST[0]}.{NEWEST[1]}", "leave the version out")
     asked = (*numbers, 999) if len(numbers) == 2 else numbers
-    return next(rules for rules in _RELEASES if asked >= rules.since)
+    return next(rules for rules in RELEASES if asked >= rules.since)

@@ -1,0 +1,160 @@
+"""Do the numbers an engine printed follow from the model? A log is read, and each of its numbers computed again."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from kvcalc.errors import KvcalcError, UsageError
+from kvcalc.memory.dtypes import DTYPES, parse_dtype
+from kvcalc.model.spec import ModelSpec
+from kvcalc.planning.audit.figures import INPUT, Figure, count_equal, count_unexplained
+from kvcalc.planning.audit.models import model_of
+from kvcalc.planning.audit.setup import Question, Reading, Setup, make_setup
+from kvcalc.planning.logs import ENGINES, Log, read_log
+from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.units import parse_count, parse_vllm_tokens
+
+# What is tried where numbers are unexplained: sizes and types in use.
+_OTHER_SIZES = (1, 2, 4, 8, 16)
+_OTHER_TYPES = ("bf16", "fp8", "fp32")
+
+# vLLM's names of a layout, which its accounting knows by the model and the type.
+_LAYOUTS = {"fp8_ds_mla": "fp8"}
+
+
+class Answer(NamedTuple):
+    """One reading of a log: its setup, its figures."""
+
+    reading: Reading
+    setup: Setup
+    figures: list[Figure]
+
+
+def audit(
+    text: str,
+    name: str,
+    *,
+    model: ModelSpec | None = None,
+    engine: str | None = None,
+    tensor_parallel_size: int | None = None,
+    kv_dtype: str | None = None,
+    context_tokens: int | None = None,
+) -> dict[str, Any]:
+    """The audit document of a log's text: plain data, one row a number, sizes in bytes.
+
+    What is given here overrides what the log says. Raises UsageError (exit 2) where the log has no number kvcalc knows,
+    ModelError (exit 3) where the model is not known or not understood by the engine.
+    """
+    log = read_log(text, name, engine)
+    spec = model or model_of(log, name)
+    question = Question(
+        log.engine, spec, context_tokens or _context(log), tensor_parallel_size or _tensor_parallel_size(log),
+        _dtype(log.text("dtype")), kv_dtype or _dtype(log.text("kv_dtype")) or "auto",
+    )  # fmt: skip
+    answer = _best(log, question)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "log": {"name": name, "num_lines": log.num_lines},
+        "engine": {
+            "name": log.engine,
+            "version": log.text("version"),
+            "rules_version": answer.setup.rules.version,
+            "settings": dict(answer.reading.settings),
+            "rules": list(answer.reading.taken),
+        },
+        "model": {
+            "name": spec.name,
+            "source": spec.source,
+            "model_type": spec.model_type,
+            "log_name": log.text("model"),
+        },
+        "workload": {
+            "context_tokens": answer.setup.context_tokens,
+            "tensor_parallel_size": question.tensor_parallel_size,
+            "kv_dtype": answer.setup.dtype.name,
+            "kv_dtype_reason": answer.setup.kv_dtype_reason,
+        },
+        "equal": count_equal(answer.figures),
+        "unexplained": count_unexplained(answer.figures),
+        "inputs": sum(figure.verdict == INPUT for figure in answer.figures),
+        "explanation": _explanation(log, question, answer),
+        "figures": [figure.describe() for figure in sorted(answer.figures, key=lambda figure: figure.line)],
+        "warnings": [*answer.setup.warnings, *log.contradictions],
+    }
+
+
+def _best(log: Log, question: Question) -> Answer:
+    """The reading that leaves least unexplained and gives most; the first of those, which is the newest rules'.
+
+    A reading the engine would refuse is none; where all are, what the first was refused for is raised.
+    """
+    refusals: list[KvcalcError] = []
+    best: Answer | None = None
+    for reading in import_module(f"kvcalc.planning.audit.{ENGINES[log.engine]}").readings(log, question.spec):
+        try:
+            setup = make_setup(question, reading)
+            answer = Answer(reading, setup, reading.check(log, setup))
+        except KvcalcError as error:
+            refusals.append(error)
+            continue
+        if best is None or _merit(answer) > _merit(best):
+            best = answer
+        if not count_unexplained(best.figures):
+            break
+    if best is None:
+        raise refusals[0]
+    return best
+
+
+def _merit(answer: Answer) -> tuple[int, int]:
+    return -count_unexplained(answer.figures), count_equal(answer.figures)
+
+
+def _explanation(log: Log, question: Question, answer: Answer) -> str | None:
+    """What one setting the log may not have told would explain all numbers, or None where none does or none need."""
+    if not count_unexplained(answer.figures):
+        return None
+    others = [
+        (f"--tp {size}", question._replace(tensor_parallel_size=size))
+        for size in _OTHER_SIZES
+        if size != question.tensor_parallel_size
+    ]
+    others += [
+        (f"--kv-dtype {name}", question._replace(kv_dtype=name))
+        for name in _OTHER_TYPES
+        if DTYPES[name] != answer.setup.dtype
+    ]
+    held = []
+    for words, other in others:
+        try:
+            if not count_unexplained(_best(log, other).figures):
+                held.append(words)
+        except KvcalcError:
+            # A size that does not divide the model, a type the engine does not keep.
+            continue
+    return f"all are equal with {' or with '.join(held)}" if held else None
+
+
+def _context(log: Log) -> int | None:
+    text = log.text("context_tokens")
+    return None if text is None else parse_vllm_tokens(text, "the log's length")
+
+
+def _tensor_parallel_size(log: Log) -> int:
+    size = parse_count(log.text("tensor_parallel_size") or "1", "the log's tensor-parallel size")
+    if (log.text("enable_dp_attention") or "").casefold() == "true":
+        # Attention is divided among the devices of one data-parallel rank alone (SGLang's attn_tp_size).
+        return max(1, size // parse_count(log.text("dp_size") or "1", "the log's data-parallel size"))
+    return size
+
+
+def _dtype(text: str | None) -> str | None:
+    """A type as the log spells it, by kvcalc's name. UsageError for one kvcalc does not know."""
+    if text is None:
+        return None
+    name = text.removeprefix("torch.").casefold()
+    try:
+        return parse_dtype(_LAYOUTS.get(name, name), "the log's type").name
+    except UsageError as error:
+        raise UsageError(error.message, "--kv-dtype says which it is") from None

@@ -1,0 +1,188 @@
+"""llama.cpp's numbers: the cells of a context, the layers that have a cache, the bytes of K, of V and of states.
+
+Source: llama-kv-cache.cpp, llama-kv-cache-iswa.cpp and llama-memory-recurrent.cpp as they stand in llama-cpp-python
+0.3.36; older builds by the pull requests they lack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
+
+from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, pair, parse_dtype
+from kvcalc.memory.engines.llama_cpp.architectures import Layer, Layers, layers_of
+from kvcalc.memory.engines.llama_cpp.cells import cells_for
+from kvcalc.memory.engines.llama_cpp.settings import LATENT, NO_V, PADDING, WINDOWS, parse_settings
+from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState
+from kvcalc.model.spec import ModelSpec
+from kvcalc.planning.audit.figures import Figure, check_count, check_size, count_equal, given, parse_printed
+from kvcalc.planning.audit.setup import Reading, Setup
+from kvcalc.planning.logs import Log, Record
+
+_PULLS = (None, NO_V, PADDING, WINDOWS, LATENT)
+
+
+class Part(NamedTuple):
+    """A cache of a context: its cells in all streams, its layers, and bytes of a cell's K and V in all of them.
+
+    `cells` is what the line says: those of one stream.
+    """
+
+    name: str
+    cells: int
+    streams: int
+    layers: int
+    k: int
+    v: int
+
+
+def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
+    """Today's build, then older ones by the pull request they lack; what the log does not say both ways."""
+    plain = {}
+    lines = log.named("cache")
+    slots = log.text("parallel") or next((line.parts["seqs"] for line in lines if "seqs" in line.parts), None)
+    if slots is not None and slots != "0":
+        plain["parallel"] = slots
+    ubatch = log.text("ubatch_size")
+    if ubatch is not None:
+        plain["ubatch-size"] = ubatch
+    streams = next((line.parts["streams"] for line in lines if "streams" in line.parts), None)
+    unified = {"true": True, "false": False}.get(log.text("kv_unified") or "")
+    if unified is None and streams is not None:
+        unified = streams == "1"
+    flash = {"true": "on", "false": "off", "1": "on", "0": "off"}.get(log.text("flash_attn") or "")
+    whole = [True] if log.text("swa_full") else [False, True]
+    for pull, one, kept_whole, attention in product(
+        _PULLS, [unified] if unified is not None else [False, True], whole, [flash] if flash else ["auto", "off"]
+    ):
+        settings = dict(plain)
+        taken = []
+        if pull is not None:
+            settings["before-pull"] = str(pull)
+            taken.append(f"a build before pull request {pull}")
+        if one:
+            settings["kv-unified"] = ""
+        if unified is None and int(plain.get("parallel", "1")) > 1:
+            taken.append("one stream for all slots" if one else "a stream for each slot")
+        if kept_whole:
+            settings["swa-full"] = ""
+            taken.append("windows kept whole")
+        if attention != "auto":
+            settings["flash-attn"] = attention
+            if not flash:
+                taken.append("without flash attention")
+        yield Reading(settings, tuple(taken), check)
+
+
+def check(log: Log, setup: Setup) -> list[Figure]:
+    """Every cache's line against the cache it fits best, and the states'."""
+    settings = parse_settings(setup.settings)
+    layers = layers_of(setup.share, settings)
+    figures: list[Figure] = []
+    for record in log.named("cache", "self"):
+        dtype = _dtype_of(record, setup)
+        made = _parts(log, record, layers, setup, dtype)
+        figures += max((_check_part(record, part, log) for part in made), key=count_equal, default=[])
+    for record in log.named("states"):
+        figures += _check_states(record, layers, setup)
+    return figures
+
+
+def _dtype_of(record: Record, setup: Setup) -> Dtype:
+    """The types of K and V as the line says them, else as asked for."""
+    if "c_type" in record.parts:
+        # ik_llama.cpp's name for the latent.
+        return parse_dtype(record.parts["c_type"], "the log's cache type")
+    if "k_type" not in record.parts:
+        return setup.dtype
+    k, v = (parse_dtype(record.parts[part], "the log's cache type") for part in ("k_type", "v_type"))
+    return pair(k, v)
+
+
+def _parts(log: Log, record: Record, layers: Layers, setup: Setup, dtype: Dtype) -> list[Part]:
+    """The caches of the context: of all tokens, of windows, of an indexer's keys, or states where there is no other.
+
+    Without n_ctx in the log a line's own cells are the context's.
+    """
+    settings = parse_settings(setup.settings)
+    context = setup.context_tokens
+    if log.text("context_tokens") is None and "cells" in record.parts:
+        context = int(record.parts["cells"]) * (1 if settings.has_one_stream else settings.parallel)
+    slots = settings.parallel
+    cells = cells_for(settings, context if settings.has_one_stream else -(-context // slots), 1, layers.window)
+    if all(isinstance(layer.cache, RecurrentState) for layer in layers.caches):
+        r, s = _state_bytes(layers)
+        return [Part("states", slots, 1, sum(layer.num_layers for layer in layers.caches), r, s)]
+    kinds: dict[str, list[Layer]] = {}
+    for layer in layers.caches:
+        if not isinstance(layer.cache, RecurrentState):
+            kinds.setdefault(_kind(layer.cache, layers), []).append(layer)
+    sizes = {"full": cells.cells, "window": cells.window_cells, "indexer": cells.cells}
+    parts = []
+    for name, members in kinds.items():
+        rows = [_row(layer, layers, dtype, settings.transposes_v) for layer in members]
+        count = sum(layer.num_layers for layer in members)
+        k, v = sum(k for k, _ in rows), sum(v for _, v in rows)
+        parts.append(Part(name, sizes[name], cells.streams, count, k, v))
+        if record.name == "self" and name == "full":
+            # Builds of then print n_ctx as it was rounded up, or did not round it at all (before pull request 7257).
+            parts.append(Part(name, context, 1, count, k, v))
+    return parts
+
+
+def _kind(cache: Cache, layers: Layers) -> str:
+    if cache.kind == "indexer_keys":
+        return "indexer"
+    return "window" if layers.is_windowed(cache) else "full"
+
+
+def _row(layer: Layer, layers: Layers, dtype: Dtype, transposes_v: bool) -> tuple[int, int]:
+    """Bytes of a cell's K and V in these layers; V padded to the widest layer's where it is transposed."""
+    k, *rest = layer.kept.token_rows()
+    v = layers.widest_v if transposes_v and isinstance(layer.kept, HEADS_CACHES) else sum(rest)
+    return layer.num_layers * bytes_of(k, dtype), layer.num_layers * bytes_of(v, dtype.v or dtype)
+
+
+def _state_bytes(layers: Layers) -> tuple[int, int]:
+    """Bytes of one slot's convolution inputs and states, all layers together, in fp32."""
+    r = s = 0
+    for layer in layers.caches:
+        if isinstance(layer.cache, RecurrentState):
+            r += layer.num_layers * bytes_of(layer.cache.conv_channels * (layer.cache.conv_kernel - 1), DTYPES["fp32"])
+            s += layer.num_layers * bytes_of(layer.cache.state_elements, DTYPES["fp32"])
+    return r, s
+
+
+def _check_part(record: Record, part: Part, log: Log) -> list[Figure]:
+    cells = part.cells * part.streams
+    figures = []
+    if "cells" in record.parts:
+        text = record.parts["cells"]
+        if log.text("context_tokens") is None and part.name != "window":
+            figures.append(given(record, "cells", text, "cells", "no n_ctx in the log: an input"))
+        else:
+            figures.append(check_count(record, "cells", text, part.cells, "cells", f"{part.name}: cells of a stream"))
+        figures.append(
+            check_count(record, "layers", record.parts["layers"], part.layers, "layers", "layers with a cache")
+        )
+    sizes = {"size": ("cache_bytes", part.k + part.v), "k": ("k_bytes", part.k), "v": ("v_bytes", part.v)}
+    for group, (name, size) in sizes.items():
+        if group in record.parts:
+            words = f"{cells:,} cells x {size:,} bytes"
+            figures.append(check_size(record, name, parse_printed(record.parts[group]), cells * size, words))
+    return figures
+
+
+def _check_states(record: Record, layers: Layers, setup: Setup) -> list[Figure]:
+    """States in fp32 for every slot. The layers printed are the model's, those without a state counted."""
+    slots = parse_settings(setup.settings).parallel
+    r, s = _state_bytes(layers)
+    figures = [
+        check_count(record, "slots", record.parts["slots"], slots, "slots", "sequences that may run"),
+        check_count(record, "layers", record.parts["layers"], setup.spec.num_layers, "layers", "all of the model's"),
+    ]
+    for part, name, size in (("size", "state_bytes", r + s), ("r", "r_bytes", r), ("s", "s_bytes", s)):
+        words = f"{slots} slots x {size:,} bytes"
+        figures.append(check_size(record, name, parse_printed(record.parts[part]), slots * size, words))
+    return figures

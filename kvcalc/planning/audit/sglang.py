@@ -1,0 +1,123 @@
+"""SGLang's numbers: the bytes of pools of so many tokens. The tokens follow the memory: an input.
+
+Source: memory_pool.py, SGLang 0.5.23. Its log left the indexer's keys out before pull request 11309.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+from kvcalc.memory.dtypes import DTYPES, bytes_of
+from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, Layer, is_sparse, layers_of
+from kvcalc.memory.kv_cache import stored_cache_bytes
+from kvcalc.model.caches import HEADS_CACHES, IndexerKeys, RecurrentState
+from kvcalc.model.spec import ModelSpec
+from kvcalc.planning.audit.figures import Figure, check_count, check_size, count_equal, given, parse_printed
+from kvcalc.planning.audit.setup import Reading, Setup
+from kvcalc.planning.logs import Log, Record
+
+_INPUT = "as many as the memory holds: an input"
+
+
+class Row(NamedTuple):
+    """Bytes of one token in all layers of a pool: K's, and V's; MLA keeps one row for both."""
+
+    k: int
+    v: int
+
+
+def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
+    """As the log says; with an indexer also without its keys."""
+    settings = {}
+    for fact in ("page_size", "swa_full_tokens_ratio"):
+        text = log.text(fact)
+        if text is not None and not (fact == "page_size" and is_sparse(spec)):
+            settings[fact.replace("_", "-")] = text
+    yield Reading(settings, (), partial(check, False))
+    if is_sparse(spec):
+        yield Reading(
+            settings, ("the indexer's keys are left out, as before pull request 11309",), partial(check, True)
+        )
+
+
+def check(without_indexer: bool, log: Log, setup: Setup) -> list[Figure]:
+    """Pools, states and tokens, line by line."""
+    layers = layers_of(setup.share, setup.dtype)
+    if without_indexer:
+        layers = [layer for layer in layers if not isinstance(layer.cache, IndexerKeys)]
+    figures = []
+    totals = log.named("max_total_num_tokens")
+    pools = log.named("pool")
+    for record in pools:
+        figures += _check_pool(record, totals, layers, setup)
+    tokens = {record.parts["tokens"] for record in pools if "tokens" in record.parts}
+    for record in totals:
+        total = record.parts["total"]
+        if tokens:
+            nearest = min(map(int, tokens), key=lambda n: abs(n - int(total)))
+            figures.append(check_count(record, record.name, total, nearest, "tokens", "the pool's tokens"))
+        else:
+            figures.append(given(record, record.name, total, "tokens", _INPUT))
+    for record in log.named("states"):
+        figures += _check_states(record, layers)
+    return figures
+
+
+def _check_pool(record: Record, totals: list[Record], layers: list[Layer], setup: Setup) -> list[Figure]:
+    """A pool's line: the pool of all tokens or, where the model has one, that of windows, whichever it fits."""
+    stated = record.parts.get("tokens") or next((total.parts["total"] for total in totals), None)
+    if stated is None:
+        return []
+    page = setup.pool()["block_size"]
+    tries = []
+    for pool in (FULL, WINDOW):
+        rows = [_row(layer, setup) for layer in layers if layer.pool == pool]
+        if rows:
+            row = Row(sum(r.k for r in rows), sum(r.v for r in rows))
+            words = f"({int(stated):,} tokens + a page of {page}) x {{:,}} bytes" + (
+                " of the windows' layers" if pool == WINDOW else ""
+            )
+            tries.append(_sizes(record, row, int(stated) + page, words))
+    best = max(tries, key=count_equal)
+    if "tokens" in record.parts:
+        return [given(record, "tokens", stated, "tokens", _INPUT), *best]
+    return best
+
+
+def _sizes(record: Record, row: Row, rows: int, words: str) -> list[Figure]:
+    sizes = {"k": ("k_bytes", row.k), "v": ("v_bytes", row.v), "kv": ("kv_bytes", row.k + row.v)}
+    return [
+        check_size(record, name, parse_printed(record.parts[part]), rows * size, words.format(size))
+        for part, (name, size) in sizes.items()
+        if part in record.parts
+    ]
+
+
+def _row(layer: Layer, setup: Setup) -> Row:
+    if not isinstance(layer.cache, HEADS_CACHES):
+        return Row(layer.num_layers * layer.bytes, 0)
+    k = stored_cache_bytes(layer.cache._replace(v_head_dim=0), 1, setup.dtype)
+    return Row(layer.num_layers * k, layer.num_layers * (layer.bytes - k))
+
+
+def _check_states(record: Record, layers: list[Layer]) -> list[Figure]:
+    """A state for every slot and one to spare: the convolution's inputs in bf16, and the rest."""
+    slots = int(record.parts["slots"]) + 1
+    conv = total = 0
+    for layer in layers:
+        if layer.pool == STATE and isinstance(layer.cache, RecurrentState):
+            inputs = layer.cache.conv_channels * (layer.cache.conv_kernel - 1)
+            conv += layer.num_layers * bytes_of(inputs, DTYPES["bf16"])
+            total += layer.num_layers * layer.bytes
+
+    def check_states(name: str, part: str, size: int) -> Figure:
+        words = f"({slots - 1:,} + 1 states) x {size:,} bytes"
+        return check_size(record, name, parse_printed(record.parts[part]), slots * size, words)
+
+    return [
+        given(record, "max_mamba_cache_size", record.parts["slots"], "states", _INPUT),
+        check_states("conv_state_bytes", "conv", conv),
+        check_states("ssm_state_bytes", "ssm", total - conv),
+    ]

@@ -1,0 +1,326 @@
+"""vLLM's numbers: blocks of the memory left for the cache, the tokens and requests they hold.
+
+Source: kv_cache_utils.py, vLLM 0.33.0 (V1); executor_base.py and worker.py, vLLM 0.8 (V0).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product, zip_longest
+from typing import NamedTuple
+
+from kvcalc.errors import ModelError
+from kvcalc.memory.engines.vllm.groups import group
+from kvcalc.memory.engines.vllm.layers import layers_of
+from kvcalc.memory.engines.vllm.pages import STATE
+from kvcalc.memory.engines.vllm.releases import RELEASES, Rules, rules_of
+from kvcalc.memory.engines.vllm.settings import Settings, parse_settings
+from kvcalc.memory.kv_cache import most_that_fit
+from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention, RecurrentState
+from kvcalc.model.spec import ModelSpec, all_caches, latent_of, map_caches, windows
+from kvcalc.planning.audit.figures import (
+    EQUAL,
+    Figure,
+    Printed,
+    check_count,
+    check_ratio,
+    check_size,
+    count_equal,
+    given,
+    parse_printed,
+)
+from kvcalc.planning.audit.setup import Reading, Setup
+from kvcalc.planning.logs import Log, Record
+
+_GIB = 2**30
+# Source: --swap-space, vLLM 0.8.
+_SWAP_GIB = "4"
+_V1_DEFAULT = (0, 8, 0)
+# Of the API server: on H100-class devices, on B200 and B300, elsewhere (arg_utils.py, vLLM 0.33.0).
+_BATCHED_TOKENS = ("8192", "16384", "2048")
+# MLA's kernels force their own: FlashMLA 64, CUTLASS 128; others take the default (config/cache.py, vLLM 0.33.0).
+_LATENT_BLOCKS = ("64", "16", "128")
+# Sizes are rounded to two decimals, and 22.50 is printed as 22.5 (seen in eugr/spark-vllm-docker#396).
+_DECIMALS = 2
+
+# Seen for Llama 4 (vllm-project/vllm#16118, #19407); with a KV connector the manager is off too.
+_WHOLE = "windows and chunks at full length, as without the hybrid cache manager"
+
+_INPUT_MEMORY = "an input: what is left"
+
+
+class Pool(NamedTuple):
+    """One device's pool: bytes and tokens of a block, the groups that share it, blocks of a request at full length."""
+
+    block_bytes: int
+    block_size: int
+    num_groups: int
+    request_blocks: float
+
+
+class Rule(NamedTuple):
+    """How the tokens of so many blocks are counted for a length, and what that rule reads."""
+
+    tokens: Callable[[Pool, int, int], int]
+    words: str
+
+
+# By `Rules.tokens` of the engine's releases. Those by blocks have one group alone.
+_BY_GROUP = Rule(
+    lambda pool, blocks, length: blocks // pool.num_groups * pool.block_size,
+    "{blocks:,} blocks // {pool.num_groups} x {pool.block_size:,}",
+)
+_BY_BLOCKS = Rule(lambda pool, blocks, length: blocks * pool.block_size, "{blocks:,} blocks x {pool.block_size}")
+_BY_REQUESTS = Rule(
+    lambda pool, blocks, length: int(blocks / pool.request_blocks * length),
+    "int({blocks:,} blocks / {pool.request_blocks:,g} x {length:,})",
+)
+_TOKENS = {"group": _BY_GROUP, "blocks": _BY_BLOCKS, "requests": _BY_REQUESTS}
+
+
+def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
+    """Every way to read the log, the newest rules first, without what the log itself decides."""
+    version = _version(log)
+    # Where the engine does not call itself V1: V0 alone has a swap space, and was the default before 0.8.
+    seems_v0 = bool(log.named("num_cpu_blocks")) or (version is not None and version < _V1_DEFAULT)
+    if log.text("generation") == "V0" or (log.text("generation") is None and seems_v0):
+        block = log.text("block_size")
+        yield Reading({"block-size": block} if block else {}, ("V0's pool",), check_v0)
+        return
+    found = _rules(log, spec)
+    for rules in found:
+        plain, choices = _settings(log, spec, rules)
+        for chosen in product(*choices):
+            settings = {**plain, **{option: text for option, text, _ in chosen if text is not None}}
+            taken = (rules.name, *(remark for _, _, remark in chosen))
+            yield Reading(settings, taken, partial(check_v1, rules), release=rules.release)
+    if windows(spec):
+        for rules in found:
+            plain, _ = _settings(log, spec, rules)
+            check = partial(check_v1, rules)
+            yield Reading(plain, (rules.name, _WHOLE), check, map_caches(spec, _whole), rules.release)
+
+
+def _rules(log: Log, spec: ModelSpec) -> list[Rules]:
+    """The rules of the log's release, of the next too where it is on the way there; else all, the newest first.
+
+    A release later than was read is taken as the newest. Of rules alike for this model the newest stand.
+    """
+    version, known = _version(log), [rules for rules in RELEASES if rules.since >= _V1_DEFAULT]
+    if version is not None:
+        place = next((n for n, rules in enumerate(known) if version >= rules.since), len(known) - 1)
+        # "0.20.2rc1.dev9" is on its way to the next.
+        between = re.search(r"[a-z]", log.text("version") or "") is not None
+        known = known[max(0, place - between) : place + 1]
+    mixed, states = bool(windows(spec)), any(isinstance(cache, RecurrentState) for cache in all_caches(spec))
+    alike: dict[object, Rules] = {}
+    for rules in known:
+        key = (rules.tokens, mixed and rules._replace(since=(0, 0, 0), mla_block=0), states and rules[1:])
+        alike.setdefault(key, rules)
+    return list(alike.values())
+
+
+def _whole(cache: Cache) -> Cache:
+    """A window or a chunk as a layer that keeps every token."""
+    if isinstance(cache, HEADS_CACHES) and cache.window is not None:
+        return FullAttention(cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
+    return cache
+
+
+# An option, its text or None where it is not given, and what a person is told.
+_Choice = tuple[str, "str | None", str]
+
+
+def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], list[list[_Choice]]]:
+    """The settings the log states, and the choices it leaves that make a difference to this model and release."""
+    plain = {}
+    for fact in ("block_size", "num_speculative_tokens", "pipeline_parallel_size", "max_num_batched_tokens"):
+        text = log.text(fact)
+        if text is not None and text != "0":
+            plain[fact.replace("_", "-")] = text
+    if log.named("attention_block_size"):
+        # The configured size is the raised one by then; what it is raised from is the default.
+        plain.pop("block-size", None)
+    choices: list[list[_Choice]] = []
+    if "block-size" not in plain and latent_of(spec) is not None:
+        choices.append([("block-size", n, f"blocks of {n} tokens") for n in _LATENT_BLOCKS])
+    if any(isinstance(cache, RecurrentState) for cache in all_caches(spec)):
+        choices.append(_switch(log, "enable_prefix_caching", "enable-prefix-caching", "prefix caching", given="true"))
+    if windows(spec):
+        if "max-num-batched-tokens" not in plain:
+            choices.append([("max-num-batched-tokens", n, f"max_num_batched_tokens {n}") for n in _BATCHED_TOKENS])
+        if rules.two_steps:
+            choices.append(_switch(log, "async_scheduling", "no-async-scheduling", "async scheduling", given="false"))
+    return plain, choices
+
+
+def _switch(log: Log, fact: str, option: str, words: str, given: str) -> list[_Choice]:
+    """On or off as the log says; else on, which is today's default, then off. The option stands for `given`."""
+    stated = (log.text(fact) or "").casefold()
+    values = [stated] if stated in ("true", "false") else ["true", "false"]
+    choices: list[_Choice] = []
+    for value in values:
+        choices.append((option, "" if value == given else None, f"{words} {'on' if value == 'true' else 'off'}"))
+    return choices
+
+
+def _version(log: Log) -> tuple[int, int, int] | None:
+    """The numbers of the version, or None where the log has none that reads so."""
+    found = re.match(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?", log.text("version") or "")
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
+
+
+def check_v1(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
+    """V1: one pool of blocks, a request at full length in every group."""
+    found = setup.pool()
+    pages = [layer.page for layer in layers_of(setup.share, setup.dtype, _parsed(setup), rules)]
+    groups = group(pages, rules) or []
+    sizes = [page.block_size for part in groups for _, page in part.layers if page.kind != STATE]
+    block, needed = found["bytes_per_block"], found["request_bytes"]
+    # A model of states alone has blocks as long as a request, here as in the engine's accounting.
+    pool = Pool(block, min(sizes, default=setup.context_tokens), len(groups), needed // block)
+    figures = [
+        check_count(record, record.name, record.parts["block_size"], found["block_size"], "tokens",
+                    "the least with a page that holds a state")
+        for record in log.named("attention_block_size")
+    ]  # fmt: skip
+    for record in log.named("request_bytes"):
+        words = f"{pool.request_blocks:,} blocks of {block:,} bytes for {setup.context_tokens:,} tokens"
+        figures.append(check_size(record, record.name, _gib(record.parts["needed"]), needed, words))
+    figures += [_longest(log, setup, record) for record in log.named("max_model_len")]
+    return figures + _pool_figures(log, pool, _TOKENS[rules.tokens], setup.context_tokens)
+
+
+def check_v0(log: Log, setup: Setup) -> list[Figure]:
+    """V0: every attention layer keeps every token; states stand beside the pool. The swap space has blocks too."""
+    pages = [
+        layer.page
+        for layer in layers_of(setup.share, setup.dtype, _parsed(setup), rules_of(None))
+        if layer.page.kind != STATE
+    ]
+    if not pages:
+        raise ModelError(f"{setup.spec.name}: V0 of vLLM keeps no blocks for it")
+    block_size = _parsed(setup).block_size
+    block = block_size * sum(page.token_bytes for page in pages)
+    swap = log.text("swap_space_gib") or _SWAP_GIB
+    figures = [
+        check_count(record, record.name, record.parts["cpu_blocks"], int(float(swap) * _GIB) // block, "blocks",
+                    f"swap space of {swap} GiB // {block:,} bytes a block")
+        for record in log.named("num_cpu_blocks")
+    ]  # fmt: skip
+    pool = Pool(block, block_size, 1, setup.context_tokens / block_size)
+    return figures + _pool_figures(log, pool, _BY_BLOCKS, setup.context_tokens)
+
+
+def _pool_figures(log: Log, pool: Pool, rule: Rule, length: int) -> list[Figure]:
+    """What is printed of the pool. The memory is an input, printed with two decimals: so many blocks, give or take.
+
+    Ranks have memory of their own; each number must fit one of them, and numbers printed together the same blocks.
+    """
+    memories = log.named("available_memory")
+    words = f"{_INPUT_MEMORY}; blocks of {pool.block_bytes:,} bytes"
+    figures = [given(m, "available_memory", m.parts["memory"], "bytes", words) for m in memories]
+    ranges = [_fitting(_gib(memory.parts["memory"]), pool) for memory in memories]
+    stated = log.named("num_gpu_blocks")
+    for record in stated:
+        figures.append(_check_blocks(record, int(record.parts["gpu_blocks"]), ranges, memories, pool))
+    blocks = [[int(record.parts["gpu_blocks"])] for record in stated] or ranges
+    for tokens, concurrency in zip_longest(log.named("kv_cache_tokens"), log.named("max_concurrency")):
+        known = blocks
+        if not blocks and tokens:
+            known = [_solve(int(tokens.parts["tokens"].replace(",", "")), pool, rule, length)]
+        made = [_pair(tokens, concurrency, n, pool, rule, length) for span in known for n in span]
+        if not made:
+            only = concurrency or tokens
+            reason = "no memory and no blocks in the log: an input"
+            figures += [
+                given(only, only.name, next(reversed(only.parts.values())), "x" if concurrency else "tokens", reason)
+            ]
+            continue
+        best = max(made, key=count_equal)
+        if not blocks and tokens and best[0].verdict == EQUAL:
+            solved = f"{best[0].rule}; no memory in the log: an input"
+            best[0] = given(tokens, tokens.name, tokens.parts["tokens"], "tokens", solved)
+        figures += best
+    return figures
+
+
+def _pair(
+    tokens: Record | None, concurrency: Record | None, blocks: int, pool: Pool, rule: Rule, length: int
+) -> list[Figure]:
+    """Tokens and concurrency of one number of blocks, as far as they are printed."""
+    figures = []
+    if tokens is not None:
+        counted = rule.tokens(pool, blocks, length)
+        text = rule.words.format(pool=pool, blocks=blocks, length=length)
+        figures.append(check_count(tokens, tokens.name, tokens.parts["tokens"], counted, "tokens", text))
+    if concurrency is not None:
+        text = f"{blocks:,} blocks / {pool.request_blocks:,g} a request"
+        printed = concurrency.parts["concurrency"] + "x"
+        figures.append(check_ratio(concurrency, concurrency.name, printed, blocks / pool.request_blocks, text))
+    return figures
+
+
+def _gib(text: str) -> Printed:
+    return parse_printed(text, _DECIMALS)
+
+
+def _fitting(memory: Printed, pool: Pool) -> list[int]:
+    """The numbers of blocks that fit in what was printed as this size, that of the printed size itself first."""
+    says = memory.middle // pool.block_bytes
+    span = range(int(memory.low // pool.block_bytes), int(memory.high // pool.block_bytes) + 1)
+    return sorted(span, key=lambda blocks: abs(blocks - says))
+
+
+def _solve(tokens: int, pool: Pool, rule: Rule, length: int) -> list[int]:
+    """The numbers of blocks that give these tokens; where none does, the next that gives more."""
+
+    def most_below(limit: int) -> int:
+        return most_that_fit(
+            lambda blocks: rule.tokens(pool, blocks, length), limit, _too_many(limit, pool, rule, length)
+        )
+
+    first = most_below(tokens - 1) + 1
+    return list(range(first, max(most_below(tokens), first) + 1))
+
+
+def _too_many(tokens: int, pool: Pool, rule: Rule, length: int) -> int:
+    """A number of blocks that gives more than these tokens."""
+    blocks = 1
+    while rule.tokens(pool, blocks, length) <= tokens:
+        blocks *= 2
+    return blocks
+
+
+def _check_blocks(record: Record, blocks: int, ranges: list[list[int]], memories: list[Record], pool: Pool) -> Figure:
+    """The number of blocks, which the memory printed beside it gives; an input where none is."""
+    if not ranges:
+        return given(record, record.name, record.parts["gpu_blocks"], "blocks", "no memory in the log: an input")
+    if any(blocks in span for span in ranges):
+        return check_count(record, record.name, record.parts["gpu_blocks"], blocks, "blocks",
+                           f"as many of {pool.block_bytes:,} bytes as fit, its rounding aside")  # fmt: skip
+    words = f"{memories[0].parts['memory']} // {pool.block_bytes:,} bytes a block"
+    return check_count(record, record.name, record.parts["gpu_blocks"], ranges[0][0], "blocks", words)
+
+
+def _longest(log: Log, setup: Setup, record: Record) -> Figure:
+    """The longest request that fits in the memory: so long, and one token more does not fit."""
+    text = record.parts["longest"]
+    memories = [_gib(memory.parts["memory"]) for memory in log.named("available_memory")]
+    if not memories:
+        return given(record, "max_model_len", text, "tokens", "no memory in the log: an input")
+
+    def needed(tokens: int) -> int:
+        return setup.pool(tokens)["request_bytes"] if tokens else 0
+
+    longest = int(text)
+    explained = any(needed(longest) <= memory.high and needed(longest + 1) > memory.low for memory in memories)
+    found = longest if explained else most_that_fit(needed, memories[0].middle, setup.context_tokens + 1)
+    words = f"the longest request in {memories[0].text}, its rounding aside"
+    return check_count(record, "max_model_len", text, found, "tokens", words)
+
+
+def _parsed(setup: Setup) -> Settings:
+    return parse_settings(setup.settings)

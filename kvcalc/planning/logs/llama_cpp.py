@@ -1,0 +1,36 @@
+"""llama.cpp's lines. Source: llama-kv-cache.cpp, llama-memory-recurrent.cpp and llama-context.cpp as they stand in
+llama-cpp-python 0.3.36; older builds' lines in public threads. Its MB of 2023 are MiB."""
+
+from __future__ import annotations
+
+from kvcalc.planning.logs import option, pattern
+
+_MIB = r"\d+(?:[.,]\d+)? M(?:i)?B"
+_KV = rf"(?:, K \((?P<k_type>\w+)\): +(?P<k>{_MIB}), V \((?P<v_type>\w+)\): +(?P<v>{_MIB}))?"
+
+FACTS = (
+    pattern("arch", " arch ", r"(?:print_info|llm_load_print_meta): arch += (?P<value>[\w-]+)"),
+    *(
+        pattern(name, f" {name} ", rf"(?:print_info|llm_load_print_meta): {name} += (?P<value>\d+)\s*$")
+        for name in ("n_layer", "n_head", "n_head_kv", "n_embd", "n_embd_head_k", "n_embd_head_v", "n_swa")
+    ),
+    pattern("version", "build", r"\bbuild(?:_info)?: b?(?P<value>\d+[^\s,]*)"),
+    pattern("model", "general.name", r"general\.name (?:\w+ )? *= (?P<value>\S.*)"),
+    *option("context_tokens", "n_ctx", value=r"\d+"),
+    *option("parallel", "n_seq_max", value=r"\d+"),
+    *option("ubatch_size", "n_ubatch", value=r"\d+"),
+    *option("flash_attn", "flash_attn", value="0|1|on|off|enabled|disabled"),
+    *option("kv_unified", "kv_unified", value="true|false"),
+    pattern("swa_full", "--swa-full", r"--(?P<value>swa)-full"),
+    pattern("window_cells", "SWA KV cache, size", r"creating +SWA KV cache, size = +(?P<value>\d+) cells"),
+)
+
+RECORDS = (
+    pattern("cache", "llama_kv_cache",
+            rf"llama_kv_cache\w*: size = +(?P<size>{_MIB}) \( *(?P<cells>\d+) cells, +(?P<layers>\d+) layers"
+            rf"(?:, +(?P<seqs>\d+)(?:/ *(?P<streams>\d+))? seqs)?\){_KV}"),
+    pattern("self", "self size", rf"(?i:kv) self size += +(?P<size>{_MIB})(?:, c\^KV \((?P<c_type>\w+)\))?{_KV}"),
+    pattern("states", "llama_memory_recurrent",
+            rf"llama_memory_recurrent: size = +(?P<size>{_MIB}) \( *(?P<slots>\d+) cells, +(?P<layers>\d+) layers,"
+            rf" +\d+ seqs[^)]*\), R \(\w+\): +(?P<r>{_MIB}), S \(\w+\): +(?P<s>{_MIB})"),
+)  # fmt: skip

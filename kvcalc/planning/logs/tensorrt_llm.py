@@ -1,0 +1,28 @@
+"""TensorRT-LLM's lines. Source: kvCacheManager.cpp and the executor of TensorRT-LLM; lines in public threads."""
+
+from __future__ import annotations
+
+from kvcalc.planning.logs import option, pattern
+
+FACTS = (
+    pattern("version", "TensorRT-LLM version", r"TensorRT-LLM version:? v?(?P<value>\d[\w.]*)"),
+    pattern("model", "trtllm-serve ", r"trtllm-serve (?:serve )?(?P<value>[^\s-]\S*)"),
+    *option("model", "model", "--model", value=r"[\w.-]+/[\w./-]+"),
+    *option("context_tokens", "max_seq_len", "--max_seq_len", value=r"\d+"),
+    *option("tensor_parallel_size", "tensor_parallel_size", "tp_size", "--tp_size", value=r"\d+"),
+    *option("kv_dtype", "kv_cache_dtype", "--kv_cache_dtype"),
+    *option("tokens_per_block", "tokens_per_block", value=r"\d+"),
+    pattern("tokens_per_block", "okens per block", r"[Tt]okens per block[=:] ?(?P<value>\d+)"),
+    pattern("block_window", "[window size=", r"per sequence: \d+ \[window size=(?P<value>\d+)\]"),
+)
+
+RECORDS = (
+    pattern("pool", "paged KV cache (",
+            r"Allocated (?P<size>\d+(?:\.\d+)? [KMG]iB) for max tokens in paged KV cache \((?P<tokens>\d+)\)"),
+    pattern("pool_bytes", "bytes for k/v cache", r"Allocate (?P<bytes>\d+) bytes for k/v cache"),
+    pattern("tokens", "tokens in paged KV cache", r"Using (?P<tokens>\d+) tokens in paged KV cache"),
+    pattern("blocks", "KV cache primary pool", r"Number of blocks in KV cache primary pool: (?P<blocks>\d+)"),
+    pattern("blocks", "primary blocks", r"primary blocks[=:] ?(?P<blocks>\d+)"),
+    pattern("pages", "KV cache pages per sequence", r"Max KV cache pages per sequence: (?P<pages>\d+)"),
+    pattern("pages", "KV cache blocks per sequence", r"Max KV cache blocks per sequence: (?P<pages>\d+)"),
+)  # fmt: skip

@@ -1,0 +1,55 @@
+"""vLLM's lines. Source: kv_cache_utils.py, gpu_worker.py, core.py and interface.py, vLLM 0.33.0; the executors of V0
+(executor_base.py, worker.py, vLLM 0.8); lines in public threads."""
+
+from __future__ import annotations
+
+from kvcalc.planning.logs import option, pattern
+
+_SIZE = r"\d+(?:[.,]\d+)? ?G(?:i)?B"
+
+FACTS = (
+    pattern("version", "LLM engine (v", r"LLM engine \(v(?P<value>\d[^\s,)]*)\)"),
+    pattern("version", "vLLM API server version", r"vLLM API server version v?(?P<value>\d[^\s,)]*)"),
+    pattern("version", "vllm==", r"\bvllm==(?P<value>\d[^\s,)\"']*)"),
+    pattern("version", "█", r"\bversion v?(?P<value>\d+\.\d[^\s,)]*)"),
+    pattern("generation", "Initializing a V", r"Initializing a (?P<value>V[01]) LLM engine"),
+    pattern("model", "model='", r"(?<!\w)model='(?P<value>[^']+)'"),
+    pattern("model", "vllm serve ", r"vllm serve (?P<value>[^\s-][^\s]*)"),
+    *option("model", "--model", "model_tag", value=r"[\w./:-]+"),
+    pattern("dtype", "dtype=torch.", r"(?<!\w)dtype=torch\.(?P<value>\w+)"),
+    *option("kv_dtype", "kv_cache_dtype", "--kv-cache-dtype"),
+    *option("context_tokens", "max_seq_len", "max_model_len", "--max-model-len", value=r"\d[\d.]*[kKmM]?\b"),
+    pattern("context_tokens", "max model len", r"Using max model len (?P<value>\d+)"),
+    pattern("context_tokens", "Maximum concurrency for", r"Maximum concurrency for (?P<value>[\d,]+) tokens per"),
+    pattern("context_tokens", "max seq len (", r"max seq len \((?P<value>\d+)\)"),
+    *option("tensor_parallel_size", "tensor_parallel_size", "--tensor-parallel-size", "-tp", value=r"\d+"),
+    *option("pipeline_parallel_size", "pipeline_parallel_size", "--pipeline-parallel-size", "-pp", value=r"\d+"),
+    *option("block_size", "block_size", "--block-size", value=r"\d+"),
+    *option("max_num_batched_tokens", "max_num_batched_tokens", "--max-num-batched-tokens", value=r"\d+"),
+    *option("num_speculative_tokens", "num_speculative_tokens", value=r"\d+"),
+    *option("enable_prefix_caching", "enable_prefix_caching", value="True|False"),
+    pattern("enable_prefix_caching", "--enable-prefix-caching", r"--(?P<value>enable)-prefix-caching"),
+    pattern("enable_prefix_caching", "--no-enable-prefix-caching", r"--(?P<value>no)-enable-prefix-caching"),
+    pattern("async_scheduling", "synchronous scheduling is", r"Asynchronous scheduling is (?P<value>enabled|disabled)"),
+    *option("async_scheduling", "async_scheduling", value="True|False"),
+    pattern("async_scheduling", "--no-async-scheduling", r"--(?P<value>no)-async-scheduling"),
+    *option("swap_space_gib", "swap_space", "--swap-space", value=r"\d+(?:\.\d+)?"),
+)
+
+RECORDS = (
+    pattern("available_memory", "Available KV cache memory", rf"Available KV cache memory: (?P<memory>{_SIZE})"),
+    pattern("available_memory", "reserved for KV Cache", rf"reserved for KV Cache is (?P<memory>{_SIZE})"),
+    pattern("available_memory", "kv_cache_size=", rf"kv_cache_size=(?P<memory>{_SIZE})"),
+    pattern("available_memory", "available KV cache memory (", rf"available KV cache memory \((?P<memory>{_SIZE})\)"),
+    pattern("kv_cache_tokens", "KV cache size", r"KV cache size: (?P<tokens>\d[\d,]*) tokens"),
+    pattern("kv_cache_tokens", "stored in KV cache (", r"stored in (?:the )?KV cache \((?P<tokens>\d+)\)"),
+    pattern("max_concurrency", "Maximum concurrency for",
+            r"Maximum concurrency for (?P<length>[\d,]+) tokens per request: (?P<concurrency>\d+(?:\.\d+)?)x"),
+    pattern("num_gpu_blocks", "GPU blocks:", r"GPU blocks: (?P<gpu_blocks>\d+)"),
+    pattern("num_cpu_blocks", "CPU blocks:", r"CPU blocks: (?P<cpu_blocks>\d+)"),
+    pattern("attention_block_size", "attention block size to",
+            r"Setting attention block size to (?P<block_size>\d+) tokens"),
+    pattern("request_bytes", "KV cache is needed", rf"(?P<needed>{_SIZE}) KV cache is needed"),
+    pattern("max_model_len", "estimated maximum model length",
+            r"estimated maximum model length is (?P<longest>\d+)"),
+)  # fmt: skip
