@@ -50,7 +50,7 @@ def plain_bytes(weights: ModelWeights, base: Dtype, linear: Dtype | None = None)
 
 def quantized_bytes(weights: ModelWeights, base: Dtype, scheme: Scheme) -> WeightBytes:
     """Weights as `scheme` stores them, scales included; in `base` where it leaves them alone. Biases stay in `base`."""
-    return _sum(weights, base, matrices(weights, base, scheme=scheme))
+    return _sum(weights, base, matrices(weights, base, scheme=scheme), scheme)
 
 
 def matrices(
@@ -77,18 +77,24 @@ def matrices(
                 yield weight, times, one + weight.bias * base.block_bytes
 
 
-def _sum(weights: ModelWeights, base: Dtype, counted: Iterable[tuple[Weight, int, int]]) -> WeightBytes:
+def embedding_bytes(weights: ModelWeights, base: Dtype, scheme: Scheme | None = None) -> int:
+    """The input embedding's bytes."""
+    if scheme is None or scheme.embedding is None:
+        return weights.embedding.parameters * base.block_bytes
+    form = scheme.embedding[weights.tied]
+    return form.bytes_of(weights.embedding.rows, weights.embedding.columns)
+
+
+def _sum(
+    weights: ModelWeights, base: Dtype, counted: Iterable[tuple[Weight, int, int]], scheme: Scheme | None = None
+) -> WeightBytes:
     total = active = 0
     for weight, layers, one in counted:
         total += layers * weight.copies * one
         active += layers * _read(weight) * one
-    return _with_embedding(weights, total, active, base)
+    table = embedding_bytes(weights, base, scheme)
+    return total + table, active + (table if weights.tied else 0)
 
 
 def _read(weight: Weight) -> int:
     return 0 if weight.role in (LOOKUP, EMBEDDING) else min(weight.read, weight.copies)
-
-
-def _with_embedding(weights: ModelWeights, total: int, active: int, base: Dtype) -> WeightBytes:
-    table = weights.embedding.parameters * base.block_bytes
-    return total + table, active + (table if weights.tied else 0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import read_cache_bytes
-from kvcalc.memory.weights import matrices
+from kvcalc.memory.weights import embedding_bytes, matrices
 from kvcalc.model.caches import (
     Cache,
     CompressedAttention,
@@ -166,7 +166,7 @@ def count(
         if weight.role in (LINEAR, ROUTER):
             dense += layers * elements
     if weights.tied:
-        head_bytes += weights.embedding.parameters * base.block_bytes
+        head_bytes += embedding_bytes(weights, base, scheme)
         head_elements += weights.embedding.parameters
     return Counts(
         num_layers=spec.num_layers,
