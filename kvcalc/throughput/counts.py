@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.kv_cache import read_cache_bytes
+from kvcalc.memory.kv_cache import read_cache_bytes, stored_cache_bytes
 from kvcalc.memory.weights import embedding_bytes, matrices
 from kvcalc.model.caches import (
     Cache,
@@ -43,9 +43,8 @@ class Layout(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """`layers` layers of `experts` experts, of which one token reads `read`; bytes and elements of one expert."""
+    """`experts` experts a layer, of which one token reads `read`; bytes and elements of one, summed over the layers."""
 
-    layers: int
     experts: int
     read: int
     expert_bytes: int
@@ -82,6 +81,7 @@ class Counts(NamedTuple):
 
     `split_bytes` are divided by the tensor-parallel size, `whole_bytes` are read on every rank. `reads` is one rank's.
     `dense_elements` are multiplied with every token, `head_elements` with the tokens that are sampled from alone.
+    `stored_bytes`: all weights, what a step does not read too.
     """
 
     num_layers: int
@@ -93,6 +93,7 @@ class Counts(NamedTuple):
     head_bytes: int
     dense_elements: int
     head_elements: int
+    stored_bytes: int
     experts: tuple[Experts, ...]
     reads: tuple[Reads, ...]
     kv_dtype: Dtype
@@ -108,6 +109,10 @@ class Counts(NamedTuple):
                 total += row.layers * read_cache_bytes(row.cache, max(1, int(context_tokens)), self.kv_dtype)
         return total
 
+    def kv_stored_bytes(self, tokens: int) -> int:
+        """Bytes of cache one sequence of `tokens` tokens keeps on one rank, all layers."""
+        return sum(row.layers * stored_cache_bytes(row.cache, tokens, self.kv_dtype) for row in self.reads)
+
     def attention_flops(self, context_tokens: float) -> float:
         """Operations of the attention scores and their sum, one query token of one sequence, on one rank."""
         return sum(row.decode_flops * row.tokens(context_tokens) for row in self.reads)
@@ -122,10 +127,10 @@ class Counts(NamedTuple):
 
     def expert_bytes(self, tokens: float) -> float:
         """Bytes of the distinct experts `tokens` tokens touch, all layers, before they are split."""
-        return sum(row.layers * row.touched(tokens) * row.expert_bytes for row in self.experts)
+        return sum(row.touched(tokens) * row.expert_bytes for row in self.experts)
 
     def expert_elements_per_token(self) -> int:
-        return sum(row.layers * row.read * row.expert_elements for row in self.experts)
+        return sum(row.read * row.expert_elements for row in self.experts)
 
 
 def count(
@@ -142,18 +147,20 @@ def count(
     A step reads every weight but the tables it takes one row of; the input embedding only where it is the output head.
     """
     split = whole = head_bytes = dense = head_elements = 0
-    experts: dict[tuple[int, int, int], list[int]] = {}
+    stored = embedding_bytes(weights, base, scheme)
+    experts: dict[tuple[int, int], list[int]] = {}
     moe_layers = 0
     for weight, layers, one_bytes in matrices(weights, base, linear, scheme):
         elements = weight.rows * weight.columns
+        stored += layers * weight.copies * one_bytes
         if weight.role in (LOOKUP, EMBEDDING) or not weight.read:
             continue
         if weight.role == ROUTER and weight.rows > 1:
             moe_layers += layers
         if weight.copies > 1:
-            row = experts.setdefault((layers, weight.copies, min(weight.read, weight.copies)), [0, 0])
-            row[0] += one_bytes
-            row[1] += elements
+            row = experts.setdefault((weight.copies, min(weight.read, weight.copies)), [0, 0])
+            row[0] += layers * one_bytes
+            row[1] += layers * elements
             continue
         if weight.role == HEAD:
             head_bytes += one_bytes
@@ -178,6 +185,7 @@ def count(
         head_bytes=head_bytes,
         dense_elements=dense,
         head_elements=head_elements,
+        stored_bytes=stored,
         experts=tuple(Experts(*key, *row) for key, row in experts.items()),
         reads=tuple(_reads(spec, kv_dtype, layout.tensor_parallel_size)),
         kv_dtype=kv_dtype,
