@@ -1,1 +1,1 @@
-"""How fast: devices, one decode step and one prefill op by op, and serving."""
+"""How fast: devices, and what a step costs on them."""
