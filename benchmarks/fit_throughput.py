@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from map_fit import fit
-from throughput_data import Row, data_folder, predict, predict_ttft, read_rows
+from throughput_data import Row, counts_of, data_folder, predict, predict_ttft, read_rows
 
 from kvcalc.throughput.constants import Constants, weight_class
 
 TARGET = Path(__file__).resolve().parent.parent / "kvcalc" / "throughput" / "constants.json"
 SERVERS = ("vllm", "sglang", "tensorrt-llm", "logical")
-KINDS = ("ada", "ampere", "ampere-hbm", "apple")
+KINDS = ("ada", "ampere", "ampere-hbm", "apple-m")
 
 
 class Parameter(NamedTuple):
@@ -321,7 +321,7 @@ def describe(
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             "method": "most probable constants given priors and the rows; see the script",
             "sources": {
-                "serving": "silicon_sample.csv of aiconfigurator 0.12 (Apache-2.0), five model names, one attention replica, tp <= 8",
+                "serving": "silicon_sample.csv of aiconfigurator 0.12 (Apache-2.0): five models, one attention replica, tp <= 8",
                 "maximum": "TensorRT-LLM 0.17 and 1.0, docs/source/performance/perf-overview.md",
                 "gpt-fast": "meta-pytorch/gpt-fast, README.md, commit 6ecad9b",
                 "llama.cpp": "XiongjieDai/GPU-Benchmarks-on-LLM-Inference, README.md, commit aa72e0e",

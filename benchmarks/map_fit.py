@@ -26,8 +26,8 @@ def fit(
 ) -> list[float]:
     """The most probable parameters.
 
-    `prior` is (mean, spread) of each theta; `logs(theta)` the logarithm of every row's prediction; `touches[p]` the rows
-    parameter p has a part in, and `logs_of(theta, rows)` the predictions of those rows alone.
+    `prior` is (mean, spread) of each theta; `logs(theta)` the logarithm of every row's prediction; `touches[p]` the
+    rows parameter p has a part in, and `logs_of(theta, rows)` the predictions of those rows alone.
     """
     theta = list(start)
     size = len(theta)

@@ -61,7 +61,7 @@ _GPUS = {
     "A100-SXM4-80GB": "a100", "A100-SXM-80GB (330 W cap)": "a100", "L40S": "l40s",
     "3080 Ti 12GB": "rtx-3080-ti", "3090 24GB": "rtx-3090", "4070 Ti 12GB": "rtx-4070-ti", "4080 16GB": "rtx-4080",
     "4090 24GB": "rtx-4090", "A100 PCIe 80GB": "a100-pcie-80gb", "A100 SXM 80GB": "a100", "A40 48GB": "a40",
-    "L40S 48GB": "l40s", "M1 7‑Core GPU 8GB": "m1", "M1 Max 32‑Core GPU 64GB": "m1-max",
+    "L40S 48GB": "l40s", "M1 7-Core GPU 8GB": "m1", "M1 Max 32-Core GPU 64GB": "m1-max",
     "M2 Ultra 76-Core GPU 192GB": "m2-ultra", "RTX 4000 Ada 20GB": "rtx-4000-ada", "RTX 5000 Ada 32GB": "rtx-5000-ada",
     "RTX 6000 Ada 48GB": "rtx-6000-ada", "RTX A6000 48GB": "rtx-a6000",
 }  # fmt: skip
@@ -115,7 +115,8 @@ def data_folder(given: str | None) -> Path:
 
 def read_rows(folder: Path) -> list[Row]:
     """Every row that can be asked about, the same measurement under two names once."""
-    return list(dict.fromkeys((*_serving(folder / "serving_train.csv"), *_published(folder / "throughput.jsonl"))))
+    rows = (*_serving(folder / "serving_train.csv"), *_published(folder / "throughput.jsonl"))
+    return list({(*row[:4], row.gpu.name, *row[5:]): row for row in rows}.values())
 
 
 def _serving(path: Path) -> list[Row]:
@@ -156,7 +157,7 @@ def _published(path: Path) -> list[Row]:
             name, engine = "maximum", "tensorrt-llm"
         else:
             continue  # guessed dtypes or hosts that matter more than their devices; or no figure of a whole model
-        model, gpu = _MODELS[line["model"]], find_gpu(_GPUS[line["gpu"]])
+        model, gpu = _MODELS[line["model"]], find_gpu(_GPUS[line["gpu"].replace("\u2011", "-")])
         # Split by layers, llama.cpp uses one device after the other: pipeline stages.
         layout = Layout(line["tp"], line["pp"], 1)
         row = Row(

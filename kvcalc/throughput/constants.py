@@ -21,7 +21,7 @@ class Constants(NamedTuple):
 
     weight_overhead: reading a matrix, by the type it is stored in (`weight_class`). expert_overhead: an expert's.
     kv_overhead: reading the cache. kv_token_seconds: a layer and a cached token of the longest sequence.
-    compute_overhead: multiplying, of one step; expert_compute_overhead on top of it. attention_compute_overhead: scores.
+    compute_overhead: multiplying, of one step; expert_compute_overhead on top; attention_compute_overhead: scores.
     roof_power: reading and multiplying overlap as (a^p + b^p)^(1/p): 1 not at all, large entirely.
     layer_seconds, moe_layer_seconds, expert_seconds, step_seconds, sequence_seconds: launches and host, each layer,
     each layer of experts, each expert touched on a device, each step, each sequence in a step.
@@ -93,13 +93,10 @@ def weight_class(dtype: str) -> str:
 
 def device_kind(gpu: Gpu) -> str:
     """The kind of device constants are given for: its class, with HBM told from GDDR where a class has both."""
-    if gpu.device_class == "ampere":
-        return "ampere-hbm" if gpu.bandwidth_bytes_per_second > 1.2e12 else "ampere"
-    if gpu.device_class == "blackwell":
-        return "blackwell" if gpu.bandwidth_bytes_per_second > 2e12 else "blackwell-gddr"
-    if gpu.device_class.startswith("apple"):
-        return "apple"
-    return gpu.device_class
+    kind = gpu.device_class or "unknown"
+    if kind == "ampere" and (gpu.memory_type or "").startswith("HBM"):
+        return "ampere-hbm"
+    return kind
 
 
 def load_constants(engine: str, gpu: Gpu) -> tuple[Constants, Regime]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _ACTIVATION_BYTES = 2  # hidden states travel in 16 bits
 # Beyond the devices one fast link joins: a 400 Gbit/s network port each, as such machines have.
 _NETWORK_BYTES_PER_SECOND = 50e9
+# PCIe 4.0 x16 in one direction, where a device's own is not known.
+_PCIE_BYTES_PER_SECOND = 32e9
 
 
 class Step(NamedTuple):
@@ -181,7 +183,7 @@ def matrix_flops(gpu: Gpu, weight_dtype: str) -> float:
 def link_bytes_per_second(gpu: Gpu, devices: int) -> float:
     """Bytes a second one device sends to its peers: over its fast link, or beyond the link's reach the network."""
     if gpu.interconnect is None:
-        return 25e9  # PCIe 4.0 x16 in one direction, of 32 GB/s nominal
+        return float(gpu.pcie_bytes_per_second or _PCIE_BYTES_PER_SECOND)
     if devices > gpu.interconnect.devices:
         return min(_NETWORK_BYTES_PER_SECOND, float(gpu.interconnect.bytes_per_second))
     return float(gpu.interconnect.bytes_per_second)
