@@ -15,14 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kvcalc.throughput.hardware import Gpu, find_gpu
-
-from kvcalc.memory.dtypes import Dtype, parse_dtype
-from kvcalc.memory.quantization.k_quants import FILE_TYPES, k_quant_scheme
+from kvcalc.memory.dtypes import FILE_TYPES, Dtype, parse_dtype
+from kvcalc.memory.quantization.k_quants import k_quant_scheme
 from kvcalc.model.resolve import load_model
 from kvcalc.model.weights.registry import read_weights
 from kvcalc.throughput.constants import Constants, device_kind
 from kvcalc.throughput.counts import Counts, Layout, count
+from kvcalc.throughput.hardware import Gpu, find_gpu
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.serving import room, serve
 from kvcalc.throughput.speed import cache_dtype

@@ -105,9 +105,10 @@ def load_constants(engine: str, gpu: Gpu) -> tuple[Constants, Regime]:
     kind = device_kind(gpu)
     values = {**entry["constants"], **entry.get("by_device_kind", {}).get(kind, {})}
     fitted = entry["fitted"]
+    low, high = entry["range"]
     regime = Regime(
         tuple(fitted["device_kinds"]), tuple(fitted["weight_classes"]), fitted["largest_batch"],
-        fitted["largest_tensor_parallel_size"], fitted["has_experts"], *entry["range"], fitted["rows"],
+        fitted["largest_tensor_parallel_size"], fitted["has_experts"], low, high, fitted["rows"],
     )  # fmt: skip
     return Constants(**values), regime
 

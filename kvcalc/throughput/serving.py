@@ -38,8 +38,8 @@ def room(model: SpeedModel, input_tokens: int, output_tokens: int) -> float | No
     memory = model.gpu.memory_bytes
     weights = counts.stored_bytes / layout.devices + counts.whole_bytes / layout.pipeline_parallel_size
     free = (memory * _USABLE - weights - _WORKSPACE_BYTES) * _CACHE_SHARE
-    held = counts.kv_stored_bytes(max(1, int(input_tokens + _OUTPUT_HELD * output_tokens)))
-    held /= layout.pipeline_parallel_size
+    tokens = max(1, int(input_tokens + _OUTPUT_HELD * output_tokens))
+    held = counts.kv_stored_bytes(tokens) / layout.pipeline_parallel_size
     if free < _LEAST_FREE_SHARE * memory or not held:
         return None
     return max(1.0, free / held)

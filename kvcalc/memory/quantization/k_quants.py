@@ -15,7 +15,8 @@ _Q4_K = Format("q4_k", 4, scale_bytes=16, group=256)
 _Q5_K = Format("q5_k", 5, scale_bytes=16, group=256)
 _Q6_K = Format("q6_k", 6, scale_bytes=18, group=256)
 
-# The type of most matrices, and of the values' projection and the MLP's last one in the layers that get more bits.
+# Keys as in kvcalc.memory.dtypes.FILE_TYPES: the type of most matrices, and that of the values' projection and the
+# MLP's last one in the layers that get more bits.
 _RECIPES = {
     "q4_k_s": (_Q4_K, _Q5_K),
     "q4_k_m": (_Q4_K, _Q6_K),
@@ -23,11 +24,10 @@ _RECIPES = {
     "q5_k_m": (_Q5_K, _Q6_K),
     "q6_k": (_Q6_K, _Q6_K),
 }
-FILE_TYPES = tuple(_RECIPES)
 
 
 def k_quant_scheme(file_type: str, num_layers: int) -> Scheme:
-    """The scheme of a file type in `FILE_TYPES` for a model of `num_layers` layers.
+    """The scheme of a file type in `kvcalc.memory.dtypes.FILE_TYPES` for a model of `num_layers` layers.
 
     The output head has 6 bits whatever the recipe, the input embedding the recipe's own unless it is the head too.
     """
