@@ -54,7 +54,7 @@ _SERVER_PARAMETERS = (
     Parameter("attention_compute_overhead", 1.0, 0.4, floor=1),
     Parameter("roof_power", 1.0, 0.3, floor=1),
     Parameter("layer_seconds", 20e-6, 0.7, 0.35),
-    Parameter("moe_layer_seconds", 50e-6, 0.5, 0.35),
+    Parameter("moe_layer_seconds", 50e-6, 0.5, 0.2),
     Parameter("expert_seconds", 1e-7, 1.0),
     Parameter("step_seconds", 1.5e-3, 0.7, 0.35),
     Parameter("sequence_seconds", 2e-5, 0.7, 0.35),
