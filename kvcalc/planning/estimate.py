@@ -10,6 +10,7 @@ from kvcalc.memory import kv_cache
 from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.describe import describe_model
+from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf, apply, layer_parameters, side_by_side
 from kvcalc.planning.capacity import capacity
@@ -45,7 +46,7 @@ def estimate(
     resolved, reason = resolve_kv_dtype(engine, spec, kv_dtype, engine_settings)
     workload = resolve_workload(spec, context_tokens, batch_size, dtype, resolved, tensor_parallel_size, encoder_tokens)
     spec = bind_workload(spec, workload)
-    rules = load_engine(engine, spec, engine_settings)
+    rules = _rules_of(spec, engine, *sorted((engine_settings or {}).items()))
     if tensor_parallel_size > 1 and not rules.splits_heads:
         raise UsageError(f"--tp {tensor_parallel_size}: {engine} is counted on one device alone")
     warnings = [*spec.remarks, *workload.warnings, *rules.warnings]
@@ -79,6 +80,11 @@ def estimate(
         "throughput": None,
         "warnings": warnings,
     }
+
+
+@remembered
+def _rules_of(spec: ModelSpec, engine: str, *settings: tuple[str, str]) -> Engine:
+    return load_engine(engine, spec, dict(settings))
 
 
 def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[str, Any]:
