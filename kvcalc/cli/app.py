@@ -13,7 +13,10 @@ from typer.exceptions import TyperException
 from kvcalc.errors import KvcalcError, nearest
 
 # name -> module in kvcalc.cli which holds the command as `app`. Only the one asked for is imported.
-COMMANDS = {"estimate": "estimate", "audit": "audit", "measure": "measure", "models": "models"}
+COMMANDS = {
+    "estimate": "estimate", "compare": "compare", "sweep": "sweep", "batch": "batch", "audit": "audit",
+    "measure": "measure", "models": "models",
+}  # fmt: skip
 
 # Of an error, in characters. The longest hint lists the model types.
 _LONGEST_MESSAGE, _LONGEST_HINT = 1_000, 4_000

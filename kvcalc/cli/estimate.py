@@ -33,16 +33,7 @@ def estimate(
     max_model_len: o.MaxModelLen = None,
     batch: o.Batch = "1",
     dtype: o.Dtype = None,
-    kv_dtype: Annotated[
-        str,
-        typer.Option(
-            "--kv-dtype",
-            "--kv-cache-dtype",
-            metavar="TYPE",
-            help="The cache's type: bf16, fp8, q8_0, ... auto: --dtype where it has 16 or 32 bits, else the config's. "
-            "Also --kv-cache-dtype.",
-        ),
-    ] = "auto",
+    kv_dtype: o.KvDtype = "auto",
     engine: Annotated[
         str,
         typer.Option(
@@ -76,32 +67,9 @@ def estimate(
     swa_full: o.SwaFull = False,
     flash_attn: o.FlashAttn = None,
     before_pull: o.BeforePull = None,
-    encoder_tokens: Annotated[
-        Optional[str],
-        typer.Option(
-            "--encoder-tokens",
-            metavar="N",
-            help="Tokens of the encoder's output (T5, BART) or of an image (Llama 3.2 Vision). Default: the model's "
-            "own, else --context.",
-        ),
-    ] = None,
-    tp: Annotated[
-        str,
-        typer.Option(
-            "--tp",
-            "--tensor-parallel-size",
-            metavar="T",
-            help="Devices the heads are split over. Also --tensor-parallel-size.",
-        ),
-    ] = "1",
-    kv_memory: Annotated[
-        Optional[str],
-        typer.Option(
-            "--kv-memory",
-            metavar="SIZE",
-            help="Memory for the cache on each device (80G, 80GiB): the longest context and largest batch it holds.",
-        ),
-    ] = None,
+    encoder_tokens: o.EncoderTokens = None,
+    tp: o.Tp = "1",
+    kv_memory: o.KvMemory = None,
     assume_full_attention: Annotated[
         bool,
         typer.Option(

@@ -14,6 +14,7 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf, apply, layer_parameters, side_by_side
 from kvcalc.planning.capacity import capacity
+from kvcalc.planning.figures import FIGURES, cache_figures
 from kvcalc.planning.formula import formulas
 from kvcalc.planning.weights import describe_weights
 from kvcalc.schema import SCHEMA_VERSION
@@ -47,8 +48,7 @@ def estimate(
     workload = resolve_workload(spec, context_tokens, batch_size, dtype, resolved, tensor_parallel_size, encoder_tokens)
     spec = bind_workload(spec, workload)
     rules = _rules_of(spec, engine, *sorted((engine_settings or {}).items()))
-    if tensor_parallel_size > 1 and not rules.splits_heads:
-        raise UsageError(f"--tp {tensor_parallel_size}: {engine} is counted on one device alone")
+    check_devices(rules, engine, tensor_parallel_size)
     warnings = [*spec.remarks, *workload.warnings, *rules.warnings]
     if spec.is_encoder and rules.name == "logical":
         warnings.append(ENCODER_WARNING.format(name=spec.name))
@@ -82,6 +82,12 @@ def estimate(
     }
 
 
+def check_devices(rules: Engine, engine: str, tensor_parallel_size: int) -> None:
+    """Refuse several devices where an engine is counted on one alone."""
+    if tensor_parallel_size > 1 and not rules.splits_heads:
+        raise UsageError(f"--tp {tensor_parallel_size}: {engine} is counted on one device alone")
+
+
 @remembered
 def _rules_of(spec: ModelSpec, engine: str, *settings: tuple[str, str]) -> Engine:
     return load_engine(engine, spec, dict(settings))
@@ -90,20 +96,9 @@ def _rules_of(spec: ModelSpec, engine: str, *settings: tuple[str, str]) -> Engin
 def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[str, Any]:
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
     rows = kv_cache.cache_rows(spec, dtype, tokens, rules.cache_bytes)
-    per_sequence = rules.replica_bytes(spec, dtype, tokens)
-    growth = rules.growth(spec, dtype, tokens)
-    device = kv_cache.on_device(spec, workload.tensor_parallel_size)
-    per_device = rules.batch_bytes(device, dtype, tokens, batch)
     return {
         "dtype": dtype.name,
-        "stored_bytes": kv_cache.stored_bytes(spec, dtype, tokens, batch),
-        "total_bytes": rules.replica_bytes(spec, dtype, tokens, batch),
-        "bytes_per_sequence": per_sequence,
-        "bytes_per_token": growth.bytes_per_token,
-        "fixed_bytes_per_sequence": growth.fixed_bytes,
-        "bytes_per_device": per_device,
-        "devices_total_bytes": workload.tensor_parallel_size * rules.replica_bytes(device, dtype, tokens, batch),
-        "decode_read_bytes": kv_cache.decode_read_bytes(spec, dtype, tokens, batch),
+        **dict(zip(FIGURES, cache_figures(spec, workload, rules))),
         "formulas": formulas(rows, tokens, batch, dtype),
         "layers": [
             {
