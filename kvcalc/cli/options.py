@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Optional, Union
 
 import typer
@@ -244,6 +245,10 @@ Get = Annotated[
     ),
 ]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colour, terminal or not.", rich_help_panel=_OUTPUT)]
+
+
+ModelOf = Callable[[Optional[str], WhatIf, dict[str, Optional[str]], bool], tuple[ModelSpec, WhatIf]]
+"""The model a person means, as `model_of` finds it."""
 
 
 def context_of(context: str | None, max_model_len: str | None) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.kv_cache import Growth, checked_caches, read_cache_bytes, stored_cache_bytes
+from kvcalc.memory.kv_cache import Growth, checked_caches, read_cache_bytes, sequence_bytes, stored_cache_bytes
 from kvcalc.model.caches import (
     Cache,
     CompressedAttention,
@@ -55,6 +55,18 @@ def stored_curve(spec: ModelSpec, dtype: Dtype) -> Curve | None:
 def read_curve(spec: ModelSpec, dtype: Dtype) -> Curve | None:
     """What one decode step reads; None where it is not straight between caps."""
     return _curve(spec, dtype, read_cache_bytes, _most_read)
+
+
+def stored_sequence_bytes(spec: ModelSpec, dtype: Dtype, tokens: int) -> int:
+    """`kv_cache.sequence_bytes` by the curve, where there is one."""
+    curve = stored_curve(spec, dtype)
+    return sequence_bytes(spec, dtype, tokens) if curve is None else curve.bytes_at(tokens)
+
+
+def read_sequence_bytes(spec: ModelSpec, dtype: Dtype, tokens: int) -> int:
+    """What one decode step reads of one sequence's cache, by the curve where there is one."""
+    curve = read_curve(spec, dtype)
+    return sequence_bytes(spec, dtype, tokens, read_cache_bytes) if curve is None else curve.bytes_at(tokens)
 
 
 def _most_read(cache: Cache) -> int | None:

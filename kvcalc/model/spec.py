@@ -7,6 +7,7 @@ from math import lcm
 from typing import NamedTuple
 
 from kvcalc.model.caches import HEADS_CACHES, Cache, CompressedAttention, CrossAttention, LatentAttention
+from kvcalc.model.memo import remembered
 
 
 class LayerGroup(NamedTuple):
@@ -157,6 +158,7 @@ def has_cross_attention(spec: ModelSpec) -> bool:
     return any(isinstance(cache, CrossAttention) for cache in all_caches(spec))
 
 
+@remembered
 def period(spec: ModelSpec) -> int:
     """After how many tokens the cache's growth repeats itself: 1, or the least common multiple of compression rates."""
     rates = (cache.compress_rate for cache in all_caches(spec) if isinstance(cache, CompressedAttention))

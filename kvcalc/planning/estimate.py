@@ -7,6 +7,7 @@ from typing import Any
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.memory import kv_cache
+from kvcalc.memory.curves import stored_sequence_bytes
 from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.describe import describe_model
@@ -142,7 +143,7 @@ def _mha_bytes(mha: ModelSpec | str, workload: Workload) -> int:
 
 
 def _variant_bytes(spec: ModelSpec, workload: Workload) -> int:
-    return kv_cache.stored_bytes(spec, workload.kv_dtype, workload.context_tokens)
+    return stored_sequence_bytes(spec, workload.kv_dtype, workload.context_tokens)
 
 
 def _describe_variant(

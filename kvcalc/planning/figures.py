@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvcalc.memory import kv_cache
+from kvcalc.memory.curves import read_sequence_bytes, stored_sequence_bytes
 from kvcalc.memory.engines import Engine
 from kvcalc.memory.workload import Workload
 from kvcalc.model.spec import ModelSpec
@@ -19,12 +20,12 @@ def cache_figures(spec: ModelSpec, workload: Workload, rules: Engine) -> tuple[i
     growth = rules.growth(spec, dtype, tokens)
     device = kv_cache.on_device(spec, workload.tensor_parallel_size)
     return (
-        kv_cache.stored_bytes(spec, dtype, tokens, batch),
+        batch * stored_sequence_bytes(spec, dtype, tokens),
         rules.replica_bytes(spec, dtype, tokens, batch),
         rules.replica_bytes(spec, dtype, tokens),
         growth.bytes_per_token,
         growth.fixed_bytes,
         rules.batch_bytes(device, dtype, tokens, batch),
         workload.tensor_parallel_size * rules.replica_bytes(device, dtype, tokens, batch),
-        kv_cache.decode_read_bytes(spec, dtype, tokens, batch),
+        batch * read_sequence_bytes(spec, dtype, tokens),
     )
