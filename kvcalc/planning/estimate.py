@@ -7,12 +7,15 @@ from typing import Any
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.memory import kv_cache
+from kvcalc.memory.curves import stored_sequence_bytes
 from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.describe import describe_model
+from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf, apply, layer_parameters, side_by_side
 from kvcalc.planning.capacity import capacity
+from kvcalc.planning.figures import FIGURES, cache_figures
 from kvcalc.planning.formula import formulas
 from kvcalc.planning.weights import describe_weights
 from kvcalc.schema import SCHEMA_VERSION
@@ -45,9 +48,8 @@ def estimate(
     resolved, reason = resolve_kv_dtype(engine, spec, kv_dtype, engine_settings)
     workload = resolve_workload(spec, context_tokens, batch_size, dtype, resolved, tensor_parallel_size, encoder_tokens)
     spec = bind_workload(spec, workload)
-    rules = load_engine(engine, spec, engine_settings)
-    if tensor_parallel_size > 1 and not rules.splits_heads:
-        raise UsageError(f"--tp {tensor_parallel_size}: {engine} is counted on one device alone")
+    rules = _rules_of(spec, engine, *sorted((engine_settings or {}).items()))
+    check_devices(rules, engine, tensor_parallel_size)
     warnings = [*spec.remarks, *workload.warnings, *rules.warnings]
     if spec.is_encoder and rules.name == "logical":
         warnings.append(ENCODER_WARNING.format(name=spec.name))
@@ -81,23 +83,23 @@ def estimate(
     }
 
 
+def check_devices(rules: Engine, engine: str, tensor_parallel_size: int) -> None:
+    """Refuse several devices where an engine is counted on one alone."""
+    if tensor_parallel_size > 1 and not rules.splits_heads:
+        raise UsageError(f"--tp {tensor_parallel_size}: {engine} is counted on one device alone")
+
+
+@remembered
+def _rules_of(spec: ModelSpec, engine: str, *settings: tuple[str, str]) -> Engine:
+    return load_engine(engine, spec, dict(settings))
+
+
 def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[str, Any]:
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
     rows = kv_cache.cache_rows(spec, dtype, tokens, rules.cache_bytes)
-    per_sequence = rules.replica_bytes(spec, dtype, tokens)
-    growth = rules.growth(spec, dtype, tokens)
-    device = kv_cache.on_device(spec, workload.tensor_parallel_size)
-    per_device = rules.batch_bytes(device, dtype, tokens, batch)
     return {
         "dtype": dtype.name,
-        "stored_bytes": kv_cache.stored_bytes(spec, dtype, tokens, batch),
-        "total_bytes": rules.replica_bytes(spec, dtype, tokens, batch),
-        "bytes_per_sequence": per_sequence,
-        "bytes_per_token": growth.bytes_per_token,
-        "fixed_bytes_per_sequence": growth.fixed_bytes,
-        "bytes_per_device": per_device,
-        "devices_total_bytes": workload.tensor_parallel_size * rules.replica_bytes(device, dtype, tokens, batch),
-        "decode_read_bytes": kv_cache.decode_read_bytes(spec, dtype, tokens, batch),
+        **dict(zip(FIGURES, cache_figures(spec, workload, rules))),
         "formulas": formulas(rows, tokens, batch, dtype),
         "layers": [
             {
@@ -141,7 +143,7 @@ def _mha_bytes(mha: ModelSpec | str, workload: Workload) -> int:
 
 
 def _variant_bytes(spec: ModelSpec, workload: Workload) -> int:
-    return kv_cache.stored_bytes(spec, workload.kv_dtype, workload.context_tokens)
+    return stored_sequence_bytes(spec, workload.kv_dtype, workload.context_tokens)
 
 
 def _describe_variant(

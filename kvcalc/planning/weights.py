@@ -8,6 +8,7 @@ from typing import Any
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype, parse_dtype
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
+from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.weights.registry import read_weights
 from kvcalc.model.weights.tensors import ModelWeights
@@ -22,6 +23,16 @@ def describe_weights(
     `model_dtype` is what the model computes in. Figures that are not known are null, and `reason` or a warning, which
     is appended, says why.
     """
+    found, remarks = _described(model, spec, dtype, model_dtype)
+    warnings += remarks
+    return dict(found)
+
+
+@remembered_of_two
+def _described(
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype
+) -> tuple[dict[str, Any], list[str]]:
+    warnings: list[str] = []
     weights, reason = _weights_of(model, spec)
     if reason is not None and spec.attention != model.attention:
         warnings.append(f"weights: {reason}")
@@ -37,7 +48,7 @@ def describe_weights(
     source = None if total is None else "config"
     if held is not None:
         total, source = held, "safetensors"
-    return {
+    found = {
         "parameters": None if counted is None else counted.total,
         "active_parameters_per_token": None if counted is None else counted.active_per_token,
         "input_embedding_parameters": None if counted is None else counted.input_embedding,
@@ -47,6 +58,7 @@ def describe_weights(
         "bytes_source": source,
         "reason": reason,
     }
+    return found, warnings
 
 
 def _weights_of(model: ModelSpec, spec: ModelSpec) -> tuple[ModelWeights | None, str | None]:
