@@ -32,9 +32,11 @@ SHARED = {"errors", "units", "schema"}
 THIRD_PARTY = {
     "torch": ("attention/", "measure/"),
     "psutil": ("measure/",),
+    "pynvml": ("measure/",),
     "typer": ("cli/",),
     "rich": ("cli/", "output/"),
     "huggingface_hub": ("model/hub.py",),
+    "matplotlib": ("output/plot.py",),
     "yaml": ("model/yaml_mapping.py",),
 }
 
@@ -95,7 +97,7 @@ def run(*arguments: str) -> str:
     return f"from kvcalc.cli.app import run\nassert run({list(arguments)!r}) == 0"
 
 
-HEAVY = {"huggingface_hub", "torch", "numpy", "psutil", "pydantic"}
+HEAVY = {"huggingface_hub", "torch", "matplotlib", "numpy", "psutil", "pydantic"}
 
 
 def test_importing_kvcalc_loads_nothing_heavy() -> None:

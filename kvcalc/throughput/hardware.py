@@ -70,7 +70,7 @@ class Devices(NamedTuple):
     """So many of one device."""
 
     gpu: Gpu
-    count: int
+    num_devices: int
 
 
 def gpus_folder() -> str:
