@@ -6,23 +6,34 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.workload import Workload
+from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.weights import stored_weights
+from kvcalc.throughput.calibrate import Calibration, read_calibration
 from kvcalc.throughput.constants import Regime
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.roofline import SpeedModel, Step
 from kvcalc.throughput.serving import room, serve
-from kvcalc.throughput.speed import StoredWeights, cache_dtype, outside, range_factors, speed_model
+from kvcalc.throughput.speed import StoredWeights, cache_dtype, check_layout, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
-    from kvcalc.throughput.calibrate import Calibration
     from kvcalc.throughput.hardware import Gpu
+__all__ = ["Calibration", "SpeedQuestion", "ask_throughput", "describe_throughput", "read_calibration", "speed_of"]
 
-_KEPT_MODELS = 256
+
+class SpeedQuestion(NamedTuple):
+    """What is asked of speed beside the workload. With `input_tokens` and `output_tokens` requests are served,
+    `concurrency` of them in flight; None: as many as fit."""
+
+    expert_parallel_size: int = 1
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    concurrency: int | None = None
+    calibration: Calibration | None = None
 
 
 class Traffic(NamedTuple):
-    """Requests to serve: `concurrency` of them in flight, None: as many as fit."""
+    """Requests to serve, and how many of them at once; None: as many as fit."""
 
     input_tokens: int
     output_tokens: int
@@ -38,18 +49,45 @@ class Speed(NamedTuple):
     notes: tuple[str, ...]
 
 
-def traffic_of(input_tokens: int | None, output_tokens: int | None, concurrency: int | None) -> Traffic | None:
-    """What the options ask for; None where none was given. UsageError (exit 2) where one of two lengths is missing."""
-    if input_tokens is None and output_tokens is None:
+def traffic_of(question: SpeedQuestion) -> Traffic | None:
+    """The requests asked about; None where none are. UsageError (exit 2) where one of two lengths is missing."""
+    given, taken, concurrency = question.input_tokens, question.output_tokens, question.concurrency
+    if given is None and taken is None:
         if concurrency is not None:
-            raise UsageError(
-                "--concurrency needs --input-tokens and --output-tokens", "or --batch for a step of so many"
-            )
+            raise UsageError("--concurrency needs --input-tokens and --output-tokens", "--batch asks of one step")
         return None
-    if input_tokens is None or output_tokens is None:
-        missing = "--input-tokens" if input_tokens is None else "--output-tokens"
+    if given is None or taken is None:
+        missing = "--input-tokens" if given is None else "--output-tokens"
         raise UsageError(f"serving needs {missing} too", "for example --input-tokens 2k --output-tokens 500")
-    return Traffic(input_tokens, output_tokens, concurrency)
+    return Traffic(given, taken, concurrency)
+
+
+def ask_throughput(
+    model: ModelSpec,
+    spec: ModelSpec,
+    workload: Workload,
+    gpu: Gpu,
+    engine: str,
+    stages: int,
+    dtype: str | None,
+    kv_dtype: str,
+    question: SpeedQuestion,
+    pool_bytes: int | None,
+    warnings: list[str],
+) -> dict[str, Any] | None:
+    """The `throughput` part for estimate's workload; None, with a warning, where it is not known.
+
+    `model` is without the what-if, `spec` with it and bound to the workload. `pool_bytes`: the cache's on a device,
+    None where that is not known. Raises UsageError (exit 2) for sizes that do not divide each other.
+    """
+    traffic = traffic_of(question)
+    layout = Layout(workload.tensor_parallel_size, stages, question.expert_parallel_size)
+    check_layout(layout)
+    speed = speed_of(
+        model, spec, workload, gpu, engine,
+        dtype=dtype, kv_dtype=kv_dtype, layout=layout, calibration=question.calibration,
+    )  # fmt: skip
+    return describe_throughput(speed, workload.context_tokens, workload.batch_size, traffic, pool_bytes, warnings)
 
 
 def describe_throughput(
@@ -57,12 +95,12 @@ def describe_throughput(
     context_tokens: int,
     batch_size: int,
     traffic: Traffic | None,
-    running_limit: float | None,
+    pool_bytes: int | None,
     warnings: list[str],
 ) -> dict[str, Any] | None:
     """What stands under `throughput`: seconds and tokens a second of one replica; None, with a warning, where unknown.
 
-    `running_limit`: how many requests' caches the engine's own pool holds; None: reckoned from the device's memory.
+    `pool_bytes`: the memory for the cache on each device; None where it is not known.
     """
     if isinstance(speed, str):
         warnings.append(f"throughput: {speed}")
@@ -74,7 +112,7 @@ def describe_throughput(
     low, high = range_factors(speed.regime, bool(unfitted))
     serving = None
     if traffic is not None:
-        limit = running_limit if running_limit is not None else room(model, traffic.input_tokens, traffic.output_tokens)
+        limit = room(model, traffic.input_tokens, traffic.output_tokens, pool_bytes)
         serving, more = _describe_serving(speed, traffic, limit, (low, high))
         unfitted += [what for what in more if what not in unfitted]
     if unfitted:
@@ -129,7 +167,10 @@ def _describe_serving(
     }, more
 
 
-_kept: dict[tuple[Any, ...], tuple[ModelSpec, Speed | str]] = {}
+@remembered_of_two
+def _speeds_of(model: ModelSpec, spec: ModelSpec) -> dict[tuple[Any, ...], Speed | str]:
+    """The speeds already made of this model."""
+    return {}
 
 
 def speed_of(
@@ -148,18 +189,15 @@ def speed_of(
 
     Kept, because it costs a millisecond where a step costs microseconds: one per model, device, types and layout.
     """
-    # The config is one object as long as its model is kept, which the value sees to.
     key = (
-        id(model.config), spec.attention, spec.layers, workload.kv_dtype, workload.model_dtype, dtype, kv_dtype,
-        gpu[:3], gpu.bandwidth_bytes_per_second, gpu.memory_bytes, tuple(gpu.flops_per_second.items()), engine, layout,
-        calibration,
+        workload.kv_dtype, workload.model_dtype, dtype, kv_dtype, engine, layout, calibration, gpu.name,
+        gpu.memory_bytes, gpu.bandwidth_bytes_per_second, *gpu.flops_per_second.items(),
     )  # fmt: skip
-    found = _kept.get(key)
+    known = _speeds_of(model, spec)
+    found = known.get(key)
     if found is None:
-        if len(_kept) >= _KEPT_MODELS:
-            _kept.clear()
-        found = _kept[key] = (model, _speed(model, spec, workload, gpu, engine, dtype, kv_dtype, layout, calibration))
-    return found[1]
+        found = known[key] = _speed(model, spec, workload, gpu, engine, dtype, kv_dtype, layout, calibration)
+    return found
 
 
 def _speed(

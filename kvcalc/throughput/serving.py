@@ -32,17 +32,20 @@ class Serving(NamedTuple):
     prefill_share: float
 
 
-def room(model: SpeedModel, input_tokens: int, output_tokens: int) -> float | None:
-    """How many requests' caches the devices hold at once; None where the weights leave no telling, or no bound."""
+def room(model: SpeedModel, input_tokens: int, output_tokens: int, pool_bytes: float | None = None) -> float | None:
+    """How many requests' caches the devices hold at once; None where the weights leave no telling, or no bound.
+
+    `pool_bytes`: the memory for the cache on each device; None: what the weights leave of it, by the rule above.
+    """
     counts, layout = model.counts, model.layout
-    memory = model.gpu.memory_bytes
-    weights = counts.stored_bytes / layout.devices + counts.whole_bytes / layout.pipeline_parallel_size
-    free = (memory * _USABLE - weights - _WORKSPACE_BYTES) * _CACHE_SHARE
+    if pool_bytes is None:
+        weights = counts.stored_bytes / layout.devices + counts.whole_bytes / layout.pipeline_parallel_size
+        pool_bytes = (model.gpu.memory_bytes * _USABLE - weights - _WORKSPACE_BYTES) * _CACHE_SHARE
     tokens = max(1, int(input_tokens + _OUTPUT_HELD * output_tokens))
     held = counts.kv_stored_bytes(tokens) / layout.pipeline_parallel_size
-    if free < _LEAST_FREE_SHARE * memory or not held:
+    if pool_bytes < _LEAST_FREE_SHARE * model.gpu.memory_bytes or not held:
         return None
-    return max(1.0, free / held)
+    return max(1.0, pool_bytes / held)
 
 
 def serve(

@@ -41,7 +41,6 @@ def speed_model(
 
     Costs about a millisecond; `SpeedModel.decode` then microseconds, so keep it for many batches and contexts.
     """
-    check_layout(layout)
     counts = count(spec, stored.weights, stored.base, kv_dtype, layout, stored.linear, stored.scheme)
     constants, regime = load_constants(engine, gpu)
     return SpeedModel(counts, gpu, stored.name, constants), regime
