@@ -27,6 +27,8 @@ EPILOG = """Examples:
   kvcalc estimate llama-3-8b --context 8k --kv-memory 40GiB
 
   kvcalc estimate gpt-oss-120b --context 32k --engine all
+
+  kvcalc estimate llama-3-70b --context 8k --gpu h100x4 --engine vllm --check
 """
 
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype, parse_dtype
-from kvcalc.memory.engines.vllm.stages import stage_bounds
 from kvcalc.memory.sharding import Width, shard, stage, width_of
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
 from kvcalc.model.memo import remembered_of_two
@@ -98,6 +97,8 @@ def device_weights(
 
     parts = [weights]
     if stages > 1:
+        from kvcalc.memory.engines.vllm.stages import stage_bounds
+
         bounds = stage_bounds(spec.num_layers, stages)
         parts = [stage(weights, first, last, spec.num_layers) for first, last in bounds]
     heads = kv_head_counts(spec) or [spec.attention.num_kv_heads or 1]
