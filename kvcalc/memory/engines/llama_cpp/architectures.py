@@ -93,10 +93,14 @@ def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
 
 
 def _kept(spec: ModelSpec, cache: Cache, settings: Settings) -> Cache:
-    """Older builds keep K and V of every head for MLA, or the latent twice: with the rotary key as K, and as V."""
-    if not isinstance(cache, LatentAttention) or not settings.is_before(NO_V):
+    """Older builds keep K and V of every head for MLA, or the latent twice: with the rotary key as K, and as V.
+
+    For an older GGUF file every build keeps the heads.
+    """
+    expands = spec.gguf is not None and spec.gguf.expands_latent
+    if not isinstance(cache, LatentAttention) or not (expands or settings.is_before(NO_V)):
         return cache
     rank, shape = cache.kv_lora_rank, spec.attention
-    if settings.is_before(LATENT):
+    if expands or settings.is_before(LATENT):
         return FullAttention(shape.num_heads, shape.qk_head_dim, shape.v_head_dim)
     return FullAttention(1, rank + cache.qk_rope_head_dim, rank)
