@@ -25,8 +25,9 @@ def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelS
     A preset's name or alias wins; `./NAME` always means a path. A path is a config.json, a GGUF file, a folder holding
     one, or a preset file (.yaml). `hf:org/name` is the Hub's, and the only form that may touch the network. Raises
     UsageError (exit 2) for a file that is missing, unreadable or no JSON object, ModelError (exit 3) for an unknown
-    name or a config that is not understood, and RunError (exit 1) where the Hub cannot be reached. `assume_full_attention`: an
-    upper bound (`upper_bound`) where the config is not understood, and the windows left out where it is.
+    name or a config that is not understood, and RunError (exit 1) where the Hub cannot be reached or an extra is
+    missing. `assume_full_attention`: an upper bound (`upper_bound`) where the config is not understood, and the windows
+    left out where it is.
     """
     read = _read_upper_bound if assume_full_attention else read_config
     if reference == "-":
