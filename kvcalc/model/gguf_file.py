@@ -20,8 +20,8 @@ from kvcalc.errors import ModelError, RunError, UsageError
 from kvcalc.model.reader import MAX_LAYERS
 
 MAGIC = b"GGUF"
-MAX_PAIRS = 10_000
-MAX_TENSORS = 200_000
+MAX_PAIRS = 2_000
+MAX_TENSORS = 100_000
 MAX_STRINGS = 4_000_000
 """In all arrays together: more than four times the largest vocabulary with its merges."""
 
@@ -291,7 +291,7 @@ def _read_tensors(file: _Bytes, count: int, alignment: int, constants: Any) -> t
         end = -(-last // alignment) * alignment
         tensors.append(tensor)
     start = -(-file.position // alignment) * alignment
-    if tensors and start + last > file.size:
+    if tensors and last and start + last > file.size:
         raise UsageError(
             f"{file.path}: cut off: the header describes {last:,} bytes of tensors, the file holds "
             f"{max(file.size - start, 0):,}",
