@@ -181,6 +181,7 @@ BUILDERS: dict[str, tuple[str, Build]] = {
     "qwen35": ("qwen3_5_text", layers.delta_net),
     "qwen35moe": ("qwen3_5_moe_text", layers.delta_net),
     "qwen3next": ("qwen3_next", layers.delta_net),
+    "rwkv6": ("rwkv6", layers.rwkv6),
     "starcoder": ("gpt_bigcode", _starcoder),
     "step35": ("step3p5", layers.step35),
     "t5": ("t5", _t5),
@@ -189,7 +190,7 @@ BUILDERS: dict[str, tuple[str, Build]] = {
 # KV heads by layer are the builder's to read.
 BY_LAYER = (
     "deci gemma4 granitehybrid jamba kimi-k3 kimi-linear lfm2 lfm2moe mamba mamba2 mimo2 nemotron_h nemotron_h_moe "
-    "openelm step35"
+    "openelm rwkv6 step35"
 ).split()
 
 

@@ -22,7 +22,8 @@ _HARMLESS = frozenset(
         "attention.relative_buckets_count attention.q_lora_rank attention.rope_pattern attention.causal "
         "attention.indexer.head_count attention.indexer.local_blocks attention.output_group_count "
         "attention.output_lora_rank attention.compress_rope_freq_base ssm.time_step_rank ssm.dt_b_c_rms "
-        "kda.safe_gate kda.gate_lower_bound hash_layer_count embedding_length_per_layer_input "
+        "rescale_every_n_layers time_mix_extra_dim time_decay_extra_dim kda.safe_gate kda.gate_lower_bound "
+        "hash_layer_count embedding_length_per_layer_input "
         "leading_dense_block_count moe_every_n_layers interleave_moe_layer_step n_deepstack_layers "
         "deepstack_mapping hidden_activation"
     ).split()

@@ -32,6 +32,7 @@ def sliding(facts: Facts, step: int | None, *, full_first: bool = False) -> list
 
 
 def layer_kinds(flags: list[bool]) -> list[str]:
+    """layer_types, from whether each layer has the window."""
     return [_KINDS[flag] for flag in flags]
 
 
@@ -126,6 +127,7 @@ def deci(facts: Facts, config: Config) -> Config:
 
 
 def openelm(facts: Facts, config: Config) -> Config:
+    """Heads, and KV heads, of a number of their own in every layer."""
     return {
         "model_type": "openelm", "num_transformer_layers": facts.num_layers, "head_dim": config["head_dim"],
         "model_dim": config["hidden_size"], "num_query_heads": facts.by_layer("attention.head_count"),
@@ -169,6 +171,16 @@ class Mamba2:
         self.head_dim = self.inner // self.heads
 
 
+def rwkv6(facts: Facts, config: Config) -> Config:
+    """Two last tokens a layer, one for each block's shift, and a matrix a head. The converter leaves heads at 0."""
+    if facts.optional("token_shift_count") not in (None, 2):
+        raise facts.error("rwkv6.token_shift_count is not 2: not modelled")
+    return {
+        "model_type": "rwkv6", "num_hidden_layers": facts.num_layers, "hidden_size": config["hidden_size"],
+        "torch_dtype": config["torch_dtype"], "head_size": facts.integer("wkv.head_size"),
+    }  # fmt: skip
+
+
 def mamba(facts: Facts, config: Config) -> Config:
     """Falcon-Mamba differs from Mamba by norms alone, and is told by them."""
     falcon = facts.boolean("ssm.dt_b_c_rms", default=False)
@@ -181,6 +193,7 @@ def mamba(facts: Facts, config: Config) -> Config:
 
 
 def mamba2(facts: Facts, config: Config) -> Config:
+    """The same state in every layer; the heads stand under Mamba's time_step_rank."""
     mixer = Mamba2(facts)
     return {
         "model_type": "mamba2", "num_hidden_layers": facts.num_layers, "hidden_size": config["hidden_size"],
@@ -213,6 +226,7 @@ def _mamba2_keys(mixer: Mamba2, hidden_size: int) -> Config:
 
 
 def granite_hybrid(facts: Facts, config: Config) -> Config:
+    """A layer without KV heads is Mamba-2's."""
     heads, attends = _attending(facts)
     kinds = ["attention" if attending else "mamba" for attending in attends]
     return {
@@ -261,4 +275,5 @@ def layer_types_of_states(facts: Facts, interval: int) -> list[str]:
 
 
 def minimax(facts: Facts, config: Config) -> Config:
+    """Lightning attention in all but every eighth layer."""
     return {**config, "layer_types": layer_types_of_states(facts, 8)}

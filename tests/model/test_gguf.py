@@ -19,6 +19,7 @@ import kvcalc
 from kvcalc.errors import KvcalcError, ModelError, RunError, UsageError
 from kvcalc.model.gguf_file import read_header
 from kvcalc.model.gguf_files import read_files
+from kvcalc.model.hf_config import read_config
 from tests.conftest import ROOT
 
 pytest.importorskip("gguf", reason="the extra `gguf`")
@@ -102,6 +103,19 @@ def test_layers_for_further_tokens_are_not_counted(tmp_path: Path) -> None:
     for listed in (heads, [*heads, 4]):
         spec = load(write(tmp_path / "x.gguf", "llama", {**pairs, "attention.head_count_kv": listed}))
         assert spec.num_layers == 4
+
+
+def test_rwkv6_keeps_a_state(tmp_path: Path) -> None:
+    pairs = {
+        "block_count": 32, "context_length": 2**20, "embedding_length": 4096, "feed_forward_length": 14336,
+        "attention.head_count": 0, "wkv.head_size": 64, "rescale_every_n_layers": 6, "time_mix_extra_dim": 32,
+        "time_decay_extra_dim": 64,
+    }  # fmt: skip
+    config = {"model_type": "rwkv6", "num_hidden_layers": 32, "hidden_size": 4096, "head_size": 64}
+    spec = load(write(tmp_path / "x.gguf", "rwkv6", pairs))
+    assert spec.layers == read_config(config, "config", "config").layers
+    with pytest.raises(ModelError, match="token_shift_count"):
+        load(write(tmp_path / "y.gguf", "rwkv6", {**pairs, "token_shift_count": 1}))
 
 
 def test_step_has_query_heads_by_layer(tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ _PLAIN = (
     "deepseek_v3 deepseek_v32 dots1 ernie4_5 ernie4_5_moe exaone falcon falcon_h1 falcon_mamba gemma generic glm glm4 "
     "glm4_moe glm4_moe_lite glm_moe_dsa gpt2 gpt_bigcode gpt_neox granite granitemoe granitemoehybrid grok-1 "
     "hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text hy_v3 internlm2 jais jais2 jamba kimi_k2 kimi_linear lfm2 "
-    "lfm2_moe llama llava mamba mamba2 minicpm minimax minimax_m2 mpt nemotron nemotron_h olmo olmo2 olmoe openelm "
-    "orion paddleocr_vl_text phi qwen qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3_5_moe_text qwen3_5_text "
-    "qwen3_next qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 stablelm xverse"
+    "lfm2_moe llama llava mamba mamba2 minicpm minimax minimax_m2 mpt nemotron nemotron-nas nemotron_h olmo olmo2 "
+    "olmoe openelm orion paddleocr_vl_text phi qwen qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3_5_moe_text "
+    "qwen3_5_text qwen3_next qwen3_vl_moe_text qwen3_vl_text rwkv6 seed_oss smollm3 stablelm xverse"
 ).split()
 
 
