@@ -33,10 +33,12 @@ _EXPANDED = {
     "minicpm3": "llama.cpp keeps K and V of every head of MiniCPM3, not the latent",
 }
 
-# The converter leaves it out, and llama.cpp does without.
+# The converter leaves windows out, or once did, and llama.cpp does without. It writes 0 for a Phi without one.
+_ALL_TOKENS = "all tokens are counted, as llama.cpp keeps them"
 _UNSTATED = {
-    "starcoder2": "GGUF files of StarCoder2 do not state its window of 4,096: all tokens are counted, as llama.cpp "
-    "keeps them",
+    "phi3": f"the file does not say whether the model has a window, as Phi-3 has: {_ALL_TOKENS}",
+    "phimoe": f"the file does not say whether the model has a window, as Phi-3.5-MoE has: {_ALL_TOKENS}",
+    "starcoder2": f"GGUF files of StarCoder2 do not state its window of 4,096: {_ALL_TOKENS}",
 }
 
 
@@ -72,7 +74,7 @@ def load_gguf(path: str, *, assume_full_attention: bool = False) -> ModelSpec:
     remarks = (
         *spec.remarks,
         *([_EXPANDED[arch]] if expands else []),
-        *([_UNSTATED[arch]] if arch in _UNSTATED else []),
+        *([_UNSTATED[arch]] if arch in _UNSTATED and facts.get("attention.sliding_window") is None else []),
     )
     return spec._replace(gguf=GgufFacts(count_weights(model, facts), expands), remarks=remarks)
 
