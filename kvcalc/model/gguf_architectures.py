@@ -30,7 +30,7 @@ PLAIN: dict[str, str] = {
     "stablelm": "stablelm", "starcoder2": "starcoder2", "xverse": "xverse",
     # Of no model_type kvcalc knows, and as plain as the others: the documented type for such decoders.
     **dict.fromkeys(
-        "bailingmoe2 codeshell grovemoe llama-embed maincoder pangu-embedded plamo refact".split(), "generic"
+        "bailingmoe2 codeshell grovemoe maincoder pangu-embedded plamo refact".split(), "generic"
     ),
     # Multi-head attention of encoders.
     "bert": "bert", "jina-bert-v2": "bert", "jina-bert-v3": "xlm-roberta", "nomic-bert": "nomic_bert",
