@@ -22,19 +22,23 @@ from kvcalc.model.caches import (
 from kvcalc.model.spec import ModelSpec
 
 # A second cache for windows (swa_type). Other types' windows are not kept as such: every token has its cell.
-_WINDOWED = ("cohere2", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text",
-             "mimo_v2_flash", "olmo3")  # fmt: skip
+_WINDOWED = (
+    "afmoe cohere2 cohere2_moe exaone4 exaone_moe gemma2 gemma3_text gemma3n_text gemma4_text gpt_oss granite_swa "
+    "granitemoe_swa laguna llama4_text mellum mimo_v2_flash muse_glimmer_text olmo3 step3p5"
+).split()
 _FULL_LENGTH = ("ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen2", "qwen3", "qwen3_moe", "starcoder2")
 
 # Chunks are not read from the file: always 8,192 (models/llama4.cpp).
 _CHUNK = 8192
 
 _PLAIN = (
-    "apertus arcee bamba bloom cohere deepseek_v2 deepseek_v3 deepseek_v32 ernie4_5 falcon falcon_h1 falcon_mamba "
-    "gemma generic glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt2 gpt_neox granite granitemoe granitemoehybrid "
-    "hunyuan_v1_dense hunyuan_v1_moe jamba kimi_k2 kimi_linear lfm2 lfm2_moe llama llava mamba mamba2 minimax_m2 "
-    "nemotron_h nemotron-nas olmo olmo2 olmoe phi qwen2_5_vl_text qwen2_vl_text qwen3_5_moe_text qwen3_5_text "
-    "qwen3_next qwen3_vl_moe_text qwen3_vl_text rwkv6 seed_oss stablelm"
+    "apertus arcee arctic baichuan bailing_moe bamba bitnet bloom chameleon chatglm cohere dbrx deepseek deepseek_v2 "
+    "deepseek_v3 deepseek_v32 dots1 ernie4_5 ernie4_5_moe exaone falcon falcon_h1 falcon_mamba gemma generic glm glm4 "
+    "glm4_moe glm4_moe_lite glm_moe_dsa gpt2 gpt_bigcode gpt_neox granite granitemoe granitemoehybrid grok-1 "
+    "hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text hy_v3 internlm2 jais jais2 jamba kimi_k2 kimi_linear lfm2 "
+    "lfm2_moe llama llava mamba mamba2 minicpm minimax minimax_m2 mpt nemotron nemotron-nas nemotron_h olmo olmo2 "
+    "olmoe openelm orion paddleocr_vl_text phi qwen qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3_5_moe_text "
+    "qwen3_5_text qwen3_next qwen3_vl_moe_text qwen3_vl_text rwkv6 seed_oss smollm3 stablelm xverse"
 ).split()
 
 
@@ -93,10 +97,14 @@ def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
 
 
 def _kept(spec: ModelSpec, cache: Cache, settings: Settings) -> Cache:
-    """Older builds keep K and V of every head for MLA, or the latent twice: with the rotary key as K, and as V."""
-    if not isinstance(cache, LatentAttention) or not settings.is_before(NO_V):
+    """Older builds keep K and V of every head for MLA, or the latent twice: with the rotary key as K, and as V.
+
+    For an older GGUF file every build keeps the heads.
+    """
+    expands = spec.gguf is not None and spec.gguf.expands_latent
+    if not isinstance(cache, LatentAttention) or not (expands or settings.is_before(NO_V)):
         return cache
     rank, shape = cache.kv_lora_rank, spec.attention
-    if settings.is_before(LATENT):
+    if expands or settings.is_before(LATENT):
         return FullAttention(shape.num_heads, shape.qk_head_dim, shape.v_head_dim)
     return FullAttention(1, rank + cache.qk_rope_head_dim, rank)
