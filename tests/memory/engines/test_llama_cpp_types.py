@@ -6,29 +6,7 @@ import pytest
 
 from kvcalc.errors import ModelError
 from tests.memory.engines.models import ask, latent, lines, plain, total
-
-
-def renamed(model_type: str, **keys: object) -> dict[str, object]:
-    return {"model_type": model_type, "torch_dtype": "bfloat16", **keys}
-
-
-def minimax_m3(layers: int = 4, dense: int = 1, **more: object) -> dict[str, object]:
-    """4 KV heads of 128; an indexer of 128 in all layers but the dense ones in front."""
-    frequency = [int(number >= dense) for number in range(layers)]
-    return {
-        **plain(layers, 64, 4, 128), "model_type": "minimax_m3", "moe_layer_freq": frequency,
-        "sparse_attention_config": {
-            "use_sparse_attention": True, "sparse_index_dim": 128, "sparse_block_size": 128, "sparse_topk_blocks": 16,
-            "sparse_attention_freq": frequency,
-        },
-        **more,
-    }  # fmt: skip
-
-
-def t5(layers: int = 6, decoder_layers: int = 6) -> dict[str, object]:
-    return renamed(
-        "t5", num_layers=layers, num_decoder_layers=decoder_layers, num_heads=8, d_model=512, d_kv=64, d_ff=2048
-    )
+from tests.memory.engines.shapes import STEP, minimax_m3, renamed, t5, windowed
 
 
 @pytest.mark.parametrize(
@@ -117,13 +95,7 @@ def test_t5_makes_k_and_v_of_the_encoder_anew() -> None:
         ask(t5(6, 4), "llama.cpp", 256, encoder_tokens=100)
 
 
-def windowed(kind: str, layers: int, **more: object) -> dict[str, object]:
-    """2 KV heads of 64, a row of 256 elements, 512 bytes."""
-    return {**plain(layers), "model_type": kind, "sliding_window": 512, **more}
-
-
 FULL, WINDOW = 8192 * 512, 1024 * 512
-STEP = ["full_attention", *["sliding_attention"] * 3]
 
 
 @pytest.mark.parametrize(
