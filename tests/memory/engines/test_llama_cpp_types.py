@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcalc.errors import ModelError
+from kvcalc.errors import KvcalcError, ModelError
 from tests.memory.engines.models import ask, latent, lines, plain, total
 from tests.memory.engines.shapes import STEP, minimax_m3, renamed, t5, windowed
 
@@ -175,3 +175,53 @@ def test_every_known_type_is_placed_once() -> None:
     placed = [name for table in tables for name in table]
     assert len(placed) == len(set(placed))
     assert set(placed) <= {*FAMILIES, *REMOTE_FAMILIES}
+
+
+def deepseek_v4(*ratios: int) -> dict[str, object]:
+    """A head of 512, an indexer of 128, a window of 128."""
+    return renamed(
+        "deepseek_v4", num_hidden_layers=len(ratios), num_attention_heads=8, hidden_size=1024, head_dim=512,
+        num_key_value_heads=1, qk_rope_head_dim=64, sliding_window=128, index_head_dim=128, index_topk=512,
+        compress_ratios=list(ratios),
+    )  # fmt: skip
+
+
+def test_deepseek_v4_keeps_windows_entries_and_states_in_fp32() -> None:
+    window = 768 * 512 * 2  # 128 + 512 tokens
+    # 8,192 / 4 = 2,048 entries of 512 and index keys of 128; 2 x 8 rows of 1,024 and of 256 in fp32.
+    sparse = 2048 * (512 + 128) * 2 + 2 * 8 * (1024 + 256) * 4
+    # 8,192 / 128 = 64 entries in 256 cells; 2 x 128 rows of 512 in fp32.
+    heavy = 256 * 512 * 2 + 2 * 128 * 512 * 4
+    answer = ask(deepseek_v4(0, 4, 128), "llama.cpp", 8192)
+    assert [row["bytes_per_layer"] for row in answer["kv_cache"]["layers"]] == [window, window + sparse, window + heavy]
+    assert total(deepseek_v4(0, 4, 128), "llama.cpp", 8192) == 3 * window + sparse + heavy
+    # Slots have cells of their own, with --kv-unified too, where each has cells for all.
+    assert total(deepseek_v4(0, 4, 128), "llama.cpp", 8192, 2) == 2 * (3 * window + sparse + heavy)
+    assert total(deepseek_v4(0), "llama.cpp", 8192, 2, settings={"kv-unified": "", "parallel": "4"}) == 4 * window
+    assert total(deepseek_v4(128), "llama.cpp", 65536, 2, settings={"kv-unified": ""}) == 2 * (
+        window + 1024 * 512 * 2 + 2 * 128 * 512 * 4
+    )
+    # The states stay in fp32: q8_0 takes 34 bytes for 32 elements.
+    small = 768 * 16 * 34 + 2048 * 20 * 34 + 2 * 8 * 1280 * 4
+    assert total(deepseek_v4(4), "llama.cpp", 8192, kv_dtype="q8_0") == small
+
+
+def test_deepseek_v4s_growth_is_that_of_its_entries() -> None:
+    # 640 elements for every 4 tokens, 512 for every 128, 2 bytes each.
+    assert ask(deepseek_v4(4), "llama.cpp", 65536)["kv_cache"]["bytes_per_token"] == 320
+    assert ask(deepseek_v4(128), "llama.cpp", 65536)["kv_cache"]["bytes_per_token"] == 8
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (deepseek_v4(4), {"settings": {"before-pull": "19067"}}, "do not run it"),
+        ({**deepseek_v4(4), "compress_rate_csa": 8}, {}, "compresses by 4 with an indexer"),
+        (deepseek_v4(4), {"kv_dtype": "q8_0", "settings": {"flash-attn": "off"}}, "--cache-type-v q8_0"),
+    ],
+)
+def test_deepseek_v4s_llama_cpp_does_not_run(
+    config: dict[str, object], options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(KvcalcError, match=message):
+        ask(config, "llama.cpp", 8192, **options)
