@@ -39,8 +39,9 @@ class _Parts(NamedTuple):
 def engine(spec: ModelSpec, settings: Settings, check_types: Callable[[ModelSpec, Dtype], None]) -> Engine:
     """The accounting of a context whose slots all have cells of their own, with --kv-unified too.
 
-    K alone is kept, in the type of K; compressors keep keys and gates in fp32. `check_types` refuses types. Raises ModelError (exit 3) for older
-    builds, which do not run it, and for rates llama.cpp does not have.
+    K alone is kept, in the type of K; compressors keep keys and gates in fp32. `check_types` refuses what llama.cpp
+    refuses of types. Raises ModelError (exit 3) for older builds, which do not run it, and for rates llama.cpp does not
+    have.
     """
     caches = all_caches(spec)
     if settings.before_pull is not None:
