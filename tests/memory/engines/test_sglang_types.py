@@ -35,7 +35,9 @@ ROW = 512
         ({**plain(), "model_type": "internlm2"}, 2 * ROW),
         ({**plain(), "model_type": "grok-1"}, 2 * ROW),
         ({**plain(), "model_type": "hy_v3"}, 2 * ROW),
+        ({**plain(), "model_type": "llava_llama"}, 2 * ROW),
         # A window in these is kept whole.
+        (windowed("llava_mistral", 2), 2 * ROW),
         (windowed("afmoe", 8), 8 * ROW),
         (windowed("cohere2_moe", 8), 8 * ROW),
         (windowed("exaone4", 64), 64 * ROW),
