@@ -97,8 +97,10 @@ def minimax_m3(facts: Facts, config: Config) -> Config:
     """Dense layers in front have no indexer."""
     dense = facts.optional("leading_dense_block_count", most=facts.num_layers) or 0
     kinds = ["full_attention"] * dense + ["minimax_m3_sparse"] * (facts.num_layers - dense)
+    experts = [int(number >= dense) for number in range(facts.num_layers)]
     return {
-        **config, "layer_types": kinds, "index_head_dim": facts.integer("attention.indexer.key_length"),
+        **config, "layer_types": kinds, "moe_layer_freq": experts,
+        "index_head_dim": facts.integer("attention.indexer.key_length"),
         "index_block_size": facts.integer("attention.indexer.block_size"),
         "index_topk_blocks": facts.integer("attention.indexer.top_k"),
     }  # fmt: skip
