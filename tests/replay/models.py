@@ -48,7 +48,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 7, "attention_k_eq_v": False,
     },
     "52-layer SWA": {
-        "model_type": "gpt_oss", "num_hidden_layers": 52, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "model_type": "muse_glimmer_text", "num_hidden_layers": 52, "num_attention_heads": 16, "num_key_value_heads": 2,
         "head_dim": 128, "hidden_size": 2048, "sliding_window": 2048,
         "layer_types": ["sliding_attention"] * 39 + ["full_attention"] * 13,
     },

@@ -68,8 +68,7 @@ def keeps_windows(spec: ModelSpec) -> bool:
     """Whether windows have a cache of their own.
 
     Raises ModelError (exit 3) for a type llama.cpp does not convert, for windows whose treatment is not established,
-    and for windows in more or fewer layers than the architecture
-    has them.
+    and for windows in more or fewer layers than the architecture has them.
     """
     kind = spec.model_type
     windowed = _windowed_layers(spec)
