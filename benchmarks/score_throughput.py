@@ -4,8 +4,8 @@ roofline with one efficiency.
     python benchmarks/score_throughput.py --data FOLDER [--detail] [--shipped]
 
 Errors are of seconds, |predicted / measured - 1|. Every fit is made anew (about two minutes); `--shipped` asks the
-constants the package ships instead, and leaves nothing out. `--detail` adds a table by family and by device. The README's
-table is printed too.
+constants the package ships instead, and leaves nothing out. `--detail` adds tables by family, device and engine. The
+README's table is printed too.
 """
 
 from __future__ import annotations
