@@ -177,7 +177,8 @@ class Models:
     """Models by what names them: read once, and refused once. Bounded, and forgotten as a whole."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[object, ...], Any] = {}
+        self._found: dict[tuple[object, ...], tuple[ModelSpec, WhatIf]] = {}
+        self._refused: dict[tuple[object, ...], KvcalcError] = {}
         self._values = 0
 
     def model_of(
@@ -188,18 +189,21 @@ class Models:
         key = (reference, None if reference is not None else what_if, *flags.values(), assume)
         found = self._found.get(key)
         if found is None:
+            if key in self._refused:
+                raise self._refused[key].with_traceback(None)
             try:
                 found = o.model_of(reference, what_if, flags, assume)
             except KvcalcError as error:
-                found = error
+                # A look through all presets for the near names costs as much as hundreds of answers.
+                if len(self._refused) < _MOST_MODELS and len(reference or "") < 4096:
+                    self._refused[key] = error.with_traceback(None)
+                raise
             self._keep(key, found)
-        if isinstance(found, KvcalcError):
-            raise found
         spec, left = found
         return spec, left if reference is None else what_if
 
-    def _keep(self, key: tuple[object, ...], found: Any) -> None:
-        self._values += 1 if isinstance(found, KvcalcError) else _count_values(found[0].config)
+    def _keep(self, key: tuple[object, ...], found: tuple[ModelSpec, WhatIf]) -> None:
+        self._values += _count_values(found[0].config)
         if len(self._found) >= _MOST_MODELS or self._values > _MOST_VALUES:
             from kvcalc.model.memo import forget
 

@@ -162,13 +162,21 @@ def longest_context(bytes_at: Callable[[int], int], memory_bytes: int, period: i
 def most_that_fit(bytes_of_count: Callable[[int], int], memory_bytes: int, too_many: int) -> int:
     """The largest count below `too_many`, which does not fit, whose bytes are within `memory_bytes`; 0 where none is.
 
-    `bytes_of_count` must not fall as the count grows. Bisection: exact whatever the shape of the curve.
+    `bytes_of_count` must not fall as the count grows. Most curves are nearly straight, so the next count tried is where
+    a straight line would meet the memory; where that does not halve what is left, the middle. Exact whatever the shape.
     """
-    fits = 0
+    below = bytes_of_count(1) if too_many > 1 else memory_bytes + 1
+    if below > memory_bytes:
+        return 0
+    fits, above, halve = 1, bytes_of_count(too_many), False
     while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        if bytes_of_count(middle) <= memory_bytes:
-            fits = middle
+        left = too_many - fits
+        probe = fits + (left // 2 if halve else left * (memory_bytes - below) // (above - below))
+        probe = min(max(probe, fits + 1), too_many - 1)
+        held = bytes_of_count(probe)
+        if held <= memory_bytes:
+            fits, below = probe, held
         else:
-            too_many = middle
+            too_many, above = probe, held
+        halve = 2 * (too_many - fits) > left
     return fits

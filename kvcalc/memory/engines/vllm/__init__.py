@@ -22,6 +22,7 @@ from kvcalc.memory.engines.vllm.releases import Rules, rules_of
 from kvcalc.memory.engines.vllm.settings import Settings, parse_settings
 from kvcalc.memory.engines.vllm.stages import stage_bounds
 from kvcalc.model.caches import Cache, RecurrentState
+from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches
 
 VERSION = "0.33.0"
@@ -79,7 +80,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
     def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
         plan, asked = plan_of(share, dtype), demand(tokens)
         needed = request_blocks(plan.groups, asked)
-        sizes = {page.block_size for part in plan.groups for _, page in part.layers if page.kind != STATE}
+        sizes = _block_sizes(plan)
         found: dict[str, Any] = {
             "block_size": max(sizes, default=tokens),
             "bytes_per_block": plan.block_bytes,
@@ -101,8 +102,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
         return found
 
     def growth_tokens(share: ModelSpec, dtype: Dtype) -> int:
-        layers = plan_of(share, dtype).groups
-        return lcm(*(page.block_size for part in layers for _, page in part.layers if page.kind != STATE))
+        return lcm(*_block_sizes(plan_of(share, dtype)))
 
     def lines(share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
         return account(plan_of(share, dtype), dtype, demand(tokens))
@@ -111,6 +111,12 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
         "vllm", release or VERSION, cache_bytes, {"rules": rules.name, **settings._asdict()}, _remarks(spec, settings),
         sequence_bytes, blocks, growth_tokens, lines, stages_bytes=stages_bytes,
     )  # fmt: skip
+
+
+@remembered
+def _block_sizes(plan: Plan) -> set[int]:
+    """Tokens of a block, of every layer that keeps tokens."""
+    return {page.block_size for part in plan.groups for _, page in part.layers if page.kind != STATE}
 
 
 def _refuse(spec: ModelSpec) -> None:

@@ -10,6 +10,7 @@ from kvcalc.memory.engines.vllm.groups import Group, block_bytes
 from kvcalc.memory.engines.vllm.layers import Layer
 from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, SLIDING, STATE, Demand, Page
 from kvcalc.memory.kv_cache import stored_cache_bytes
+from kvcalc.model.memo import remembered
 
 
 class Plan(NamedTuple):
@@ -26,7 +27,12 @@ class Plan(NamedTuple):
     @property
     def block_bytes(self) -> int:
         """Of the stage whose blocks are largest: it sets how many there are."""
-        return block_bytes(self.largest_stage)
+        return _largest_block(self)
+
+
+@remembered
+def _largest_block(plan: Plan) -> int:
+    return block_bytes(plan.largest_stage)
 
 
 def account(plan: Plan, dtype: Dtype, demand: Demand) -> list[Line]:

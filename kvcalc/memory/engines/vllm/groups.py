@@ -10,6 +10,7 @@ from typing import NamedTuple
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.engines.vllm.pages import FULL, MLA, SLIDING, Demand, Page, need_the_same_tokens, unify
 from kvcalc.memory.engines.vllm.releases import Rules, rules_of
+from kvcalc.model.memo import remembered
 
 
 class Group(NamedTuple):
@@ -19,15 +20,21 @@ class Group(NamedTuple):
 
     @property
     def block_bytes(self) -> int:
-        return sum(page.bytes for _, page in self.layers)
+        return _summary(self)[0]
 
     def blocks(self, demand: Demand) -> int:
         """Blocks one request may hold of this group at most."""
-        return max((page.blocks(demand) for _, page in self.layers), default=0)
+        return max((page.blocks(demand) for page in _summary(self)[1]), default=0)
 
     def only(self, places: set[int]) -> Group:
         """The part a pipeline stage holds; it takes as many blocks as the whole."""
         return Group(tuple(layer for layer in self.layers if layer[0] in places))
+
+
+@remembered
+def _summary(group: Group) -> tuple[int, tuple[Page, ...]]:
+    """A group's bytes of a block, and its different pages: they are asked for with every request."""
+    return sum(page.bytes for _, page in group.layers), tuple(dict.fromkeys(page for _, page in group.layers))
 
 
 def group(pages: list[Page], rules: Rules | None = None) -> list[Group] | None:
