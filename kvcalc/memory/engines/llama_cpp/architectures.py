@@ -33,8 +33,8 @@ _PLAIN = (
     "apertus arcee bamba bloom cohere deepseek_v2 deepseek_v3 deepseek_v32 ernie4_5 falcon falcon_h1 falcon_mamba "
     "gemma generic glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt2 gpt_neox granite granitemoe granitemoehybrid "
     "hunyuan_v1_dense hunyuan_v1_moe jamba kimi_k2 kimi_linear lfm2 lfm2_moe llama llava mamba mamba2 minimax_m2 "
-    "nemotron_h olmo olmo2 olmoe phi qwen2_5_vl_text qwen2_vl_text qwen3_5_moe_text qwen3_5_text qwen3_next "
-    "qwen3_vl_moe_text qwen3_vl_text seed_oss stablelm"
+    "nemotron_h nemotron-nas olmo olmo2 olmoe phi qwen2_5_vl_text qwen2_vl_text qwen3_5_moe_text qwen3_5_text "
+    "qwen3_next qwen3_vl_moe_text qwen3_vl_text rwkv6 seed_oss stablelm"
 ).split()
 
 

@@ -121,7 +121,7 @@ def _block_sizes(plan: Plan) -> set[int]:
 
 def _refuse(spec: ModelSpec) -> None:
     """Models vLLM reads in a way that is not modelled."""
-    if spec.model_type in ("mimo_v2_flash", "llava", "rwkv", "recurrent_gemma", "deepseek_v4"):
+    if spec.model_type in ("mimo_v2_flash", "llava", "rwkv", "rwkv6", "recurrent_gemma", "deepseek_v4"):
         raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} is not modelled")
     if spec.model_type == "falcon" and spec.attention.num_kv_heads > 1:
         raise ModelError(f"{spec.name}: vLLM's layout of Falcon's new architecture is not modelled")
