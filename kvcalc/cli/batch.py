@@ -3,7 +3,7 @@
 import json as json_module
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, BinaryIO, NamedTuple, Optional
 
 import typer
@@ -31,7 +31,7 @@ Examples:
 
   kvcalc batch questions.jsonl
 
-  kvcalc batch questions.jsonl > answers.jsonl
+  kvcalc batch questions.jsonl --get kv_cache.total_bytes
 """
 
 
@@ -40,12 +40,19 @@ def batch(
     file: Annotated[
         str, typer.Argument(metavar="[FILE]", help="JSON lines: one question a line; - for stdin, the default.")
     ] = "-",
+    get: Annotated[
+        Optional[str],
+        typer.Option(
+            "--get", metavar="PATH", help="Of each answer one bare value, as kv_cache.total_bytes; null for an error."
+        ),
+    ] = None,
 ) -> None:
     """Answer a question a line, in JSON: as many as there are, in their order."""
+    write = _writer(get)
     if file != "-":
         try:
             with open(file, "rb") as stream:
-                failed, first = _answer_all(stream)
+                failed, first = _answer_all(stream, write)
         except OSError as error:
             if error.filename is None:
                 raise  # stdout's: the disk is full
@@ -53,17 +60,37 @@ def batch(
     elif sys.stdin is None:
         raise UsageError("stdin: closed", "pipe questions in: kvcalc batch < questions.jsonl")
     else:
-        failed, first = _answer_all(sys.stdin.buffer)
+        failed, first = _answer_all(sys.stdin.buffer, write)
     if failed:
         raise RunError(f"{failed:,} line{'s' if failed > 1 else ''} not answered; the first: {first}")
 
 
-def _answer_all(stream: BinaryIO) -> tuple[int, str]:
+def _writer(path: Optional[str]) -> Callable[[dict[str, Any]], str]:
+    """What becomes of an answer: one line of JSON, or the value at `path`."""
+    if path is None:
+        return json_module.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    from kvcalc.output.paths import bare, check_against_schema, look_up
+    from kvcalc.schema import load_schema
+
+    check_against_schema(load_schema(), "estimate", path)
+
+    def value(document: dict[str, Any]) -> str:
+        if "error" in document:
+            print(f"line {document['error']['line']}: {document['error']['message']}", file=sys.stderr)
+            return "null"
+        try:
+            return bare(look_up(document, path)).replace("\n", " ")
+        except UsageError:  # an item this answer's list does not have
+            return "null"
+
+    return value
+
+
+def _answer_all(stream: BinaryIO, write: Callable[[dict[str, Any]], str]) -> tuple[int, str]:
     """Answer every line of `stream`; how many had an error, and the first of these."""
     from kvcalc.cli.json_lines import read_lines
 
     questions = Questions()
-    encode = json_module.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     failed, first = 0, ""
     for lines in read_lines(stream):
         answers = []
@@ -72,7 +99,7 @@ def _answer_all(stream: BinaryIO) -> tuple[int, str]:
             if "error" in document:
                 failed += 1
                 first = first or f"line {line.number}: {document['error']['message']}"
-            answers.append(encode(document))
+            answers.append(write(document))
         sys.stdout.write("\n".join(answers) + "\n")
         sys.stdout.flush()
     return failed, first

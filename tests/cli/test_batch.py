@@ -68,6 +68,16 @@ def test_the_keys_stand_in_the_documents_order(kvcalc: Any) -> None:
     assert list(json.loads(out)) == list(kvcalc("estimate", "llama-3-8b", "--json").json)
 
 
+def test_one_value_of_each_answer() -> None:
+    lines = GOOD + b'\n{"model": "nope"}\n{"model": "llama-7b", "context": 1}\n'
+    result = spawn("batch", "--get", "kv_cache.total_bytes", stdin=lines)
+    assert result.status == 1
+    assert result.out == "1073741824\nnull\n524288\n"
+    assert "line 2: model 'nope' is not known" in result.err
+    assert spawn("batch", "--get", "kv_cache.layers.5.kind", stdin=GOOD).out == "null\n"
+    assert spawn("batch", "--get", "kv_cache.bytes", stdin=GOOD).status == 2
+
+
 def test_a_bad_line_stops_nothing_and_the_order_stays() -> None:
     lines = b"\n".join(
         [GOOD, b"{", b"", b'{"model": "nope"}', b"  \r", b'{"model": "gpt2"}', b"\xff\xfe", b'{"model": "llama-7b"}\r']
