@@ -19,7 +19,8 @@ from kvcalc.model.caches import (
     IndexerKeys,
     LatentAttention,
 )
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec, distinct_caches
 
 # A second cache for windows (swa_type). Other types' windows are not kept as such: every token has its cell.
 _WINDOWED = ("cohere2", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text",
@@ -66,12 +67,13 @@ class Layers(NamedTuple):
         return self.window is not None and cache.window is not None
 
 
+@remembered
 def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
     """The caches of a model. Raises ModelError (exit 3) for a model whose layout is not established."""
     if spec.model_type not in (*_WINDOWED, *_FULL_LENGTH, *_PLAIN):
         raise ModelError(f"{spec.name}: llama.cpp's layout of {spec.model_type} is not established")
     layers = tuple(
-        Layer(cache, _kept(spec, cache, settings), group.num_layers) for group in spec.layers for cache in group.caches
+        Layer(cache, _kept(spec, cache, settings), num_layers) for cache, num_layers in distinct_caches(spec)
     )
     if not layers:
         raise ModelError(f"{spec.name}: llama.cpp keeps no cache for it")

@@ -20,7 +20,8 @@ from kvcalc.model.caches import (
     LatentAttention,
     RecurrentState,
 )
-from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches
 
 FULL, WINDOW, STATE = "full", "window", "state"
 
@@ -54,17 +55,22 @@ def is_sparse(spec: ModelSpec) -> bool:
     return any(isinstance(cache, IndexerKeys) for cache in all_caches(spec))
 
 
+@remembered
 def layers_of(spec: ModelSpec, dtype: Dtype) -> list[Layer]:
-    """Every cache of one device's share. Raises ModelError (exit 3) for a layout that is not established, UsageError
-    (exit 2) for a dtype SGLang does not keep this cache in."""
+    """Every cache of one device's share once, and in how many layers it stands.
+
+    Raises ModelError (exit 3) for a layout that is not established, UsageError (exit 2) for a dtype SGLang does not keep
+    this cache in.
+    """
     check_model(spec)
     known = _SPARSE_DTYPES if is_sparse(spec) else _DTYPES
     if dtype.name not in known:
         raise UsageError(f"--kv-dtype {dtype.name}: not a cache dtype of SGLang for {spec.model_type}",
                          f"one of {', '.join(known)}")  # fmt: skip
-    return [_layer(spec, cache, group.num_layers, dtype) for group in spec.layers for cache in group.caches]
+    return [_layer(spec, cache, num_layers, dtype) for cache, num_layers in distinct_caches(spec)]
 
 
+@remembered
 def check_model(spec: ModelSpec) -> None:
     """Refuse, with a ModelError, what SGLang's pools are not established for."""
     caches = all_caches(spec)
