@@ -59,8 +59,8 @@ def is_sparse(spec: ModelSpec) -> bool:
 def layers_of(spec: ModelSpec, dtype: Dtype) -> list[Layer]:
     """Every cache of one device's share once, and in how many layers it stands.
 
-    Raises ModelError (exit 3) for a layout that is not established, UsageError (exit 2) for a dtype SGLang does not keep
-    this cache in.
+    Raises ModelError (exit 3) for a layout that is not established, UsageError (exit 2) for a dtype SGLang does not
+    keep this cache in.
     """
     check_model(spec)
     known = _SPARSE_DTYPES if is_sparse(spec) else _DTYPES

@@ -79,4 +79,18 @@ def block_bytes(groups: list[Group]) -> int:
 
 def request_blocks(groups: list[Group], demand: Demand) -> int:
     """Blocks one request may hold at most, all groups together."""
-    return sum(group.blocks(demand) for group in groups)
+    return sum(
+        count * (pages[0].blocks(demand) if len(pages) == 1 else max(page.blocks(demand) for page in pages))
+        for pages, count in _kinds_of_groups(groups)
+    )
+
+
+@remembered
+def _kinds_of_groups(groups: list[Group]) -> list[tuple[tuple[Page, ...], int]]:
+    """The different pages of each group that has any, and how many groups have the same."""
+    found: dict[tuple[Page, ...], int] = {}
+    for group in groups:
+        pages = _summary(group)[1]
+        if pages:
+            found[pages] = found.get(pages, 0) + 1
+    return list(found.items())
