@@ -38,6 +38,36 @@ def parse_size(text: str, option: str) -> int:
     return _whole(number, base**power, f"{option} {_shown(text)}", "bytes")
 
 
+def parse_bandwidth(text: str, option: str) -> int:
+    """Bytes a second in `3.35TB/s`, `900GB/s` or `3350G`; UsageError otherwise. At least 1."""
+    size = text.strip()
+    size = size[: -len("/s")] if size.casefold().endswith("/s") else size
+    try:
+        found = parse_size(size, option)
+    except UsageError:
+        found = 0
+    if found < 1:
+        raise UsageError(f"{option} {_shown(text)}: not a bandwidth", "write 3.35TB/s or 900GB/s")
+    return found
+
+
+def parse_flops(text: str, option: str) -> int:
+    """Operations a second in `989T`, `989 TFLOPS`, `2.25P` or `989e12`; UsageError otherwise. At least 1."""
+    rate = text.strip().casefold()
+    for unit in ("flop/s", "flops", "flop"):
+        rate = rate.removesuffix(unit).rstrip()
+    mantissa, exponent, power = rate.partition("e")
+    is_scientific = exponent and power.isdecimal() and len(power) <= 2
+    try:
+        found = parse_size(mantissa if is_scientific else rate, option)
+        found = parse_size(f"{mantissa}k", option) * 10 ** int(power) // 1000 if is_scientific else found
+    except UsageError:
+        found = 0
+    if found < 1:
+        raise UsageError(f"{option} {_shown(text)}: not a rate of operations", "write 989T (989 x 10^12 a second)")
+    return found
+
+
 def parse_tokens(text: str, option: str) -> int:
     """Tokens in `8192`, `131_072`, `8k` or `8K` (8,192), `1M` (1,048,576). At least 1; UsageError otherwise."""
     number, letter = _split(text)

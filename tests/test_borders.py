@@ -32,6 +32,7 @@ SHARED = {"errors", "units", "schema"}
 THIRD_PARTY = {
     "torch": ("attention/", "measure/"),
     "psutil": ("measure/",),
+    "pynvml": ("measure/",),
     "typer": ("cli/",),
     "rich": ("cli/", "output/"),
     "huggingface_hub": ("model/hub.py",),

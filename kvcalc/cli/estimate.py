@@ -5,7 +5,10 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from kvcalc.cli import device_options as d
 from kvcalc.cli import options as o
+from kvcalc.errors import UsageError
+from kvcalc.model.spec import ModelSpec
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -69,9 +72,22 @@ def estimate(
     swa_full: o.SwaFull = False,
     flash_attn: o.FlashAttn = None,
     before_pull: o.BeforePull = None,
+    gpu_memory_utilization: o.GpuMemoryUtilization = None,
+    max_num_seqs: o.MaxNumSeqs = None,
+    enforce_eager: o.EnforceEager = False,
+    mem_fraction_static: o.MemFractionStatic = None,
     encoder_tokens: o.EncoderTokens = None,
-    tp: o.Tp = "1",
+    tp: o.OptionalTp = None,
+    gpu: d.Gpu = None,
+    num_gpus: d.NumGpus = None,
+    gpu_memory: d.GpuMemory = None,
+    gpu_bandwidth: d.GpuBandwidth = None,
+    flops: d.Flops = None,
     kv_memory: o.KvMemory = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Leave with status 4 where it does not fit; needs --gpu or --kv-memory."),
+    ] = False,
     assume_full_attention: Annotated[
         bool,
         typer.Option(
@@ -100,6 +116,19 @@ def estimate(
     output = choose(format, json, get, no_color)
     document, kind = answer(ctx.params)
     emit(document, output, kind)
+    if check:
+        raise typer.Exit(check_fit(document))
+
+
+def check_fit(document: Mapping[str, Any]) -> int:
+    """The status of a document's fit: 0, or 4. ModelError (exit 3) where whether it fits is not known."""
+    from kvcalc.errors import DoesNotFitError, ModelError
+
+    fit = document["fit"]
+    if fit is None:
+        reason = next((text for text in document["warnings"] if text.startswith("fit: ")), "fit: not known")
+        raise ModelError(reason.removeprefix("fit: "), "--kv-memory SIZE asks of the cache alone")
+    return 0 if fit["fits"] else DoesNotFitError.exit_code
 
 
 # The options that go to the engine as text, by their parameters' names; they are its own where their name is.
@@ -108,12 +137,12 @@ ENGINE_OPTIONS = (
     "num_speculative_tokens", "pipeline_parallel_size", "page_size", "swa_full_tokens_ratio", "max_running_requests",
     "context_length", "max_mamba_cache_size", "tokens_per_block", "max_tokens", "free_gpu_memory_fraction",
     "max_attention_window", "cache_type_k", "cache_type_v", "parallel", "kv_unified", "ubatch_size", "swa_full",
-    "flash_attn", "before_pull",
+    "flash_attn", "before_pull", "gpu_memory_utilization", "max_num_seqs", "enforce_eager", "mem_fraction_static",
 )  # fmt: skip
 
 
-def answer(given: Mapping[str, Any], model_of: o.ModelOf = o.model_of) -> tuple[dict[str, Any], str]:
-    """The document these options ask for, and its kind; `kvcalc batch` asks the same of every line.
+def question_of(given: Mapping[str, Any], model_of: o.ModelOf = o.model_of) -> tuple[ModelSpec, str, dict[str, Any]]:
+    """The model, the engine's name, and the rest of what these options ask `planning.estimate`.
 
     `given` holds every parameter of `estimate` by its name, as text, None or a flag.
     """
@@ -128,6 +157,9 @@ def answer(given: Mapping[str, Any], model_of: o.ModelOf = o.model_of) -> tuple[
         "--sliding-window": given["sliding_window"],
     }
     spec, what_if = model_of(given["model"], what_if, flags, given["assume_full_attention"])
+    devices, tp = d.layout_of(given)
+    if given["check"] and devices is None and given["kv_memory"] is None:
+        raise UsageError("--check: into what?", "name a device, --gpu h100, or a memory, --kv-memory 40GiB")
     encoder_tokens, kv_memory, engine = given["encoder_tokens"], given["kv_memory"], given["engine"].casefold()
     question: dict[str, Any] = {
         "context_tokens": o.context_of(given["context"], given["max_model_len"]),
@@ -136,11 +168,23 @@ def answer(given: Mapping[str, Any], model_of: o.ModelOf = o.model_of) -> tuple[
         "kv_dtype": given["kv_dtype"],
         "engine_settings": o.engine_settings({name.replace("_", "-"): given[name] for name in ENGINE_OPTIONS}),
         "encoder_tokens": None if encoder_tokens is None else parse_tokens(encoder_tokens, "--encoder-tokens"),
-        "tensor_parallel_size": parse_count(given["tp"], "--tp"),
+        "tensor_parallel_size": tp,
         "kv_memory_bytes": None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
+        "devices": devices,
         "what_if": what_if,
     }
+    return spec, engine, question
+
+
+def answer(given: Mapping[str, Any], model_of: o.ModelOf = o.model_of) -> tuple[dict[str, Any], str]:
+    """The document these options ask for, and its kind; `kvcalc batch` asks the same of every line.
+
+    `given` is `question_of`'s.
+    """
+    spec, engine, question = question_of(given, model_of)
     if engine == "all":
+        if given["check"]:
+            raise UsageError("--check asks one engine", "for example: --check --engine vllm")
         from kvcalc.planning.engines import compare_engines
 
         return compare_engines(spec, **question), "engines"

@@ -77,6 +77,15 @@ Tp = Annotated[
         help="Devices the heads are split over. Also --tensor-parallel-size.",
     ),
 ]
+OptionalTp = Annotated[
+    Optional[str],
+    typer.Option(
+        "--tp",
+        "--tensor-parallel-size",
+        metavar="T",
+        help="Devices the heads are split over: 1, or --num-gpus. Also --tensor-parallel-size.",
+    ),
+]
 KvMemory = Annotated[
     Optional[str],
     typer.Option(
@@ -214,6 +223,20 @@ BeforePull = Annotated[
         metavar="N",
         help="llama.cpp: a build from before this pull request: 19067, 16812, 13194 or 12801.",
     ),
+]
+GpuMemoryUtilization = Annotated[
+    Optional[str],
+    _of_engine(
+        "--gpu-memory-utilization", metavar="F", help="vllm: its share of the device. Default: 0.92, before 0.21 0.9."
+    ),
+]
+MaxNumSeqs = Annotated[
+    Optional[str], _of_engine("--max-num-seqs", metavar="N", help="vllm: requests at once. Default: the device's.")
+]
+EnforceEager = Annotated[bool, _of_engine("--enforce-eager", help="vllm: no CUDA graphs.")]
+MemFractionStatic = Annotated[
+    Optional[str],
+    _of_engine("--mem-fraction-static", metavar="F", help="sglang: weights' and pool's share. Default: the device's."),
 ]
 Heads = Annotated[
     Optional[str], typer.Option("--heads", metavar="H", help="Attention heads.", rich_help_panel=_DESCRIBE)
