@@ -11,9 +11,10 @@ import kvcalc
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.presets import preset_names
 from kvcalc.planning.axis import Axis
+from kvcalc.planning.combination import COLUMNS
 from kvcalc.planning.estimate import estimate
 from kvcalc.planning.figures import FIGURES
-from kvcalc.planning.sweep import COLUMNS, Sweep, sweep
+from kvcalc.planning.sweep import Sweep, sweep
 
 
 def grid(name: str, contexts: tuple[int, ...] = (4096,), batches: tuple[int, ...] = (1,), **options: Any) -> Sweep:
@@ -94,7 +95,7 @@ def test_a_name_nobody_knows_is_refused_at_once() -> None:
 
 
 def test_a_context_an_engine_refuses_is_a_row_without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvcalc.planning import sweep as module
+    from kvcalc.planning import combination as module
 
     real = module.cache_figures
 

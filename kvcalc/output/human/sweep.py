@@ -12,7 +12,7 @@ from kvcalc.output.human.console import count, plain_table, size
 
 # (heading, key, how it is printed); the first of these stand only where they change, the last only where one is known.
 _CHANGING = (
-    ("engine", "engine", str), ("KV type", "kv_dtype", str), ("tp", "tensor_parallel_size", count),
+    ("engine", "engine", str), ("KV type", "kv_dtype", str), ("device", "gpu", str), ("tp", "tensor_parallel_size", count),
     ("batch", "batch_size", count),
 )  # fmt: skip
 _ALWAYS = (("context", "context_tokens", count), ("total", "total_bytes", size), ("per token", "bytes_per_token", size))
@@ -22,7 +22,11 @@ def render(document: dict[str, Any], console: Console) -> None:
     """Print the document with `points` cut to the first rows, and its `chart`."""
     points = document["points"]
     changing = [c for c in _CHANGING if len({point[c[1]] for point in points}) > 1]
-    constant = [_constant(key, points[0][key]) for _, key, _ in _CHANGING if key not in {c[1] for c in changing}]
+    constant = [
+        _constant(key, points[0][key])
+        for _, key, _ in _CHANGING
+        if key not in {c[1] for c in changing} and points[0][key]
+    ]
     console.print(Text.assemble((document["model"]["name"], "bold"), f"  {', '.join(constant)}"))
     console.print()
     columns = [*changing, *_ALWAYS]
