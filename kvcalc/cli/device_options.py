@@ -11,6 +11,7 @@ from kvcalc.cli.options import optional_count
 from kvcalc.errors import UsageError
 
 if TYPE_CHECKING:
+    from kvcalc.planning.throughput import SpeedQuestion
     from kvcalc.throughput.hardware import Devices
 
 _DEVICE = "The device"
@@ -52,6 +53,63 @@ Flops = Annotated[
     Optional[str],
     typer.Option("--flops", metavar="RATE", help="Dense bf16 operations a second: 989T.", rich_help_panel=_DEVICE),
 ]
+
+_SPEED = "How fast"
+Ep = Annotated[
+    Optional[str],
+    typer.Option(
+        "--ep",
+        "--expert-parallel-size",
+        metavar="E",
+        help="Of the --tp devices, how many whole experts are dealt out over. Default: 1, each is split.",
+        rich_help_panel=_SPEED,
+    ),
+]
+InputTokens = Annotated[
+    Optional[str],
+    typer.Option("--input-tokens", metavar="N", help="Serving: tokens of a prompt.", rich_help_panel=_SPEED),
+]
+OutputTokens = Annotated[
+    Optional[str],
+    typer.Option("--output-tokens", metavar="N", help="Serving: tokens of an answer.", rich_help_panel=_SPEED),
+]
+Concurrency = Annotated[
+    Optional[str],
+    typer.Option(
+        "--concurrency",
+        metavar="N",
+        help="Serving: requests kept in flight. Default: as many as fit.",
+        rich_help_panel=_SPEED,
+    ),
+]
+Calibrate = Annotated[
+    Optional[str],
+    typer.Option(
+        "--calibrate",
+        metavar="FILE",
+        help="A record of `kvcalc measure --json` on this device: its constants in place of fitted ones.",
+        rich_help_panel=_SPEED,
+    ),
+]
+
+
+def speed_of(given: Mapping[str, Any]) -> SpeedQuestion | None:
+    """What the options ask of speed; None where none of them is given."""
+    names = ("ep", "input_tokens", "output_tokens", "concurrency", "calibrate")
+    if all(given[name] is None for name in names):
+        return None
+    from kvcalc.planning.throughput import SpeedQuestion
+    from kvcalc.units import parse_tokens
+
+    tokens = {name: given[name] and parse_tokens(given[name], f"--{name.replace('_', '-')}") for name in names[1:3]}
+    calibration = None
+    if given["calibrate"] is not None:
+        from kvcalc.planning.throughput import read_calibration
+
+        calibration = read_calibration(given["calibrate"])
+    concurrency = optional_count(given["concurrency"], "--concurrency")
+    return SpeedQuestion(optional_count(given["ep"], "--ep") or 1, **tokens, concurrency=concurrency,
+                         calibration=calibration)  # fmt: skip
 
 
 def devices_of(

@@ -27,6 +27,8 @@ EPILOG = """Examples:
   kvcalc estimate llama-3-8b --context 8k --kv-memory 40GiB
 
   kvcalc estimate gpt-oss-120b --context 32k --engine all
+
+  kvcalc estimate llama-3-70b --gpu h100x4 --dtype fp8 --engine vllm --input-tokens 2k --output-tokens 500 --concurrency 64
 """
 
 
@@ -83,6 +85,11 @@ def estimate(
     gpu_memory: d.GpuMemory = None,
     gpu_bandwidth: d.GpuBandwidth = None,
     flops: d.Flops = None,
+    ep: d.Ep = None,
+    input_tokens: d.InputTokens = None,
+    output_tokens: d.OutputTokens = None,
+    concurrency: d.Concurrency = None,
+    calibrate: d.Calibrate = None,
     kv_memory: o.KvMemory = None,
     check: Annotated[
         bool,
@@ -171,6 +178,7 @@ def question_of(given: Mapping[str, Any], model_of: o.ModelOf = o.model_of) -> t
         "tensor_parallel_size": tp,
         "kv_memory_bytes": None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
         "devices": devices,
+        "speed": d.speed_of(given),
         "what_if": what_if,
     }
     return spec, engine, question
