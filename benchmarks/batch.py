@@ -19,9 +19,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 GOAL = 3000
+# All of which every engine takes.
 MODELS = (
-    "llama-3-70b llama-3-8b llama-7b deepseek-v3 gpt-oss-120b gemma-3-27b qwen3-30b-a3b mistral-7b-v0.1 jamba-v0.1 gpt2"
+    "llama-3-70b llama-3-8b llama-7b deepseek-v3 gpt-oss-120b gemma-3-27b qwen3-30b-a3b mistral-7b-v0.3 qwen3-32b "
+    "llama-3.1-8b"
 ).split()
+SERVING: dict[str, object] = {"input_tokens": 2048, "output_tokens": 500, "concurrency": 32}
 
 
 def questions(count: int, extra: dict[str, object]) -> str:
@@ -51,8 +54,8 @@ def run(text: str) -> tuple[float, float]:
         )  # fmt: skip
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in (0, 1):
-        sys.exit(f"kvcalc batch ended with {process.returncode}")
+    if process.returncode:
+        sys.exit(f"kvcalc batch ended with {process.returncode}: a line had no answer")
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
@@ -62,7 +65,12 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=20_000, help="lines of a run (default 20,000)")
     lines = parser.parse_args().lines
     kinds: list[tuple[str, dict[str, object]]] = [
-        ("bytes", {}), ("bytes, --engine vllm", {"engine": "vllm", "kv_memory": "40GiB"}),
+        ("bytes", {}),
+        ("bytes, --engine vllm --kv-memory", {"engine": "vllm", "kv_memory": "40GiB"}),
+        ("--gpu: bytes, fit, speed", {"gpu": "h100"}),
+        ("--gpu --engine vllm: the same", {"gpu": "h100", "engine": "vllm"}),
+        ("--gpu --engine vllm, serving", {"gpu": "h100", "engine": "vllm", **SERVING}),
+        ("--gpu --engine sglang, serving", {"gpu": "h100", "engine": "sglang", **SERVING}),
     ]  # fmt: skip
     for title, extra in kinds:
         start, _ = run(questions(1, extra))

@@ -15,8 +15,8 @@ from kvcalc.model.variants import WhatIf
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
-# What is estimate's and no question: how an answer is printed.
-_NO_FIELDS = ("format", "json", "get", "no_color", "help")
+# What is estimate's and no question: how an answer is printed, and the status it ends with.
+_NO_FIELDS = ("format", "json", "get", "no_color", "help", "check")
 
 # Models kept between lines: so many, and together so many values of their configs.
 _MOST_MODELS, _MOST_VALUES = 512, 200_000
@@ -112,8 +112,7 @@ class Questions:
         from kvcalc.cli import estimate
 
         self._ask = estimate.answer
-        self._parameters = _parameters_of(estimate.app)
-        self._defaults = {parameter.name: parameter.default for parameter in self._parameters.values()}
+        self._parameters, self._defaults = _parameters_of(estimate.app)
         self._models = Models()
 
     def answer(self, line: Any) -> dict[str, Any]:
@@ -157,21 +156,24 @@ class Parameter(NamedTuple):
 
     name: str
     is_flag: bool
-    default: Any
 
 
-def _parameters_of(app: typer.Typer) -> dict[str, Parameter]:
-    """The options of a command under every name they have, with underscores."""
-    found = {}
+def _parameters_of(app: typer.Typer) -> tuple[dict[str, Parameter], dict[str, Any]]:
+    """The options of a command that are fields, under every name they have, with underscores; and all its defaults."""
+    found: dict[str, Parameter] = {}
+    defaults: dict[str, Any] = {}
     for option in typer.main.get_command(app).params:
-        if option.name is None or option.name in _NO_FIELDS:
+        if option.name is None:
             continue
-        parameter = Parameter(option.name, bool(getattr(option, "is_flag", False)), option.default)
+        defaults[option.name] = option.default
+        if option.name in _NO_FIELDS:
+            continue
+        parameter = Parameter(option.name, bool(getattr(option, "is_flag", False)))
         found[option.name] = parameter
         for name in option.opts:
             if name.startswith("--"):
                 found[name[2:].replace("-", "_")] = parameter
-    return found
+    return found, defaults
 
 
 def _text_of(field: str, value: Any, is_flag: bool) -> Any:

@@ -28,7 +28,7 @@ EPILOG = """Examples:
 
   kvcalc estimate gpt-oss-120b --context 32k --engine all
 
-  kvcalc estimate llama-3-70b --gpu h100x4 --dtype fp8 --engine vllm --input-tokens 2k --output-tokens 500 --concurrency 64
+  kvcalc estimate llama-3-70b --gpu h100x4 --engine vllm --input-tokens 2k --output-tokens 500 --concurrency 64
 """
 
 

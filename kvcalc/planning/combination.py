@@ -1,4 +1,4 @@
-"""One engine, cache type, device and tensor-parallel size of a sweep: how its points are computed, or why there are none.
+"""One engine, cache type, device and tensor-parallel size of a sweep: how its points are computed, or why not.
 
 The formula's bytes are straight pieces (`kvcalc.memory.curves`), so that a point costs a few products; an engine's are
 its own functions. Speed is arithmetic over a SpeedModel made once.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvcalc.throughput.hardware import Gpu
 
 NUMBERS = ("context_tokens", "batch_size", *FIGURES)
-SPEED = ("decode_step_seconds", "decode_tokens_per_second")
+SPEED = ("decode_step_seconds", "decode_tokens_per_second", "prefill_seconds")
 CHECKED = (*NUMBERS, "fits", "free_bytes", *SPEED, "reason")
 COLUMNS = ("engine", "kv_dtype", "gpu", "tensor_parallel_size", *CHECKED)
 _NO_FIGURES = (None,) * len(FIGURES)
@@ -36,9 +36,9 @@ Row = tuple[Any, ...]
 class Combination(NamedTuple):
     """How the points of one combination are computed.
 
-    `bound` gives the model, workload and engine at a context; `curves` the bytes stored in all, on one device, and read,
-    where they are straight; `memory` what a device has for the cache at a context and batch, None where that is not
-    asked; `speed` the columns of `SPEED`, likewise. `refusal`: why there is none of this.
+    `bound` gives the model, workload and engine at a context; `curves` the bytes stored in all, on one device, and
+    read, where they are straight; `memory` what a device has for the cache at a context and batch, and `speed` the
+    columns of `SPEED` there, None where they are not asked. `refusal`: why there is none of this.
     """
 
     engine: str
@@ -122,11 +122,12 @@ class Combination(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """What is asked of every combination alike. `shortest` is the shortest context."""
+    """What is asked of every combination alike. `shortest` is the shortest context, beside the largest batch."""
 
     model: ModelSpec
     spec: ModelSpec
     shortest: int
+    largest_batch: int
     dtype: str | None
     encoder_tokens: int | None
     kv_memory_bytes: int | None
@@ -187,7 +188,10 @@ def _combine(grid: Grid, engine: str, asked: str, gpu: Gpu | None, size: int, wa
         return found._replace(memory=lambda tokens, batch: memory)
     if gpu is None:
         return found
-    return found._replace(memory=_memory_of(grid, held, first, engine, settings, gpu, warnings))
+    return found._replace(
+        memory=_memory_of(grid, held, first, engine, settings, gpu, warnings),
+        speed=_speed_of(grid, held, first, engine, asked, gpu, warnings),
+    )
 
 
 def _memory_of(
@@ -215,6 +219,32 @@ def _memory_of(
     def at(tokens: int, batch: int) -> int:
         there = budget(spec, workload, engine, settings, gpu, weights, tokens, batch)
         return pool if there is None else there.pool_bytes
+
+    return at
+
+
+def _speed_of(
+    grid: Grid, spec: ModelSpec, workload: Workload, engine: str, kv_dtype: str, gpu: Gpu, warnings: list[str]
+) -> Callable[[int, int], Row] | None:
+    """The columns of `SPEED` at a context and a batch; None, with a warning, where they are not known."""
+    from kvcalc.planning.throughput import speed_of
+    from kvcalc.throughput.counts import Layout
+    from kvcalc.throughput.speed import outside
+
+    layout = Layout(workload.tensor_parallel_size, 1, 1)
+    found = speed_of(grid.model, spec, workload, gpu, engine, dtype=grid.dtype, kv_dtype=kv_dtype, layout=layout)
+    if isinstance(found, str):
+        warnings.append(f"throughput: {found}")
+        return None
+    model = found.model
+    warnings += [f"throughput: {note}" for note in found.notes]
+    unfitted = outside(model, found.regime, found.weight_dtype, grid.largest_batch)
+    if unfitted:
+        warnings.append(f"throughput: not fitted for {', '.join(unfitted)}")
+
+    def at(tokens: int, batch: int) -> Row:
+        seconds = model.decode(batch, tokens).seconds
+        return seconds, batch / seconds, model.prefill(tokens, batch).seconds
 
     return at
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # So many batches are spelt out, to be gone through again and again.
 _FEW = 1000
+_MOST_CAPACITIES = 4
 
 
 class Block(NamedTuple):
@@ -78,29 +79,33 @@ class Sweep(NamedTuple):
 
     def chart(self, *, most_contexts: int, most_lines: int) -> dict[str, Any]:
         """Memory over context, to be drawn: the bytes of a device's cache, a line for each combination and batch, the
-        first ones, named by what differs between them. The capacity is what there is for the cache where all have the
-        same."""
+        first ones, named by what differs between them; and the memory there is for it, by device."""
         contexts = self.contexts.sample(most_contexts)
-        pairs = ((combination, batch) for combination in self.combinations for batch in self.batches)
+        # The cache is the same whatever it lies on.
+        alike = list({_words(c)[:3]: c for c in reversed(self.combinations)}.values())[::-1]
+        pairs = ((combination, batch) for combination in alike for batch in self.batches)
         return {
             "title": self.model.name,
             "contexts": contexts,
             "lines": [
-                {"label": self._label(c, batch), "bytes": [c.device_bytes(tokens, batch) for tokens in contexts]}
+                {"label": self._label(c, batch, alike), "bytes": [c.device_bytes(tokens, batch) for tokens in contexts]}
                 for c, batch in islice(pairs, most_lines)
             ],
-            "capacity_bytes": self._capacity(contexts[0]),
-            "omitted": max(0, len(self.combinations) * len(self.batches) - most_lines),
+            "capacities": self._capacities(contexts[0]),
+            "omitted": max(0, len(alike) * len(self.batches) - most_lines),
         }
 
-    def _capacity(self, tokens: int) -> int | None:
-        found = {None if c.memory is None else c.memory(tokens, 1) for c in self.combinations if c.refusal is None}
-        only = found.pop() if len(found) == 1 else None
-        return only if only is not None and only > 0 else None
+    def _capacities(self, tokens: int) -> list[dict[str, Any]]:
+        """What a device has for the cache, once for each size, named by what differs."""
+        found: dict[int, str] = {}
+        for combination in self.combinations:
+            memory = 0 if combination.memory is None else combination.memory(tokens, 1)
+            if memory > 0:
+                found.setdefault(memory, " ".join(_differing(combination, self.combinations)))
+        return [{"label": label, "bytes": memory} for memory, label in list(found.items())[:_MOST_CAPACITIES]]
 
-    def _label(self, combination: Combination, batch: int) -> str:
-        every = list(zip(*map(_words, self.combinations)))
-        words = [word for word, column in zip(_words(combination), every) if len(set(column)) > 1]
+    def _label(self, combination: Combination, batch: int, every: Sequence[Combination]) -> str:
+        words = _differing(combination, every)[:3]
         if len(self.batches) > 1:
             words.append(f"batch {batch:,}")
         return " ".join(words) or self.model.name
@@ -108,7 +113,12 @@ class Sweep(NamedTuple):
 
 def _words(combination: Combination) -> tuple[str, ...]:
     size = f"tp {combination.tensor_parallel_size}"
-    return combination.engine, combination.kv_dtype, combination.gpu or "", size
+    return combination.engine, combination.kv_dtype, size, combination.gpu or ""
+
+
+def _differing(combination: Combination, every: Sequence[Combination]) -> list[str]:
+    columns = zip(*map(_words, every))
+    return [word for word, column in zip(_words(combination), columns) if len(set(column)) > 1]
 
 
 def sweep(
@@ -146,7 +156,7 @@ def sweep(
             f"contexts up to {contexts.largest:,} are beyond the model's max_position_embeddings of "
             f"{spec.max_position_embeddings:,}"
         )
-    grid = Grid(model, spec, contexts.smallest, dtype, encoder_tokens, kv_memory_bytes)
+    grid = Grid(model, spec, contexts.smallest, batches.largest, dtype, encoder_tokens, kv_memory_bytes)
     combinations = tuple(
         combine(grid, engine, kv_dtype, gpu, size, warnings)
         for engine in engines
