@@ -56,11 +56,15 @@ def parse_flops(text: str, option: str) -> int:
     rate = text.strip().casefold()
     for unit in ("flop/s", "flops", "flop"):
         rate = rate.removesuffix(unit).rstrip()
-    mantissa, exponent, power = rate.partition("e")
-    is_scientific = exponent and power.isdecimal() and len(power) <= 2
+    mantissa, _, power = rate.partition("e")
+    number, rest = _split(mantissa)
     try:
-        found = parse_size(mantissa if is_scientific else rate, option)
-        found = parse_size(f"{mantissa}k", option) * 10 ** int(power) // 1000 if is_scientific else found
+        if power.isdecimal() and len(power) <= 2 and number and not rest:
+            from fractions import Fraction
+
+            found = int(Fraction(number) * 10 ** int(power))
+        else:
+            found = parse_size(rate, option)
     except UsageError:
         found = 0
     if found < 1:

@@ -125,6 +125,13 @@ def test_json_loads_no_rich_no_torch_and_no_other_command() -> None:
     }
 
 
+def test_a_device_loads_nothing_heavy_either() -> None:
+    loaded = loaded_by(run("estimate", "llama-3-70b", "--gpu", "h100x4", "--engine", "vllm", "--json"))
+    assert not loaded & (HEAVY | {"rich", "dataclasses", "importlib.metadata", "importlib.resources"})
+    assert not {name for name in loaded if name.startswith(("kvcalc.measure", "kvcalc.output.human"))}
+    assert ("yaml" in loaded) is not Path(presets_folder()).with_name("compiled").is_dir()
+
+
 def test_yaml_is_loaded_only_where_a_preset_is_read(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}')

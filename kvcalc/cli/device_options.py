@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -11,8 +11,9 @@ from kvcalc.cli.options import optional_count
 from kvcalc.errors import UsageError
 
 if TYPE_CHECKING:
+    from kvcalc.planning.devices import Devices
+    from kvcalc.planning.devices import Gpu as GpuKind
     from kvcalc.planning.throughput import SpeedQuestion
-    from kvcalc.throughput.hardware import Devices
 
 _DEVICE = "The device"
 Gpu = Annotated[
@@ -127,28 +128,32 @@ def devices_of(
                     f"{option}: of which device?", "name it, --gpu h100, or describe it, --gpu-memory 80GB"
                 )
         return None
-    from kvcalc.throughput.hardware import LOCAL, Devices, find_devices, own_gpu
+    from kvcalc.planning.devices import choose_devices
     from kvcalc.units import parse_bandwidth, parse_flops, parse_size
 
-    asked = optional_count(num_gpus, "--num-gpus")
-    if gpu is None:
-        named = None
-    elif gpu.casefold() == LOCAL:
-        from kvcalc.measure.local import local_devices
-
-        named = local_devices()
-        asked = asked or 1
-    else:
-        named = find_devices(gpu)
-        if asked is not None and named.num_devices not in (1, asked):
-            raise UsageError(f"--gpu {gpu} and --num-gpus {asked} contradict each other")
-    own = own_gpu(
-        None if named is None else named.gpu,
+    return choose_devices(
+        gpu,
+        optional_count(num_gpus, "--num-gpus"),
         None if memory is None else parse_size(memory, "--gpu-memory"),
         None if bandwidth is None else parse_bandwidth(bandwidth, "--gpu-bandwidth"),
         None if flops is None else parse_flops(flops, "--flops"),
+        _local_devices,
     )
-    return Devices(own, asked or (1 if named is None else named.num_devices))
+
+
+def _local_devices() -> Devices:
+    from kvcalc.measure.local import local_devices
+
+    return local_devices()
+
+
+def kinds_of(names: Sequence[str]) -> list[GpuKind]:
+    """The kinds of device of these names, how many of each being for the layout to say."""
+    if not names:
+        return []
+    from kvcalc.planning.devices import choose_kinds
+
+    return choose_kinds(names, _local_devices)
 
 
 def layout_of(given: Mapping[str, Any]) -> tuple[Devices | None, int]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import Annotated, Optional
 
 import typer
 
+from kvcalc.cli import device_options as d
 from kvcalc.cli import options as o
-
-if TYPE_CHECKING:
-    from kvcalc.throughput.hardware import Gpu
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -108,7 +106,7 @@ def sweep(
         kv_dtypes=parse_names(kv_dtype, "--kv-dtype"),
         tensor_parallel_sizes=parse_axis(tp, "--tp", parse_count),
         engines=parse_names(engine, "--engine"),
-        gpus=_gpus(gpu),
+        gpus=d.kinds_of([] if gpu is None else parse_names(gpu, "--gpu")),
         dtype=dtype,
         encoder_tokens=None if encoder_tokens is None else parse_tokens(encoder_tokens, "--encoder-tokens"),
         kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
@@ -139,20 +137,3 @@ def sweep(
 
         warn(grid.warnings)
         write_rows(COLUMNS, grid.blocks(), output.format)
-
-
-def _gpus(text: Optional[str]) -> list[Gpu]:
-    """The devices of the list; UsageError where one comes with a number, which --tp says."""
-    if text is None:
-        return []
-    from kvcalc.errors import UsageError
-    from kvcalc.planning.axis import parse_names
-    from kvcalc.throughput.hardware import find_devices
-
-    found = []
-    for name in parse_names(text, "--gpu"):
-        devices = find_devices(name)
-        if devices.num_devices != 1:
-            raise UsageError(f"--gpu {name}: how many devices of each is --tp's to say", f"--gpu {devices.gpu.name}")
-        found.append(devices.gpu)
-    return found

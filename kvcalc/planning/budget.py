@@ -78,6 +78,7 @@ def budget(
         batch_size=sequences or workload.batch_size,
         settings=settings,
         num_heads=spec.attention.num_heads,
+        is_latent=spec.attention.is_latent,
         release=release_of(engine),
         device_class=gpu.device_class,
         device_name=gpu.name,

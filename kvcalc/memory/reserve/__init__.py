@@ -31,7 +31,8 @@ class Held(NamedTuple):
 class Question(NamedTuple):
     """A device's memory, what lies on it, and the engine's own settings (option name to text).
 
-    `ranks`: tensor-parallel ranks times pipeline stages. `is_apple`: its memory is managed by macOS. `release`: the
+    `ranks`: tensor-parallel ranks times pipeline stages. `is_latent`: it is an MLA model. `is_apple`: its
+    memory is managed by macOS. `release`: the
     engine's, None for the newest.
     """
 
@@ -43,6 +44,7 @@ class Question(NamedTuple):
     batch_size: int
     settings: Mapping[str, str]
     num_heads: int = 0
+    is_latent: bool = False
     release: tuple[int, ...] | None = None
     device_class: str | None = None
     device_name: str = ""

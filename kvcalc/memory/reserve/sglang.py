@@ -2,7 +2,7 @@
 
 Source: handle_gpu_memory_settings (srt/arg_groups/memory_hook.py) for the default share, _profile_available_bytes
 (srt/mem_cache/kv_cache_configurator.py) for the pool, SGLang 0.5.23: free now - free before loading x (1 -
-mem_fraction_static). The engine can also size the pool after its graphs; that path is not the one counted.
+mem_fraction_static). Sizing the pool after the graphs (SGLANG_ENABLE_POST_CAPTURE_KV_SIZING) is off unless asked for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ _NCCL_BYTES = 1024 * MIB
 # with more.
 _BY_MEMORY = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
 _LARGEST = (16384, 512, 512)
+# What prefill graphs of an MLA model are taken to hold (reserve_for_graph_mb); of others 8 MiB a size.
+_MLA_GRAPHS_MIB = 1536
 
 
 def reserve(question: Question) -> Reserve:
@@ -38,7 +40,7 @@ def _default_share(question: Question) -> float:
         _LARGEST,
     )
     reserved = 512 + 1.5 * tokens + question.ranks / 8 * 1024 + 2 * (few if question.ranks < 4 else many)
-    reserved += 8 * _prefill_graphs(tokens)
+    reserved += _MLA_GRAPHS_MIB if question.is_latent else 8 * _prefill_graphs(tokens)
     if memory_mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
     # Never nothing at all on a device smaller than what is reserved.

@@ -42,18 +42,16 @@ def bar(parts: dict[str, int], device_bytes: int) -> str:
     is asked of it than it has."""
     asked = sum(size for kind, size in parts.items() if kind != "free")
     whole = max(asked, device_bytes, 1)
-    ends: list[str] = []
-    done = 0
-    for kind, size in parts.items():
-        if size > 0:
-            done += size
-            cells = max(1, round(done * _WIDTH / whole) - len(ends))
-            ends += [MARKS[kind]] * cells
-    cells_text = "".join(ends[:_WIDTH])
+    cells = {kind: max(1, round(size * _WIDTH / whole)) for kind, size in parts.items() if size > 0}
+    if cells:
+        # What was rounded up comes out of the largest, so that the whole is as wide as ever.
+        largest = max(cells, key=lambda kind: cells[kind])
+        cells[largest] += _WIDTH - sum(cells.values())
+    drawn = "".join(MARKS[kind] * number for kind, number in cells.items())
     if asked > device_bytes:
         end = min(_WIDTH - 1, device_bytes * _WIDTH // whole)
-        return f"[{cells_text[:end]}|{cells_text[end:]}]"
-    return f"[{cells_text}]"
+        return f"[{drawn[:end]}|{drawn[end:]}]"
+    return f"[{drawn}]"
 
 
 def _share(size: int, whole: int) -> str:
