@@ -154,6 +154,11 @@ def resolve_kv_dtype(
     return rule(spec, asked, settings or {}) if rule else (asked, None)
 
 
+def check_engine(name: str) -> None:
+    """UsageError (exit 2) for an engine nobody knows, with the nearest names."""
+    _module(name)
+
+
 def settings_of(name: str, settings: Mapping[str, str]) -> dict[str, str]:
     """Those of the settings that engine `name` has."""
     return {option: text for option, text in settings.items() if option in _SETTINGS.get(name, ())}

@@ -42,6 +42,8 @@ def render(document: dict[str, Any], console: Console) -> None:
             console.print(f"{row['gpu']}: {row['reason']}", style="dim", soft_wrap=True)
     for row in rows:
         if row["gpu"] == document["best"]:
+            low, high = duration(row["tpot_low_seconds"]), duration(row["tpot_high_seconds"])
+            console.print(f"{row['gpu']}: TPOT {low} to {high} by the error of the fit", style="dim")
             _commands(row, console)
 
 
