@@ -25,8 +25,9 @@ class CompilePresets(BuildHookInterface[Any]):
 
 def compile_presets(presets: Path) -> None:
     """Write presets/compiled/NAME.json for every presets/models/NAME.yaml, compiled/gpus/NAME.json for every
-    presets/gpus/NAME.yaml, and nothing else there."""
+    presets/gpus/NAME.yaml, the devices' other names as compiled/gpus/_aliases.json, and nothing else there."""
     compiled = presets / "compiled"
+    aliases: dict[str, list[str]] = {}
     for kind, folder in (("models", compiled), ("gpus", compiled / "gpus")):
         folder.mkdir(exist_ok=True)
         for stale in folder.glob("*.json"):
@@ -35,3 +36,6 @@ def compile_presets(presets: Path) -> None:
             text = path.read_text(encoding="utf-8")
             mapping = yaml.safe_load(text)
             (folder / f"{path.stem}.json").write_text(json.dumps({"text": text, "mapping": mapping}, default=str))
+            if kind == "gpus":
+                aliases[path.stem] = mapping["aliases"]
+    (compiled / "gpus" / "_aliases.json").write_text(json.dumps(aliases))

@@ -37,6 +37,7 @@ THIRD_PARTY = {
     "rich": ("cli/", "output/"),
     "huggingface_hub": ("model/hub.py",),
     "matplotlib": ("output/plot.py",),
+    "gguf": ("model/gguf_file.py",),
     "yaml": ("model/yaml_mapping.py",),
 }
 
@@ -97,7 +98,7 @@ def run(*arguments: str) -> str:
     return f"from kvcalc.cli.app import run\nassert run({list(arguments)!r}) == 0"
 
 
-HEAVY = {"huggingface_hub", "torch", "matplotlib", "numpy", "psutil", "pydantic"}
+HEAVY = {"gguf", "huggingface_hub", "torch", "matplotlib", "numpy", "psutil", "pydantic"}
 
 
 def test_importing_kvcalc_loads_nothing_heavy() -> None:

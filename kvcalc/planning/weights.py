@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import FILE_TYPES, Dtype, parse_weight_dtype
-from kvcalc.memory.engines.vllm.stages import stage_bounds
 from kvcalc.memory.sharding import Width, shard, stage, width_of
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
 from kvcalc.model.memo import remembered_of_two
@@ -39,6 +38,8 @@ def _described(
     model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype
 ) -> tuple[dict[str, Any], list[str]]:
     warnings: list[str] = []
+    if spec.gguf is not None:
+        return _describe_file(model, spec, dtype, warnings), warnings
     weights, reason = _weights_of(model, spec)
     if reason is not None and spec.attention != model.attention:
         warnings.append(f"weights: {reason}")
@@ -102,6 +103,8 @@ def device_weights(
 
     parts = [weights]
     if stages > 1:
+        from kvcalc.memory.engines.vllm.stages import stage_bounds
+
         bounds = stage_bounds(spec.num_layers, stages)
         parts = [stage(weights, first, last, spec.num_layers) for first, last in bounds]
     heads = kv_head_counts(spec) or [spec.attention.num_kv_heads or 1]
@@ -112,6 +115,41 @@ def device_weights(
         share, whole = (-(-size * described["bytes"] // counted) for size in (share, whole))
     replicated = -(-(share * ranks - whole) // (ranks - 1)) if ranks > 1 else 0
     return DeviceWeights(share, max(replicated, 0), width_of(weights, ranks), None)
+
+
+def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, warnings: list[str]) -> dict[str, Any]:
+    """The weights of a GGUF file as its header gives them; what they would be in another type of 16 or 32 bits."""
+    held = spec.gguf.weights if spec.gguf else None
+    reason = None
+    if spec.attention != model.attention:
+        held, reason = None, f"not known of {model.name} with another attention than its own"
+        warnings.append(f"weights: {reason}")
+    elif held is None:
+        reason = "the file holds no tensors, or not all of its shards are there"
+    asked = None if dtype is None else parse_weight_dtype(dtype, "--dtype")
+    name: str | None = None if held is None else held.dtype
+    total, active = (None, None) if held is None else (held.bytes, held.active_bytes_per_token)
+    source = None if held is None else "gguf"
+    if asked is not None:
+        name, total, active, source = asked.name, None, None, None
+        if held is not None and asked.is_float:
+            total = held.parameters * asked.block_bytes
+            active = held.active_parameters_per_token * asked.block_bytes
+            source = "gguf"
+        elif held is not None:
+            warnings.append(
+                f"weights: --dtype {asked.name} of a GGUF file is not modelled, so their bytes are not known"
+            )
+    return {
+        "parameters": None if held is None else held.parameters,
+        "active_parameters_per_token": None if held is None else held.active_parameters_per_token,
+        "input_embedding_parameters": None if held is None else held.input_embedding_parameters,
+        "bytes": total,
+        "active_bytes_per_token": active,
+        "dtype": name,
+        "bytes_source": source,
+        "reason": reason,
+    }
 
 
 def _weights_of(model: ModelSpec, spec: ModelSpec) -> tuple[ModelWeights | None, str | None]:

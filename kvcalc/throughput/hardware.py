@@ -88,37 +88,64 @@ def all_gpus() -> list[Gpu]:
     return [load_gpu(path) for _, path in shipped_files(gpus_folder())]
 
 
-@lru_cache(maxsize=256)
 def find_gpu(name: str) -> Gpu:
-    """The device called `name`, by its own name or an alias; GpuError (exit 3) with the nearest names otherwise.
-
-    A name costs one file, an alias a text search of all; what was found is kept.
-    """
-    wanted = fold(name)
-    files = shipped_files(gpus_folder())
-    for stem, path in files:
-        if wanted and fold(stem) == wanted:
-            return load_gpu(path)
-    for _, path in files:
-        # The text says whether a file is worth parsing, the parsed names whether it is the one.
-        if wanted and wanted in read_text(path, _MAX_BYTES).casefold().translate(_SEPARATORS):
-            gpu = load_gpu(path)
-            if wanted in map(fold, gpu.aliases):
-                return gpu
-    known = [known for gpu in all_gpus() for known in (gpu.name, *gpu.aliases)]
-    hint = nearest(name, known) or "list them: kvcalc gpus; or describe one: --gpu-memory 80GB --gpu-bandwidth 3.35TB/s"
-    raise GpuError(f"device {name[:60]!r} is not known", hint)
+    """The device called `name`, by its own name or an alias; GpuError (exit 3) with the nearest names otherwise."""
+    found = _look_up(name)
+    if found is None:
+        raise _unknown(name)
+    return found
 
 
 def find_devices(text: str) -> Devices:
     """`h100` is one, `h100x8` and `8xh100` are eight. Raises what `find_gpu` does."""
+    found = _look_up(text)
+    if found is not None:
+        return Devices(found, 1)
+    name, number = _split_count(text)
+    found = None if number is None else _look_up(name)
+    if found is None or number is None:
+        raise _unknown(name)
+    return Devices(found, number)
+
+
+@lru_cache(maxsize=256)
+def _look_up(name: str) -> Gpu | None:
+    """A name costs one file, and an alias the build's list of them too, or a text search of all files; what was found
+    is kept."""
+    wanted = fold(name)
+    if not wanted:
+        return None
+    files = shipped_files(gpus_folder())
+    for stem, path in files:
+        if fold(stem) == wanted:
+            return load_gpu(path)
+    hinted = _hinted(wanted)
+    for _, path in [pair for pair in files if pair[0] == hinted] + files:
+        # The text says whether a file is worth parsing, the parsed names whether it is the one.
+        if wanted in read_text(path, _MAX_BYTES).casefold().translate(_SEPARATORS):
+            gpu = load_gpu(path)
+            if wanted in map(fold, gpu.aliases):
+                return gpu
+    return None
+
+
+def _hinted(wanted: str) -> str | None:
+    """The device whose alias the build found this to be; None without such a list. A list may be older than the files,
+    so that what it says is only where to look first."""
+    import json
+
     try:
-        return Devices(find_gpu(text), 1)
-    except GpuError:
-        name, count = _split_count(text)
-        if count is None:
-            raise
-        return Devices(find_gpu(name), count)
+        with open(os.path.join(os.path.dirname(gpus_folder()), "compiled", "gpus", "_aliases.json")) as file:
+            listed = json.load(file)
+        return next((name for name, aliases in listed.items() if wanted in map(fold, aliases)), None)
+    except (OSError, ValueError, AttributeError, TypeError):
+        return None
+
+
+def _unknown(name: str) -> GpuError:
+    known = [known for gpu in all_gpus() for known in (gpu.name, *gpu.aliases)]
+    hint = nearest(name, known) or "list them: kvcalc gpus; or describe one: --gpu-memory 80GB --gpu-bandwidth 3.35TB/s"
+    return GpuError(f"device {name[:60]!r} is not known", hint)
 
 
 def own_gpu(

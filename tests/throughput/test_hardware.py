@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvcalc.errors import GpuError, UsageError
+from kvcalc.throughput import hardware
 from kvcalc.throughput.hardware import (
     all_gpus,
     find_devices,
@@ -152,6 +153,26 @@ def test_compiled_copies_say_what_the_files_say() -> None:
     compiled = Path(gpus_folder()).with_name("compiled") / "gpus"
     if not compiled.is_dir():
         pytest.skip("kvcalc runs from a checkout that was never installed")
-    for copy in compiled.glob("*.json"):
+    for copy in compiled.glob("[a-z]*.json"):
         text = (Path(gpus_folder()) / f"{copy.stem}.yaml").read_text(encoding="utf-8")
         assert json.loads(copy.read_text())["text"] == text
+
+
+@pytest.mark.parametrize("listed", ['{"l4": ["h100"]}', "[]", '{"l4": 3}', "{", '{"nothing-such": ["h100"]}', "{}"])
+def test_a_list_of_aliases_that_is_old_or_damaged_misleads_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str
+) -> None:
+    folder = tmp_path / "gpus"
+    folder.mkdir()
+    for name in ("h100-sxm", "l4"):
+        (folder / f"{name}.yaml").write_text((Path(gpus_folder()) / f"{name}.yaml").read_text())
+    (tmp_path / "compiled" / "gpus").mkdir(parents=True)
+    (tmp_path / "compiled" / "gpus" / "_aliases.json").write_text(listed)
+    monkeypatch.setattr(hardware, "gpus_folder", lambda: str(folder))
+    hardware._look_up.cache_clear()
+    try:
+        assert find_gpu("h100").name == "h100-sxm"
+        with pytest.raises(GpuError):
+            find_gpu("h200")
+    finally:
+        hardware._look_up.cache_clear()
