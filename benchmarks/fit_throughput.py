@@ -29,7 +29,7 @@ from kvcalc.throughput.constants import Constants, weight_class
 
 TARGET = Path(__file__).resolve().parent.parent / "kvcalc" / "throughput" / "constants.json"
 SERVERS = ("vllm", "sglang", "tensorrt-llm", "logical")
-KINDS = ("ada", "ampere", "ampere-hbm", "apple-m")
+KINDS = ("ada", "ampere", "ampere-hbm", "apple-m", "blackwell-rtx", "rdna3.5", "rdna4", "turing")
 
 
 class Parameter(NamedTuple):
@@ -171,7 +171,7 @@ def run(
 def weights_of(rows: Sequence[Row]) -> list[float]:
     """Families count alike whatever their number of rows; published maxima half as much, a loop's table more."""
     many = Counter((row.source, row.family) for row in rows)
-    factor = {"serving": 1.0, "maximum": 0.5, "gpt-fast": 0.8, "llama.cpp": 1.0}
+    factor = {"serving": 1.0, "maximum": 0.5, "gpt-fast": 0.8, "llama.cpp": 1.0, "ollama": 0.7}
     least = 1e-3
     return [
         least if row.is_drafting else min(1.0, math.sqrt(60 / many[row.source, row.family])) * factor[row.source]
@@ -323,6 +323,7 @@ def describe(
                 "serving": "aiconfigurator 0.12 (Apache-2.0), silicon_sample.csv: five models, one attention replica",
                 "maximum": "TensorRT-LLM 0.17 and 1.0, docs/source/performance/perf-overview.md",
                 "gpt-fast": "meta-pytorch/gpt-fast, README.md, commit 6ecad9b",
+                "ollama": "geerlingguy/ai-benchmarks, README.md, commit bdf9441: whole computers",
                 "llama.cpp": "XiongjieDai/GPU-Benchmarks-on-LLM-Inference, README.md, commit aa72e0e",
             },
             "rows": dict(Counter(row.source for row in rows)),

@@ -13,7 +13,7 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvcalc.memory.dtypes import FILE_TYPES, Dtype, parse_dtype
 from kvcalc.memory.quantization.k_quants import k_quant_scheme
@@ -69,6 +69,20 @@ _DTYPES = {
     "": None, "bf16": "bf16", "fp16": "fp16", "FP16": "fp16", "F16": "fp16", "fp8": "fp8", "fp8_block": "fp8",
     "FP8": "fp8", "nvfp4": "nvfp4", "FP4": "nvfp4", "int8": "int8", "int4-g32": "int4", "Q4_K_M": "q4_k_m",
 }  # fmt: skip
+# geerlingguy's table: models as ollama names them (Q4_K_M by default; R1 14b is distilled into Qwen 2.5's shape), and
+# of its machines whole computers alone: a single-board computer's one PCIe lane is another bottleneck.
+_OLLAMA_MODELS = {
+    "Llama 3.2:3b": "llama-3.2-3b", "DeepSeek R1 14b": "qwen2.5-14b", "Llama 3.1:70b": "llama-3.1-70b",
+    "Llama 3.1:405b": "llama-3.1-405b", "DeepSeek R1 671b": "deepseek-v3",
+}  # fmt: skip
+_OLLAMA_HOSTS = ("Intel ", "Ryzen ", "Mac Studio", "M1 ", "Dell ", "Framework Mainboard")
+_OLLAMA_GPUS = {
+    "RTX 2080 Ti": "rtx-2080-ti", "RTX 3080 Ti": "rtx-3080-ti", "4090": "rtx-4090", "5090": "rtx-5090",
+    "RTX 3060": "rtx-3060", "4070 Ti Super": "rtx-4070-ti-super", "RTX 4070 Ti": "rtx-4070-ti", "A4000": "rtx-a4000",
+    "R9700": "r9700", "GB10": "gb10", "M3 Ultra": "m3-ultra", "M1 Max": "m1-max", "M1 Ultra": "m1-ultra",
+    "Framework Mainboard": "ryzen-ai-max-395",
+}  # fmt: skip
+_OLLAMA_CONTEXT_TOKENS = 400
 # Two to three times as fast as the release before it, at the same points on the same devices: its DeepSeek runs can
 # only have drafted tokens, which is not modelled. Scored, not fitted.
 DRAFTING_RELEASE = "1.2.0rc6.post3"
@@ -154,8 +168,11 @@ def _published(path: Path) -> list[Row]:
             name, engine = "llama.cpp", "llama.cpp"
         elif source.startswith("NVIDIA/TensorRT-LLM"):
             name, engine = "maximum", "tensorrt-llm"
+        elif source.startswith("geerlingguy/"):
+            rows += _ollama(line)
+            continue
         else:
-            continue  # guessed dtypes or hosts that matter more than their devices; or no figure of a whole model
+            continue  # guessed types of weights, or no figure of a whole model
         model, gpu = _MODELS[line["model"]], find_gpu(_GPUS[line["gpu"].replace("\u2011", "-")])
         # Split by layers, llama.cpp uses one device after the other: pipeline stages.
         layout = Layout(line["tp"], line["pp"], 1)
@@ -170,6 +187,20 @@ def _published(path: Path) -> list[Row]:
             row = row._replace(seconds=running / line["value"])
         rows.append(row)
     return rows
+
+
+def _ollama(line: dict[str, Any]) -> list[Row]:
+    """A line of the table of machines at home, where its model and its device are known and its host is no obstacle."""
+    machine, model = line["gpu"], _OLLAMA_MODELS.get(line["model"])
+    gpu = next((gpu for name, gpu in _OLLAMA_GPUS.items() if name in machine), None)
+    if model is None or gpu is None or not machine.startswith(_OLLAMA_HOSTS) or not machine.endswith(" GPU"):
+        return []
+    return [
+        Row(
+            "ollama", "llama.cpp", line["version"].split()[0], model, find_gpu(gpu), "q4_k_m", Layout(),
+            _OLLAMA_CONTEXT_TOKENS, 0, 1, 1 / line["value"],
+        )
+    ]  # fmt: skip
 
 
 def _running(row: Row, model: SpeedModel, most: int) -> float:
@@ -198,7 +229,7 @@ def speed_model(row: Row, constants: Constants | None) -> SpeedModel:
 def predict(row: Row, constants: Constants) -> float:
     """Seconds kvcalc gives for what the row measured."""
     model = speed_model(row, constants)
-    if row.source in ("gpt-fast", "llama.cpp"):
+    if row.source in ("gpt-fast", "llama.cpp", "ollama"):
         return model.decode(1, row.input_tokens + row.output_tokens / 2).seconds
     limit = room(model, row.input_tokens, row.output_tokens)
     if row.concurrency is None:

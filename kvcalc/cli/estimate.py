@@ -28,11 +28,11 @@ EPILOG = """Examples:
 
   kvcalc estimate gpt-oss-120b --context 32k --engine all
 
+  kvcalc estimate llama-3-70b --context 8k --gpu h100x4 --engine vllm --check
+
   kvcalc estimate llama-3-70b --gpu h100x4 --dtype fp8 --engine vllm --batch 16
 
   kvcalc estimate qwen3-32b --gpu h200 --engine sglang --input-tokens 2k --output-tokens 500 --concurrency 32
-
-  kvcalc estimate llama-3-70b --context 8k --gpu h100x4 --engine vllm --check
 """
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import ModelError
-from kvcalc.memory.dtypes import FILE_TYPES, Dtype, parse_weight_dtype
+from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, Dtype, parse_weight_dtype
 from kvcalc.memory.sharding import Width, shard, stage, width_of
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
 from kvcalc.model.memo import remembered_of_two
@@ -197,6 +197,13 @@ def stored_weights(model: ModelSpec, spec: ModelSpec, dtype: str | None, model_d
     weights, reason = _weights_of(model, spec)
     if weights is None:
         return reason or "the weights are not known"
+    if spec.gguf is not None and dtype is None:
+        held = spec.gguf.weights
+        if held is None or held.parameters != count_parameters(weights).total:
+            return "what a step reads of this GGUF file is not known by matrix"
+        dtype = held.dtype
+        if dtype.casefold() not in {**DTYPES, **FILE_TYPES}:
+            return f"how fast weights of type {dtype} are read is not known"
     asked = None if dtype is None else parse_weight_dtype(dtype, "--dtype")
     scheme, linear, warnings = None, _linear(asked), list[str]()
     if (asked is None and spec.config.get("quantization_config")) or (asked is not None and asked.name in FILE_TYPES):

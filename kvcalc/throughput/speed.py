@@ -75,6 +75,6 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
 
 
 def range_factors(regime: Regime, is_outside: bool) -> tuple[float, float]:
-    """What a time is multiplied by for its low and high end; outside the fit twice as wide, in ratio."""
+    """What a time is multiplied by for its low and high end; outside the fit half as wide again, in ratio."""
     low, high = regime.low, regime.high
-    return (low * low, high * high) if is_outside else (low, high)
+    return (low**1.5, high**1.5) if is_outside else (low, high)
