@@ -71,12 +71,12 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
 
     def sequence_bytes(share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         plan = plan_of(share, dtype)
-        return request_blocks(plan.groups, demand(tokens)) * plan.block_bytes
+        return request_blocks(plan.groups, demand(tokens)) * block_sums(plan)[0]
 
     def stages_bytes(share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         # Every stage takes as many blocks; each is as large as the stage's largest group.
         plan = plan_of(share, dtype)
-        return request_blocks(plan.groups, demand(tokens)) * sum(map(block_bytes, plan.stages))
+        return request_blocks(plan.groups, demand(tokens)) * block_sums(plan)[1]
 
     def cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
         pages = {(type(layer.cache), layer.cache): layer.page for layer in plan_of(spec, dtype).layers}
@@ -117,6 +117,12 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
         "vllm", release or VERSION, cache_bytes, {"rules": rules.name, **settings._asdict()}, _remarks(spec, settings),
         sequence_bytes, blocks, growth_tokens, lines, stages_bytes=stages_bytes,
     )  # fmt: skip
+
+
+@remembered
+def block_sums(plan: Plan) -> tuple[int, int]:
+    """Bytes of a block on the stage where it is largest, and on all stages together."""
+    return plan.block_bytes, sum(map(block_bytes, plan.stages))
 
 
 @remembered

@@ -79,10 +79,10 @@ def block_bytes(groups: list[Group]) -> int:
 
 def request_blocks(groups: list[Group], demand: Demand) -> int:
     """Blocks one request may hold at most, all groups together."""
-    return sum(
-        count * (pages[0].blocks(demand) if len(pages) == 1 else max(page.blocks(demand) for page in pages))
-        for pages, count in _kinds_of_groups(groups)
-    )
+    blocks = 0
+    for pages, count in _kinds_of_groups(groups):
+        blocks += count * (pages[0].blocks(demand) if len(pages) == 1 else max(page.blocks(demand) for page in pages))
+    return blocks
 
 
 @remembered
