@@ -64,6 +64,12 @@ def main() -> None:
             ["llama-3-70b", "--context", f"1..{points // 100}:1", "--engine", "vllm"],
         )
     )
+    grids.append(
+        (
+            "llama-3-70b, --gpu h100: fit and speed, a hundredth of the points",
+            ["llama-3-70b", "--context", f"1..{points // 100}:1", "--gpu", "h100", "--tp", "8"],
+        )
+    )
     for title, options in grids:
         seconds, mib = run([*base, *options, "--format", "csv"])
         goal = "" if "hundredth" in title else f" (goals {GOAL_SECONDS} s, {GOAL_MIB} MiB)"

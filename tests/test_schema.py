@@ -105,6 +105,28 @@ def test_compare(kvcalc: Any, options: tuple[str, ...]) -> None:
     assert list(document) == SCHEMA["$defs"]["compare"]["required"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--concurrency", "64", "--gpu", "h100", "--gpu", "t4", "--price", "h100=2.5"),
+        ("--requests-per-second", "3", "--max-tpot", "50ms", "--engine", "sglang", "--dtype", "fp8"),
+        ("--concurrency", "4", "--gpu", "t4", "--max-gpus", "1"),
+    ],
+)
+def test_plan(kvcalc: Any, options: tuple[str, ...]) -> None:
+    for name in ("llama-3-70b", "gpt-oss-120b"):
+        result = kvcalc("plan", name, "--input-tokens", "2k", "--output-tokens", "500", *options, "--json")
+        check(result.json, "plan")
+        assert list(result.json) == SCHEMA["$defs"]["plan"]["required"]
+        assert result.status == (4 if result.json["best"] is None else 0)
+
+
+def test_sweep_and_compare_on_devices(kvcalc: Any) -> None:
+    options = ("--gpu", "h100", "--context", "8k", "--json")
+    check(kvcalc("sweep", "llama-3.1-8b", "--batch", "1..64", *options).json, "sweep")
+    check(kvcalc("compare", "llama-3.1-8b", "gpt2", *options).json, "compare")
+
+
 def test_batch(kvcalc: Any, tmp_path: Path) -> None:
     path = tmp_path / "questions"
     path.write_text('{"model": "gpt2"}\n{"model": "gpt-2"}\n[\n{"model": "gpt2", "engine": "all"}\n')

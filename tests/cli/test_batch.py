@@ -54,6 +54,14 @@ def test_a_line_is_answered_as_estimate_answers(kvcalc: Any) -> None:
          ("qwen3-next-80b-a3b", "--tp", "2", "--max-model-len", "8k")),
         ({"model": "llama-3-8b", "engine": "tensorrt-llm", "kv_memory": 80000000000, "free_gpu_memory_fraction": 0.5},
          ("llama-3-8b", "--engine", "tensorrt-llm", "--kv-memory", "80G", "--free-gpu-memory-fraction", "0.5")),
+        ({"model": "llama-3-70b", "context": 8192, "gpu": "h100", "tp": 8},
+         ("llama-3-70b", "--context", "8192", "--gpu", "h100", "--tp", "8")),
+        ({"model": "qwen3-32b", "gpu": "h200", "engine": "vllm", "dtype": "fp8", "input_tokens": 2048,
+          "output_tokens": 500, "concurrency": 32, "pp": 2, "num_gpus": 4},
+         ("qwen3-32b", "--gpu", "h200", "--engine", "vllm", "--dtype", "fp8", "--input-tokens", "2048",
+          "--output-tokens", "500", "--concurrency", "32", "--pp", "2", "--num-gpus", "4")),
+        ({"model": "gpt-oss-120b", "gpu": "h100x8", "engine": "sglang", "ep": 8, "batch": 16},
+         ("gpt-oss-120b", "--gpu", "h100x8", "--engine", "sglang", "--ep", "8", "--batch", "16")),
         ({"model": "llama-3-8b", "engine": "all"}, ("llama-3-8b", "--engine", "all")),
     ]  # fmt: skip
     status, found, err = answers([question for question, _ in questions])

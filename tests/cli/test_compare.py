@@ -67,3 +67,18 @@ def test_a_table_for_scripts_and_one_for_people(kvcalc: Any) -> None:
     human = kvcalc("compare", "llama-3-8b", "nope", "jamba-v0.1", "--format", "human")
     assert "hybrid" in human.out
     assert "nope" in human.err
+
+
+def test_on_devices_rows_have_fit_and_speed(kvcalc: Any) -> None:
+    options = ("--gpu", "h100x4", "--engine", "vllm", "--context", "32k", "--batch", "16")
+    document = kvcalc("compare", "llama-3.3-70b", "qwen3-32b", *options, "--json").json
+    assert document["hardware"]["num_devices"] == 4
+    assert document["engine"]["tensor_parallel_size"] == 4
+    for row in document["models"]:
+        answer = kvcalc("estimate", row["name"], *options, "--json").json
+        assert row["fits"] == answer["fit"]["fits"]
+        assert row["decode_step_seconds"] == answer["throughput"]["decode_step_seconds"]
+        assert row["bound_by"] == answer["throughput"]["bound_by"]
+    human = kvcalc("compare", "llama-3.3-70b", "qwen3-32b", *options, "--format", "human").out
+    assert "4 x h100-sxm" in human
+    assert max(map(len, human.splitlines())) <= 80

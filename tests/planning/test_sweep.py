@@ -140,3 +140,48 @@ def test_the_chart_is_named_by_what_differs() -> None:
     ]  # fmt: skip
     assert chart["omitted"] == 2
     assert chart["lines"][3]["bytes"] == [chart["lines"][0]["bytes"][0] // 2, chart["lines"][0]["bytes"][1] // 2]
+
+
+@pytest.mark.parametrize("engine", ["logical", "vllm", "sglang"])
+def test_on_a_device_points_have_the_estimates_fit_and_speed(engine: str) -> None:
+    from kvcalc.throughput.hardware import Devices, find_gpu
+
+    gpu = find_gpu("h100")
+    found = grid("qwen3-32b", (1024, 32_768), (1, 64), sizes=(1, 4), gpus=[gpu], engines=(engine,))
+    for point in found.points():
+        answer = estimate(
+            kvcalc.load_model("qwen3-32b"), context_tokens=point["context_tokens"], batch_size=point["batch_size"],
+            engine=engine, tensor_parallel_size=point["tensor_parallel_size"],
+            devices=Devices(gpu, point["tensor_parallel_size"]),
+        )  # fmt: skip
+        assert point["gpu"] == "h100-sxm"
+        assert (point["fits"], point["free_bytes"]) == (answer["fit"]["fits"], answer["fit"]["free_bytes"])
+        for key in ("decode_step_seconds", "decode_tokens_per_second", "prefill_seconds"):
+            assert point[key] == answer["throughput"][key]
+
+
+def test_several_devices_are_one_line_and_a_memory_each() -> None:
+    from kvcalc.throughput.hardware import find_gpu
+
+    found = grid("llama-3.1-8b", (1024, 4096), gpus=[find_gpu("h100"), find_gpu("l40s")])
+    chart = found.chart(most_contexts=9, most_lines=9)
+    assert len(chart["lines"]) == 1
+    assert [capacity["label"] for capacity in chart["capacities"]] == ["h100-sxm", "l40s"]
+    with pytest.raises(UsageError, match="kv-memory"):
+        grid("llama-3.1-8b", gpus=[find_gpu("h100")], kv_memory_bytes=1)
+
+
+def test_a_model_whose_weights_are_not_known_has_bytes_and_a_warning() -> None:
+    from kvcalc.model.hf_config import read_config
+    from kvcalc.throughput.hardware import find_gpu
+
+    config = {"model_type": "generic", "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    found = sweep(
+        read_config(config, "mine", "mine"), contexts=Axis([(64,)]), batches=Axis([(1,)]),
+        tensor_parallel_sizes=Axis([(1,)]), gpus=[find_gpu("h100")],
+    )  # fmt: skip
+    (point,) = found.points()
+    assert point["total_bytes"] == 2 * 2 * 4 * 8 * 64 * 2
+    assert (point["fits"], point["decode_step_seconds"]) == (None, None)
+    assert any(warning.startswith("fit: ") for warning in found.warnings)
+    assert any(warning.startswith("throughput: ") for warning in found.warnings)
