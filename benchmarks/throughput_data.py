@@ -83,8 +83,8 @@ _OLLAMA_GPUS = {
     "Framework Mainboard": "ryzen-ai-max-395",
 }  # fmt: skip
 _OLLAMA_CONTEXT_TOKENS = 400
-# Two to three times as fast as the release before it, at the same points on the same devices: its DeepSeek runs can
-# only have drafted tokens, which is not modelled. Scored, not fitted.
+# One and a half to two times as fast as the release before it, at the same points on the same devices: its DeepSeek
+# runs can only have drafted tokens, which is not modelled. Scored, not fitted.
 DRAFTING_RELEASE = "1.2.0rc6.post3"
 
 

@@ -99,18 +99,15 @@ def speed_of(given: Mapping[str, Any]) -> SpeedQuestion | None:
     names = ("ep", "input_tokens", "output_tokens", "concurrency", "calibrate")
     if all(given[name] is None for name in names):
         return None
-    from kvcalc.planning.throughput import SpeedQuestion
+    from kvcalc.planning.throughput import SpeedQuestion, calibrated
     from kvcalc.units import parse_tokens
 
-    tokens = {name: given[name] and parse_tokens(given[name], f"--{name.replace('_', '-')}") for name in names[1:3]}
-    calibration = None
-    if given["calibrate"] is not None:
-        from kvcalc.planning.throughput import read_calibration
-
-        calibration = read_calibration(given["calibrate"])
-    concurrency = optional_count(given["concurrency"], "--concurrency")
-    return SpeedQuestion(optional_count(given["ep"], "--ep") or 1, **tokens, concurrency=concurrency,
-                         calibration=calibration)  # fmt: skip
+    given_tokens, taken_tokens = (
+        None if given[name] is None else parse_tokens(given[name], f"--{name.replace('_', '-')}") for name in names[1:3]
+    )
+    ranks, concurrency = optional_count(given["ep"], "--ep"), optional_count(given["concurrency"], "--concurrency")
+    question = SpeedQuestion(ranks or 1, given_tokens, taken_tokens, concurrency)
+    return question if given["calibrate"] is None else calibrated(question, given["calibrate"])
 
 
 def devices_of(

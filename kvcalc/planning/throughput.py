@@ -9,7 +9,6 @@ from kvcalc.memory.workload import Workload
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.weights import stored_weights
-from kvcalc.throughput.calibrate import Calibration, read_calibration
 from kvcalc.throughput.constants import Regime
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.roofline import SpeedModel, Step
@@ -17,8 +16,8 @@ from kvcalc.throughput.serving import room, serve
 from kvcalc.throughput.speed import StoredWeights, cache_dtype, check_layout, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
+    from kvcalc.throughput.calibrate import Calibration
     from kvcalc.throughput.hardware import Gpu
-__all__ = ["Calibration", "SpeedQuestion", "ask_throughput", "describe_throughput", "read_calibration", "speed_of"]
 
 
 class SpeedQuestion(NamedTuple):
@@ -32,14 +31,6 @@ class SpeedQuestion(NamedTuple):
     calibration: Calibration | None = None
 
 
-class Traffic(NamedTuple):
-    """Requests to serve, and how many of them at once; None: as many as fit."""
-
-    input_tokens: int
-    output_tokens: int
-    concurrency: int | None = None
-
-
 class Speed(NamedTuple):
     """A SpeedModel, where its constants were fitted, the weights' type, and what must be said of it."""
 
@@ -49,17 +40,24 @@ class Speed(NamedTuple):
     notes: tuple[str, ...]
 
 
-def traffic_of(question: SpeedQuestion) -> Traffic | None:
-    """The requests asked about; None where none are. UsageError (exit 2) where one of two lengths is missing."""
-    given, taken, concurrency = question.input_tokens, question.output_tokens, question.concurrency
+def calibrated(question: SpeedQuestion, path: str) -> SpeedQuestion:
+    """The question with the constants of the record in the file at `path`. UsageError (exit 2) where that is none."""
+    from kvcalc.throughput.calibrate import read_calibration
+
+    return question._replace(calibration=read_calibration(path))
+
+
+def is_served(question: SpeedQuestion) -> bool:
+    """Whether requests are asked about. UsageError (exit 2) where one of their two lengths is missing."""
+    given, taken = question.input_tokens, question.output_tokens
     if given is None and taken is None:
-        if concurrency is not None:
+        if question.concurrency is not None:
             raise UsageError("--concurrency needs --input-tokens and --output-tokens", "--batch asks of one step")
-        return None
+        return False
     if given is None or taken is None:
         missing = "--input-tokens" if given is None else "--output-tokens"
         raise UsageError(f"serving needs {missing} too", "for example --input-tokens 2k --output-tokens 500")
-    return Traffic(given, taken, concurrency)
+    return True
 
 
 def ask_throughput(
@@ -80,21 +78,21 @@ def ask_throughput(
     `model` is without the what-if, `spec` with it and bound to the workload. `pool_bytes`: the cache's on a device,
     None where that is not known. Raises UsageError (exit 2) for sizes that do not divide each other.
     """
-    traffic = traffic_of(question)
+    is_served(question)
     layout = Layout(workload.tensor_parallel_size, stages, question.expert_parallel_size)
     check_layout(layout)
     speed = speed_of(
         model, spec, workload, gpu, engine,
         dtype=dtype, kv_dtype=kv_dtype, layout=layout, calibration=question.calibration,
     )  # fmt: skip
-    return describe_throughput(speed, workload.context_tokens, workload.batch_size, traffic, pool_bytes, warnings)
+    return describe_throughput(speed, workload.context_tokens, workload.batch_size, question, pool_bytes, warnings)
 
 
 def describe_throughput(
     speed: Speed | str,
     context_tokens: int,
     batch_size: int,
-    traffic: Traffic | None,
+    question: SpeedQuestion,
     pool_bytes: int | None,
     warnings: list[str],
 ) -> dict[str, Any] | None:
@@ -111,9 +109,10 @@ def describe_throughput(
     unfitted = outside(model, speed.regime, speed.weight_dtype, batch_size)
     low, high = range_factors(speed.regime, bool(unfitted))
     serving = None
-    if traffic is not None:
-        limit = room(model, traffic.input_tokens, traffic.output_tokens, pool_bytes)
-        serving, more = _describe_serving(speed, traffic, limit, (low, high))
+    if question.input_tokens is not None and question.output_tokens is not None:
+        lengths = question.input_tokens, question.output_tokens
+        limit = room(model, *lengths, pool_bytes)
+        serving, more = _describe_serving(speed, lengths, question.concurrency, limit, (low, high))
         unfitted += [what for what in more if what not in unfitted]
     if unfitted:
         warnings.append(f"throughput: not fitted for {', '.join(unfitted)}: the range is wider")
@@ -143,17 +142,21 @@ def _parts(step: Step) -> dict[str, float]:
 
 
 def _describe_serving(
-    speed: Speed, traffic: Traffic, limit: float | None, factors: tuple[float, float]
+    speed: Speed,
+    lengths: tuple[int, int],
+    concurrency: int | None,
+    limit: float | None,
+    factors: tuple[float, float],
 ) -> tuple[dict[str, Any], list[str]]:
     model = speed.model
-    found = serve(model, traffic.input_tokens, traffic.output_tokens, traffic.concurrency, limit)
+    found = serve(model, *lengths, concurrency, limit)
     more = outside(model, speed.regime, speed.weight_dtype, found.running)
     low, high = factors if not more else range_factors(speed.regime, True)
     running = int(found.running)
-    wanted = traffic.concurrency or running
+    wanted = concurrency or running
     return {
-        "input_tokens": traffic.input_tokens,
-        "output_tokens": traffic.output_tokens,
+        "input_tokens": lengths[0],
+        "output_tokens": lengths[1],
         "concurrency": wanted,
         "running_requests": min(running, wanted),
         "tpot_seconds": found.tpot_seconds,
