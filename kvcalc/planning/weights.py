@@ -91,6 +91,8 @@ def device_weights(
     """
     warnings: list[str] = []
     described, _ = _described(model, spec, dtype, model_dtype)
+    if spec.gguf is not None:
+        return _file_on_device(spec, described, ranks, stages)
     weights, reason = _weights_of(model, spec)
     if weights is None or described["bytes"] is None:
         asked = reason or "the weights' type is not modelled; --dtype says otherwise"
@@ -150,6 +152,24 @@ def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, warning
         "bytes_source": source,
         "reason": reason,
     }
+
+
+def _file_on_device(spec: ModelSpec, described: Mapping[str, Any], ranks: int, stages: int) -> DeviceWeights:
+    """The share of a GGUF file's weights: its header has bytes and parameters, not every width.
+
+    Every matrix of a layer has the model's width on one side, so that a layer's parameters over that width are at least
+    what its widest module holds for a token.
+    """
+    hidden, size = spec.attention.hidden_size, described["bytes"]
+    if size is None or not hidden:
+        return DeviceWeights(None, 0, None, described["reason"] or "its header does not say")
+    if stages > 1:
+        return DeviceWeights(None, 0, None, "a GGUF file is not split into pipeline stages")
+    table, active = described["input_embedding_parameters"], described["active_parameters_per_token"]
+    layers = max(active - table, 0) // spec.num_layers
+    has_experts = active + table < described["parameters"]
+    width = Width(-(-layers // (hidden * ranks)), hidden, table // hidden, spec.num_layers, has_experts)
+    return DeviceWeights(-(-size // ranks), 0, width, None)
 
 
 def _weights_of(model: ModelSpec, spec: ModelSpec) -> tuple[ModelWeights | None, str | None]:
