@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -12,6 +12,7 @@ from kvcalc.errors import UsageError
 
 if TYPE_CHECKING:
     from kvcalc.planning.devices import Devices
+    from kvcalc.planning.devices import Gpu as GpuKind
     from kvcalc.planning.throughput import SpeedQuestion
 
 _DEVICE = "The device"
@@ -141,6 +142,15 @@ def _local_devices() -> Devices:
     from kvcalc.measure.local import local_devices
 
     return local_devices()
+
+
+def kinds_of(names: Sequence[str]) -> list[GpuKind]:
+    """The kinds of device of these names, how many of each being for the layout to say."""
+    if not names:
+        return []
+    from kvcalc.planning.devices import choose_kinds
+
+    return choose_kinds(names, _local_devices)
 
 
 def layout_of(given: Mapping[str, Any]) -> tuple[Devices | None, int]:

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 _Asked = ParamSpec("_Asked")
 _Answer = TypeVar("_Answer")
 
-_MOST_KEPT = 4096
+_MOST_KEPT = 16_384
 
 _kept: dict[tuple[Any, ...], tuple[object, Any]] = {}
 

@@ -30,6 +30,7 @@ def _table(document: dict[str, Any]) -> list[list[str]] | None:
         or document.get("gpus")
         or document.get("files")
         or document.get("engines")
+        or document.get("plans")
         or document.get("figures")
     )
     if not isinstance(rows, list) or not rows:

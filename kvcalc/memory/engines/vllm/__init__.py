@@ -23,6 +23,7 @@ from kvcalc.memory.engines.vllm.releases import Rules, is_newest, rules_of
 from kvcalc.memory.engines.vllm.settings import Settings, parse_settings
 from kvcalc.memory.engines.vllm.stages import stage_bounds
 from kvcalc.model.caches import Cache, RecurrentState
+from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches
 
 VERSION = "0.33.0"
@@ -70,12 +71,12 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
 
     def sequence_bytes(share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         plan = plan_of(share, dtype)
-        return request_blocks(plan.groups, demand(tokens)) * plan.block_bytes
+        return request_blocks(plan.groups, demand(tokens)) * block_sums(plan)[0]
 
     def stages_bytes(share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         # Every stage takes as many blocks; each is as large as the stage's largest group.
         plan = plan_of(share, dtype)
-        return request_blocks(plan.groups, demand(tokens)) * sum(map(block_bytes, plan.stages))
+        return request_blocks(plan.groups, demand(tokens)) * block_sums(plan)[1]
 
     def cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
         pages = {(type(layer.cache), layer.cache): layer.page for layer in plan_of(spec, dtype).layers}
@@ -85,7 +86,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
     def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
         plan, asked = plan_of(share, dtype), demand(tokens)
         needed = request_blocks(plan.groups, asked)
-        sizes = {page.block_size for part in plan.groups for _, page in part.layers if page.kind != STATE}
+        sizes = _block_sizes(plan)
         found: dict[str, Any] = {
             "block_size": max(sizes, default=tokens),
             "bytes_per_block": plan.block_bytes,
@@ -107,8 +108,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
         return found
 
     def growth_tokens(share: ModelSpec, dtype: Dtype) -> int:
-        layers = plan_of(share, dtype).groups
-        return lcm(*(page.block_size for part in layers for _, page in part.layers if page.kind != STATE))
+        return lcm(*_block_sizes(plan_of(share, dtype)))
 
     def lines(share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
         return account(plan_of(share, dtype), dtype, demand(tokens))
@@ -117,6 +117,18 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
         "vllm", release or VERSION, cache_bytes, {"rules": rules.name, **settings._asdict()}, _remarks(spec, settings),
         sequence_bytes, blocks, growth_tokens, lines, stages_bytes=stages_bytes,
     )  # fmt: skip
+
+
+@remembered
+def block_sums(plan: Plan) -> tuple[int, int]:
+    """Bytes of a block on the stage where it is largest, and on all stages together."""
+    return plan.block_bytes, sum(map(block_bytes, plan.stages))
+
+
+@remembered
+def _block_sizes(plan: Plan) -> set[int]:
+    """Tokens of a block, of every layer that keeps tokens."""
+    return {page.block_size for part in plan.groups for _, page in part.layers if page.kind != STATE}
 
 
 def _refuse(spec: ModelSpec) -> None:
