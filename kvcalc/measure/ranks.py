@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from kvcalc.errors import KvcalcError, UsageError
@@ -55,6 +57,24 @@ def check_size(place: Place, tensor_parallel_size: int) -> None:
         f"--tp {tensor_parallel_size} takes {tensor_parallel_size} processes, and {there}",
         f"torchrun --nproc-per-node {tensor_parallel_size} -m kvcalc measure ... --tp {tensor_parallel_size}",
     )
+
+
+def leave(status: int) -> None:
+    """End a process that torchrun started at once, with `status`; return where it is the only one.
+
+    Not through the interpreter's own end: threads of torch.distributed that want the interpreter back while it is
+    being torn down are made to exit by it, which C++ answers by aborting the process, now and then, after a run that
+    went well (https://docs.python.org/3/c-api/init.html, "Cautions regarding runtime finalization").
+    """
+    try:
+        alone = find_place().size == 1
+    except KvcalcError:
+        return
+    if not alone:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(status)
 
 
 class RankError(KvcalcError):
