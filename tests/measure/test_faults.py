@@ -1,4 +1,4 @@
-"""Everything that can go wrong while a run is on: one line, the right status, no memory kept, no record half written."""
+"""Everything that can go wrong during a run: one line, the right status, no memory kept, no record half written."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ def test_memory_is_free_while_the_error_is_still_held(monkeypatch: pytest.Monkey
     assert len(seen) > 4
     gc.collect()
     assert not [reference() for reference in seen if reference() is not None]
-    assert "_time_decode" in "".join(traceback.format_exception(caught)) or caught.__traceback__ is not None
+    # With KVCALC_DEBUG=1 the place it came from is still there to print.
+    assert "in broken" in "".join(traceback.format_exception(caught))
 
 
 def test_a_run_after_a_fault_is_as_good_as_any(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:

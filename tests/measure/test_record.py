@@ -117,7 +117,7 @@ from kvcalc.cli.app import run
 sys.exit(run(sys.argv[1:]))
 """
     done = subprocess.run([sys.executable, "-c", code, "measure", *FAST, "--json", "--save", str(path)],
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
+                          capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == f"kvcalc: cannot save {path}: File too large\n"
     assert json.loads(done.stdout)["runs"]
