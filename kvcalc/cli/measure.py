@@ -94,13 +94,13 @@ def measure(
     from kvcalc.output.sink import check_path, choose, emit
     from kvcalc.units import parse_count
 
-    output = choose(format, json, get, no_color)
-    if compare is not None:
-        _check_alone(ctx)
-        _compare(compare, output)
-        return
-    check_path(output, "measure")
     with _one_voice() as speaks:
+        output = choose(format, json, get, no_color)
+        if compare is not None:
+            _check_alone(ctx)
+            _compare(compare, output)
+            return
+        check_path(output, "measure")
         every = attention is not None and attention.casefold() == "all"
         what_if = o.what_if_of(None if every else attention, kv_heads, kv_lora_rank, qk_rope_head_dim)
         flags = {

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 import kvcalc as library
-from kvcalc.measure import runner
+from kvcalc.measure import runner, signals
+from kvcalc.measure.ranks import Place
 from kvcalc.model.variants import side_by_side
 from kvcalc.schema import load_schema
 from tests.conftest import ROOT, Result
@@ -276,6 +277,35 @@ def test_sigterm_which_torchrun_sends_is_one_line(ranks: Any, tmp_path: Path) ->
     first, second = group.results(timeout=30)
     assert (first.status, second.status) == (1, 1)
     assert second.err == ("kvcalc: rank 1 of 2: stopped from outside, as torchrun does when another rank has ended\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "line"),
+    [
+        (signal.SIGTERM, 1, "kvcalc: rank 0 of 2: stopped from outside, as torchrun does when another rank has ended"),
+        (signal.SIGINT, 130, "kvcalc: interrupted"),
+    ],
+)
+def test_a_signal_is_heard_while_another_rank_does_not_answer(
+    ranks: Any, tmp_path: Path, number: signal.Signals, status: int, line: str
+) -> None:
+    """Rank 0 waits inside a collective, where Python's own handlers do not run; its timeout is minutes away."""
+    group = ranks(*FAST, "--tp", 2, "--save", "record.json", before=STUCK)
+    wait_for(tmp_path / "ready")
+    time.sleep(1)
+    group.processes[1].send_signal(signal.SIGSTOP)
+    group.processes[0].send_signal(number)
+    out, err = group.processes[0].communicate(timeout=30)
+    assert (group.processes[0].returncode, out, err) == (status, "", f"{line}\n")
+    assert not (tmp_path / "record.json").exists()
+
+
+def test_signals_are_as_before_after_a_block_that_went_well() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with signals.heard(Place(0, 2, 0, 2)):
+        assert signal.getsignal(signal.SIGTERM) is not before[0]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_ctrl_c_reaches_all_and_is_said_once(ranks: Any, tmp_path: Path) -> None:
