@@ -19,12 +19,13 @@ _EXPORTS = {
     "KvcalcError": "kvcalc.errors",
     "ModelSpec": "kvcalc.model.spec",
     "WhatIf": "kvcalc.model.variants",
+    "audit": "kvcalc.planning.audit",
     "estimate": "kvcalc.planning.estimate",
     "load_model": "kvcalc.model.resolve",
     "read_config": "kvcalc.model.hf_config",
 }
 
-__all__ = ["KvcalcError", "ModelSpec", "WhatIf", "__version__", "estimate", "load_model", "read_config"]
+__all__ = ["KvcalcError", "ModelSpec", "WhatIf", "__version__", "audit", "estimate", "load_model", "read_config"]
 
 if TYPE_CHECKING:
     from kvcalc.errors import KvcalcError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from kvcalc.model.resolve import load_model
     from kvcalc.model.spec import ModelSpec
     from kvcalc.model.variants import WhatIf
+    from kvcalc.planning.audit import audit
     from kvcalc.planning.estimate import estimate
 
 

@@ -72,6 +72,7 @@ FAMILIES: dict[str, str] = {
     "qwen3_next": "gated_delta",
     "recurrent_gemma": "recurrent_gemma",
     "rwkv": "rwkv",
+    "rwkv6": "rwkv",
     "step3p5": "step",
     "t5": "encoder_decoder",
     "umt5": "encoder_decoder",

@@ -113,6 +113,17 @@ def test_rwkv_keeps_two_shifts_and_three_sums() -> None:
     assert cache_bytes(spec, 1) == cache_bytes(spec, 9999, engine="transformers") == 32 * 4096 * (2 * 2 + 3 * 4)
 
 
+def test_rwkv6_keeps_two_shifts_and_a_matrix_for_every_head() -> None:
+    spec = spec_of("rwkv6", hidden_size=4096, num_hidden_layers=32, head_size=64)
+    assert cache_bytes(spec, 1) == cache_bytes(spec, 9999) == 32 * (2 * 4096 * 2 + 64 * 64 * 64 * 4)
+    assert not spec.in_transformers
+    with pytest.raises(ModelError, match="head_size"):
+        # The same type in another library's words.
+        spec_of("rwkv6", hidden_size=2048, num_hidden_layers=24, num_heads=4, expand_k=0.5)
+    with pytest.raises(ModelError, match="no multiple of head_size"):
+        spec_of("rwkv6", hidden_size=4096, num_hidden_layers=32, head_size=65)
+
+
 def test_lfm2_convolutions_keep_inputs_and_no_state() -> None:
     kinds = ["conv", "full_attention"] * 3
     assert layers(spec_of("lfm2", **GQA, layer_types=kinds)) == [(RecurrentState(32, 3, 0),), (FULL,)] * 3

@@ -360,6 +360,48 @@ MiB, S (f32):   60.00 MiB
         """,
         [("cache_bytes", 24_903_680), ("k_bytes", 3_932_160), ("v_bytes", 20_971_520)],
     ),
+    Case(
+        "ggml-org/llama.cpp#9315: RWKV-6, two shifts and a matrix a head",
+        {"model_type": "rwkv6", "num_hidden_layers": 32, "hidden_size": 4096, "head_size": 64,
+         "attention_hidden_size": 4096, "torch_dtype": "float16"},
+        """
+        llama_new_context_with_model: n_ctx      = 1048576
+        llama_new_context_with_model: KV self size  =   33.00 MiB, K (f32):    1.00 MiB, V (f32):   32.00 MiB
+        """,
+        [("cache_bytes", 33 * 2**20), ("k_bytes", 2**20), ("v_bytes", 32 * 2**20)],
+    ),
+    Case(
+        "ggml-org/llama.cpp#12817, of early 2025: a cache for an encoder; blanks as a web page has them",
+        {"model_type": "nomic_bert", "num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768,
+         "torch_dtype": "float16"},
+        """
+        llama_context: n_ctx = 8192
+        llama_context: KV self size\xa0 =\xa0 288.00 MiB, K (f16):  144.00 MiB, V (f16):  144.00 MiB
+        """,
+        [("cache_bytes", 288 * 2**20), ("k_bytes", 144 * 2**20), ("v_bytes", 144 * 2**20)],
+    ),
+    Case(
+        "blocks without attention have a cache of no bytes, and are counted",
+        {"model_type": "nemotron-nas", "num_hidden_layers": 4, "num_attention_heads": 16, "hidden_size": 2048,
+         "num_key_value_heads": None, "torch_dtype": "float16", "block_configs": [
+             {"attention": {"n_heads_in_group": 8 if attends else None, "no_op": not attends,
+                            "replace_with_linear": False}} for attends in (True, False, True, True)]},
+        """
+        llama_context: n_ctx = 1024
+        llama_kv_cache_unified: size = 3.00 MiB ( 1024 cells, 4 layers, 1 seqs), K (f16): 1.50 MiB, V (f16): 1.50 MiB
+        """,
+        [("cells", 1024), ("layers", 4), ("cache_bytes", 3 * 2**20), ("k_bytes", 3 * 2**19), ("v_bytes", 3 * 2**19)],
+    ),
+    Case(
+        "layers shared between processor and device: a buffer on each",
+        plain(32, 32, 8, 128),
+        """
+        llama_context: n_ctx = 4096
+        llama_kv_cache_init:        CPU KV buffer size =   192.00 MiB
+        llama_kv_cache_init:      CUDA0 KV buffer size =   320.00 MiB
+        """,
+        [("buffer_bytes", 12 * 2**24), ("buffer_bytes", 20 * 2**24)],
+    ),
 ]  # fmt: skip
 
 

@@ -21,6 +21,8 @@ from kvcalc.planning.audit.setup import Reading, Setup
 from kvcalc.planning.logs import Log, Record
 
 _PULLS = (None, NO_V, PADDING, WINDOWS, LATENT)
+# Its layers without attention have caches too, of no bytes (n_head_kv 0, models/deci.cpp).
+_LAYERS_WITHOUT = "nemotron-nas"
 
 
 class Part(NamedTuple):
@@ -72,7 +74,12 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
             settings["flash-attn"] = attention
             if not flash:
                 taken.append("without flash attention")
-        yield Reading(settings, tuple(taken), check)
+        if spec.is_encoder:
+            # Before mid-2025 encoders had K and V of all tokens like decoders (ggml-org/llama.cpp#12817, #12836).
+            taken.append("a build that keeps a cache for encoders")
+            yield Reading(settings, tuple(taken), check, spec._replace(model_type="generic", is_encoder=False))
+        else:
+            yield Reading(settings, tuple(taken), check)
 
 
 def check(log: Log, setup: Setup) -> list[Figure]:
@@ -83,7 +90,9 @@ def check(log: Log, setup: Setup) -> list[Figure]:
     for record in log.named("cache", "self"):
         dtype = _dtype_of(record, setup)
         made = _parts(log, record, layers, setup, dtype)
-        figures += max((_check_part(record, part, log) for part in made), key=count_equal, default=[])
+        figures += max((_check_part(record, part, log, setup) for part in made), key=count_equal, default=[])
+    for record in log.named("buffer"):
+        figures += _check_buffer(log, record, layers, setup)
     for record in log.named("states"):
         figures += _check_states(record, layers, setup)
     return figures
@@ -154,7 +163,7 @@ def _state_bytes(layers: Layers) -> tuple[int, int]:
     return r, s
 
 
-def _check_part(record: Record, part: Part, log: Log) -> list[Figure]:
+def _check_part(record: Record, part: Part, log: Log, setup: Setup) -> list[Figure]:
     cells = part.cells * part.streams
     figures = []
     if "cells" in record.parts:
@@ -163,15 +172,32 @@ def _check_part(record: Record, part: Part, log: Log) -> list[Figure]:
             figures.append(given(record, "cells", text, "cells", "no n_ctx in the log: an input"))
         else:
             figures.append(check_count(record, "cells", text, part.cells, "cells", f"{part.name}: cells of a stream"))
-        figures.append(
-            check_count(record, "layers", record.parts["layers"], part.layers, "layers", "layers with a cache")
-        )
+        if setup.spec.model_type == _LAYERS_WITHOUT:
+            total, words = setup.spec.num_layers, "all of the model's, those without attention too"
+        else:
+            total, words = part.layers, "layers with a cache"
+        figures.append(check_count(record, "layers", record.parts["layers"], total, "layers", words))
     sizes = {"size": ("cache_bytes", part.k + part.v), "k": ("k_bytes", part.k), "v": ("v_bytes", part.v)}
     for group, (name, size) in sizes.items():
         if group in record.parts:
             words = f"{cells:,} cells x {size:,} bytes"
             figures.append(check_size(record, name, parse_printed(record.parts[group]), cells * size, words))
     return figures
+
+
+def _check_buffer(log: Log, record: Record, layers: Layers, setup: Setup) -> list[Figure]:
+    """One device's share of a cache: whole layers, as many as were put there. A context of several caches has a buffer
+    of each on every device, and which is which the lines do not say.
+    """
+    parts = _parts(log, record, layers, setup, setup.dtype)
+    if len({part.name for part in parts}) != 1 or log.named("cache", "self"):
+        return []
+    part = parts[0]
+    per_layer = part.cells * part.streams * (part.k + part.v) // part.layers
+    printed = parse_printed(record.parts["size"])
+    held = min(part.layers, max(1, round(printed.middle / per_layer)))
+    words = f"{held} of {part.layers} layers x {per_layer:,} bytes on {record.parts['device']}"
+    return [check_size(record, "buffer_bytes", printed, held * per_layer, words)]
 
 
 def _check_states(record: Record, layers: Layers, setup: Setup) -> list[Figure]:

@@ -113,8 +113,10 @@ def read_log(text: str, name: str, engine: str | None = None) -> Log:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """The lines without escapes; a progress bar's carriage returns end a line too."""
-    for line in re.split(r"\r\n|\n|\r", text.rstrip("\r\n")):
+    """The lines without escapes; a progress bar's carriage returns end a line too, and blanks a page on the web made
+    unbreakable break again.
+    """
+    for line in re.split(r"\r\n|\n|\r", text.rstrip("\r\n").replace("\xa0", " ")):
         yield _ESCAPES.sub("", line[:_LONGEST_LINE]) if "\x1b" in line else line[:_LONGEST_LINE]
 
 
