@@ -6,6 +6,7 @@ it for what is no tensor.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,12 +45,21 @@ class Group:
             _talk(lambda: dist.all_reduce(torch.zeros(1)))
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's `value`, by rank, on every rank: plain data."""
+        """Every rank's `value`, by rank, on every rank: plain data, which JSON can carry.
+
+        As bytes in tensors of gloo's: torch's own all_gather_object needs numpy, which kvcalc does not.
+        """
         if self.size == 1:
             return [value]
-        values: list[Any] = [None] * self.size
-        _talk(lambda: dist.all_gather_object(values, value))
-        return values
+        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        _talk(lambda: dist.all_gather(lengths, torch.tensor([mine.numel()])))
+        longest = max(int(length) for length in lengths)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: mine.numel()] = mine
+        theirs = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        _talk(lambda: dist.all_gather(theirs, padded))
+        return [json.loads(bytes(data[: int(length)].tolist())) for data, length in zip(theirs, lengths)]
 
     def slowest(self, seconds: list[float]) -> list[float]:
         """Of every step the time of the rank that took longest."""

@@ -32,6 +32,7 @@ FAST = (*SMALL, "--context", "40", "--steps", "4", "--device", "cpu", "--dtype",
 # What every rank runs: the command line, after the lines a test puts before it. The roof is of no interest.
 DRIVER = """\
 import os, sys, time
+%s
 from kvcalc.measure import bandwidth, distributed, runner, verify
 bandwidth._BUFFER_BYTES = {"cpu": 1 << 22}
 rank = int(os.environ["RANK"])
@@ -44,9 +45,11 @@ sys.exit(main())
 class Ranks:
     """Processes started as torchrun starts them, but by hand, so that each one's status and streams can be seen."""
 
-    def __init__(self, folder: Path, arguments: tuple[object, ...], before: str = "", size: int = 2) -> None:
+    def __init__(
+        self, folder: Path, arguments: tuple[object, ...], before: str = "", size: int = 2, first: str = ""
+    ) -> None:
         script = folder / "rank.py"
-        script.write_text(DRIVER % before)
+        script.write_text(DRIVER % (first, before))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -80,8 +83,8 @@ class Ranks:
 def ranks(tmp_path: Path) -> Iterator[Any]:
     started: list[Ranks] = []
 
-    def start(*arguments: object, before: str = "", size: int = 2) -> Ranks:
-        started.append(Ranks(tmp_path, arguments, before, size))
+    def start(*arguments: object, **options: Any) -> Ranks:
+        started.append(Ranks(tmp_path, arguments, **options))
         return started[-1]
 
     yield start
@@ -127,6 +130,39 @@ def test_torchrun_shards_every_kind_and_rank_0_reports_all_ranks(tmp_path: Path)
             assert held["predicted_bytes"] == held["held_bytes"] == held["allocator_bytes"] == expected
         assert run["verified"]["ok"]
         assert run["decode_step_seconds"]["n"] == 4
+
+
+def test_two_nodes_meet_by_torchruns_rendezvous() -> None:
+    """Two agents of one process each, as on two machines."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend",
+             "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test", "-m", "kvcalc", "measure", *FAST,
+             "--tp", "2", "--get", "runs.0.ranks"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    try:
+        outs = [node.communicate(timeout=240) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], outs
+    # One of the nodes has rank 0, and it alone answers.
+    (answer,) = (out for out, _ in outs if out)
+    assert [rank["held_bytes"] for rank in json.loads(answer)] == [10_240, 10_240]
+
+
+def test_ranks_need_no_numpy(ranks: Any) -> None:
+    before = "assert sys.modules['numpy'] is None"
+    first, _ = ranks(
+        *FAST, "--tp", 2, "--get", "runs.0.held_bytes", before=before, first="sys.modules['numpy'] = None"
+    ).results()
+    assert (first.status, first.out) == (0, "10240\n"), first.err
 
 
 def test_one_kv_head_is_on_both_ranks_and_the_heads_are_not(ranks: Any) -> None:
@@ -324,7 +360,7 @@ def test_ctrl_c_reaches_all_and_is_said_once(ranks: Any, tmp_path: Path) -> None
 def test_torchrun_ends_with_all_its_ranks_when_one_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     before = "def die(*args): os.kill(os.getpid(), 9)\nif rank == 1: runner._choose_core = die"
-    script.write_text(DRIVER % before)
+    script.write_text(DRIVER % ("", before))
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script),
@@ -341,7 +377,7 @@ def test_torchrun_ends_with_all_its_ranks_when_one_is_killed(tmp_path: Path) -> 
 
 def test_a_meeting_point_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
-    script.write_text(DRIVER % "distributed.TIMEOUT_SECONDS = 2")
+    script.write_text(DRIVER % ("", "distributed.TIMEOUT_SECONDS = 2"))
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK": "1",
                    "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": str(ROOT)}  # fmt: skip
     done = subprocess.run([sys.executable, str(script), "measure", *FAST, "--tp", "2"], capture_output=True, text=True,
