@@ -127,9 +127,9 @@ def test_windows_of_more_types(config: dict[str, object], full: int, slides: int
     ("config", "rule"),
     [
         (windowed("afmoe", 6, global_attn_every_n_layers=3), "the last of every 4"),
-        (windowed("laguna", 4, layer_types=STEP[::-1]), "the first of every 4"),
+        (windowed("laguna", 4, layer_types=["sliding_attention"] * 4), "the first of every 4"),
         (windowed("gemma3_text", 4, sliding_window_pattern=2), "the last of every 6"),
-        (windowed("cohere2", 4, layer_types=STEP), "the last of every 4"),
+        (windowed("cohere2", 4, layer_types=STEP[::3] * 2), "the last of every 4"),
     ],
 )
 def test_layers_the_architecture_has_windows_in_are_its_own(config: dict[str, object], rule: str) -> None:
