@@ -3,12 +3,15 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.errors import RunError
+from kvcalc.errors import KvcalcError, RunError, UsageError
+
+if TYPE_CHECKING:
+    from kvcalc.output.sink import Output
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -19,6 +22,12 @@ EPILOG = """Examples:
   kvcalc measure gpt2 --context 512 --steps 16 --json
 
   kvcalc measure --layers 2 --heads 8 --kv-heads 2 --head-dim 64 --hidden-size 512 --context 1k
+
+  kvcalc measure gpt2 --context 512 --save /dev/stdout --get runs.0.held_bytes
+
+  torchrun --nproc-per-node 2 -m kvcalc measure llama-3-8b --layers 2 --tp 2
+
+  kvcalc measure --compare before.json after.json
 
 Needs torch: pip install 'kvcalc[measure]'
 """
@@ -49,6 +58,22 @@ def measure(
             "--dtype", metavar="TYPE", help="bf16, fp16 or fp32, for weights and cache. Default: the config's."
         ),
     ] = None,
+    tp: Annotated[
+        str,
+        typer.Option(
+            "--tp",
+            "--tensor-parallel-size",
+            metavar="T",
+            help="Devices the heads are split over, one of torchrun's processes each. Also --tensor-parallel-size.",
+        ),
+    ] = "1",
+    save: Annotated[
+        Optional[str], typer.Option("--save", metavar="FILE", help="Write the record, the --json document, to FILE.")
+    ] = None,
+    compare: Annotated[
+        Optional[tuple[str, str]],
+        typer.Option("--compare", metavar="A B", help="Run nothing: ratios B/A of two records' figures."),
+    ] = None,
     seed: Annotated[str, typer.Option("--seed", metavar="S", help="Seed of the random weights and inputs.")] = "0",
     kv_heads: o.KvHeads = None,
     kv_lora_rank: o.KvLoraRank = None,
@@ -67,25 +92,82 @@ def measure(
     from kvcalc.units import parse_count
 
     output = choose(format, json, get, no_color)
+    if compare is not None:
+        if model is not None or save is not None:
+            raise UsageError("--compare reads two records and runs nothing: leave MODEL and --save out")
+        _compare(compare, output)
+        return
     check_path(output, "measure")
-    every = attention is not None and attention.casefold() == "all"
-    what_if = o.what_if_of(None if every else attention, kv_heads, kv_lora_rank, qk_rope_head_dim)
-    flags = {"--heads": heads, "--head-dim": head_dim, "--hidden-size": hidden_size, "--sliding-window": sliding_window}
-    if model is None:
-        flags["--layers"] = layers
-    spec, what_if = o.model_of(model, what_if, flags)
-    context_tokens, batch_size = o.context_of(context, max_model_len), parse_count(batch, "--batch")
-    timed, num_layers = parse_count(steps, "--steps"), o.optional_count(layers, "--layers")
-    seed_number = parse_count(seed, "--seed", least=0)
-    ask, check_bytes = _load()
-    with _progress() as progress:
-        document = ask(
-            spec, context_tokens=context_tokens, batch_size=batch_size, steps=timed, num_layers=num_layers,
-            what_if=what_if, all_variants=every, device=device.casefold(), dtype=dtype, seed=seed_number,
-            progress=progress,
-        )  # fmt: skip
-    emit(document, output, "measure")
-    check_bytes(document)
+    with _one_voice() as speaks:
+        every = attention is not None and attention.casefold() == "all"
+        what_if = o.what_if_of(None if every else attention, kv_heads, kv_lora_rank, qk_rope_head_dim)
+        flags = {
+            "--heads": heads, "--head-dim": head_dim, "--hidden-size": hidden_size, "--sliding-window": sliding_window
+        }  # fmt: skip
+        if model is None:
+            flags["--layers"] = layers
+        spec, what_if = o.model_of(model, what_if, flags)
+        context_tokens, batch_size = o.context_of(context, max_model_len), parse_count(batch, "--batch")
+        timed, num_layers = parse_count(steps, "--steps"), o.optional_count(layers, "--layers")
+        seed_number, devices = parse_count(seed, "--seed", least=0), parse_count(tp, "--tp")
+        if save is not None and speaks:
+            from kvcalc.measure.record import check_target
+
+            check_target(save)
+        ask, check_bytes = _load()
+        with _progress(speaks) as progress:
+            document = ask(
+                spec, context_tokens=context_tokens, batch_size=batch_size, steps=timed, num_layers=num_layers,
+                what_if=what_if, all_variants=every, device=device.casefold(), dtype=dtype, seed=seed_number,
+                tensor_parallel_size=devices, progress=progress,
+            )  # fmt: skip
+        if not speaks:
+            return
+        emit(document, output, "measure")
+        try:
+            check_bytes(document)
+        except KvcalcError as error:
+            if save is not None:
+                error.hint = f"{save} is not written"
+            raise
+        if save is not None:
+            from kvcalc.measure.record import save as write
+
+            write(document, save)
+
+
+def _compare(files: tuple[str, str], output: "Output") -> None:
+    """--compare: torch is not needed for it."""
+    from kvcalc.measure.compare import compare
+    from kvcalc.measure.record import load
+    from kvcalc.output.sink import check_path, emit
+
+    check_path(output, "measure_compare")
+    a, b = map(load, files)
+    emit(compare(a, b, files), output, "measure_compare")
+
+
+@contextlib.contextmanager
+def _one_voice() -> Iterator[bool]:
+    """Whether this process prints results: of those torchrun started, rank 0. What goes wrong in all of them alike is
+    reported by one of each machine; the others leave quietly with the same status. Ctrl-C is one line too."""
+    from kvcalc.measure.ranks import RankError, find_place
+
+    place = find_place()
+    try:
+        yield place.rank == 0
+    except RankError as error:
+        if error.is_quiet:
+            raise typer.Exit(error.exit_code) from None
+        raise
+    except KvcalcError as error:
+        if not place.speaks:
+            raise typer.Exit(error.exit_code) from None
+        raise
+    except KeyboardInterrupt:
+        if place.rank == 0:
+            print("kvcalc: interrupted", file=sys.stderr)
+        raise
 
 
 def _load() -> tuple[Callable[..., dict[str, object]], Callable[[dict[str, object]], None]]:
@@ -102,9 +184,9 @@ def _load() -> tuple[Callable[..., dict[str, object]], Callable[[dict[str, objec
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
+def _progress(is_wanted: bool) -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar on stderr where that is a terminal; silence elsewhere."""
-    if not sys.stderr.isatty():
+    if not is_wanted or not sys.stderr.isatty():
         yield lambda what, done, of: None
         return
     from rich.console import Console

@@ -22,8 +22,12 @@ def render(document: dict[str, Any], console: Console) -> None:
     )
     console.print(
         f"{count(workload['context_tokens'])} tokens, batch {count(workload['batch_size'])}, {workload['dtype']}, "
-        f"{workload['steps']} steps, reads at most {_rate(document['roof']['read_bytes_per_second'])}"
+        f"{workload['steps']} steps, reads at most {rate(document['roof']['read_bytes_per_second'])}"
     )
+    if workload["tensor_parallel_size"] > 1:
+        console.print(
+            f"heads over {workload['tensor_parallel_size']} ranks: the bytes are each rank's, the times the slowest's"
+        )
     console.print()
     _bytes(document, console)
     console.print()
@@ -42,16 +46,21 @@ def _bytes(document: dict[str, Any], console: Console) -> None:
         ("self-check", "left"),
     )
     for run in document["runs"]:
-        equal = run["held_bytes"] == run["predicted_bytes"]
         check = run["verified"]
-        table.add_row(
-            run["attention"].upper(),
-            count(run["predicted_bytes"]),
-            count(run["held_bytes"]),
-            Text("equal", "green") if equal else Text("DIFFER", "bold red"),
-            count(run["allocator_bytes"]),
-            Text("ok", "green") if check["ok"] else Text(f"off by {check['max_abs_error']}", "bold red"),
-        )
+        passed = Text("ok", "green") if check["ok"] else Text(f"off by {check['max_abs_error']}", "bold red")
+        for row in run["ranks"] or [run]:
+            rank = row.get("rank", 0)
+            equal = row["held_bytes"] == row["predicted_bytes"]
+            table.add_row(
+                f"{'' if rank else run['attention'].upper():<3} rank {rank}"
+                if run["ranks"]
+                else run["attention"].upper(),
+                count(row["predicted_bytes"]),
+                count(row["held_bytes"]),
+                Text("equal", "green") if equal else Text("DIFFER", "bold red"),
+                count(row["allocator_bytes"]),
+                Text() if rank else passed,
+            )
     console.print(table)
 
 
@@ -71,18 +80,18 @@ def _times(document: dict[str, Any], console: Console) -> None:
         step, core, share = run["decode_step_seconds"], run["attention_core_seconds"], run["fraction_of_roof"]
         table.add_row(
             run["attention"].upper(),
-            _seconds(step["p50"]),
-            _seconds(step["p90"]),
+            seconds(step["p50"]),
+            seconds(step["p90"]),
             f"{share['step']:.0%}",
-            _seconds(core["p50"]),
-            _rate(run["kv_read_bytes_per_second"]),
+            seconds(core["p50"]),
+            rate(run["kv_read_bytes_per_second"]),
             f"{share['attention_core']:.0%}",
             run["backend"],
         )
     console.print(table)
 
 
-def _seconds(value: float) -> str:
+def seconds(value: float) -> str:
     """A duration in the unit that gives it three digits or so."""
     for scale, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
         if value * scale >= 1:
@@ -90,5 +99,6 @@ def _seconds(value: float) -> str:
     return f"{value * 1e6:.3f} us"
 
 
-def _rate(bytes_per_second: float) -> str:
+def rate(bytes_per_second: float) -> str:
+    """Bytes per second in powers of 1024."""
     return f"{format_size(int(bytes_per_second), capacity=True)}/s"
