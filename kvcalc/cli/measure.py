@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
+_WITH_COMPARE = ("compare", "format", "json", "get", "no_color")
+
 EPILOG = """Examples:
 
   kvcalc measure llama-7b --layers 2 --context 2048 --attention all
@@ -23,11 +25,11 @@ EPILOG = """Examples:
 
   kvcalc measure --layers 2 --heads 8 --kv-heads 2 --head-dim 64 --hidden-size 512 --context 1k
 
-  kvcalc measure gpt2 --context 512 --save /dev/stdout --get runs.0.held_bytes
-
-  torchrun --nproc-per-node 2 -m kvcalc measure llama-3-8b --layers 2 --tp 2
+  kvcalc measure gpt2 --context 1024 --save after.json
 
   kvcalc measure --compare before.json after.json
+
+  torchrun --nproc-per-node 2 -m kvcalc measure llama-3-8b --layers 2 --tp 2
 
 Needs torch: pip install 'kvcalc[measure]'
 """
@@ -35,6 +37,7 @@ Needs torch: pip install 'kvcalc[measure]'
 
 @app.command(epilog=EPILOG)
 def measure(
+    ctx: typer.Context,
     model: o.Model = None,
     context: o.Context = None,
     max_model_len: o.MaxModelLen = None,
@@ -91,14 +94,13 @@ def measure(
     from kvcalc.output.sink import check_path, choose, emit
     from kvcalc.units import parse_count
 
-    output = choose(format, json, get, no_color)
-    if compare is not None:
-        if model is not None or save is not None:
-            raise UsageError("--compare reads two records and runs nothing: leave MODEL and --save out")
-        _compare(compare, output)
-        return
-    check_path(output, "measure")
     with _one_voice() as speaks:
+        output = choose(format, json, get, no_color)
+        if compare is not None:
+            _check_alone(ctx)
+            _compare(compare, output)
+            return
+        check_path(output, "measure")
         every = attention is not None and attention.casefold() == "all"
         what_if = o.what_if_of(None if every else attention, kv_heads, kv_lora_rank, qk_rope_head_dim)
         flags = {
@@ -134,6 +136,16 @@ def measure(
             from kvcalc.measure.record import save as write
 
             write(document, save)
+
+
+def _check_alone(ctx: typer.Context) -> None:
+    """Raise UsageError (exit 2) where --compare is given with what only a run has."""
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in _WITH_COMPARE:
+            given = parameter.opts[0] if parameter.opts[0].startswith("-") else "MODEL"
+            raise UsageError(f"--compare reads two records and runs nothing: leave {given} out")
 
 
 def _compare(files: tuple[str, str], output: "Output") -> None:

@@ -7,12 +7,10 @@ it for what is no tensor.
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +20,7 @@ from kvcalc.errors import KvcalcError, RunError, UsageError
 from kvcalc.measure.build import AttentionLayer, build_layer
 from kvcalc.measure.ranks import Place, RankError
 from kvcalc.measure.sharding import copy_share, share_of_shape
+from kvcalc.measure.signals import heard
 from kvcalc.model.spec import AttentionShape
 
 # Longest wait for another rank. A dead one is noticed at once, by its closed connection; this is for one that hangs,
@@ -115,18 +114,15 @@ def join(place: Place) -> Iterator[Group]:
     if place.size == 1:
         yield ALONE
         return
-    before = _on_termination(_stopped)
     try:
-        _start()
-        yield Group(place)
-        dist.destroy_process_group()
-    except BaseException as error:
-        # torchrun stops the other ranks once one has ended: that must not cut off the line that says why.
-        _on_termination(signal.SIG_IGN)
-        if isinstance(error, KvcalcError) and not isinstance(error, RankError):
-            raise RankError(error, place) from error
+        with heard(place):
+            _start()
+            yield Group(place)
+            dist.destroy_process_group()
+    except RankError:
         raise
-    _on_termination(before)
+    except KvcalcError as error:
+        raise RankError(error, place) from error
 
 
 def device_of(device: torch.device, place: Place) -> torch.device:
@@ -199,15 +195,3 @@ def _reason(error: Exception) -> str:
     """The first line of torch's message, without the place in its source and its advice."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return re.sub(r"^(\[[^\]]*\] )+", "", line).partition(". This is typically")[0].strip().rstrip(".")
-
-
-def _stopped(number: int, frame: FrameType | None) -> NoReturn:
-    raise RunError("stopped from outside, as torchrun does when another rank has ended")
-
-
-def _on_termination(handler: Any) -> Any:
-    """Set what SIGTERM does and return what it did; only the main thread may."""
-    try:
-        return signal.signal(signal.SIGTERM, handler)
-    except ValueError:
-        return None

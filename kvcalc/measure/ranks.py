@@ -51,7 +51,10 @@ def check_size(place: Place, tensor_parallel_size: int) -> None:
     if place.size == tensor_parallel_size:
         return
     if tensor_parallel_size == 1:
-        raise UsageError(f"{place.size} processes and no --tp", f"shard the heads over them: --tp {place.size}")
+        raise UsageError(
+            f"{place.size} processes and no --tp",
+            f"--tp {place.size} shards the heads over them; unset WORLD_SIZE to run alone",
+        )
     there = "there is 1 process" if place.size == 1 else f"there are {place.size} processes"
     raise UsageError(
         f"--tp {tensor_parallel_size} takes {tensor_parallel_size} processes, and {there}",

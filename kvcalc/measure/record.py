@@ -84,6 +84,8 @@ def load(path: str) -> dict[str, Any]:
 
 def _target_of(path: str) -> str | None:
     """The regular file to replace, links followed; None where there is something else to write to."""
+    if not path:
+        raise RunError("cannot save '': no name")
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
