@@ -6,8 +6,6 @@ repeated. Materialising the repeat, as `repeat_kv` does, throws away the bandwid
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -64,25 +62,6 @@ def attention_with_weights(
     mixed = F.dropout(weights, dropout) if dropout else weights
     out = mixed.reshape(batch, groups, heads // groups * queries, key.shape[2]) @ value
     return out.reshape(batch, heads, queries, value.shape[-1]), weights
-
-
-def grouped_matmul(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    dropout: float = 0.0,
-    scale: float | None = None,
-) -> Tensor:
-    """As `grouped_attention`, in plain matrix products: on some devices faster for one query."""
-    return attention_with_weights(query, key, value, mask, dropout, scale)[0]
-
-
-Core = Callable[..., Tensor]
-"""A function with the signature of `grouped_attention`."""
-
-CORES: dict[str, Core] = {"grouped SDPA": grouped_attention, "grouped matmul": grouped_matmul}
-"""The ways to run one decode step; a module's `core` is one of them."""
 
 
 def _group_rows(mask: Tensor, group_size: int) -> Tensor:
