@@ -35,6 +35,7 @@ THIRD_PARTY = {
     "typer": ("cli/",),
     "rich": ("cli/", "output/"),
     "huggingface_hub": ("model/hub.py",),
+    "gguf": ("model/gguf_file.py",),
     "yaml": ("model/yaml_mapping.py",),
 }
 
@@ -95,7 +96,7 @@ def run(*arguments: str) -> str:
     return f"from kvcalc.cli.app import run\nassert run({list(arguments)!r}) == 0"
 
 
-HEAVY = {"huggingface_hub", "torch", "numpy", "psutil", "pydantic"}
+HEAVY = {"gguf", "huggingface_hub", "torch", "numpy", "psutil", "pydantic"}
 
 
 def test_importing_kvcalc_loads_nothing_heavy() -> None:

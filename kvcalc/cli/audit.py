@@ -27,7 +27,9 @@ def audit(
     model: Annotated[
         Optional[str],
         typer.Option(
-            "--model", metavar="MODEL", help="A preset or a config.json, where the log names none kvcalc knows."
+            "--model",
+            metavar="MODEL",
+            help="A preset, a config.json or a .gguf file, where the log names none kvcalc knows.",
         ),
     ] = None,
     engine: Annotated[

@@ -18,7 +18,8 @@ Model = Annotated[
     Optional[str],
     typer.Argument(
         metavar="MODEL",
-        help="A preset (`kvcalc models`), a config.json, a folder that holds one, - for stdin, or hf:org/name.",
+        help="A preset (`kvcalc models`), a config.json or .gguf file, a folder that holds one, - for stdin, or "
+        "hf:org/name.",
     ),
 ]
 Context = Annotated[

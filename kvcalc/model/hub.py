@@ -100,7 +100,10 @@ def _refusal(error: Exception, reference: str) -> KvcalcError:
     if kind == "RevisionNotFoundError":
         return ModelError(f"{reference}: there is no such revision")
     if kind in ("EntryNotFoundError", "RemoteEntryNotFoundError"):
-        return ModelError(f"{reference}: it holds no {_FILE}", "models published as GGUF alone have none")
+        return ModelError(
+            f"{reference}: it holds no {_FILE}",
+            "models published as GGUF alone have none: get a .gguf file of it and give the path",
+        )
     if status in (401, 403):
         return RunError(f"{reference}: not there, or not open to you (status {status})", _OPEN_IT)
     if status == 404:

@@ -22,11 +22,12 @@ _SHOWN_FILES = 5
 def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelSpec:
     """The model `reference` names.
 
-    A preset's name or alias wins; `./NAME` always means a path. A path is a config.json, a folder holding one, or a
-    preset file (.yaml). `hf:org/name` is the Hub's, and the only form that may touch the network. Raises UsageError
-    (exit 2) for a file that is missing, unreadable or no JSON object, ModelError (exit 3) for an unknown name or a
-    config that is not understood, and RunError (exit 1) where the Hub cannot be reached. `assume_full_attention`: an
-    upper bound (`upper_bound`) where the config is not understood, and the windows left out where it is.
+    A preset's name or alias wins; `./NAME` always means a path. A path is a config.json, a GGUF file, a folder holding
+    one, or a preset file (.yaml). `hf:org/name` is the Hub's, and the only form that may touch the network. Raises
+    UsageError (exit 2) for a file that is missing, unreadable or no JSON object, ModelError (exit 3) for an unknown
+    name or a config that is not understood, and RunError (exit 1) where the Hub cannot be reached or an extra is
+    missing. `assume_full_attention`: an upper bound (`upper_bound`) where the config is not understood, and the windows
+    left out where it is.
     """
     read = _read_upper_bound if assume_full_attention else read_config
     if reference == "-":
@@ -46,7 +47,27 @@ def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelS
             )
         if not os.path.exists(reference):
             raise presets.unknown_preset(reference)
-    return _load_path(reference, read)
+    path = os.path.expanduser(reference)
+    if _is_gguf(path):
+        from kvcalc.model.gguf_config import load_gguf
+
+        return load_gguf(path, assume_full_attention=assume_full_attention)
+    return _load_path(path, read)
+
+
+def _is_gguf(path: str) -> bool:
+    """Whether a path means a GGUF file: by its name, by what it begins with, or for a folder by what lies in it."""
+    if path.endswith((".json", ".yaml", ".yml")):
+        return False
+    if not os.path.isdir(path):
+        from kvcalc.model.gguf_files import means_gguf
+
+        return means_gguf(path)
+    try:
+        entries = os.listdir(path)
+    except OSError:
+        return False
+    return "config.json" not in entries and any(entry.endswith(".gguf") for entry in entries)
 
 
 def spec_of(preset: presets.Preset) -> ModelSpec:
@@ -55,7 +76,7 @@ def spec_of(preset: presets.Preset) -> ModelSpec:
 
 
 def _is_path(reference: str) -> bool:
-    looks = reference.startswith((".", "~", os.sep)) or reference.endswith((".json", ".yaml", ".yml", os.sep))
+    looks = reference.startswith((".", "~", os.sep)) or reference.endswith((".json", ".gguf", ".yaml", ".yml", os.sep))
     # `meta-llama/Meta-Llama-3-70B` has a separator and is an alias; it is a path only where something lies there.
     return looks or (os.sep in reference and os.path.exists(reference))
 
@@ -67,7 +88,6 @@ def _read_upper_bound(config: Mapping[str, object], name: str, source: str) -> M
 
 
 def _load_path(path: str, read: Callable[[Mapping[str, object], str, str], ModelSpec]) -> ModelSpec:
-    path = os.path.expanduser(path)
     if os.path.isdir(path):
         path = _config_in(path)
     if path.endswith((".yaml", ".yml")):

@@ -63,6 +63,27 @@ class AttentionShape(NamedTuple):
         return "mqa" if self.num_kv_heads == 1 else "gqa"
 
 
+class FileWeights(NamedTuple):
+    """Parameters and bytes as a weights file's own header gives them. `dtype` is what the file calls its type."""
+
+    parameters: int
+    active_parameters_per_token: int
+    input_embedding_parameters: int
+    bytes: int
+    active_bytes_per_token: int
+    dtype: str
+
+
+class GgufFacts(NamedTuple):
+    """What a GGUF file says beside the model: `weights`, None where they are not all there.
+
+    `expands_latent`: llama.cpp keeps K and V of every head of this MLA file, and not the latent.
+    """
+
+    weights: FileWeights | None
+    expands_latent: bool = False
+
+
 class ModelSpec(NamedTuple):
     """A model, read from a preset, a config.json or flags.
 
@@ -72,6 +93,7 @@ class ModelSpec(NamedTuple):
     where it must; `has_fixed_encoder`: the workload cannot say otherwise (Whisper).
     `checkpoint` is the folder its config.json was read from, where its weights may lie beside it, or None.
     `in_transformers`: whether Transformers has a class that reads such a config. `remarks`: what an answer must say.
+    `gguf`: what the GGUF file it was read from says beside that, or None.
     """
 
     name: str
@@ -88,6 +110,7 @@ class ModelSpec(NamedTuple):
     checkpoint: str | None = None
     in_transformers: bool = True
     remarks: tuple[str, ...] = ()
+    gguf: GgufFacts | None = None
 
     @property
     def num_layers(self) -> int:

@@ -22,6 +22,8 @@ def describe_weights(
     `model_dtype` is what the model computes in. Figures that are not known are null, and `reason` or a warning, which
     is appended, says why.
     """
+    if spec.gguf is not None:
+        return _describe_file(model, spec, dtype, warnings)
     weights, reason = _weights_of(model, spec)
     if reason is not None and spec.attention != model.attention:
         warnings.append(f"weights: {reason}")
@@ -41,6 +43,41 @@ def describe_weights(
         "parameters": None if counted is None else counted.total,
         "active_parameters_per_token": None if counted is None else counted.active_per_token,
         "input_embedding_parameters": None if counted is None else counted.input_embedding,
+        "bytes": total,
+        "active_bytes_per_token": active,
+        "dtype": name,
+        "bytes_source": source,
+        "reason": reason,
+    }
+
+
+def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, warnings: list[str]) -> dict[str, Any]:
+    """The weights of a GGUF file as its header gives them; what they would be in another type of 16 or 32 bits."""
+    held = spec.gguf.weights if spec.gguf else None
+    reason = None
+    if spec.attention != model.attention:
+        held, reason = None, f"not known of {model.name} with another attention than its own"
+        warnings.append(f"weights: {reason}")
+    elif held is None:
+        reason = "the file holds no tensors, or not all of its shards are there"
+    asked = None if dtype is None else parse_dtype(dtype, "--dtype")
+    name: str | None = None if held is None else held.dtype
+    total, active = (None, None) if held is None else (held.bytes, held.active_bytes_per_token)
+    source = None if held is None else "gguf"
+    if asked is not None:
+        name, total, active, source = asked.name, None, None, None
+        if held is not None and asked.is_float:
+            total = held.parameters * asked.block_bytes
+            active = held.active_parameters_per_token * asked.block_bytes
+            source = "gguf"
+        elif held is not None:
+            warnings.append(
+                f"weights: --dtype {asked.name} of a GGUF file is not modelled, so their bytes are not known"
+            )
+    return {
+        "parameters": None if held is None else held.parameters,
+        "active_parameters_per_token": None if held is None else held.active_parameters_per_token,
+        "input_embedding_parameters": None if held is None else held.input_embedding_parameters,
         "bytes": total,
         "active_bytes_per_token": active,
         "dtype": name,

@@ -22,6 +22,10 @@ from kvcalc.units import parse_count, parse_tokens
 VERSION = "001541bad83b"
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
 
+# The pool takes a number of KV heads for every layer, 0 where attention is left out or a linear map (NemotronNASModel,
+# tensorrt_llm/_torch/models/modeling_nemotron_nas.py; num_kv_heads_per_layer of KVCacheManager).
+_HEADS_BY_LAYER = ("nemotron-nas",)
+
 
 class Settings(NamedTuple):
     """`max_tokens` and `free_gpu_memory_fraction` are None where they are not given: they make a difference then.
@@ -135,7 +139,7 @@ def _refuse(spec: ModelSpec) -> None:
     caches = all_caches(spec)
     widths = {width for c in caches if isinstance(c, HEADS_CACHES) for width in (c.k_head_dim, c.v_head_dim)}
     has_latent = any(isinstance(cache, LatentAttention) for cache in caches)
-    if not caches or any(not group.caches for group in spec.layers):
+    if not caches or (spec.model_type not in _HEADS_BY_LAYER and any(not group.caches for group in spec.layers)):
         raise ModelError(f"{spec.name}: TensorRT-LLM's layout of layers without a cache is not established")
     for cache in caches:
         if isinstance(cache, CrossAttention) or not isinstance(cache, (*HEADS_CACHES, LatentAttention, IndexerKeys)):

@@ -6,6 +6,7 @@ import pytest
 
 from kvcalc.errors import ModelError, UsageError
 from tests.memory.engines.models import ask, gated_delta, gpt_oss, latent, lines, plain, sparse, total
+from tests.memory.engines.shapes import nemotron_nas
 
 TOKEN = 1024
 
@@ -77,3 +78,11 @@ def test_what_tensorrt_llm_refuses() -> None:
         ask(gpt_oss(), "tensorrt-llm", 1024, kv_dtype="nvfp4", settings={"max-attention-window": "128,1024"})
     with pytest.raises(UsageError, match="not a cache dtype of TensorRT-LLM"):
         ask(plain(), "tensorrt-llm", 32, kv_dtype="int8")
+
+
+def test_nemotron_nas_has_heads_of_its_own_in_every_layer() -> None:
+    # 2 heads of 64, none, and 1: a block of 32 tokens is 32 x 3 x 2 x 64 x 2 bytes, and 100 tokens are 4 blocks.
+    assert total(nemotron_nas(4, None, 8), "tensorrt-llm", 100) == 4 * 32 * 3 * 256
+    blocks = [{"attention": {"replace_with_linear": True}}, {"attention": {"n_heads_in_group": 4}}]
+    linear = {**nemotron_nas(4, 4), "block_configs": blocks}
+    assert total(linear, "tensorrt-llm", 32) == 32 * 2 * 256

@@ -12,14 +12,13 @@ from typing import Any
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype, pair, parse_dtype
 from kvcalc.memory.engines import Engine, Line
+from kvcalc.memory.engines.llama_cpp import deepseek_v4
 from kvcalc.memory.engines.llama_cpp.account import account
 from kvcalc.memory.engines.llama_cpp.architectures import layers_of
 from kvcalc.memory.engines.llama_cpp.cells import Cells, cells_for
-from kvcalc.memory.engines.llama_cpp.settings import NO_V, Settings, parse_settings
+from kvcalc.memory.engines.llama_cpp.settings import NO_V, VERSION, Settings, parse_settings
 from kvcalc.model.caches import Cache, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches
-
-VERSION = "llama-cpp-python 0.3.36"
 
 # kv_cache_types, common/arg.cpp.
 _TYPES = ("fp32", "fp16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -43,6 +42,8 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
     llama.cpp does not run or whose layout is not established, UsageError (exit 2) for what it refuses itself.
     """
     settings = parse_settings(given)
+    if spec.model_type in deepseek_v4.MODEL_TYPES:
+        return deepseek_v4.engine(spec, settings, lambda share, dtype: _check_types(share, dtype, settings))
     layers_of(spec, settings)
 
     def cells(share: ModelSpec, tokens: int, batch: int) -> Cells:

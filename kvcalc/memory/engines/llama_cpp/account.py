@@ -8,7 +8,7 @@ from kvcalc.memory.engines import Line
 from kvcalc.memory.engines.llama_cpp.architectures import Layers
 from kvcalc.memory.engines.llama_cpp.cells import Cells
 from kvcalc.memory.kv_cache import stored_cache_bytes
-from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState
+from kvcalc.model.caches import HEADS_CACHES, Cache, IndexerKeys, RecurrentState
 
 
 def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool) -> list[Line]:
@@ -16,8 +16,13 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool) -> l
 
     A row of K and a row of V for every cell; a state in fp32 for every slot, whatever its own type.
     """
-    stored = windows = whole = beside = padding = slots = states = wider = 0
-    for cache, kept, count in layers.caches:
+    stored = windows = whole = beside = padding = slots = states = wider = keyed = 0
+    anew = -sum(
+        layer.num_layers * cells.batch * stored_cache_bytes(layer.cache, cells.tokens, dtype)
+        for layer in layers.not_kept
+    )
+    for layer in layers.caches:
+        cache, kept, count = layer
         held = cells.batch * stored_cache_bytes(cache, cells.tokens, dtype)
         stored += count * held
         if isinstance(cache, RecurrentState):
@@ -35,19 +40,23 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool) -> l
             windows += count * (used * stream - held)
         else:
             needed = cells.batch * cells.tokens * row
-            if cache.window is None:
+            if isinstance(cache, IndexerKeys):
+                keyed += count * (needed - held)
+            elif cache.window is None:
                 beside += count * (needed - held)
             else:
                 whole += count * (needed - held)
             padding += count * (used * stream - needed)
-        if transposes_v and isinstance(kept, HEADS_CACHES):
+        if transposes_v and layer.has_heads and isinstance(kept, HEADS_CACHES):
             spare = layers.widest_v - kept.num_kv_heads * kept.v_head_dim
             wider += count * cells.streams * stream // row * bytes_of(spare, dtype.v or dtype)
     named = {
-        "stored": stored,
+        "stored": stored - anew,
         "cells of windows beside the window": windows,
         "windows kept whole": whole,
         "K and V beside the latent": beside,
+        "V beside the indexer's keys": keyed,
+        "K and V of the encoder made anew": anew,
         "cells rounded up": padding,
         "slots beside the batch": slots,
         "states in fp32": states,

@@ -1,6 +1,7 @@
-"""What of a model llama.cpp keeps: which types it runs, and which of their windows its cache knows of.
+"""What of a model llama.cpp keeps: for each of its caches the rows a cell has.
 
-Source: src/models and conversion of llama.cpp, as they stand in llama-cpp-python 0.3.36.
+Source: src/models, src/llama-model.cpp (create_memory) and conversion of llama.cpp, as they stand in llama-cpp-python
+0.3.36.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvcalc.errors import ModelError
+from kvcalc.memory.engines.llama_cpp.converted import keeps_windows
 from kvcalc.memory.engines.llama_cpp.settings import LATENT, NO_V, WINDOWS, Settings
 from kvcalc.model.caches import (
     HEADS_CACHES,
@@ -21,45 +23,50 @@ from kvcalc.model.caches import (
 )
 from kvcalc.model.spec import ModelSpec
 
-# A second cache for windows (swa_type). Other types' windows are not kept as such: every token has its cell.
-_WINDOWED = ("cohere2", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text",
-             "mimo_v2_flash", "olmo3")  # fmt: skip
-_FULL_LENGTH = ("ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen2", "qwen3", "qwen3_moe", "starcoder2")
-
 # Chunks are not read from the file: always 8,192 (models/llama4.cpp).
 _CHUNK = 8192
 
-_PLAIN = (
-    "apertus arcee bamba bloom cohere deepseek_v2 deepseek_v3 deepseek_v32 ernie4_5 falcon falcon_h1 falcon_mamba "
-    "gemma generic glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt2 gpt_neox granite granitemoe granitemoehybrid "
-    "hunyuan_v1_dense hunyuan_v1_moe jamba kimi_k2 kimi_linear lfm2 lfm2_moe llama llava mamba mamba2 minimax_m2 "
-    "nemotron_h nemotron-nas olmo olmo2 olmoe phi qwen2_5_vl_text qwen2_vl_text qwen3_5_moe_text qwen3_5_text "
-    "qwen3_next qwen3_vl_moe_text qwen3_vl_text rwkv6 seed_oss stablelm"
-).split()
+# n_layer_kv_from_start is not read from the file (models/gemma3n.cpp).
+_GEMMA3N_OWN = 20
+
+_T5 = ("mt5", "t5", "umt5")
+_M3 = ("minimax_m3", "minimax_m3_vl_text")
 
 
 class Layer(NamedTuple):
-    """A cache of `num_layers` layers, and what llama.cpp keeps for it: the same, but for MLA in older builds."""
+    """A cache of `num_layers` layers, and what llama.cpp keeps for it: the same, but where a type is laid out
+    otherwise."""
 
     cache: Cache
     kept: Cache
     num_layers: int
 
+    @property
+    def has_heads(self) -> bool:
+        """Whether its V is among those padded to one width; an indexer's stand in a cache of their own."""
+        return isinstance(self.kept, HEADS_CACHES) and not isinstance(self.cache, IndexerKeys)
+
 
 class Layers(NamedTuple):
     """Every cache with the number of layers that have it. `window` is the one window llama.cpp keeps, or None.
 
-    `widest_v`: elements of the widest row of V, to which all are padded where V is transposed.
+    `widest_v`: elements of the widest row of V, to which all are padded where V is transposed. `not_kept`: caches the
+    model has and llama.cpp does without.
     """
 
     caches: tuple[Layer, ...]
     window: int | None
     widest_v: int
+    not_kept: tuple[Layer, ...] = ()
 
     def only(self, cache: Cache) -> Layers:
         """One layer with this cache alone."""
-        layer = next(layer for layer in self.caches if (type(layer.cache), layer.cache) == (type(cache), cache))
-        return self._replace(caches=(layer._replace(num_layers=1),))
+
+        def alone(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+            same = (layer for layer in layers if (type(layer.cache), layer.cache) == (type(cache), cache))
+            return tuple(layer._replace(num_layers=1) for layer in same)[:1]
+
+        return self._replace(caches=alone(self.caches), not_kept=alone(self.not_kept))
 
     def is_windowed(self, cache: Cache) -> bool:
         """Whether the cache stands among the windows."""
@@ -68,11 +75,14 @@ class Layers(NamedTuple):
 
 def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
     """The caches of a model. Raises ModelError (exit 3) for a model whose layout is not established."""
-    if spec.model_type not in (*_WINDOWED, *_FULL_LENGTH, *_PLAIN):
-        raise ModelError(f"{spec.name}: llama.cpp's layout of {spec.model_type} is not established")
-    layers = tuple(
+    has_window_cache = keeps_windows(spec) and not settings.is_before(WINDOWS)
+    _check_file(spec)
+    every = tuple(
         Layer(cache, _kept(spec, cache, settings), group.num_layers) for group in spec.layers for cache in group.caches
     )
+    # T5 makes K and V of the encoder's output anew at every step (models/t5.cpp).
+    not_kept = tuple(layer for layer in every if spec.model_type in _T5 and isinstance(layer.cache, CrossAttention))
+    layers = tuple(layer for layer in every if layer not in not_kept)
     if not layers:
         raise ModelError(f"{spec.name}: llama.cpp keeps no cache for it")
     for cache, _, _ in layers:
@@ -83,20 +93,76 @@ def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
         if isinstance(cache, IndexerKeys) and settings.before_pull is not None:
             raise ModelError(f"{spec.name}: llama.cpp's layout of sparse attention in older builds is not established")
     windows = {layer.cache.window for layer in layers if layer.cache.window is not None}
-    if windows and spec.model_type in _PLAIN:
-        raise ModelError(f"{spec.name}: llama.cpp's layout of {spec.model_type} with windows is not established")
     if len(windows) > 1:
         raise ModelError(f"{spec.name}: llama.cpp has one window for all layers, the model {len(windows)}")
-    widths = (kept.num_kv_heads * kept.v_head_dim for _, kept, _ in layers if isinstance(kept, HEADS_CACHES))
-    keeps_windows = windows and spec.model_type in _WINDOWED and not settings.is_before(WINDOWS)
-    return Layers(layers, max(windows) if keeps_windows else None, max(widths, default=0))
+    widths = (
+        layer.kept.num_kv_heads * layer.kept.v_head_dim
+        for layer in layers
+        if layer.has_heads and isinstance(layer.kept, HEADS_CACHES)
+    )
+    window = _written_window(spec, max(windows)) if has_window_cache and windows else None
+    return Layers(layers, window, max(widths, default=0), not_kept)
 
 
 def _kept(spec: ModelSpec, cache: Cache, settings: Settings) -> Cache:
-    """Older builds keep K and V of every head for MLA, or the latent twice: with the rotary key as K, and as V."""
-    if not isinstance(cache, LatentAttention) or not settings.is_before(NO_V):
+    """Older builds keep K and V of every head for MLA, or the latent twice: with the rotary key as K, and as V.
+
+    MiniCPM3 is expanded to its heads still (models/minicpm3.cpp). MiniMax-M3's indexer has a cache like any other, of
+    one head and with a V nothing is written to (llama-kv-cache-msa.cpp). For a GGUF file of an older build every build
+    keeps the heads.
+    """
+    shape = spec.attention
+    expands = spec.model_type == "minicpm3" or (spec.gguf is not None and spec.gguf.expands_latent)
+    if isinstance(cache, IndexerKeys) and spec.model_type in _M3:
+        return FullAttention(1, cache.head_dim, shape.v_head_dim)
+    if not isinstance(cache, LatentAttention):
         return cache
-    rank, shape = cache.kv_lora_rank, spec.attention
-    if settings.is_before(LATENT):
+    if expands or settings.is_before(LATENT):
         return FullAttention(shape.num_heads, shape.qk_head_dim, shape.v_head_dim)
-    return FullAttention(1, rank + cache.qk_rope_head_dim, rank)
+    if settings.is_before(NO_V):
+        return FullAttention(1, cache.kv_lora_rank + cache.qk_rope_head_dim, cache.kv_lora_rank)
+    return cache
+
+
+def _written_window(spec: ModelSpec, window: int) -> int:
+    """MiMo-V2's file has the config's sliding_window, the current token included (conversion/mimo.py)."""
+    written = spec.config.get("sliding_window")
+    return written if spec.model_type == "mimo_v2_flash" and isinstance(written, int) else window
+
+
+def _check_file(spec: ModelSpec) -> None:
+    """Refuse, with a ModelError, a model whose file would say something else of its cache than its config does."""
+    config, shape, kind = spec.config, spec.attention, spec.model_type
+    problem = None
+    if kind == "gpt_bigcode" and shape.num_kv_heads != 1:
+        problem = "writes one KV head for gpt_bigcode, the model has more"  # conversion/starcoder.py
+    elif kind == "chatglm" and config.get("multi_query_group_num", shape.num_kv_heads) != shape.num_kv_heads:
+        problem = "takes multi_query_group_num whatever multi_query_attention says"  # conversion/chatglm.py
+    elif kind == "minicpm3" and (
+        config.get("num_key_value_heads", shape.num_heads) != shape.num_heads
+        or shape.num_heads * shape.v_head_dim != shape.hidden_size
+    ):
+        problem = "has V of hidden_size / num_attention_heads in every head of minicpm3"  # conversion/minicpm.py
+    elif kind in _T5 and config.get("num_layers", spec.num_layers) != spec.num_layers:
+        problem = "has as many caches as the encoder has layers, the decoder another number"  # models/t5.cpp
+    elif kind == "gemma3n_text" and sum(group.num_layers for group in spec.layers if group.caches) != _GEMMA3N_OWN:
+        problem = f"has caches for the first {_GEMMA3N_OWN} layers of gemma3n, the model for others"
+    elif kind in _M3 and _leading_dense(spec) is None:
+        problem = "has an indexer in all layers after the dense ones in front, the model elsewhere"
+    if problem:
+        raise ModelError(f"{spec.name}: llama.cpp {problem}")
+
+
+def _leading_dense(spec: ModelSpec) -> int | None:
+    """Layers in front without experts, which are those without an indexer; None where they are not the same
+    (MiniMaxM3Model of conversion/minimax.py and LLM_ARCH_MINIMAX_M3 of create_memory)."""
+    frequency = spec.config.get("moe_layer_freq")
+    if not isinstance(frequency, list):
+        return None
+    dense = next((number for number, experts in enumerate(frequency) if experts), len(frequency))
+    indexed = [
+        any(isinstance(cache, IndexerKeys) for cache in group.caches)
+        for group in spec.layers
+        for _ in range(group.num_layers)
+    ]
+    return dense if indexed == [number >= dense for number in range(len(indexed))] else None

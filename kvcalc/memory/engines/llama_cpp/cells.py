@@ -26,14 +26,15 @@ class Cells(NamedTuple):
         return self.cells * self.streams
 
 
-def cells_for(settings: Settings, tokens: int, batch: int, window: int | None) -> Cells:
-    """The cells of a context in which `batch` sequences of `tokens` fit."""
+def cells_for(settings: Settings, tokens: int, batch: int, window: int | None, *, shares_windows: bool = True) -> Cells:
+    """The cells of a context in which `batch` sequences of `tokens` fit. `shares_windows`: whether the slots of a
+    unified context share their windows' cells as well."""
     slots = max(settings.parallel, batch)
     unified = settings.has_one_stream
     streams = 1 if unified else slots
     cells = round_up(tokens * batch if unified else tokens, settings.padding)
     window_cells = cells
     if window is not None and not settings.swa_full:
-        kept = window * (slots if unified else 1) + settings.ubatch_size
+        kept = window * (slots if unified and shares_windows else 1) + settings.ubatch_size
         window_cells = round_up(min(cells, kept), settings.padding)
     return Cells(tokens, batch, slots, streams, cells, window_cells)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_count
 
+VERSION = "llama-cpp-python 0.3.36"
+
 # Pull requests of ggml-org/llama.cpp that changed what is kept, oldest first: MLA's latent instead of its heads (April
 # 2025), windows instead of all tokens (May 2025), no padding by 32 any more (October 2025; by 256 since 17046), and no
 # second copy of the latent as V (January 2026).

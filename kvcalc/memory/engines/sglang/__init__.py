@@ -13,16 +13,17 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine, Line
 from kvcalc.memory.engines.checkpoint import quantized_cache
 from kvcalc.memory.engines.rounding import ceil_div, round_up
-from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, Layer, check_model, is_sparse, layers_of
-from kvcalc.memory.engines.sglang.settings import Settings, parse_settings
+from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, Layer, encoder_tokens, layers_of
+from kvcalc.memory.engines.sglang.models import MINIMAX_M3, WITH_ENCODER, check_model, is_sparse
+from kvcalc.memory.engines.sglang.settings import VERSION, Settings, parse_settings
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.spec import ModelSpec, all_caches
 
-VERSION = "0.5.23"
-
-# DeepSeek sparse attention takes pages of 64 tokens alone (DSATokenToKVPool).
+# DeepSeek sparse attention takes pages of 64 tokens alone (DSATokenToKVPool); MiniMax-M3 has pages of 128 by default on
+# Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
 _SPARSE_PAGE = 64
+_M3_PAGE = 128
 
 # Tokens of a request's row in the table beside its context (get_req_to_token_extra_context_len), in int32.
 _EXTRA_TOKENS = 4
@@ -41,17 +42,23 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
     Raises ModelError (exit 3) for models whose pools are not established, UsageError (exit 2) for options and dtypes it
     does not take.
     """
-    settings = parse_settings(given, _SPARSE_PAGE if is_sparse(spec) else 1)
+    page = _SPARSE_PAGE if is_sparse(spec) else _M3_PAGE if spec.model_type in MINIMAX_M3 else 1
+    settings = parse_settings(given, page)
     if is_sparse(spec) and settings.page_size != _SPARSE_PAGE:
         raise UsageError(f"--page-size {settings.page_size}: sparse attention takes pages of {_SPARSE_PAGE} tokens")
     check_model(spec)
+    if spec.model_type in WITH_ENCODER and settings.max_running_requests is not None:
+        raise UsageError("--max-running-requests: the request table beside an encoder is not established")
+    # The encoder's tokens stand in front of the decoder's, in rows of the same pool (prepare_encoder_info_extend).
+    encoder = encoder_tokens(spec)
 
     def pool(share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
-        return _account(layers_of(share, dtype), settings, dtype, tokens, batch, _table_bytes(spec, settings, tokens))
+        table = _table_bytes(spec, settings, tokens)
+        return _account(layers_of(share, dtype), settings, dtype, (tokens, encoder), batch, table)
 
     def cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
         layers = layers_of(spec, dtype)
-        full, window = _pool_tokens(layers, settings, tokens, 1)
+        full, window = _pool_tokens(layers, settings, tokens + encoder, 1)
         layer = next(layer for layer in layers if (type(layer.cache), layer.cache) == (type(cache), cache))
         rows = (settings.max_mamba_cache_size or 1) + 1
         if layer.pool != STATE:
@@ -62,7 +69,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
         if settings.context_length is not None and settings.context_length < tokens:
             raise UsageError(f"--context-length {settings.context_length}: shorter than the context of {tokens} tokens")
         page, layers = settings.page_size, layers_of(share, dtype)
-        full, window = _pool_tokens(layers, settings, tokens, batch)
+        full, window = _pool_tokens(layers, settings, tokens + encoder, batch)
         found: dict[str, Any] = {
             "block_size": page,
             "bytes_per_block": page * _row(layers, FULL),
@@ -80,7 +87,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
             found.update(
                 num_gpu_blocks=capacity // page,
                 kv_cache_tokens=capacity,
-                max_concurrency=capacity / round_up(tokens, page),
+                max_concurrency=capacity / round_up(tokens + encoder, page),
             )
         return found
 
@@ -123,14 +130,19 @@ def _window_tokens(full_tokens: int, settings: Settings) -> int:
 
 
 def _account(
-    layers: list[Layer], settings: Settings, dtype: Dtype, tokens: int, batch: int, table_bytes: int
+    layers: list[Layer], settings: Settings, dtype: Dtype, lengths: tuple[int, int], batch: int, table_bytes: int
 ) -> list[Line]:
-    """Lines which add up to the pools' bytes; those of no bytes are left out."""
-    full, window = _pool_tokens(layers, settings, tokens, batch)
-    held = [batch * layer.num_layers * stored_cache_bytes(layer.cache, tokens, dtype) for layer in layers]
-    needed = [batch * tokens * layer.num_layers * layer.bytes if layer.pool != STATE else 0 for layer in layers]
-    whole = layout = rounding = larger = share = states = 0
-    paged = batch * round_up(tokens, settings.page_size)
+    """Lines which add up to the pools' bytes; those of no bytes are left out. `lengths`: the decoder's tokens, and the
+    encoder's in front of them."""
+    tokens, every = lengths[0], sum(lengths)
+    full, window = _pool_tokens(layers, settings, every, batch)
+    held = [
+        batch * layer.num_layers * stored_cache_bytes(layer.cache, tokens, dtype) if layer.stores else 0
+        for layer in layers
+    ]
+    needed = [batch * every * layer.num_layers * layer.bytes if layer.pool != STATE else 0 for layer in layers]
+    whole = layout = rounding = larger = share = states = unused = 0
+    paged = batch * round_up(every, settings.page_size)
     slots = max(settings.max_mamba_cache_size or 0, batch)
     for layer, stored, all_tokens in zip(layers, held, needed):
         row = layer.num_layers * layer.bytes
@@ -138,11 +150,16 @@ def _account(
             layout += batch * row - stored
             states += (slots - batch) * row
         elif layer.pool == WINDOW:
-            share += window * row - stored
+            if layer.stores:
+                share += window * row - stored
+            else:
+                unused += window * row
         else:
             rounding += paged * row - all_tokens
             larger += (full - paged) * row
-            if layer.cache.window is None:
+            if every > tokens or not layer.stores or layer.cache.kind == "cross_attention":
+                unused += all_tokens - stored
+            elif layer.cache.window is None:
                 layout += all_tokens - stored
             else:
                 whole += all_tokens - stored
@@ -151,6 +168,7 @@ def _account(
         "windows kept whole": whole,
         "window pool beside the windows": share,
         "another layout or dtype": layout,
+        "rows nothing is kept in": unused,
         "pages rounded up": rounding,
         "tokens the window pool's share calls for": larger,
         "dummy page": settings.page_size * (_row(layers, FULL) + _row(layers, WINDOW)),

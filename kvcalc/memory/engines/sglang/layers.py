@@ -1,98 +1,143 @@
 """Which pool each of a model's caches is in, and what one token of it takes.
 
-Source: model_config.py (is_hybrid_swa_model), kv_cache_configurator.py (calculate_mla_kv_cache_dim) and
-mamba_utils.py, SGLang 0.5.23.
+Source: kv_cache_configurator.py (calculate_mla_kv_cache_dim), memory_pool.py, swa_memory_pool.py and mamba_utils.py,
+SGLang 0.5.23.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
+from kvcalc.memory.engines.sglang.models import ALL_LAYERS, GEMMA4, MINIMAX_M3, WINDOW_POOL, check_model
+from kvcalc.memory.engines.sglang.models import is_sparse as is_sparse
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import (
     HEADS_CACHES,
     Cache,
-    CompressedAttention,
     CrossAttention,
+    FullAttention,
     IndexerKeys,
     LatentAttention,
     RecurrentState,
+    SlidingWindowAttention,
 )
 from kvcalc.model.spec import ModelSpec, all_caches
 
 FULL, WINDOW, STATE = "full", "window", "state"
 
-# Types whose windows have a pool of their own; elsewhere windows are kept whole.
-_WINDOW_POOL = ("gemma4_text", "gpt_oss", "llama4_text", "mimo_v2_flash")
-
-_KNOWN = (
-    "apertus arcee cohere cohere2 deepseek_v2 deepseek_v3 deepseek_v32 ernie4_5 falcon_h1 gemma gemma2 gemma3_text "
-    "generic glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt2 granite granitemoe granitemoehybrid hunyuan_v1_dense "
-    "hunyuan_v1_moe kimi_k2 kimi_linear lfm2 lfm2_moe llama llava longcat_flash mimo minicpm3 minimax_m2 ministral3 "
-    "mistral mixtral nemotron_h olmo olmo2 olmo3 olmoe phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_vl_text qwen3 "
-    "qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen3_vl_moe_text qwen3_vl_text stablelm starcoder2"
-).split()
-
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4")
 _SPARSE_DTYPES = ("bf16", "fp8")
+_M3_DTYPES = ("fp16", "bf16")
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 class Layer(NamedTuple):
-    """One cache of `num_layers` layers: its pool, and the bytes of a token, or of a state."""
+    """One cache of `num_layers` layers: its pool, and the bytes of a token, or of a state.
+
+    `stores` is False where a pool has rows for layers that keep nothing of their own.
+    """
 
     cache: Cache
     num_layers: int
     pool: str
     bytes: int
-
-
-def is_sparse(spec: ModelSpec) -> bool:
-    """Whether an indexer stands beside MLA (DeepSeek sparse attention)."""
-    return any(isinstance(cache, IndexerKeys) for cache in all_caches(spec))
+    stores: bool = True
 
 
 def layers_of(spec: ModelSpec, dtype: Dtype) -> list[Layer]:
     """Every cache of one device's share. Raises ModelError (exit 3) for a layout that is not established, UsageError
     (exit 2) for a dtype SGLang does not keep this cache in."""
     check_model(spec)
-    known = _SPARSE_DTYPES if is_sparse(spec) else _DTYPES
+    known = _SPARSE_DTYPES if is_sparse(spec) else _M3_DTYPES if spec.model_type in MINIMAX_M3 else _DTYPES
     if dtype.name not in known:
-        raise UsageError(f"--kv-dtype {dtype.name}: not a cache dtype of SGLang for {spec.model_type}",
+        # MiniMax-M3's index keys are in fp8 on Hopper and not elsewhere (get_minimax_sparse_index_dtype).
+        raise UsageError(f"--kv-dtype {dtype.name}: not a cache dtype of SGLang counted for {spec.model_type}",
                          f"one of {', '.join(known)}")  # fmt: skip
-    return [_layer(spec, cache, group.num_layers, dtype) for group in spec.layers for cache in group.caches]
+    layers = [_layer(spec, cache, group.num_layers, dtype) for group in spec.layers for cache in group.caches]
+    return layers + [
+        _layer(spec, cache, count, dtype)._replace(stores=False) for cache, count in _rows_without_a_cache(spec)
+    ]
 
 
-def check_model(spec: ModelSpec) -> None:
-    """Refuse, with a ModelError, what SGLang's pools are not established for."""
+def encoder_tokens(spec: ModelSpec) -> int:
+    """Tokens of the encoder, which stand in front of the decoder's in the same table; 0 where there is none."""
+    return max(
+        (cache.encoder_tokens or 0 for cache in all_caches(spec) if isinstance(cache, CrossAttention)), default=0
+    )
+
+
+def _rows_without_a_cache(spec: ModelSpec) -> list[tuple[Cache, int]]:
+    """Caches, and layers of them, that a pool has rows for and nothing is kept in.
+
+    Gemma's shared layers and Nemotron-NAS' layers without attention have buffers like any other (layer_num of
+    _build_mha_kv_pool, layer_types of get_hybrid_layer_ids). Whisper has as many more as the encoder has layers
+    (_derive_model_shapes).
+    """
+    if spec.model_type not in ALL_LAYERS:
+        return []
     caches = all_caches(spec)
-    keeps_tokens = any(not isinstance(cache, RecurrentState) for cache in caches)
-    shares = spec.model_type == "gemma4_text" and any(not group.caches for group in spec.layers)
-    if spec.model_type not in (*_KNOWN, *_WINDOW_POOL) or not keeps_tokens or shares:
-        what = "shared layers" if shares else spec.model_type
-        raise ModelError(f"{spec.name}: SGLang's layout of {what} is not established")
-    for cache in caches:
-        if isinstance(cache, (CompressedAttention, CrossAttention)) or (
-            isinstance(cache, LatentAttention) and cache.window is not None
-        ):
-            raise ModelError(f"{spec.name}: SGLang's layout of {cache.kind.replace('_', ' ')} is not established")
+    if spec.model_type == "whisper":
+        stated = spec.config.get("encoder_layers")
+        if not isinstance(stated, int):
+            raise ModelError(f"{spec.name}: encoder_layers is missing")
+        return [(next(cache for cache in caches if isinstance(cache, FullAttention)), stated)]
+    empty = [number for group in spec.layers if not group.caches for number in range(group.first, group.last + 1)]
+    if not empty:
+        return []
+    if spec.model_type not in GEMMA4:
+        return [(caches[0], len(empty))]
+    windowed = [number for number in empty if _slides(spec, number)]
+    kinds = ((SlidingWindowAttention, len(windowed)), (FullAttention, len(empty) - len(windowed)))
+    return [(next(cache for cache in caches if isinstance(cache, kind)), count) for kind, count in kinds if count]
+
+
+def _slides(spec: ModelSpec, number: int) -> bool:
+    """Whether a layer of Gemma 4 has the window, of its own or of the layer it shares with."""
+    # Few models need it: start-up pays for it with these alone.
+    from kvcalc.model.families.gemma4 import layer_types
+    from kvcalc.model.reader import ConfigReader
+
+    kinds = layer_types(ConfigReader(spec.config, spec.name, spec.source), spec.model_type, spec.num_layers)
+    return kinds[number] == "sliding_attention"
 
 
 def _layer(spec: ModelSpec, cache: Cache, num_layers: int, dtype: Dtype) -> Layer:
     if isinstance(cache, RecurrentState):
         return Layer(cache, num_layers, STATE, _state_bytes(spec, cache))
     if isinstance(cache, IndexerKeys):
+        if spec.model_type in MINIMAX_M3:
+            return Layer(cache, num_layers, FULL, _m3_index_bytes(spec, cache, dtype))
         # In fp8 whatever the cache's dtype, with a scale in fp32 for each 128 (DSATokenToKVPool).
         return Layer(cache, num_layers, FULL, cache.head_dim + cache.head_dim // 128 * 4)
     if isinstance(cache, LatentAttention) and is_sparse(spec) and dtype.name == "fp8":
         # The latent in fp8 with a scale in fp32 for each 128, the rotary key in 16 bits.
         rank = cache.kv_lora_rank
         return Layer(cache, num_layers, FULL, rank + rank // 128 * 4 + 2 * cache.qk_rope_head_dim)
-    if isinstance(cache, HEADS_CACHES) and cache.window is not None and spec.model_type in _WINDOW_POOL:
+    if isinstance(cache, CrossAttention):
+        cache_of_tokens = FullAttention(cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
+        return Layer(cache, num_layers, FULL, stored_cache_bytes(cache_of_tokens, 1, dtype))
+    if isinstance(cache, HEADS_CACHES) and cache.window is not None and spec.model_type in WINDOW_POOL:
         return Layer(cache, num_layers, WINDOW, stored_cache_bytes(cache, 1, dtype))
     return Layer(cache, num_layers, FULL, stored_cache_bytes(cache, 1, dtype))
+
+
+def _m3_index_bytes(spec: ModelSpec, cache: IndexerKeys, dtype: Dtype) -> int:
+    """An index key in the model's dtype; a value beside it unless sparse_disable_index_value says that none is read
+    (MiniMaxSparseKVPool). Only the published configs' way is established: disabled in every layer with an indexer."""
+    stated = spec.config.get("sparse_attention_config")
+    nested = stated if isinstance(stated, Mapping) else {}
+    frequency, disabled = nested.get("sparse_attention_freq"), nested.get("sparse_disable_index_value")
+    if (
+        not isinstance(frequency, list)
+        or not isinstance(disabled, list)
+        or [*map(bool, frequency)] != [*map(bool, disabled)]
+    ):
+        raise ModelError(f"{spec.name}: SGLang's layout of indexers with values (sparse_disable_index_value) is not "
+                         "established")  # fmt: skip
+    return bytes_of(cache.head_dim, dtype)
 
 
 def _state_bytes(spec: ModelSpec, cache: RecurrentState) -> int:

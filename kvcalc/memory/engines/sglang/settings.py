@@ -9,6 +9,8 @@ from typing import NamedTuple
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_count, parse_tokens
 
+VERSION = "0.5.23"
+
 
 class Settings(NamedTuple):
     """`max_running_requests` follows the memory where it is not given, and with it the request table: not counted then.

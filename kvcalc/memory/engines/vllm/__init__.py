@@ -14,25 +14,25 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine, Line
 from kvcalc.memory.engines.checkpoint import quantized_cache
 from kvcalc.memory.engines.vllm.account import Plan, account
+from kvcalc.memory.engines.vllm.cache_dtypes import check_dtype, own_dtype
 from kvcalc.memory.engines.vllm.drafts import with_draft_layers
 from kvcalc.memory.engines.vllm.groups import block_bytes, group, request_blocks
-from kvcalc.memory.engines.vllm.layers import layers_of
+from kvcalc.memory.engines.vllm.layers import M3_BLOCK, MINIMAX_M3, layers_of
 from kvcalc.memory.engines.vllm.pages import STATE, Demand
-from kvcalc.memory.engines.vllm.releases import Rules, rules_of
+from kvcalc.memory.engines.vllm.releases import Rules, is_newest, rules_of
 from kvcalc.memory.engines.vllm.settings import Settings, parse_settings
 from kvcalc.memory.engines.vllm.stages import stage_bounds
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.spec import ModelSpec, all_caches
 
 VERSION = "0.33.0"
-_DTYPES = ("fp32", "fp16", "bf16", "fp8")
 
 
 def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[str | Dtype, str | None]:
     """`auto` follows a checkpoint quantized by modelopt (resolve_kv_cache_dtype_string, utils/torch_utils.py), and one
     whose quantization has a kv_cache_scheme, to fp8 (layers/attention/attention.py)."""
     if asked.casefold() != "auto":
-        return asked, None
+        return own_dtype(asked), None
     found = quantized_cache(spec.config, ("modelopt", "compressed-tensors"))
     return (found[0], f"the checkpoint's {found[1]} is {found[0]}") if found else (asked, None)
 
@@ -49,13 +49,19 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
         settings = settings._replace(async_scheduling=False)
     in_flight = settings.max_in_flight_tokens if rules.two_steps else settings.max_num_batched_tokens
     _refuse(spec)
+    if spec.model_type in MINIMAX_M3:
+        if "block-size" not in given:
+            settings = settings._replace(block_size=M3_BLOCK)
+        elif settings.block_size % M3_BLOCK:
+            raise UsageError(f"--block-size {settings.block_size}: MiniMax-M3's kernels take multiples of {M3_BLOCK}")
+    newest = is_newest(release)
     # By identity: a bisection asks for one share many times. The share is kept, so that its identity stays its own.
     plans: dict[tuple[int, str], tuple[ModelSpec, Plan]] = {}
 
     def plan_of(share: ModelSpec, dtype: Dtype) -> Plan:
         key = (id(share), dtype.name)
         if key not in plans:
-            plans[key] = (share, _plan(share, dtype, settings, rules))
+            plans[key] = (share, _plan(share, dtype, settings, rules, newest))
         return plans[key][1]
 
     def demand(tokens: int) -> Demand:
@@ -115,7 +121,9 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
 
 def _refuse(spec: ModelSpec) -> None:
     """Models vLLM reads in a way that is not modelled."""
-    if spec.model_type in ("mimo_v2_flash", "llava", "rwkv", "rwkv6", "recurrent_gemma", "deepseek_v4"):
+    if spec.model_type == "llava":
+        raise ModelError(f"{spec.name}: vLLM has no class that reads LLaVA's flat config", "its -hf form has one")
+    if spec.model_type in ("mimo_v2_flash", "rwkv", "rwkv6", "recurrent_gemma", "deepseek_v4"):
         raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} is not modelled")
     if spec.model_type == "falcon" and spec.attention.num_kv_heads > 1:
         raise ModelError(f"{spec.name}: vLLM's layout of Falcon's new architecture is not modelled")
@@ -129,11 +137,8 @@ def _remarks(spec: ModelSpec, settings: Settings) -> tuple[str, ...]:
     return ()
 
 
-def _plan(share: ModelSpec, dtype: Dtype, settings: Settings, rules: Rules) -> Plan:
-    if dtype.name not in _DTYPES:
-        raise UsageError(
-            f"--kv-dtype {dtype.name}: not a cache dtype of vLLM counted here", f"one of {', '.join(_DTYPES)}"
-        )
+def _plan(share: ModelSpec, dtype: Dtype, settings: Settings, rules: Rules, newest: bool) -> Plan:
+    check_dtype(dtype, newest)
     if settings.num_speculative_tokens:
         share = with_draft_layers(share)
     layers = layers_of(share, dtype, settings, rules)

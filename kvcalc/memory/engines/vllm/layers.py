@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcalc.errors import ModelError
+from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.engines.rounding import ceil_div
+from kvcalc.memory.engines.vllm.cache_dtypes import heads_bytes, latent_bytes
 from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, SLIDING, STATE, Page
 from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.memory.engines.vllm.settings import Settings
@@ -30,9 +31,10 @@ from kvcalc.model.spec import ModelSpec, all_caches
 # Kernels take blocks of 16 tokens and multiples; with MLA beside states, of more (`Rules.mla_block`).
 _KERNEL_BLOCK = 16
 
-# Bytes of one token of DeepSeek's sparse attention in fp8: 512 in fp8, a scale in fp32 for each 128 of them, and the 64
-# rotary ones in 16 bits (fp8_ds_mla; FlashMLA's layout).
-_SPARSE_FP8_BYTES = 656
+# An index key is in bf16 whatever the cache's dtype, and a block 128 tokens: one of the blocks its indexer picks
+# (MiniMaxM3IndexerCache of models/minimax_m3/common/indexer.py; indexer_kv_dtype `auto`).
+MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
+M3_BLOCK = 128
 
 # Families whose state is in fp32 unless the config says otherwise, and where it may say so; elsewhere a state has the
 # model's dtype (mamba_ssm_cache_dtype `auto`; models/config.py, and kda_state_dtype of mamba_utils.py).
@@ -59,6 +61,8 @@ def layers_of(spec: ModelSpec, dtype: Dtype, settings: Settings, rules: Rules) -
     is not modelled.
     """
     sparse = any(isinstance(cache, IndexerKeys) for group in spec.layers for cache in group.caches)
+    if spec.model_type in MINIMAX_M3 and dtype.name not in ("fp16", "bf16", "fp8", "nvfp4"):
+        raise UsageError(f"--kv-dtype {dtype.name}: MiniMax-M3's attention takes none", "one of bf16, fp8, nvfp4")
     layers = []
     whole = _kept_whole(spec, rules)
     for group in spec.layers:
@@ -105,19 +109,17 @@ def _token_page(
         elif isinstance(cache, CrossAttention):
             kind = CROSS
         width = (cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
-        return Page(kind, block_size, bytes_of(cache.num_kv_heads * (width[1] + width[2]), dtype), span, width)
+        return Page(kind, block_size, heads_bytes(cache, dtype), span, width)
     if isinstance(cache, LatentAttention) and cache.window is None:
         row = cache.kv_lora_rank + cache.qk_rope_head_dim
-        if sparse and dtype.name == "fp8":
-            if (cache.kv_lora_rank, cache.qk_rope_head_dim) != (512, 64):
-                raise ModelError(
-                    f"{spec.name}: fp8_ds_mla is a layout for a rank of 512 and 64 rotary dimensions alone"
-                )
-            return Page(MLA, block_size, _SPARSE_FP8_BYTES, width=(row,))
-        return Page(MLA, block_size, bytes_of(row, dtype), width=(row,))
+        return Page(MLA, block_size, latent_bytes(cache, dtype, sparse), width=(row,))
     if isinstance(cache, IndexerKeys):
-        # In fp8 whatever the cache's dtype, with a scale in fp32 for each 128 (DeepseekV32IndexerCache).
-        return Page(MLA, block_size, cache.head_dim + ceil_div(cache.head_dim, 128) * 4, width=(0, cache.head_dim))
+        if spec.model_type in MINIMAX_M3:
+            token_bytes = bytes_of(cache.head_dim, DTYPES["bf16"])
+        else:
+            # In fp8 whatever the cache's dtype, with a scale in fp32 for each 128 (DeepseekV32IndexerCache).
+            token_bytes = cache.head_dim + ceil_div(cache.head_dim, 128) * 4
+        return Page(MLA, block_size, token_bytes, width=(0, cache.head_dim))
     name = "compressed attention" if isinstance(cache, CompressedAttention) else cache.kind.replace("_", " ")
     raise ModelError(f"{spec.name}: vLLM's layout of {name} is not modelled")
 

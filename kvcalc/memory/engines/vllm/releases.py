@@ -81,3 +81,8 @@ def rules_of(version: str | None) -> Rules:
         raise ModelError(f"--engine vllm@{version}: read up to {NEWEST[0]}.{NEWEST[1]}", "leave the version out")
     asked = (*numbers, 999) if len(numbers) == 2 else numbers
     return next(rules for rules in RELEASES if asked >= rules.since)
+
+
+def is_newest(version: str | None) -> bool:
+    """Whether `version`, which `rules_of` took, is of the newest release read."""
+    return version is None or tuple(map(int, version.removeprefix("v").split(".")[:2])) == NEWEST

@@ -1,0 +1,157 @@
+"""A GGUF file becomes a ModelSpec: its metadata, as the mapping a config.json would hold, through the same readers.
+
+What is not known is refused: the architecture, a key that may change the cache, a shape the metadata do not explain.
+"""
+
+from __future__ import annotations
+
+from kvcalc.errors import ModelError, nearest
+from kvcalc.model.gguf_architectures import (
+    BUILDERS,
+    BY_LAYER,
+    DERIVED_HEADS,
+    ENCODERS,
+    OWN_HEADS,
+    PLAIN,
+    known_architectures,
+)
+from kvcalc.model.gguf_files import GgufModel, read_files
+from kvcalc.model.gguf_keys import Facts
+from kvcalc.model.gguf_latent import expands_latent
+from kvcalc.model.gguf_layers import Config
+from kvcalc.model.gguf_weights import count_weights, expected_rows
+from kvcalc.model.hf_config import read_config
+from kvcalc.model.spec import GgufFacts, ModelSpec
+
+_OTHER_FILES = {
+    "mmproj": "a vision projector, and no language model", "adapter": "a LoRA adapter, and no model",
+    "imatrix": "an importance matrix, and no model", "vocab": "a vocabulary, and no model",
+}  # fmt: skip
+
+_EXPANDED = {
+    "deepseek2": "the file states no key_length_mla: llama.cpp keeps K and V of every head for it, not the latent",
+    "minicpm3": "llama.cpp keeps K and V of every head of MiniCPM3, not the latent",
+}
+
+# The converter leaves windows out, or once did, and llama.cpp does without. It writes 0 for a Phi without one.
+_ALL_TOKENS = "all tokens are counted, as llama.cpp keeps them"
+_UNSTATED = {
+    "phi3": f"the file does not say whether the model has a window, as Phi-3 has: {_ALL_TOKENS}",
+    "phimoe": f"the file does not say whether the model has a window, as Phi-3.5-MoE has: {_ALL_TOKENS}",
+    "starcoder2": f"GGUF files of StarCoder2 do not state its window of 4,096: {_ALL_TOKENS}",
+}
+
+
+def load_gguf(path: str, *, assume_full_attention: bool = False) -> ModelSpec:
+    """The model of the GGUF file at `path`, any of its shards, or the folder that holds it.
+
+    Raises UsageError (exit 2) for a file that is missing, cut off or damaged, ModelError (exit 3) for a model that is
+    not understood, RunError (exit 1) without the extra `gguf`.
+    """
+    model = read_files(path)
+    metadata, name, source = model.metadata, model.name, model.path
+    kind, arch = metadata.get("general.type"), metadata.get("general.architecture")
+    if kind not in (None, "model") or arch == "clip":
+        what = _OTHER_FILES.get("mmproj" if arch == "clip" else str(kind), f"of type {ascii(kind)[:40]}")
+        raise ModelError(f"{name}: {what}", "give the file of the language model")
+    if not isinstance(arch, str):
+        raise ModelError(f"{name}: general.architecture is missing or no text")
+    if assume_full_attention:
+        return _upper_bound(model, arch)
+    known = known_architectures()
+    if arch not in known:
+        hint = nearest(arch, known) or "an upper bound: --assume-full-attention"
+        raise ModelError(f"{name}: architecture {arch[:60]!a} is not known", hint)
+    facts = Facts(metadata, arch, name)
+    config = _config(facts)
+    if any(tensor.name == "blk.0.attn_output.bias" for tensor in model.tensors):
+        # No key says so.
+        config["attention_bias"] = True
+    spec = read_config(config, name, source)
+    facts.refuse_unread()
+    _check_shapes(spec, model)
+    expands = arch in _EXPANDED and expands_latent(facts)
+    remarks = (
+        *spec.remarks,
+        *([_EXPANDED[arch]] if expands else []),
+        *([_UNSTATED[arch]] if arch in _UNSTATED and facts.get("attention.sliding_window") is None else []),
+    )
+    return spec._replace(gguf=GgufFacts(count_weights(model, facts), expands), remarks=remarks)
+
+
+def _config(facts: Facts) -> Config:
+    """The metadata under config.json's own keys."""
+    arch = facts.arch
+    model_type, build = BUILDERS.get(arch, ("", None))
+    config = shared(facts, model_type or PLAIN[arch], by_layer=arch in BY_LAYER)
+    if build is not None:
+        config = build(facts, config)
+    if not facts.boolean("attention.causal", default=True) and arch not in ENCODERS:
+        raise facts.error(f"{arch}.attention.causal is false: an encoder of this architecture is not modelled")
+    return config
+
+
+def shared(facts: Facts, model_type: str, *, by_layer: bool) -> Config:
+    """What all architectures state alike. `by_layer`: heads are left to the architecture's own function.
+
+    The cache's type is llama.cpp's default, f16, whatever the weights are in.
+    """
+    hidden_size = facts.integer("embedding_length")
+    config: Config = {
+        "model_type": model_type, "num_hidden_layers": facts.num_layers, "hidden_size": hidden_size,
+        "max_position_embeddings": facts.optional("context_length") or None, "torch_dtype": "float16",
+    }  # fmt: skip
+    theta = facts.number("rope.freq_base")
+    if theta is not None:
+        config["rope_theta"] = theta
+    heads = max(facts.by_layer("attention.head_count", 0)) if by_layer else facts.same_in_all("attention.head_count")
+    if not heads:
+        return config
+    config["num_attention_heads"] = heads
+    kv_heads = None if by_layer else facts.same_in_all("attention.head_count_kv", heads)
+    config["num_key_value_heads"] = kv_heads
+    # What llama.cpp divides out stands in files whose heads are of another width.
+    derived = hidden_size // heads if hidden_size % heads == 0 else None
+    width = facts.optional("attention.key_length", least=1) or derived
+    value = facts.optional("attention.value_length") or derived
+    if width != derived or model_type not in DERIVED_HEADS:
+        config["head_dim"] = width
+    if value != width:
+        config["v_head_dim"] = value
+    if model_type in OWN_HEADS and kv_heads == heads:
+        del config["num_key_value_heads"]
+    return config
+
+
+def _check_shapes(spec: ModelSpec, model: GgufModel) -> None:
+    """Hold the caches against the tensors that make K, V and states; ModelError (exit 3) where they disagree."""
+    tensors = {tensor.name: tensor for tensor in model.tensors}
+    for name, place, size, what in expected_rows(spec):
+        tensor = tensors.get(name)
+        if tensor is not None and (len(tensor.shape) <= place or tensor.shape[place] != size):
+            raise ModelError(
+                f"{spec.name}: the metadata give {what} {size:,}, and tensor {name} has the shape "
+                f"{' x '.join(map(str, tensor.shape))}"
+            )
+
+
+def _upper_bound(model: GgufModel, arch: str) -> ModelSpec:
+    """The model as `read_upper_bound` reads a config; an architecture that is not understood as a plain decoder."""
+    from kvcalc.model.upper_bound import read_upper_bound
+
+    facts = Facts(model.metadata, arch, model.name)
+    why = ""
+    try:
+        if arch not in known_architectures():
+            raise ModelError(f"architecture {arch[:60]!a} is not known")
+        config = _config(facts)
+        facts.refuse_unread()
+    except ModelError as error:
+        why = f" ({error.message.removeprefix(f'{model.name}: ')})"
+        config = shared(facts, "generic", by_layer=True)
+        if "num_attention_heads" not in config:
+            raise facts.missing("attention.head_count") from None
+        config["num_key_value_heads"] = max(facts.by_layer("attention.head_count_kv", config["num_attention_heads"]))
+    spec = read_upper_bound(config, model.name, model.path)
+    remarks = tuple(f"{remark}{why}" for remark in spec.remarks)
+    return spec._replace(gguf=GgufFacts(count_weights(model, facts)), remarks=remarks)

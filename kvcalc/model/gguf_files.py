@@ -1,0 +1,134 @@
+"""Which GGUF file, or files, a path means: one, the shards of one, or what lies in a folder.
+
+A model cut into shards is called NAME-00001-of-00003.gguf and so on; the first holds the metadata, every one its own
+tensors. Source: llama_split_path (src/llama.cpp) and gguf-split (tools/gguf-split) of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.model.gguf_file import Header, Tensor, is_gguf, read_header
+
+SUFFIX = ".gguf"
+MAX_SHARDS = 1_000
+_SHOWN_FILES = 5
+
+
+class GgufModel(NamedTuple):
+    """A model's metadata and the tensors of all its files. `missing` names the shards that are not there."""
+
+    path: str
+    name: str
+    metadata: dict[str, object]
+    tensors: tuple[Tensor, ...]
+    missing: tuple[str, ...] = ()
+
+
+class _Shard(NamedTuple):
+    """A shard's file name, taken apart. `number` counts from 1."""
+
+    stem: str
+    number: int
+    of: int
+
+    def file(self, number: int) -> str:
+        return f"{self.stem}-{number:05d}-of-{self.of:05d}{SUFFIX}"
+
+
+def read_files(path: str) -> GgufModel:
+    """The model of which `path` is the file, a shard, or the folder. Only headers are read, of every shard there is.
+
+    Raises UsageError (exit 2) where a file is missing or damaged, or shards contradict each other, and what
+    `read_header` raises.
+    """
+    if os.path.isdir(path):
+        path = os.path.join(path, gguf_in(path))
+    folder, file = os.path.split(path)
+    shard = _shard_of(file)
+    if shard is None:
+        header = read_header(path)
+        if _split(header, "split.count") > 1:
+            raise UsageError(f"{path}: a shard, and not called NAME-00001-of-00002{SUFFIX} and so on", "rename it")
+        stem = file[: -len(SUFFIX)] if file.endswith(SUFFIX) else file
+        return GgufModel(path, stem or file, header.metadata, header.tensors)
+    first = os.path.join(folder, shard.file(1))
+    if not os.path.lexists(first):
+        raise UsageError(f"{first}: missing, and the first shard holds the model's metadata")
+    header = _check_shard(read_header(first), shard, 1)
+    tensors, missing = [*header.tensors], []
+    for number in range(2, shard.of + 1):
+        other = os.path.join(folder, shard.file(number))
+        if os.path.lexists(other):
+            tensors += _check_shard(read_header(other), shard, number).tensors
+        else:
+            missing.append(shard.file(number))
+    stated = _split(header, "split.tensors.count")
+    if not missing and stated not in (0, len(tensors)):
+        raise UsageError(f"{first}: split.tensors.count is {stated:,}, and the shards hold {len(tensors):,} tensors")
+    if len({tensor.name for tensor in tensors}) < len(tensors):
+        raise UsageError(f"{first}: a tensor stands in two shards")
+    return GgufModel(first, shard.stem, header.metadata, tuple(tensors), tuple(missing))
+
+
+def gguf_in(folder: str) -> str:
+    """The file of the one model in a folder: its only GGUF file but for vision projectors, or its first shard.
+
+    Raises UsageError (exit 2) with their names where there are several.
+    """
+    try:
+        entries = sorted(os.listdir(folder))
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror or 'cannot be read'}") from None
+    found: dict[str, str] = {}
+    for entry in entries:
+        if entry.endswith(SUFFIX) and "mmproj" not in entry.casefold():
+            shard = _shard_of(entry)
+            found.setdefault(shard.file(0) if shard else entry, entry)
+    names = [*found.values()]
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise UsageError(f"{folder}: no config.json and no model's GGUF file")
+    more = f" and {len(names) - _SHOWN_FILES} more" if len(names) > _SHOWN_FILES else ""
+    raise UsageError(
+        f"{folder}: {len(names)} GGUF models: {', '.join(names[:_SHOWN_FILES])}{more}",
+        f"give the path of one: {os.path.join(folder, names[0])}",
+    )
+
+
+def means_gguf(path: str) -> bool:
+    """Whether a path is a GGUF file's, by its content, or by its name where there is no file or none to read."""
+    return path.endswith(SUFFIX) or is_gguf(path)
+
+
+def _shard_of(file: str) -> _Shard | None:
+    """The parts of NAME-00001-of-00003.gguf; None for any other name."""
+    parts = file[: -len(SUFFIX)].rsplit("-", 3) if file.endswith(SUFFIX) else []
+    if len(parts) != 4 or parts[2] != "of" or any(len(n) != 5 or not n.isdecimal() for n in (parts[1], parts[3])):
+        return None
+    shard = _Shard(parts[0], int(parts[1]), int(parts[3]))
+    if not 1 <= shard.number <= shard.of <= MAX_SHARDS:
+        raise UsageError(f"{file}: shard {shard.number} of {shard.of}, by its name")
+    return shard
+
+
+def _check_shard(header: Header, shard: _Shard, number: int) -> Header:
+    """The header, refused where it says another place among the shards than its name."""
+    if shard.of == 1 and "split.count" not in header.metadata:
+        return header
+    count, place = _split(header, "split.count"), _split(header, "split.no") + 1
+    if (count, place) != (shard.of, number):
+        raise UsageError(
+            f"{header.path}: says that it is shard {place} of {count}, and its name that it is {number} of {shard.of}"
+        )
+    return header
+
+
+def _split(header: Header, key: str) -> int:
+    value = header.metadata.get(key, 0)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{header.path}: damaged: {key} is no integer")
+    return value

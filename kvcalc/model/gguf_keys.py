@@ -1,0 +1,157 @@
+"""A GGUF file's metadata under its architecture's keys: typed look-ups, and what is left unread at the end.
+
+Key names are those of gguf-py/gguf/constants.py and src/llama-arch.cpp of llama.cpp, as they stand in llama-cpp-python
+0.3.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvcalc.errors import ModelError
+from kvcalc.model.gguf_file import Unread
+from kvcalc.model.reader import MAX_INTEGER, MAX_LAYERS
+
+# Keys of attention and of states which change no cache, whatever the architecture: scales, norms, clamps, the query's
+# own compression, how an indexer's queries are made, and the output's.
+_HARMLESS = frozenset(
+    (
+        "attention.layer_norm_epsilon attention.layer_norm_rms_epsilon attention.group_norm_epsilon "
+        "attention.group_norm_groups attention.max_alibi_bias attention.clamp_kqv attention.scale "
+        "attention.output_scale attention.value_scale attention.temperature_length attention.temperature_scale "
+        "attention.relative_buckets_count attention.q_lora_rank attention.rope_pattern attention.causal "
+        "attention.indexer.head_count attention.indexer.local_blocks attention.output_group_count "
+        "attention.output_lora_rank attention.compress_rope_freq_base ssm.time_step_rank ssm.dt_b_c_rms "
+        "rescale_every_n_layers time_mix_extra_dim time_decay_extra_dim kda.safe_gate kda.gate_lower_bound "
+        "hash_layer_count embedding_length_per_layer_input "
+        "leading_dense_block_count moe_every_n_layers interleave_moe_layer_step n_deepstack_layers "
+        "deepstack_mapping hidden_activation"
+    ).split()
+)
+_HARMLESS_STARTS = tuple(
+    "rope. expert_ experts_ classifier. hyper_connection. altup. laurel. xielu. vision. attn_res.".split()
+)
+
+# Of any other key that was not read, these say that it may change what a layer keeps, or how many layers there are.
+_CACHE_STARTS = ("attention.", "ssm.", "kda.", "wkv.", "shortconv.", "ple.", "hrm.")
+_CACHE_PARTS = (
+    "window block_count layer kv_ _kv cache head state loop cycle compress sparse recurrent index interval share chunk "
+    "swa lora_rank"
+).split()
+
+
+class Facts:
+    """The metadata under one architecture. Every key that is asked for counts as read (`refuse_unread`).
+
+    All look-ups raise ModelError (exit 3) for a value that is missing, no number or out of range.
+    """
+
+    def __init__(self, metadata: Mapping[str, object], arch: str, name: str) -> None:
+        self.metadata, self.arch, self.name = metadata, arch, name
+        self.read: set[str] = set()
+        self.num_blocks = self.integer("block_count", most=MAX_LAYERS)
+        ahead = self.optional("nextn_predict_layers") or 0
+        if ahead >= self.num_blocks:
+            raise self.error(f"{arch}.nextn_predict_layers is {ahead} of {self.num_blocks} layers")
+        # Layers for further tokens stand behind those of the model that decodes.
+        self.num_layers = self.num_blocks - ahead
+
+    def error(self, text: str) -> ModelError:
+        return ModelError(f"{self.name}: {text}")
+
+    def get(self, key: str) -> object:
+        """The value under `key`, as it is; None where it is missing."""
+        self.read.add(key)
+        return self.metadata.get(f"{self.arch}.{key}")
+
+    def optional(self, key: str, *, least: int = 0, most: int = MAX_INTEGER) -> int | None:
+        """An integer, None where it is missing."""
+        value = self.get(key)
+        return None if value is None else self._checked(key, value, least, most)
+
+    def integer(self, key: str, *, least: int = 1, most: int = MAX_INTEGER) -> int:
+        """An integer that must be there."""
+        value = self.optional(key, least=least, most=most)
+        if value is None:
+            raise self.missing(key)
+        return value
+
+    def by_layer(self, key: str, default: int | None = None) -> list[int]:
+        """An integer for every layer that decodes, from a list by layer or one number for all."""
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                raise self.missing(key)
+            return [default] * self.num_layers
+        if not isinstance(value, list):
+            return [self._checked(key, value, 0, MAX_INTEGER)] * self.num_layers
+        self._check_length(key, len(value))
+        return [self._checked(key, item, 0, MAX_INTEGER) for item in value[: self.num_layers]]
+
+    def same_in_all(self, key: str, default: int | None = None) -> int:
+        """One integer, which a list by layer must repeat."""
+        found = self.by_layer(key, default)
+        if len(set(found)) > 1:
+            raise self.error(f"{self.arch}.{key} differs from layer to layer: not modelled in this architecture")
+        if found[0] < 1:
+            raise self.error(f"{self.arch}.{key} is {found[0]}: must be at least 1")
+        return found[0]
+
+    def flags(self, key: str) -> list[bool] | int | None:
+        """Booleans by layer, or the step of a pattern; None where the key is missing."""
+        value = self.get(key)
+        if not isinstance(value, list):
+            return None if value is None else self._checked(key, value, 0, MAX_LAYERS)
+        self._check_length(key, len(value))
+        if any(flag not in (0, 1) for flag in value):
+            raise self.error(f"{self.arch}.{key} must hold true or false for every layer")
+        return [bool(flag) for flag in value[: self.num_layers]]
+
+    def number(self, key: str) -> float | None:
+        """A number above zero, None where it is missing."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise self._bad(key, value, "must be a number above zero")
+        return float(value)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        value = self.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self._bad(key, value, "must be true or false")
+        return default if value is None else value
+
+    def refuse_unread(self) -> None:
+        """Raise ModelError for a key nothing asked for, with a value, whose name says that it may change the cache."""
+        start = f"{self.arch}."
+        for full, value in self.metadata.items():
+            key = full.removeprefix(start)
+            if key == full or key in self.read or key in _HARMLESS or key.startswith(_HARMLESS_STARTS):
+                continue
+            nothing = value in (None, False, 0, "") or (isinstance(value, list) and not any(value))
+            if not nothing and (key.startswith(_CACHE_STARTS) or any(part in key for part in _CACHE_PARTS)):
+                raise ModelError(
+                    f"{self.name}: {full[:100]!a} may change the cache and kvcalc does not know it in architecture "
+                    f"{self.arch}",
+                    "an upper bound: --assume-full-attention",
+                )
+
+    def missing(self, key: str) -> ModelError:
+        return self.error(f"{self.arch}.{key} is missing")
+
+    def _check_length(self, key: str, length: int) -> None:
+        # A list may go on for the layers behind those that decode, or leave them out.
+        if length not in (self.num_layers, self.num_blocks):
+            raise self.error(f"{self.arch}.{key} is a list of {length}: must be one of {self.num_blocks}, by layer")
+
+    def _checked(self, key: str, value: object, least: int, most: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._bad(key, value, "must be an integer")
+        if not least <= value <= most:
+            raise self._bad(key, value, f"must be from {least} to {most:,}")
+        return value
+
+    def _bad(self, key: str, value: object, must: str) -> ModelError:
+        shown = f"a list of {value.length:,}" if isinstance(value, Unread) else ascii(value)[:40]
+        return self.error(f"{self.arch}.{key} is {shown}: {must}")

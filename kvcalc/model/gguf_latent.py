@@ -1,0 +1,106 @@
+"""Architectures with a latent, an indexer or compressed entries: their metadata as config keys.
+
+Source: load_arch_hparams in src/models of llama.cpp, and conversion/, as they stand in llama-cpp-python 0.3.36.
+"""
+
+from __future__ import annotations
+
+from kvcalc.model.gguf_keys import Facts
+from kvcalc.model.gguf_layers import Config
+
+
+def expands_latent(facts: Facts) -> bool:
+    """Whether llama.cpp keeps K and V of every head of an MLA model.
+
+    It does for files from before April 2025 (its pull request 12801), which do not state key_length_mla.
+    """
+    return facts.metadata.get(f"{facts.arch}.attention.kv_lora_rank") is not None and not facts.metadata.get(
+        f"{facts.arch}.attention.key_length_mla"
+    )
+
+
+def latent(facts: Facts, config: Config) -> Config:
+    """DeepSeek V2, V3 and kin. Files state the latent's width as a key's, and the heads' under key_length_mla.
+
+    Older ones, and MiniCPM3's, state the heads' own widths alone.
+    """
+    rank, rope = facts.integer("attention.kv_lora_rank"), facts.integer("rope.dimension_count")
+    key, value = facts.integer("attention.key_length"), facts.integer("attention.value_length", least=0)
+    if not expands_latent(facts):
+        if (key, value) != (rank + rope, rank):
+            raise facts.error(
+                f"{facts.arch}.attention.key_length and value_length are {key} and {value}: not those of a latent of "
+                f"{rank} + {rope}"
+            )
+        key, value = facts.integer("attention.key_length_mla"), facts.integer("attention.value_length_mla")
+    if key <= rope:
+        raise facts.error(f"{facts.arch}: keys of {key} hold no {rope} rotated dimensions")
+    heads = config["num_attention_heads"]
+    for gone in ("num_key_value_heads", "head_dim", "v_head_dim"):
+        config.pop(gone, None)
+    return {
+        **config, "num_attention_heads": heads, "num_key_value_heads": heads, "kv_lora_rank": rank,
+        "q_lora_rank": facts.optional("attention.q_lora_rank", least=1), "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": key - rope, "v_head_dim": value,
+    }  # fmt: skip
+
+
+def indexed(facts: Facts, config: Config) -> Config:
+    """DeepSeek V3.2: an indexer in every layer."""
+    return {
+        **latent(facts, config), "index_head_dim": facts.integer("attention.indexer.key_length"),
+        "index_topk": facts.integer("attention.indexer.top_k"),
+    }  # fmt: skip
+
+
+def glm_dsa(facts: Facts, config: Config) -> Config:
+    """GLM-5 and 5.1 have an indexer in every layer. GLM-5.2, told by its context, in the first three and then in every
+    fourth, which files may list."""
+    stated = facts.flags("attention.indexer.types")
+    if isinstance(stated, list):
+        kinds = {"indexer_types": ["full" if own else "shared" for own in stated]}
+    elif stated is not None:
+        kinds = {"indexer_types": ["full" if stated else "shared"] * facts.num_layers}
+    elif facts.integer("context_length") < 1_048_576:
+        kinds = {"indexer_types": ["full"] * facts.num_layers}
+    else:
+        return {**indexed(facts, config), "index_topk_freq": 4, "index_skip_topk_offset": 3}
+    return {**indexed(facts, config), **kinds}
+
+
+def kimi_linear(facts: Facts, config: Config) -> Config:
+    """Kimi delta attention in layers without KV heads, the latent in the others."""
+    heads = facts.by_layer("attention.head_count_kv")
+    return {
+        **latent(facts, config), "linear_head_dim": facts.integer("kda.head_dim"),
+        "linear_num_heads": config["num_attention_heads"], "linear_conv_kernel_dim": facts.integer("ssm.conv_kernel"),
+        "layer_types": ["full_attention" if count else "linear_attention" for count in heads],
+    }  # fmt: skip
+
+
+def deepseek4(facts: Facts, config: Config) -> Config:
+    """A window in every layer, and entries of as many tokens as compress_ratios says."""
+    if facts.num_blocks != facts.num_layers:
+        raise facts.error("deepseek4.nextn_predict_layers: files with layers for further tokens are not modelled")
+    ratios = facts.get("attention.compress_ratios")
+    return {
+        **config, "num_key_value_heads": 1, "sliding_window": facts.integer("attention.sliding_window"),
+        "compress_ratios": ratios if isinstance(ratios, list) else [], "q_lora_rank": facts.optional(
+            "attention.q_lora_rank", least=1
+        ), "qk_rope_head_dim": facts.integer("rope.dimension_count"),
+        "index_head_dim": facts.integer("attention.indexer.key_length"),
+        "index_topk": facts.integer("attention.indexer.top_k"),
+    }  # fmt: skip
+
+
+def minimax_m3(facts: Facts, config: Config) -> Config:
+    """Dense layers in front have no indexer."""
+    dense = facts.optional("leading_dense_block_count", most=facts.num_layers) or 0
+    kinds = ["full_attention"] * dense + ["minimax_m3_sparse"] * (facts.num_layers - dense)
+    experts = [int(number >= dense) for number in range(facts.num_layers)]
+    return {
+        **config, "layer_types": kinds, "moe_layer_freq": experts,
+        "index_head_dim": facts.integer("attention.indexer.key_length"),
+        "index_block_size": facts.integer("attention.indexer.block_size"),
+        "index_topk_blocks": facts.integer("attention.indexer.top_k"),
+    }  # fmt: skip

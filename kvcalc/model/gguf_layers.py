@@ -1,0 +1,279 @@
+"""Architectures whose layers are not all alike, or keep something else than K and V: their metadata as config keys.
+
+Every function takes the metadata and the facts all architectures share (`gguf_config.shared`), and returns the mapping
+the family's reader takes. What a file leaves out and llama.cpp fills in stands here. Source: load_arch_hparams in
+src/models of llama.cpp, and conversion/, as they stand in llama-cpp-python 0.3.36.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcalc.model.gguf_keys import Facts
+
+Config = dict[str, Any]
+_KINDS = {True: "sliding_attention", False: "full_attention"}
+
+
+def sliding(facts: Facts, step: int | None, *, full_first: bool = False) -> list[bool]:
+    """Which layers have the window: listed, or all but one in `step`, which is the last of them or the first.
+
+    A step of 0 gives every layer the window. None for `step`: the file must say. Source: load_swa_pattern and
+    set_swa_pattern.
+    """
+    stated = facts.flags("attention.sliding_window_pattern")
+    if isinstance(stated, list):
+        return stated
+    step = step if stated is None else stated
+    if step is None:
+        raise facts.missing("attention.sliding_window_pattern")
+    full = 0 if full_first else step - 1
+    return [step == 0 or number % step != full for number in range(facts.num_layers)]
+
+
+def layer_kinds(flags: list[bool]) -> list[str]:
+    """layer_types, from whether each layer has the window."""
+    return [_KINDS[flag] for flag in flags]
+
+
+def gemma3n(facts: Facts, config: Config) -> Config:
+    """llama.cpp gives the first 20 layers caches of their own, whatever the file says: both models have 20."""
+    own = 20
+    shared = facts.optional("attention.shared_kv_layers")
+    if facts.num_layers <= own or shared not in (None, facts.num_layers - own):
+        raise facts.error(
+            f"gemma3n.attention.shared_kv_layers: the first {own} layers alone have caches in this family"
+        )
+    return {
+        **config, "sliding_window": facts.integer("attention.sliding_window"),
+        "layer_types": layer_kinds(sliding(facts, 5)), "num_kv_shared_layers": facts.num_layers - own,
+    }  # fmt: skip
+
+
+def gemma4(facts: Facts, config: Config) -> Config:
+    """Layers that see all have heads of a width, and often a number, of their own."""
+    flags = sliding(facts, None)
+    if flags[-1]:
+        raise facts.error("gemma4.attention.sliding_window_pattern: the last layer of this family sees all")
+    heads = facts.by_layer("attention.head_count_kv")
+    windowed, full = ({n for n, slides in zip(heads, flags) if slides is kind} for kind in (True, False))
+    if len(windowed) != 1 or len(full) != 1:
+        raise facts.error("gemma4.attention.head_count_kv differs among layers of one kind")
+    for width in ("", "_swa"):
+        _same(facts, f"attention.key_length{width}", f"attention.value_length{width}")
+    return {
+        **config, "num_key_value_heads": windowed.pop(), "num_global_key_value_heads": full.pop(),
+        "attention_k_eq_v": True, "head_dim": facts.integer("attention.key_length_swa"),
+        "global_head_dim": facts.integer("attention.key_length"),
+        "sliding_window": facts.integer("attention.sliding_window"), "layer_types": layer_kinds(flags),
+        "num_kv_shared_layers": facts.optional("attention.shared_kv_layers") or 0,
+    }  # fmt: skip
+
+
+def _same(facts: Facts, one: str, other: str) -> None:
+    if facts.integer(one) != facts.integer(other):
+        raise facts.error(f"{facts.arch}.{one} is not {facts.arch}.{other}")
+
+
+def llama4(facts: Facts, config: Config) -> Config:
+    """Chunks of 8,192 in three layers of four, which llama.cpp knows by itself; a window of 0 stands for none."""
+    stated = facts.optional("attention.sliding_window")
+    if stated == 0:
+        return {**config, "attention_chunk_size": None, "layer_types": ["full_attention"] * facts.num_layers}
+    if stated not in (None, 8192):
+        raise facts.error(f"llama4.attention.sliding_window is {stated}: chunks of this family are of 8,192 tokens")
+    kinds = ["chunked_attention" if chunked else "full_attention" for chunked in sliding(facts, 4)]
+    return {**config, "attention_chunk_size": 8192, "layer_types": kinds}
+
+
+def mimo2(facts: Facts, config: Config) -> Config:
+    """The window counts the current token here: llama.cpp masks what is `sliding_window` tokens back or more."""
+    flags = sliding(facts, None)
+    heads = facts.by_layer("attention.head_count_kv")
+    counts = {kind: {n for n, slides in zip(heads, flags) if slides is kind} or {heads[0]} for kind in (True, False)}
+    if any(len(found) > 1 for found in counts.values()):
+        raise facts.error("mimo2.attention.head_count_kv differs among layers of one kind")
+    return {
+        **config, "num_key_value_heads": counts[False].pop(), "swa_num_key_value_heads": counts[True].pop(),
+        "v_head_dim": facts.integer("attention.value_length"), "layer_types": layer_kinds(flags),
+        "sliding_window": facts.integer("attention.sliding_window"),
+    }  # fmt: skip
+
+
+def step35(facts: Facts, config: Config) -> Config:
+    """More query heads in layers with the window, and K and V of as many heads in all."""
+    flags = sliding(facts, None)
+    heads = facts.by_layer("attention.head_count")
+    full = [count for count, slides in zip(heads, flags) if not slides] or heads
+    return {
+        **config, "num_attention_heads": full[0], "layer_types": layer_kinds(flags),
+        "num_key_value_heads": facts.same_in_all("attention.head_count_kv"),
+        "sliding_window": facts.integer("attention.sliding_window"),
+    }  # fmt: skip
+
+
+def deci(facts: Facts, config: Config) -> Config:
+    """A layer without K and V heads has no attention, or a linear map in its place."""
+    heads = facts.by_layer("attention.head_count")
+    kept = facts.by_layer("attention.head_count_kv")
+    most = max(heads)
+    blocks: list[Config] = []
+    for count, kv in zip(heads, kept):
+        if kv and (count != most or count % kv):
+            raise facts.error("deci.attention.head_count differs among layers that attend")
+        blocks.append({"attention": {"n_heads_in_group": count // kv} if kv else {"no_op": True}})
+    del config["num_key_value_heads"]
+    return {**config, "num_attention_heads": most, "block_configs": blocks}
+
+
+def openelm(facts: Facts, config: Config) -> Config:
+    """Heads, and KV heads, of a number of their own in every layer."""
+    return {
+        "model_type": "openelm", "num_transformer_layers": facts.num_layers, "head_dim": config["head_dim"],
+        "model_dim": config["hidden_size"], "num_query_heads": facts.by_layer("attention.head_count"),
+        "num_kv_heads": facts.by_layer("attention.head_count_kv"), "torch_dtype": config["torch_dtype"],
+        "max_context_length": config["max_position_embeddings"],
+    }  # fmt: skip
+
+
+def lfm2(facts: Facts, config: Config) -> Config:
+    """A layer without KV heads is a short convolution."""
+    heads, kinds = _attending(facts)
+    return {
+        **config, "num_key_value_heads": heads, "conv_L_cache": facts.integer("shortconv.l_cache"),
+        "layer_types": ["full_attention" if attends else "conv" for attends in kinds],
+        "sliding_window": facts.optional("attention.sliding_window") or None,
+    }  # fmt: skip
+
+
+def _attending(facts: Facts) -> tuple[int, list[bool]]:
+    """KV heads of the layers that attend, which must be as many in all, and which these are: those that have any."""
+    heads = facts.by_layer("attention.head_count_kv")
+    kept = {count for count in heads if count}
+    if len(kept) > 1:
+        raise facts.error(f"{facts.arch}.attention.head_count_kv differs among layers that attend")
+    if not kept:
+        raise facts.error(f"{facts.arch}.attention.head_count_kv gives no layer heads")
+    return kept.pop(), [count > 0 for count in heads]
+
+
+class Mamba2:
+    """The sizes of Mamba-2's mixer, or of a delta net, which borrows its keys."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.inner = facts.integer("ssm.inner_size")
+        self.heads = facts.integer("ssm.time_step_rank")
+        self.state = facts.integer("ssm.state_size")
+        self.groups = facts.integer("ssm.group_count")
+        self.kernel = facts.integer("ssm.conv_kernel")
+        if self.inner % self.heads:
+            raise facts.error(f"{facts.arch}.ssm.time_step_rank {self.heads} does not divide inner_size {self.inner}")
+        self.head_dim = self.inner // self.heads
+
+
+def rwkv6(facts: Facts, config: Config) -> Config:
+    """Two last tokens a layer, one for each block's shift, and a matrix a head. The converter leaves heads at 0."""
+    if facts.optional("token_shift_count") not in (None, 2):
+        raise facts.error("rwkv6.token_shift_count is not 2: not modelled")
+    return {
+        "model_type": "rwkv6", "num_hidden_layers": facts.num_layers, "hidden_size": config["hidden_size"],
+        "torch_dtype": config["torch_dtype"], "head_size": facts.integer("wkv.head_size"),
+    }  # fmt: skip
+
+
+def mamba(facts: Facts, config: Config) -> Config:
+    """Falcon-Mamba differs from Mamba by norms alone, and is told by them."""
+    falcon = facts.boolean("ssm.dt_b_c_rms", default=False)
+    return {
+        "model_type": "falcon_mamba" if falcon else "mamba", "num_hidden_layers": facts.num_layers,
+        "hidden_size": config["hidden_size"], "torch_dtype": config["torch_dtype"],
+        "state_size": facts.integer("ssm.state_size"), "conv_kernel": facts.integer("ssm.conv_kernel"),
+        "intermediate_size": facts.integer("ssm.inner_size"),
+    }  # fmt: skip
+
+
+def mamba2(facts: Facts, config: Config) -> Config:
+    """The same state in every layer; the heads stand under Mamba's time_step_rank."""
+    mixer = Mamba2(facts)
+    return {
+        "model_type": "mamba2", "num_hidden_layers": facts.num_layers, "hidden_size": config["hidden_size"],
+        "torch_dtype": config["torch_dtype"], "state_size": mixer.state, "conv_kernel": mixer.kernel,
+        "n_groups": mixer.groups, "num_heads": mixer.heads, "head_dim": mixer.head_dim,
+        "expand": mixer.inner / config["hidden_size"],
+    }  # fmt: skip
+
+
+def jamba(facts: Facts, config: Config) -> Config:
+    """The layers that attend must stand at even distances, as Jamba's config says it."""
+    heads, attends = _attending(facts)
+    found = [number for number, attending in enumerate(attends) if attending]
+    period = found[1] - found[0] if len(found) > 1 else facts.num_layers
+    offset = found[0] % period
+    if [number % period == offset for number in range(facts.num_layers)] != attends:
+        raise facts.error("jamba.attention.head_count_kv: layers that attend at uneven distances are not modelled")
+    return {
+        **config, "num_key_value_heads": heads, "attn_layer_period": period, "attn_layer_offset": offset,
+        "mamba_d_state": facts.integer("ssm.state_size"), "mamba_d_conv": facts.integer("ssm.conv_kernel"),
+        "mamba_expand": facts.integer("ssm.inner_size") / config["hidden_size"],
+    }  # fmt: skip
+
+
+def _mamba2_keys(mixer: Mamba2, hidden_size: int) -> Config:
+    return {
+        "mamba_d_state": mixer.state, "mamba_d_conv": mixer.kernel, "mamba_n_groups": mixer.groups,
+        "mamba_n_heads": mixer.heads, "mamba_d_head": mixer.head_dim, "mamba_expand": mixer.inner / hidden_size,
+    }  # fmt: skip
+
+
+def granite_hybrid(facts: Facts, config: Config) -> Config:
+    """A layer without KV heads is Mamba-2's."""
+    heads, attends = _attending(facts)
+    kinds = ["attention" if attending else "mamba" for attending in attends]
+    return {
+        **config, **_mamba2_keys(Mamba2(facts), config["hidden_size"]), "num_key_value_heads": heads,
+        "layer_types": kinds,
+    }  # fmt: skip
+
+
+def falcon_h1(facts: Facts, config: Config) -> Config:
+    """Both in every layer."""
+    mixer = Mamba2(facts)
+    return {**config, **_mamba2_keys(mixer, config["hidden_size"]), "mamba_d_ssm": mixer.inner}
+
+
+def nemotron_h(facts: Facts, config: Config) -> Config:
+    """A layer without KV heads is Mamba-2's where it has no feed-forward width either, else an MLP or experts."""
+    heads, attends = _attending(facts)
+    widths = facts.by_layer("feed_forward_length")
+    other = "E" if facts.arch.endswith("_moe") else "-"
+    letters = ["*" if attending else other if width else "M" for attending, width in zip(attends, widths)]
+    mixer = Mamba2(facts)
+    return {
+        **config, "num_key_value_heads": heads, "hybrid_override_pattern": "".join(letters),
+        "ssm_state_size": mixer.state, "mamba_num_heads": mixer.heads, "mamba_head_dim": mixer.head_dim,
+        "n_groups": mixer.groups, "conv_kernel": mixer.kernel,
+    }  # fmt: skip
+
+
+def delta_net(facts: Facts, config: Config) -> Config:
+    """Under Mamba's keys: groups are key heads, the rank value heads, the state a key's width."""
+    mixer = Mamba2(facts)
+    return {
+        **config, "layer_types": layer_types_of_states(facts, 4), "linear_num_key_heads": mixer.groups,
+        "linear_num_value_heads": mixer.heads, "linear_key_head_dim": mixer.state,
+        "linear_value_head_dim": mixer.head_dim, "linear_conv_kernel_dim": mixer.kernel,
+    }  # fmt: skip
+
+
+def layer_types_of_states(facts: Facts, interval: int) -> list[str]:
+    """Which layers keep a state: listed, or all but the last of every `full_attention_interval`."""
+    listed = facts.flags("attention.recurrent_layers")
+    interval = facts.optional("full_attention_interval", least=1) or interval
+    if not isinstance(listed, list):
+        listed = [(n + 1) % interval != 0 if listed is None else listed > 0 for n in range(facts.num_layers)]
+    return ["linear_attention" if recurrent else "full_attention" for recurrent in listed]
+
+
+def minimax(facts: Facts, config: Config) -> Config:
+    """Lightning attention in all but every eighth layer."""
+    return {**config, "layer_types": layer_types_of_states(facts, 8)}

@@ -1,0 +1,112 @@
+"""The weights of a GGUF file: parameters and bytes, from what its header says of the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvcalc.model.caches import HEADS_CACHES, CrossAttention, IndexerKeys, LatentAttention, RecurrentState
+from kvcalc.model.gguf_file import Tensor, package
+from kvcalc.model.gguf_files import GgufModel
+from kvcalc.model.gguf_keys import Facts
+from kvcalc.model.spec import FileWeights, ModelSpec
+
+# Tables of positions, which the converter works out from the config: no parameters of the model.
+_TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+# Tables of which a token reads one row.
+_LOOKED_UP = ("position_embd.weight", "token_types.weight", "per_layer_token_embd.weight")
+_FLOATS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
+# Set in file_type where a tool guessed it (LLAMA_FTYPE_GUESSED).
+_GUESSED = 1024
+
+
+def count_weights(model: GgufModel, facts: Facts) -> FileWeights | None:
+    """Parameters and bytes; None where the file holds no tensors or a shard is missing.
+
+    Bytes are all tensors', without the padding between them. Parameters are those of the model that decodes, each once:
+    tables of rotary positions and layers for further tokens are left out. One token's step reads of experts those it
+    is sent to, and not the rows of embeddings it does not look up; of an encoder-decoder it reads the decoder.
+    """
+    if model.missing or not model.tensors:
+        return None
+    names = {tensor.name for tensor in model.tensors}
+    tied = _HEAD not in names and not any(name.startswith("token_types") for name in names)
+    experts = facts.optional("expert_count") or 0
+    used = facts.by_layer("expert_used_count", 0) if experts else []
+    total = active = stored = active_bytes = embedding = 0
+    for tensor in model.tensors:
+        stored += tensor.bytes
+        layer = _layer_of(tensor.name)
+        if tensor.name in _TABLES or (layer is not None and layer >= facts.num_layers and tensor.name[:3] == "blk"):
+            continue
+        total += tensor.elements
+        if tensor.name == _EMBEDDING:
+            embedding = tensor.elements
+        if not _is_read(tensor.name, tied):
+            continue
+        numerator, denominator = 1, 1
+        if experts and layer is not None and layer < len(used) and _is_experts(tensor, experts):
+            numerator, denominator = min(used[layer], experts), experts
+        active += tensor.elements * numerator // denominator
+        active_bytes += tensor.bytes * numerator // denominator
+    return FileWeights(total, active, embedding, stored, active_bytes, _type_name(model))
+
+
+def _is_read(name: str, tied: bool) -> bool:
+    if name in _LOOKED_UP or name.startswith("enc."):
+        return False
+    # The projections of the encoder's output ran once, before.
+    if ".cross_attn_k." in name or ".cross_attn_v." in name:
+        return False
+    return tied if name == _EMBEDDING else True
+
+
+def _is_experts(tensor: Tensor, experts: int) -> bool:
+    """Experts stand in one tensor, the last dimension one for each; old files have one tensor for each of them."""
+    parts = tensor.name.split(".")
+    if "_exps" in tensor.name:
+        return tensor.shape[-1] == experts
+    return len(parts) == 5 and parts[2] in ("ffn_gate", "ffn_up", "ffn_down") and parts[3].isdecimal()
+
+
+def _layer_of(name: str) -> int | None:
+    """The layer's number in blk.N.…, dec.blk.N.… and enc.blk.N.…."""
+    place = name.partition("blk.")[2].partition(".")[0]
+    return int(place) if place.isdecimal() and len(place) < 6 else None
+
+
+def _type_name(model: GgufModel) -> str:
+    """What the file calls its type (q4_k_m); where it does not, the type of most of its bytes."""
+    stated = model.metadata.get("general.file_type")
+    kinds: dict[int, str] = {kind.value: kind.name for kind in package(model.path).LlamaFileType}
+    if isinstance(stated, int) and not isinstance(stated, bool) and stated & ~_GUESSED in kinds:
+        name = kinds[stated & ~_GUESSED].removeprefix("MOSTLY_").removeprefix("ALL_").lower()
+        return _FLOATS.get(name, name)
+    sizes: dict[str, int] = {}
+    for tensor in model.tensors:
+        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.bytes
+    largest = max(sizes, key=lambda kind: sizes[kind])
+    return _FLOATS.get(largest, largest)
+
+
+def expected_rows(spec: ModelSpec) -> Iterator[tuple[str, int, int, str]]:
+    """Tensors that make what the caches keep: name, dimension, its size, and what that is. Not all files have all."""
+    start = "dec.blk" if spec.model_type == "t5" else "blk"
+    for group in spec.layers:
+        for number in range(group.first, group.last + 1):
+            block = f"{start}.{number}"
+            for cache in group.caches:
+                if isinstance(cache, CrossAttention):
+                    continue
+                if isinstance(cache, HEADS_CACHES):
+                    yield f"{block}.attn_k.weight", 1, cache.num_kv_heads * cache.k_head_dim, "a row of K"
+                    yield f"{block}.attn_v.weight", 1, cache.num_kv_heads * cache.v_head_dim, "a row of V"
+                elif isinstance(cache, LatentAttention):
+                    width = cache.kv_lora_rank + cache.qk_rope_head_dim
+                    yield f"{block}.attn_kv_a_mqa.weight", 1, width, "a latent and its rotary key of"
+                elif isinstance(cache, IndexerKeys):
+                    yield f"{block}.indexer.attn_k.weight", 1, cache.head_dim, "an indexer's key of"
+                elif isinstance(cache, RecurrentState):
+                    yield f"{block}.ssm_conv1d.weight", 0, cache.conv_kernel, "a convolution of"
+                    yield f"{block}.ssm_conv1d.weight", 1, cache.conv_channels, "channels of a convolution,"
+                    yield f"{block}.shortconv.conv.weight", 0, cache.conv_kernel, "a convolution of"

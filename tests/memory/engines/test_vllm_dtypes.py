@@ -1,0 +1,106 @@
+"""vLLM's own cache types, worked by hand. A layer of `plain()` has 2 heads of 64 in K and in V."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcalc.errors import KvcalcError, UsageError
+from tests.memory.engines.models import ask, gated_delta, latent, lines, plain, sparse, total
+from tests.memory.engines.shapes import gemma4, minimax_m3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "token_bytes"),
+    [
+        # 2 layers x 2 heads of 128 elements and two scales in fp32.
+        ("int8_per_token_head", 2 * 2 * (128 + 8)),
+        ("fp8_per_token_head", 2 * 2 * (128 + 8)),
+        ("int4_per_token_head", 2 * 2 * (64 + 8)),
+        # 32 bytes and 4 scales for K and for V of each head.
+        ("nvfp4", 2 * 2 * 2 * 36),
+        ("nvfp4_4over6", 2 * 2 * 2 * 36),
+        ("fp8_e4m3", 2 * 2 * 128),
+        ("fp8_e5m2", 2 * 2 * 128),
+        ("fp8_inc", 2 * 2 * 128),
+        ("float16", 2 * 2 * 256),
+    ],
+)
+def test_a_token_of_plain_heads(dtype: str, token_bytes: int) -> None:
+    assert total(plain(), "vllm", 64, kv_dtype=dtype) == 64 * token_bytes
+
+
+def test_scales_stand_beside_what_is_stored() -> None:
+    answer = ask(plain(), "vllm", 64, kv_dtype="INT8_PER_TOKEN_HEAD")
+    assert answer["kv_cache"]["dtype"] == "int8_per_token_head"
+    assert lines(plain(), "vllm", 64, kv_dtype="int8_per_token_head") == {
+        "stored": 64 * 512, "another layout or dtype": 64 * 32,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "token_bytes"), [("fp8", 656), ("fp8_ds_mla", 656), ("nvfp4_ds_mla", 352), ("bf16", 1152)]
+)
+def test_a_token_of_sparse_attention(dtype: str, token_bytes: int) -> None:
+    # The indexer's key is 128 + 4 bytes whatever the type.
+    assert total(sparse(), "vllm", 64, kv_dtype=dtype) == 64 * 3 * (token_bytes + 132)
+
+
+def test_a_checkpoints_nvfp4_cache_is_followed() -> None:
+    config = plain(quantization_config={"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"})
+    assert total(config, "vllm", 64) == 64 * 2 * 2 * 2 * 36
+
+
+def test_a_block_grows_until_it_holds_a_state() -> None:
+    # 2 heads x (512 + 8) = 1,040 bytes; a state of 8,192 x 3 x 2 + 32 x 128 x 128 x 4 = 2,146,304 needs 2,064 of them.
+    found = ask(gated_delta(), "vllm", 4096, kv_dtype="int8_per_token_head")["engine"]
+    assert found["block_size"] == 2064
+    # 10 layers attend; groups of 10. 2 blocks of attention, one of each of 3 groups of states.
+    assert found["request_bytes"] == (2 + 3) * 10 * 2064 * 1040
+
+
+def test_minimax_m3_keeps_index_keys_in_bf16_and_blocks_of_128() -> None:
+    # 200 tokens are 2 blocks; 4 layers of 2 x 4 x 128 elements, 3 index keys of 256 bytes.
+    assert total(minimax_m3(), "vllm", 200) == 256 * (4 * 2048 + 3 * 256)
+    assert total(minimax_m3(), "vllm", 200, kv_dtype="fp8") == 256 * (4 * 1024 + 3 * 256)
+    assert total(minimax_m3(), "vllm", 200, kv_dtype="nvfp4") == 256 * (4 * 8 * 72 + 3 * 256)
+    assert ask(minimax_m3(), "vllm", 200)["engine"]["block_size"] == 128
+    assert total(minimax_m3(), "vllm", 200, settings={"block-size": "256"}) == 256 * (4 * 2048 + 3 * 256)
+    for options in ({"settings": {"block-size": "16"}}, {"kv_dtype": "int8_per_token_head"}):
+        with pytest.raises(UsageError, match="MiniMax-M3"):
+            ask(minimax_m3(), "vllm", 200, **options)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "message"),
+    [
+        (plain(), "turboquant_k8v4", "turboquant_k8v4: vLLM's own type, not counted"),
+        (plain(), "octave_k3v4", "octave_k3v4: vLLM's own type"),
+        (plain(), "ultraquant_4bit", "ultraquant_4bit: vLLM's own type"),
+        (plain(), "fp8_ds_mla", "sparse attention over a latent alone"),
+        (latent(), "fp8_ds_mla", "does not keep a latent in it"),
+        (latent(), "nvfp4", "nvfp4: vLLM does not keep a latent in it"),
+        (sparse(), "nvfp4", "a latent of sparse attention in it"),
+        (sparse(), "int8_per_token_head", "a latent of sparse attention in it"),
+        (plain(head_dim=72), "nvfp4", "a multiple of 16"),
+        (plain(), "int8", "int8: not a cache dtype of vLLM"),
+        (plain(), "q8_0", "q8_0: not a cache dtype of vLLM"),
+        (plain(), "int8_per_token", "not a dtype"),
+    ],
+)
+def test_what_vllm_does_not_keep_a_cache_in(config: dict[str, object], dtype: str, message: str) -> None:
+    with pytest.raises(KvcalcError, match=message) as caught:
+        ask(config, "vllm", 64, kv_dtype=dtype)
+    assert caught.value.exit_code == 2
+
+
+def test_older_releases_are_not_read_for_these_types() -> None:
+    with pytest.raises(UsageError, match="counted for the newest vLLM alone"):
+        ask(plain(), "vllm@0.28", 64, kv_dtype="nvfp4")
+    assert total(plain(), "vllm@0.33", 64, kv_dtype="nvfp4") == 64 * 288
+
+
+def test_windows_have_pages_of_the_same_type() -> None:
+    # A window's token is 2 heads x (2 x 256 + 8) bytes, that of a layer that sees all 2 x (2 x 512 + 8): neither
+    # divides the other, so pages are padded to the larger.
+    found = ask(gemma4(shared=0), "vllm", 512, kv_dtype="int8_per_token_head", settings={"no-async-scheduling": ""})
+    assert found["engine"]["bytes_per_block"] == 2 * 16 * 2 * 1032
