@@ -35,6 +35,21 @@ def grouped_attention(
     return out if mask is None else _zero_empty_rows(out, mask)
 
 
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+    """Causal attention of a prompt over itself, (B, H, n, d) over (B, G, n, d): as many keys as queries, no mask made.
+
+    K and V are repeated for it: a prompt's attention is bound by arithmetic, and fused causal kernels skip half of it.
+    """
+    if query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"{query.shape[2]} queries and {key.shape[2]} keys: the causal flag is aligned to the first key"
+        )
+    each = query.shape[1] // key.shape[1]
+    if each > 1:
+        key, value = key.repeat_interleave(each, dim=1), value.repeat_interleave(each, dim=1)
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+
+
 def attention_with_weights(
     query: Tensor,
     key: Tensor,

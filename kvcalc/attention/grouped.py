@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kvcalc.attention.backends import BACKENDS, Backend
 from kvcalc.attention.cache import TokenCache
-from kvcalc.attention.core import attention_with_weights, grouped_attention
+from kvcalc.attention.core import attention_with_weights, causal_attention, grouped_attention
 from kvcalc.attention.masks import causal_mask, combine_masks
 from kvcalc.attention.rope import RotaryEmbedding
 
@@ -53,6 +53,8 @@ class GroupedAttention(nn.Module):
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim, self.v_head_dim = head_dim, v_head_dim
         self.window, self.causal, self.dropout = window, causal, dropout
+        self.is_cross = False
+        """Whether `forward` attends to nothing but what its cache holds already: an encoder's K and V."""
         self.core: Backend = BACKENDS["grouped-sdpa"]
         made = {"device": device, "dtype": dtype}
         self.q_proj = nn.Linear(hidden_size, num_heads * head_dim, bias=qkv_bias, **made)
@@ -79,10 +81,20 @@ class GroupedAttention(nn.Module):
         tokens, hidden_size) makes it cross-attention: keys and values come from there, and from the cache alone once
         it holds them (then `source` may be empty of tokens).
         """
+        if self.is_cross and cache is not None:
+            query = self._heads(self.q_proj(x), self.num_heads)
+            one = x.shape[1] == 1
+            key, value = cache.views()
+            return self._project(self.attend(query, cache) if one else grouped_attention(query, key, value))
         if cache is not None and x.shape[1] == 1 and mask is None and source is None and not self.training:
             query, key, value = self._project_in(x, cache.length)
             cache.append((key, value))
             return self._project(self.attend(query, cache))
+        if source is None and mask is None and not self.training and self._is_plain_prompt(x, cache):
+            query, key, value = self._project_in(x, 0)
+            if cache is not None:
+                cache.append((key, value))
+            return self._project(causal_attention(query, key, value))
         query, key, value, mask = self._prepare(x, cache, mask, source)
         return self._project(grouped_attention(query, key, value, mask, self.dropout if self.training else 0.0))
 
@@ -118,6 +130,10 @@ class GroupedAttention(nn.Module):
         if x.shape[1] > 1:
             mask = combine_masks(self._causal(x, key.shape[2]), mask)
         return query, key, value, mask
+
+    def _is_plain_prompt(self, x: Tensor, cache: TokenCache | None) -> bool:
+        """Whether the tokens of `x` are the first ones, and each sees all up to itself."""
+        return self.causal and (cache is None or cache.length == 0) and (self.window or x.shape[1]) >= x.shape[1]
 
     def _project_in(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of the tokens of `x`, which stand at `start` and after."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kvcalc.attention.backends import BACKENDS, Backend
 from kvcalc.attention.cache import TokenCache
-from kvcalc.attention.core import grouped_attention
+from kvcalc.attention.core import causal_attention, grouped_attention
 from kvcalc.attention.grouped import extend
 from kvcalc.attention.masks import causal_mask, combine_masks
 from kvcalc.attention.rope import RotaryEmbedding
@@ -90,6 +90,11 @@ class MultiHeadLatentAttention(nn.Module):
         """
         start = 0 if cache is None else cache.length
         query_nope, query_rope, latent = self._project(x, start)
+        if mask is None and start == 0 and x.shape[1] > 1 and (self.window or x.shape[1]) >= x.shape[1]:
+            if cache is not None:
+                cache.append((latent,))
+            key, value = self._rebuilt(latent)
+            return self._output(causal_attention(torch.cat((query_nope, query_rope), dim=-1), key, value))
         if cache is None:
             mask = combine_masks(causal_mask(x.shape[1], x.shape[1], self.window, x.device), mask)
             return self._output(self._expanded(query_nope, query_rope, latent, mask))
