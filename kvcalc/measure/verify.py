@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
+from kvcalc.attention.latent import MultiHeadLatentAttention
+from kvcalc.attention.recurrent import RecurrentMixer, StateCache, StateShape
 from kvcalc.measure.build import build_layer, make_cache
 from kvcalc.measure.distributed import ALONE, Group
+from kvcalc.measure.storage import Storage
 from kvcalc.model.spec import AttentionShape
 
 TOLERANCE = 1e-4
@@ -41,8 +44,9 @@ def small_shape(shape: AttentionShape, size: int = 1) -> AttentionShape:
 
 
 def verify(
-    shape: AttentionShape, window: int | None, device: torch.device, core: Any, seed: int, group: Group = ALONE
-) -> dict[str, Any]:
+    shape: AttentionShape, window: int | None, device: torch.device, core: Any, seed: int, group: Group = ALONE,
+    storage: Storage = Storage(),
+) -> dict[str, Any]:  # fmt: skip
     """Run the small shape both ways in fp32 on `device`: the `verified` part of a run.
 
     `core` is the decode kernel that was timed. A window becomes one short enough for the ring to turn. Of several
@@ -53,13 +57,48 @@ def verify(
     layer = build_layer(small, span, torch.float32, device).eval()
     share = group.share_of(layer, small, span)
     share.core = core
+    if isinstance(share, MultiHeadLatentAttention):
+        share.expands = storage.mla == "expanded"
     with torch.inference_mode():
         x = group.same(torch.randn(_BATCH, _TOKENS, 64, device=device))
         full = layer(x)
-        cache = make_cache(share, _BATCH, _TOKENS, torch.float32, device)
+        cache = make_cache(share, _BATCH, _TOKENS, torch.float32, device, _small_storage(storage))
         cuts = [*range(0, _TOKENS - _DECODED, _CHUNK), *range(_TOKENS - _DECODED, _TOKENS + 1)]
         parts = [share(x[:, a:b], cache) for a, b in pairwise(cuts)]
         errors = group.gather((torch.cat(parts, dim=1) - full).abs().max().item())
     # max() would lose a NaN that does not stand first.
     error = next((e for e in errors if e != e), max(errors))
+    return _checked(error)
+
+
+def verify_state(shape: StateShape, device: torch.device, seed: int) -> dict[str, Any]:
+    """The same of a recurrent layer: its tokens at once, and in pieces, the last ones one by one."""
+    torch.manual_seed(seed)
+    small = shape
+    if shape.kind in ("linear", "delta"):
+        heads, key_heads = (4, 2) if shape.heads != shape.key_heads else (4, 4)
+        small = shape._replace(
+            channels=2 * key_heads * 8 + heads * 6, heads=heads, key_heads=key_heads, k_width=8, v_width=6
+        )
+    elif shape.kind == "selective":
+        small = shape._replace(channels=32, k_width=min(shape.k_width, 8))
+    layer = RecurrentMixer(64, small, device).eval()
+    with torch.inference_mode():
+        x = torch.randn(_BATCH, _TOKENS, 64, device=device)
+        outputs = []
+        for cuts in ([0, _TOKENS], [*range(0, _TOKENS - _DECODED, _CHUNK), *range(_TOKENS - _DECODED, _TOKENS + 1)]):
+            cache = StateCache(_BATCH, small, torch.float32, torch.float32, device)
+            outputs.append(torch.cat([layer(x[:, a:b], cache) for a, b in pairwise(cuts)], dim=1))
+        return _checked((outputs[0] - outputs[1]).abs().max().item())
+
+
+def _small_storage(storage: Storage) -> Storage:
+    """The layout that was timed, in blocks the small cache has several of; in fp32, whatever the run kept: how far 8
+    bits are from it is not what is checked here."""
+    if storage.kind == "none":
+        return Storage()
+    return storage._replace(kv_dtype=None, block_size=None if storage.block_size is None else 4)
+
+
+def _checked(error: float) -> dict[str, Any]:
     return {"max_abs_error": error if error == error else None, "tolerance": TOLERANCE, "ok": error <= TOLERANCE}
