@@ -2,9 +2,10 @@
 
     python benchmarks/startup.py [--runs N]
 
-`kvcalc estimate llama-3-70b --json` is compared with a two-command hello-world Typer app, and its human table with the
-same app printing a small Rich table. The goals are at most 1.5 and 1.4. Processes run in turn, A B A B ..., and each
-figure is the median of the ratios of neighbours, so that a machine whose speed drifts slows both sides alike.
+`kvcalc estimate llama-3-70b --json`, alone and on a device, is compared with a two-command hello-world Typer app, and
+its human table with the same app printing a small Rich table. The goals are at most 1.5, 1.5 and 1.4. Processes run in
+turn, A B A B ..., and each figure is the median of the ratios of neighbours, so that a machine whose speed drifts slows
+both sides alike.
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ app()
 
 COMPARISONS = [
     ("estimate --json against a hello-world Typer app", 1.5, ["estimate", "llama-3-70b", "--json"], ["hello"]),
+    (
+        "estimate --gpu --json against a hello-world Typer app",
+        1.5,
+        ["estimate", "llama-3-70b", "--gpu", "h100x4", "--json"],
+        ["hello"],
+    ),
     (
         "the human table against the app printing a Rich table",
         1.4,

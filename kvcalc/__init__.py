@@ -21,11 +21,22 @@ _EXPORTS = {
     "WhatIf": "kvcalc.model.variants",
     "audit": "kvcalc.planning.audit",
     "estimate": "kvcalc.planning.estimate",
+    "find_devices": "kvcalc.throughput.hardware",
     "load_model": "kvcalc.model.resolve",
     "read_config": "kvcalc.model.hf_config",
 }
 
-__all__ = ["KvcalcError", "ModelSpec", "WhatIf", "__version__", "audit", "estimate", "load_model", "read_config"]
+__all__ = [
+    "KvcalcError",
+    "ModelSpec",
+    "WhatIf",
+    "__version__",
+    "audit",
+    "estimate",
+    "find_devices",
+    "load_model",
+    "read_config",
+]
 
 if TYPE_CHECKING:
     from kvcalc.errors import KvcalcError
@@ -35,6 +46,7 @@ if TYPE_CHECKING:
     from kvcalc.model.variants import WhatIf
     from kvcalc.planning.audit import audit
     from kvcalc.planning.estimate import estimate
+    from kvcalc.throughput.hardware import find_devices
 
 
 def __getattr__(name: str) -> object:

@@ -41,6 +41,12 @@ class ModelError(KvcalcError):
     exit_code = 3
 
 
+class GpuError(KvcalcError):
+    """A device nobody knows."""
+
+    exit_code = 3
+
+
 class DoesNotFitError(KvcalcError):
     """What was asked for needs more memory than there is."""
 

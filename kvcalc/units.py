@@ -38,6 +38,40 @@ def parse_size(text: str, option: str) -> int:
     return _whole(number, base**power, f"{option} {_shown(text)}", "bytes")
 
 
+def parse_bandwidth(text: str, option: str) -> int:
+    """Bytes a second in `3.35TB/s`, `900GB/s` or `3350G`; UsageError otherwise. At least 1."""
+    size = text.strip()
+    size = size[: -len("/s")] if size.casefold().endswith("/s") else size
+    try:
+        found = parse_size(size, option)
+    except UsageError:
+        found = 0
+    if found < 1:
+        raise UsageError(f"{option} {_shown(text)}: not a bandwidth", "write 3.35TB/s or 900GB/s")
+    return found
+
+
+def parse_flops(text: str, option: str) -> int:
+    """Operations a second in `989T`, `989 TFLOPS`, `2.25P` or `989e12`; UsageError otherwise. At least 1."""
+    rate = text.strip().casefold()
+    for unit in ("flop/s", "flops", "flop"):
+        rate = rate.removesuffix(unit).rstrip()
+    mantissa, _, power = rate.partition("e")
+    number, rest = _split(mantissa)
+    try:
+        if power.isdecimal() and len(power) <= 2 and number and not rest:
+            from fractions import Fraction
+
+            found = int(Fraction(number) * 10 ** int(power))
+        else:
+            found = parse_size(rate, option)
+    except UsageError:
+        found = 0
+    if found < 1:
+        raise UsageError(f"{option} {_shown(text)}: not a rate of operations", "write 989T (989 x 10^12 a second)")
+    return found
+
+
 def parse_tokens(text: str, option: str) -> int:
     """Tokens in `8192`, `131_072`, `8k` or `8K` (8,192), `1M` (1,048,576). At least 1; UsageError otherwise."""
     number, letter = _split(text)

@@ -32,9 +32,11 @@ SHARED = {"errors", "units", "schema"}
 THIRD_PARTY = {
     "torch": ("attention/", "measure/"),
     "psutil": ("measure/",),
+    "pynvml": ("measure/",),
     "typer": ("cli/",),
     "rich": ("cli/", "output/"),
     "huggingface_hub": ("model/hub.py",),
+    "matplotlib": ("output/plot.py",),
     "gguf": ("model/gguf_file.py",),
     "yaml": ("model/yaml_mapping.py",),
 }
@@ -96,7 +98,7 @@ def run(*arguments: str) -> str:
     return f"from kvcalc.cli.app import run\nassert run({list(arguments)!r}) == 0"
 
 
-HEAVY = {"gguf", "huggingface_hub", "torch", "numpy", "psutil", "pydantic"}
+HEAVY = {"gguf", "huggingface_hub", "torch", "matplotlib", "numpy", "psutil", "pydantic"}
 
 
 def test_importing_kvcalc_loads_nothing_heavy() -> None:
@@ -122,6 +124,13 @@ def test_json_loads_no_rich_no_torch_and_no_other_command() -> None:
         "kvcalc.model.families.decoder_rules",
         "kvcalc.model.families.window_patterns",
     }
+
+
+def test_a_device_loads_nothing_heavy_either() -> None:
+    loaded = loaded_by(run("estimate", "llama-3-70b", "--gpu", "h100x4", "--engine", "vllm", "--json"))
+    assert not loaded & (HEAVY | {"rich", "dataclasses", "importlib.metadata", "importlib.resources"})
+    assert not {name for name in loaded if name.startswith(("kvcalc.measure", "kvcalc.output.human"))}
+    assert ("yaml" in loaded) is not Path(presets_folder()).with_name("compiled").is_dir()
 
 
 def test_yaml_is_loaded_only_where_a_preset_is_read(tmp_path: Path) -> None:

@@ -49,6 +49,25 @@ def test_estimate_of_an_engine(kvcalc: Any, name: str, engine: str) -> None:
     check(kvcalc("estimate", name, *options, "--json").json, "estimate")
 
 
+@pytest.mark.parametrize("engine", ["logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp"])
+@pytest.mark.parametrize("device", ["h100", "m2-ultra", "rtx-a400", "tpu-v5e"])
+def test_estimate_on_a_device(kvcalc: Any, device: str, engine: str) -> None:
+    check(kvcalc("estimate", "llama-3.1-8b", "--gpu", device, "--engine", engine, "--json").json, "estimate")
+    check(kvcalc("fit", "llama-3.1-8b", "--gpu", device, "--engine", engine, "--json").json, "fit_document")
+
+
+def test_fit_of_a_device_of_ones_own(kvcalc: Any) -> None:
+    for options in ((), ("--gpu-bandwidth", "1TB/s", "--flops", "1P", "--num-gpus", "2")):
+        check(kvcalc("fit", "llama-3.1-8b", "--gpu-memory", "40GB", *options, "--json").json, "fit_document")
+
+
+def test_gpus(kvcalc: Any) -> None:
+    document = kvcalc("gpus", "--json").json
+    check(document, "gpus")
+    for row in document["gpus"]:
+        check(kvcalc("gpus", "show", row["name"], "--json").json, "gpus_show")
+
+
 @pytest.mark.parametrize("options", [("vllm.log",), ("sglang.log", "--model", "llama-3-8b"),
                                      ("vllm.log", "--tp", "2", "--kv-dtype", "fp8", "--context", "4k")])  # fmt: skip
 def test_audit(kvcalc: Any, options: tuple[str, ...]) -> None:

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.errors import UsageError
-from kvcalc.units import format_parameters, format_size, parse_count, parse_size, parse_tokens, parse_vllm_tokens
+from kvcalc.units import (
+    format_parameters,
+    format_size,
+    parse_bandwidth,
+    parse_count,
+    parse_flops,
+    parse_size,
+    parse_tokens,
+    parse_vllm_tokens,
+)
 
 LETTERS = "KMGTPE"
 
@@ -155,3 +164,27 @@ def test_parameters_are_rounded_to_the_nearest_tenth(value: int, shown: str) -> 
 @pytest.mark.parametrize(("text", "expected"), [("5.98GiB", 6_420_976_107), ("0.1k", 100), ("1.0001k", 1000)])
 def test_what_a_size_leaves_of_a_byte_is_dropped(text: str, expected: int) -> None:
     assert parse_size(text, "--kv-memory") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("3.35TB/s", 3_350_000_000_000), ("900GB/s", 900 * 10**9), ("3350G", 3350 * 10**9), ("1 GiB/s", 2**30), ("7", 7)],
+)
+def test_bandwidths(text: str, expected: int) -> None:
+    assert parse_bandwidth(text, "--gpu-bandwidth") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("989T", 989 * 10**12), ("989.4 TFLOPS", 989_400 * 10**9), ("2.25P", 2_250 * 10**12), ("989e12", 989 * 10**12),
+     ("1.5E12", 1_500 * 10**9), ("312 Tflop/s", 312 * 10**12)],
+)  # fmt: skip
+def test_rates_of_operations(text: str, expected: int) -> None:
+    assert parse_flops(text, "--flops") == expected
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1T", "0", "e12", "1e-3", "3.35TB/m", "nan", "1e999", "T"])
+def test_no_rates(text: str) -> None:
+    for parse in (parse_bandwidth, parse_flops):
+        with pytest.raises(UsageError, match="--rate"):
+            parse(text, "--rate")

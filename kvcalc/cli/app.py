@@ -13,10 +13,13 @@ from typer.exceptions import TyperException
 from kvcalc.errors import KvcalcError, nearest
 
 # name -> module in kvcalc.cli which holds the command as `app`. Only the one asked for is imported.
-COMMANDS = {"estimate": "estimate", "audit": "audit", "measure": "measure", "models": "models"}
+COMMANDS = {
+    "estimate": "estimate", "fit": "fit", "compare": "compare", "sweep": "sweep", "batch": "batch", "audit": "audit",
+    "measure": "measure", "models": "models", "gpus": "gpus",
+}  # fmt: skip
 
 # Of an error, in characters. The longest hint lists the model types.
-_LONGEST_MESSAGE, _LONGEST_HINT = 1_000, 4_000
+LONGEST_MESSAGE, LONGEST_HINT = 1_000, 4_000
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
@@ -106,9 +109,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _report(message: str, hint: str | None, status: int) -> int:
-    lines = [f"kvcalc: {_printable(message, _LONGEST_MESSAGE)}"]
+    lines = [f"kvcalc: {printable(message, LONGEST_MESSAGE)}"]
     if hint:
-        lines.append(f"  {_printable(hint, _LONGEST_HINT)}")
+        lines.append(f"  {printable(hint, LONGEST_HINT)}")
     try:
         print("\n".join(lines), file=sys.stderr)
     except OSError:
@@ -116,7 +119,7 @@ def _report(message: str, hint: str | None, status: int) -> int:
     return status
 
 
-def _printable(text: str, longest: int) -> str:
+def printable(text: str, longest: int) -> str:
     """One line without control characters, which file names and configs may hold, and without megabytes of them."""
     line = " ".join(text[: 2 * longest].split())
     line = line if len(line) <= longest else line[:longest] + "..."

@@ -1,10 +1,14 @@
 """`kvcalc estimate`: how big is the cache?"""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Optional
 
 import typer
 
+from kvcalc.cli import device_options as d
 from kvcalc.cli import options as o
+from kvcalc.errors import UsageError
+from kvcalc.model.spec import ModelSpec
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -23,26 +27,20 @@ EPILOG = """Examples:
   kvcalc estimate llama-3-8b --context 8k --kv-memory 40GiB
 
   kvcalc estimate gpt-oss-120b --context 32k --engine all
+
+  kvcalc estimate llama-3-70b --context 8k --gpu h100x4 --engine vllm --check
 """
 
 
 @app.command(epilog=EPILOG)
 def estimate(
+    ctx: typer.Context,
     model: o.Model = None,
     context: o.Context = None,
     max_model_len: o.MaxModelLen = None,
     batch: o.Batch = "1",
     dtype: o.Dtype = None,
-    kv_dtype: Annotated[
-        str,
-        typer.Option(
-            "--kv-dtype",
-            "--kv-cache-dtype",
-            metavar="TYPE",
-            help="The cache's type: bf16, fp8, q8_0, ... auto: --dtype where it has 16 or 32 bits, else the config's. "
-            "Also --kv-cache-dtype.",
-        ),
-    ] = "auto",
+    kv_dtype: o.KvDtype = "auto",
     engine: Annotated[
         str,
         typer.Option(
@@ -76,32 +74,22 @@ def estimate(
     swa_full: o.SwaFull = False,
     flash_attn: o.FlashAttn = None,
     before_pull: o.BeforePull = None,
-    encoder_tokens: Annotated[
-        Optional[str],
-        typer.Option(
-            "--encoder-tokens",
-            metavar="N",
-            help="Tokens of the encoder's output (T5, BART) or of an image (Llama 3.2 Vision). Default: the model's "
-            "own, else --context.",
-        ),
-    ] = None,
-    tp: Annotated[
-        str,
-        typer.Option(
-            "--tp",
-            "--tensor-parallel-size",
-            metavar="T",
-            help="Devices the heads are split over. Also --tensor-parallel-size.",
-        ),
-    ] = "1",
-    kv_memory: Annotated[
-        Optional[str],
-        typer.Option(
-            "--kv-memory",
-            metavar="SIZE",
-            help="Memory for the cache on each device (80G, 80GiB): the longest context and largest batch it holds.",
-        ),
-    ] = None,
+    gpu_memory_utilization: o.GpuMemoryUtilization = None,
+    max_num_seqs: o.MaxNumSeqs = None,
+    enforce_eager: o.EnforceEager = False,
+    mem_fraction_static: o.MemFractionStatic = None,
+    encoder_tokens: o.EncoderTokens = None,
+    tp: o.OptionalTp = None,
+    gpu: d.Gpu = None,
+    num_gpus: d.NumGpus = None,
+    gpu_memory: d.GpuMemory = None,
+    gpu_bandwidth: d.GpuBandwidth = None,
+    flops: d.Flops = None,
+    kv_memory: o.KvMemory = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Leave with status 4 where it does not fit; needs --gpu or --kv-memory."),
+    ] = False,
     assume_full_attention: Annotated[
         bool,
         typer.Option(
@@ -126,61 +114,82 @@ def estimate(
 ) -> None:
     """How big is the KV cache of a model, and what would it be as MHA, MQA, GQA and MLA?"""
     from kvcalc.output.sink import choose, emit
-    from kvcalc.planning.estimate import estimate as ask
-    from kvcalc.units import parse_count, parse_size, parse_tokens
 
     output = choose(format, json, get, no_color)
-    what_if = o.what_if_of(attention, kv_heads, kv_lora_rank, qk_rope_head_dim)
+    document, kind = answer(ctx.params)
+    emit(document, output, kind)
+    if check:
+        raise typer.Exit(check_fit(document))
+
+
+def check_fit(document: Mapping[str, Any]) -> int:
+    """The status of a document's fit: 0, or 4. ModelError (exit 3) where whether it fits is not known."""
+    from kvcalc.errors import DoesNotFitError, ModelError
+
+    fit = document["fit"]
+    if fit is None:
+        reason = next((text for text in document["warnings"] if text.startswith("fit: ")), "fit: not known")
+        raise ModelError(reason.removeprefix("fit: "), "--kv-memory SIZE asks of the cache alone")
+    return 0 if fit["fits"] else DoesNotFitError.exit_code
+
+
+# The options that go to the engine as text, by their parameters' names; they are its own where their name is.
+ENGINE_OPTIONS = (
+    "cache", "block_size", "max_num_batched_tokens", "no_async_scheduling", "enable_prefix_caching",
+    "num_speculative_tokens", "pipeline_parallel_size", "page_size", "swa_full_tokens_ratio", "max_running_requests",
+    "context_length", "max_mamba_cache_size", "tokens_per_block", "max_tokens", "free_gpu_memory_fraction",
+    "max_attention_window", "cache_type_k", "cache_type_v", "parallel", "kv_unified", "ubatch_size", "swa_full",
+    "flash_attn", "before_pull", "gpu_memory_utilization", "max_num_seqs", "enforce_eager", "mem_fraction_static",
+)  # fmt: skip
+
+
+def question_of(given: Mapping[str, Any], model_of: o.ModelOf = o.model_of) -> tuple[ModelSpec, str, dict[str, Any]]:
+    """The model, the engine's name, and the rest of what these options ask `planning.estimate`.
+
+    `given` holds every parameter of `estimate` by its name, as text, None or a flag.
+    """
+    from kvcalc.units import parse_count, parse_size, parse_tokens
+
+    what_if = o.what_if_of(given["attention"], given["kv_heads"], given["kv_lora_rank"], given["qk_rope_head_dim"])
     flags = {
-        "--layers": layers,
-        "--heads": heads,
-        "--head-dim": head_dim,
-        "--hidden-size": hidden_size,
-        "--sliding-window": sliding_window,
+        "--layers": given["layers"],
+        "--heads": given["heads"],
+        "--head-dim": given["head_dim"],
+        "--hidden-size": given["hidden_size"],
+        "--sliding-window": given["sliding_window"],
     }
-    settings = o.engine_settings(
-        {
-            "cache": cache,
-            "block-size": block_size,
-            "max-num-batched-tokens": max_num_batched_tokens,
-            "no-async-scheduling": no_async_scheduling,
-            "enable-prefix-caching": enable_prefix_caching,
-            "num-speculative-tokens": num_speculative_tokens,
-            "pipeline-parallel-size": pipeline_parallel_size,
-            "page-size": page_size,
-            "swa-full-tokens-ratio": swa_full_tokens_ratio,
-            "max-running-requests": max_running_requests,
-            "context-length": context_length,
-            "max-mamba-cache-size": max_mamba_cache_size,
-            "tokens-per-block": tokens_per_block,
-            "max-tokens": max_tokens,
-            "free-gpu-memory-fraction": free_gpu_memory_fraction,
-            "max-attention-window": max_attention_window,
-            "cache-type-k": cache_type_k,
-            "cache-type-v": cache_type_v,
-            "parallel": parallel,
-            "kv-unified": kv_unified,
-            "ubatch-size": ubatch_size,
-            "swa-full": swa_full,
-            "flash-attn": flash_attn,
-            "before-pull": before_pull,
-        }
-    )
-    spec, what_if = o.model_of(model, what_if, flags, assume_full_attention)
+    spec, what_if = model_of(given["model"], what_if, flags, given["assume_full_attention"])
+    devices, tp = d.layout_of(given)
+    if given["check"] and devices is None and given["kv_memory"] is None:
+        raise UsageError("--check: into what?", "name a device, --gpu h100, or a memory, --kv-memory 40GiB")
+    encoder_tokens, kv_memory, engine = given["encoder_tokens"], given["kv_memory"], given["engine"].casefold()
     question: dict[str, Any] = {
-        "context_tokens": o.context_of(context, max_model_len),
-        "batch_size": parse_count(batch, "--batch"),
-        "dtype": dtype,
-        "kv_dtype": kv_dtype,
-        "engine_settings": settings,
+        "context_tokens": o.context_of(given["context"], given["max_model_len"]),
+        "batch_size": parse_count(given["batch"], "--batch"),
+        "dtype": given["dtype"],
+        "kv_dtype": given["kv_dtype"],
+        "engine_settings": o.engine_settings({name.replace("_", "-"): given[name] for name in ENGINE_OPTIONS}),
         "encoder_tokens": None if encoder_tokens is None else parse_tokens(encoder_tokens, "--encoder-tokens"),
-        "tensor_parallel_size": parse_count(tp, "--tp"),
+        "tensor_parallel_size": tp,
         "kv_memory_bytes": None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
+        "devices": devices,
         "what_if": what_if,
     }
-    if engine.casefold() == "all":
+    return spec, engine, question
+
+
+def answer(given: Mapping[str, Any], model_of: o.ModelOf = o.model_of) -> tuple[dict[str, Any], str]:
+    """The document these options ask for, and its kind; `kvcalc batch` asks the same of every line.
+
+    `given` is `question_of`'s.
+    """
+    spec, engine, question = question_of(given, model_of)
+    if engine == "all":
+        if given["check"]:
+            raise UsageError("--check asks one engine", "for example: --check --engine vllm")
         from kvcalc.planning.engines import compare_engines
 
-        emit(compare_engines(spec, **question), output, "engines")
-        return
-    emit(ask(spec, engine=engine.casefold(), **question), output, "estimate")
+        return compare_engines(spec, **question), "engines"
+    from kvcalc.planning.estimate import estimate as ask
+
+    return ask(spec, engine=engine, **question), "estimate"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Optional, Union
 
 import typer
@@ -22,6 +23,22 @@ Model = Annotated[
         "hf:org/name.",
     ),
 ]
+RequiredModel = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A preset (`kvcalc models`), a config.json, a folder that holds one, - for stdin, or hf:org/name.",
+    ),
+]
+EncoderTokens = Annotated[
+    Optional[str],
+    typer.Option(
+        "--encoder-tokens",
+        metavar="N",
+        help="Tokens of the encoder's output (T5, BART) or of an image (Llama 3.2 Vision). Default: the model's "
+        "own, else --context.",
+    ),
+]
 Context = Annotated[
     Optional[str],
     typer.Option(
@@ -40,6 +57,42 @@ Dtype = Annotated[
     Optional[str],
     typer.Option(
         "--dtype", metavar="TYPE", help="The weights' type: bf16, fp16, fp32, fp8, ... Default: the config's."
+    ),
+]
+KvDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-dtype",
+        "--kv-cache-dtype",
+        metavar="TYPE",
+        help="The cache's type: bf16, fp8, q8_0, ... auto: --dtype where it has 16 or 32 bits, else the config's. "
+        "Also --kv-cache-dtype.",
+    ),
+]
+Tp = Annotated[
+    str,
+    typer.Option(
+        "--tp",
+        "--tensor-parallel-size",
+        metavar="T",
+        help="Devices the heads are split over. Also --tensor-parallel-size.",
+    ),
+]
+OptionalTp = Annotated[
+    Optional[str],
+    typer.Option(
+        "--tp",
+        "--tensor-parallel-size",
+        metavar="T",
+        help="Devices the heads are split over: 1, or --num-gpus. Also --tensor-parallel-size.",
+    ),
+]
+KvMemory = Annotated[
+    Optional[str],
+    typer.Option(
+        "--kv-memory",
+        metavar="SIZE",
+        help="Memory for the cache on each device (80G, 80GiB): the longest context and largest batch it holds.",
     ),
 ]
 Attention = Annotated[
@@ -172,6 +225,20 @@ BeforePull = Annotated[
         help="llama.cpp: a build from before this pull request: 19067, 16812, 13194 or 12801.",
     ),
 ]
+GpuMemoryUtilization = Annotated[
+    Optional[str],
+    _of_engine(
+        "--gpu-memory-utilization", metavar="F", help="vllm: its share of the device. Default: 0.92, before 0.21 0.9."
+    ),
+]
+MaxNumSeqs = Annotated[
+    Optional[str], _of_engine("--max-num-seqs", metavar="N", help="vllm: requests at once. Default: the device's.")
+]
+EnforceEager = Annotated[bool, _of_engine("--enforce-eager", help="vllm: no CUDA graphs.")]
+MemFractionStatic = Annotated[
+    Optional[str],
+    _of_engine("--mem-fraction-static", metavar="F", help="sglang: weights' and pool's share. Default: the device's."),
+]
 Heads = Annotated[
     Optional[str], typer.Option("--heads", metavar="H", help="Attention heads.", rich_help_panel=_DESCRIBE)
 ]
@@ -202,6 +269,10 @@ Get = Annotated[
     ),
 ]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colour, terminal or not.", rich_help_panel=_OUTPUT)]
+
+
+ModelOf = Callable[[Optional[str], WhatIf, dict[str, Optional[str]], bool], tuple[ModelSpec, WhatIf]]
+"""The model a person means, as `model_of` finds it."""
 
 
 def context_of(context: str | None, max_model_len: str | None) -> int | None:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, check_rows
 from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState, TokenCache, read_elements, stored_elements
-from kvcalc.model.spec import ModelSpec, map_caches
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec, distinct_caches, map_caches
 
 CountBytes = Callable[[Cache, int, Dtype], int]
 """Bytes one sequence of so many tokens takes in one layer's cache of a dtype."""
@@ -72,17 +73,37 @@ def cache_rows(
 
     Raises UsageError where the dtype's blocks do not divide a token's row.
     """
-    rows = []
-    for group in spec.layers:
-        for cache in group.caches:
-            check_rows(cache.token_rows(), dtype)
-            rows.append(CacheRow(group.first, group.last, cache, count(cache, context_tokens, dtype)))
-    return rows
+    # Layers come in runs, and most runs repeat one of two or three caches: each is counted once.
+    held = [(cache, count(cache, context_tokens, dtype)) for cache, _ in checked_caches(spec, dtype)]
+    if len(held) == 1:
+        ((cache, size),) = held
+        return [CacheRow(group.first, group.last, cache, size) for group in spec.layers for _ in group.caches]
+    sizes = {(type(cache), cache): size for cache, size in held}
+    return [
+        CacheRow(group.first, group.last, cache, sizes[type(cache), cache])
+        for group in spec.layers
+        for cache in group.caches
+    ]
 
 
 def sequence_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, count: CountBytes = stored_cache_bytes) -> int:
     """Bytes of one sequence of `context_tokens` tokens in all layers."""
-    return sum(row.num_layers * row.bytes_per_layer for row in cache_rows(spec, dtype, context_tokens, count))
+    total = 0
+    for cache, num_layers in checked_caches(spec, dtype):
+        total += num_layers * count(cache, context_tokens, dtype)
+    return total
+
+
+@remembered
+def checked_caches(spec: ModelSpec, dtype: Dtype) -> list[tuple[Cache, int]]:
+    """The distinct caches of a model and in how many layers each stands.
+
+    Raises UsageError where the dtype's blocks do not divide a token's row.
+    """
+    found = distinct_caches(spec)
+    for cache, _ in found:
+        check_rows(cache.token_rows(), dtype)
+    return found
 
 
 def stored_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, batch_size: int = 1) -> int:
@@ -95,6 +116,7 @@ def decode_read_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, batch_
     return batch_size * sequence_bytes(spec, dtype, context_tokens, read_cache_bytes)
 
 
+@remembered
 def on_device(spec: ModelSpec, tensor_parallel_size: int) -> ModelSpec:
     """The share of `spec`'s caches one of `tensor_parallel_size` devices holds; every rank holds as much.
 

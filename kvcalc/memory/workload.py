@@ -7,7 +7,8 @@ from typing import NamedTuple
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype, parse_dtype
 from kvcalc.model.caches import Cache, CrossAttention, RecurrentState
-from kvcalc.model.spec import ModelSpec, has_cross_attention, kv_head_counts, map_caches
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec, distinct_caches, has_cross_attention, kv_head_counts, map_caches
 
 DEFAULT_CONTEXT_TOKENS = 4096
 _DEFAULT_DTYPE = "bf16"
@@ -64,15 +65,26 @@ def resolve_workload(
 def bind_workload(spec: ModelSpec, workload: Workload) -> ModelSpec:
     """`spec` with what only the workload knows: the encoder's length in cross-attention, and the model's dtype in
     recurrent states that name none (they do not follow the cache's)."""
-    return map_caches(spec, lambda cache: _bound(cache, workload))
+    if not _has_open_caches(spec):
+        return spec
+    return _bind(spec, workload.encoder_tokens, workload.model_dtype.name)
 
 
-def _bound(cache: Cache, workload: Workload) -> Cache:
+@remembered
+def _has_open_caches(spec: ModelSpec) -> bool:
+    return any(isinstance(cache, (CrossAttention, RecurrentState)) for cache, _ in distinct_caches(spec))
+
+
+@remembered
+def _bind(spec: ModelSpec, encoder_tokens: int | None, dtype: str) -> ModelSpec:
+    return map_caches(spec, lambda cache: _bound(cache, encoder_tokens, dtype))
+
+
+def _bound(cache: Cache, encoder_tokens: int | None, dtype: str) -> Cache:
     if isinstance(cache, CrossAttention):
-        return cache._replace(encoder_tokens=workload.encoder_tokens)
+        return cache._replace(encoder_tokens=encoder_tokens)
     if not isinstance(cache, RecurrentState):
         return cache
-    dtype = workload.model_dtype.name
     return cache._replace(conv_dtype=cache.conv_dtype or dtype, state_dtype=cache.state_dtype or dtype)
 
 
@@ -104,6 +116,7 @@ def _resolve_model_dtype(spec: ModelSpec, dtype: str | None, warnings: list[str]
     return parse_dtype(spec.torch_dtype or _DEFAULT_DTYPE, "torch_dtype")
 
 
+@remembered
 def check_tensor_parallel(spec: ModelSpec, size: int) -> None:
     """Heads must split evenly over the devices; KV heads split evenly or are replicated evenly.
 

@@ -15,8 +15,11 @@ def compiled_mapping(path: str, text: str) -> dict[object, object] | None:
 
     folder, file = os.path.split(path)
     name = f"{os.path.splitext(file)[0]}.json"
+    # Copies of models lie in compiled itself, those of other kinds in a folder of their kind's name.
+    presets, kind = os.path.split(folder)
+    compiled = os.path.join(presets, "compiled", *([] if kind == "models" else [kind]))
     try:
-        with open(os.path.join(os.path.dirname(folder), "compiled", name), encoding="utf-8") as copy:
+        with open(os.path.join(compiled, name), encoding="utf-8") as copy:
             found = json.load(copy)
         if found["text"] != text:
             return None

@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.model.caches import RecurrentState
+from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches, latent_of, windows
 
 
 def describe_model(spec: ModelSpec) -> dict[str, Any]:
     """The `model` part of a document: what the model is, with the what-if in it."""
+    return dict(_describe(spec))
+
+
+@remembered
+def _describe(spec: ModelSpec) -> dict[str, Any]:
     shape, latent, spans = spec.attention, latent_of(spec), windows(spec)
     return {
         "name": spec.name,

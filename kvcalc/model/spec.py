@@ -7,6 +7,7 @@ from math import lcm
 from typing import NamedTuple
 
 from kvcalc.model.caches import HEADS_CACHES, Cache, CompressedAttention, CrossAttention, LatentAttention
+from kvcalc.model.memo import remembered
 
 
 class LayerGroup(NamedTuple):
@@ -145,6 +146,16 @@ def map_caches(spec: ModelSpec, change: Callable[[Cache], Cache]) -> ModelSpec:
     return spec._replace(layers=tuple(groups))
 
 
+def distinct_caches(spec: ModelSpec) -> list[tuple[Cache, int]]:
+    """Every cache that stands in a model once, in the order of layers, with the number of its layers."""
+    found: dict[tuple[type[Cache], Cache], int] = {}
+    for group in spec.layers:
+        for cache in group.caches:
+            key = (type(cache), cache)
+            found[key] = found.get(key, 0) + group.num_layers
+    return [(cache, num_layers) for (_, cache), num_layers in found.items()]
+
+
 def kv_head_counts(spec: ModelSpec) -> list[int]:
     """The distinct numbers of KV heads of a model's layers, smallest first; empty where none keeps K and V by head."""
     return sorted({cache.num_kv_heads for cache in all_caches(spec) if isinstance(cache, HEADS_CACHES)})
@@ -170,6 +181,7 @@ def has_cross_attention(spec: ModelSpec) -> bool:
     return any(isinstance(cache, CrossAttention) for cache in all_caches(spec))
 
 
+@remembered
 def period(spec: ModelSpec) -> int:
     """After how many tokens the cache's growth repeats itself: 1, or the least common multiple of compression rates."""
     rates = (cache.compress_rate for cache in all_caches(spec) if isinstance(cache, CompressedAttention))

@@ -19,6 +19,7 @@ from kvcalc.model.caches import (
     RecurrentState,
     SlidingWindowAttention,
 )
+from kvcalc.model.memo import remembered
 from kvcalc.model.spec import AttentionShape, ModelSpec, all_caches, has_cross_attention, map_caches
 
 VARIANTS = ("mha", "mqa", "gqa", "mla")
@@ -56,6 +57,7 @@ class WhatIf(NamedTuple):
         return "gqa" if kind is None and self.num_kv_heads is not None else kind
 
 
+@remembered
 def apply(spec: ModelSpec, what_if: WhatIf) -> ModelSpec:
     """`spec` with the attention `what_if` asks for; `spec` itself where it asks for nothing.
 
@@ -103,6 +105,7 @@ def _cannot_change(spec: ModelSpec, kind: str) -> str | None:
     return None
 
 
+@remembered
 def side_by_side(spec: ModelSpec, what_if: WhatIf) -> list[tuple[str, ModelSpec | str]]:
     """`variant` of every kind, in order; what `what_if` asks for stands in its own kind's place."""
     asked = what_if.kind
@@ -129,6 +132,7 @@ def attention_parameters(shape: AttentionShape) -> int | None:
     return queries + down + up + output
 
 
+@remembered
 def layer_parameters(spec: ModelSpec) -> int | None:
     """`attention_parameters` of a model whose layers are alike; None where they differ, or an indexer stands beside."""
     if any(isinstance(cache, CompressedAttention) for cache in all_caches(spec)):

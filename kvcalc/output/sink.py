@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UsageError, nearest
@@ -18,15 +19,18 @@ class Output(NamedTuple):
     color: bool
 
 
-def choose(format: str | None, json: bool, path: str | None, no_color: bool) -> Output:
-    """The output the options ask for: human on a terminal, tsv elsewhere. UsageError where they contradict."""
+def choose(
+    format: str | None, json: bool, path: str | None, no_color: bool, formats: tuple[str, ...] = FORMATS
+) -> Output:
+    """The output the options ask for, of those a command has: human on a terminal, tsv elsewhere. UsageError where they
+    contradict."""
     if json and format not in (None, "json"):
         raise UsageError(f"--json and --format {format} contradict each other")
     if path is not None and (json or format is not None):
         raise UsageError("--get prints one bare value; leave --json and --format out")
-    if format is not None and format not in FORMATS:
+    if format is not None and format not in formats:
         raise UsageError(
-            f"--format {format!r}: not a format", nearest(format, FORMATS) or f"one of {', '.join(FORMATS)}"
+            f"--format {format!r}: not a format", nearest(format, formats) or f"one of {', '.join(formats)}"
         )
     chosen = "json" if json else format or ("human" if sys.stdout.isatty() else "tsv")
     return Output(chosen, path, color=not no_color)
@@ -73,5 +77,10 @@ def check_path(output: Output, kind: str) -> None:
 
 
 def _warn(document: dict[str, Any]) -> None:
-    for warning in document.get("warnings", ()):
+    warn(document.get("warnings", ()))
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Print warnings, one a line, to stderr."""
+    for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)

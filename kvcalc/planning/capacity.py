@@ -12,17 +12,24 @@ from kvcalc.model.spec import ModelSpec, period
 
 
 def capacity(
-    spec: ModelSpec, workload: Workload, rules: Engine, kv_memory_bytes: int, warnings: list[str]
+    spec: ModelSpec,
+    workload: Workload,
+    rules: Engine,
+    kv_memory_bytes: int,
+    warnings: list[str],
+    beside: Callable[[int, int], int] | None = None,
 ) -> dict[str, Any]:
     """The `fit` part of a document for `kv_memory_bytes` of cache on each device.
 
     `max_context_tokens` is at this batch, `max_batch_size` at this context; null where memory sets no limit, with a
     warning appended. The context is not cut at max_position_embeddings: a warning says where it is beyond.
+    `beside` is what else grows with tokens and sequences, above what it is at this workload.
     """
     device = kv_cache.on_device(spec, workload.tensor_parallel_size)
 
     def held(tokens: int, sequences: int) -> int:
-        return rules.batch_bytes(device, workload.kv_dtype, tokens, sequences)
+        more = beside(tokens, sequences) if beside else 0
+        return rules.batch_bytes(device, workload.kv_dtype, tokens, sequences) + more
 
     batch = workload.batch_size
     here = held(workload.context_tokens, batch)
@@ -37,12 +44,15 @@ def capacity(
         "fits": here <= kv_memory_bytes,
         "device_bytes": None,
         "weights_bytes": None,
+        "weights_replicated_bytes": None,
         "kv_cache_bytes": here,
         "activation_bytes": None,
         "reserve_bytes": None,
+        "kv_cache_memory_bytes": kv_memory_bytes,
         "free_bytes": kv_memory_bytes - here,
         "max_context_tokens": longest,
         "max_batch_size": _largest_batch(lambda sequences: held(workload.context_tokens, sequences), kv_memory_bytes),
+        "lines": None,
     }
 
 

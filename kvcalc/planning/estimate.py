@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.memory import kv_cache
-from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype
+from kvcalc.memory.curves import stored_sequence_bytes
+from kvcalc.memory.engines import SETTINGS_OF_A_DEVICE, Engine, load_engine, resolve_kv_dtype
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.describe import describe_model
+from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf, apply, layer_parameters, side_by_side
 from kvcalc.planning.capacity import capacity
+from kvcalc.planning.figures import FIGURES, cache_figures
 from kvcalc.planning.formula import formulas
 from kvcalc.planning.weights import describe_weights
 from kvcalc.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from kvcalc.planning.budget import Budget
+    from kvcalc.throughput.hardware import Devices
 
 ENCODER_WARNING = (
     "{name} is an encoder: these are the formula's bytes; nothing of them outlives a forward pass and engines keep 0"
@@ -34,27 +41,48 @@ def estimate(
     tensor_parallel_size: int = 1,
     encoder_tokens: int | None = None,
     kv_memory_bytes: int | None = None,
+    devices: Devices | None = None,
     what_if: WhatIf = WhatIf(),
 ) -> dict[str, Any]:
     """The estimate document: plain data, exact integers, bytes and tokens (the keys name the unit).
 
     `kv_memory_bytes` is the memory there is for the cache on one device; with it `fit` says what it holds.
+    `devices` are what the model is to run on: then `fit` says what the engine has for the cache there, and what for.
     `what_if` replaces the model's attention. Raises UsageError, ModelError (see `KvcalcError.exit_code`).
     """
     spec = apply(model, what_if)
+    engine_settings = engine_settings or {}
+    if devices is not None:
+        from kvcalc.planning.budget import with_device
+
+        engine_settings = with_device(engine, engine_settings, devices)
+    elif alone := next((option for option in SETTINGS_OF_A_DEVICE if option in engine_settings), None):
+        raise UsageError(f"--{alone} divides a device's memory, and none is named", "name one: --gpu h100")
     resolved, reason = resolve_kv_dtype(engine, spec, kv_dtype, engine_settings)
     workload = resolve_workload(spec, context_tokens, batch_size, dtype, resolved, tensor_parallel_size, encoder_tokens)
     spec = bind_workload(spec, workload)
-    rules = load_engine(engine, spec, engine_settings)
-    if tensor_parallel_size > 1 and not rules.splits_heads:
-        raise UsageError(f"--tp {tensor_parallel_size}: {engine} is counted on one device alone")
+    rules = _rules_of(spec, engine, *sorted(engine_settings.items()))
+    check_devices(rules, engine, tensor_parallel_size)
     warnings = [*spec.remarks, *workload.warnings, *rules.warnings]
     if spec.is_encoder and rules.name == "logical":
         warnings.append(ENCODER_WARNING.format(name=spec.name))
     weights = describe_weights(model, spec, dtype, workload.model_dtype, warnings)
-    fit = None
+    fit = hardware = None
+    division: dict[str, object] = {}
     if kv_memory_bytes is not None:
+        if devices is not None:
+            raise UsageError("--kv-memory and a device: each says what there is for the cache", "give one of them")
         fit = capacity(spec, workload, rules, kv_memory_bytes, warnings)
+    if devices is not None:
+        from kvcalc.planning.budget import check_count, describe_fit, describe_hardware
+
+        hardware = describe_hardware(devices, check_count(devices, workload, engine_settings))
+        found = _budget(model, spec, workload, dtype, engine, engine_settings, devices)
+        if isinstance(found, str):
+            warnings.append(f"fit: {found}")
+        else:
+            fit = describe_fit(spec, workload, rules, engine, engine_settings, devices.gpu, found, warnings)
+            division, kv_memory_bytes = found.reserve.settings, max(found.offered_bytes, 0)
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(spec),
@@ -69,35 +97,55 @@ def estimate(
             "tensor_parallel_size": workload.tensor_parallel_size,
             "kv_dtype_reason": reason,
             **rules.settings,
+            **division,
             **_describe_blocks(spec, workload, rules, kv_memory_bytes),
         },
         "kv_cache": _describe_cache(spec, workload, rules),
         "variants": _describe_variants(model, what_if, workload, rules),
         "weights": weights,
-        "hardware": None,
+        "hardware": hardware,
         "fit": fit,
         "throughput": None,
         "warnings": warnings,
     }
 
 
+def _budget(
+    model: ModelSpec,
+    spec: ModelSpec,
+    workload: Workload,
+    dtype: str | None,
+    engine: str,
+    settings: Mapping[str, str],
+    devices: Devices,
+) -> Budget | str:
+    """The memory one of the devices has for the cache, or why that is not known."""
+    from kvcalc.planning.budget import budget, stages_of
+    from kvcalc.planning.weights import device_weights
+
+    ranks, stages = workload.tensor_parallel_size, stages_of(settings)
+    weights = device_weights(model, spec, dtype, workload.model_dtype, ranks, stages)
+    found = budget(spec, workload, engine, settings, devices.gpu, weights)
+    return found or f"the weights of {spec.name} are not known: {weights.reason}"
+
+
+def check_devices(rules: Engine, engine: str, tensor_parallel_size: int) -> None:
+    """Refuse several devices where an engine is counted on one alone."""
+    if tensor_parallel_size > 1 and not rules.splits_heads:
+        raise UsageError(f"--tp {tensor_parallel_size}: {engine} is counted on one device alone")
+
+
+@remembered
+def _rules_of(spec: ModelSpec, engine: str, *settings: tuple[str, str]) -> Engine:
+    return load_engine(engine, spec, dict(settings))
+
+
 def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[str, Any]:
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
     rows = kv_cache.cache_rows(spec, dtype, tokens, rules.cache_bytes)
-    per_sequence = rules.replica_bytes(spec, dtype, tokens)
-    growth = rules.growth(spec, dtype, tokens)
-    device = kv_cache.on_device(spec, workload.tensor_parallel_size)
-    per_device = rules.batch_bytes(device, dtype, tokens, batch)
     return {
         "dtype": dtype.name,
-        "stored_bytes": kv_cache.stored_bytes(spec, dtype, tokens, batch),
-        "total_bytes": rules.replica_bytes(spec, dtype, tokens, batch),
-        "bytes_per_sequence": per_sequence,
-        "bytes_per_token": growth.bytes_per_token,
-        "fixed_bytes_per_sequence": growth.fixed_bytes,
-        "bytes_per_device": per_device,
-        "devices_total_bytes": workload.tensor_parallel_size * rules.replica_bytes(device, dtype, tokens, batch),
-        "decode_read_bytes": kv_cache.decode_read_bytes(spec, dtype, tokens, batch),
+        **dict(zip(FIGURES, cache_figures(spec, workload, rules))),
         "formulas": formulas(rows, tokens, batch, dtype),
         "layers": [
             {
@@ -141,7 +189,7 @@ def _mha_bytes(mha: ModelSpec | str, workload: Workload) -> int:
 
 
 def _variant_bytes(spec: ModelSpec, workload: Workload) -> int:
-    return kv_cache.stored_bytes(spec, workload.kv_dtype, workload.context_tokens)
+    return stored_sequence_bytes(spec, workload.kv_dtype, workload.context_tokens)
 
 
 def _describe_variant(

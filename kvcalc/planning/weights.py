@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype, parse_dtype
+from kvcalc.memory.sharding import Width, shard, stage, width_of
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.memo import remembered_of_two
+from kvcalc.model.spec import ModelSpec, kv_head_counts
 from kvcalc.model.weights.registry import read_weights
 from kvcalc.model.weights.tensors import ModelWeights
 
@@ -22,8 +24,18 @@ def describe_weights(
     `model_dtype` is what the model computes in. Figures that are not known are null, and `reason` or a warning, which
     is appended, says why.
     """
+    found, remarks = _described(model, spec, dtype, model_dtype)
+    warnings += remarks
+    return dict(found)
+
+
+@remembered_of_two
+def _described(
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype
+) -> tuple[dict[str, Any], list[str]]:
+    warnings: list[str] = []
     if spec.gguf is not None:
-        return _describe_file(model, spec, dtype, warnings)
+        return _describe_file(model, spec, dtype, warnings), warnings
     weights, reason = _weights_of(model, spec)
     if reason is not None and spec.attention != model.attention:
         warnings.append(f"weights: {reason}")
@@ -39,7 +51,7 @@ def describe_weights(
     source = None if total is None else "config"
     if held is not None:
         total, source = held, "safetensors"
-    return {
+    found = {
         "parameters": None if counted is None else counted.total,
         "active_parameters_per_token": None if counted is None else counted.active_per_token,
         "input_embedding_parameters": None if counted is None else counted.input_embedding,
@@ -49,6 +61,56 @@ def describe_weights(
         "bytes_source": source,
         "reason": reason,
     }
+    return found, warnings
+
+
+class DeviceWeights(NamedTuple):
+    """The weights on the device that holds most: their bytes, those of them every rank holds, and their widths.
+
+    `bytes` is None where they are not known, and `reason` says why.
+    """
+
+    bytes: int | None
+    replicated_bytes: int
+    width: Width | None
+    reason: str | None
+
+
+@remembered_of_two
+def device_weights(
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, ranks: int, stages: int
+) -> DeviceWeights:
+    """What one of `ranks` tensor-parallel ranks of the largest of `stages` pipeline stages holds.
+
+    `model`, `spec` and `dtype` are `describe_weights`'. Weights whose bytes are those of files are split in the
+    proportion of the counted ones.
+    """
+    warnings: list[str] = []
+    described, _ = _described(model, spec, dtype, model_dtype)
+    weights, reason = _weights_of(model, spec)
+    if weights is None or described["bytes"] is None:
+        asked = reason or "the weights' type is not modelled; --dtype says otherwise"
+        return DeviceWeights(None, 0, None, asked)
+    asked_dtype = None if dtype is None else parse_dtype(dtype, "--dtype")
+
+    def size_of(part: ModelWeights) -> int:
+        _, size = _bytes_of(part, spec, asked_dtype, model_dtype, warnings)
+        return 0 if size is None else size[0]
+
+    parts = [weights]
+    if stages > 1:
+        from kvcalc.memory.engines.vllm.stages import stage_bounds
+
+        bounds = stage_bounds(spec.num_layers, stages)
+        parts = [stage(weights, first, last, spec.num_layers) for first, last in bounds]
+    heads = kv_head_counts(spec) or [spec.attention.num_kv_heads or 1]
+    sizes = [(size_of(shard(part, ranks, heads)), size_of(part)) for part in parts]
+    share, whole = max(sizes)
+    counted = size_of(weights)
+    if described["bytes"] != counted and counted:
+        share, whole = (-(-size * described["bytes"] // counted) for size in (share, whole))
+    replicated = -(-(share * ranks - whole) // (ranks - 1)) if ranks > 1 else 0
+    return DeviceWeights(share, max(replicated, 0), width_of(weights, ranks), None)
 
 
 def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, warnings: list[str]) -> dict[str, Any]:

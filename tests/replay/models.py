@@ -48,10 +48,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 7, "attention_k_eq_v": False,
     },
     "52-layer SWA": {
-        # The type is not quoted; three in four layers with a window.
-        "model_type": "cohere2", "num_hidden_layers": 52, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "model_type": "muse_glimmer_text", "num_hidden_layers": 52, "num_attention_heads": 16, "num_key_value_heads": 2,
         "head_dim": 128, "hidden_size": 2048, "sliding_window": 2048,
-        "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 13,
+        "layer_types": ["sliding_attention"] * 39 + ["full_attention"] * 13,
     },
     "Qwen2.5-7B": {
         "model_type": "qwen2", "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,

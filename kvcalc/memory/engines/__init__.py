@@ -39,10 +39,11 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "transformers": ("cache",),
     "vllm": (
         "block-size", "max-num-batched-tokens", "no-async-scheduling", "enable-prefix-caching",
-        "num-speculative-tokens", "pipeline-parallel-size",
+        "num-speculative-tokens", "pipeline-parallel-size", "gpu-memory-utilization", "max-num-seqs", "enforce-eager",
     ),
     "sglang": (
         "page-size", "swa-full-tokens-ratio", "max-running-requests", "context-length", "max-mamba-cache-size",
+        "mem-fraction-static",
     ),
     "tensorrt-llm": ("tokens-per-block", "max-tokens", "free-gpu-memory-fraction", "max-attention-window"),
     "llama.cpp": (
@@ -50,6 +51,9 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
         "before-pull",
     ),
 }  # fmt: skip
+
+# Of these, the ones that say how a device's memory is divided: without a device they say nothing.
+SETTINGS_OF_A_DEVICE = ("gpu-memory-utilization", "max-num-seqs", "enforce-eager", "mem-fraction-static")
 
 CountSequence = Callable[[ModelSpec, Dtype, int], int]
 """Bytes one sequence of so many tokens takes on a device that holds this share of a model."""

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvcalc.output.human.console import count, plain_table, size
+from kvcalc.output.human.fit import describe_devices, print_limits, print_verdict
 from kvcalc.units import format_parameters, format_size
 
 
@@ -121,28 +122,18 @@ def _lines(document: dict[str, Any], console: Console) -> None:
 
 
 def _fit(document: dict[str, Any], console: Console) -> None:
-    fit, workload = document["fit"], document["workload"]
-    verdict = "fits" if fit["fits"] else "does not fit"
-    memory = fit["kv_cache_bytes"] + fit["free_bytes"]
-    console.print(
-        Text.assemble(
-            (verdict, "bold green" if fit["fits"] else "bold red"), f" in {format_size(memory, capacity=True)} a device"
-        )
-    )
-    table = plain_table(("", "left"), ("", "right"))
-    table.show_header = False
-    table.add_row(
-        f"longest context at batch {count(workload['batch_size'])}", _limit(fit["max_context_tokens"], "tokens")
-    )
-    table.add_row(
-        f"largest batch at {count(workload['context_tokens'])} tokens", _limit(fit["max_batch_size"], "sequences")
-    )
-    console.print(table)
+    """On a device its whole memory; of a memory for the cache alone, what that holds."""
+    fit, hardware = document["fit"], document["hardware"]
+    if hardware is not None:
+        console.print(f"on {describe_devices(hardware, document['engine'])}")
+        print_verdict(document, console)
+        console.print()
+        return
+    verdict = ("fits", "bold green") if fit["fits"] else ("does not fit", "bold red")
+    memory = format_size(fit["kv_cache_memory_bytes"], capacity=True)
+    console.print(Text.assemble(verdict, f" in {memory} a device"))
+    print_limits(document, console)
     console.print()
-
-
-def _limit(value: int | None, unit: str) -> str:
-    return "no limit" if value is None else f"{count(value)} {unit}"
 
 
 def _variants(document: dict[str, Any], console: Console) -> None:

@@ -14,7 +14,7 @@ from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, pair, parse_dtype
 from kvcalc.memory.engines.llama_cpp.architectures import Layer, Layers, layers_of
 from kvcalc.memory.engines.llama_cpp.cells import cells_for
 from kvcalc.memory.engines.llama_cpp.settings import LATENT, NO_V, PADDING, WINDOWS, parse_settings
-from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState
+from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.audit.figures import Figure, check_count, check_size, count_equal, given, parse_printed
 from kvcalc.planning.audit.setup import Reading, Setup
@@ -149,7 +149,7 @@ def _kind(cache: Cache, layers: Layers) -> str:
 def _row(layer: Layer, layers: Layers, dtype: Dtype, transposes_v: bool) -> tuple[int, int]:
     """Bytes of a cell's K and V in these layers; V padded to the widest layer's where it is transposed."""
     k, *rest = layer.kept.token_rows()
-    v = layers.widest_v if transposes_v and isinstance(layer.kept, HEADS_CACHES) else sum(rest)
+    v = layers.widest_v if transposes_v and layer.has_heads else sum(rest)
     return layer.num_layers * bytes_of(k, dtype), layer.num_layers * bytes_of(v, dtype.v or dtype)
 
 

@@ -107,16 +107,16 @@ def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
 def _kept(spec: ModelSpec, cache: Cache, settings: Settings) -> Cache:
     """Older builds keep K and V of every head for MLA, or the latent twice: with the rotary key as K, and as V.
 
-    MiniCPM3 is expanded to its heads still (models/minicpm3.cpp). MiniMax-M3's indexer has a cache like any other, of
-    one head and with a V nothing is written to (llama-kv-cache-msa.cpp). For a GGUF file of an older build every build
-    keeps the heads.
+    For an older GGUF file every build keeps the heads. MiniCPM3 is expanded to its heads still (models/minicpm3.cpp).
+    MiniMax-M3's indexer has a cache like any other, of one head and with a V nothing is written to
+    (llama-kv-cache-msa.cpp).
     """
     shape = spec.attention
-    expands = spec.model_type == "minicpm3" or (spec.gguf is not None and spec.gguf.expands_latent)
     if isinstance(cache, IndexerKeys) and spec.model_type in _M3:
         return FullAttention(1, cache.head_dim, shape.v_head_dim)
     if not isinstance(cache, LatentAttention):
         return cache
+    expands = spec.model_type == "minicpm3" or (spec.gguf is not None and spec.gguf.expands_latent)
     if expands or settings.is_before(LATENT):
         return FullAttention(shape.num_heads, shape.qk_head_dim, shape.v_head_dim)
     if settings.is_before(NO_V):
@@ -131,7 +131,10 @@ def _written_window(spec: ModelSpec, window: int) -> int:
 
 
 def _check_file(spec: ModelSpec) -> None:
-    """Refuse, with a ModelError, a model whose file would say something else of its cache than its config does."""
+    """Refuse, with a ModelError, a model whose file would say something else of its cache than its config does. A GGUF
+    file speaks for itself."""
+    if spec.gguf is not None:
+        return
     config, shape, kind = spec.config, spec.attention, spec.model_type
     problem = None
     if kind == "gpt_bigcode" and shape.num_kv_heads != 1:

@@ -1,0 +1,66 @@
+"""The accelerator of this machine as a `Gpu`: what torch sees, else what NVIDIA's management library says."""
+
+from __future__ import annotations
+
+from kvcalc.errors import GpuError, RunError
+from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
+
+_HINT = "name one: --gpu h100 (kvcalc gpus lists them)"
+
+
+def local_devices() -> Devices:
+    """The devices here, all of the first one's kind; their memory is what the driver says now.
+
+    A device with a preset has the preset's bandwidth and flops, any other none. Raises RunError (exit 1) where there is
+    no device, or nothing to ask it with.
+    """
+    seen = _seen_by_torch()
+    if seen is None:
+        seen = _seen_by_driver()
+    if seen is None:
+        raise RunError("--gpu local: neither torch nor nvidia-ml-py is installed", "pip install 'kvcalc[measure]'")
+    if not seen:
+        raise RunError("--gpu local: there is no accelerator here", _HINT)
+    name, memory = seen[0]
+    alike = sum(other == name for other, _ in seen)
+    try:
+        gpu = find_gpu(name)._replace(memory_bytes=memory)
+        gpu = gpu._replace(source=f"{gpu.source}; memory as the driver says")
+    except GpuError:
+        gpu = Gpu(name, None, None, memory, None, 0, {}, None, None, None, (), "the driver", None)
+    return Devices(gpu, alike)
+
+
+def _seen_by_torch() -> list[tuple[str, int]] | None:
+    """Name and memory of every device, none on a machine without; None without torch."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        return [(torch.cuda.get_device_name(n), int(torch.cuda.mem_get_info(n)[1])) for n in range(count)]
+    if torch.backends.mps.is_available():
+        import psutil
+
+        from kvcalc.measure.device import _processor
+
+        return [(_processor(), int(psutil.virtual_memory().total))]
+    return []
+
+
+def _seen_by_driver() -> list[tuple[str, int]] | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        return [(_text(pynvml.nvmlDeviceGetName(h)), int(pynvml.nvmlDeviceGetMemoryInfo(h).total)) for h in handles]
+    except pynvml.NVMLError:
+        return []
+
+
+def _text(name: object) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)

@@ -1,0 +1,100 @@
+"""One device's share of a model's weights: what tensor parallelism splits and what every rank holds, and the widest
+layer of it, which a step's activations follow.
+
+Source: the parallel layers of vLLM 0.33.0 (model_executor/layers/linear.py, vocab_parallel_embedding.py) and
+DeepseekV2MLAAttention in its models; SGLang 0.5.23's are theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvcalc.model.weights.tensors import LOOKUP, NORM, OTHER, ROUTER, Block, ModelWeights, Weight
+
+# What every rank holds whole: norms, routers and vectors, and lookup tables beside the embedding.
+_WHOLE_ROLES = (NORM, ROUTER, OTHER, LOOKUP)
+# Linear layers without heads to split: MLA's down projections and the indexer's (ReplicatedLinear).
+_WHOLE_NAMES = ("q_a_proj", "kv_a_proj_with_mqa", "indexer.wq_b", "indexer.wk", "indexer.weights_proj")
+_OF_KV_HEADS = ("k_proj", "v_proj", "key_proj", "value_proj")
+
+
+class Width(NamedTuple):
+    """What a step's activations follow: elements a token takes in the widest module of a layer, what goes in and what
+    stands in the middle of it; the model's width; the vocabulary; layers; and whether it has experts."""
+
+    module_elements: int
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    has_experts: bool
+
+
+def shard(weights: ModelWeights, size: int, num_kv_heads: Sequence[int]) -> ModelWeights:
+    """The weights on the largest of `size` tensor-parallel ranks.
+
+    Matrices are split by rows, which is as many bytes as by columns; biases are held whole, as the row-parallel ones
+    are. K and V projections are split no finer than by heads, `num_kv_heads` the fewest of any layer.
+    """
+    if size == 1:
+        return weights
+    kv_parts = min(size, *num_kv_heads) if num_kv_heads else size
+
+    def share(weight: Weight) -> Weight:
+        name = weight.name
+        if weight.role in _WHOLE_ROLES or name.endswith(_WHOLE_NAMES):
+            return weight
+        parts = kv_parts if name.endswith(_OF_KV_HEADS) else size
+        return weight._replace(rows=-(-weight.rows // parts))
+
+    blocks = [Block(block.prefix, block.numbers, tuple(map(share, block.weights))) for block in weights.blocks]
+    embedding = weights.embedding._replace(rows=-(-weights.embedding.rows // size))
+    return ModelWeights(embedding, weights.tied, tuple(blocks))
+
+
+def stage(weights: ModelWeights, first: int, last: int, num_layers: int) -> ModelWeights:
+    """The weights of the pipeline stage that has the layers `first` to `last` of `num_layers`.
+
+    The embedding is the first stage's, what stands after the layers the last one's; a tied embedding is on both.
+    """
+    is_first, is_last = first == 0, last == num_layers - 1
+    blocks = []
+    for block in weights.blocks:
+        if "{" in block.prefix:
+            numbers = [number for number in block.numbers if first <= number <= last]
+            if numbers:
+                blocks.append(Block(block.prefix, numbers, block.weights))
+        elif is_last:
+            blocks.append(block)
+    holds_table = is_first or (is_last and weights.tied)
+    embedding = weights.embedding if holds_table else weights.embedding._replace(rows=0)
+    return ModelWeights(embedding, weights.tied, tuple(blocks))
+
+
+def width_of(weights: ModelWeights, size: int) -> Width:
+    """The widths of the whole `weights` on one of `size` ranks: modules are split, the model's width and the vocabulary
+    are not, since what stands between modules and the logits is gathered.
+
+    Experts hold a row of the model's width for each expert a token is sent to (fused_moe.py, vLLM 0.33.0).
+    """
+    hidden = weights.embedding.columns
+    widest, layers, has_experts = 0, 0, False
+    for block in weights.blocks:
+        if "{" not in block.prefix:
+            continue
+        layers = max(layers, max(block.numbers, default=-1) + 1)
+        modules: dict[str, list[int]] = {}
+        for weight in block.weights:
+            if weight.role in _WHOLE_ROLES or weight.read == 0:
+                continue
+            has_experts = has_experts or weight.copies > 1
+            times = weight.read if weight.copies > 1 else 1
+            # What enters (gate and up, or q, k and v: all at once), what stands in the middle, and rows given out.
+            module = modules.setdefault(weight.name.rpartition(".")[0], [0, 0, times * hidden if times > 1 else 0])
+            if weight.columns == hidden:
+                module[0] += times * weight.rows
+            else:
+                module[1] = max(module[1], times * weight.columns)
+        for entering, middle, given_out in modules.values():
+            widest = max(widest, max(-(-entering // size), given_out) + -(-middle // size))
+    return Width(widest, hidden, weights.embedding.rows, layers, has_experts)

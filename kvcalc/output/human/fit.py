@@ -1,0 +1,66 @@
+"""`kvcalc fit` for a person: the verdict, the memory of a device as a bar, and what it holds at most."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kvcalc.output.human.console import count, plain_table
+from kvcalc.output.human.memory_bar import print_bar
+from kvcalc.units import format_size
+
+
+def render(document: dict[str, Any], console: Console) -> None:
+    """Print the fit document."""
+    model, workload, engine = (document[key] for key in ("model", "workload", "engine"))
+    hardware = document["hardware"]
+    named = " ".join(str(value) for value in (engine["name"], engine["version"]) if value)
+    console.print(Text.assemble((model["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
+    asked = [f"{count(workload['context_tokens'])} tokens", f"batch {count(workload['batch_size'])}"]
+    kinds = [f"weights {document['weights']['dtype']}", f"cache {document['kv_cache']['dtype']}"]
+    console.print(", ".join([*asked, *kinds, named]))
+    console.print()
+    print_verdict(document, console)
+    if document["smallest"]:
+        smallest = document["smallest"]
+        console.print(f"it fits on {count(smallest['num_devices'])} of them: --tp {smallest['tensor_parallel_size']}")
+
+
+def print_verdict(document: dict[str, Any], console: Console) -> None:
+    """Whether it fits, the bar, and the limits."""
+    fit = document["fit"]
+    verdict = ("fits", "bold green") if fit["fits"] else ("does not fit", "bold red")
+    memory = format_size(max(fit["kv_cache_memory_bytes"], 0), capacity=True)
+    console.print(Text.assemble(verdict, f": {memory} of each device is the cache's"))
+    print_bar(fit, console)
+    print_limits(document, console)
+
+
+def print_limits(document: dict[str, Any], console: Console) -> None:
+    """The longest context and the largest batch."""
+    fit, workload = document["fit"], document["workload"]
+    table = plain_table(("", "left"), ("", "right"))
+    table.show_header = False
+    context, batch = fit["max_context_tokens"], fit["max_batch_size"]
+    table.add_row(f"longest context at batch {count(workload['batch_size'])}", limit(context, "tokens"))
+    table.add_row(f"largest batch at {count(workload['context_tokens'])} tokens", limit(batch, "sequences"))
+    console.print(table)
+
+
+def limit(value: int | None, unit: str) -> str:
+    """The most that fits."""
+    return "no limit" if value is None else f"{count(value)} {unit if value != 1 else unit[:-1]}"
+
+
+def describe_devices(hardware: dict[str, Any], engine: dict[str, Any]) -> str:
+    """`4 x h100-sxm of 79.10 GiB, tp 4`."""
+    number = f"{count(hardware['num_devices'])} x " if hardware["num_devices"] > 1 else ""
+    name = "a device" if hardware["name"] == "custom" else hardware["name"]
+    text = f"{number}{name} of {format_size(hardware['memory_bytes'], capacity=True)}"
+    if engine["tensor_parallel_size"] > 1:
+        text += f", tp {engine['tensor_parallel_size']}"
+    if hardware["replicas"] > 1:
+        text += f", {count(hardware['replicas'])} replicas"
+    return text

@@ -1,0 +1,35 @@
+"""Which devices are meant: by name, by number, by their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvcalc.errors import UsageError
+from kvcalc.throughput.hardware import LOCAL, Devices, find_devices, own_gpu
+
+__all__ = ["Devices", "choose_devices"]
+
+
+def choose_devices(
+    name: str | None,
+    num_devices: int | None,
+    memory_bytes: int | None,
+    bandwidth_bytes_per_second: int | None,
+    flops_per_second: int | None,
+    local: Callable[[], Devices],
+) -> Devices:
+    """The devices called `name` (`h100x8`), or described by their memory, with the figures given in place of theirs.
+
+    `local` says what is here, for the name `local`. `num_devices` of the answer is 1 where no number is given. Raises
+    GpuError (exit 3) for a name nobody knows, UsageError (exit 2) for what contradicts itself, and what `local` raises.
+    """
+    number = 1
+    named = None
+    if name is not None and name.casefold() == LOCAL:
+        named = local().gpu
+    elif name is not None:
+        named, number = find_devices(name)
+        if num_devices is not None and number not in (1, num_devices):
+            raise UsageError(f"--gpu {name} and --num-gpus {num_devices} contradict each other")
+    gpu = own_gpu(named, memory_bytes, bandwidth_bytes_per_second, flops_per_second)
+    return Devices(gpu, num_devices or number)

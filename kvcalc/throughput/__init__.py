@@ -1,0 +1,1 @@
+"""How fast: devices, and what a step costs on them."""

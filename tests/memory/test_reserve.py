@@ -1,0 +1,145 @@
+"""What engines keep from the cache: each line by hand, and settings out of range refused."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import pytest
+
+from kvcalc.errors import UsageError
+from kvcalc.memory.reserve import GIB, MIB, Question, device_settings, release_of, reserve_of
+from kvcalc.memory.sharding import Width
+
+LLAMA_8B = Width(3 * 14336, 4096, 128256, 32, False)
+LLAMA_2_7B = Width(3 * 11008, 4096, 32000, 32, False)
+MEMORY = 80 * GIB
+
+
+def ask(engine: str, width: Width = LLAMA_8B, **changes: Any) -> Any:
+    question = Question(MEMORY, 15 * GIB, width, 1, 4096, 1, {})
+    settings = {
+        **device_settings(engine, MEMORY, "hopper", "h100-sxm", changes.get("release")),
+        **changes.pop("settings", {}),
+    }
+    return reserve_of(engine, question._replace(settings=settings, **changes))
+
+
+def lines(found: Any) -> dict[str, int]:
+    return {part.name: part.bytes for part in found.held}
+
+
+def test_logical_keeps_a_tenth() -> None:
+    assert lines(ask("logical")) == {"kept back (10 %)": 8 * GIB}
+
+
+def test_vllm_of_today() -> None:
+    # 1,024 requests sample: 10 bytes a logit. A step of 8,192 tokens: two rows of 4,096 and three of 14,336, 2 bytes.
+    assert 1024 * 128256 * 10 > 8192 * (2 * 4096 + 3 * 14336) * 2
+    assert lines(ask("vllm")) == {
+        "left alone (1 - 0.92)": MEMORY - ceil(MEMORY * 0.92),
+        "activations of 8,192 tokens": 1024 * 128256 * 10,
+        "CUDA context": 256 * MIB,
+        "CUDA graphs": 32 * 12 * MIB,
+    }
+
+
+def test_vllm_where_the_layer_is_the_peak() -> None:
+    found = lines(ask("vllm", LLAMA_2_7B))
+    assert found["activations of 8,192 tokens"] == 8192 * (2 * 4096 + 3 * 11008) * 2
+
+
+def test_vllm_before_it_counted_graphs() -> None:
+    found = ask("vllm", release=(0, 8, 1))
+    assert lines(found)["left alone (1 - 0.9)"] == MEMORY - ceil(MEMORY * 0.9)
+    assert "CUDA graphs" not in lines(found)
+    assert lines(found)["activations of 8,192 tokens"] == 1024 * 128256 * 39
+    assert found.settings["gpu_memory_utilization"] == 0.9
+
+
+def test_vllm_settings() -> None:
+    found = ask(
+        "vllm", settings={"gpu-memory-utilization": "0.5", "max-num-seqs": "8", "enforce-eager": "true"}, ranks=4
+    )
+    assert lines(found) == {
+        "left alone (1 - 0.5)": MEMORY // 2,
+        "activations of 8,192 tokens": 8192 * (2 * 4096 + 3 * 14336) * 2,
+        "CUDA context": 256 * MIB,
+        "NCCL buffers": 704 * MIB,
+    }
+
+
+@pytest.mark.parametrize(
+    ("memory", "name", "tokens", "requests"),
+    [(24, "rtx-4090", 2048, 256), (80, "a100-sxm-80gb", 2048, 256), (80, "h100-sxm", 8192, 1024),
+     (119, "gb10", 2048, 256), (178, "b200-sxm", 16384, 1024)],
+)  # fmt: skip
+def test_vllm_takes_its_step_from_the_device(memory: int, name: str, tokens: int, requests: int) -> None:
+    found = device_settings("vllm", memory * GIB, None, name, None)
+    assert found == {"max-num-batched-tokens": str(tokens), "max-num-seqs": str(requests)}
+
+
+def test_sglang_default_share() -> None:
+    # 81,920 MiB: 512 + 1.5 x 8,192 + 1/8 x 1,024 + 2 x 256 + 8 x the sizes of a prefill up to 8,192: 8 + 14 + 8 + 8 +
+    # 12 + 8 = 58.
+    reserved = 512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58
+    share = round((81920 - reserved) / 81920, 3)
+    found = ask("sglang")
+    assert found.settings == {"mem_fraction_static": share}
+    free = MEMORY - 512 * MIB
+    assert lines(found)[f"activations and graphs (1 - {share:g})"] == free - int(free * share)
+
+
+def test_sglang_default_share_of_mla() -> None:
+    # The same, but 1,536 MiB for a prefill's graphs.
+    reserved = 512 + 1.5 * 8192 + 128 + 2 * 256 + 1536
+    share = round((81920 - reserved) / 81920, 3)
+    assert ask("sglang", is_latent=True).settings == {"mem_fraction_static": share}
+
+
+def test_sglang_given_a_share() -> None:
+    found = lines(ask("sglang", settings={"mem-fraction-static": "0.9"}, ranks=2))
+    free = MEMORY - 512 * MIB - GIB
+    assert found["activations and graphs (1 - 0.9)"] == free - int(free * 0.9)
+
+
+def test_llama_cpp_buffers_as_its_logs_print_them() -> None:
+    # llama_context: CUDA0 compute buffer size = 258.50 MiB (Llama 3 8B), 70.50 MiB (Llama 2 7B), 512 tokens.
+    assert lines(ask("llama.cpp"))["compute buffer of 512 tokens"] == int(258.5 * MIB)
+    assert lines(ask("llama.cpp", LLAMA_2_7B))["compute buffer of 512 tokens"] == int(70.5 * MIB)
+
+
+def test_llama_cpp_without_flash_attention_holds_scores() -> None:
+    found = ask("llama.cpp", settings={"flash-attn": "off"}, num_heads=32, context_tokens=65536)
+    assert lines(found)["compute buffer of 512 tokens"] > 512 * 65536 * 32 * 4
+    assert found.varies
+
+
+def test_tensorrt_llm_shares_what_is_free() -> None:
+    assert ask("tensorrt-llm").share == 0.9
+    assert ask("tensorrt-llm", settings={"free-gpu-memory-fraction": "0.5"}).share == 0.5
+
+
+def test_transformers_follows_the_prompt() -> None:
+    short, long = ask("transformers"), ask("transformers", context_tokens=8192, batch_size=2)
+    assert short.varies
+    by_token = (2 * 4096 + 3 * 14336) * 2
+    assert lines(long)["activations of the prefill"] == 2 * 8192 * by_token + 2 * 128256 * 6
+    assert lines(short)["activations of the prefill"] == 4096 * by_token + 128256 * 6
+
+
+def test_macos_keeps_a_quarter() -> None:
+    assert lines(ask("llama.cpp", is_apple=True))["kept by macOS (a quarter)"] == 20 * GIB
+
+
+@pytest.mark.parametrize("value", ["0", "1.01", "-1", "nan", "inf", "much", ""])
+@pytest.mark.parametrize(("engine", "option"), [("vllm", "gpu-memory-utilization"), ("sglang", "mem-fraction-static")])
+def test_shares_out_of_range(engine: str, option: str, value: str) -> None:
+    with pytest.raises(UsageError, match=option):
+        ask(engine, settings={option: value})
+
+
+def test_releases() -> None:
+    assert release_of("vllm") is None
+    assert release_of("vllm@0.8.1") == (0, 8, 1)
+    assert release_of("vllm@v0.21") == (0, 21)

@@ -1,0 +1,81 @@
+"""One rank's weights, by hand: what is split, what is whole, and which module is the widest."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.memory.sharding import shard, stage, width_of
+from kvcalc.memory.weights import plain_bytes
+from kvcalc.model.resolve import load_model
+from kvcalc.model.weights.registry import read_weights
+from kvcalc.model.weights.tensors import ModelWeights
+
+BF16 = DTYPES["bf16"]
+
+
+def weights_of(name: str) -> ModelWeights:
+    spec = load_model(name)
+    found = read_weights(spec.config, spec.model_type, spec.name)
+    assert found is not None
+    return found
+
+
+def bytes_of(weights: ModelWeights) -> int:
+    return plain_bytes(weights, BF16)[0]
+
+
+# Llama-3-8B: 32 layers of q and o 4096 x 4096, k and v 1024 x 4096, three matrices 14336 x 4096 and two norms; the
+# embedding and the head 128256 x 4096 each, one norm.
+Q, KV, MLP, NORM, TABLE = 4096 * 4096, 1024 * 4096, 14336 * 4096, 4096, 128256 * 4096
+
+
+@pytest.mark.parametrize(("ranks", "kv_parts"), [(1, 1), (2, 2), (8, 8), (16, 8), (32, 8)])
+def test_llama_on_a_rank(ranks: int, kv_parts: int) -> None:
+    layer = (2 * Q + 3 * MLP) // ranks + 2 * KV // kv_parts + 2 * NORM
+    expected = 2 * (32 * layer + 2 * TABLE // ranks + NORM)
+    assert bytes_of(shard(weights_of("llama-3-8b"), ranks, [8])) == expected
+
+
+def test_what_does_not_divide_is_rounded_up() -> None:
+    whole = bytes_of(weights_of("llama-3-8b"))
+    share = bytes_of(shard(weights_of("llama-3-8b"), 3, [8]))
+    assert whole < 3 * share < 1.001 * whole
+
+
+def test_mla_keeps_its_down_projections_and_routers_whole() -> None:
+    weights = weights_of("deepseek-v3")
+    share = shard(weights, 8, [])
+    whole = {w.name: w for block in weights.blocks for w in block.weights}
+    part = {w.name: w for block in share.blocks for w in block.weights}
+    for name in ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "mlp.gate", "input_layernorm"):
+        assert part[name] == whole[name]
+    assert part["self_attn.q_b_proj"].rows * 8 == whole["self_attn.q_b_proj"].rows
+    assert part["mlp.experts.0.up_proj"].rows * 8 == whole["mlp.experts.0.up_proj"].rows
+    assert part["mlp.experts.0.up_proj"].copies == 256
+
+
+def test_stages_add_up_and_each_end_has_its_table() -> None:
+    weights = weights_of("llama-3-8b")
+    parts = [stage(weights, first, last, 32) for first, last in ((0, 15), (16, 31))]
+    assert sum(map(bytes_of, parts)) == bytes_of(weights)
+    layers = 2 * 16 * (2 * Q + 2 * KV + 3 * MLP + 2 * NORM)
+    assert [bytes_of(part) - layers for part in parts] == [2 * TABLE, 2 * (TABLE + NORM)]
+
+
+def test_a_tied_table_is_on_both_ends() -> None:
+    weights = weights_of("gemma-2-2b")
+    layers = 1 + max(number for block in weights.blocks for number in block.numbers)
+    ends = [stage(weights, 0, 9, layers), stage(weights, 10, layers - 1, layers)]
+    assert sum(map(bytes_of, ends)) == bytes_of(weights) + 2 * weights.embedding.parameters
+
+
+def test_the_widest_module_of_llama_is_its_mlp() -> None:
+    # gate and up at once, and what goes into down: 3 x 14336 elements a token; the vocabulary is gathered.
+    assert width_of(weights_of("llama-3-8b"), 1) == (3 * 14336, 4096, 128256, 32, False)
+    assert width_of(weights_of("llama-3-8b"), 4) == (3 * 14336 // 4, 4096, 128256, 32, False)
+
+
+def test_experts_are_as_wide_as_those_a_token_is_sent_to() -> None:
+    # Mixtral: 2 of 8 experts of 14336; both halves of two experts enter, and two rows of the middle.
+    assert width_of(weights_of("mixtral-8x7b"), 1) == (2 * 2 * 14336 + 2 * 14336, 4096, 32000, 32, True)

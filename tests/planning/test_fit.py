@@ -1,0 +1,224 @@
+"""Fit: a device's memory adds up, its limits are limits, and it is near what engines printed."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any, NamedTuple
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import KvcalcError, ModelError, UsageError
+from kvcalc.planning.budget import lay_out
+from kvcalc.planning.fit import fit
+from kvcalc.throughput.hardware import Devices, find_devices, find_gpu, own_gpu
+
+GIB = 2**30
+ENGINES = ("logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp")
+
+
+def ask(name: str, devices: str, **workload: Any) -> dict[str, Any]:
+    return kvcalc.estimate(kvcalc.load_model(name), devices=find_devices(devices), **workload)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("name", "device"), [("llama-3-8b", "h100"), ("gemma-3-27b", "a100"), ("gpt-oss-120b", "h100"),
+                                              ("llama-3-70b", "h100"), ("llama-2-7b", "m2-ultra")])  # fmt: skip
+def test_lines_add_up_to_the_device(name: str, device: str, engine: str) -> None:
+    answer = ask(name, device, engine=engine, context_tokens=8192, batch_size=2)
+    parts = answer["fit"]
+    lines = parts["lines"]
+    assert sum(line["bytes"] for line in lines) == parts["device_bytes"] == find_gpu(device).memory_bytes
+
+    def of(kind: str) -> int:
+        return sum(line["bytes"] for line in lines if line["kind"] == kind)
+
+    assert of("weights") == parts["weights_bytes"] == answer["weights"]["bytes"]
+    assert of("kv_cache") == parts["kv_cache_bytes"] == answer["kv_cache"]["bytes_per_device"]
+    assert (of("activation"), of("reserve")) == (parts["activation_bytes"], parts["reserve_bytes"])
+    assert of("free") == parts["free_bytes"] == parts["kv_cache_memory_bytes"] - parts["kv_cache_bytes"]
+    assert parts["fits"] == (parts["free_bytes"] >= 0)
+    assert all(line["bytes"] >= 0 for line in lines if line["kind"] != "free")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_limits_fit_and_one_more_does_not(engine: str) -> None:
+    def fits(context: int, batch: int) -> bool:
+        answer = ask("llama-3.1-8b", "l40s", engine=engine, context_tokens=context, batch_size=batch)
+        return bool(answer["fit"]["fits"])
+
+    limits = ask("llama-3.1-8b", "l40s", engine=engine, context_tokens=2048, batch_size=2)["fit"]
+    context, batch = limits["max_context_tokens"], limits["max_batch_size"]
+    assert context > 2048
+    assert fits(context, 2)
+    assert not fits(context + 1, 2)
+    assert fits(2048, batch)
+    assert not fits(2048, batch + 1)
+
+
+def test_vllm_counts_its_blocks_from_the_devices_memory() -> None:
+    answer = ask("llama-3.1-8b", "h100", engine="vllm", context_tokens=8192)
+    blocks = answer["fit"]["kv_cache_memory_bytes"] // (16 * 131072)
+    assert answer["engine"]["num_gpu_blocks"] == blocks
+    assert answer["engine"]["kv_cache_tokens"] == blocks * 16
+    assert answer["engine"]["gpu_memory_utilization"] == 0.92
+    assert answer["engine"]["max_num_batched_tokens"] == 8192
+
+
+def test_tensorrt_llm_takes_its_fraction_once() -> None:
+    plain = ask("llama-3.1-8b", "h100", engine="tensorrt-llm")
+    given = ask("llama-3.1-8b", "h100", engine="tensorrt-llm", engine_settings={"free-gpu-memory-fraction": "0.9"})
+    assert given["fit"]["kv_cache_memory_bytes"] == plain["fit"]["kv_cache_memory_bytes"]
+    assert given["engine"]["num_gpu_blocks"] == plain["engine"]["num_gpu_blocks"]
+
+
+def test_ranks_share_the_weights_and_what_they_repeat_is_said() -> None:
+    four = ask("llama-3-70b", "h100x4", tensor_parallel_size=4)
+    parts, whole = four["fit"], four["weights"]["bytes"]
+    assert whole <= 4 * parts["weights_bytes"]
+    assert 4 * parts["weights_bytes"] - whole == 3 * parts["weights_replicated_bytes"]
+    assert four["hardware"]["replicas"] == 1
+    assert four["hardware"]["num_devices"] == 4
+
+
+def test_stages_share_the_weights_too() -> None:
+    settings = {"pipeline-parallel-size": "2"}
+    two = ask("llama-3-70b", "h100x2", engine="vllm", engine_settings=settings)["fit"]
+    whole = ask("llama-3-70b", "h100", engine="vllm")["fit"]["weights_bytes"]
+    assert whole / 2 <= two["weights_bytes"] < 0.52 * whole
+
+
+def test_more_devices_than_one_replica_takes_are_replicas() -> None:
+    assert ask("llama-3-8b", "h100x8", tensor_parallel_size=2)["hardware"]["replicas"] == 4
+    with pytest.raises(UsageError, match="8 devices and --tp 16"):
+        ask("llama-3-70b", "h100x8", tensor_parallel_size=16)
+    with pytest.raises(UsageError):
+        ask("llama-3-70b", "h100x6", tensor_parallel_size=4)
+
+
+def test_lay_out() -> None:
+    eight, one = find_devices("h100x8"), find_devices("h100")
+    assert lay_out(eight, None, 1) == (eight, 8)
+    assert lay_out(eight, None, 2) == (eight, 4)
+    assert lay_out(eight, 2, 1) == (eight, 2)
+    assert lay_out(one, 4, 2) == (one._replace(num_devices=8), 4)
+    assert lay_out(one, None, 1) == (one, 1)
+    assert lay_out(None, None, 1) == (None, 1)
+    with pytest.raises(UsageError):
+        lay_out(eight, None, 3)
+
+
+def test_a_device_and_a_memory_for_the_cache_contradict_each_other() -> None:
+    with pytest.raises(UsageError, match="--kv-memory"):
+        ask("llama-3-8b", "h100", kv_memory_bytes=GIB)
+
+
+def test_weights_that_are_not_known_give_no_fit() -> None:
+    spec = kvcalc.read_config({"model_type": "generic", "num_hidden_layers": 2, "num_attention_heads": 4,
+                               "hidden_size": 64}, "own", "test")  # fmt: skip
+    answer = kvcalc.estimate(spec, devices=find_devices("h100"))
+    assert answer["fit"] is None
+    assert answer["hardware"]["name"] == "h100-sxm"
+    assert any(text.startswith("fit: ") for text in answer["warnings"])
+    with pytest.raises(ModelError) as caught:
+        fit(spec, find_devices("h100"))
+    assert caught.value.exit_code == 3
+
+
+def test_what_does_not_fit_is_told_how_many_would() -> None:
+    model = kvcalc.load_model("llama-3-70b")
+    document = fit(model, find_devices("h100"), context_tokens=8192)
+    assert document["fit"]["fits"] is False
+    smallest = document["smallest"]
+    assert smallest == {"num_devices": 2, "tensor_parallel_size": 2, "pipeline_parallel_size": 1}
+    assert fit(model, find_devices("h100x2"), tensor_parallel_size=2, context_tokens=8192)["fit"]["fits"]
+    assert fit(model, find_devices("h100x4"), tensor_parallel_size=4)["smallest"] is None
+    # 405 billion parameters fit on no number of A400s this model is split by.
+    huge = fit(kvcalc.load_model("llama-3.1-405b"), find_devices("rtx-a400"))
+    assert huge["smallest"] is None
+    assert huge["fit"]["max_context_tokens"] == huge["fit"]["max_batch_size"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "asked", "said"),
+    [
+        ("llama-3-70b", "h100", {}, "no memory is left for the cache"),
+        ("llama-3.1-8b", "a10g", {"context_tokens": 131072}, "the longest context that fits is"),
+        ("llama-3.1-8b", "a10g", {"context_tokens": 8192, "batch_size": 99}, "fit"),
+    ],
+)
+def test_the_reason_is_said(name: str, devices: str, asked: dict[str, Any], said: str) -> None:
+    answer = ask(name, devices, engine="vllm", **asked)
+    assert not answer["fit"]["fits"]
+    assert any(said in text for text in answer["warnings"])
+
+
+def test_the_longest_context_in_the_warning_is_the_fits() -> None:
+    answer = ask("llama-3.1-8b", "a10g", engine="vllm", context_tokens=131072)
+    assert any(f"{answer['fit']['max_context_tokens']:,}" in text for text in answer["warnings"])
+
+
+class Start(NamedTuple):
+    """What an engine printed at its start: GiB for the cache, on a device of so many GiB."""
+
+    source: str
+    model: str
+    device: str
+    memory_gib: float
+    engine: str
+    available_gib: float
+    settings: dict[str, str]
+    tp: int = 1
+    context: int = 8192
+
+
+def seqs(tokens: int = 2048, **more: str) -> dict[str, str]:
+    return {"max-num-seqs": "256", "max-num-batched-tokens": str(tokens), **more}
+
+
+# Public logs, with the flags they state. The device's total is the one printed.
+STARTS = [
+    Start("vllm-project/vllm#10517, comment", "llama-3.1-8b", "rtx-3090", 23.58, "vllm@0.6", 3.81, seqs(20000)),
+    # 1,498 blocks of 16 tokens, 40 KV heads of 128 a rank and 80 layers; chunked prefill by 512 beyond 32k.
+    Start("vllm-project/vllm#10517", "llama-3.1-70b", "h100", 79.10, "vllm@0.5.4", 3.66, seqs(512), 2, 131072),
+    Start("vllm-project/vllm#16668", "llama-2-7b", "h20", 95.0, "vllm@0.8.5", 72.21, {}, 1, 4096),
+    Start("public log, 79.14 GiB", "llama-3.1-8b", "h100", 79.14, "vllm@0.6", 54.93, seqs(8192)),
+    Start("public log, Tesla T4", "qwen2.5-1.5b", "t4", 14.56, "vllm@0.7", 2.36,
+          seqs(32768, **{"gpu-memory-utilization": "0.5"}), 1, 32768),
+    Start("public log, four ranks", "qwen3-8b", "l4", 21.48, "vllm@0.8.5", 14.49,
+          seqs(8192, **{"gpu-memory-utilization": "0.93"}), 4, 65536),
+    Start("public log, 0.10", "llama-3.2-1b", "l40s", 44.31, "vllm@0.10", 37.10, {}),
+    Start("public log, A100 40 GB", "llama-3.1-8b", "a100-40gb", 39.49, "vllm@0.11", 19.92, {}, 1, 32768),
+    Start("public log, October 2026", "llama-3.1-8b", "h100", 79.25, "vllm", 56.21, {}, 1, 131072),
+    Start("sgl-project/sglang#6753", "llama-3-8b", "h200", 139.72, "sglang", 106.36, {"mem-fraction-static": "0.88"}),
+    Start("vllm-project/vllm#21348", "qwen3-235b-a22b", "h100", 79.10, "sglang", 16.46,
+          {"mem-fraction-static": "0.93"}, 4),
+]  # fmt: skip
+
+
+def predicted_gib(start: Start) -> float:
+    gpu = own_gpu(find_gpu(start.device), int(start.memory_gib * GIB), None, None)
+    answer = kvcalc.estimate(
+        kvcalc.load_model(start.model), devices=Devices(gpu, start.tp), tensor_parallel_size=start.tp,
+        engine=start.engine, engine_settings=start.settings, context_tokens=start.context,
+        dtype="fp8" if start.model == "qwen3-235b-a22b" else None,
+    )  # fmt: skip
+    return float(answer["fit"]["kv_cache_memory_bytes"] / GIB)
+
+
+@pytest.mark.parametrize("start", STARTS, ids=lambda start: start.source)
+def test_near_what_an_engine_printed(start: Start) -> None:
+    """Within 3.5 % of the device's memory: weights are exact, the rest is named and estimated."""
+    assert abs(predicted_gib(start) - start.available_gib) < 0.035 * start.memory_gib
+
+
+def test_half_of_them_within_a_percent() -> None:
+    errors = [abs(predicted_gib(start) - start.available_gib) / start.memory_gib for start in STARTS]
+    assert statistics.median(errors) < 0.01
+
+
+def test_a_refused_engine_setting() -> None:
+    with pytest.raises(KvcalcError, match="mem-fraction-static"):
+        ask("llama-3-8b", "h100", engine="vllm", engine_settings={"mem-fraction-static": "0.9"})
+    with pytest.raises(UsageError, match="divides a device's memory"):
+        kvcalc.estimate(kvcalc.load_model("llama-3-8b"), engine="vllm", engine_settings={"enforce-eager": "true"})

@@ -1,0 +1,178 @@
+"""Devices: every file is right, found by every name and by no part of one, and one's own is what was said."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kvcalc.errors import GpuError, UsageError
+from kvcalc.throughput import hardware
+from kvcalc.throughput.hardware import (
+    all_gpus,
+    find_devices,
+    find_gpu,
+    fold,
+    gpu_names,
+    gpus_folder,
+    load_gpu,
+    own_gpu,
+)
+
+GOOD = """\
+name: tiny
+vendor: NVIDIA
+aliases: ["7"]
+source: a datasheet
+date: 2024-01-31
+device_class: hopper
+memory: 79.10GiB
+memory_type: HBM3
+bandwidth_gb_per_second: 3350
+dense_tflops:
+  bf16: 989.4
+"""
+
+
+def test_the_devices_people_name_are_there() -> None:
+    assert len(gpu_names()) >= 30
+    for name, real in {
+        "a100": "a100-sxm-80gb", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "b300": "b300-sxm",
+        "gb200": "gb200", "gb300": "gb300", "l40s": "l40s", "mi300x": "mi300x", "H100_SXM": "h100-sxm",
+        "NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA A100-SXM4-80GB": "a100-sxm-80gb", "RTX 4090": "rtx-4090",
+        "NVIDIA GeForce RTX 4090": "rtx-4090", "4090": "rtx-4090", "Tesla V100-SXM2-32GB": "v100-sxm-32gb",
+        "AMD Instinct MI300X": "mi300x", "Apple M2 Ultra": "m2-ultra", "dgx-spark": "gb10", "tpu v5e": "tpu-v5e",
+    }.items():  # fmt: skip
+        assert find_gpu(name).name == real
+
+
+def test_no_name_or_alias_stands_twice_and_files_are_called_like_their_device() -> None:
+    names: dict[str, str] = {}
+    for gpu in all_gpus():
+        assert (Path(gpus_folder()) / f"{gpu.name}.yaml").is_file()
+        for name in (gpu.name, *gpu.aliases):
+            assert fold(name) not in names, f"{name}: {gpu.name} and {names.get(fold(name))}"
+            names[fold(name)] = gpu.name
+            assert find_gpu(name) == gpu
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_each_device_is_plausible_and_states_its_source(name: str) -> None:
+    found = find_gpu(name)
+    assert found.source
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found.date or "")
+    assert 2 * 2**30 <= found.memory_bytes <= 512 * 2**30
+    assert 50e9 <= found.bandwidth_bytes_per_second <= 10e12
+    flops = found.flops_per_second
+    assert "bf16" in flops or "fp16" in flops
+    # Dense figures: a narrower type is about twice as fast, fp4 up to four times (RTX 5090).
+    half = flops.get("bf16", flops.get("fp16", 0))
+    assert half <= 2.6e15
+    assert flops.get("fp8", half) <= 2.05 * half
+    assert flops.get("fp4", 0) <= 4.1 * flops.get("fp8", half)
+    if found.interconnect:
+        assert 100e9 <= found.interconnect.bytes_per_second <= 1e12
+        assert found.interconnect.devices >= 2
+
+
+@pytest.mark.parametrize("name", ["h10", "h1000", "rtx-a40", "a4", "", "sxm", "nvidia", "x8", "h100x0x", "hopper"])
+def test_parts_of_names_are_no_names(name: str) -> None:
+    with pytest.raises(GpuError) as caught:
+        find_devices(name)
+    assert caught.value.exit_code == 3
+    assert caught.value.hint
+
+
+def test_an_unknown_device_is_answered_with_the_nearest() -> None:
+    with pytest.raises(GpuError, match="'h100-sxn' is not known") as caught:
+        find_gpu("h100-sxn")
+    assert "h100-sxm" in (caught.value.hint or "")
+
+
+def test_h100_as_published() -> None:
+    gpu = find_gpu("h100")
+    assert gpu.bandwidth_bytes_per_second == 3_350_000_000_000
+    assert gpu.flops_per_second["bf16"] == 989_400_000_000_000
+    assert gpu.interconnect == ("NVLink 4", 450_000_000_000, 8)
+    assert gpu.memory_bytes == 80_999 * 2**20
+    assert not gpu.shares_host_memory
+    assert find_gpu("m2-ultra").shares_host_memory
+
+
+def test_several_devices() -> None:
+    assert find_devices("h100") == (find_gpu("h100-sxm"), 1)
+    for text in ("h100x8", "H100X8", "8xh100"):
+        assert find_devices(text) == (find_gpu("h100-sxm"), 8)
+    assert find_devices("mi300x") == (find_gpu("mi300x"), 1)
+    assert find_devices("mi300xx4").num_devices == 4
+    with pytest.raises(UsageError):
+        find_devices("h100x0")
+
+
+def test_a_device_of_ones_own() -> None:
+    own = own_gpu(None, 80 * 10**9, 2 * 10**12, None)
+    assert (own.memory_bytes, own.bandwidth_bytes_per_second, own.flops_per_second) == (80 * 10**9, 2 * 10**12, {})
+    with pytest.raises(UsageError):
+        own_gpu(None, None, 2 * 10**12, None)
+    base = find_gpu("h100")
+    assert own_gpu(base, None, None, None) == base
+    faster = own_gpu(base, None, None, 2 * 989_400_000_000_000)
+    assert faster.flops_per_second["fp8"] == 2 * base.flops_per_second["fp8"]
+    assert faster.memory_bytes == base.memory_bytes
+    assert "options" in faster.source
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("vendor: NVIDIA\n", ""),
+        ("memory: 79.10GiB", "memory: lots"),
+        ("memory: 79.10GiB", "memory: 79"),
+        ("bf16: 989.4", "bf17: 989.4"),
+        ("bf16: 989.4", "bf16: fast"),
+        ("bandwidth_gb_per_second: 3350", "bandwidth_gb_per_second: -1"),
+        ("memory_type: HBM3", "memory_type: HBM3\nlinks: 3"),
+        ('aliases: ["7"]', "aliases: [7]"),
+        ("dense_tflops:\n  bf16: 989.4\n", "dense_tflops: 3\n"),
+        ("dense_tflops:", "interconnect: NVLink\ndense_tflops:"),
+    ],
+)
+def test_a_spoilt_file_is_refused(tmp_path: Path, line: str, wrong: str) -> None:
+    assert line in GOOD
+    path = tmp_path / "tiny.yaml"
+    path.write_text(GOOD)
+    assert load_gpu(str(path)).aliases == ("7",)
+    path.write_text(GOOD.replace(line, wrong))
+    with pytest.raises(GpuError):
+        load_gpu(str(path))
+
+
+def test_compiled_copies_say_what_the_files_say() -> None:
+    compiled = Path(gpus_folder()).with_name("compiled") / "gpus"
+    if not compiled.is_dir():
+        pytest.skip("kvcalc runs from a checkout that was never installed")
+    for copy in compiled.glob("[a-z]*.json"):
+        text = (Path(gpus_folder()) / f"{copy.stem}.yaml").read_text(encoding="utf-8")
+        assert json.loads(copy.read_text())["text"] == text
+
+
+@pytest.mark.parametrize("listed", ['{"l4": ["h100"]}', "[]", '{"l4": 3}', "{", '{"nothing-such": ["h100"]}', "{}"])
+def test_a_list_of_aliases_that_is_old_or_damaged_misleads_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str
+) -> None:
+    folder = tmp_path / "gpus"
+    folder.mkdir()
+    for name in ("h100-sxm", "l4"):
+        (folder / f"{name}.yaml").write_text((Path(gpus_folder()) / f"{name}.yaml").read_text())
+    (tmp_path / "compiled" / "gpus").mkdir(parents=True)
+    (tmp_path / "compiled" / "gpus" / "_aliases.json").write_text(listed)
+    monkeypatch.setattr(hardware, "gpus_folder", lambda: str(folder))
+    hardware._look_up.cache_clear()
+    try:
+        assert find_gpu("h100").name == "h100-sxm"
+        with pytest.raises(GpuError):
+            find_gpu("h200")
+    finally:
+        hardware._look_up.cache_clear()
