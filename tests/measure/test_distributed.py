@@ -33,7 +33,7 @@ FAST = (*SMALL, "--context", "40", "--steps", "4", "--device", "cpu", "--dtype",
 DRIVER = """\
 import os, sys, time
 %s
-from kvcalc.measure import bandwidth, distributed, runner, verify
+from kvcalc.measure import bandwidth, distributed, run, runner
 bandwidth._BUFFER_BYTES = {"cpu": 1 << 22}
 rank = int(os.environ["RANK"])
 %s
@@ -180,16 +180,14 @@ def test_a_rank_that_is_left_out_of_the_sum_is_found_out(ranks: Any) -> None:
 
 
 def test_a_rank_with_a_row_too_many_is_named(ranks: Any) -> None:
-    before = "if rank == 1:\n    held = runner.held_bytes\n    runner.held_bytes = lambda caches: held(caches) + 64"
+    before = "if rank == 1:\n    held = run.held_bytes\n    run.held_bytes = lambda caches: held(caches) + 64"
     first, _ = ranks(*FAST, "--tp", 2, before=before).results()
     assert first.status == 5
     assert "rank 1: predicted 10,240 bytes, the cache holds 10,304" in first.err
 
 
 def test_the_slowest_rank_makes_the_steps_time(ranks: Any) -> None:
-    before = (
-        "if rank == 1:\n    call = runner.time_call\n    runner.time_call = lambda device, what: call(device, what) + 7"
-    )
+    before = "if rank == 1:\n    call = run.time_call\n    run.time_call = lambda device, what: call(device, what) + 7"
     first, _ = ranks(*FAST, "--tp", 2, "--get", "runs.0.decode_step_seconds.min", before=before).results()
     assert float(first.out) > 7
 
@@ -261,7 +259,7 @@ def stuck(*args):
     open("ready", "w").close()
     time.sleep(600)
 if rank == 1:
-    runner._choose_core = stuck
+    run.choose_backends = stuck
 """
 
 
@@ -297,7 +295,7 @@ def full(*args):
     import torch
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has none.")
 if rank == 1:
-    runner._choose_core = full
+    run.choose_backends = full
 """
     first, second = ranks(*FAST, "--tp", 2, before=before).results()
     assert (first.status, second.status) == (1, 1)
@@ -359,7 +357,7 @@ def test_ctrl_c_reaches_all_and_is_said_once(ranks: Any, tmp_path: Path) -> None
 
 def test_torchrun_ends_with_all_its_ranks_when_one_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
-    before = "def die(*args): os.kill(os.getpid(), 9)\nif rank == 1: runner._choose_core = die"
+    before = "def die(*args): os.kill(os.getpid(), 9)\nif rank == 1: run.choose_backends = die"
     script.write_text(DRIVER % ("", before))
     began = time.monotonic()
     done = subprocess.run(

@@ -20,7 +20,7 @@ import torch
 import kvcalc as library
 from kvcalc.attention.cache import TokenCache
 from kvcalc.errors import KvcalcError, RunError
-from kvcalc.measure import faults, runner
+from kvcalc.measure import faults, run, runner
 from tests.conftest import ROOT
 
 SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64")
@@ -43,15 +43,15 @@ def fail_in_decode(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> lis
     """Raise `error` where the first decode step runs, weights and caches in place; weak references to the caches."""
     seen: list[Any] = []
 
-    def broken(layers: Any, caches: Any, *rest: Any) -> None:
-        seen.extend(weakref.ref(cache) for cache in caches)
-        seen.extend(weakref.ref(parameter) for layer in layers for parameter in layer.parameters())
+    def broken(stack: Any, *rest: Any) -> None:
+        seen.extend(weakref.ref(cache) for cache in stack.caches)
+        seen.extend(weakref.ref(parameter) for layer in stack.layers for parameter in layer.parameters())
         scores = torch.zeros(1000)
         assert scores.numel()
         seen.append(weakref.ref(scores))
         raise error
 
-    monkeypatch.setattr(runner, "_time_decode", broken)
+    monkeypatch.setattr(run, "time_decode", broken)
     return seen
 
 
