@@ -10,7 +10,8 @@ from kvcalc.output.paths import bare, scalars
 
 
 def tabulate(document: dict[str, Any], format: str) -> str:
-    """`document` as text with a header line. A list of rows (`models`, `files`, `engines`, `figures`) is a table."""
+    """`document` as text with a header line. A list of rows (`models`, `files`, `engines`, `figures`,
+    `curve`) is a table."""
     rows = _table(document) or [["path", "value"], *([path, bare(value)] for path, value in scalars(document))]
     if format == "csv":
         buffer = io.StringIO()
@@ -25,7 +26,8 @@ def is_table(document: dict[str, Any]) -> bool:
 
 
 def _table(document: dict[str, Any]) -> list[list[str]] | None:
-    rows = document.get("models") or document.get("files") or document.get("engines") or document.get("figures")
+    keys = ("models", "files", "engines", "figures", "curve")
+    rows = next((document[key] for key in keys if document.get(key)), None)
     if not isinstance(rows, list) or not rows:
         return None
     return [list(rows[0]), *([bare(value) for value in row.values()] for row in rows)]
