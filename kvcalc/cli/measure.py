@@ -27,6 +27,10 @@ EPILOG = """Examples:
 
   kvcalc measure gpt2 --context 1024 --save after.json
 
+  kvcalc measure gpt2 --layers 2 --sweep context=256..1k,batch=1:4 --steps 4 --format csv
+
+  kvcalc measure gpt2 --layers 2 --context 512 --steps 8 --block-size 16 --kv-dtype int8
+
   kvcalc measure --compare before.json after.json
 
   torchrun --nproc-per-node 2 -m kvcalc measure llama-3-8b --layers 2 --tp 2
@@ -46,7 +50,7 @@ def measure(
         str, typer.Option("--steps", "-k", metavar="K", help="Decode steps to time; they end at the context.")
     ] = "32",
     layers: Annotated[
-        Optional[str], typer.Option("--layers", metavar="L", help="Build the first L layers. Default: all.")
+        Optional[str], typer.Option("--layers", metavar="L", help="Build the first L layers. Default: as many as fit.")
     ] = None,
     attention: Annotated[
         Optional[str],
@@ -77,6 +81,41 @@ def measure(
         Optional[tuple[str, str]],
         typer.Option("--compare", metavar="A B", help="Run nothing: ratios B/A of two records' figures."),
     ] = None,
+    backend: Annotated[
+        str,
+        typer.Option("--backend", metavar="NAME", help="How a step attends: auto times all that can, picks the best."),
+    ] = "auto",
+    cache: Annotated[
+        str, typer.Option("--cache", metavar="KIND", help="preallocated; grow: concatenated; none: prefix run again.")
+    ] = "preallocated",
+    block_size: Annotated[
+        Optional[str],
+        typer.Option("--block-size", metavar="N", help="Keep the cache in blocks of N tokens, by a table."),
+    ] = None,
+    kv_dtype: Annotated[
+        Optional[str],
+        typer.Option(
+            "--kv-dtype", "--kv-cache-dtype", metavar="TYPE", help="fp8 or int8 with a scale per row; auto: --dtype's."
+        ),
+    ] = None,
+    mla: Annotated[
+        str, typer.Option("--mla", metavar="FORM", help="absorbed; expanded: rebuild K and V at every step.")
+    ] = "absorbed",
+    sweep: Annotated[
+        Optional[str],
+        typer.Option("--sweep", metavar="AXES", help="A run for each, as context=1k..128k,batch=1..64 (doubling)."),
+    ] = None,
+    until_full: Annotated[
+        Optional[str],
+        typer.Option("--until-full", metavar="AXIS", help="Find the largest context or batch that really fits."),
+    ] = None,
+    memory: Annotated[
+        Optional[str],
+        typer.Option("--memory", metavar="SIZE", help="What --until-full may fill. Default: what is free."),
+    ] = None,
+    profile: Annotated[
+        Optional[str], typer.Option("--profile", metavar="FILE", help="Write a torch profiler trace of one step.")
+    ] = None,
     seed: Annotated[str, typer.Option("--seed", metavar="S", help="Seed of the random weights and inputs.")] = "0",
     kv_heads: o.KvHeads = None,
     kv_lora_rank: o.KvLoraRank = None,
@@ -92,7 +131,7 @@ def measure(
 ) -> None:
     """Run a model's attention layers on this device: do they hold the predicted bytes, and how long is a step?"""
     from kvcalc.output.sink import check_path, choose, emit
-    from kvcalc.units import parse_count
+    from kvcalc.units import parse_count, parse_size
 
     with _one_voice() as speaks:
         output = choose(format, json, get, no_color)
@@ -112,16 +151,27 @@ def measure(
         context_tokens, batch_size = o.context_of(context, max_model_len), parse_count(batch, "--batch")
         timed, num_layers = parse_count(steps, "--steps"), o.optional_count(layers, "--layers")
         seed_number, devices = parse_count(seed, "--seed", least=0), parse_count(tp, "--tp")
-        if save is not None and speaks:
-            from kvcalc.measure.record import check_target
+        for path in (save, profile):
+            if path is not None and speaks:
+                from kvcalc.measure.record import check_target
 
-            check_target(save)
+                check_target(path)
+        points = None
+        if sweep is not None:
+            from kvcalc.measure.sweep import parse_sweep
+
+            points = parse_sweep(sweep, context_tokens, batch_size)
+        limit = None if memory is None else parse_size(memory, "--memory")
+        if limit is not None and until_full is None:
+            raise UsageError("--memory says what --until-full may fill, and there is none")
         ask, check_bytes = _load()
         with _progress(speaks) as progress:
             document = ask(
                 spec, context_tokens=context_tokens, batch_size=batch_size, steps=timed, num_layers=num_layers,
                 what_if=what_if, all_variants=every, device=device.casefold(), dtype=dtype, seed=seed_number,
-                tensor_parallel_size=devices, progress=progress,
+                tensor_parallel_size=devices, progress=progress, kv_dtype=kv_dtype, cache=cache.casefold(),
+                block_size=o.optional_count(block_size, "--block-size"), mla=mla.casefold(), backend=backend.casefold(),
+                sweep=points, until_full=until_full, memory_bytes=limit, profile=profile,
             )  # fmt: skip
         if not speaks:
             return

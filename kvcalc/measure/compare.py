@@ -15,7 +15,10 @@ from kvcalc.errors import UsageError
 from kvcalc.schema import SCHEMA_VERSION
 
 # Of the model and the workload, what is no part of the work: names, and what is only asked for.
-_NO_WORK = {"model": ("name", "source", "model_type", "max_position_embeddings"), "workload": ("steps", "seed")}
+_NO_WORK = {
+    "model": ("name", "source", "model_type", "max_position_embeddings"),
+    "workload": ("steps", "seed", "backend"),
+}
 
 # Where and with what: what may explain a ratio.
 _SETTING = ("device", "environment")
@@ -112,7 +115,7 @@ def _is_rate(path: str) -> bool:
 
 def _is_work(path: str) -> bool:
     *_, last = path.split(".")
-    return not _is_rate(path) and last != "n" and any(part.endswith(_WORK) for part in path.split("."))
+    return not _is_rate(path) and last not in ("n", "spread") and any(part.endswith(_WORK) for part in path.split("."))
 
 
 def _row(attention: str, figure: str, a: float, b: float) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from kvcalc.measure.remarks import remarks_on_runs
 from kvcalc.measure.run import Request, measure_cached, measure_uncached, timings_document
 from kvcalc.measure.sharding import share_of_spec
 from kvcalc.measure.storage import KINDS, MLA_FORMS, QUANTIZED, Storage, predicted_bytes, read_bytes
-from kvcalc.measure.sweep import Sweep
+from kvcalc.measure.sweep import Sweep, curve
 from kvcalc.measure.verify import verify, verify_state
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.memory.workload import bind_workload, check_tensor_parallel, resolve_workload
@@ -85,7 +85,7 @@ def measure(
     if until_full is not None:
         check_axis(until_full, place.size, sweep is not None, storage)
     model = bind_workload(model, workload)
-    warnings = [*workload.warnings, *remarks_on(model)]
+    warnings = [*workload.warnings]
     if num_layers is not None and num_layers > model.num_layers:
         raise UsageError(f"--layers {num_layers}: {model.name} has {model.num_layers}")
     if model.is_encoder:
@@ -126,7 +126,7 @@ def measure(
             capacity = None
             if until_full is not None:
                 capacity = find_capacity(wanted[0][1], requests[0], until_full, memory_bytes, progress)
-    warnings += remarks_on_runs(runs)
+    warnings += [*remarks_on(cut), *remarks_on_runs(runs)]
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(apply(cut, what_if)),
@@ -148,6 +148,7 @@ def measure(
         "roof": roof,
         "runs": runs,
         "sweep": sweep.describe() if sweep else None,
+        "curve": curve(runs) if sweep else None,
         "capacity": capacity,
         "skipped": skipped,
         "warnings": warnings,

@@ -27,6 +27,28 @@ class Sweep(NamedTuple):
         return {"context_tokens": [*self.contexts], "batch_size": [*self.batches]}
 
 
+def curve(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The `curve` part of a document: a flat row for every run, for a table or a plot."""
+    rows = []
+    for run in runs:
+        step, core = run["decode_step_seconds"], run["attention_core_seconds"]
+        rows.append(
+            {
+                **{key: run[key] for key in ("context_tokens", "batch_size", "attention", "num_layers")},
+                "predicted_bytes": run["predicted_bytes"],
+                "held_bytes": run["held_bytes"],
+                "decode_step_seconds": step["p50"],
+                "tokens_per_second": run["tokens_per_second"],
+                "attention_core_seconds": core["p50"] if core else None,
+                "kv_read_bytes_per_second": run["kv_read_bytes_per_second"],
+                "fraction_of_roof": run["fraction_of_roof"]["attention_core"],
+                "spread": step["spread"],
+                "backend": run["backend"],
+            }
+        )
+    return rows
+
+
 def parse_sweep(text: str, context_tokens: int | None, batch_size: int) -> Sweep:
     """The sweep `text` asks for; an axis it does not name stays at `context_tokens` or `batch_size`.
 

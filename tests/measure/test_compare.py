@@ -64,7 +64,10 @@ def test_ratios_are_b_over_a(pair: Any) -> None:
     b["roof"]["read_bytes_per_second"] = a["roof"]["read_bytes_per_second"] / 4
     document = compare(a, b)
     assert ratios(document, "gqa")["decode_step_seconds.p50"] == pytest.approx(3)
-    assert ratios(document, None) == {"roof.read_bytes_per_second": pytest.approx(0.25)}
+    assert ratios(document, None) == {
+        "roof.read_bytes_per_second": pytest.approx(0.25),
+        "roof.matmul_flop_per_second": 1,
+    }
 
 
 def test_another_device_leaves_times_comparable_and_is_named(pair: Any) -> None:

@@ -107,7 +107,7 @@ INLINE float load_one(const char *at, int64_t element, int type) {
 
 /* e^x for x <= 0 within 2e-7: 2^n times a polynomial of the rest. */
 INLINE vec exp_vec(vec x) {
-    x = larger(x, splat(-87.0f));
+    x = larger(splat(-87.0f), x); /* this way round NaN stays */
     vec n = x * 1.44269504f;
     veci whole = __builtin_convertvector(n - 0.5f, veci);
     n = __builtin_convertvector(whole, vec);

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from kvcalc.output.human.console import plain_table
-from kvcalc.output.human.measure import rate, seconds
+from kvcalc.output.human.measure_format import rate, seconds
 from kvcalc.units import format_count
 
 
