@@ -65,9 +65,11 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
             plans[key] = (share, _plan(share, dtype, settings, rules, newest))
         return plans[key][1]
 
+    batched, states = settings.max_num_batched_tokens, settings.state_blocks
+
     def demand(tokens: int) -> Demand:
         # The encoder's output is taken to be as long as a batch may be (SchedulerConfig.max_num_encoder_input_tokens).
-        return Demand(tokens, in_flight, settings.max_num_batched_tokens, settings.state_blocks)
+        return Demand(tokens, in_flight, batched, states)
 
     def sequence_bytes(share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         plan = plan_of(share, dtype)
