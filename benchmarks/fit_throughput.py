@@ -47,7 +47,7 @@ class Parameter(NamedTuple):
 # multiplications 60 to 70 % of nominal FLOP/s, an all-reduce costs some microseconds, a launch in a graph 1 to 2.
 _SERVER_PARAMETERS = (
     *(Parameter(f"weight_overhead.{kind}", 0.2, 0.5, floor=1) for kind in ("bf16", "fp8", "nvfp4", "int8", "int4")),
-    Parameter("expert_overhead", 0.3, 0.5, floor=1),
+    Parameter("expert_overhead", 0.3, 0.5, 0.3, floor=1),
     Parameter("kv_overhead", 0.35, 0.5, 0.35, floor=1),
     Parameter("compute_overhead", 0.5, 0.4, floor=1),
     Parameter("expert_compute_overhead", 0.5, 0.4, floor=1),

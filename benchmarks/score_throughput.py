@@ -4,7 +4,8 @@ roofline with one efficiency.
     python benchmarks/score_throughput.py --data FOLDER [--detail] [--shipped]
 
 Errors are of seconds, |predicted / measured - 1|. Every fit is made anew (about two minutes); `--shipped` asks the
-constants the package ships instead, and leaves nothing out. `--detail` adds a table by family and by device.
+constants the package ships instead, and leaves nothing out. `--detail` adds tables by family, device and engine. The
+README's table is printed too.
 """
 
 from __future__ import annotations
@@ -65,6 +66,37 @@ def tenth_of(row: Row) -> str:
     )
 
 
+# The README's rows, and its columns by how an answer's title begins.
+_README = {
+    "serving TPOT": "serving, time per output token, tp 1 to 8",
+    "gpt-fast batch 1": "gpt-fast, batch 1",
+    "llama.cpp batch 1": "llama.cpp, batch 1, 16 devices",
+    "ollama batch 1": "ollama, batch 1, machines at home",
+    "TensorRT-LLM maximum, dense": "TensorRT-LLM, most tokens/s, dense models",
+    "TensorRT-LLM maximum, experts": "TensorRT-LLM, most tokens/s, models with experts",
+}
+_COLUMNS = {
+    "the constants": "in sample",
+    "a tenth": "a tenth of the rows left out",
+    "a family": "a family left out",
+    "a device": "a device left out",
+    "roofline": "one efficiency",
+}
+
+
+def markdown(rows: Sequence[Row], answers: dict[str, list[float]]) -> None:
+    """The README's table: mean (median) errors."""
+    print("\n| measured | rows | " + " | ".join(_COLUMNS.values()) + " |\n|---|---" + "|---" * len(_COLUMNS) + "|")
+    for key, title in _README.items():
+        chosen = [i for i, row in enumerate(rows) if by_source(row) == key]
+        cells = []
+        for start in _COLUMNS:
+            predicted = next((found for name, found in answers.items() if name.startswith(start)), None)
+            errors = [abs(predicted[i] / rows[i].seconds - 1) for i in chosen] if predicted else []
+            cells.append(f"{statistics.mean(errors):.0%} ({statistics.median(errors):.0%})" if errors else "-")
+        print(f"| {title} | {len(chosen):,} | {' | '.join(cells).replace('%', ' %')} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data")
@@ -90,6 +122,7 @@ def main() -> None:
             table(f"{title}, by family", rows, predicted, lambda row: f"{row.source} {row.family}")
             table(f"{title}, by device", rows, predicted, lambda row: f"{row.source} {row.gpu.name}")
             table(f"{title}, by engine", rows, predicted, lambda row: f"{row.source} {row.engine}")
+    markdown(rows, answers)
     waits = [i for i, row in enumerate(rows) if row.ttft_seconds and not row.is_drafting]
     found = [predict_ttft(rows[i], shipped[i]) for i in waits]
     if not waits:

@@ -59,7 +59,8 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
     found = []
     kind = device_kind(model.gpu)
     if kind not in regime.device_kinds:
-        found.append(f"devices like {model.gpu.name} ({kind})")
+        known = model.gpu.device_class is not None
+        found.append(f"devices like {model.gpu.name} ({kind})" if known else "a device whose kind is not known")
     if weight_class(weight_dtype) not in regime.weight_classes:
         found.append(f"{weight_dtype} weights")
     if batch > regime.largest_batch:
