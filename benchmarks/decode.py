@@ -31,7 +31,7 @@ import torch
 from kvcalc.attention.backends import BACKENDS, Case
 from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.grouped import GroupedAttention
-from kvcalc.units import parse_count
+from kvcalc.units import parse_tokens
 
 CPU = torch.device("cpu")
 
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=15, help="counted runs of each call (default 15)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     options = parser.parse_args()
-    context = parse_count(options.context, "--context")
+    context = parse_tokens(options.context, "--context")
     print(f"{context:,} tokens, batch 1, one layer, {torch.get_num_threads()} threads, torch {torch.__version__}")
     torch.manual_seed(0)
     with torch.inference_mode():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UsageError
-from kvcalc.units import parse_count
+from kvcalc.units import parse_count, parse_tokens
 
 _AXES = ("context", "batch")
 _EXAMPLE = "as in context=1k..128k,batch=1..64: doubling from the first to the last; or context=1k:4k:16k"
@@ -59,7 +60,7 @@ def parse_sweep(text: str, context_tokens: int | None, batch_size: int) -> Sweep
         axis, equals, span = piece.strip().partition("=")
         if not equals or axis not in _AXES or axis in values:
             raise UsageError(f"--sweep {text[:60]!a}: {piece[:40]!a} is no axis with its values", _EXAMPLE)
-        values[axis] = _values(span, f"--sweep {axis}")
+        values[axis] = _values(span, f"--sweep {axis}", parse_tokens if axis == "context" else parse_count)
     contexts: tuple[int | None, ...] = values.get("context", (context_tokens,))
     sweep = Sweep(contexts, values.get("batch", (batch_size,)))
     if len(sweep.points()) > _MOST_POINTS:
@@ -67,11 +68,11 @@ def parse_sweep(text: str, context_tokens: int | None, batch_size: int) -> Sweep
     return sweep
 
 
-def _values(span: str, option: str) -> tuple[int, ...]:
+def _values(span: str, option: str, parse: Callable[[str, str], int]) -> tuple[int, ...]:
     first, dots, last = span.partition("..")
     if not dots:
-        return tuple(sorted({parse_count(value, option) for value in span.split(":")}))
-    value, end = parse_count(first, option), parse_count(last, option)
+        return tuple(sorted({parse(value, option) for value in span.split(":")}))
+    value, end = parse(first, option), parse(last, option)
     if value > end:
         raise UsageError(f"{option}: {first} is more than {last}", _EXAMPLE)
     found = []

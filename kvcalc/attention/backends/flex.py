@@ -5,6 +5,7 @@ So the shapes stay the same from step to step and nothing is compiled again; onl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ class Flex(Backend):
 
     def __init__(self) -> None:
         self._compiled: Any = None
-        self._lengths: dict[torch.device, Tensor] = {}
+        # Per device the number of rows held, and the function that hides the others: one for all calls, or each call
+        # would compile anew.
+        self._hide: dict[torch.device, tuple[Tensor, Callable[..., Tensor]]] = {}
 
     def why_not(self, case: Case) -> str | None:
         if case.device.type == "mps":
@@ -42,12 +45,10 @@ class Flex(Backend):
 
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         key, value = cache.tensors
-        length = self._lengths.setdefault(query.device, torch.zeros((), dtype=torch.int32, device=query.device))
+        if query.device not in self._hide:
+            self._hide[query.device] = _hiding(query.device)
+        length, hide_the_unwritten = self._hide[query.device]
         length.fill_(cache.held)
-
-        def hide_the_unwritten(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-            return torch.where(kv < length, score, -float("inf"))
-
         if self._compiled is None:
             from torch.nn.attention.flex_attention import flex_attention
 
@@ -56,3 +57,12 @@ class Flex(Backend):
             query, key, value, score_mod=hide_the_unwritten, scale=scale, enable_gqa=key.shape[1] != query.shape[1]
         )
         return out
+
+
+def _hiding(device: torch.device) -> tuple[Tensor, Callable[..., Tensor]]:
+    length = torch.zeros((), dtype=torch.int32, device=device)
+
+    def hide_the_unwritten(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return torch.where(kv < length, score, -float("inf"))
+
+    return length, hide_the_unwritten

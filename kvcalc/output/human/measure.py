@@ -124,7 +124,7 @@ def _notes(document: dict[str, Any], console: Console) -> None:
         kind, filled, scaled = run["attention"].upper(), run["prefill"], run["scaled"]
         if filled:
             console.print(
-                f"{kind:<3} prefill {filled['tokens_per_second']:,.0f} tokens/s, "
+                f"prefill of {kind}: {filled['tokens_per_second']:,.0f} tokens/s, "
                 f"{percent(run['fraction_of_matmul_roof']['prefill'])} of the matmul rate"
             )
         timed = [
@@ -133,10 +133,10 @@ def _notes(document: dict[str, Any], console: Console) -> None:
             if row["seconds"] is not None and row["layer"] == run["backends"][0]["layer"]
         ]
         if timed:
-            console.print(f"{kind:<3} one layer's core: {', '.join(timed)}", style="dim")
+            console.print(f"core of one layer, {kind}: {', '.join(timed)}", style="dim", soft_wrap=True)
         if scaled:
             console.print(
-                f"{kind:<3} all {scaled['num_layers']} layers, scaled: {count(scaled['predicted_bytes'])} bytes, "
+                f"scaled to all {scaled['num_layers']} layers, {kind}: {count(scaled['predicted_bytes'])} bytes, "
                 f"step {seconds(scaled['decode_step_seconds'])}"
             )
 
