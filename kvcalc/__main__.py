@@ -10,9 +10,13 @@ def main() -> int:
     try:
         from kvcalc.cli.app import run
 
-        return run(sys.argv[1:])
+        status = run(sys.argv[1:])
     except KeyboardInterrupt:
-        return 130
+        status = 130
+    ranks = sys.modules.get("kvcalc.measure.ranks")
+    if ranks is not None:
+        ranks.leave(status)
+    return status
 
 
 if __name__ == "__main__":

@@ -170,6 +170,8 @@ def _split(text: str) -> tuple[str, str]:
     text = text.strip()
     if len(text) > _MAX_TEXT:
         return "", text
+    if text.isascii() and text.isdecimal():
+        return text, ""
     end = next((i for i, char in enumerate(text) if char not in "0123456789_."), len(text))
     number, rest = text[:end], text[end:]
     whole, point, fraction = number.partition(".")

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,16 +51,33 @@ def test_every_option_has_help() -> None:
             assert getattr(parameter, "help", None), f"{command} {parameter.name}"
 
 
+# As typed, but short: the kinds and options are what an example shows.
+SHORT = ("--context", "64", "--steps", "2", "--layers", "1", "--device", "cpu")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_examples_in_help_run(command: str) -> None:
+def test_the_examples_in_help_run(command: str, tmp_path: Path) -> None:
+    shutil.copytree(LOGS, tmp_path, dirs_exist_ok=True)
+    if command == "measure":
+        # The record from before, of which an example speaks.
+        assert spawn("measure", "gpt2", *SHORT, "--save", "before.json", cwd=tmp_path).status == 0
     for example in examples_of(command):
         arguments = shlex.split(example)[1:]
-        if command == "measure":
-            # As typed, but short: the kinds and options are what an example shows.
-            arguments += ["--context", "64", "--steps", "2", "--layers", "1", "--device", "cpu"]
-        result = spawn(*arguments, cwd=LOGS)
+        if command == "measure" and "--compare" not in arguments:
+            arguments += SHORT
+        result = spawn(*arguments, cwd=tmp_path)
         assert result.status == 0, (example, result.err)
         assert result.out
+
+
+def test_the_torchrun_example_in_help_runs() -> None:
+    out = spawn("measure", "--help", env={"COLUMNS": "200", "TERM": "dumb"}).out
+    (example,) = (line.strip() for line in out.splitlines() if line.strip().startswith("torchrun "))
+    assert example in README
+    arguments = [sys.executable, "-m", "torch.distributed.run", "--standalone", *shlex.split(example)[1:], *SHORT]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "runs.0.ranks.1.held_bytes" in done.stdout
 
 
 def test_there_are_console_examples() -> None:

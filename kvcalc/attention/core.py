@@ -6,8 +6,6 @@ repeated. Materialising the repeat, as `repeat_kv` does, throws away the bandwid
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -37,6 +35,21 @@ def grouped_attention(
     return out if mask is None else _zero_empty_rows(out, mask)
 
 
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+    """Causal attention of a prompt over itself, (B, H, n, d) over (B, G, n, d): as many keys as queries, no mask made.
+
+    K and V are repeated for it: a prompt's attention is bound by arithmetic, and fused causal kernels skip half of it.
+    """
+    if query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"{query.shape[2]} queries and {key.shape[2]} keys: the causal flag is aligned to the first key"
+        )
+    each = query.shape[1] // key.shape[1]
+    if each > 1:
+        key, value = key.repeat_interleave(each, dim=1), value.repeat_interleave(each, dim=1)
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+
+
 def attention_with_weights(
     query: Tensor,
     key: Tensor,
@@ -64,25 +77,6 @@ def attention_with_weights(
     mixed = F.dropout(weights, dropout) if dropout else weights
     out = mixed.reshape(batch, groups, heads // groups * queries, key.shape[2]) @ value
     return out.reshape(batch, heads, queries, value.shape[-1]), weights
-
-
-def grouped_matmul(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    dropout: float = 0.0,
-    scale: float | None = None,
-) -> Tensor:
-    """As `grouped_attention`, in plain matrix products: on some devices faster for one query."""
-    return attention_with_weights(query, key, value, mask, dropout, scale)[0]
-
-
-Core = Callable[..., Tensor]
-"""A function with the signature of `grouped_attention`."""
-
-CORES: dict[str, Core] = {"grouped SDPA": grouped_attention, "grouped matmul": grouped_matmul}
-"""The ways to run one decode step; a module's `core` is one of them."""
 
 
 def _group_rows(mask: Tensor, group_size: int) -> Tensor:

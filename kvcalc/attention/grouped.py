@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from kvcalc.attention.backends import BACKENDS, Backend
 from kvcalc.attention.cache import TokenCache
-from kvcalc.attention.core import Core, attention_with_weights, grouped_attention
+from kvcalc.attention.core import attention_with_weights, causal_attention, grouped_attention
 from kvcalc.attention.masks import causal_mask, combine_masks
 from kvcalc.attention.rope import RotaryEmbedding
 
@@ -17,7 +18,7 @@ class GroupedAttention(nn.Module):
     num_kv_heads = num_heads is MHA, 1 is MQA, any other divisor GQA: query head i reads KV head i // (H / G) (Ainslie
     et al. 2023). `rope_dim` 0 leaves positions to the caller. `window` limits every token to the last `window` ones.
     `causal` False is an encoder's, or cross-attention. Dropout acts on the weights, in training only. `core` runs
-    single tokens and may be replaced by another of `kvcalc.attention.core.CORES`.
+    single tokens and may be replaced by another of `kvcalc.attention.backends`.
 
     Raises ValueError where num_kv_heads does not divide num_heads, or num_heads hidden_size without a head_dim.
     """
@@ -52,7 +53,9 @@ class GroupedAttention(nn.Module):
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim, self.v_head_dim = head_dim, v_head_dim
         self.window, self.causal, self.dropout = window, causal, dropout
-        self.core: Core = grouped_attention
+        self.is_cross = False
+        """Whether `forward` attends to nothing but what its cache holds already: an encoder's K and V."""
+        self.core: Backend = BACKENDS["grouped-sdpa"]
         made = {"device": device, "dtype": dtype}
         self.q_proj = nn.Linear(hidden_size, num_heads * head_dim, bias=qkv_bias, **made)
         self.k_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=qkv_bias, **made)
@@ -78,10 +81,22 @@ class GroupedAttention(nn.Module):
         tokens, hidden_size) makes it cross-attention: keys and values come from there, and from the cache alone once
         it holds them (then `source` may be empty of tokens).
         """
+        if self.is_cross and cache is not None:
+            query = self._heads(self.q_proj(x), self.num_heads)
+            one = x.shape[1] == 1
+            key, value = cache.views()
+            return self._project(self.attend(query, cache) if one else grouped_attention(query, key, value))
+        if cache is not None and x.shape[1] == 1 and mask is None and source is None and not self.training:
+            query, key, value = self._project_in(x, cache.length)
+            cache.append((key, value))
+            return self._project(self.attend(query, cache))
+        if source is None and mask is None and not self.training and self._is_plain_prompt(x, cache):
+            query, key, value = self._project_in(x, 0)
+            if cache is not None:
+                cache.append((key, value))
+            return self._project(causal_attention(query, key, value))
         query, key, value, mask = self._prepare(x, cache, mask, source)
-        core = self.core if x.shape[1] == 1 else grouped_attention
-        out = core(query, key, value, mask, self.dropout if self.training else 0.0)
-        return self._project(out)
+        return self._project(grouped_attention(query, key, value, mask, self.dropout if self.training else 0.0))
 
     def with_weights(
         self,
@@ -97,8 +112,7 @@ class GroupedAttention(nn.Module):
 
     def attend(self, query: Tensor, cache: TokenCache) -> Tensor:
         """The core of one decode step alone: `query` (batch, num_heads, 1, head_dim) over what is cached."""
-        key, value = cache.views()
-        return self.core(query, key, value)
+        return self.core.decode(query, cache)
 
     def core_query_shape(self, batch_size: int) -> tuple[int, int, int, int]:
         """The shape `attend` takes for one token of each sequence."""
@@ -107,21 +121,29 @@ class GroupedAttention(nn.Module):
     def _prepare(
         self, x: Tensor, cache: TokenCache | None, mask: Tensor | None, source: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        query = self._heads(self.q_proj(x), self.num_heads)
         if source is not None:
-            return self._prepare_cross(query, cache, mask, source)
-        key = self._heads(self.k_proj(x), self.num_kv_heads)
-        value = self._heads(self.v_proj(x), self.num_kv_heads)
-        if self.rope is not None:
-            start = 0 if cache is None else cache.length
-            positions = torch.arange(start, start + x.shape[1], device=x.device)
-            query, key = self.rope(query, positions), self.rope(key, positions)
+            return self._prepare_cross(self._heads(self.q_proj(x), self.num_heads), cache, mask, source)
+        query, key, value = self._project_in(x, 0 if cache is None else cache.length)
         if cache is None:
             return query, key, value, combine_masks(self._causal(x, x.shape[1]), mask)
         (key, value), mask = extend(cache, (key, value), mask)
         if x.shape[1] > 1:
             mask = combine_masks(self._causal(x, key.shape[2]), mask)
         return query, key, value, mask
+
+    def _is_plain_prompt(self, x: Tensor, cache: TokenCache | None) -> bool:
+        """Whether the tokens of `x` are the first ones, and each sees all up to itself."""
+        return self.causal and (cache is None or cache.length == 0) and (self.window or x.shape[1]) >= x.shape[1]
+
+    def _project_in(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of the tokens of `x`, which stand at `start` and after."""
+        query = self._heads(self.q_proj(x), self.num_heads)
+        key = self._heads(self.k_proj(x), self.num_kv_heads)
+        value = self._heads(self.v_proj(x), self.num_kv_heads)
+        if self.rope is not None:
+            positions = torch.arange(start, start + x.shape[1], device=x.device)
+            query, key = self.rope(query, positions), self.rope(key, positions)
+        return query, key, value
 
     def _prepare_cross(
         self, query: Tensor, cache: TokenCache | None, mask: Tensor | None, source: Tensor

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from kvcalc.attention.backends import BACKENDS, Backend
 from kvcalc.attention.cache import TokenCache
-from kvcalc.attention.core import Core, grouped_attention
+from kvcalc.attention.core import causal_attention, grouped_attention
 from kvcalc.attention.grouped import extend
 from kvcalc.attention.masks import causal_mask, combine_masks
 from kvcalc.attention.rope import RotaryEmbedding
@@ -31,7 +32,8 @@ class MultiHeadLatentAttention(nn.Module):
     attention runs over the latents themselves: the same result, and nothing per head is ever stored.
 
     `q_lora_rank` 0 projects the query directly. `window` limits every token to the last `window` ones (what-if only).
-    `core` runs single tokens, over the latents; another of `kvcalc.attention.core.CORES` may stand in.
+    `core` runs single tokens, over the latents; another of `kvcalc.attention.backends` may stand in. `expands` makes
+    every decode step rebuild K and V of all cached tokens instead, to show what absorption saves.
     """
 
     def __init__(
@@ -55,7 +57,8 @@ class MultiHeadLatentAttention(nn.Module):
         self.num_heads, self.rank = num_heads, kv_lora_rank
         self.nope, self.rope_width, self.v_head_dim = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
         self.window = window
-        self.core: Core = grouped_attention
+        self.core: Backend = BACKENDS["grouped-sdpa"]
+        self.expands = False
         self.scale = (qk_nope_head_dim + qk_rope_head_dim) ** -0.5
         made = {"device": device, "dtype": dtype}
         query_width = num_heads * (qk_nope_head_dim + qk_rope_head_dim)
@@ -87,23 +90,52 @@ class MultiHeadLatentAttention(nn.Module):
         """
         start = 0 if cache is None else cache.length
         query_nope, query_rope, latent = self._project(x, start)
+        if mask is None and start == 0 and x.shape[1] > 1 and (self.window or x.shape[1]) >= x.shape[1]:
+            if cache is not None:
+                cache.append((latent,))
+            key, value = self._rebuilt(latent)
+            return self._output(causal_attention(torch.cat((query_nope, query_rope), dim=-1), key, value))
         if cache is None:
             mask = combine_masks(causal_mask(x.shape[1], x.shape[1], self.window, x.device), mask)
             return self._output(self._expanded(query_nope, query_rope, latent, mask))
+        if x.shape[1] == 1 and mask is None:
+            cache.append((latent,))
+            query_nope = query_nope if self.expands else self.per_head(query_nope, self._up()[0])
+            return self._output(self._up_values(self.attend(torch.cat((query_nope, query_rope), dim=-1), cache)))
         (latent,), mask = extend(cache, (latent,), mask)
         if x.shape[1] > 1:
             mask = combine_masks(causal_mask(x.shape[1], latent.shape[2], self.window, x.device), mask)
+        if x.shape[1] >= self.tokens_worth_expanding:
+            return self._output(self._expanded(query_nope, query_rope, latent, mask))
         query = torch.cat((self.per_head(query_nope, self._up()[0]), query_rope), dim=-1)
-        return self._output(self._over_latents(query, latent, mask))
+        out = grouped_attention(query, latent, latent[..., : self.rank], mask, scale=self.scale)
+        return self._output(self.per_head(out, self._up()[1].transpose(-1, -2)))
 
     def attend(self, query: Tensor, cache: TokenCache) -> Tensor:
-        """The core of one decode step alone: `query` (batch, num_heads, 1, rank + rope) over the cached latents."""
+        """The core of one decode step alone: `query` (batch, num_heads, 1, width) over what is cached.
+
+        Absorbed, the width is rank + rope and so is the stream: (batch, num_heads, 1, rank) comes out. Expanded it is
+        nope + rope, keys and values are rebuilt first, and (batch, num_heads, 1, v_head_dim) comes out.
+        """
+        if not self.expands:
+            return self.core.decode(query, cache, scale=self.scale, v_width=self.rank)
         (latent,) = cache.views()
-        return self.core(query, latent, latent[..., : self.rank], scale=self.scale)
+        key, value = self._rebuilt(latent)
+        return self.core(query, key, value)
 
     def core_query_shape(self, batch_size: int) -> tuple[int, int, int, int]:
         """The shape `attend` takes for one token of each sequence."""
-        return (batch_size, self.num_heads, 1, self.rank + self.rope_width)
+        return (batch_size, self.num_heads, 1, (self.nope if self.expands else self.rank) + self.rope_width)
+
+    @property
+    def tokens_worth_expanding(self) -> int:
+        """From so many prompt tokens at once on, rebuilding K and V costs less than attending over latents.
+
+        Per cached token and head, rebuilding takes rank * (nope + v) products, and each query then saves the
+        difference between the widths of both streams.
+        """
+        saved = 2 * self.rank - self.nope - self.v_head_dim
+        return 2 if saved <= 0 else -(-self.rank * (self.nope + self.v_head_dim) // saved)
 
     def _project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """The query without and with position, (B, H, n, nope) and (B, H, n, rope), and the cache's new rows."""
@@ -120,21 +152,25 @@ class MultiHeadLatentAttention(nn.Module):
         weight = self.kv_up.weight.view(self.num_heads, -1, self.rank)
         return weight[:, : self.nope], weight[:, self.nope :]
 
-    def _over_latents(self, query: Tensor, latent: Tensor, mask: Tensor | None) -> Tensor:
-        core = self.core if query.shape[2] == 1 else grouped_attention
-        out = core(query, latent, latent[..., : self.rank], mask, scale=self.scale)
-        rebuilt: Tensor = self.per_head(out, self._up()[1].transpose(-1, -2))
-        return rebuilt
+    def _up_values(self, out: Tensor) -> Tensor:
+        """What `attend` returns, as values of every head: (batch, num_heads, 1, v_head_dim)."""
+        if self.expands:
+            return out
+        values: Tensor = self.per_head(out, self._up()[1].transpose(-1, -2))
+        return values
 
     def _expanded(self, query_nope: Tensor, query_rope: Tensor, latent: Tensor, mask: Tensor | None) -> Tensor:
-        """Keys and values rebuilt for every head, as the paper defines MLA."""
+        key, value = self._rebuilt(latent)
+        return grouped_attention(torch.cat((query_nope, query_rope), dim=-1), key, value, mask)
+
+    def _rebuilt(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of every head from the latent, as the paper defines MLA."""
         w_uk, w_uv = self._up()
         content, key_rope = latent[..., : self.rank], latent[..., self.rank :]
         key = torch.cat(
             (self.per_head(content, w_uk.transpose(-1, -2)), key_rope.expand(-1, self.num_heads, -1, -1)), dim=-1
         )
-        value = self.per_head(content, w_uv.transpose(-1, -2))
-        return grouped_attention(torch.cat((query_nope, query_rope), dim=-1), key, value, mask)
+        return key, self.per_head(content, w_uv.transpose(-1, -2))
 
     def _output(self, out: Tensor) -> Tensor:
         projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))

@@ -3,14 +3,19 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.errors import RunError
+from kvcalc.errors import KvcalcError, RunError, UsageError
+
+if TYPE_CHECKING:
+    from kvcalc.output.sink import Output
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+
+_WITH_COMPARE = ("compare", "format", "json", "get", "no_color")
 
 EPILOG = """Examples:
 
@@ -20,12 +25,23 @@ EPILOG = """Examples:
 
   kvcalc measure --layers 2 --heads 8 --kv-heads 2 --head-dim 64 --hidden-size 512 --context 1k
 
+  kvcalc measure gpt2 --context 1024 --save after.json
+
+  kvcalc measure gpt2 --layers 2 --sweep context=256..1k,batch=1:4 --steps 4 --format csv
+
+  kvcalc measure gpt2 --layers 2 --context 512 --steps 8 --block-size 16 --kv-dtype int8
+
+  kvcalc measure --compare before.json after.json
+
+  torchrun --nproc-per-node 2 -m kvcalc measure llama-3-8b --layers 2 --tp 2
+
 Needs torch: pip install 'kvcalc[measure]'
 """
 
 
 @app.command(epilog=EPILOG)
 def measure(
+    ctx: typer.Context,
     model: o.Model = None,
     context: o.Context = None,
     max_model_len: o.MaxModelLen = None,
@@ -34,7 +50,7 @@ def measure(
         str, typer.Option("--steps", "-k", metavar="K", help="Decode steps to time; they end at the context.")
     ] = "32",
     layers: Annotated[
-        Optional[str], typer.Option("--layers", metavar="L", help="Build the first L layers. Default: all.")
+        Optional[str], typer.Option("--layers", metavar="L", help="Build the first L layers. Default: as many as fit.")
     ] = None,
     attention: Annotated[
         Optional[str],
@@ -48,6 +64,57 @@ def measure(
         typer.Option(
             "--dtype", metavar="TYPE", help="bf16, fp16 or fp32, for weights and cache. Default: the config's."
         ),
+    ] = None,
+    tp: Annotated[
+        str,
+        typer.Option(
+            "--tp",
+            "--tensor-parallel-size",
+            metavar="T",
+            help="Devices the heads are split over, one of torchrun's processes each. Also --tensor-parallel-size.",
+        ),
+    ] = "1",
+    save: Annotated[
+        Optional[str], typer.Option("--save", metavar="FILE", help="Write the record, the --json document, to FILE.")
+    ] = None,
+    compare: Annotated[
+        Optional[tuple[str, str]],
+        typer.Option("--compare", metavar="A B", help="Run nothing: ratios B/A of two records' figures."),
+    ] = None,
+    backend: Annotated[
+        str,
+        typer.Option("--backend", metavar="NAME", help="How a step attends: auto times all that can, picks the best."),
+    ] = "auto",
+    cache: Annotated[
+        str, typer.Option("--cache", metavar="KIND", help="preallocated; grow: concatenated; none: prefix run again.")
+    ] = "preallocated",
+    block_size: Annotated[
+        Optional[str],
+        typer.Option("--block-size", metavar="N", help="Keep the cache in blocks of N tokens, by a table."),
+    ] = None,
+    kv_dtype: Annotated[
+        Optional[str],
+        typer.Option(
+            "--kv-dtype", "--kv-cache-dtype", metavar="TYPE", help="fp8 or int8 with a scale per row; auto: --dtype's."
+        ),
+    ] = None,
+    mla: Annotated[
+        str, typer.Option("--mla", metavar="FORM", help="absorbed; expanded: rebuild K and V at every step.")
+    ] = "absorbed",
+    sweep: Annotated[
+        Optional[str],
+        typer.Option("--sweep", metavar="AXES", help="A run for each, as context=1k..128k,batch=1..64 (doubling)."),
+    ] = None,
+    until_full: Annotated[
+        Optional[str],
+        typer.Option("--until-full", metavar="AXIS", help="Find the largest context or batch that really fits."),
+    ] = None,
+    memory: Annotated[
+        Optional[str],
+        typer.Option("--memory", metavar="SIZE", help="What --until-full may fill. Default: what is free."),
+    ] = None,
+    profile: Annotated[
+        Optional[str], typer.Option("--profile", metavar="FILE", help="Write a torch profiler trace of one step.")
     ] = None,
     seed: Annotated[str, typer.Option("--seed", metavar="S", help="Seed of the random weights and inputs.")] = "0",
     kv_heads: o.KvHeads = None,
@@ -64,28 +131,105 @@ def measure(
 ) -> None:
     """Run a model's attention layers on this device: do they hold the predicted bytes, and how long is a step?"""
     from kvcalc.output.sink import check_path, choose, emit
-    from kvcalc.units import parse_count
+    from kvcalc.units import parse_count, parse_size
 
-    output = choose(format, json, get, no_color)
-    check_path(output, "measure")
-    every = attention is not None and attention.casefold() == "all"
-    what_if = o.what_if_of(None if every else attention, kv_heads, kv_lora_rank, qk_rope_head_dim)
-    flags = {"--heads": heads, "--head-dim": head_dim, "--hidden-size": hidden_size, "--sliding-window": sliding_window}
-    if model is None:
-        flags["--layers"] = layers
-    spec, what_if = o.model_of(model, what_if, flags)
-    context_tokens, batch_size = o.context_of(context, max_model_len), parse_count(batch, "--batch")
-    timed, num_layers = parse_count(steps, "--steps"), o.optional_count(layers, "--layers")
-    seed_number = parse_count(seed, "--seed", least=0)
-    ask, check_bytes = _load()
-    with _progress() as progress:
-        document = ask(
-            spec, context_tokens=context_tokens, batch_size=batch_size, steps=timed, num_layers=num_layers,
-            what_if=what_if, all_variants=every, device=device.casefold(), dtype=dtype, seed=seed_number,
-            progress=progress,
-        )  # fmt: skip
-    emit(document, output, "measure")
-    check_bytes(document)
+    with _one_voice() as speaks:
+        output = choose(format, json, get, no_color)
+        if compare is not None:
+            _check_alone(ctx)
+            _compare(compare, output)
+            return
+        check_path(output, "measure")
+        every = attention is not None and attention.casefold() == "all"
+        what_if = o.what_if_of(None if every else attention, kv_heads, kv_lora_rank, qk_rope_head_dim)
+        flags = {
+            "--heads": heads, "--head-dim": head_dim, "--hidden-size": hidden_size, "--sliding-window": sliding_window
+        }  # fmt: skip
+        if model is None:
+            flags["--layers"] = layers
+        spec, what_if = o.model_of(model, what_if, flags)
+        context_tokens, batch_size = o.context_of(context, max_model_len), parse_count(batch, "--batch")
+        timed, num_layers = parse_count(steps, "--steps"), o.optional_count(layers, "--layers")
+        seed_number, devices = parse_count(seed, "--seed", least=0), parse_count(tp, "--tp")
+        for path in (save, profile):
+            if path is not None and speaks:
+                from kvcalc.measure.record import check_target
+
+                check_target(path)
+        points = None
+        if sweep is not None:
+            from kvcalc.measure.sweep import parse_sweep
+
+            points = parse_sweep(sweep, context_tokens, batch_size)
+        limit = None if memory is None else parse_size(memory, "--memory")
+        if limit is not None and until_full is None:
+            raise UsageError("--memory says what --until-full may fill, and there is none")
+        ask, check_bytes = _load()
+        with _progress(speaks) as progress:
+            document = ask(
+                spec, context_tokens=context_tokens, batch_size=batch_size, steps=timed, num_layers=num_layers,
+                what_if=what_if, all_variants=every, device=device.casefold(), dtype=dtype, seed=seed_number,
+                tensor_parallel_size=devices, progress=progress, kv_dtype=kv_dtype, cache=cache.casefold(),
+                block_size=o.optional_count(block_size, "--block-size"), mla=mla.casefold(), backend=backend.casefold(),
+                sweep=points, until_full=until_full, memory_bytes=limit, profile=profile,
+            )  # fmt: skip
+        if not speaks:
+            return
+        emit(document, output, "measure")
+        try:
+            check_bytes(document)
+        except KvcalcError as error:
+            if save is not None:
+                error.hint = f"{save} is not written"
+            raise
+        if save is not None:
+            from kvcalc.measure.record import save as write
+
+            write(document, save)
+
+
+def _check_alone(ctx: typer.Context) -> None:
+    """Raise UsageError (exit 2) where --compare is given with what only a run has."""
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in _WITH_COMPARE:
+            given = parameter.opts[0] if parameter.opts[0].startswith("-") else "MODEL"
+            raise UsageError(f"--compare reads two records and runs nothing: leave {given} out")
+
+
+def _compare(files: tuple[str, str], output: "Output") -> None:
+    """--compare: torch is not needed for it."""
+    from kvcalc.measure.compare import compare
+    from kvcalc.measure.record import load
+    from kvcalc.output.sink import check_path, emit
+
+    check_path(output, "measure_compare")
+    a, b = map(load, files)
+    emit(compare(a, b, files), output, "measure_compare")
+
+
+@contextlib.contextmanager
+def _one_voice() -> Iterator[bool]:
+    """Whether this process prints results: of those torchrun started, rank 0. What goes wrong in all of them alike is
+    reported by one of each machine; the others leave quietly with the same status. Ctrl-C is one line too."""
+    from kvcalc.measure.ranks import RankError, find_place
+
+    place = find_place()
+    try:
+        yield place.rank == 0
+    except RankError as error:
+        if error.is_quiet:
+            raise typer.Exit(error.exit_code) from None
+        raise
+    except KvcalcError as error:
+        if not place.speaks:
+            raise typer.Exit(error.exit_code) from None
+        raise
+    except KeyboardInterrupt:
+        if place.rank == 0:
+            print("kvcalc: interrupted", file=sys.stderr)
+        raise
 
 
 def _load() -> tuple[Callable[..., dict[str, object]], Callable[[dict[str, object]], None]]:
@@ -102,9 +246,9 @@ def _load() -> tuple[Callable[..., dict[str, object]], Callable[[dict[str, objec
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
+def _progress(is_wanted: bool) -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar on stderr where that is a terminal; silence elsewhere."""
-    if not sys.stderr.isatty():
+    if not is_wanted or not sys.stderr.isatty():
         yield lambda what, done, of: None
         return
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""The read bandwidth of the device, measured in the run it is compared with."""
+"""The two roofs of the device, measured in the run they are compared with: reading memory, and multiplying matrices."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from kvcalc.measure.timing import time_call
 # buffer is read from memory.
 _BUFFER_BYTES = {"cuda": 4 << 30, "cpu": 1 << 30, "mps": 1 << 30}
 _REPEATS = 7
+# Square matrices: large enough for the device's best, small enough for a second.
+_MATRIX = {"cuda": 8192, "cpu": 1024, "mps": 2048}
 
 
-def read_roof(device: torch.device) -> dict[str, Any]:
-    """The best rate at which this device has been seen to read memory: the `roof` part of a document.
+def read_roof(device: torch.device, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """The best rates at which this device has been seen to read memory, and to multiply: the `roof` of a document.
 
     Two plain reductions are tried, each `_REPEATS` times; the fastest single pass counts, because a roof is what the
-    hardware can do. The buffer is smaller where memory is short.
+    hardware can do. The buffer is smaller where memory is short. Matrices are of the `dtype` a run computes in.
     """
     size = min(_BUFFER_BYTES[device.type], max(64 << 20, free_bytes(device) // 4)) & ~0xFFF
     buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
@@ -27,4 +29,16 @@ def read_roof(device: torch.device) -> dict[str, Any]:
     best = min(
         time_call(device, call) for call in (buffer.sum, lambda: torch.mv(matrix, vector)) for _ in range(_REPEATS)
     )
-    return {"read_bytes_per_second": size / best, "buffer_bytes": size}
+    return {
+        "read_bytes_per_second": size / best,
+        "buffer_bytes": size,
+        "matmul_flop_per_second": _matmul_rate(device, dtype),
+        "matmul_dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP per second of the best of some products of two square matrices."""
+    width = _MATRIX[device.type]
+    a, b = (torch.full((width, width), 0.5, dtype=dtype, device=device) for _ in range(2))
+    return 2.0 * width**3 / min(time_call(device, lambda: a @ b) for _ in range(_REPEATS))

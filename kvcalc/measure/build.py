@@ -1,56 +1,47 @@
-"""A model's attention layers as torch modules with their caches, from a ModelSpec."""
+"""A model's layers as torch modules with their caches, from the parts a ModelSpec is made of."""
 
 from __future__ import annotations
 
 from typing import Union
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.grouped import GroupedAttention
+from kvcalc.attention.growing import GrowingCache
 from kvcalc.attention.latent import MultiHeadLatentAttention
+from kvcalc.attention.paged import PagedCache
+from kvcalc.attention.recurrent import RecurrentMixer, StateCache, StateShape
 from kvcalc.attention.rope import RotaryEmbedding
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import FullAttention, LatentAttention, SlidingWindowAttention
-from kvcalc.model.spec import AttentionShape, ModelSpec
+from kvcalc.measure.parts import Part
+from kvcalc.measure.storage import Storage
+from kvcalc.model.caches import CrossAttention, RecurrentState
+from kvcalc.model.spec import AttentionShape
 
 AttentionLayer = Union[GroupedAttention, MultiHeadLatentAttention]
+Layer = Union[AttentionLayer, RecurrentMixer]
+LayerCache = Union[TokenCache, StateCache]
+
+TORCH_DTYPES = {
+    "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}  # fmt: skip
 
 # One random block is copied all over the weights: drawing billions of numbers would take longer than the run, and
 # neither bytes nor times depend on them.
 _RANDOM_ELEMENTS = 1 << 20
 
 
-def check_buildable(spec: ModelSpec) -> None:
-    """Refuse (ModelError, exit 3) what the modules cannot run, naming it, before anything is allocated."""
-    shape = spec.attention
-    if shape.hidden_size is None:
-        raise ModelError(f"{spec.name}: hidden_size is not known, and the projections need it", "give --hidden-size")
-    if shape.rope_dim % 2:
-        raise ModelError(f"{spec.name}: rotary positions turn dimensions in pairs, and {shape.rope_dim} is odd")
-    expected = cache_shape(shape)
-    for group in spec.layers:
-        for cache in group.caches:
-            if not isinstance(cache, (FullAttention, SlidingWindowAttention, LatentAttention)):
-                raise ModelError(f"{spec.name}: measure does not run {cache.kind.replace('_', ' ')}")
-        if len(group.caches) != 1 or group.caches[0].token_rows() != expected:
-            raise ModelError(
-                f"{spec.name}: layers {group.first} to {group.last} differ from the model's attention; measure runs "
-                "models whose layers are alike but for their windows"
-            )
-
-
-def cache_shape(shape: AttentionShape) -> tuple[int, ...]:
-    """The rows one token adds in a layer of `shape`, as `Cache.token_rows` gives them."""
-    if shape.is_latent:
-        return (shape.kv_lora_rank + shape.qk_rope_head_dim,)
-    return (shape.num_kv_heads * shape.qk_head_dim, shape.num_kv_heads * shape.v_head_dim)
-
-
-def layer_windows(spec: ModelSpec) -> list[int | None]:
-    """The window of every layer, in order."""
-    return [group.caches[0].window for group in spec.layers for _ in range(group.num_layers)]
+def build_part(part: Part, hidden_size: int, dtype: torch.dtype, device: torch.device) -> Layer:
+    """The module of one part."""
+    if isinstance(part.shape, StateShape):
+        return RecurrentMixer(hidden_size, part.shape, dtype=dtype, device=device)
+    layer = build_layer(part.shape, part.window, dtype, device)
+    if isinstance(layer, GroupedAttention) and part.is_cross:
+        layer.causal, layer.is_cross = False, True
+    return layer
 
 
 def build_layer(
@@ -72,10 +63,10 @@ def build_layer(
     )  # fmt: skip
 
 
-def materialize(layer: AttentionLayer, device: torch.device, generator: torch.Generator) -> AttentionLayer:
+def materialize(layer: Layer, device: torch.device, generator: torch.Generator) -> Layer:
     """Give a layer built on the meta device its memory on `device`, and weights within 1 / sqrt(fan_in)."""
     layer.to_empty(device=device)
-    block = torch.rand(_RANDOM_ELEMENTS, generator=generator).mul_(2).sub_(1).to(device)
+    block = _block(generator, device)
     for module in layer.modules():
         if isinstance(module, nn.Linear):
             _fill(module.weight.data, block * module.in_features**-0.5)
@@ -83,16 +74,53 @@ def materialize(layer: AttentionLayer, device: torch.device, generator: torch.Ge
                 module.bias.data.zero_()
         elif isinstance(module, nn.RMSNorm):
             module.weight.data.fill_(1.0)
+        elif isinstance(module, RecurrentMixer):
+            module.conv.data.fill_(1.0 / module.shape.kernel)
         elif isinstance(module, RotaryEmbedding):
             module.set_frequencies(device)
     return layer.eval().requires_grad_(False)
 
 
 def make_cache(
-    layer: AttentionLayer, batch_size: int, max_tokens: int, dtype: torch.dtype, device: torch.device
-) -> TokenCache:
-    """The preallocated cache of one layer: what its module keeps, for `max_tokens` tokens or its window."""
-    return TokenCache(batch_size, layer.cache_shapes(), max_tokens, layer.window, dtype, device)
+    layer: AttentionLayer, batch_size: int, max_tokens: int, dtype: torch.dtype, device: torch.device,
+    storage: Storage = Storage(), seed: int = 0,
+) -> TokenCache:  # fmt: skip
+    """The cache of one layer of attention: what its module keeps, for `max_tokens` tokens or its window."""
+    shapes, window = layer.cache_shapes(), layer.window
+    stored = TORCH_DTYPES[storage.kv_dtype] if storage.kv_dtype else None
+    if storage.block_size is not None:
+        return PagedCache(
+            batch_size, shapes, max_tokens, window, dtype, device, stored, block_size=storage.block_size, seed=seed
+        )
+    kind = GrowingCache if storage.kind == "grow" else TokenCache
+    return kind(batch_size, shapes, max_tokens, window, dtype, device, stored)
+
+
+def make_part_cache(
+    part: Part, layer: Layer, batch_size: int, max_tokens: int, dtype: torch.dtype, device: torch.device,
+    storage: Storage, seed: int,
+) -> LayerCache:  # fmt: skip
+    """The cache of any part. An encoder's K and V are there from the start, at random; they and states are never in
+    blocks or in 8 bits."""
+    if isinstance(part.cache, RecurrentState) and isinstance(part.shape, StateShape):
+        conv, state = (
+            TORCH_DTYPES[name] if name else dtype for name in (part.cache.conv_dtype, part.cache.state_dtype)
+        )
+        return StateCache(batch_size, part.shape, conv, state, device)
+    if isinstance(layer, RecurrentMixer):
+        raise TypeError("a recurrent module without a state")
+    if isinstance(part.cache, CrossAttention):
+        tokens = part.cache.encoder_tokens or 0
+        cache = TokenCache(batch_size, layer.cache_shapes(), tokens, None, dtype, device)
+        for tensor in cache.tensors:
+            _fill(tensor, _block(torch.Generator().manual_seed(seed), device))
+        cache.length = tokens
+        return cache
+    return make_cache(layer, batch_size, max_tokens, dtype, device, storage, seed)
+
+
+def _block(generator: torch.Generator, device: torch.device) -> Tensor:
+    return torch.rand(_RANDOM_ELEMENTS, generator=generator).mul_(2).sub_(1).to(device)
 
 
 def _fill(weight: torch.Tensor, block: torch.Tensor) -> None:

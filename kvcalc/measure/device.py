@@ -68,6 +68,64 @@ def free_bytes(device: torch.device) -> int:
     return max(0, min([free, *(limit for limit in limits if limit is not None)]))
 
 
+def last_level_cache_bytes(device: torch.device) -> int:
+    """The last cache before memory: a GPU's L2, a processor's own share of the L3 on Linux; 32 MiB where unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    try:
+        with open("/sys/devices/system/cpu/cpu0/cache/index3/size", encoding="utf-8") as file:
+            return int(file.read().strip().removesuffix("K")) << 10
+    except (OSError, ValueError):
+        return 32 << 20
+
+
+class MemoryWatch:
+    """The most memory that was in use since it began: the allocator's own count on CUDA, the process's on Linux."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._before: int | None = torch.cuda.memory_allocated(device)
+        else:
+            self._before = _resident_peak(reset=True) if device.type == "cpu" else None
+
+    def describe(self) -> dict[str, Any]:
+        """The `memory` part of a run: growth of the peak, what the allocator reserves, and the unused share of that.
+
+        None where the device or system does not say.
+        """
+        if self._device.type == "cuda":
+            reserved, allocated = (
+                torch.cuda.memory_reserved(self._device),
+                torch.cuda.memory_allocated(self._device),
+            )
+            peak: int | None = torch.cuda.max_memory_allocated(self._device) - (self._before or 0)
+            return {
+                "peak_bytes": peak,
+                "reserved_bytes": reserved,
+                "fragmentation": (reserved - allocated) / reserved if reserved else 0.0,
+            }
+        now = _resident_peak(reset=False) if self._before is not None else None
+        return {
+            "peak_bytes": None if now is None or self._before is None else max(0, now - self._before),
+            "reserved_bytes": None,
+            "fragmentation": None,
+        }
+
+
+def _resident_peak(reset: bool) -> int | None:
+    """The most memory this process ever had in use, forgotten first where `reset`; None where the system won't say."""
+    try:
+        if reset:
+            with open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
+                file.write("5")
+        with open("/proc/self/status", encoding="utf-8") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all it was given."""
     if device.type == "cuda":

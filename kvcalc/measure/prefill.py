@@ -1,40 +1,83 @@
-"""Fill the caches with the prompt, in chunks, and quickly: prefill is not what is timed."""
+"""Fill the caches with the prompt, in chunks, and time it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.latent import HeadProduct
-from kvcalc.measure.build import AttentionLayer
+from kvcalc.measure.build import Layer, LayerCache
+from kvcalc.measure.parts import Part
 from kvcalc.measure.timing import time_call
+from kvcalc.model.spec import AttentionShape, ModelSpec
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many tokens or steps are done, and of how many."""
 
 
+class Filled(NamedTuple):
+    """How a prompt was run: tokens of each sequence, chunk size, and seconds of all chunks together."""
+
+    tokens: int
+    chunk: int
+    seconds: float
+
+
 def prefill(
-    layers: list[AttentionLayer], caches: list[TokenCache], hidden_states: Callable[[int], Tensor], tokens: int,
-    chunk: int, progress: Progress,
-) -> None:  # fmt: skip
+    layers: Sequence[Layer], caches: Sequence[LayerCache], hidden_states: Callable[[int], Tensor], tokens: int,
+    chunk: int, progress: Progress, device: torch.device,
+) -> Filled:  # fmt: skip
     """Run `tokens` prompt tokens, at least one, through the layers, `chunk` at a time.
 
-    `hidden_states(n)` makes the inputs of n tokens.
+    `hidden_states(n)` makes the inputs of n tokens; making them is not timed.
     """
+    seconds = 0.0
     with fast_projections(layers, hidden_states(chunk)):
         for done in range(0, tokens, chunk):
             progress("prefill", done, tokens)
-            run_layers(layers, caches, hidden_states(min(chunk, tokens - done)))
+            x = hidden_states(min(chunk, tokens - done))
+            seconds += time_call(device, partial(run_layers, layers, caches, x))
     progress("prefill", tokens, tokens)
+    return Filled(tokens, chunk, seconds)
 
 
-def run_layers(layers: list[AttentionLayer], caches: list[TokenCache], x: Tensor) -> Tensor:
+def describe_prefill(parts: Sequence[Part], spec: ModelSpec, batch: int, filled: Filled) -> dict[str, Any]:
+    """The `prefill` part of a run, but for its share of the matmul roof: tokens per second, and the FLOP of the work.
+
+    Projections take 2 FLOP a weight and token; attention 2 x (k + v widths) for every head and every pair of a token
+    with one it may see. A recurrence's own FLOP are not counted.
+    """
+    hidden, flop = spec.attention.hidden_size or 0, 0
+    for part in parts:
+        flop += 2 * part.parameters(hidden) * filled.tokens
+        if isinstance(part.shape, AttentionShape):
+            pairs = _pairs(filled.tokens, part)
+            flop += 2 * part.shape.num_heads * (part.shape.qk_head_dim + part.shape.v_head_dim) * pairs
+    return {
+        "tokens": filled.tokens,
+        "chunk_tokens": filled.chunk,
+        "seconds": filled.seconds,
+        "tokens_per_second": batch * filled.tokens / filled.seconds,
+        "flop": batch * flop,
+        "flop_per_second": batch * flop / filled.seconds,
+    }
+
+
+def _pairs(tokens: int, part: Part) -> int:
+    """How many (token, token it may see) there are in a prompt."""
+    if part.is_cross:
+        return tokens * (getattr(part.cache, "encoder_tokens", None) or 0)
+    seen = min(tokens, part.window or tokens)
+    return seen * (seen + 1) // 2 + (tokens - seen) * seen
+
+
+def run_layers(layers: Sequence[Layer], caches: Sequence[LayerCache], x: Tensor) -> Tensor:
     """One pass through the attention layers with their residual connections; the caches grow by the tokens of `x`."""
     for layer, cache in zip(layers, caches):
         x = x + layer(x, cache)
@@ -42,7 +85,7 @@ def run_layers(layers: list[AttentionLayer], caches: list[TokenCache], x: Tensor
 
 
 @contextmanager
-def fast_projections(layers: list[AttentionLayer], sample: Tensor) -> Iterator[None]:
+def fast_projections(layers: Sequence[Layer], sample: Tensor) -> Iterator[None]:
     """Within the block, projections run in fp32 where that is faster on `sample`, as they do on CPUs whose 16-bit
     matrix products are emulated (2 to 6 times slower there). Weights, results and caches keep their dtype."""
     modules = [module for layer in layers for module in layer.modules()]

@@ -1,48 +1,38 @@
-"""One measured run per kind of attention: build, fill, count, time, check; and the document they make."""
+"""`kvcalc measure`: what is to be run, whether it fits, one run per kind of attention and point, and their document."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from kvcalc.attention.cache import TokenCache, held_bytes
-from kvcalc.attention.core import CORES
-from kvcalc.errors import DoesNotFitError, MismatchError, RunError, UsageError
+from kvcalc.errors import KvcalcError, MismatchError, RunError, UsageError
 from kvcalc.measure.bandwidth import read_roof
-from kvcalc.measure.budget import check_fits, chunk_tokens
-from kvcalc.measure.build import AttentionLayer, build_layer, check_buildable, layer_windows, make_cache, materialize
-from kvcalc.measure.device import allocated_by, describe_device, free_bytes, release, resolve_device
-from kvcalc.measure.prefill import Progress, prefill, run_layers
-from kvcalc.measure.timing import summarize, time_call
-from kvcalc.measure.verify import verify
-from kvcalc.memory import kv_cache
-from kvcalc.memory.dtypes import Dtype, parse_dtype
-from kvcalc.memory.workload import resolve_workload
+from kvcalc.measure.budget import check_fits, chunk_tokens, layers_that_fit, weights_bytes_of
+from kvcalc.measure.capacity import check_axis, find_capacity
+from kvcalc.measure.choose import check_name
+from kvcalc.measure.device import describe_device, free_bytes, release, resolve_device
+from kvcalc.measure.distributed import describe_ranks, device_of, join
+from kvcalc.measure.environment import describe_environment
+from kvcalc.measure.faults import faults
+from kvcalc.measure.parts import parts_of, remarks_on
+from kvcalc.measure.prefill import Progress
+from kvcalc.measure.ranks import check_size, find_place
+from kvcalc.measure.remarks import remarks_on_runs
+from kvcalc.measure.run import Request, measure_cached, measure_uncached, timings_document
+from kvcalc.measure.sharding import share_of_spec
+from kvcalc.measure.storage import KINDS, MLA_FORMS, QUANTIZED, Storage, predicted_bytes, read_bytes
+from kvcalc.measure.sweep import Sweep, curve
+from kvcalc.measure.verify import verify, verify_state
+from kvcalc.memory.dtypes import parse_dtype
+from kvcalc.memory.workload import bind_workload, check_tensor_parallel, resolve_workload
+from kvcalc.model.caches import LatentAttention, RecurrentState
 from kvcalc.model.describe import describe_model
-from kvcalc.model.spec import ModelSpec
-from kvcalc.model.variants import WhatIf, apply, attention_parameters, side_by_side
+from kvcalc.model.spec import AttentionShape, ModelSpec, all_caches
+from kvcalc.model.variants import WhatIf, apply, side_by_side
 from kvcalc.schema import SCHEMA_VERSION
 
-_TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_WARM_UP_STEPS = 3
-
-
-class Request(NamedTuple):
-    """What to run: final context length N, batch, K timed steps, element type, seed, device."""
-
-    context_tokens: int
-    batch_size: int
-    steps: int
-    dtype: Dtype
-    device: torch.device
-    seed: int
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return _TORCH_DTYPES[self.dtype.name]
+_COMPUTED = ("fp32", "fp16", "bf16")
 
 
 def measure(
@@ -56,66 +46,110 @@ def measure(
     all_variants: bool = False,
     device: str = "auto",
     dtype: str | None = None,
+    kv_dtype: str | None = None,
+    cache: str = "preallocated",
+    block_size: int | None = None,
+    mla: str = "absorbed",
+    backend: str = "auto",
+    sweep: Sweep | None = None,
+    until_full: str | None = None,
+    memory_bytes: int | None = None,
+    profile: str | None = None,
     seed: int = 0,
+    tensor_parallel_size: int = 1,
     progress: Progress = lambda what, done, of: None,
 ) -> dict[str, Any]:
     """The measure document: for each kind of attention asked for, predicted and held bytes and the time of a step.
 
     `context_tokens` is the final length: context_tokens - steps tokens are prefilled, then `steps` decoded. The first
-    `num_layers` layers are built, all by default. Raises UsageError (2), ModelError (3) for what cannot be run,
-    DoesNotFitError (4) before anything is allocated where memory is short, RunError (1) where the run itself fails.
+    `num_layers` layers are built; by default all, or as many as fit. `sweep` runs several contexts and batch sizes,
+    `until_full` ("context" or "batch") looks for the largest that fits. With `tensor_parallel_size`, every process that
+    torchrun started calls this, runs its share of the heads and returns the same figures.
+
+    Raises UsageError (2), ModelError (3) for what cannot be run, DoesNotFitError (4) before anything is allocated
+    where memory is short, RunError (1) where the run itself fails: out of memory after all, a lost device or rank, NaN.
     Differing bytes are reported, not raised: see `check_bytes`.
     """
+    place = find_place()
+    check_size(place, tensor_parallel_size)
     where = resolve_device(device)
-    workload = resolve_workload(model, context_tokens, batch_size, dtype)
-    if workload.kv_dtype.name not in _TORCH_DTYPES or (
-        dtype is not None and not parse_dtype(dtype, "--dtype").is_float
-    ):
-        raise UsageError(f"--dtype {dtype}: measure computes in {', '.join(_TORCH_DTYPES)}")
-    if steps >= workload.context_tokens:
-        raise UsageError(
-            f"--steps {steps} must be less than the context of {workload.context_tokens} tokens they end at"
-        )
+    storage = _storage(kv_dtype, cache, block_size, mla, backend, where)
+    points = sweep.points() if sweep else [(context_tokens, batch_size)]
+    workloads = [resolve_workload(model, tokens, batch, dtype) for tokens, batch in points]
+    workload = workloads[-1]
+    if workload.kv_dtype.name not in _COMPUTED or (dtype is not None and not parse_dtype(dtype, "--dtype").is_float):
+        raise UsageError(f"--dtype {dtype}: measure computes in {', '.join(_COMPUTED)}")
+    shortest = min(each.context_tokens for each in workloads)
+    if steps >= shortest:
+        raise UsageError(f"--steps {steps} must be less than the context of {shortest} tokens they end at")
+    if until_full is not None:
+        check_axis(until_full, place.size, sweep is not None, storage)
+    model = bind_workload(model, workload)
     warnings = [*workload.warnings]
     if num_layers is not None and num_layers > model.num_layers:
         raise UsageError(f"--layers {num_layers}: {model.name} has {model.num_layers}")
-    if num_layers is not None and num_layers < model.num_layers:
-        warnings.append(f"{num_layers} of {model.num_layers} layers are run; bytes and times are theirs")
     if model.is_encoder:
         warnings.append(
             f"{model.name} is an encoder: its layers are run as decoders, as the formula has it; engines keep nothing"
         )
     cut = model if num_layers is None else model.head(num_layers)
     wanted, skipped = _variants_of(cut, what_if, all_variants)
-    request = Request(workload.context_tokens, batch_size, steps, workload.kv_dtype, where, seed)
-    for _, spec in wanted:
-        check_buildable(spec)
-        check_fits(spec, request.dtype, request.context_tokens, batch_size, steps, where.type, free_bytes(where))
-    try:
-        roof = read_roof(where)
-        runs = [_run(kind, spec, request, roof["read_bytes_per_second"], progress) for kind, spec in wanted]
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise DoesNotFitError(
-            f"out of memory: {str(error).splitlines()[0]}", "run fewer layers (--layers) or a shorter context"
-        ) from None
-    except RuntimeError as error:
-        if "can't allocate memory" in str(error):
-            raise DoesNotFitError("out of memory", "run fewer layers (--layers) or a shorter context") from None
-        raise
-    warnings += _remarks(runs)
+    wanted = _that_split(wanted, skipped, place.size, all_variants)
+    _check_mla(storage, [spec for _, spec in wanted])
+    requests = [
+        Request(each.context_tokens, batch, steps, each.kv_dtype, where, seed, storage=storage, profile=profile)
+        for each, (_, batch) in zip(workloads, points)
+    ]
+    with join(place) as group:
+        shares = [share_of_spec(spec, place.size) for _, spec in wanted]
+        where, layers, error = _prepare(shares, requests, group.place, num_layers is None, sweep is not None)
+        group.agree(error)
+        layers = min(group.gather(layers))
+        if layers < cut.num_layers:
+            cut, wanted = cut.head(layers), [(kind, spec.head(layers)) for kind, spec in wanted]
+        if layers < model.num_layers:
+            chosen = "fit and are run" if num_layers is None else "are run"
+            warnings.append(f"{layers} of {model.num_layers} layers {chosen}; bytes and times are theirs")
+        requests = [request._replace(group=group, device=where) for request in requests]
+        with faults(where):
+            group.barrier()
+            roof = read_roof(where, requests[0].torch_dtype)
+            runs = []
+            for request in requests:
+                for kind, spec in wanted:
+                    reason = _too_large(share_of_spec(spec, place.size), request) if sweep else None
+                    if reason:
+                        skipped.append({"attention": kind, "reason": reason})
+                    else:
+                        whole = apply(model, what_if) if not all_variants else _same_kind(model, what_if, kind)
+                        runs.append(_run(kind, spec, whole, request, roof, progress))
+            capacity = None
+            if until_full is not None:
+                capacity = find_capacity(wanted[0][1], requests[0], until_full, memory_bytes, progress)
+    warnings += [*remarks_on(cut), *remarks_on_runs(runs)]
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(apply(cut, what_if)),
         "workload": {
-            "context_tokens": request.context_tokens,
-            "batch_size": batch_size,
+            "context_tokens": requests[-1].context_tokens,
+            "batch_size": requests[-1].batch_size,
             "steps": steps,
-            "dtype": request.dtype.name,
+            "dtype": workload.kv_dtype.name,
+            "kv_dtype": storage.dtype(workload.kv_dtype).name,
+            "cache": storage.kind,
+            "block_size": storage.block_size,
+            "mla": storage.mla,
+            "backend": storage.backend,
             "seed": seed,
+            "tensor_parallel_size": place.size,
         },
         "device": describe_device(where),
+        "environment": describe_environment(where),
         "roof": roof,
         "runs": runs,
+        "sweep": sweep.describe() if sweep else None,
+        "curve": curve(runs) if sweep else None,
+        "capacity": capacity,
         "skipped": skipped,
         "warnings": warnings,
     }
@@ -124,17 +158,57 @@ def measure(
 def check_bytes(document: dict[str, Any]) -> None:
     """Raise MismatchError (exit 5) where held and predicted bytes differ, RunError (1) where a self-check failed."""
     for run in document["runs"]:
-        if run["held_bytes"] != run["predicted_bytes"]:
-            raise MismatchError(
-                f"{run['attention']}: predicted {run['predicted_bytes']:,} bytes, the cache holds {run['held_bytes']:,}"
-            )
+        for rank in run["ranks"] or [run]:
+            if rank["held_bytes"] != rank["predicted_bytes"]:
+                whose = f"{run['attention']}, rank {rank['rank']}" if "rank" in rank else run["attention"]
+                raise MismatchError(
+                    f"{whose}: predicted {rank['predicted_bytes']:,} bytes, the cache holds {rank['held_bytes']:,}"
+                )
     for run in document["runs"]:
         check = run["verified"]
         if not check["ok"]:
+            if check["max_abs_error"] is None:
+                raise RunError(f"{run['attention']}: NaN in the output of the self-check")
             raise RunError(
                 f"{run['attention']}: cached decode differs from the full pass by {check['max_abs_error']}, "
                 f"more than {check['tolerance']}"
             )
+
+
+def _storage(
+    kv_dtype: str | None, cache: str, block_size: int | None, mla: str, backend: str, device: torch.device
+) -> Storage:
+    """The options of the cache, or a UsageError (exit 2) for those that do not go together."""
+    check_name(backend)
+    for option, value, allowed in (("--cache", cache, KINDS), ("--mla", mla, MLA_FORMS)):
+        if value not in allowed:
+            raise UsageError(f"{option} {value[:40]!a}: one of {', '.join(allowed)}")
+    kept = None if kv_dtype is None or kv_dtype == "auto" else parse_dtype(kv_dtype, "--kv-dtype").name
+    if kept is not None and kept not in QUANTIZED:
+        raise UsageError(
+            f"--kv-dtype {kv_dtype}: measure keeps a cache in {' or '.join(QUANTIZED)}, or in what it computes in",
+            "auto, and --dtype for the latter",
+        )
+    if cache == "none" and (kept or block_size or mla == "expanded" or backend != "auto"):
+        raise UsageError("--cache none keeps nothing: no --kv-dtype, --block-size, --mla or --backend goes with it")
+    if cache == "grow" and block_size:
+        raise UsageError("--cache grow concatenates: no --block-size goes with it")
+    if kept == "fp8" and device.type == "mps":
+        raise UsageError("--kv-dtype fp8: Apple's GPU has none", "--kv-dtype int8")
+    return Storage(cache, block_size, kept, mla, backend)
+
+
+def _check_mla(storage: Storage, specs: list[ModelSpec]) -> None:
+    if storage.mla == "expanded" and not any(
+        isinstance(c, LatentAttention) for spec in specs for c in all_caches(spec)
+    ):
+        raise UsageError("--mla expanded: no attention to be run has a latent", "--attention mla")
+    if storage.kind == "none" and any(
+        isinstance(cache, RecurrentState) or cache.kind == "cross_attention"
+        for spec in specs
+        for cache in all_caches(spec)
+    ):
+        raise UsageError("--cache none: a recurrent state or an encoder's K and V are not computed again each step")
 
 
 def _variants_of(
@@ -143,7 +217,7 @@ def _variants_of(
     """The (kind, spec) to run and the kinds the model cannot have, each with its reason."""
     if not all_variants:
         changed = apply(spec, what_if)
-        return [(changed.attention.kind, changed)], []
+        return [(str(describe_model(changed)["attention"]), changed)], []
     wanted: list[tuple[str, ModelSpec]] = []
     skipped: list[dict[str, str]] = []
     for kind, found in side_by_side(spec, what_if):
@@ -154,132 +228,201 @@ def _variants_of(
     return wanted, skipped
 
 
-def _run(kind: str, spec: ModelSpec, request: Request, roof: float, progress: Progress) -> dict[str, Any]:
-    """Measure one kind of attention and free what it took."""
+def _same_kind(model: ModelSpec, what_if: WhatIf, kind: str) -> ModelSpec:
+    """The whole model with attention of `kind`, one of those that `_variants_of` found."""
+    return next(found for name, found in side_by_side(model, what_if) if name == kind and not isinstance(found, str))
+
+
+def _that_split(
+    wanted: list[tuple[str, ModelSpec]], skipped: list[dict[str, str]], size: int, all_variants: bool
+) -> list[tuple[str, ModelSpec]]:
+    """Those of the kinds whose heads `size` devices can share. The others are skipped with the reason, or refused
+    where one kind was asked for."""
+    kept = []
+    for kind, spec in wanted:
+        try:
+            check_tensor_parallel(spec, size)
+            if size > 1 and any(isinstance(cache, RecurrentState) for cache in all_caches(spec)):
+                raise UsageError(f"--tp {size}: measure shards heads of attention, and no recurrent states")
+            kept.append((kind, spec))
+        except UsageError as error:
+            if not all_variants:
+                raise
+            skipped.append({"attention": kind, "reason": error.message})
+    return kept
+
+
+def _prepare(
+    shares: list[ModelSpec], requests: list[Request], place: Any, may_cut: bool, may_skip: bool
+) -> tuple[torch.device, int, KvcalcError | None]:
+    """This rank's own device, how many layers of its shares fit at every point that fits at all, and why none does
+    (None where one does), before anything is allocated."""
+    device, layers = requests[0].device, min(spec.num_layers for spec in shares)
+    failure: KvcalcError | None = None
+    try:
+        device = device_of(device, place)
+        for spec in shares:
+            parts_of(spec)
+        # On a CPU the ranks of this machine share what is free.
+        free = free_bytes(device) // (1 if device.type == "cuda" else place.local_size)
+        fitting = 0
+        for request in requests:
+            dtype, tokens, batch, storage = request.dtype, request.context_tokens, request.batch_size, request.storage
+            try:
+                for spec in shares:
+                    fits = layers_that_fit(spec, dtype, tokens, batch, device.type, free, storage)
+                    if fits < spec.num_layers and not (may_cut and fits):
+                        check_fits(spec, dtype, tokens, batch, request.steps, device.type, free, storage)
+                    layers = min(layers, fits)
+                fitting += 1
+            except KvcalcError as error:
+                if not may_skip:
+                    raise
+                failure = error
+        return device, layers, None if fitting else failure
+    except KvcalcError as error:
+        return device, layers, error
+
+
+def _too_large(spec: ModelSpec, request: Request) -> str | None:
+    """Why one point of a sweep is left out."""
+    try:
+        check_fits(
+            spec, request.dtype, request.context_tokens, request.batch_size, request.steps, request.device.type,
+            free_bytes(request.device) // (1 if request.device.type == "cuda" else request.group.place.local_size),
+            request.storage,
+        )  # fmt: skip
+    except KvcalcError as error:
+        return f"{request.context_tokens:,} tokens, batch {request.batch_size}: {error.message}"
+    return None
+
+
+def _run(
+    kind: str, whole: ModelSpec, model: ModelSpec, request: Request, roof: dict[str, Any], progress: Progress
+) -> dict[str, Any]:
+    """Measure one kind of attention, this rank's share of it, and free what it took. `model` has all its layers."""
+    spec, group, device = share_of_spec(whole, request.group.size), request.group, request.device
+    tokens, batch, storage = request.context_tokens, request.batch_size, request.storage
 
     def report(what: str, done: int, of: int) -> None:
         progress(f"{kind} {what}", done, of)
 
-    device, tokens, batch = request.device, request.context_tokens, request.batch_size
-    with torch.inference_mode():
-        layers = _build(spec, request, report)
-        caches, allocator_bytes = allocated_by(
-            device, lambda: [make_cache(layer, batch, tokens, request.torch_dtype, device) for layer in layers]
-        )
-        hidden_states = _inputs(spec, request)
-        chunk = chunk_tokens(spec.attention, tokens, batch, device.type)
-        prefill(layers, caches, hidden_states, tokens - request.steps, chunk, report)
-        backend = _choose_core(layers, caches, request)
-        decode = _time_decode(layers, caches, hidden_states, request, report)
-        core = _time_core(layers, caches, request, report)
-    held = held_bytes(caches)
-    checked = verify(spec.attention, layers[0].window, device, layers[0].core, request.seed)
-    layers.clear()
-    caches.clear()
-    release(device)
     # From the formula alone: nothing here may come from a tensor.
-    read = kv_cache.decode_read_bytes(spec, request.dtype, tokens, batch)
-    weights = (attention_parameters(spec.attention) or 0) * spec.num_layers * request.dtype.block_bytes
-    kv_rate = read / core["p50"]
+    predicted = predicted_bytes(spec, request.dtype, tokens, batch, storage)
+    read = read_bytes(spec, request.dtype, tokens, batch, storage)
+    weights = weights_bytes_of(spec, request.dtype)
+    if storage.kind == "none":
+        found = measure_uncached(spec, request, report)
+    else:
+        chunk = chunk_tokens(spec.attention, tokens, batch, device.type)
+        found = measure_cached(spec, request, report, chunk, weights, read)
+    stack = found["stack"]
+    checked = _verified(whole, stack, request)
+    stack.layers.clear()
+    stack.caches.clear()
+    release(device)
+    core, decode = timings_document(found["core"]), timings_document(found["decode"])
+    filled, bandwidth, matmul = found["prefill"], roof["read_bytes_per_second"], roof["matmul_flop_per_second"]
+    core_read = read_bytes(_attending(spec), request.dtype, tokens, batch, storage)
+    kv_rate = core_read / core["p50"] if core else None
+    core_flop = sum(_core_flop(part, storage.mla, tokens) for part in parts_of(spec)) * batch
+    step_bytes = weights + (0 if storage.kind == "none" else read)
+    step_share = step_bytes / decode["p50"] / bandwidth if decode else None
     return {
         "attention": kind,
         "num_layers": spec.num_layers,
-        "predicted_bytes": kv_cache.stored_bytes(spec, request.dtype, tokens, batch),
-        "held_bytes": held,
-        "allocator_bytes": allocator_bytes,
+        "context_tokens": tokens,
+        "batch_size": batch,
+        "predicted_bytes": predicted,
+        "held_bytes": found["held_bytes"],
+        "allocator_bytes": found["allocator_bytes"],
         "decode_step_seconds": decode,
         "attention_core_seconds": core,
+        "predicted_step_seconds": None,
+        "tokens_per_second": batch / decode["p50"] if decode else None,
         "kv_read_bytes_per_second": kv_rate,
-        "fraction_of_roof": {"attention_core": kv_rate / roof, "step": (weights + read) / decode["p50"] / roof},
-        "backend": backend,
+        "attention_core_flop_per_second": core_flop / core["p50"] if core else None,
+        "fraction_of_roof": {"attention_core": kv_rate / bandwidth if kv_rate else None, "step": step_share},
+        "fraction_of_matmul_roof": {
+            "attention_core": core_flop / core["p50"] / matmul if core else None,
+            "prefill": filled["flop_per_second"] / matmul if filled else None,
+        },
+        "prefill": filled,
+        "memory": found["memory"],
+        "backend": found["backend"] or ("none" if storage.kind != "none" else "full prefix"),
+        "backends": found["backends"],
+        "scaled": _scaled(model, whole, request, decode["p50"] if decode else 0.0),
         "verified": checked,
+        "ranks": describe_ranks(group, device, predicted, found["held_bytes"], found["allocator_bytes"], bandwidth),
     }
 
 
-def _build(spec: ModelSpec, request: Request, report: Progress) -> list[AttentionLayer]:
-    generator = torch.Generator().manual_seed(request.seed)
-    spans = layer_windows(spec)
-    layers = []
-    for number, window in enumerate(spans):
-        report("weights", number, len(spans))
-        layer = build_layer(spec.attention, window, request.torch_dtype, torch.device("meta"))
-        layers.append(materialize(layer, request.device, generator))
-    return layers
+def _verified(whole: ModelSpec, stack: Any, request: Request) -> dict[str, Any]:
+    """The self-check of every sort of layer there is; the largest error counts."""
+    checks = []
+    seen = set()
+    for part, layer in zip(stack.parts, stack.layers):
+        sort = (type(part.shape), part.window is None, getattr(part.shape, "kind", None))
+        if sort in seen or part.is_cross:
+            continue
+        seen.add(sort)
+        if isinstance(part.shape, AttentionShape):
+            own = next(
+                p.shape for p in parts_of(whole) if p.layer == part.layer and isinstance(p.shape, AttentionShape)
+            )
+            checks.append(
+                verify(own, part.window, request.device, layer.core, request.seed, request.group, request.storage)
+            )
+        else:
+            checks.append(verify_state(part.shape, request.device, request.seed))
+    failed = [check for check in checks if not check["ok"]]
+    return (failed or sorted(checks, key=lambda check: check["max_abs_error"] or 0.0))[-1]
 
 
-def _inputs(spec: ModelSpec, request: Request) -> Callable[[int], Tensor]:
-    """A source of random hidden states (batch, n, hidden_size), the same for the same seed."""
-    generator = torch.Generator().manual_seed(request.seed)
-    width = spec.attention.hidden_size or 0
-
-    def make(tokens: int) -> Tensor:
-        states = torch.randn(request.batch_size, tokens, width, generator=generator)
-        return states.to(request.device, request.torch_dtype)
-
-    return make
+def _attending(spec: ModelSpec) -> ModelSpec:
+    """The model with its caches of attention alone: what the core reads."""
+    kept = (
+        group._replace(caches=tuple(cache for cache in group.caches if not isinstance(cache, RecurrentState)))
+        for group in spec.layers
+    )
+    return spec._replace(layers=tuple(kept))
 
 
-def _random_query(layer: AttentionLayer, request: Request) -> Tensor:
-    """One token's query of each sequence, as `attend` takes it."""
-    return torch.randn(layer.core_query_shape(request.batch_size)).to(request.device, request.torch_dtype)
+def _core_flop(part: Any, mla: str, tokens: int) -> int:
+    """FLOP of one sequence's step of attention: 2 x (k + v widths) for every head and token seen; MLA's widths are the
+    latent's where it is absorbed, else those of keys and values, which are rebuilt first."""
+    shape = part.shape
+    if not isinstance(shape, AttentionShape):
+        return 0
+    seen = tokens if part.window is None else min(tokens, part.window)
+    if part.is_cross:
+        seen = part.cache.encoder_tokens or 0
+    if not shape.is_latent:
+        return 2 * shape.num_heads * (shape.qk_head_dim + shape.v_head_dim) * seen
+    if mla == "absorbed":
+        return 2 * shape.num_heads * (2 * shape.kv_lora_rank + shape.qk_rope_head_dim) * seen
+    rebuilt = shape.kv_lora_rank * (shape.qk_nope_head_dim + shape.v_head_dim)
+    return 2 * shape.num_heads * (rebuilt + shape.qk_head_dim + shape.v_head_dim) * seen
 
 
-def _choose_core(layers: list[AttentionLayer], caches: list[TokenCache], request: Request) -> str:
-    """Time the ways to run one decode step on the first layer's cache; give all layers the fastest, return its name."""
-    layer, cache = layers[0], caches[0]
-    query = _random_query(layer, request)
-    seconds = {}
-    for name, core in CORES.items():
-        layer.core = core
-        seconds[name] = min(time_call(request.device, lambda: layer.attend(query, cache)) for _ in range(3))
-    best = min(seconds, key=lambda name: seconds[name])
-    for layer in layers:
-        layer.core = CORES[best]
-    return best
+def _scaled(model: ModelSpec, run: ModelSpec, request: Request, step_seconds: float) -> dict[str, Any] | None:
+    """What all layers would take, from those that were run, in proportion to the bytes a step reads; null where all
+    were run."""
+    if run.num_layers == model.num_layers:
+        return None
 
+    def step_bytes(spec: ModelSpec) -> int:
+        share = share_of_spec(spec, request.group.size)
+        read = read_bytes(share, request.dtype, request.context_tokens, request.batch_size, request.storage)
+        return weights_bytes_of(share, request.dtype) + read
 
-def _time_decode(
-    layers: list[AttentionLayer], caches: list[TokenCache], hidden_states: Callable[[int], Tensor], request: Request,
-    report: Progress,
-) -> dict[str, Any]:  # fmt: skip
-    """Time `steps` decode steps of all layers. Warm-up writes the first of these positions and takes it back."""
-    start = caches[0].length
-    for _ in range(_WARM_UP_STEPS):
-        run_layers(layers, caches, hidden_states(1))
-        for cache in caches:
-            cache.rewind(start)
-    seconds = []
-    for step in range(request.steps):
-        report("decode", step, request.steps)
-        x = hidden_states(1)
-        seconds.append(time_call(request.device, lambda: run_layers(layers, caches, x)))  # noqa: B023 - called at once
-    report("decode", request.steps, request.steps)
-    return summarize(seconds)
-
-
-def _time_core(
-    layers: list[AttentionLayer], caches: list[TokenCache], request: Request, report: Progress
-) -> dict[str, Any]:
-    """Time attention over the full caches alone, no projections: all layers, one token of each sequence."""
-    query = _random_query(layers[0], request)
-
-    def step() -> None:
-        for layer, cache in zip(layers, caches):
-            layer.attend(query, cache)
-
-    for _ in range(_WARM_UP_STEPS):
-        step()
-    seconds = []
-    for done in range(request.steps):
-        report("attention core", done, request.steps)
-        seconds.append(time_call(request.device, step))
-    return summarize(seconds)
-
-
-def _remarks(runs: list[dict[str, Any]]) -> list[str]:
-    return [
-        f"{run['attention']}: its cache of {run['held_bytes']:,} bytes was read faster than memory is: from the "
-        "processor's own cache"
-        for run in runs
-        if run["fraction_of_roof"]["attention_core"] > 1
-    ]
+    factor = step_bytes(model) / step_bytes(run)
+    share = share_of_spec(model, request.group.size)
+    return {
+        "num_layers": model.num_layers,
+        "factor": factor,
+        "predicted_bytes": predicted_bytes(
+            share, request.dtype, request.context_tokens, request.batch_size, request.storage
+        ),
+        "decode_step_seconds": step_seconds * factor,
+    }

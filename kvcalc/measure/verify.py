@@ -7,41 +7,98 @@ from typing import Any
 
 import torch
 
+from kvcalc.attention.latent import MultiHeadLatentAttention
+from kvcalc.attention.recurrent import RecurrentMixer, StateCache, StateShape
 from kvcalc.measure.build import build_layer, make_cache
+from kvcalc.measure.distributed import ALONE, Group
+from kvcalc.measure.storage import Storage
 from kvcalc.model.spec import AttentionShape
 
 TOLERANCE = 1e-4
 _TOKENS, _DECODED, _CHUNK, _BATCH = 24, 8, 7, 2
 
 
-def small_shape(shape: AttentionShape) -> AttentionShape:
-    """A shape of the same kind, with the same grouping, biases, positions and low ranks, small enough for one pass."""
-    num_kv_heads = {"mha": 8, "mqa": 1}.get(shape.kind, 2)
+def small_shape(shape: AttentionShape, size: int = 1) -> AttentionShape:
+    """A shape of the same kind, with the same grouping, biases, positions and low ranks, small enough for one pass.
+
+    `size` ranks can share its heads: KV heads are divided or replicated over them as those of `shape` are.
+    """
+    heads = 8 if size == 1 else 4 * size
+    grouped = 2 * size if shape.num_kv_heads % size == 0 else shape.num_kv_heads
+    num_kv_heads = {"mha": heads, "mqa": 1}.get(shape.kind, grouped)
     v_head_dim = 24 if shape.qk_head_dim == shape.v_head_dim else 16
     rope_dim = 0 if not shape.rope_dim else 24 if shape.rope_dim == shape.qk_head_dim else 8
     small = shape._replace(
-        num_heads=8, num_kv_heads=num_kv_heads, hidden_size=64, rope_dim=rope_dim, qk_head_dim=24, v_head_dim=v_head_dim
+        num_heads=heads,
+        num_kv_heads=num_kv_heads,
+        hidden_size=64,
+        rope_dim=rope_dim,
+        qk_head_dim=24,
+        v_head_dim=v_head_dim,
     )
     if not shape.is_latent:
         return small
     return small._replace(
-        num_kv_heads=8, kv_lora_rank=32, q_lora_rank=20 if shape.q_lora_rank else 0, qk_rope_head_dim=8
+        num_kv_heads=heads, kv_lora_rank=32, q_lora_rank=20 if shape.q_lora_rank else 0, qk_rope_head_dim=8
     )
 
 
-def verify(shape: AttentionShape, window: int | None, device: torch.device, core: Any, seed: int) -> dict[str, Any]:
+def verify(
+    shape: AttentionShape, window: int | None, device: torch.device, core: Any, seed: int, group: Group = ALONE,
+    storage: Storage = Storage(),
+) -> dict[str, Any]:  # fmt: skip
     """Run the small shape both ways in fp32 on `device`: the `verified` part of a run.
 
-    `core` is the decode kernel that was timed. A window becomes one short enough for the ring to turn.
+    `core` is the decode kernel that was timed. A window becomes one short enough for the ring to turn. Of several
+    ranks each makes the full pass with the whole layer and decodes with its share; the largest error counts.
     """
     torch.manual_seed(seed)
-    layer = build_layer(small_shape(shape), None if window is None else 9, torch.float32, device).eval()
-    layer.core = core
+    small, span = small_shape(shape, group.size), None if window is None else 9
+    layer = build_layer(small, span, torch.float32, device).eval()
+    share = group.share_of(layer, small, span)
+    share.core = core
+    if isinstance(share, MultiHeadLatentAttention):
+        share.expands = storage.mla == "expanded"
+    with torch.inference_mode():
+        x = group.same(torch.randn(_BATCH, _TOKENS, 64, device=device))
+        full = layer(x)
+        cache = make_cache(share, _BATCH, _TOKENS, torch.float32, device, _small_storage(storage))
+        cuts = [*range(0, _TOKENS - _DECODED, _CHUNK), *range(_TOKENS - _DECODED, _TOKENS + 1)]
+        parts = [share(x[:, a:b], cache) for a, b in pairwise(cuts)]
+        errors = group.gather((torch.cat(parts, dim=1) - full).abs().max().item())
+    # max() would lose a NaN that does not stand first.
+    error = next((e for e in errors if e != e), max(errors))
+    return _checked(error)
+
+
+def verify_state(shape: StateShape, device: torch.device, seed: int) -> dict[str, Any]:
+    """The same of a recurrent layer: its tokens at once, and in pieces, the last ones one by one."""
+    torch.manual_seed(seed)
+    small = shape
+    if shape.kind in ("linear", "delta"):
+        heads, key_heads = (4, 2) if shape.heads != shape.key_heads else (4, 4)
+        small = shape._replace(
+            channels=2 * key_heads * 8 + heads * 6, heads=heads, key_heads=key_heads, k_width=8, v_width=6
+        )
+    elif shape.kind == "selective":
+        small = shape._replace(channels=32, k_width=min(shape.k_width, 8))
+    layer = RecurrentMixer(64, small, device).eval()
     with torch.inference_mode():
         x = torch.randn(_BATCH, _TOKENS, 64, device=device)
-        full = layer(x)
-        cache = make_cache(layer, _BATCH, _TOKENS, torch.float32, device)
-        cuts = [*range(0, _TOKENS - _DECODED, _CHUNK), *range(_TOKENS - _DECODED, _TOKENS + 1)]
-        parts = [layer(x[:, a:b], cache) for a, b in pairwise(cuts)]
-        error = (torch.cat(parts, dim=1) - full).abs().max().item()
+        outputs = []
+        for cuts in ([0, _TOKENS], [*range(0, _TOKENS - _DECODED, _CHUNK), *range(_TOKENS - _DECODED, _TOKENS + 1)]):
+            cache = StateCache(_BATCH, small, torch.float32, torch.float32, device)
+            outputs.append(torch.cat([layer(x[:, a:b], cache) for a, b in pairwise(cuts)], dim=1))
+        return _checked((outputs[0] - outputs[1]).abs().max().item())
+
+
+def _small_storage(storage: Storage) -> Storage:
+    """The layout that was timed, in blocks the small cache has several of; in fp32, whatever the run kept: how far 8
+    bits are from it is not what is checked here."""
+    if storage.kind == "none":
+        return Storage()
+    return storage._replace(kv_dtype=None, block_size=None if storage.block_size is None else 4)
+
+
+def _checked(error: float) -> dict[str, Any]:
     return {"max_abs_error": error if error == error else None, "tolerance": TOLERANCE, "ok": error <= TOLERANCE}

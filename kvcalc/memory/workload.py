@@ -53,7 +53,7 @@ def resolve_workload(
         context_tokens = min(DEFAULT_CONTEXT_TOKENS, longest) if longest else DEFAULT_CONTEXT_TOKENS
     elif longest is not None and context_tokens > longest:
         warnings.append(f"context {context_tokens:,} is beyond the model's max_position_embeddings of {longest:,}")
-    _check_tensor_parallel(spec, tensor_parallel_size)
+    check_tensor_parallel(spec, tensor_parallel_size)
     is_auto = isinstance(kv_dtype, str) and kv_dtype.casefold() == "auto"
     model_dtype = _resolve_model_dtype(spec, dtype, warnings)
     if isinstance(kv_dtype, str):
@@ -117,7 +117,7 @@ def _resolve_model_dtype(spec: ModelSpec, dtype: str | None, warnings: list[str]
 
 
 @remembered
-def _check_tensor_parallel(spec: ModelSpec, size: int) -> None:
+def check_tensor_parallel(spec: ModelSpec, size: int) -> None:
     """Heads must split evenly over the devices; KV heads split evenly or are replicated evenly.
 
     The same conditions as vLLM's (verify_with_parallel_config, vllm/config/model.py, and QKVParallelLinear, 0.33.0).

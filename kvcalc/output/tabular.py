@@ -25,14 +25,8 @@ def is_table(document: dict[str, Any]) -> bool:
 
 
 def _table(document: dict[str, Any]) -> list[list[str]] | None:
-    rows = (
-        document.get("models")
-        or document.get("gpus")
-        or document.get("files")
-        or document.get("engines")
-        or document.get("plans")
-        or document.get("figures")
-    )
+    keys = ("models", "gpus", "files", "engines", "plans", "figures", "curve")
+    rows = next((document[key] for key in keys if document.get(key)), None)
     if not isinstance(rows, list) or not rows:
         return None
     return [list(rows[0]), *([bare(value) for value in row.values()] for row in rows)]

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kvcalc.attention.core import CORES, attention_with_weights, grouped_attention
+from kvcalc.attention.backends import BACKENDS
+from kvcalc.attention.core import attention_with_weights, grouped_attention
 from kvcalc.attention.masks import causal_mask, padding_mask
+
+CORES = {name: BACKENDS[name] for name in ("grouped-sdpa", "grouped-matmul", "repeat-kv", "native")}
 
 
 def tensors(heads: int, groups: int, queries: int, keys: int, v_width: int = 8) -> tuple[torch.Tensor, ...]:

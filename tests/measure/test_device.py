@@ -83,7 +83,7 @@ def test_no_limit_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text:
 
 
 def test_percentiles_are_times_that_were_taken() -> None:
-    assert summarize([3.0, 1.0, 2.0]) == {"p50": 2.0, "p90": 3.0, "min": 1.0, "n": 3}
-    assert summarize([5.0]) == {"p50": 5.0, "p90": 5.0, "min": 5.0, "n": 1}
+    assert summarize([3.0, 1.0, 2.0]) == {"p50": 2.0, "p90": 3.0, "min": 1.0, "n": 3, "spread": 1.0}
+    assert summarize([5.0]) == {"p50": 5.0, "p90": 5.0, "min": 5.0, "n": 1, "spread": 0.0}
     assert summarize([float(n) for n in range(1, 101)])["p90"] == 90.0
     assert summarize([2.0, 1.0])["p50"] == 1.0

@@ -13,6 +13,7 @@ import torch
 import kvcalc as library
 from kvcalc.attention.cache import TokenCache
 from kvcalc.measure import budget, runner, verify
+from kvcalc.measure import run as one_run
 from kvcalc.measure.build import build_layer
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.schema import load_schema
@@ -131,7 +132,7 @@ def test_a_decode_that_differs_from_the_full_pass_fails_the_run(kvcalc: Any, mon
 
 def test_the_caches_end_full_with_every_row_written(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[TokenCache] = []
-    real = runner.held_bytes
+    real = one_run.held_bytes
 
     def spy(caches: Any) -> int:
         seen.extend(caches)
@@ -139,7 +140,7 @@ def test_the_caches_end_full_with_every_row_written(monkeypatch: pytest.MonkeyPa
         assert all(bool((t.abs().sum(dim=-1) > 0).all()) for cache in seen for t in cache.tensors)
         return real(caches)
 
-    monkeypatch.setattr(runner, "held_bytes", spy)
+    monkeypatch.setattr(one_run, "held_bytes", spy)
     spec = library.read_config(
         {"model_type": "generic", "num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 32}, "x", "x"
     )
@@ -150,13 +151,13 @@ def test_the_caches_end_full_with_every_row_written(monkeypatch: pytest.MonkeyPa
 def test_warm_up_leaves_no_token_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same run with and without warm-up ends with the same cache."""
     kept: list[list[torch.Tensor]] = []
-    real = runner.held_bytes
+    real = one_run.held_bytes
 
     def spy(caches: Any) -> int:
         kept.append([t.clone() for cache in caches for t in cache.in_order()])
         return real(caches)
 
-    monkeypatch.setattr(runner, "held_bytes", spy)
+    monkeypatch.setattr(one_run, "held_bytes", spy)
     spec = library.read_config(
         {
             "model_type": "generic",
@@ -169,9 +170,9 @@ def test_warm_up_leaves_no_token_behind(monkeypatch: pytest.MonkeyPatch) -> None
         "x",
     )
     for warm_up in (3, 0):
-        monkeypatch.setattr(runner, "_WARM_UP_STEPS", warm_up)
+        monkeypatch.setattr(one_run, "WARM_UP_STEPS", warm_up)
         # Inputs by position, so that warm-up draws nothing from the stream the steps draw from.
-        monkeypatch.setattr(runner, "_inputs", lambda spec, request: lambda n: torch.ones(request.batch_size, n, 32))
+        monkeypatch.setattr(one_run, "inputs", lambda spec, request: lambda n: torch.ones(request.batch_size, n, 32))
         runner.measure(spec, context_tokens=20, steps=5, device="cpu", dtype="fp32")
     for a, b in zip(*kept):
         torch.testing.assert_close(a, b)
@@ -223,7 +224,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is_allocated(
         raise AssertionError("allocated")
 
     monkeypatch.setattr(runner, "read_roof", unreachable)
-    monkeypatch.setattr(runner, "_build", unreachable)
+    monkeypatch.setattr(one_run, "build", unreachable)
     result = kvcalc("measure", *FAST, *options)
     assert result.status == status
     assert message in result.err

@@ -9,6 +9,6 @@ from kvcalc.output.human.console import make_console
 
 
 def render(document: dict[str, Any], kind: str, color: bool) -> None:
-    """Print `document` with the renderer of command `kind` (estimate, measure, models, models_show, models_check)."""
+    """Print `document` with the renderer of document `kind` (estimate, measure, models, models_show, ...)."""
     module = import_module(f"kvcalc.output.human.{kind}")
     module.render(document, make_console(color))

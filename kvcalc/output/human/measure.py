@@ -7,7 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from kvcalc.output.human import measure_curve
 from kvcalc.output.human.console import count, plain_table
+from kvcalc.output.human.measure_format import percent, rate, seconds
 from kvcalc.units import format_size
 
 
@@ -22,12 +24,25 @@ def render(document: dict[str, Any], console: Console) -> None:
     )
     console.print(
         f"{count(workload['context_tokens'])} tokens, batch {count(workload['batch_size'])}, {workload['dtype']}, "
-        f"{workload['steps']} steps, reads at most {_rate(document['roof']['read_bytes_per_second'])}"
+        f"{workload['steps']} steps, reads at most {rate(document['roof']['read_bytes_per_second'])}"
     )
+    if workload["tensor_parallel_size"] > 1:
+        console.print(
+            f"heads over {workload['tensor_parallel_size']} ranks: the bytes are each rank's, the times the slowest's"
+        )
+    kept = _kept(workload)
+    if kept:
+        console.print(f"cache: {kept}")
     console.print()
-    _bytes(document, console)
-    console.print()
-    _times(document, console)
+    if document["curve"]:
+        measure_curve.render(document, console)
+    else:
+        _bytes(document, console)
+        console.print()
+        _times(document, console)
+        _notes(document, console)
+    if document["capacity"]:
+        _capacity(document["capacity"], console)
     for skip in document["skipped"]:
         console.print(f"{skip['attention'].upper()} skipped: {skip['reason']}", style="dim")
 
@@ -42,16 +57,21 @@ def _bytes(document: dict[str, Any], console: Console) -> None:
         ("self-check", "left"),
     )
     for run in document["runs"]:
-        equal = run["held_bytes"] == run["predicted_bytes"]
         check = run["verified"]
-        table.add_row(
-            run["attention"].upper(),
-            count(run["predicted_bytes"]),
-            count(run["held_bytes"]),
-            Text("equal", "green") if equal else Text("DIFFER", "bold red"),
-            count(run["allocator_bytes"]),
-            Text("ok", "green") if check["ok"] else Text(f"off by {check['max_abs_error']}", "bold red"),
-        )
+        passed = Text("ok", "green") if check["ok"] else Text(f"off by {check['max_abs_error']}", "bold red")
+        for row in run["ranks"] or [run]:
+            rank = row.get("rank", 0)
+            equal = row["held_bytes"] == row["predicted_bytes"]
+            table.add_row(
+                f"{'' if rank else run['attention'].upper():<3} rank {rank}"
+                if run["ranks"]
+                else run["attention"].upper(),
+                count(row["predicted_bytes"]),
+                count(row["held_bytes"]),
+                Text("equal", "green") if equal else Text("DIFFER", "bold red"),
+                count(row["allocator_bytes"]),
+                Text() if rank else passed,
+            )
     console.print(table)
 
 
@@ -68,27 +88,62 @@ def _times(document: dict[str, Any], console: Console) -> None:
         ("backend", "left"),
     )
     for run in document["runs"]:
-        step, core, share = run["decode_step_seconds"], run["attention_core_seconds"], run["fraction_of_roof"]
+        step, share = run["decode_step_seconds"], run["fraction_of_roof"]
+        core = run["attention_core_seconds"] or {"p50": None}
         table.add_row(
             run["attention"].upper(),
-            _seconds(step["p50"]),
-            _seconds(step["p90"]),
-            f"{share['step']:.0%}",
-            _seconds(core["p50"]),
-            _rate(run["kv_read_bytes_per_second"]),
-            f"{share['attention_core']:.0%}",
+            seconds(step["p50"]),
+            seconds(step["p90"]),
+            percent(share["step"]),
+            seconds(core["p50"]),
+            rate(run["kv_read_bytes_per_second"]),
+            percent(share["attention_core"]),
             run["backend"],
         )
     console.print(table)
 
 
-def _seconds(value: float) -> str:
-    """A duration in the unit that gives it three digits or so."""
-    for scale, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
-        if value * scale >= 1:
-            return f"{value * scale:,.3g} {unit}" if value * scale < 1000 else f"{value * scale:,.0f} {unit}"
-    return f"{value * 1e6:.3f} us"
+def _kept(workload: dict[str, Any]) -> str:
+    """How the cache is kept, where that is not as usual."""
+    found = []
+    if workload["cache"] != "preallocated":
+        found.append({"grow": "grown by concatenation", "none": "none, the prefix is run again"}[workload["cache"]])
+    if workload["block_size"]:
+        found.append(f"blocks of {workload['block_size']} tokens")
+    if workload["kv_dtype"] != workload["dtype"]:
+        found.append(f"{workload['kv_dtype']} with a scale per row")
+    if workload["mla"] != "absorbed":
+        found.append("K and V rebuilt from the latent at every step")
+    return ", ".join(found)
 
 
-def _rate(bytes_per_second: float) -> str:
-    return f"{format_size(int(bytes_per_second), capacity=True)}/s"
+def _notes(document: dict[str, Any], console: Console) -> None:
+    """Prefill, the other backends' times, and what all layers would take."""
+    console.print()
+    for run in document["runs"]:
+        kind, filled, scaled = run["attention"].upper(), run["prefill"], run["scaled"]
+        if filled:
+            console.print(
+                f"prefill of {kind}: {filled['tokens_per_second']:,.0f} tokens/s, "
+                f"{percent(run['fraction_of_matmul_roof']['prefill'])} of the matmul rate"
+            )
+        timed = [
+            f"{row['name']} {seconds(row['seconds'])}"
+            for row in run["backends"]
+            if row["seconds"] is not None and row["layer"] == run["backends"][0]["layer"]
+        ]
+        if timed:
+            console.print(f"core of one layer, {kind}: {', '.join(timed)}", style="dim", soft_wrap=True)
+        if scaled:
+            console.print(
+                f"scaled to all {scaled['num_layers']} layers, {kind}: {count(scaled['predicted_bytes'])} bytes, "
+                f"step {seconds(scaled['decode_step_seconds'])}"
+            )
+
+
+def _capacity(found: dict[str, Any], console: Console) -> None:
+    what = "tokens" if found["axis"] == "context" else "sequences"
+    console.print(
+        f"within {format_size(found['limit_bytes'], capacity=True)} {count(found['measured'])} {what} fit, "
+        f"{found['ratio']:.1%} of the {count(found['predicted'])} predicted"
+    )

@@ -79,14 +79,19 @@ def block_bytes(groups: list[Group]) -> int:
 
 def request_blocks(groups: list[Group], demand: Demand) -> int:
     """Blocks one request may hold at most, all groups together."""
+    return blocks_of_kinds(kinds_of_groups(groups), demand)
+
+
+def blocks_of_kinds(kinds: list[tuple[tuple[Page, ...], int]], demand: Demand) -> int:
+    """The same of `kinds_of_groups`."""
     blocks = 0
-    for pages, count in _kinds_of_groups(groups):
+    for pages, count in kinds:
         blocks += count * (pages[0].blocks(demand) if len(pages) == 1 else max(page.blocks(demand) for page in pages))
     return blocks
 
 
 @remembered
-def _kinds_of_groups(groups: list[Group]) -> list[tuple[tuple[Page, ...], int]]:
+def kinds_of_groups(groups: list[Group]) -> list[tuple[tuple[Page, ...], int]]:
     """The different pages of each group that has any, and how many groups have the same."""
     found: dict[tuple[Page, ...], int] = {}
     for group in groups:

@@ -1,0 +1,131 @@
+"""Records of `kvcalc measure`, taken and tabulated.
+
+    python benchmarks/records.py take [--device cuda] [CASE ...]
+    python benchmarks/records.py table [--write README.md]
+
+`take` runs the cases below on the device at hand and saves each under benchmarks/results, named by device, day and
+case. `table` prints every record there as a Markdown table, or puts it between the marks in a file. The figures of a
+record are those of its device and day: `kvcalc measure --compare` says which of two may be held against each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- records: python benchmarks/records.py table --write README.md -->", "<!-- end of records -->"
+
+# One model of every kind of attention, with some ten to a hundred MB of cache. A CPU takes minutes for the prompts.
+CASES = {
+    "llama-7b": ("llama-7b", "--layers", "2", "--context", "4k"),
+    "llama-3-70b": ("llama-3-70b", "--layers", "1", "--context", "8k", "--batch", "2"),
+    "palm-540b": ("palm-540b", "--layers", "1", "--context", "2k", "--batch", "8"),
+    "deepseek-v3": ("deepseek-v3", "--layers", "1", "--context", "4k", "--batch", "2"),
+}
+
+
+def slug(text: str) -> str:
+    """A name for a file: lower case, words joined by hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")
+
+
+def name_of(record: dict[str, Any], case: str) -> str:
+    """DEVICE_DAY_CASE.json; of a CPU, whose name says little, the threads too."""
+    device = record["device"]
+    threads = f"-{device['threads']}-threads" if device["threads"] else ""
+    ranks = record["workload"]["tensor_parallel_size"]
+    several = f"-tp{ranks}" if ranks > 1 else ""
+    return f"{slug(device['name'])}{threads}{several}_{record['environment']['taken_at'][:10]}_{slug(case)}.json"
+
+
+def take(cases: list[str], device: str, options: list[str]) -> None:
+    """Run the cases, each in a process of its own."""
+    RESULTS.mkdir(exist_ok=True)
+    for case in cases or CASES:
+        new = RESULTS / f".{case}.new"
+        command = [sys.executable, "-m", "kvcalc", "measure", *CASES[case], "--device", device, *options]
+        subprocess.run([*command, "--save", str(new), "--format", "human"], check=True, cwd=ROOT)
+        name = name_of(json.loads(new.read_text()), case)
+        new.replace(RESULTS / name)
+        print(name, end="\n\n", flush=True)
+
+
+def table() -> str:
+    """Every record, by device, day and name."""
+    head = ("model", "attention", "layers", "tokens", "type", "cache", "step p50", "core p50", "KV read", "of roof")
+    blocks: dict[str, list[list[str]]] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        record = json.loads(path.read_text())
+        blocks.setdefault(_heading(record), []).extend(_row(record, run) for run in record["runs"])
+    parts = []
+    for heading, rows in blocks.items():
+        lines = [head, ["---", "---", *["---:"] * 2, "---", *["---:"] * 5], *rows]
+        parts.append(f"{heading}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
+    return "\n\n".join(parts)
+
+
+def _heading(record: dict[str, Any]) -> str:
+    device, environment = record["device"], record["environment"]
+    threads = f", {device['threads']} threads" if device["threads"] else ""
+    driver = f", driver {environment['driver_version']}" if environment["driver_version"] else ""
+    day = environment["taken_at"][:10]
+    return f"{device['name']}{threads}{driver}, torch {device['torch_version']}, {day}:"
+
+
+def _row(record: dict[str, Any], run: dict[str, Any]) -> list[str]:
+    workload = record["workload"]
+    ranks = workload["tensor_parallel_size"]
+    return [
+        record["model"]["name"] + (f", {ranks} ranks" if ranks > 1 else ""),
+        run["attention"].upper(),
+        str(run["num_layers"]),
+        f"{workload['context_tokens']:,}",
+        workload["dtype"],
+        f"{run['held_bytes']:,}",
+        _milliseconds(run["decode_step_seconds"]["p50"]),
+        _milliseconds(run["attention_core_seconds"]["p50"]),
+        f"{run['kv_read_bytes_per_second'] / 2**30:,.1f} GiB/s",
+        f"{run['fraction_of_roof']['attention_core']:.0%}",
+    ]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def write(path: Path) -> None:
+    """Put the table between the marks of the file at `path`."""
+    before, _, rest = path.read_text().partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        sys.exit(f"{path}: no lines {BEGIN} and {END}")
+    path.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    taking = commands.add_parser("take", help="run the cases and save their records")
+    taking.add_argument("cases", nargs="*", metavar="CASE", choices=[[], *CASES], help=", ".join(CASES))
+    taking.add_argument("--device", default="auto")
+    taking.add_argument("--option", action="append", default=[], help="a further option of kvcalc measure")
+    making = commands.add_parser("table", help="the records as a Markdown table")
+    making.add_argument("--write", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    if arguments.command == "take":
+        take(arguments.cases, arguments.device, arguments.option)
+    elif arguments.write:
+        write(arguments.write)
+    else:
+        print(table())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""torch's flex_attention, compiled for the shape: K and V are read at full capacity, rows not yet written are hidden.
+
+So the shapes stay the same from step to step and nothing is compiled again; only a number on the device changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvcalc.attention.backends.base import Backend, Cache, Case
+
+
+class Flex(Backend):
+    """flex_attention through torch.compile."""
+
+    name = "flex"
+
+    def __init__(self) -> None:
+        self._compiled: Any = None
+        # Per device the number of rows held, and the function that hides the others: one for all calls, or each call
+        # would compile anew.
+        self._hide: dict[torch.device, tuple[Tensor, Callable[..., Tensor]]] = {}
+
+    def why_not(self, case: Case) -> str | None:
+        if case.device.type == "mps":
+            return "torch compiles no flex_attention for Apple's GPU"
+        if case.layout != "dense" or case.stored_dtype is not None:
+            return "reads dense caches in the dtype it computes in"
+        if case.is_latent:
+            return "takes V as a tensor of its own, not as the front of the latent"
+        if case.k_width & (case.k_width - 1) or case.v_width & (case.v_width - 1):
+            return f"takes head widths that are powers of two, not {case.k_width} and {case.v_width}"
+        try:
+            from torch.nn.attention import flex_attention  # noqa: F401
+        except ImportError:
+            return f"torch {torch.__version__} has none"
+        return None
+
+    def why_not_unasked(self, case: Case) -> str | None:
+        return "compiling takes longer than most runs on a CPU" if case.device.type == "cpu" else None
+
+    def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
+        key, value = cache.tensors
+        if query.device not in self._hide:
+            self._hide[query.device] = _hiding(query.device)
+        length, hide_the_unwritten = self._hide[query.device]
+        length.fill_(cache.held)
+        if self._compiled is None:
+            from torch.nn.attention.flex_attention import flex_attention
+
+            self._compiled = torch.compile(flex_attention, dynamic=False)
+        out: Tensor = self._compiled(
+            query, key, value, score_mod=hide_the_unwritten, scale=scale, enable_gqa=key.shape[1] != query.shape[1]
+        )
+        return out
+
+
+def _hiding(device: torch.device) -> tuple[Tensor, Callable[..., Tensor]]:
+    length = torch.zeros((), dtype=torch.int32, device=device)
+
+    def hide_the_unwritten(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return torch.where(kv < length, score, -float("inf"))
+
+    return length, hide_the_unwritten

@@ -1,0 +1,225 @@
+"""The decode step in C for CPUs: K and V read once, whatever their type, and computed on in fp32.
+
+torch's CPU kernels for one query are made for many: they reach half of the memory's rate at best, and far less in 16
+bits. `decode.c` is compiled once for this machine by its C compiler and kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvcalc.attention.backends.base import Backend, Cache, Case, keys_and_values
+
+SOURCE = Path(__file__).with_name("decode.c")
+
+# -ffast-math lets sums be taken in lanes; infinities stay what they are: they hide tokens.
+_FLAGS = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fPIC", "-w")
+_WIDE = "-mprefer-vector-width=512"
+_OPENMP = "-fopenmp"
+_TIMEOUT_SECONDS = 180
+
+_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3, torch.float8_e4m3fn: 4}
+# Parts a thread should have to work on, and the fewest tokens one is worth.
+_PARTS_PER_THREAD = 4
+_TOKENS_PER_PART = 256
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("stride_b", "stride_g", "stride_s", "scale_b", "scale_g", "scale_s")),
+        ("width", ctypes.c_int64),
+    ]
+
+
+class _Pages(ctypes.Structure):
+    _fields_ = [("table", ctypes.c_void_p), ("stride", ctypes.c_int64), ("block", ctypes.c_int64)]
+
+
+class Native(Backend):
+    """`decode.c` through ctypes."""
+
+    name = "native"
+
+    def __init__(self) -> None:
+        self._library: Any = None
+        self._reason: str | None = None
+        self._work = torch.empty(0)
+
+    def why_not(self, case: Case) -> str | None:
+        if case.device.type != "cpu":
+            return "runs on CPUs"
+        if self._library is None and self._reason is None:
+            try:
+                self._library = load()
+            except OSError as error:
+                self._reason = str(error)
+        return self._reason
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0,
+        scale: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        if mask is not None or dropout or query.shape[2] != 1:
+            return super().__call__(query, key, value, mask, dropout, scale)
+        key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (key, value))
+        rows = [_rows(tensor, None, paged=False) for tensor in (key, value)]
+        return self._run(query, rows, _Pages(None, 0, 1), key, key.shape[1], key.shape[2], scale)
+
+    def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
+        if cache.layout == "growing" and not cache.scales:
+            key, value = keys_and_values(cache, v_width)
+            return self(query, key, value, scale=scale)
+        tensors, scales = cache.tensors, cache.scales or (None,) * len(cache.tensors)
+        table = getattr(cache, "table", None)
+        rows = [_rows(tensor, s, paged=table is not None) for tensor, s in zip(tensors, scales)]
+        if v_width is not None:
+            rows.append(_rows(tensors[0], scales[0], paged=table is not None))
+            rows[1].width = v_width
+        pages = _Pages(None, 0, 1)
+        if table is not None:
+            pages = _Pages(table.data_ptr(), table.stride(0), tensors[0].shape[1])
+        groups = tensors[0].shape[1 if table is None else 2]
+        return self._run(query, rows, pages, tensors[0], groups, cache.held, scale)
+
+    def _run(
+        self, query: Tensor, rows: list[_Rows], pages: _Pages, key: Tensor, groups: int, tokens: int,
+        scale: float | None,
+    ) -> Tensor:  # fmt: skip
+        if self._library is None:
+            self._library = load()
+        batch, heads, _, width = query.shape
+        each, threads = heads // groups, torch.get_num_threads()
+        wanted = -(-_PARTS_PER_THREAD * threads // (batch * groups))
+        splits = max(1, min(wanted, -(-tokens // _TOKENS_PER_PART)))
+        dense = query.float().contiguous()
+        v_width = rows[1].width
+        need = self._library.kvcalc_decode_work(batch, groups, each, splits, width, v_width)
+        if self._work.numel() < need:
+            self._work = torch.empty(need)
+        out = torch.empty(batch, heads, 1, v_width)
+        self._library.kvcalc_decode(
+            dense.data_ptr(), rows[0], rows[1], pages, out.data_ptr(), self._work.data_ptr(), batch, groups, each,
+            tokens, width**-0.5 if scale is None else scale, _TYPES[key.dtype], splits, threads,
+        )  # fmt: skip
+        return out.to(query.dtype)
+
+
+def _rows(tensor: Tensor, scales: Tensor | None, paged: bool) -> _Rows:
+    """Where a tensor's rows lie: (batch, heads, tokens, width), or a pool (blocks, tokens, heads, width)."""
+    heads, tokens = (2, 1) if paged else (1, 2)
+    of_scales = (0, 0, 0) if scales is None else (scales.stride(0), scales.stride(heads), scales.stride(tokens))
+    return _Rows(
+        tensor.data_ptr(), None if scales is None else scales.data_ptr(),
+        tensor.stride(0), tensor.stride(heads), tensor.stride(tokens), *of_scales, tensor.shape[-1],
+    )  # fmt: skip
+
+
+def load() -> Any:
+    """The compiled library, compiled first where this machine has none yet.
+
+    Raises OSError, saying why in one line, where there is no C compiler, or it fails.
+    """
+    library = ctypes.CDLL(str(_built()))
+    library.kvcalc_decode_work.restype = ctypes.c_int64
+    library.kvcalc_decode_work.argtypes = [ctypes.c_int64] * 6
+    library.kvcalc_decode.restype = ctypes.c_int
+    library.kvcalc_decode.argtypes = [
+        ctypes.c_void_p, ctypes.POINTER(_Rows), ctypes.POINTER(_Rows), ctypes.POINTER(_Pages), ctypes.c_void_p,
+        ctypes.c_void_p, *[ctypes.c_int64] * 4, ctypes.c_float, ctypes.c_int, ctypes.c_int64, ctypes.c_int,
+    ]  # fmt: skip
+    return library
+
+
+def _built() -> Path:
+    compiler = _compiler()
+    # Another source, compiler or processor is another library.
+    said = _run_compiler([*compiler, "--version"])
+    key = hashlib.sha256("\0".join((SOURCE.read_text(), *compiler, said, _processor())).encode()).hexdigest()[:16]
+    folder = _folder()
+    library = folder / f"decode-{key}.so"
+    if library.is_file():
+        return library
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made, compiled = Path(scratch, "decode.o"), Path(scratch, "decode.so")
+        _compile(compiler, made)
+        _link(compiler, made, compiled)
+        os.replace(compiled, library)
+    return library
+
+
+def _compile(compiler: list[str], made: Path) -> None:
+    """With every flag, or without those this compiler does not know: single-threaded and narrower at worst."""
+    for extra in ((_WIDE, _OPENMP), (_OPENMP,), ()):
+        try:
+            _run_compiler([*compiler, *_FLAGS, *extra, "-c", str(SOURCE), "-o", str(made)])
+            return
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def _link(compiler: list[str], made: Path, compiled: Path) -> None:
+    """Without OpenMP's runtime, so that torch's own is used: a second one would compete with it for the cores. With it
+    where torch's is not to be seen."""
+    for extra in ((), (_OPENMP,)):
+        _run_compiler([*compiler, "-shared", str(made), "-o", str(compiled), *extra, "-lm"])
+        try:
+            ctypes.CDLL(str(compiled), mode=os.RTLD_NOW)
+            return
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def _compiler() -> list[str]:
+    named = shlex.split(os.environ.get("CC", ""))
+    for compiler in [named] if named else [["cc"], ["gcc"], ["clang"]]:
+        if shutil.which(compiler[0]):
+            return compiler
+    raise OSError("there is no C compiler" + (f": CC is {named[0]}" if named else " (cc, gcc or clang)"))
+
+
+def _run_compiler(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)  # noqa: S603 - the user's own compiler
+    except subprocess.SubprocessError as error:
+        raise OSError(f"{command[0]} does not finish: {error}") from None
+    if done.returncode:
+        complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+        raise OSError(f"{command[0]} fails: {complaint.strip()}")
+    return done.stdout
+
+
+def _processor() -> str:
+    """What -march=native depends on: the processor's own list of features where the system shows it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next((line for line in file if line.startswith(("flags", "Features"))), platform.machine())
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+
+
+def _folder() -> Path:
+    """kvcalc's folder in the user's cache, which nobody else may write: what lies there is run."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(base, "kvcalc")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022):
+        raise OSError(f"others may write to {folder}: compiled code is not kept there")
+    return folder

@@ -1,0 +1,181 @@
+"""Layers that keep a state of constant size in place of keys and values: a short convolution, then a recurrence.
+
+Three recurrences, with S a matrix of every head, or a row of every channel:
+
+    linear     S = g S + k (x) v                                   Mamba-2 (Dao and Gu 2024), k and q shared by groups
+    delta      S = g S + k (x) beta (v - g S^T k)                  gated delta net (Yang et al. 2024)
+    selective  S = exp(dt A) S + dt B x, per channel               Mamba (Gu and Dao 2023), algorithm 2
+
+and `none`, a gated convolution alone (LFM2). Several tokens at once take the same steps in matrix products, but for
+the selective scan, which goes token by token. Norms, activations of gates and low ranks follow no one model.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class StateShape(NamedTuple):
+    """Sizes of one layer: `kind` as above, `heads` states of k_width x v_width, keys and queries of `key_heads`.
+
+    `channels` pass through the convolution of `kernel` taps. A selective state is channels x k_width.
+    """
+
+    kind: str
+    channels: int
+    kernel: int
+    heads: int = 0
+    key_heads: int = 0
+    k_width: int = 0
+    v_width: int = 0
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """The state's shape, of one sequence."""
+        if self.kind == "selective":
+            return (self.channels, self.k_width)
+        return (self.heads, self.k_width, self.v_width) if self.kind != "none" else (0,)
+
+    @property
+    def out_width(self) -> int:
+        return self.heads * self.v_width if self.kind in ("linear", "delta") else self.channels
+
+    def parameters(self, hidden_size: int) -> int:
+        """Of the projections, biases, norms and the convolution not counted."""
+        extra = 2 * self.heads if self.kind in ("linear", "delta") else 0
+        inner = self.channels * (2 * self.k_width + 1) if self.kind == "selective" else 0
+        return hidden_size * (self.channels + 2 * self.out_width + extra) + inner
+
+
+class StateCache:
+    """The last inputs of the convolution and the state: (batch, channels, kernel - 1), and (batch, *state)."""
+
+    layout = "state"
+
+    def __init__(
+        self,
+        batch_size: int,
+        shape: StateShape,
+        conv_dtype: torch.dtype,
+        state_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.length = 0
+        conv = torch.zeros(batch_size, shape.channels, shape.kernel - 1, dtype=conv_dtype, device=device)
+        state = torch.zeros(batch_size, *shape.state, dtype=state_dtype, device=device)
+        self.tensors: tuple[Tensor, ...] = (conv, state)
+        self.scales: tuple[Tensor, ...] = ()
+        self._kept: tuple[Tensor, ...] = ()
+
+    @property
+    def held(self) -> int:
+        return self.length
+
+    def keep(self) -> None:
+        """Remember the state as it is, for `rewind`: what a step replaced cannot be computed back."""
+        self._kept = tuple(tensor.clone() for tensor in self.tensors)
+
+    def rewind(self, length: int) -> None:
+        """Go back to the state that `keep` remembered."""
+        for tensor, kept in zip(self.tensors, self._kept):
+            tensor.copy_(kept)
+        self._kept = ()
+        self.length = length
+
+
+class RecurrentMixer(nn.Module):
+    """One such layer with its projections: hidden_size in and out."""
+
+    def __init__(
+        self, hidden_size: int, shape: StateShape, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        made = {"device": device, "dtype": dtype}
+        extra = 2 * shape.heads if shape.kind in ("linear", "delta") else 0
+        self.in_proj = nn.Linear(hidden_size, shape.channels + shape.out_width + extra, bias=False, **made)
+        self.conv = nn.Parameter(torch.empty(shape.channels, shape.kernel, device=device, dtype=dtype))
+        if shape.kind == "selective":
+            self.x_proj = nn.Linear(shape.channels, 2 * shape.k_width + 1, bias=False, **made)
+        self.o_proj = nn.Linear(shape.out_width, hidden_size, bias=False, **made)
+        nn.init.constant_(self.conv, 1.0 / shape.kernel)
+
+    def forward(self, x: Tensor, cache: StateCache) -> Tensor:
+        """Mix the tokens of `x`, (batch, tokens, hidden_size), which follow those `cache` has seen; the same shape."""
+        shape = self.shape
+        mixed, gate, rest = torch.split(
+            self.in_proj(x),
+            [shape.channels, shape.out_width, self.in_proj.out_features - shape.channels - shape.out_width],
+            dim=-1,
+        )
+        mixed = self._convolve(mixed, cache.tensors[0])
+        if shape.kind == "none":
+            out = mixed
+        elif shape.kind == "selective":
+            out = self._scan(mixed, cache.tensors[1])
+        else:
+            out = self._recur(F.silu(mixed), rest, cache.tensors[1])
+        cache.length += x.shape[1]
+        projected: Tensor = self.o_proj(out.to(x.dtype) * F.silu(gate))
+        return projected
+
+    def _convolve(self, x: Tensor, last: Tensor) -> Tensor:
+        """The causal convolution of each channel alone, (batch, tokens, channels); `last` moves on."""
+        inputs = torch.cat((last.to(x.dtype), x.transpose(1, 2)), dim=2)
+        last.copy_(inputs[:, :, inputs.shape[2] - last.shape[2] :])
+        windows = inputs.unfold(2, self.shape.kernel, 1)
+        out: Tensor = (windows * self.conv[:, None]).sum(-1).transpose(1, 2)
+        return out
+
+    def _recur(self, x: Tensor, rest: Tensor, state: Tensor) -> Tensor:
+        """The linear and the delta recurrence over `tokens` steps at once, in fp32; `state` moves on.
+
+        With G the product of the decays so far, S = G S0 + sum_j (G / G_j) k_j (x) u_j, where u is v (linear), or
+        solves the triangular system that the delta rule makes of it (Yang et al. 2024, "Gated Delta Networks").
+        """
+        shape = self.shape
+        keys = shape.key_heads * shape.k_width
+        # Mamba-2 has its values first; the order is of no consequence here.
+        query, key, value = torch.split(x.float(), [keys, keys, shape.out_width], dim=-1)
+        query, key = (_heads(part, shape.key_heads).repeat_interleave(shape.heads // shape.key_heads, 1)
+                      for part in (query, key))  # fmt: skip
+        value = _heads(value, shape.heads)
+        decay, beta = (part.transpose(1, 2).float() for part in torch.split(rest, shape.heads, dim=-1))
+        total = F.logsigmoid(decay + 4.0).cumsum(-1)
+        beta = beta.sigmoid()[..., None]
+        if shape.kind == "delta":
+            query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
+        since = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+        carried = total.exp()[..., None]
+        update = beta * value
+        if shape.kind == "delta":
+            lower = (beta * (key @ key.transpose(-1, -2)) * since).tril(-1)
+            update = torch.linalg.solve_triangular(
+                lower, beta * (value - carried * (key @ state.float())), upper=False, unitriangular=True
+            )
+        out = carried * (query @ state.float()) + (query @ key.transpose(-1, -2) * since) @ update
+        last = (total[..., -1:] - total).exp()[..., None]
+        state.copy_(carried[..., -1:, :] * state.float() + (key * last).transpose(-1, -2) @ update)
+        return out.transpose(1, 2).flatten(2)
+
+    def _scan(self, x: Tensor, state: Tensor) -> Tensor:
+        """The selective scan, token by token, in the state's dtype; `state` moves on."""
+        x = F.silu(x)
+        width = self.shape.k_width
+        write, read, step = torch.split(self.x_proj(x).to(state.dtype), [width, width, 1], dim=-1)
+        rates = -torch.arange(1, width + 1, dtype=state.dtype, device=x.device)
+        outputs = []
+        for t in range(x.shape[1]):
+            dt = F.softplus(step[:, t] + x[:, t].to(state.dtype))[..., None]
+            state.mul_((dt * rates).exp()).add_(dt * x[:, t, :, None].to(state.dtype) * write[:, t, None])
+            outputs.append((state * read[:, t, None]).sum(-1))
+        return torch.stack(outputs, dim=1)
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    """(batch, tokens, heads * width) as (batch, heads, tokens, width)."""
+    return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)

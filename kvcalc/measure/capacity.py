@@ -1,0 +1,151 @@
+"""`--until-full`: the largest context or batch that really fits, by bisection, beside the one that was predicted.
+
+A size fits where the weights, caches of that size, every row of them touched, and one decode step stay within the
+limit. On CUDA the allocator says no; on a CPU, where it never would before the system kills the process, the most
+memory the process had in use is compared, and no caches are made that alone are beyond the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kvcalc.attention.cache import TokenCache
+from kvcalc.errors import DoesNotFitError, KvcalcError, RunError, UsageError
+from kvcalc.measure.budget import usable_bytes, weights_bytes_of
+from kvcalc.measure.device import MemoryWatch, free_bytes, release
+from kvcalc.measure.faults import explain
+from kvcalc.measure.prefill import Progress, run_layers
+from kvcalc.measure.run import Request, Stack, build, inputs, make_caches
+from kvcalc.measure.storage import Storage, predicted_bytes
+from kvcalc.memory.kv_cache import most_that_fit
+from kvcalc.model.spec import ModelSpec
+from kvcalc.units import format_size
+
+AXES = ("context", "batch")
+# The answer is exact to one part in so many.
+_RESOLUTION = 128
+_MOST_TOKENS, _MOST_SEQUENCES = 1 << 40, 1 << 30
+
+
+def check_axis(axis: str, ranks: int, is_swept: bool, storage: Storage) -> None:
+    """Raise UsageError (exit 2) for what --until-full cannot do."""
+    if axis not in AXES:
+        raise UsageError(f"--until-full {axis[:40]!a}: one of {', '.join(AXES)}")
+    if ranks > 1 or is_swept or storage.kind != "preallocated":
+        raise UsageError("--until-full runs on one device, preallocated, and without --sweep")
+
+
+def find_capacity(
+    spec: ModelSpec, request: Request, axis: str, memory_bytes: int | None, progress: Progress
+) -> dict[str, Any]:
+    """The `capacity` part of a document: {"axis", "limit_bytes", "predicted", "measured", "ratio", "trials"}.
+
+    Raises DoesNotFitError (exit 4) where not even one token or sequence fits.
+    """
+    device, limit = request.device, usable_bytes(free_bytes(request.device), request.device.type)
+    if memory_bytes is not None:
+        if memory_bytes > limit:
+            raise DoesNotFitError(
+                f"--memory {format_size(memory_bytes)} is more than a run may take here, "
+                f"{format_size(limit, capacity=True)}"
+            )
+        limit = memory_bytes
+    weights = weights_bytes_of(spec, request.dtype)
+
+    def at(size: int) -> Request:
+        return request._replace(context_tokens=size) if axis == "context" else request._replace(batch_size=size)
+
+    def cache_bytes(size: int) -> int:
+        sized = at(size)
+        return predicted_bytes(spec, sized.dtype, sized.context_tokens, sized.batch_size, sized.storage)
+
+    most = _MOST_TOKENS if axis == "context" else _MOST_SEQUENCES
+    least = 2 if axis == "context" else 1
+    predicted = most_that_fit(lambda n: weights + cache_bytes(max(n, least)), limit, most)
+    if predicted == most - 1:
+        raise RunError(f"--until-full {axis}: the cache does not grow, any number fits")
+    trials = 0
+
+    def fits(size: int) -> bool:
+        nonlocal trials
+        trials += 1
+        progress(f"until full: {size:,}", trials, 16)
+        if weights + cache_bytes(size) > limit:
+            return False
+        return _fits(spec, at(size), limit)
+
+    with _fraction(device, limit if memory_bytes is not None else None):
+        measured = _bisect(fits, least, predicted)
+    if not measured:
+        raise DoesNotFitError(f"--until-full {axis}: not even {least} fits in {format_size(limit, capacity=True)}")
+    return {
+        "axis": axis,
+        "limit_bytes": limit,
+        "predicted": predicted,
+        "measured": measured,
+        "ratio": measured / predicted,
+        "trials": trials,
+    }
+
+
+def _bisect(fits: Callable[[int], bool], least: int, predicted: int) -> int:
+    """The largest size that fits, to one part in _RESOLUTION, looked for from the prediction on; 0 where none does."""
+    low, high = 0, max(predicted, least)
+    while fits(high):
+        low, high = high, high + max(1, high // 8)
+    while high - low > max(1, low // _RESOLUTION):
+        middle = max(least, (low + high) // 2)
+        if middle in (low, high):
+            break
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _fits(spec: ModelSpec, request: Request, limit: int) -> bool:
+    """Whether one step over full caches of this size stays within `limit`."""
+    watch = MemoryWatch(request.device)
+    stack: Stack | None = None
+    try:
+        with torch.inference_mode():
+            stack = build(spec, request, lambda what, done, of: None)
+            make_caches(stack, request)
+            for cache in stack.caches:
+                for tensor in (*cache.tensors, *cache.scales):
+                    tensor.zero_()
+                if isinstance(cache, TokenCache) and not cache.length:
+                    cache.length = request.context_tokens - 1
+            run_layers(stack.layers, stack.caches, inputs(spec, request)(1))
+        peak = watch.describe()["peak_bytes"]
+        return peak is None or peak <= limit
+    except (RuntimeError, MemoryError) as error:
+        fault = error if isinstance(error, KvcalcError) else explain(error)
+        if fault is None or "out of memory" not in str(fault):
+            raise
+        return False
+    finally:
+        if stack is not None:
+            stack.layers.clear()
+            stack.caches.clear()
+        release(request.device)
+
+
+class _fraction:
+    """Within the block a CUDA device's allocator gives out no more than `limit` bytes; None leaves it as it is."""
+
+    def __init__(self, device: torch.device, limit: int | None) -> None:
+        self._device, self._limit = device, limit
+
+    def __enter__(self) -> None:
+        if self._device.type == "cuda" and self._limit is not None:
+            total = torch.cuda.mem_get_info(self._device)[1]
+            torch.cuda.set_per_process_memory_fraction(self._limit / total, self._device)
+
+    def __exit__(self, *error: object) -> None:
+        if self._device.type == "cuda" and self._limit is not None:
+            torch.cuda.set_per_process_memory_fraction(1.0, self._device)

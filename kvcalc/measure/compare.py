@@ -1,0 +1,169 @@
+"""Two records side by side: ratios of the figures that mean the same in both. Nothing here needs torch.
+
+Three sorts of figure, told apart by the units in their names:
+- bytes per second, FLOP per second and shares of a roof are rates of the device: comparable whatever was run;
+- seconds, bytes and tokens per second belong to a piece of work: comparable where both records did the same work;
+- everything else (counts, errors, settings) is no figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvcalc.errors import UsageError
+from kvcalc.schema import SCHEMA_VERSION
+
+# Of the model and the workload, what is no part of the work: names, and what is only asked for.
+_NO_WORK = {
+    "model": ("name", "source", "model_type", "max_position_embeddings"),
+    "workload": ("steps", "seed", "backend"),
+}
+
+# Where and with what: what may explain a ratio.
+_SETTING = ("device", "environment")
+_NO_SETTING = ("taken_at", "free_bytes")
+
+_RATES = ("bytes_per_second", "flop_per_second")
+_WORK = ("_seconds", "_bytes", "tokens_per_second")
+
+
+def compare(a: dict[str, Any], b: dict[str, Any], names: tuple[str, str] = ("A", "B")) -> dict[str, Any]:
+    """The document of `kvcalc measure --compare A B`: `figures` with the ratios B / A, what differs, what is left out.
+
+    `a` and `b` are records as `kvcalc.measure.record.load` gives them. Raises UsageError (exit 2) where they share no
+    figure: no kind of attention is in both.
+    """
+    work = _differences(a, b, _NO_WORK)
+    figures = [_row("", path, x, y) for path, x, y in _pairs(a["roof"], b["roof"], "roof") if _is_rate(path)]
+    left_out: list[dict[str, str]] = []
+    others = _by_kind(b)
+    for kind, mine in _by_kind(a).items():
+        theirs = others.pop(kind, None)
+        if theirs is None:
+            left_out.append({"attention": kind, "reason": f"not in {names[1]}"})
+            continue
+        reason = _untrusted(mine, names[0]) or _untrusted(theirs, names[1])
+        if reason:
+            left_out.append({"attention": kind, "reason": reason})
+            continue
+        same_work = not work and mine.get("num_layers") == theirs.get("num_layers")
+        pairs = list(_pairs(mine, theirs))
+        figures += [_row(kind, path, x, y) for path, x, y in pairs if _is_rate(path) or (same_work and _is_work(path))]
+        if not same_work and any(_is_work(path) for path, _, _ in pairs):
+            left_out.append({"attention": kind, "reason": "times and bytes are of different work"})
+    left_out += [{"attention": kind, "reason": f"not in {names[0]}"} for kind in others]
+    if not any(row["attention"] for row in figures):
+        reasons = "; ".join(f"{row['attention']}: {row['reason']}" for row in left_out)
+        raise UsageError(f"{names[0]} and {names[1]} have no figure in common", reasons or None)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "a": _identity(a, names[0]),
+        "b": _identity(b, names[1]),
+        "differences": work + _of_runs(a, b) + _differences(a, b, dict.fromkeys(_SETTING, _NO_SETTING)),
+        "figures": figures,
+        "left_out": left_out,
+        "warnings": _warnings(a, b, names),
+    }
+
+
+def _identity(record: dict[str, Any], name: str) -> dict[str, Any]:
+    return {
+        "file": name,
+        "model": record["model"].get("name"),
+        "device": record["device"].get("name"),
+        "taken_at": _part(record, "environment").get("taken_at"),
+    }
+
+
+def _by_kind(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The runs by their attention; of several of a kind, which no one run stands for, by number too."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in record["runs"]:
+        kind = run["attention"]
+        number = sum(1 for known in found if known.partition("#")[0] == kind)
+        found[kind if not number else f"{kind}#{number + 1}"] = run
+    return found
+
+
+def _untrusted(run: dict[str, Any], name: str) -> str | None:
+    """Why a run's figures are no measure of anything, or None."""
+    if run.get("held_bytes") != run.get("predicted_bytes"):
+        return f"in {name} the held bytes are not the predicted ones"
+    if not _part(run, "verified").get("ok"):
+        return f"in {name} the self-check failed"
+    return None
+
+
+def _pairs(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float, float]]:
+    """(path, a, b) of every number at the same path in both, in a's order. Lists are not entered."""
+    for key, mine in a.items():
+        path, theirs = f"{prefix}.{key}" if prefix else key, b.get(key)
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            yield from _pairs(mine, theirs, path)
+        elif (
+            isinstance(mine, (int, float))
+            and isinstance(theirs, (int, float))
+            and bool not in (type(mine), type(theirs))
+        ):
+            yield path, mine, theirs
+
+
+def _is_rate(path: str) -> bool:
+    return any(part.endswith(_RATES) or part.startswith("fraction_of_") for part in path.split("."))
+
+
+def _is_work(path: str) -> bool:
+    *_, last = path.split(".")
+    return not _is_rate(path) and last not in ("n", "spread") and any(part.endswith(_WORK) for part in path.split("."))
+
+
+def _row(attention: str, figure: str, a: float, b: float) -> dict[str, Any]:
+    return {"attention": attention or None, "figure": figure, "a": a, "b": b, "ratio": b / a if a else None}
+
+
+def _differences(a: dict[str, Any], b: dict[str, Any], parts: dict[str, tuple[str, ...]]) -> list[dict[str, Any]]:
+    """Where `parts` of the records differ, key by key, but for the keys left out."""
+    found = []
+    for part, left_out in parts.items():
+        mine, theirs = (dict(_leaves(_part(record, part), part)) for record in (a, b))
+        paths = [*mine, *(path for path in theirs if path not in mine)]
+        found += [
+            {"path": path, "a": mine.get(path), "b": theirs.get(path)}
+            for path in paths
+            if mine.get(path) != theirs.get(path) and path.removeprefix(f"{part}.") not in left_out
+        ]
+    return found
+
+
+def _leaves(value: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from _leaves(item, f"{path}.{key}")
+        else:
+            yield f"{path}.{key}", item
+
+
+def _of_runs(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
+    """Layers and backends of runs of the same kind that differ."""
+    others = _by_kind(b)
+    return [
+        {"path": f"runs.{kind}.{key}", "a": mine.get(key), "b": others[kind].get(key)}
+        for kind, mine in _by_kind(a).items()
+        if kind in others
+        for key in ("num_layers", "backend")
+        if mine.get(key) != others[kind].get(key)
+    ]
+
+
+def _warnings(a: dict[str, Any], b: dict[str, Any], names: tuple[str, str]) -> list[str]:
+    return [
+        f"{name} does not say its environment: driver and versions are unknown"
+        for record, name in ((a, names[0]), (b, names[1]))
+        if not _part(record, "environment")
+    ]
+
+
+def _part(record: dict[str, Any], key: str) -> dict[str, Any]:
+    part = record.get(key)
+    return part if isinstance(part, dict) else {}

@@ -1,0 +1,207 @@
+"""The processes of one tensor-parallel run: joining them, summing over them, and what happens when one is lost.
+
+torchrun starts them and names the meeting point. CPUs talk through gloo, CUDA devices through NCCL, with gloo beside
+it for what is no tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from kvcalc.errors import KvcalcError, RunError, UsageError
+from kvcalc.measure.build import AttentionLayer, build_layer
+from kvcalc.measure.ranks import Place, RankError
+from kvcalc.measure.sharding import copy_share, share_of_shape
+from kvcalc.measure.signals import heard
+from kvcalc.model.spec import AttentionShape
+
+# Longest wait for another rank. A dead one is noticed at once, by its closed connection; this is for one that hangs,
+# and beyond the difference between ranks that build the largest models.
+TIMEOUT_SECONDS = 300
+
+T = TypeVar("T")
+
+
+class Group:
+    """The ranks of a run, or this process alone. Where there are several, every rank makes the same calls in turn."""
+
+    def __init__(self, place: Place = Place()) -> None:
+        self.place = place
+        self.rank, self.size = place.rank, place.size
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.size > 1:
+            # One number through gloo: NCCL's own barrier would put work on the device that is about to be timed.
+            _talk(lambda: dist.all_reduce(torch.zeros(1)))
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's `value`, by rank, on every rank: plain data, which JSON can carry.
+
+        As bytes in tensors of gloo's: torch's own all_gather_object needs numpy, which kvcalc does not.
+        """
+        if self.size == 1:
+            return [value]
+        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        _talk(lambda: dist.all_gather(lengths, torch.tensor([mine.numel()])))
+        longest = max(int(length) for length in lengths)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: mine.numel()] = mine
+        theirs = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        _talk(lambda: dist.all_gather(theirs, padded))
+        return [json.loads(bytes(data[: int(length)].tolist())) for data, length in zip(theirs, lengths)]
+
+    def slowest(self, seconds: list[float]) -> list[float]:
+        """Of every step the time of the rank that took longest."""
+        if self.size == 1:
+            return seconds
+        times = torch.tensor(seconds, dtype=torch.float64)
+        _talk(lambda: dist.all_reduce(times, op=dist.ReduceOp.MAX))
+        return [float(time) for time in times.tolist()]
+
+    def first(self, value: T) -> T:
+        """Rank 0's `value`, on every rank: for a choice all must make alike."""
+        return self.gather(value)[0]
+
+    def agree(self, error: KvcalcError | None) -> None:
+        """Raise the first rank's error on every rank where any has one: rank 0 reports it, the others are quiet."""
+        if self.size == 1:
+            if error is not None:
+                raise error
+            return
+        found = self.gather(None if error is None else (error.message, error.hint, error.exit_code))
+        for rank, what in enumerate(found):
+            if what is not None:
+                alike = KvcalcError(what[0], what[1])
+                alike.exit_code = what[2]
+                raise RankError(alike, self.place._replace(rank=rank), is_quiet=self.rank > 0)
+
+    def sum_outputs(self, layer: AttentionLayer) -> AttentionLayer:
+        """`layer`, which has one rank's heads, with its output summed over the ranks after the output projection."""
+        if self.size > 1:
+            if self.rank > 0 and layer.o_proj.bias is not None:
+                layer.o_proj.bias.data.zero_()
+            layer.o_proj.register_forward_hook(_sum_over_ranks)
+        return layer
+
+    def share_of(self, whole: AttentionLayer, shape: AttentionShape, window: int | None) -> AttentionLayer:
+        """This rank's part of the layer `whole` of `shape`, with rank 0's weights; `whole` itself where alone."""
+        if self.size == 1:
+            return whole
+        for parameter in whole.parameters():
+            self.same(parameter.data)
+        weight = whole.o_proj.weight
+        share = build_layer(share_of_shape(shape, self.size), window, weight.dtype, weight.device).eval()
+        copy_share(whole, share, self.rank, self.size)
+        return self.sum_outputs(share)
+
+    def same(self, tensor: Tensor) -> Tensor:
+        """`tensor` with rank 0's values, in place."""
+        if self.size > 1:
+            _talk(lambda: dist.broadcast(tensor, 0))
+        return tensor
+
+
+ALONE = Group()
+
+
+@contextmanager
+def join(place: Place) -> Iterator[Group]:
+    """The group of the processes torchrun started, of which this one is at `place`; ALONE where it is the only one.
+
+    What goes wrong within is a RankError, with the exit code it has: it names the rank.
+    """
+    if place.size == 1:
+        yield ALONE
+        return
+    try:
+        with heard(place):
+            _start()
+            yield Group(place)
+            dist.destroy_process_group()
+    except RankError:
+        raise
+    except KvcalcError as error:
+        raise RankError(error, place) from error
+
+
+def device_of(device: torch.device, place: Place) -> torch.device:
+    """This rank's own device of the kind of `device`.
+
+    Raises UsageError (exit 2) where there is none for it.
+    """
+    if place.size == 1 or device.type == "cpu":
+        return device
+    if device.type == "mps":
+        raise UsageError("--tp: torch.distributed does not run on Apple's GPU", "--device cpu does")
+    there = torch.cuda.device_count()
+    if place.local_rank >= there:
+        raise UsageError(
+            f"{place.local_size} processes here and {there} CUDA device{'s' * (there != 1)}",
+            f"--nproc-per-node {there}, or --device cpu",
+        )
+    own = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(own)
+    return own
+
+
+def describe_ranks(
+    group: Group, device: torch.device, predicted: int, held: int, allocator: int, roof: float
+) -> list[dict[str, Any]] | None:
+    """The `ranks` part of a run: what each rank holds and how fast its device reads; None for a process alone.
+
+    The same list on every rank; nothing in it names a machine.
+    """
+    if group.size == 1:
+        return None
+    return group.gather(
+        {
+            "rank": group.rank,
+            "device": str(device),
+            "predicted_bytes": predicted,
+            "held_bytes": held,
+            "allocator_bytes": allocator,
+            "read_bytes_per_second": roof,
+        }
+    )
+
+
+def _start() -> None:
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_SECONDS))
+    except (RuntimeError, ValueError, OSError) as error:
+        raise RunError(
+            f"the ranks do not find each other: {_reason(error)}", "MASTER_ADDR and MASTER_PORT say where"
+        ) from error
+
+
+def _talk(call: Callable[[], object]) -> None:
+    """Do one thing together with the other ranks; RunError (exit 1) where one of them is lost."""
+    try:
+        call()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise RunError(f"lost another rank: {_reason(error)}", "what stopped it stands in its own lines") from error
+
+
+def _sum_over_ranks(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+    _talk(lambda: dist.all_reduce(output))
+    return output
+
+
+def _reason(error: Exception) -> str:
+    """The first line of torch's message, without the place in its source and its advice."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^(\[[^\]]*\] )+", "", line).partition(". This is typically")[0].strip().rstrip(".")

@@ -1,0 +1,297 @@
+"""One measured run: build the layers, fill their caches, count, time and check; and the `runs` row it makes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvcalc.attention.backends import BACKENDS
+from kvcalc.attention.cache import TokenCache, held_bytes
+from kvcalc.attention.latent import MultiHeadLatentAttention
+from kvcalc.attention.recurrent import RecurrentMixer, StateCache
+from kvcalc.measure.build import (
+    TORCH_DTYPES,
+    AttentionLayer,
+    Layer,
+    LayerCache,
+    build_part,
+    make_part_cache,
+    materialize,
+)
+from kvcalc.measure.choose import choose
+from kvcalc.measure.device import MemoryWatch, allocated_by
+from kvcalc.measure.distributed import ALONE, Group
+from kvcalc.measure.faults import check_finite
+from kvcalc.measure.parts import Part, parts_of
+from kvcalc.measure.prefill import Progress, describe_prefill, prefill, run_layers
+from kvcalc.measure.storage import Storage
+from kvcalc.measure.timing import Timings, flusher, summarize, time_call, time_calls
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.model.spec import ModelSpec
+
+WARM_UP_STEPS = 3
+
+
+class Request(NamedTuple):
+    """What to run: final context length N, batch, K timed steps, element type, seed, device, ranks, cache."""
+
+    context_tokens: int
+    batch_size: int
+    steps: int
+    dtype: Dtype
+    device: torch.device
+    seed: int
+    group: Group = ALONE
+    storage: Storage = Storage()
+    profile: str | None = None
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return TORCH_DTYPES[self.dtype.name]
+
+
+class Stack(NamedTuple):
+    """The parts of a model with their modules, and their caches once they are made."""
+
+    parts: list[Part]
+    layers: list[Layer]
+    caches: list[LayerCache]
+
+    def attention(self) -> list[tuple[AttentionLayer, TokenCache]]:
+        """The layers of attention with their caches."""
+        return [
+            (layer, cache)
+            for layer, cache in zip(self.layers, self.caches)
+            if not isinstance(layer, RecurrentMixer) and isinstance(cache, TokenCache)
+        ]
+
+
+def build(spec: ModelSpec, request: Request, report: Progress) -> Stack:
+    """The modules, with weights on the device and no caches yet."""
+    generator = torch.Generator().manual_seed(request.seed)
+    parts, layers = parts_of(spec), []
+    for number, part in enumerate(parts):
+        report("weights", number, len(parts))
+        made = build_part(part, spec.attention.hidden_size or 0, request.torch_dtype, torch.device("meta"))
+        layer = materialize(made, request.device, generator)
+        if not isinstance(layer, RecurrentMixer):
+            request.group.sum_outputs(layer)
+            if isinstance(layer, MultiHeadLatentAttention):
+                layer.expands = request.storage.mla == "expanded"
+        layers.append(layer)
+    return Stack(parts, layers, [])
+
+
+def make_caches(stack: Stack, request: Request) -> int:
+    """Fill `stack.caches`; returns by how many bytes the device's allocator grew."""
+    tokens = request.context_tokens
+    made, allocator_bytes = allocated_by(
+        request.device,
+        lambda: [
+            make_part_cache(
+                part, layer, request.batch_size, tokens, request.torch_dtype, request.device, request.storage,
+                request.seed,
+            )
+            for part, layer in zip(stack.parts, stack.layers)
+        ],
+    )  # fmt: skip
+    stack.caches.extend(made)
+    return allocator_bytes
+
+
+def inputs(spec: ModelSpec, request: Request) -> Callable[[int], Tensor]:
+    """A source of random hidden states (batch, n, hidden_size), the same for the same seed."""
+    generator = torch.Generator().manual_seed(request.seed)
+    width = spec.attention.hidden_size or 0
+
+    def make(tokens: int) -> Tensor:
+        states = torch.randn(request.batch_size, tokens, width, generator=generator)
+        return states.to(request.device, request.torch_dtype)
+
+    return make
+
+
+def random_query(layer: AttentionLayer, request: Request) -> Tensor:
+    """One token's query of each sequence, as `attend` takes it."""
+    generator = torch.Generator().manual_seed(request.seed)
+    shape = layer.core_query_shape(request.batch_size)
+    return torch.randn(shape, generator=generator).to(request.device, request.torch_dtype)
+
+
+def choose_backends(stack: Stack, request: Request) -> list[dict[str, Any]]:
+    """Give every layer of attention the fastest backend; layers alike share one choice. Returns the record's rows."""
+    rows: list[dict[str, Any]] = []
+    chosen: dict[object, Any] = {}
+    for part, layer, cache in zip(stack.parts, stack.layers, stack.caches):
+        if isinstance(layer, RecurrentMixer) or not isinstance(cache, TokenCache):
+            continue
+        alike = (layer.core_query_shape(1), layer.cache_shapes(), cache.held, part.is_cross)
+        if alike not in chosen:
+            # An encoder's K and V are always kept plainly.
+            storage = Storage() if part.is_cross else request.storage
+            choice = choose(layer, cache, random_query(layer, request), storage, request.storage.backend)
+            name = request.group.first(choice.backend.name)
+            chosen[alike] = BACKENDS[name]
+            rows += [{"layer": part.layer, "is_chosen": row["name"] == name, **row} for row in choice.rows]
+        layer.core = chosen[alike]
+    return rows
+
+
+def time_decode(stack: Stack, hidden_states: Callable[[int], Tensor], request: Request, report: Progress,
+                bytes_touched: int) -> tuple[Timings, Tensor]:  # fmt: skip
+    """Time `steps` decode steps of all layers, and return the last one's output.
+
+    On a CPU each step adds the next token. A CUDA graph repeats one step: there the last token is written again and
+    again, over caches that are full, after the others were decoded untimed.
+    """
+    layers, caches, device = stack.layers, stack.caches, request.device
+    outputs: list[Tensor] = []
+
+    def step(x: Tensor) -> None:
+        outputs.clear()
+        outputs.append(run_layers(layers, caches, x))
+
+    warm_up(stack, hidden_states, request)
+    flush = flusher(device, bytes_touched)
+    if device.type == "cuda" and request.group.size == 1:
+        for _ in range(request.steps - 1):
+            step(hidden_states(1))
+        x, ahead = hidden_states(1), [cache.length for cache in caches]
+        step(x)
+
+        def again() -> None:
+            for cache, length in zip(caches, ahead):
+                if isinstance(cache, TokenCache) and cache.length > length:
+                    cache.rewind(length)
+            step(x)
+
+        timings = time_calls(device, again, request.steps, flush, may_capture=request.storage.kind != "grow")
+        return timings, outputs[0]
+    seconds: list[float] = []
+    cpu: list[float] = []
+    for number in range(request.steps):
+        report("decode", number, request.steps)
+        x = hidden_states(1)
+        if flush is not None:
+            flush()
+        # Together, so that no rank's time holds its waiting for another to begin.
+        request.group.barrier()
+        before = time.process_time()
+        seconds.append(time_call(device, lambda: step(x)))  # noqa: B023 - called at once
+        cpu.append(time.process_time() - before)
+    report("decode", request.steps, request.steps)
+    taken = Timings(request.group.slowest(seconds), cpu if device.type == "cpu" else None, "wall clock")
+    return taken, outputs[0]
+
+
+def warm_up(stack: Stack, hidden_states: Callable[[int], Tensor], request: Request) -> None:
+    """Some steps that are taken back: the caches are as they were."""
+    for cache in stack.caches:
+        if isinstance(cache, StateCache) and WARM_UP_STEPS:
+            cache.keep()
+    starts = [cache.length for cache in stack.caches]
+    for number in range(WARM_UP_STEPS):
+        run_layers(stack.layers, stack.caches, hidden_states(1))
+        for cache, start in zip(stack.caches, starts):
+            if isinstance(cache, TokenCache) or number == WARM_UP_STEPS - 1:
+                cache.rewind(start)
+
+
+def time_core(stack: Stack, request: Request, report: Progress, bytes_touched: int) -> Timings | None:
+    """Time attention over the full caches alone, no projections: all layers of attention, one token of each sequence.
+
+    None where no layer attends.
+    """
+    attending = stack.attention()
+    if not attending:
+        return None
+    queries = {layer.core_query_shape(1): random_query(layer, request) for layer, _ in attending}
+
+    def step() -> None:
+        for layer, cache in attending:
+            layer.attend(queries[layer.core_query_shape(1)], cache)
+
+    report("attention core", 0, request.steps)
+    taken = time_calls(
+        request.device, step, request.steps, flusher(request.device, bytes_touched), request.group.barrier,
+        may_capture=request.group.size == 1,
+    )  # fmt: skip
+    report("attention core", request.steps, request.steps)
+    return taken._replace(seconds=request.group.slowest(taken.seconds))
+
+
+def measure_cached(
+    spec: ModelSpec, request: Request, report: Progress, chunk: int, weights_bytes: int, cache_bytes: int
+) -> dict[str, Any]:
+    """Build, fill, choose, time: the measured part of a run, in its own names. Frees nothing."""
+    watch = MemoryWatch(request.device)
+    with torch.inference_mode():
+        stack = build(spec, request, report)
+        allocator_bytes = make_caches(stack, request)
+        hidden_states = inputs(spec, request)
+        filled = prefill(
+            stack.layers, stack.caches, hidden_states, request.context_tokens - request.steps, chunk, report,
+            request.device,
+        )  # fmt: skip
+        rows = choose_backends(stack, request)
+        decode, output = time_decode(stack, hidden_states, request, report, weights_bytes + cache_bytes)
+        check_finite(output, "decode")
+        core = time_core(stack, request, report, cache_bytes)
+        if request.profile is not None:
+            from kvcalc.measure.profiling import write_trace
+
+            write_trace(stack, hidden_states, request)
+    attending = stack.attention()
+    return {
+        "stack": stack,
+        "held_bytes": held_bytes(stack.caches),
+        "allocator_bytes": allocator_bytes,
+        "prefill": describe_prefill(stack.parts, spec, request.batch_size, filled),
+        "backend": attending[0][0].core.name if attending else None,
+        "backends": rows,
+        "decode": decode,
+        "core": core,
+        "memory": watch.describe(),
+    }
+
+
+def measure_uncached(spec: ModelSpec, request: Request, report: Progress) -> dict[str, Any]:
+    """Without a cache: every step runs the whole prefix through all layers, as code without one must."""
+    watch = MemoryWatch(request.device)
+    with torch.inference_mode():
+        stack = build(spec, request, report)
+        prefix = inputs(spec, request)(request.context_tokens)
+        outputs: list[Tensor] = []
+
+        def step(tokens: int) -> None:
+            outputs.clear()
+            x = prefix[:, :tokens]
+            for layer in stack.layers:
+                x = x + layer(x)
+            outputs.append(x[:, -1:])
+
+        step(request.context_tokens - request.steps + 1)
+        seconds = []
+        for number in range(request.steps):
+            report("decode", number, request.steps)
+            tokens = request.context_tokens - request.steps + number + 1
+            request.group.barrier()
+            seconds.append(time_call(request.device, lambda: step(tokens)))  # noqa: B023 - called at once
+        check_finite(outputs[0], "decode")
+    return {
+        "stack": stack, "held_bytes": 0, "allocator_bytes": 0, "prefill": None, "backend": None, "backends": [],
+        "decode": Timings(request.group.slowest(seconds), None, "wall clock"), "core": None,
+        "memory": watch.describe(),
+    }  # fmt: skip
+
+
+def timings_document(taken: Timings | None) -> dict[str, Any] | None:
+    """`summarize` with the process's CPU time (median) beside it, null where it was not taken."""
+    if taken is None:
+        return None
+    cpu = None if taken.cpu_seconds is None else summarize(taken.cpu_seconds)["p50"]
+    return {**summarize(taken.seconds), "cpu_p50": cpu, "method": taken.method}

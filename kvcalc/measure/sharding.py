@@ -1,0 +1,75 @@
+"""Tensor parallelism: which part of a model's attention one rank has.
+
+Query heads are divided. KV heads are divided as far as they go and replicated beyond; MLA's latent, its
+down-projections and norms are on every rank. The output projection takes the rank's heads alone, so that a layer's
+output is the sum over ranks (Shoeybi et al. 2019, "Megatron-LM", section 3).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from kvcalc.attention.grouped import GroupedAttention
+from kvcalc.attention.latent import MultiHeadLatentAttention
+from kvcalc.memory.kv_cache import on_device
+from kvcalc.model.spec import AttentionShape, ModelSpec
+
+
+def share_of_shape(shape: AttentionShape, size: int) -> AttentionShape:
+    """What one of `size` ranks runs; `size` must divide the heads (resolve_workload refuses it otherwise)."""
+    heads = shape.num_heads // size
+    kv_heads = heads if shape.is_latent else max(1, shape.num_kv_heads // size)
+    return shape._replace(num_heads=heads, num_kv_heads=kv_heads)
+
+
+def share_of_spec(spec: ModelSpec, size: int) -> ModelSpec:
+    """The model one of `size` ranks runs and caches; every rank has as much."""
+    return spec if size == 1 else on_device(spec, size)._replace(attention=share_of_shape(spec.attention, size))
+
+
+def copy_share(whole: nn.Module, share: nn.Module, rank: int, size: int) -> None:
+    """Fill `share`, a layer built with one rank's shape, with that rank's part of the layer `whole`.
+
+    The output bias goes to rank 0 alone: it must be in the sum once.
+    """
+    if isinstance(whole, MultiHeadLatentAttention) and isinstance(share, MultiHeadLatentAttention):
+        _copy_latent(whole, share, rank)
+    elif isinstance(whole, GroupedAttention) and isinstance(share, GroupedAttention):
+        _copy_grouped(whole, share, rank, size)
+    else:
+        raise TypeError(f"no rule to shard {type(whole).__name__}")
+    first = rank * share.o_proj.in_features
+    share.o_proj.weight.data.copy_(whole.o_proj.weight.data[:, first : first + share.o_proj.in_features])
+    if share.o_proj.bias is not None:
+        share.o_proj.bias.data.copy_(whole.o_proj.bias.data if rank == 0 else _zeros_like(whole.o_proj.bias.data))
+
+
+def _copy_grouped(whole: GroupedAttention, share: GroupedAttention, rank: int, size: int) -> None:
+    # Query head i reads KV head i // (H / G), so a rank's first KV head follows from its first query head.
+    kv_head = rank * whole.num_kv_heads // size
+    _copy_rows(whole.q_proj, share.q_proj, rank * share.num_heads * share.head_dim)
+    _copy_rows(whole.k_proj, share.k_proj, kv_head * share.head_dim)
+    _copy_rows(whole.v_proj, share.v_proj, kv_head * share.v_head_dim)
+
+
+def _copy_latent(whole: MultiHeadLatentAttention, share: MultiHeadLatentAttention, rank: int) -> None:
+    first = rank * share.num_heads * (share.nope + share.rope_width)
+    if isinstance(whole.q_proj, nn.Sequential) and isinstance(share.q_proj, nn.Sequential):
+        for mine, theirs in zip(share.q_proj[:-1].parameters(), whole.q_proj[:-1].parameters()):
+            mine.data.copy_(theirs.data)
+        _copy_rows(whole.q_proj[-1], share.q_proj[-1], first)
+    else:
+        _copy_rows(whole.q_proj, share.q_proj, first)
+    _copy_rows(whole.kv_down, share.kv_down, 0)
+    share.kv_norm.weight.data.copy_(whole.kv_norm.weight.data)
+    _copy_rows(whole.kv_up, share.kv_up, rank * share.num_heads * (share.nope + share.v_head_dim))
+
+
+def _copy_rows(whole: nn.Module, share: nn.Module, first: int) -> None:
+    """The rows of `whole`'s weight and bias from `first` on, as many as `share` has."""
+    for mine, theirs in zip(share.parameters(), whole.parameters()):
+        mine.data.copy_(theirs.data[first : first + mine.shape[0]])
+
+
+def _zeros_like(tensor: Tensor) -> Tensor:
+    return tensor.new_zeros(tensor.shape)

@@ -1,0 +1,82 @@
+"""`--sweep context=1k..128k,batch=1..64`: the points of a curve. Nothing here needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.units import parse_count, parse_tokens
+
+_AXES = ("context", "batch")
+_EXAMPLE = "as in context=1k..128k,batch=1..64: doubling from the first to the last; or context=1k:4k:16k"
+_MOST_POINTS = 256
+
+
+class Sweep(NamedTuple):
+    """The values of both axes, smallest first."""
+
+    contexts: tuple[int | None, ...]
+    batches: tuple[int, ...]
+
+    def points(self) -> list[tuple[int | None, int]]:
+        """(context, batch) of every run, the largest last."""
+        return [(tokens, batch) for tokens in self.contexts for batch in self.batches]
+
+    def describe(self) -> dict[str, Any]:
+        """The `sweep` part of a document."""
+        return {"context_tokens": [*self.contexts], "batch_size": [*self.batches]}
+
+
+def curve(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The `curve` part of a document: a flat row for every run, for a table or a plot."""
+    rows = []
+    for run in runs:
+        step, core = run["decode_step_seconds"], run["attention_core_seconds"]
+        rows.append(
+            {
+                **{key: run[key] for key in ("context_tokens", "batch_size", "attention", "num_layers")},
+                "predicted_bytes": run["predicted_bytes"],
+                "held_bytes": run["held_bytes"],
+                "decode_step_seconds": step["p50"],
+                "tokens_per_second": run["tokens_per_second"],
+                "attention_core_seconds": core["p50"] if core else None,
+                "kv_read_bytes_per_second": run["kv_read_bytes_per_second"],
+                "fraction_of_roof": run["fraction_of_roof"]["attention_core"],
+                "spread": step["spread"],
+                "backend": run["backend"],
+            }
+        )
+    return rows
+
+
+def parse_sweep(text: str, context_tokens: int | None, batch_size: int) -> Sweep:
+    """The sweep `text` asks for; an axis it does not name stays at `context_tokens` or `batch_size`.
+
+    Raises UsageError (exit 2) for what it cannot read.
+    """
+    values: dict[str, tuple[int, ...]] = {}
+    for piece in text.split(","):
+        axis, equals, span = piece.strip().partition("=")
+        if not equals or axis not in _AXES or axis in values:
+            raise UsageError(f"--sweep {text[:60]!a}: {piece[:40]!a} is no axis with its values", _EXAMPLE)
+        values[axis] = _values(span, f"--sweep {axis}", parse_tokens if axis == "context" else parse_count)
+    contexts: tuple[int | None, ...] = values.get("context", (context_tokens,))
+    sweep = Sweep(contexts, values.get("batch", (batch_size,)))
+    if len(sweep.points()) > _MOST_POINTS:
+        raise UsageError(f"--sweep: {len(sweep.points())} points, at most {_MOST_POINTS}")
+    return sweep
+
+
+def _values(span: str, option: str, parse: Callable[[str, str], int]) -> tuple[int, ...]:
+    first, dots, last = span.partition("..")
+    if not dots:
+        return tuple(sorted({parse(value, option) for value in span.split(":")}))
+    value, end = parse(first, option), parse(last, option)
+    if value > end:
+        raise UsageError(f"{option}: {first} is more than {last}", _EXAMPLE)
+    found = []
+    while value < end:
+        found.append(value)
+        value *= 2
+    return (*found, end)

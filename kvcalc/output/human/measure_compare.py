@@ -1,0 +1,59 @@
+"""`kvcalc measure --compare` for a person: what differs, then every figure of both with its ratio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from kvcalc.output.human.console import plain_table
+from kvcalc.output.human.measure_format import rate, seconds
+from kvcalc.units import format_count
+
+
+def render(document: dict[str, Any], console: Console) -> None:
+    """Print the compare document."""
+    for letter in ("a", "b"):
+        side = document[letter]
+        taken = f", {side['taken_at']}" if side["taken_at"] else ""
+        console.print(f"{letter.upper()}  {side['file']}: {side['model']} on {side['device']}{taken}")
+    if document["differences"]:
+        console.print()
+        table = plain_table(("differs", "left"), ("A", "left"), ("B", "left"))
+        for row in document["differences"]:
+            table.add_row(row["path"], _bare(row["a"]), _bare(row["b"]))
+        console.print(table)
+    console.print()
+    table = plain_table(("", "left"), ("figure", "left"), ("A", "right"), ("B", "right"), ("B/A", "right"))
+    last = None
+    for row in document["figures"]:
+        kind = (row["attention"] or "").upper()
+        table.add_row(
+            "" if kind == last else kind,
+            row["figure"],
+            _value(row["figure"], row["a"]),
+            _value(row["figure"], row["b"]),
+            "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
+        )
+        last = kind
+    console.print(table)
+    for row in document["left_out"]:
+        console.print(f"{row['attention'].upper()} left out: {row['reason']}", style="dim")
+
+
+def _value(figure: str, value: float) -> str:
+    """A figure in the unit its path names."""
+    parts = figure.split(".")
+    if any(part.endswith("bytes_per_second") for part in parts):
+        return rate(value)
+    if any(part.startswith("fraction_of_") for part in parts):
+        return f"{value:.1%}"
+    if any(part.endswith("_seconds") for part in parts):
+        return seconds(value)
+    return format_count(value) if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _bare(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return "-" if value is None else str(value)
+    return format_count(value)

@@ -1,0 +1,397 @@
+"""Two real processes over gloo: bytes as predicted, output as the whole layer's, and what happens when one is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+import kvcalc as library
+from kvcalc.measure import runner, signals
+from kvcalc.measure.ranks import Place
+from kvcalc.model.variants import side_by_side
+from kvcalc.schema import load_schema
+from tests.conftest import ROOT, Result
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
+
+SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64", "--layers", "2")
+FAST = (*SMALL, "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
+
+# What every rank runs: the command line, after the lines a test puts before it. The roof is of no interest.
+DRIVER = """\
+import os, sys, time
+%s
+from kvcalc.measure import bandwidth, distributed, run, runner
+bandwidth._BUFFER_BYTES = {"cpu": 1 << 22}
+rank = int(os.environ["RANK"])
+%s
+from kvcalc.__main__ import main
+sys.exit(main())
+"""
+
+
+class Ranks:
+    """Processes started as torchrun starts them, but by hand, so that each one's status and streams can be seen."""
+
+    def __init__(
+        self, folder: Path, arguments: tuple[object, ...], before: str = "", size: int = 2, first: str = ""
+    ) -> None:
+        script = folder / "rank.py"
+        script.write_text(DRIVER % (first, before))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        common = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                  "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "PYTHONPATH": str(ROOT)}  # fmt: skip
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, str(script), "measure", *map(str, arguments)],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
+            for rank in range(size)
+        ]  # fmt: skip
+
+    def results(self, timeout: float = 120) -> list[Result]:
+        found = []
+        for process in self.processes:
+            out, err = process.communicate(timeout=timeout)
+            found.append(Result(process.returncode, out, err))
+        return found
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Any]:
+    started: list[Ranks] = []
+
+    def start(*arguments: object, **options: Any) -> Ranks:
+        started.append(Ranks(tmp_path, arguments, **options))
+        return started[-1]
+
+    yield start
+    for group in started:
+        group.end()
+
+
+def wait_for(path: Path, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.05)
+
+
+def torchrun(*arguments: object, size: int = 2, timeout: float = 240) -> Result:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), "-m", "kvcalc",
+         "measure", *map(str, arguments)],
+        capture_output=True, text=True, check=False, timeout=timeout, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def test_torchrun_shards_every_kind_and_rank_0_reports_all_ranks(tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    result = torchrun(*FAST, "--attention", "all", "--tp", 2, "--json", "--save", record)
+    assert result.status == 0, result.err
+    document = json.loads(result.out)
+    jsonschema.validate(document, {**load_schema(), "$ref": "#/$defs/measure"})
+    assert json.loads(record.read_text()) == document
+    assert document["workload"]["tensor_parallel_size"] == 2
+    spec = library.read_config(
+        {"model_type": "generic", "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,
+         "head_dim": 16, "hidden_size": 64}, "generic", "flags"
+    )  # fmt: skip
+    assert [run["attention"] for run in document["runs"]] == ["mha", "mqa", "gqa", "mla"]
+    for run in document["runs"]:
+        expected = library.estimate(
+            spec, context_tokens=40, dtype="fp32", tensor_parallel_size=2, what_if=library.WhatIf(run["attention"])
+        )["kv_cache"]["bytes_per_device"]  # fmt: skip
+        assert [rank["rank"] for rank in run["ranks"]] == [0, 1]
+        for held in (run, *run["ranks"]):
+            assert held["predicted_bytes"] == held["held_bytes"] == held["allocator_bytes"] == expected
+        assert run["verified"]["ok"]
+        assert run["decode_step_seconds"]["n"] == 4
+
+
+def test_two_nodes_meet_by_torchruns_rendezvous() -> None:
+    """Two agents of one process each, as on two machines."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend",
+             "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test", "-m", "kvcalc", "measure", *FAST,
+             "--tp", "2", "--get", "runs.0.ranks"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    try:
+        outs = [node.communicate(timeout=240) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], outs
+    # One of the nodes has rank 0, and it alone answers.
+    (answer,) = (out for out, _ in outs if out)
+    assert [rank["held_bytes"] for rank in json.loads(answer)] == [10_240, 10_240]
+
+
+def test_ranks_need_no_numpy(ranks: Any) -> None:
+    before = "assert sys.modules['numpy'] is None"
+    first, _ = ranks(
+        *FAST, "--tp", 2, "--get", "runs.0.held_bytes", before=before, first="sys.modules['numpy'] = None"
+    ).results()
+    assert (first.status, first.out) == (0, "10240\n"), first.err
+
+
+def test_one_kv_head_is_on_both_ranks_and_the_heads_are_not(ranks: Any) -> None:
+    whole, _ = ranks(*FAST, "--kv-heads", 1, "--tp", 2, "--json").results()
+    run = json.loads(whole.out)["runs"][0]
+    # MQA: every rank holds all of it. Two layers, K and V, 40 tokens of 16 elements in fp32.
+    assert [rank["held_bytes"] for rank in run["ranks"]] == [2 * 2 * 40 * 16 * 4] * 2
+
+
+def test_a_rank_that_is_left_out_of_the_sum_is_found_out(ranks: Any) -> None:
+    first, second = ranks(*FAST, "--tp", 2, before="distributed._sum_over_ranks = lambda m, a, out: out").results()
+    assert first.status == 1
+    assert "differs from the full pass" in first.err
+    assert second.out == ""
+
+
+def test_a_rank_with_a_row_too_many_is_named(ranks: Any) -> None:
+    before = "if rank == 1:\n    held = run.held_bytes\n    run.held_bytes = lambda caches: held(caches) + 64"
+    first, _ = ranks(*FAST, "--tp", 2, before=before).results()
+    assert first.status == 5
+    assert "rank 1: predicted 10,240 bytes, the cache holds 10,304" in first.err
+
+
+def test_the_slowest_rank_makes_the_steps_time(ranks: Any) -> None:
+    before = "if rank == 1:\n    call = run.time_call\n    run.time_call = lambda device, what: call(device, what) + 7"
+    first, _ = ranks(*FAST, "--tp", 2, "--get", "runs.0.decode_step_seconds.min", before=before).results()
+    assert float(first.out) > 7
+
+
+def test_an_error_of_all_is_said_once(ranks: Any) -> None:
+    first, second = ranks(*FAST, "--steps", 40, "--tp", 2).results()
+    assert (first.status, second.status) == (2, 2)
+    assert len(first.err.splitlines()) == 1
+    assert second.err == ""
+
+
+def test_a_rank_short_of_memory_stops_all_before_anything_is_allocated(ranks: Any) -> None:
+    before = "if rank == 1: runner.free_bytes = lambda device: 1 << 20"
+    first, second = ranks(*FAST, "--tp", 2, before=before).results()
+    assert (first.status, second.status) == (4, 4)
+    assert first.err.startswith("kvcalc: rank 1 of 2: ")
+    assert (first.out, second.out, second.err) == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "message"),
+    [
+        (("--tp", 3), 1, "--tp 3 takes 3 processes, and there is 1 process"),
+        (("--tp", 4), 2, "--tp 4 takes 4 processes, and there are 2 processes"),
+        ((), 2, "2 processes and no --tp"),
+    ],
+)
+def test_another_number_of_processes_is_a_usage_error(ranks: Any, options: Any, size: int, message: str) -> None:
+    first, *others = ranks(*FAST, *options, size=size).results()
+    assert first.status == 2
+    assert message in first.err
+    assert len(first.err.splitlines()) == 2
+    assert all((other.status, other.out, other.err) == (2, "", "") for other in others)
+
+
+def test_tp_alone_names_torchrun(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    result = kvcalc("measure", *FAST, "--tp", "2")
+    assert result.status == 2
+    assert "torchrun --nproc-per-node 2 -m kvcalc measure ... --tp 2" in result.err
+
+
+def test_heads_that_do_not_divide_are_a_usage_error(ranks: Any) -> None:
+    first, *others = ranks(*FAST, "--tp", 3, size=3).results()
+    assert (first.status, first.out) == (2, "")
+    assert "--tp 3 does not divide the 8 attention heads" in first.err
+    assert all((other.status, other.err) == (2, "") for other in others)
+
+
+def test_of_all_kinds_one_that_cannot_be_split_is_skipped() -> None:
+    spec = library.read_config(
+        {"model_type": "generic", "num_hidden_layers": 1, "num_attention_heads": 12, "num_key_value_heads": 6,
+         "head_dim": 8, "hidden_size": 32}, "x", "x"
+    )  # fmt: skip
+    skipped: list[dict[str, str]] = []
+    kinds = [(kind, found) for kind, found in side_by_side(spec, library.WhatIf()) if not isinstance(found, str)]
+    kept = runner._that_split(kinds, skipped, 4, all_variants=True)
+    assert [kind for kind, _ in kept] == ["mha", "mqa", "mla"]
+    reason = "--tp 4 neither divides the 6 KV heads nor is divided by them"
+    assert skipped == [{"attention": "gqa", "reason": reason}]
+    with pytest.raises(library.KvcalcError) as caught:
+        runner._that_split(kinds, [], 4, all_variants=False)
+    assert caught.value.exit_code == 2
+
+
+# Rank 1 says when it is in the middle of its run, and then waits for its end.
+STUCK = """\
+def stuck(*args):
+    open("ready", "w").close()
+    time.sleep(600)
+if rank == 1:
+    run.choose_backends = stuck
+"""
+
+
+def test_a_killed_rank_ends_the_other_at_once_with_one_line(ranks: Any, tmp_path: Path) -> None:
+    group = ranks(*FAST, "--tp", 2, "--json", "--save", "record.json", before=STUCK)
+    wait_for(tmp_path / "ready")
+    group.processes[1].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    first, second = group.results(timeout=30)
+    assert time.monotonic() - killed < 20
+    assert (first.status, second.status) == (1, -signal.SIGKILL)
+    line, hint = first.err.splitlines()
+    assert line.startswith("kvcalc: rank 0 of 2: lost another rank: ")
+    assert "own lines" in hint
+    assert first.out == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank.py", "ready"]
+
+
+def test_a_rank_that_hangs_is_waited_for_only_so_long(ranks: Any, tmp_path: Path) -> None:
+    group = ranks(*FAST, "--tp", 2, "--json", before=f"distributed.TIMEOUT_SECONDS = 4\n{STUCK}")
+    wait_for(tmp_path / "ready")
+    began = time.monotonic()
+    out, err = group.processes[0].communicate(timeout=60)
+    assert time.monotonic() - began < 30
+    assert (group.processes[0].returncode, out) == (1, "")
+    assert err.splitlines()[0].startswith("kvcalc: rank 0 of 2: lost another rank: ")
+    assert len(err.splitlines()) == 2
+
+
+def test_a_fault_in_one_rank_is_that_ranks_line(ranks: Any) -> None:
+    before = """
+def full(*args):
+    import torch
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has none.")
+if rank == 1:
+    run.choose_backends = full
+"""
+    first, second = ranks(*FAST, "--tp", 2, before=before).results()
+    assert (first.status, second.status) == (1, 1)
+    assert second.err.splitlines()[0] == "kvcalc: rank 1 of 2: out of memory: 2.00 GiB more was not to be had"
+    assert first.err.splitlines()[0].startswith("kvcalc: rank 0 of 2: lost another rank")
+    assert {len(result.err.splitlines()) for result in (first, second)} == {2}
+
+
+def test_sigterm_which_torchrun_sends_is_one_line(ranks: Any, tmp_path: Path) -> None:
+    group = ranks(*FAST, "--tp", 2, before=STUCK)
+    wait_for(tmp_path / "ready")
+    group.processes[1].send_signal(signal.SIGTERM)
+    first, second = group.results(timeout=30)
+    assert (first.status, second.status) == (1, 1)
+    assert second.err == ("kvcalc: rank 1 of 2: stopped from outside, as torchrun does when another rank has ended\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "line"),
+    [
+        (signal.SIGTERM, 1, "kvcalc: rank 0 of 2: stopped from outside, as torchrun does when another rank has ended"),
+        (signal.SIGINT, 130, "kvcalc: interrupted"),
+    ],
+)
+def test_a_signal_is_heard_while_another_rank_does_not_answer(
+    ranks: Any, tmp_path: Path, number: signal.Signals, status: int, line: str
+) -> None:
+    """Rank 0 waits inside a collective, where Python's own handlers do not run; its timeout is minutes away."""
+    group = ranks(*FAST, "--tp", 2, "--save", "record.json", before=STUCK)
+    wait_for(tmp_path / "ready")
+    time.sleep(1)
+    group.processes[1].send_signal(signal.SIGSTOP)
+    group.processes[0].send_signal(number)
+    out, err = group.processes[0].communicate(timeout=30)
+    assert (group.processes[0].returncode, out, err) == (status, "", f"{line}\n")
+    assert not (tmp_path / "record.json").exists()
+
+
+def test_signals_are_as_before_after_a_block_that_went_well() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with signals.heard(Place(0, 2, 0, 2)):
+        assert signal.getsignal(signal.SIGTERM) is not before[0]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_ctrl_c_reaches_all_and_is_said_once(ranks: Any, tmp_path: Path) -> None:
+    before = STUCK.replace("if rank == 1:", "if True:").replace('"ready"', 'f"ready{rank}"')
+    group = ranks(*FAST, "--tp", 2, "--save", "record.json", before=before)
+    for rank in (0, 1):
+        wait_for(tmp_path / f"ready{rank}")
+    for process in group.processes:
+        process.send_signal(signal.SIGINT)
+    first, second = group.results(timeout=30)
+    assert (first.status, second.status) == (130, 130)
+    assert (first.out, first.err, second.out, second.err) == ("", "kvcalc: interrupted\n", "", "")
+    assert not (tmp_path / "record.json").exists()
+
+
+def test_torchrun_ends_with_all_its_ranks_when_one_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "rank.py"
+    before = "def die(*args): os.kill(os.getpid(), 9)\nif rank == 1: run.choose_backends = die"
+    script.write_text(DRIVER % ("", before))
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script),
+         "measure", *FAST, "--tp", "2", "--json", "--save", str(tmp_path / "record.json")],
+        capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert time.monotonic() - began < 100
+    assert (done.returncode, done.stdout) == (1, "")
+    ours = [line for line in done.stderr.splitlines() if line.startswith("kvcalc: ")]
+    assert len(ours) == 1, done.stderr
+    assert ours[0].startswith("kvcalc: rank 0 of 2: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["rank.py"]
+
+
+def test_a_meeting_point_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(DRIVER % ("", "distributed.TIMEOUT_SECONDS = 2"))
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK": "1",
+                   "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": str(ROOT)}  # fmt: skip
+    done = subprocess.run([sys.executable, str(script), "measure", *FAST, "--tp", "2"], capture_output=True, text=True,
+                          check=False, timeout=120, env=environment)  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "rank 1 of 2: the ranks do not find each other" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+def test_two_gpus_over_nccl() -> None:
+    result = torchrun("llama-3-8b", "--layers", 2, "--context", "2k", "--tp", 2, "--device", "cuda", "--json")
+    assert result.status == 0, result.err
+    (run,) = json.loads(result.out)["runs"]
+    spec = library.load_model("llama-3-8b").head(2)
+    expected = library.estimate(spec, context_tokens=2048, tensor_parallel_size=2)["kv_cache"]["bytes_per_device"]
+    assert [rank["held_bytes"] for rank in run["ranks"]] == [expected] * 2
+    assert run["verified"]["ok"]

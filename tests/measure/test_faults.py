@@ -1,0 +1,220 @@
+"""Everything that can go wrong during a run: one line, the right status, no memory kept, no record half written."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kvcalc as library
+from kvcalc.attention.cache import TokenCache
+from kvcalc.errors import KvcalcError, RunError
+from kvcalc.measure import faults, run, runner
+from tests.conftest import ROOT
+
+SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64")
+FAST = (*SMALL, "--layers", "2", "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
+
+CPU_FULL = (
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "4294967296 bytes. Error code 12 (Cannot allocate memory)"
+)
+CUDA_FULL = "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which"
+CUDA_LOST = "CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronously reported\nCompile with"
+
+
+@pytest.fixture(autouse=True)
+def small_roof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcalc.measure.bandwidth._BUFFER_BYTES", {"cpu": 1 << 22, "cuda": 1 << 22, "mps": 1 << 22})
+
+
+def fail_in_decode(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> list[Any]:
+    """Raise `error` where the first decode step runs, weights and caches in place; weak references to the caches."""
+    seen: list[Any] = []
+
+    def broken(stack: Any, *rest: Any) -> None:
+        seen.extend(weakref.ref(cache) for cache in stack.caches)
+        seen.extend(weakref.ref(parameter) for layer in stack.layers for parameter in layer.parameters())
+        scores = torch.zeros(1000)
+        assert scores.numel()
+        seen.append(weakref.ref(scores))
+        raise error
+
+    monkeypatch.setattr(run, "time_decode", broken)
+    return seen
+
+
+FAULTS = {
+    "cpu memory": (RuntimeError(CPU_FULL), "out of memory: 4.00 GiB more was not to be had", "--layers"),
+    "cuda memory": (torch.OutOfMemoryError(CUDA_FULL), "out of memory: 20.50 GiB more was not to be had", "--layers"),
+    "python's memory": (MemoryError(), "out of memory", "--layers"),
+    "cublas memory": (
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "out of memory", "--layers"
+    ),
+    "lost device": (
+        RuntimeError(CUDA_LOST), "the device failed: CUDA error: unspecified launch failure", "driver's log"
+    ),
+    "lost rank": (
+        RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:77, remote process exited"), "lost another rank", "own lines"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_torch_raises_is_one_line_and_status_1(kvcalc: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    error, line, hint = FAULTS[name]
+    fail_in_decode(monkeypatch, error)
+    result = kvcalc("measure", *FAST, "--json")
+    assert (result.status, result.out) == (1, "")
+    first, second = result.err.splitlines()
+    assert first.startswith(f"kvcalc: {line}")
+    assert hint in second
+
+
+@pytest.mark.skipif(not hasattr(torch, "AcceleratorError"), reason="a torch without it")
+def test_a_device_lost_in_any_words(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_in_decode(monkeypatch, torch.AcceleratorError("xid 79: fallen off the bus"))
+    result = kvcalc("measure", *FAST)
+    assert (result.status, result.out) == (1, "")
+    assert result.err.startswith("kvcalc: the device failed: xid 79: fallen off the bus\n")
+
+
+def test_a_lost_device_that_cannot_even_free_its_memory(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(device: torch.device) -> None:
+        raise RuntimeError(CUDA_LOST)
+
+    fail_in_decode(monkeypatch, RuntimeError(CUDA_LOST))
+    monkeypatch.setattr(faults, "release", lost)
+    result = kvcalc("measure", *FAST)
+    assert result.status == 1
+    assert result.err.startswith("kvcalc: the device failed: ")
+
+
+def test_any_other_error_stays_what_it_is(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_in_decode(monkeypatch, RuntimeError("shapes (2) and (3) differ"))
+    result = kvcalc("measure", *FAST)
+    assert result.status == 1
+    assert result.err.startswith("kvcalc: internal error: RuntimeError: shapes (2) and (3) differ\n")
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError(CUDA_FULL), RuntimeError("a bug"), KeyboardInterrupt(), RunError("known")],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_memory_is_free_while_the_error_is_still_held(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """An error keeps its frames, and frames their locals: without care the weights live as long as the message."""
+    seen = fail_in_decode(monkeypatch, error)
+    caught: BaseException | None = None
+    try:
+        runner.measure(library.load_model("gpt2"), context_tokens=16, steps=2, num_layers=2, device="cpu")
+    except BaseException as raised:
+        caught = raised
+    assert caught is not None
+    assert len(seen) > 4
+    gc.collect()
+    assert not [reference() for reference in seen if reference() is not None]
+    # With KVCALC_DEBUG=1 the place it came from is still there to print.
+    assert "in broken" in "".join(traceback.format_exception(caught))
+
+
+def test_a_run_after_a_fault_is_as_good_as_any(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        fail_in_decode(patch, torch.OutOfMemoryError(CUDA_FULL))
+        assert kvcalc("measure", *FAST).status == 1
+    assert kvcalc("measure", *FAST).status == 0
+
+
+def test_real_memory_that_runs_out(tmp_path: Path) -> None:
+    """The check before the run is told there is plenty, and the kernel says no in the middle of it."""
+    code = """
+import resource, sys
+from kvcalc.measure import bandwidth, runner
+import psutil
+bandwidth._BUFFER_BYTES = {"cpu": 1 << 22}
+runner.free_bytes = lambda device: 1 << 50
+limit = psutil.Process().memory_info().vms + (600 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+from kvcalc.cli.app import run
+sys.exit(run(sys.argv[1:]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "measure", "llama-7b", "--layers", "4", "--context", "64k", "--device", "cpu",
+         "--save", "record.json"],
+        capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert done.stderr.startswith("kvcalc: out of memory")
+    assert len(done.stderr.splitlines()) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_nan_in_the_decode_is_no_result(kvcalc: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = TokenCache.append
+
+    def spoilt(self: TokenCache, rows: Any) -> None:
+        if self.length == 38:
+            rows = tuple(torch.full_like(row, float("nan")) for row in rows)
+        real(self, rows)
+
+    monkeypatch.setattr(TokenCache, "append", spoilt)
+    result = kvcalc("measure", *FAST, "--json", "--save", tmp_path / "record.json")
+    assert (result.status, result.out) == (1, "")
+    assert result.err == "kvcalc: decode: 64 of 64 outputs are NaN or infinite\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_nan_in_the_self_check_is_named(kvcalc: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("kvcalc.measure.verify.TOLERANCE", float("nan"))
+    real = runner.verify
+    monkeypatch.setattr(runner, "verify", lambda *a: {**real(*a), "max_abs_error": None, "tolerance": 1e-4})
+    result = kvcalc("measure", *FAST, "--json", "--save", tmp_path / "record.json")
+    assert result.status == 1
+    assert "NaN in the output of the self-check" in result.err
+    assert result.json["runs"][0]["verified"]["max_abs_error"] is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_infinity_in_fp16_offers_bf16() -> None:
+    with pytest.raises(KvcalcError, match=r"decode: 1 of 3 outputs") as caught:
+        faults.check_finite(torch.tensor([1.0, float("inf"), 2.0], dtype=torch.float16), "decode")
+    assert "--dtype bf16" in (caught.value.hint or "")
+    faults.check_finite(torch.tensor([65504.0], dtype=torch.float16), "decode")
+
+
+def test_ctrl_c_is_one_line_130_and_no_record(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvcalc", "measure", "llama-7b", "--layers", "4", "--context", "16k", "--device", "cpu",
+         "--json", "--save", "record.json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "kvcalc: interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_old_record_outlives_every_fault(kvcalc: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    assert kvcalc("measure", *FAST, "--save", record).status == 0
+    before = record.read_bytes()
+    for error, _, _ in FAULTS.values():
+        fail_in_decode(monkeypatch, error)
+        assert kvcalc("measure", *FAST, "--save", record).status == 1
+        assert record.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+    assert json.loads(before)["runs"][0]["verified"]["ok"]
