@@ -13,7 +13,6 @@ Left out are a whole model family (all its sources at once) and a whole device; 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
 import statistics
@@ -22,8 +21,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from constants_document import describe
 from map_fit import fit
-from throughput_data import Row, counts_of, data_folder, predict, predict_ttft, read_rows
+from throughput_data import Row, data_folder, predict, predict_ttft, read_rows
 
 from kvcalc.throughput.constants import Constants, weight_class
 
@@ -266,110 +266,9 @@ def main() -> None:
     if options.dry_run:
         return
     out = {"family": left_out(rows, lambda r: r.family, fitted), "device": left_out(rows, lambda r: r.gpu.name, fitted)}
-    document = describe(rows, fitted, ttft, here, out)
+    document = describe(rows, fitted.constants, ttft, here, out)
     TARGET.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {TARGET}")
-
-
-def describe(
-    rows: Sequence[Row],
-    fitted: Fitted,
-    ttft: dict[str, dict[str, float]],
-    here: list[float],
-    out: dict[str, list[float]],
-) -> dict[str, Any]:
-    """constants.json."""
-    engines: dict[str, Any] = {}
-    for engine in (*SERVERS, "llama.cpp"):
-        mine = [i for i, row in enumerate(rows) if row.engine == engine and not row.is_drafting]
-        own = [rows[i] for i in mine]
-        ratios = {
-            name: sorted(rows[i].seconds / found[i] for i in mine)
-            for name, found in (("in_sample", here), *out.items())
-        }
-        spread = [(_quantile(r, 0.1), _quantile(r, 0.9)) for name, r in ratios.items() if name != "in_sample"]
-        entry: dict[str, Any] = {
-            "constants": _round({**fitted.constants[engine, ""]._asdict(), **ttft.get(engine, ttft[""])}),
-            "fitted": {
-                "rows": len(own),
-                "sources": sorted({row.source for row in own}),
-                "device_kinds": sorted({row.kind for row in own}),
-                "weight_classes": sorted({weight_class(row.dtype) for row in own}),
-                "largest_batch": max(2048 if row.concurrency is None else row.concurrency for row in own),
-                "largest_tensor_parallel_size": max(row.layout.tensor_parallel_size for row in own),
-                "has_experts": any(counts_of(row.model, row.dtype, row.layout, row.engine).experts for row in own),
-            },
-            "error": {name: _errors(r) for name, r in ratios.items()},
-            "range": [round(min(low for low, _ in spread), 3), round(max(high for _, high in spread), 3)],
-        }
-        if engine == "llama.cpp":
-            common = entry["constants"]
-            entry["by_device_kind"] = {
-                kind: {
-                    name: value
-                    for name, value in _round(fitted.constants[engine, kind]._asdict()).items()
-                    if value != common[name] and not name.startswith("ttft")
-                }
-                for kind in KINDS
-            }
-        engines[engine] = entry
-    engines["transformers"] = _assumed(engines["logical"])
-    return {
-        "provenance": {
-            "written_by": "benchmarks/fit_throughput.py",
-            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-            "method": "most probable constants given priors and the rows; see the script",
-            "sources": {
-                "serving": "aiconfigurator 0.12 (Apache-2.0), silicon_sample.csv: five models, one attention replica",
-                "maximum": "TensorRT-LLM 0.17 and 1.0, docs/source/performance/perf-overview.md",
-                "gpt-fast": "meta-pytorch/gpt-fast, README.md, commit 6ecad9b",
-                "ollama": "geerlingguy/ai-benchmarks, README.md, commit bdf9441: whole computers",
-                "llama.cpp": "XiongjieDai/GPU-Benchmarks-on-LLM-Inference, README.md, commit aa72e0e",
-            },
-            "rows": dict(Counter(row.source for row in rows)),
-        },
-        "engines": engines,
-    }  # fmt: skip
-
-
-def _assumed(compiled: dict[str, Any]) -> dict[str, Any]:
-    """Transformers' own loop, of which there are no figures: a compiled loop's, and a launch for every operation.
-
-    A decoder layer runs some 50 operations one by one (norms, rotary embedding, repeats, masks), and PyTorch takes 5 to
-    10 microseconds of the host for each. Always said to be outside the fit.
-    """
-    return {
-        **compiled,
-        "constants": {**compiled["constants"], "layer_seconds": 50 * 7e-6},
-        "fitted": {
-            **compiled["fitted"], "rows": 0, "sources": [], "device_kinds": [], "weight_classes": [],
-            "largest_batch": 0, "largest_tensor_parallel_size": 1,
-        },
-        "error": None,
-        "range": [0.7, 1.4],
-    }  # fmt: skip
-
-
-def _round(constants: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: {k: float(f"{v:.4g}") for k, v in value.items()} if isinstance(value, dict)
-        else value if isinstance(value, int) else float(f"{value:.4g}")
-        for name, value in constants.items()
-    }  # fmt: skip
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def _errors(ratios: Sequence[float]) -> dict[str, float]:
-    errors = [abs(1 / ratio - 1) for ratio in ratios]
-    return {
-        "mean": round(statistics.mean(errors), 3),
-        "median": round(statistics.median(errors), 3),
-        "within_25_percent": round(sum(e <= 0.25 for e in errors) / len(errors), 3),
-        "bias": round(statistics.median(1 / ratio - 1 for ratio in ratios), 3),
-    }
 
 
 if __name__ == "__main__":
