@@ -109,6 +109,23 @@ def parse_count(text: str, option: str, least: int = 1) -> int:
     return value
 
 
+def parse_seconds(text: str, option: str) -> float:
+    """Seconds in `0.5`, `1.5s`, `30ms`; above 0. UsageError otherwise."""
+    number, unit = _split(text)
+    scale = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}.get(unit.strip().lower())
+    if not number or scale is None or not float(number) > 0:
+        raise UsageError(f"{option} {_shown(text)}: not a time above 0", "write 1.5s, 30ms or plain seconds")
+    return float(number) * scale
+
+
+def parse_rate(text: str, option: str) -> float:
+    """So many a second, whole or not, above 0; UsageError otherwise."""
+    number, rest = _split(text)
+    if not number or rest or not float(number) > 0:
+        raise UsageError(f"{option} {_shown(text)}: not a number above 0", "write 20 or 0.5")
+    return float(number)
+
+
 def format_size(count: int, *, capacity: bool = False) -> str:
     """`count` bytes for a person, in powers of 1024 with two decimals.
 
@@ -153,6 +170,8 @@ def _split(text: str) -> tuple[str, str]:
     text = text.strip()
     if len(text) > _MAX_TEXT:
         return "", text
+    if text.isascii() and text.isdecimal():
+        return text, ""
     end = next((i for i, char in enumerate(text) if char not in "0123456789_."), len(text))
     number, rest = text[:end], text[end:]
     whole, point, fraction = number.partition(".")

@@ -79,6 +79,10 @@ def spawn(*arguments: object, stdin: str | bytes = "", env: dict[str, str] | Non
     return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+# For a script: the most memory its process ever held, in kilobytes. `ru_maxrss` counts what the parent held too.
+PEAK = "int(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1])"
+
+
 @pytest.fixture
 def generic() -> dict[str, object]:
     """A small well-formed config mapping to change in a test."""

@@ -97,7 +97,7 @@ def test_the_output_shown_is_the_output_printed(command: str, shown: str) -> Non
             assert f"{run['held_bytes']:,}" in figures
         return
     words = shown.split()
-    scripted = {"--json", "--get"} & set(arguments)
+    scripted = {"--json", "--get", "--format"} & set(arguments)
     options = () if scripted else ("--format", "human")
     result = spawn(*arguments, *options, env={"COLUMNS": "80", "TERM": "dumb"}, cwd=LOGS)
     assert [line.rstrip() for line in result.out.splitlines()] == [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -72,6 +74,67 @@ def test_gpus(kvcalc: Any) -> None:
                                      ("vllm.log", "--tp", "2", "--kv-dtype", "fp8", "--context", "4k")])  # fmt: skip
 def test_audit(kvcalc: Any, options: tuple[str, ...]) -> None:
     check(kvcalc("audit", ROOT / "tests" / "logs" / options[0], *options[1:], "--json").json, "audit")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (), ("--context", "1k..4k", "--batch", "1,2", "--tp", "1,3", "--engine", "logical,vllm", "--kv-memory", "1GiB"),
+        ("--context", "8k,1..3:1", "--kv-dtype", "fp8,nvfp4", "--attention", "mla"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v4-flash", "t5-small", "bert-base"])
+def test_sweep(kvcalc: Any, name: str, options: tuple[str, ...]) -> None:
+    result = kvcalc("sweep", name, *options, "--json")
+    if result.status:
+        assert "--attention" in result.err
+        return
+    check(result.json, "sweep")
+    assert len(result.json["points"]) == result.json["num_points"]
+    assert list(result.json) == SCHEMA["$defs"]["sweep"]["required"]
+    for line in kvcalc("sweep", name, *options, "--format", "jsonl").out.splitlines():
+        check(json.loads(line), "sweep_point")
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--kv-memory", "1GiB", "--tp", "2"), ("--attention", "all"), ("--engine", "vllm")]
+)
+def test_compare(kvcalc: Any, options: tuple[str, ...]) -> None:
+    document = kvcalc("compare", "llama-3-8b", "falcon-7b", "nope", "jamba-v0.1", *options, "--json").json
+    check(document, "compare")
+    assert list(document) == SCHEMA["$defs"]["compare"]["required"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--concurrency", "64", "--gpu", "h100", "--gpu", "t4", "--price", "h100=2.5"),
+        ("--requests-per-second", "3", "--max-tpot", "50ms", "--engine", "sglang", "--dtype", "fp8"),
+        ("--concurrency", "4", "--gpu", "t4", "--max-gpus", "1"),
+    ],
+)
+def test_plan(kvcalc: Any, options: tuple[str, ...]) -> None:
+    for name in ("llama-3-70b", "gpt-oss-120b"):
+        result = kvcalc("plan", name, "--input-tokens", "2k", "--output-tokens", "500", *options, "--json")
+        check(result.json, "plan")
+        assert list(result.json) == SCHEMA["$defs"]["plan"]["required"]
+        assert result.status == (4 if result.json["best"] is None else 0)
+
+
+def test_sweep_and_compare_on_devices(kvcalc: Any) -> None:
+    options = ("--gpu", "h100", "--context", "8k", "--json")
+    check(kvcalc("sweep", "llama-3.1-8b", "--batch", "1..64", *options).json, "sweep")
+    check(kvcalc("compare", "llama-3.1-8b", "gpt2", *options).json, "compare")
+
+
+def test_batch(kvcalc: Any, tmp_path: Path) -> None:
+    path = tmp_path / "questions"
+    path.write_text('{"model": "gpt2"}\n{"model": "gpt-2"}\n[\n{"model": "gpt2", "engine": "all"}\n')
+    lines = [json.loads(line) for line in kvcalc("batch", path).out.splitlines()]
+    assert ["error" in line for line in lines] == [False, True, True, False]
+    for line, kind in zip(lines, ("estimate", "batch_error", "batch_error", "engines")):
+        check(line, "batch")
+        check(line, kind)
 
 
 def test_models(kvcalc: Any) -> None:

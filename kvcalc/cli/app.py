@@ -14,8 +14,8 @@ from kvcalc.errors import KvcalcError, nearest
 
 # name -> module in kvcalc.cli which holds the command as `app`. Only the one asked for is imported.
 COMMANDS = {
-    "estimate": "estimate", "fit": "fit", "compare": "compare", "sweep": "sweep", "batch": "batch", "audit": "audit",
-    "measure": "measure", "models": "models", "gpus": "gpus",
+    "estimate": "estimate", "fit": "fit", "plan": "plan", "compare": "compare", "sweep": "sweep", "batch": "batch",
+    "audit": "audit", "measure": "measure", "models": "models", "gpus": "gpus",
 }  # fmt: skip
 
 # Of an error, in characters. The longest hint lists the model types.

@@ -3,7 +3,7 @@
 import json as json_module
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, BinaryIO, NamedTuple, Optional
 
 import typer
@@ -15,8 +15,8 @@ from kvcalc.model.variants import WhatIf
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
-# What is estimate's and no question: how an answer is printed.
-_NO_FIELDS = ("format", "json", "get", "no_color", "help")
+# What is estimate's and no question: how an answer is printed, and the status it ends with.
+_NO_FIELDS = ("format", "json", "get", "no_color", "help", "check")
 
 # Models kept between lines: so many, and together so many values of their configs.
 _MOST_MODELS, _MOST_VALUES = 512, 200_000
@@ -31,7 +31,7 @@ Examples:
 
   kvcalc batch questions.jsonl
 
-  kvcalc batch questions.jsonl > answers.jsonl
+  kvcalc batch questions.jsonl --get kv_cache.total_bytes
 """
 
 
@@ -40,12 +40,19 @@ def batch(
     file: Annotated[
         str, typer.Argument(metavar="[FILE]", help="JSON lines: one question a line; - for stdin, the default.")
     ] = "-",
+    get: Annotated[
+        Optional[str],
+        typer.Option(
+            "--get", metavar="PATH", help="Of each answer one bare value, as kv_cache.total_bytes; null for an error."
+        ),
+    ] = None,
 ) -> None:
     """Answer a question a line, in JSON: as many as there are, in their order."""
+    write = _writer(get)
     if file != "-":
         try:
             with open(file, "rb") as stream:
-                failed, first = _answer_all(stream)
+                failed, first = _answer_all(stream, write)
         except OSError as error:
             if error.filename is None:
                 raise  # stdout's: the disk is full
@@ -53,17 +60,37 @@ def batch(
     elif sys.stdin is None:
         raise UsageError("stdin: closed", "pipe questions in: kvcalc batch < questions.jsonl")
     else:
-        failed, first = _answer_all(sys.stdin.buffer)
+        failed, first = _answer_all(sys.stdin.buffer, write)
     if failed:
         raise RunError(f"{failed:,} line{'s' if failed > 1 else ''} not answered; the first: {first}")
 
 
-def _answer_all(stream: BinaryIO) -> tuple[int, str]:
+def _writer(path: Optional[str]) -> Callable[[dict[str, Any]], str]:
+    """What becomes of an answer: one line of JSON, or the value at `path`."""
+    if path is None:
+        return json_module.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    from kvcalc.output.paths import bare, check_against_schema, look_up
+    from kvcalc.schema import load_schema
+
+    check_against_schema(load_schema(), "estimate", path)
+
+    def value(document: dict[str, Any]) -> str:
+        if "error" in document:
+            print(f"line {document['error']['line']}: {document['error']['message']}", file=sys.stderr)
+            return "null"
+        try:
+            return bare(look_up(document, path)).replace("\n", " ")
+        except UsageError:  # an item this answer's list does not have
+            return "null"
+
+    return value
+
+
+def _answer_all(stream: BinaryIO, write: Callable[[dict[str, Any]], str]) -> tuple[int, str]:
     """Answer every line of `stream`; how many had an error, and the first of these."""
     from kvcalc.cli.json_lines import read_lines
 
     questions = Questions()
-    encode = json_module.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     failed, first = 0, ""
     for lines in read_lines(stream):
         answers = []
@@ -72,7 +99,7 @@ def _answer_all(stream: BinaryIO) -> tuple[int, str]:
             if "error" in document:
                 failed += 1
                 first = first or f"line {line.number}: {document['error']['message']}"
-            answers.append(encode(document))
+            answers.append(write(document))
         sys.stdout.write("\n".join(answers) + "\n")
         sys.stdout.flush()
     return failed, first
@@ -85,8 +112,7 @@ class Questions:
         from kvcalc.cli import estimate
 
         self._ask = estimate.answer
-        self._parameters = _parameters_of(estimate.app)
-        self._defaults = {parameter.name: parameter.default for parameter in self._parameters.values()}
+        self._parameters, self._defaults = _parameters_of(estimate.app)
         self._models = Models()
 
     def answer(self, line: Any) -> dict[str, Any]:
@@ -130,21 +156,24 @@ class Parameter(NamedTuple):
 
     name: str
     is_flag: bool
-    default: Any
 
 
-def _parameters_of(app: typer.Typer) -> dict[str, Parameter]:
-    """The options of a command under every name they have, with underscores."""
-    found = {}
+def _parameters_of(app: typer.Typer) -> tuple[dict[str, Parameter], dict[str, Any]]:
+    """The options of a command that are fields, under every name they have, with underscores; and all its defaults."""
+    found: dict[str, Parameter] = {}
+    defaults: dict[str, Any] = {}
     for option in typer.main.get_command(app).params:
-        if option.name is None or option.name in _NO_FIELDS:
+        if option.name is None:
             continue
-        parameter = Parameter(option.name, bool(getattr(option, "is_flag", False)), option.default)
+        defaults[option.name] = option.default
+        if option.name in _NO_FIELDS:
+            continue
+        parameter = Parameter(option.name, bool(getattr(option, "is_flag", False)))
         found[option.name] = parameter
         for name in option.opts:
             if name.startswith("--"):
                 found[name[2:].replace("-", "_")] = parameter
-    return found
+    return found, defaults
 
 
 def _text_of(field: str, value: Any, is_flag: bool) -> Any:
@@ -177,7 +206,8 @@ class Models:
     """Models by what names them: read once, and refused once. Bounded, and forgotten as a whole."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[object, ...], Any] = {}
+        self._found: dict[tuple[object, ...], tuple[ModelSpec, WhatIf]] = {}
+        self._refused: dict[tuple[object, ...], KvcalcError] = {}
         self._values = 0
 
     def model_of(
@@ -188,18 +218,21 @@ class Models:
         key = (reference, None if reference is not None else what_if, *flags.values(), assume)
         found = self._found.get(key)
         if found is None:
+            if key in self._refused:
+                raise self._refused[key].with_traceback(None)
             try:
                 found = o.model_of(reference, what_if, flags, assume)
             except KvcalcError as error:
-                found = error
+                # A look through all presets for the near names costs as much as hundreds of answers.
+                if len(self._refused) < _MOST_MODELS and len(reference or "") < 4096:
+                    self._refused[key] = error.with_traceback(None)
+                raise
             self._keep(key, found)
-        if isinstance(found, KvcalcError):
-            raise found
         spec, left = found
         return spec, left if reference is None else what_if
 
-    def _keep(self, key: tuple[object, ...], found: Any) -> None:
-        self._values += 1 if isinstance(found, KvcalcError) else _count_values(found[0].config)
+    def _keep(self, key: tuple[object, ...], found: tuple[ModelSpec, WhatIf]) -> None:
+        self._values += _count_values(found[0].config)
         if len(self._found) >= _MOST_MODELS or self._values > _MOST_VALUES:
             from kvcalc.model.memo import forget
 

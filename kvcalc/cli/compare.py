@@ -4,6 +4,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from kvcalc.cli import device_options as d
 from kvcalc.cli import options as o
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -16,12 +17,15 @@ Examples:
 
   kvcalc compare llama-3-70b --attention all --context 8k
 
+  kvcalc compare llama-3.3-70b qwen3-32b gpt-oss-120b --gpu h100x4 --context 32k --batch 16
+
   kvcalc compare gpt-oss-120b qwen3-30b-a3b --engine vllm --kv-memory 40GiB --json
 """
 
 
 @app.command(epilog=EPILOG)
 def compare(
+    ctx: typer.Context,
     models: Annotated[
         list[str],
         typer.Argument(metavar="MODEL...", help="Presets, config.json files, folders that hold one, hf:org/name."),
@@ -35,7 +39,12 @@ def compare(
         str, typer.Option("--engine", metavar="NAME[@RELEASE]", help="Count as this engine does, by its defaults.")
     ] = "logical",
     encoder_tokens: o.EncoderTokens = None,
-    tp: o.Tp = "1",
+    tp: o.OptionalTp = None,
+    gpu: d.Gpu = None,
+    num_gpus: d.NumGpus = None,
+    gpu_memory: d.GpuMemory = None,
+    gpu_bandwidth: d.GpuBandwidth = None,
+    flops: d.Flops = None,
     kv_memory: o.KvMemory = None,
     attention: Annotated[
         Optional[str],
@@ -54,6 +63,7 @@ def compare(
 
     output = choose(format, json, get, no_color)
     check_path(output, "compare")
+    devices, size = d.layout_of({**ctx.params, "pipeline_parallel_size": None})
     document = ask(
         models,
         attentions=parse_attentions(attention),
@@ -63,7 +73,8 @@ def compare(
         kv_dtype=kv_dtype,
         engine=engine.casefold(),
         encoder_tokens=None if encoder_tokens is None else parse_tokens(encoder_tokens, "--encoder-tokens"),
-        tensor_parallel_size=parse_count(tp, "--tp"),
+        tensor_parallel_size=size,
+        devices=devices,
         kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
     )
     emit(document, output, "compare")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -12,6 +12,8 @@ from kvcalc.errors import UsageError
 
 if TYPE_CHECKING:
     from kvcalc.planning.devices import Devices
+    from kvcalc.planning.devices import Gpu as GpuKind
+    from kvcalc.planning.throughput import SpeedQuestion
 
 _DEVICE = "The device"
 Gpu = Annotated[
@@ -53,6 +55,60 @@ Flops = Annotated[
     typer.Option("--flops", metavar="RATE", help="Dense bf16 operations a second: 989T.", rich_help_panel=_DEVICE),
 ]
 
+_SPEED = "How fast"
+Ep = Annotated[
+    Optional[str],
+    typer.Option(
+        "--ep",
+        "--expert-parallel-size",
+        metavar="E",
+        help="Of the --tp devices, how many whole experts are dealt out over. Default: 1, each is split.",
+        rich_help_panel=_SPEED,
+    ),
+]
+InputTokens = Annotated[
+    Optional[str],
+    typer.Option("--input-tokens", metavar="N", help="Serving: tokens of a prompt.", rich_help_panel=_SPEED),
+]
+OutputTokens = Annotated[
+    Optional[str],
+    typer.Option("--output-tokens", metavar="N", help="Serving: tokens of an answer.", rich_help_panel=_SPEED),
+]
+Concurrency = Annotated[
+    Optional[str],
+    typer.Option(
+        "--concurrency",
+        metavar="N",
+        help="Serving: requests kept in flight. Default: as many as fit.",
+        rich_help_panel=_SPEED,
+    ),
+]
+Calibrate = Annotated[
+    Optional[str],
+    typer.Option(
+        "--calibrate",
+        metavar="FILE",
+        help="A record of `kvcalc measure --json` on this device: its constants in place of fitted ones.",
+        rich_help_panel=_SPEED,
+    ),
+]
+
+
+def speed_of(given: Mapping[str, Any]) -> SpeedQuestion | None:
+    """What the options ask of speed; None where none of them is given."""
+    names = ("ep", "input_tokens", "output_tokens", "concurrency", "calibrate")
+    if all(given[name] is None for name in names):
+        return None
+    from kvcalc.planning.throughput import SpeedQuestion, calibrated
+    from kvcalc.units import parse_tokens
+
+    given_tokens, taken_tokens = (
+        None if given[name] is None else parse_tokens(given[name], f"--{name.replace('_', '-')}") for name in names[1:3]
+    )
+    ranks, concurrency = optional_count(given["ep"], "--ep"), optional_count(given["concurrency"], "--concurrency")
+    question = SpeedQuestion(ranks or 1, given_tokens, taken_tokens, concurrency)
+    return question if given["calibrate"] is None else calibrated(question, given["calibrate"])
+
 
 def devices_of(
     gpu: str | None, num_gpus: str | None, memory: str | None, bandwidth: str | None, flops: str | None
@@ -86,6 +142,15 @@ def _local_devices() -> Devices:
     from kvcalc.measure.local import local_devices
 
     return local_devices()
+
+
+def kinds_of(names: Sequence[str]) -> list[GpuKind]:
+    """The kinds of device of these names, how many of each being for the layout to say."""
+    if not names:
+        return []
+    from kvcalc.planning.devices import choose_kinds
+
+    return choose_kinds(names, _local_devices)
 
 
 def layout_of(given: Mapping[str, Any]) -> tuple[Devices | None, int]:

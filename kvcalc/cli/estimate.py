@@ -29,6 +29,10 @@ EPILOG = """Examples:
   kvcalc estimate gpt-oss-120b --context 32k --engine all
 
   kvcalc estimate llama-3-70b --context 8k --gpu h100x4 --engine vllm --check
+
+  kvcalc estimate llama-3-70b --gpu h100x4 --dtype fp8 --engine vllm --batch 16
+
+  kvcalc estimate qwen3-32b --gpu h200 --engine sglang --input-tokens 2k --output-tokens 500 --concurrency 32
 """
 
 
@@ -85,6 +89,11 @@ def estimate(
     gpu_memory: d.GpuMemory = None,
     gpu_bandwidth: d.GpuBandwidth = None,
     flops: d.Flops = None,
+    ep: d.Ep = None,
+    input_tokens: d.InputTokens = None,
+    output_tokens: d.OutputTokens = None,
+    concurrency: d.Concurrency = None,
+    calibrate: d.Calibrate = None,
     kv_memory: o.KvMemory = None,
     check: Annotated[
         bool,
@@ -173,6 +182,7 @@ def question_of(given: Mapping[str, Any], model_of: o.ModelOf = o.model_of) -> t
         "tensor_parallel_size": tp,
         "kv_memory_bytes": None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
         "devices": devices,
+        "speed": d.speed_of(given),
         "what_if": what_if,
     }
     return spec, engine, question

@@ -10,10 +10,11 @@ from kvcalc.errors import DoesNotFitError, UsageError
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
-# What `estimate` asks and `fit` does not: no what-ifs, no model by flags, no memory for the cache alone.
+# What `estimate` asks and `fit` does not: no what-ifs, no model by flags, no memory for the cache alone, no speed.
 _NOT_ASKED = (
     "attention", "kv_heads", "kv_lora_rank", "qk_rope_head_dim", "layers", "heads", "head_dim", "hidden_size",
-    "sliding_window", "assume_full_attention", "kv_memory", "check",
+    "sliding_window", "assume_full_attention", "kv_memory", "check", "ep", "input_tokens", "output_tokens",
+    "concurrency", "calibrate",
 )  # fmt: skip
 
 EPILOG = """The status is 4 where it does not fit. Weights and cache are counted; activations, graphs and contexts are

@@ -6,6 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from kvcalc.cli import device_options as d
 from kvcalc.cli import options as o
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,6 +28,8 @@ Examples:
   kvcalc sweep deepseek-v3 --context 4k..64k:4k --format jsonl
 
   kvcalc sweep gpt-oss-120b --context 8k,32k --engine vllm,sglang --kv-memory 40GiB
+
+  kvcalc sweep llama-3.1-8b --context 8k..128k --batch 1..64 --gpu l40s,h100
 """
 
 
@@ -51,6 +54,10 @@ def sweep(
         str, typer.Option("--engine", metavar="LIST", help="Count as these engines do, by their defaults.")
     ] = "logical",
     dtype: o.Dtype = None,
+    gpu: Annotated[
+        Optional[str],
+        typer.Option("--gpu", metavar="LIST", help="Devices: which points fit, and how fast they are. --tp of each."),
+    ] = None,
     encoder_tokens: o.EncoderTokens = None,
     kv_memory: Annotated[
         Optional[str],
@@ -82,7 +89,7 @@ def sweep(
     from kvcalc.model.resolve import load_model
     from kvcalc.output.sink import check_path, choose, emit, warn
     from kvcalc.planning.axis import parse_axis, parse_names
-    from kvcalc.planning.sweep import COLUMNS
+    from kvcalc.planning.combination import COLUMNS
     from kvcalc.planning.sweep import sweep as ask
     from kvcalc.units import parse_count, parse_size, parse_tokens
 
@@ -99,6 +106,7 @@ def sweep(
         kv_dtypes=parse_names(kv_dtype, "--kv-dtype"),
         tensor_parallel_sizes=parse_axis(tp, "--tp", parse_count),
         engines=parse_names(engine, "--engine"),
+        gpus=d.kinds_of([] if gpu is None else parse_names(gpu, "--gpu")),
         dtype=dtype,
         encoder_tokens=None if encoder_tokens is None else parse_tokens(encoder_tokens, "--encoder-tokens"),
         kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),

@@ -1,8 +1,8 @@
 """Two records side by side: ratios of the figures that mean the same in both. Nothing here needs torch.
 
 Three sorts of figure, told apart by the units in their names:
-- bytes per second, tokens per second, FLOP per second and shares of a roof are rates: comparable whatever was run;
-- seconds and bytes belong to a piece of work: comparable where both records did the same work;
+- bytes per second, FLOP per second and shares of a roof are rates of the device: comparable whatever was run;
+- seconds, bytes and tokens per second belong to a piece of work: comparable where both records did the same work;
 - everything else (counts, errors, settings) is no figure.
 """
 
@@ -24,8 +24,8 @@ _NO_WORK = {
 _SETTING = ("device", "environment")
 _NO_SETTING = ("taken_at", "free_bytes")
 
-_RATES = ("_per_second", "fraction_of_")
-_WORK = ("_seconds", "_bytes")
+_RATES = ("bytes_per_second", "flop_per_second")
+_WORK = ("_seconds", "_bytes", "tokens_per_second")
 
 
 def compare(a: dict[str, Any], b: dict[str, Any], names: tuple[str, str] = ("A", "B")) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _pairs(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> Iterator[t
 
 
 def _is_rate(path: str) -> bool:
-    return any(part.endswith(_RATES[0]) or part.startswith(_RATES[1]) for part in path.split("."))
+    return any(part.endswith(_RATES) or part.startswith("fraction_of_") for part in path.split("."))
 
 
 def _is_work(path: str) -> bool:

@@ -76,6 +76,25 @@ def parse_dtype(text: str, option: str) -> Dtype:
     return found
 
 
+# What llama.cpp stores weights in under one name, by the type of most of their matrices; never a cache
+# (kvcalc.memory.quantization.k_quants says which matrix has which).
+FILE_TYPES = {
+    dtype.name: dtype
+    for dtype in (
+        Dtype("q4_k_s", 4, 256, 144),
+        Dtype("q4_k_m", 4, 256, 144),
+        Dtype("q5_k_s", 5, 256, 176),
+        Dtype("q5_k_m", 5, 256, 176),
+        Dtype("q6_k", 6, 256, 210),
+    )
+}
+
+
+def parse_weight_dtype(text: str, option: str) -> Dtype:
+    """As `parse_dtype`, and llama.cpp's file types beside: q4_k_m and its kin."""
+    return FILE_TYPES.get(text.casefold()) or parse_dtype(text, option)
+
+
 def pair(k: Dtype, v: Dtype) -> Dtype:
     """The type of a cache that keeps K in one type and V in another; K's own where they are the same."""
     return k if k == v else k._replace(name=f"{k.name}/{v.name}", v=v)

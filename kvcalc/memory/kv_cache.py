@@ -162,13 +162,30 @@ def longest_context(bytes_at: Callable[[int], int], memory_bytes: int, period: i
 def most_that_fit(bytes_of_count: Callable[[int], int], memory_bytes: int, too_many: int) -> int:
     """The largest count below `too_many`, which does not fit, whose bytes are within `memory_bytes`; 0 where none is.
 
-    `bytes_of_count` must not fall as the count grows. Bisection: exact whatever the shape of the curve.
+    `bytes_of_count` must not fall as the count grows. Most curves are straight, or stairs along a straight line, so
+    the count tried is where a line between the ends would meet the memory, then one beside it, further away each time;
+    where both together do not halve what is left, the middle. Exact whatever the shape.
     """
-    fits = 0
+    below = bytes_of_count(1) if too_many > 1 else memory_bytes + 1
+    if below > memory_bytes:
+        return 0
+    fits, above, beside = 1, bytes_of_count(too_many), 1
     while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        if bytes_of_count(middle) <= memory_bytes:
-            fits = middle
-        else:
-            too_many = middle
+        left = too_many - fits
+        probe = fits + left * (memory_bytes - below) // (above - below)
+        for attempt in range(3):
+            if attempt == 1:
+                probe = fits + beside if probe == fits else too_many - beside
+            elif attempt == 2:
+                probe = (fits + too_many) // 2
+            if not fits < probe < too_many:
+                probe = min(max(probe, fits + 1), too_many - 1)
+            held = bytes_of_count(probe)
+            if held <= memory_bytes:
+                fits, below = probe, held
+            else:
+                too_many, above = probe, held
+            if too_many - fits <= 1 or (attempt == 1 and 2 * (too_many - fits) <= left):
+                break
+        beside *= 16
     return fits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
-from kvcalc.memory.dtypes import Dtype, parse_dtype
+from kvcalc.memory.dtypes import Dtype, parse_dtype, parse_weight_dtype
 from kvcalc.model.caches import Cache, CrossAttention, RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, distinct_caches, has_cross_attention, kv_head_counts, map_caches
@@ -108,7 +108,7 @@ def _resolve_encoder_tokens(spec: ModelSpec, asked: int | None, context: int, wa
 
 def _resolve_model_dtype(spec: ModelSpec, dtype: str | None, warnings: list[str]) -> Dtype:
     """What the model computes in: `dtype` where it has 16 or 32 bits, else the config's torch_dtype, else bf16."""
-    asked = None if dtype is None else parse_dtype(dtype, "--dtype")
+    asked = None if dtype is None else parse_weight_dtype(dtype, "--dtype")
     if asked is not None and asked.is_float:
         return asked
     if spec.torch_dtype is None:

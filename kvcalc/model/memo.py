@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 _Asked = ParamSpec("_Asked")
 _Answer = TypeVar("_Answer")
 
-_MOST_KEPT = 4096
+_MOST_KEPT = 16_384
 
 _kept: dict[tuple[Any, ...], tuple[object, Any]] = {}
 
@@ -24,7 +24,9 @@ def remembered_of_two(function: Callable[_Asked, _Answer]) -> Callable[_Asked, _
 
     @wraps(function)
     def ask(*given: _Asked.args, **named: _Asked.kwargs) -> _Answer:
-        key = (function, id(given[0]), id(given[1]), given[2:], *named.items())
+        key: tuple[Any, ...] = (function, id(given[0]), id(given[1]), given[2:])
+        if named:
+            key = (*key, *named.items())
         found = _kept.get(key)
         if found is not None:
             answer: _Answer = found[1]
@@ -43,7 +45,9 @@ def remembered(function: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]
 
     @wraps(function)
     def ask(*given: _Asked.args, **named: _Asked.kwargs) -> _Answer:
-        key = (function, id(given[0]), given[1:], *named.items())
+        key: tuple[Any, ...] = (function, id(given[0]), given[1:])
+        if named:
+            key = (*key, *named.items())
         found = _kept.get(key)
         if found is not None:
             answer: _Answer = found[1]

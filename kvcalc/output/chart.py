@@ -20,19 +20,19 @@ def draw_chart(chart: dict[str, Any]) -> list[str]:
     """The lines of text of a chart; none where fewer than two contexts have bytes.
 
     `chart`: `contexts`, rising; `lines`, each a `label` and `bytes` (None where refused) at these contexts;
-    `capacity_bytes`, the memory there is, or None.
+    `capacities`, the memory there is, each a `label` and `bytes`.
     """
-    contexts, capacity = chart["contexts"], chart["capacity_bytes"]
+    contexts, capacities = chart["contexts"], chart["capacities"]
     values = [value for line in chart["lines"] for value in line["bytes"] if value is not None]
     if len(contexts) < 2 or not any(values):
         return []
-    if capacity is not None:
-        values.append(capacity)
+    values += [capacity["bytes"] for capacity in capacities]
     across = _Scale(contexts[0], contexts[-1], WIDTH)
     up = _Scale(min(value for value in values if value), max(values), HEIGHT)
     grid = [[" "] * WIDTH for _ in range(HEIGHT)]
-    if capacity is not None:
-        grid[up.place(capacity)] = ["-"] * WIDTH
+    for number, capacity in enumerate(capacities, 1):
+        # Several memories have a number at the end of their lines.
+        grid[up.place(capacity["bytes"])] = [*"-" * (WIDTH - 1), "-" if len(capacities) == 1 else str(number)]
     for mark, line in zip(_MARKS, chart["lines"]):
         _draw_line(grid, across, up, contexts, line["bytes"], mark)
     text = []
@@ -43,8 +43,10 @@ def draw_chart(chart: dict[str, Any]) -> list[str]:
     first, last = f"{contexts[0]:,}", f"{contexts[-1]:,} tokens"
     text.append(f"{'':>{_GUTTER}}  {first}{last:>{WIDTH - len(first)}}")
     text += [f"{mark:>{_GUTTER}}  {line['label']}" for mark, line in zip(_MARKS, chart["lines"])]
-    if capacity is not None:
-        text.append(f"{'---':>{_GUTTER}}  memory, {format_size(capacity, capacity=True)} a device")
+    for number, capacity in enumerate(capacities, 1):
+        mark = "---" if len(capacities) == 1 else f"--{number}"
+        size = format_size(capacity["bytes"], capacity=True)
+        text.append(f"{mark:>{_GUTTER}}  {size} for the cache on a device  {capacity['label']}".rstrip())
     if chart["omitted"]:
         text.append(f"{'':>{_GUTTER}}  and {chart['omitted']:,} lines more, not drawn")
     return text

@@ -44,8 +44,9 @@ def write_plot(path: str, chart: dict[str, Any]) -> None:
             [c for c, _ in points], [v for _, v in points], label=line["label"],
             marker="o" if len(points) <= 40 else "", markersize=3, linewidth=1.5,
         )  # fmt: skip
-    if chart["capacity_bytes"] is not None:
-        axes.axhline(chart["capacity_bytes"] / _GIB, color="black", linestyle="--", linewidth=1, label="memory")
+    for capacity in chart["capacities"]:
+        label = f"for the cache on a device {capacity['label']}".rstrip()
+        axes.axhline(capacity["bytes"] / _GIB, color="black", linestyle="--", linewidth=1, label=label)
     if contexts[-1] >= 8 * contexts[0]:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)

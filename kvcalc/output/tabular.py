@@ -25,7 +25,7 @@ def is_table(document: dict[str, Any]) -> bool:
 
 
 def _table(document: dict[str, Any]) -> list[list[str]] | None:
-    keys = ("models", "gpus", "files", "engines", "figures", "curve")
+    keys = ("models", "gpus", "files", "engines", "plans", "figures", "curve")
     rows = next((document[key] for key in keys if document.get(key)), None)
     if not isinstance(rows, list) or not rows:
         return None

@@ -61,8 +61,11 @@ def _largest_batch(bytes_of_batch: Callable[[int], int], memory_bytes: int) -> i
     one = bytes_of_batch(1)
     if not one:
         return None
+    if one > memory_bytes:
+        return 0
     # A second sequence may take less than the first, which brings the pool; none takes less than nothing.
-    too_many = 1
+    another = max(1, bytes_of_batch(2) - one)
+    too_many = 2 + (memory_bytes - one) // another
     while bytes_of_batch(too_many) <= memory_bytes:
         too_many *= 2
     return kv_cache.most_that_fit(bytes_of_batch, memory_bytes, too_many)

@@ -30,6 +30,10 @@ _TAKEN = (
     ("free_bytes", "fit", "free_bytes"),
     ("max_context_tokens", "fit", "max_context_tokens"),
     ("max_batch_size", "fit", "max_batch_size"),
+    ("decode_step_seconds", "throughput", "decode_step_seconds"),
+    ("decode_tokens_per_second", "throughput", "decode_tokens_per_second"),
+    ("prefill_seconds", "throughput", "prefill_seconds"),
+    ("bound_by", "throughput", "bound_by"),
 )
 
 
@@ -72,6 +76,7 @@ def compare(
     return {
         "schema_version": SCHEMA_VERSION,
         "workload": {key: first["workload"][key] for key in ("context_tokens", "batch_size")},
+        "hardware": first["hardware"],
         "engine": {key: first["engine"][key] for key in ("name", "version", "tensor_parallel_size")},
         "models": rows,
         "warnings": warnings,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvcalc.errors import UsageError
-from kvcalc.throughput.hardware import LOCAL, Devices, find_devices, own_gpu
+from kvcalc.throughput.hardware import LOCAL, Devices, Gpu, find_devices, own_gpu
 
-__all__ = ["Devices", "choose_devices"]
+__all__ = ["Devices", "Gpu", "choose_devices", "choose_kinds"]
 
 
 def choose_devices(
@@ -33,3 +33,15 @@ def choose_devices(
             raise UsageError(f"--gpu {name} and --num-gpus {num_devices} contradict each other")
     gpu = own_gpu(named, memory_bytes, bandwidth_bytes_per_second, flops_per_second)
     return Devices(gpu, num_devices or number)
+
+
+def choose_kinds(names: Sequence[str], local: Callable[[], Devices]) -> list[Gpu]:
+    """The kinds of device called these names, how many of each being for the layout to say. Raises what
+    `choose_devices` does, and UsageError (exit 2) for a name with a number."""
+    found: dict[str, Gpu] = {}
+    for name in names:
+        devices = choose_devices(name, None, None, None, None, local)
+        if devices.num_devices != 1:
+            raise UsageError(f"--gpu {name}: how many devices is not asked of a kind here", f"--gpu {devices.gpu.name}")
+        found[devices.gpu.name] = devices.gpu
+    return list(found.values())

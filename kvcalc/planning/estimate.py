@@ -22,10 +22,15 @@ from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from kvcalc.planning.budget import Budget
+    from kvcalc.planning.throughput import SpeedQuestion
     from kvcalc.throughput.hardware import Devices
 
 ENCODER_WARNING = (
     "{name} is an encoder: these are the formula's bytes; nothing of them outlives a forward pass and engines keep 0"
+)
+STAGES_WARNING = (
+    "kv_cache and fit count the cache of every layer on each device: of {name}, pipeline stages are counted in the "
+    "weights and in throughput alone"
 )
 
 
@@ -42,12 +47,14 @@ def estimate(
     encoder_tokens: int | None = None,
     kv_memory_bytes: int | None = None,
     devices: Devices | None = None,
+    speed: SpeedQuestion | None = None,
     what_if: WhatIf = WhatIf(),
 ) -> dict[str, Any]:
     """The estimate document: plain data, exact integers, bytes and tokens (the keys name the unit).
 
     `kv_memory_bytes` is the memory there is for the cache on one device; with it `fit` says what it holds.
     `devices` are what the model is to run on: then `fit` says what the engine has for the cache there, and what for.
+    With them `throughput` says how fast, and `speed` what else is asked of that (planning.throughput.SpeedQuestion).
     `what_if` replaces the model's attention. Raises UsageError, ModelError (see `KvcalcError.exit_code`).
     """
     spec = apply(model, what_if)
@@ -58,23 +65,27 @@ def estimate(
         engine_settings = with_device(engine, engine_settings, devices)
     elif alone := next((option for option in SETTINGS_OF_A_DEVICE if option in engine_settings), None):
         raise UsageError(f"--{alone} divides a device's memory, and none is named", "name one: --gpu h100")
-    resolved, reason = resolve_kv_dtype(engine, spec, kv_dtype, engine_settings)
+    elif speed is not None:
+        raise UsageError("serving, --ep and --calibrate are of a device, and none is named", "name one: --gpu h100")
+    own_settings = _without_stages(engine, engine_settings, devices)
+    resolved, reason = resolve_kv_dtype(engine, spec, kv_dtype, own_settings)
     workload = resolve_workload(spec, context_tokens, batch_size, dtype, resolved, tensor_parallel_size, encoder_tokens)
     spec = bind_workload(spec, workload)
-    rules = _rules_of(spec, engine, *sorted(engine_settings.items()))
+    rules = _rules_of(spec, engine, *sorted(own_settings.items()))
     check_devices(rules, engine, tensor_parallel_size)
     warnings = [*spec.remarks, *workload.warnings, *rules.warnings]
     if spec.is_encoder and rules.name == "logical":
         warnings.append(ENCODER_WARNING.format(name=spec.name))
     weights = describe_weights(model, spec, dtype, workload.model_dtype, warnings)
-    fit = hardware = None
+    fit = hardware = throughput = None
     division: dict[str, object] = {}
     if kv_memory_bytes is not None:
         if devices is not None:
             raise UsageError("--kv-memory and a device: each says what there is for the cache", "give one of them")
         fit = capacity(spec, workload, rules, kv_memory_bytes, warnings)
     if devices is not None:
-        from kvcalc.planning.budget import check_count, describe_fit, describe_hardware
+        from kvcalc.planning.budget import check_count, describe_fit, describe_hardware, stages_of
+        from kvcalc.planning.throughput import SpeedQuestion, ask_throughput
 
         hardware = describe_hardware(devices, check_count(devices, workload, engine_settings))
         found = _budget(model, spec, workload, dtype, engine, engine_settings, devices)
@@ -83,6 +94,23 @@ def estimate(
         else:
             fit = describe_fit(spec, workload, rules, engine, engine_settings, devices.gpu, found, warnings)
             division, kv_memory_bytes = found.reserve.settings, max(found.offered_bytes, 0)
+        stages = stages_of(engine_settings)
+        if stages > 1 and own_settings is not engine_settings:
+            warnings.append(STAGES_WARNING.format(name=rules.name))
+        pool = None if isinstance(found, str) else found.pool_bytes
+        throughput = ask_throughput(
+            model,
+            spec,
+            workload,
+            devices.gpu,
+            engine,
+            stages,
+            dtype,
+            kv_dtype,
+            speed or SpeedQuestion(),
+            pool,
+            warnings,
+        )
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(spec),
@@ -105,9 +133,17 @@ def estimate(
         "weights": weights,
         "hardware": hardware,
         "fit": fit,
-        "throughput": None,
+        "throughput": throughput,
         "warnings": warnings,
     }
+
+
+def _without_stages(engine: str, settings: Mapping[str, str], devices: Devices | None) -> Mapping[str, str]:
+    """The settings an engine's account of its cache takes: of all but vLLM's, pipeline stages are speed's alone."""
+    stages = settings.get("pipeline-parallel-size")
+    if stages is None or engine.partition("@")[0] == "vllm" or (devices is None and stages != "1"):
+        return settings
+    return {name: value for name, value in settings.items() if name != "pipeline-parallel-size"}
 
 
 def _budget(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import ModelError
-from kvcalc.memory.dtypes import Dtype, parse_dtype
+from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, Dtype, parse_weight_dtype
 from kvcalc.memory.sharding import Width, shard, stage, width_of
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, kv_head_counts
 from kvcalc.model.weights.registry import read_weights
 from kvcalc.model.weights.tensors import ModelWeights
+
+if TYPE_CHECKING:
+    from kvcalc.memory.quantization.schemes import Scheme
+    from kvcalc.throughput.speed import StoredWeights
 
 
 def describe_weights(
@@ -39,7 +43,7 @@ def _described(
     weights, reason = _weights_of(model, spec)
     if reason is not None and spec.attention != model.attention:
         warnings.append(f"weights: {reason}")
-    asked = None if dtype is None else parse_dtype(dtype, "--dtype")
+    asked = None if dtype is None else parse_weight_dtype(dtype, "--dtype")
     held = None
     if asked is None and spec.attention == model.attention and spec.checkpoint is not None:
         from kvcalc.model.checkpoint import read_checkpoint
@@ -87,11 +91,13 @@ def device_weights(
     """
     warnings: list[str] = []
     described, _ = _described(model, spec, dtype, model_dtype)
+    if spec.gguf is not None:
+        return _file_on_device(spec, described, ranks, stages)
     weights, reason = _weights_of(model, spec)
     if weights is None or described["bytes"] is None:
         asked = reason or "the weights' type is not modelled; --dtype says otherwise"
         return DeviceWeights(None, 0, None, asked)
-    asked_dtype = None if dtype is None else parse_dtype(dtype, "--dtype")
+    asked_dtype = None if dtype is None else parse_weight_dtype(dtype, "--dtype")
 
     def size_of(part: ModelWeights) -> int:
         _, size = _bytes_of(part, spec, asked_dtype, model_dtype, warnings)
@@ -122,7 +128,7 @@ def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, warning
         warnings.append(f"weights: {reason}")
     elif held is None:
         reason = "the file holds no tensors, or not all of its shards are there"
-    asked = None if dtype is None else parse_dtype(dtype, "--dtype")
+    asked = None if dtype is None else parse_weight_dtype(dtype, "--dtype")
     name: str | None = None if held is None else held.dtype
     total, active = (None, None) if held is None else (held.bytes, held.active_bytes_per_token)
     source = None if held is None else "gguf"
@@ -146,6 +152,24 @@ def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, warning
         "bytes_source": source,
         "reason": reason,
     }
+
+
+def _file_on_device(spec: ModelSpec, described: Mapping[str, Any], ranks: int, stages: int) -> DeviceWeights:
+    """The share of a GGUF file's weights: its header has bytes and parameters, not every width.
+
+    Every matrix of a layer has the model's width on one side, so that a layer's parameters over that width are at least
+    what its widest module holds for a token.
+    """
+    hidden, size = spec.attention.hidden_size, described["bytes"]
+    if size is None or not hidden:
+        return DeviceWeights(None, 0, None, described["reason"] or "its header does not say")
+    if stages > 1:
+        return DeviceWeights(None, 0, None, "a GGUF file is not split into pipeline stages")
+    table, active = described["input_embedding_parameters"], described["active_parameters_per_token"]
+    layers = max(active - table, 0) // spec.num_layers
+    has_experts = active + table < described["parameters"]
+    width = Width(-(-layers // (hidden * ranks)), hidden, table // hidden, spec.num_layers, has_experts)
+    return DeviceWeights(-(-size // ranks), 0, width, None)
 
 
 def _weights_of(model: ModelSpec, spec: ModelSpec) -> tuple[ModelWeights | None, str | None]:
@@ -176,27 +200,61 @@ def _bytes_of(
     weights: ModelWeights | None, spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, warnings: list[str]
 ) -> tuple[str | None, WeightBytes | None]:
     """The name of what the weights are stored in, and their bytes."""
-    quantization = spec.config.get("quantization_config") if asked is None else None
-    if quantization:
-        return _quantized(weights, spec, quantization, model_dtype, warnings)
-    linear = asked if asked is not None and not asked.is_float else None
+    if (asked is None and spec.config.get("quantization_config")) or (asked is not None and asked.name in FILE_TYPES):
+        scheme = _scheme(spec, asked, model_dtype, warnings)
+        if scheme is None:
+            return None, None
+        return scheme.name, None if weights is None else quantized_bytes(weights, model_dtype, scheme)
+    linear = _linear(asked)
     size = None if weights is None else plain_bytes(weights, model_dtype, linear)
     return (linear or model_dtype).name, size
 
 
-def _quantized(
-    weights: ModelWeights | None, spec: ModelSpec, quantization: object, model_dtype: Dtype, warnings: list[str]
-) -> tuple[str | None, WeightBytes | None]:
+def stored_weights(model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype) -> StoredWeights | str:
+    """A model's weights and what they lie in, as `describe_weights` counts them; or why that is not known."""
+    from kvcalc.throughput.speed import StoredWeights
+
+    weights, reason = _weights_of(model, spec)
+    if weights is None:
+        return reason or "the weights are not known"
+    if spec.gguf is not None and dtype is None:
+        held = spec.gguf.weights
+        if held is None or held.parameters != count_parameters(weights).total:
+            return "what a step reads of this GGUF file is not known by matrix"
+        dtype = held.dtype
+        if dtype.casefold() not in {**DTYPES, **FILE_TYPES}:
+            return f"how fast weights of type {dtype} are read is not known"
+    asked = None if dtype is None else parse_weight_dtype(dtype, "--dtype")
+    scheme, linear, warnings = None, _linear(asked), list[str]()
+    if (asked is None and spec.config.get("quantization_config")) or (asked is not None and asked.name in FILE_TYPES):
+        scheme, linear = _scheme(spec, asked, model_dtype, warnings), None
+        if scheme is None:
+            return warnings[0].removeprefix("weights: ")
+    name = scheme.name if scheme is not None else (linear or model_dtype).name
+    return StoredWeights(weights, model_dtype, linear, scheme, name)
+
+
+def _linear(asked: Dtype | None) -> Dtype | None:
+    """The type of linear layers where it is not the model's own."""
+    return asked if asked is not None and not asked.is_float else None
+
+
+def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, warnings: list[str]) -> Scheme | None:
+    """The file type asked for, or the config's quantisation; None, with a warning, where that is not modelled."""
+    if asked is not None:
+        from kvcalc.memory.quantization.k_quants import k_quant_scheme
+
+        return k_quant_scheme(asked.name, spec.num_layers)
     from kvcalc.memory.quantization.schemes import UnknownSchemeError, read_scheme
 
+    quantization = spec.config["quantization_config"]
     try:
         if not isinstance(quantization, Mapping):
             raise UnknownSchemeError("quantization_config that is no object")
         # DeepSeek-V4 names the type of its experts beside the scheme of the other layers.
         if spec.config.get("expert_dtype") not in (None, "fp8"):
             raise UnknownSchemeError(f"expert_dtype {ascii(spec.config['expert_dtype'])[:60]}")
-        scheme = read_scheme(quantization, model_dtype.block_bytes)
+        return read_scheme(quantization, model_dtype.block_bytes)
     except UnknownSchemeError as error:
         warnings.append(f"weights: {error} is not modelled, so their bytes are not known; --dtype says otherwise")
-        return None, None
-    return scheme.name, None if weights is None else quantized_bytes(weights, model_dtype, scheme)
+        return None

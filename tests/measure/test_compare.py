@@ -101,9 +101,13 @@ def test_of_different_work_only_rates_are_compared(pair: Any, part: str, key: st
     b[part][key] = value
     document = compare(a, b)
     check(document)
-    assert set(ratios(document, "mha")) == {
-        "kv_read_bytes_per_second", "fraction_of_roof.attention_core", "fraction_of_roof.step"
-    }  # fmt: skip
+    found = set(ratios(document, "mha"))
+    assert {"kv_read_bytes_per_second", "fraction_of_roof.attention_core", "fraction_of_roof.step"} <= found
+    assert all(
+        name.split(".")[-1].endswith(("bytes_per_second", "flop_per_second")) or name.startswith("fraction_of_")
+        for name in found
+    )
+    assert "tokens_per_second" in ratios(compare(a, a), "mha")
     assert document["differences"][0]["path"] == f"{part}.{key}"
     assert {"attention": "mha", "reason": "times and bytes are of different work"} in document["left_out"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -222,3 +223,17 @@ def test_a_refused_engine_setting() -> None:
         ask("llama-3-8b", "h100", engine="vllm", engine_settings={"mem-fraction-static": "0.9"})
     with pytest.raises(UsageError, match="divides a device's memory"):
         kvcalc.estimate(kvcalc.load_model("llama-3-8b"), engine="vllm", engine_settings={"enforce-eager": "true"})
+
+
+def test_a_gguf_file_is_as_wide_as_its_header_says(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="the extra `gguf`")
+    from tests.model.gguf_writing import write
+    from tests.model.test_gguf import SMALL, llama_tensors
+
+    file = write(tmp_path / "x.gguf", "llama", SMALL, llama_tensors("Q8_0"), file_type=7)
+    answer = kvcalc.estimate(kvcalc.load_model(str(file)), engine="llama.cpp", devices=find_devices("rtx-4090"))
+    # 512 tokens of a vocabulary of 1,000 and a width of 256, in fp32; LLaMA's own vocabulary would be 32,000.
+    assert answer["fit"]["activation_bytes"] == 512 * (1000 + 256) * 4
+    assert answer["fit"]["weights_bytes"] == answer["weights"]["bytes"]
+    two = kvcalc.estimate(kvcalc.load_model(str(file)), devices=find_devices("rtx-4090x2"), tensor_parallel_size=2)
+    assert two["fit"]["weights_bytes"] == -(-answer["weights"]["bytes"] // 2)

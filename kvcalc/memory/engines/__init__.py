@@ -79,7 +79,8 @@ class Engine(NamedTuple):
     - `pool`: where the bytes of a batch of so many sequences go, adding up to what the engine allocates for it; None
       where that is as many times a sequence;
     - `stages_bytes`: bytes a sequence takes on all pipeline stages together; None where there is one stage;
-    - `splits_heads`: whether tensor parallelism is counted for it.
+    - `splits_heads`: whether tensor parallelism is counted for it;
+    - `pool_bytes`: the sum of `pool`, where it can be had for less than the parts.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Engine(NamedTuple):
     pool: Callable[[ModelSpec, Dtype, int, int], list[Line]] | None = None
     stages_bytes: CountSequence | None = None
     splits_heads: bool = True
+    pool_bytes: Callable[[ModelSpec, Dtype, int, int], int] | None = None
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         """Bytes one sequence takes on a device that holds this share of the model: a pool's for it alone."""
@@ -105,6 +107,8 @@ class Engine(NamedTuple):
 
     def batch_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         """Bytes a batch of sequences takes on a device that holds this share of the model."""
+        if self.pool_bytes is not None:
+            return self.pool_bytes(share, dtype, tokens, batch)
         if self.pool is not None:
             return sum(line.bytes for line in self.pool(share, dtype, tokens, batch))
         return batch * self.held_bytes(share, dtype, tokens)
@@ -152,6 +156,11 @@ def resolve_kv_dtype(
     """
     rule = getattr(_module(name)[0], "kv_dtype", None)
     return rule(spec, asked, settings or {}) if rule else (asked, None)
+
+
+def check_engine(name: str) -> None:
+    """UsageError (exit 2) for an engine nobody knows, with the nearest names."""
+    _module(name)
 
 
 def settings_of(name: str, settings: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from kvcalc.memory.engines.checkpoint import quantized_cache
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, IndexerKeys, LatentAttention
-from kvcalc.model.spec import ModelSpec, all_caches, windows
+from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, windows
 from kvcalc.units import parse_count, parse_tokens
 
 VERSION = "001541bad83b"
@@ -88,15 +88,14 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
 
     def lines(share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
         stored = whole = layout = 0
-        for group in share.layers:
-            for cache in group.caches:
-                held = group.num_layers * stored_cache_bytes(cache, tokens, dtype)
-                needed = group.num_layers * tokens * _row_bytes(cache, dtype)
-                stored += held
-                if cache.window is None:
-                    layout += needed - held
-                else:
-                    whole += needed - held
+        for cache, num_layers in distinct_caches(share):
+            held = num_layers * stored_cache_bytes(cache, tokens, dtype)
+            needed = num_layers * tokens * _row_bytes(cache, dtype)
+            stored += held
+            if cache.window is None:
+                layout += needed - held
+            else:
+                whole += needed - held
         rounding = sequence_bytes(share, dtype, tokens) - stored - whole - layout
         named = {
             "stored": stored, "windows kept whole": whole, "another layout or dtype": layout,

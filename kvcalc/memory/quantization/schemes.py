@@ -30,12 +30,14 @@ class UnknownSchemeError(Exception):
 class Scheme(NamedTuple):
     """`format_of(name, role)` is the format of a module's matrix, None where it is not quantised.
 
-    `by_layer`: whether it may differ between layers; where it does not, one layer stands for all.
+    `by_layer`: whether it may differ between layers; where it does not, one layer stands for all. `embedding`: the
+    input embedding's format, and its format where it is the output head too; None where it is not quantised.
     """
 
     name: str
     format_of: Callable[[str, str], Format | None]
     by_layer: bool = True
+    embedding: tuple[Format, Format] | None = None
 
 
 def read_scheme(config: Mapping[str, object], base_bytes: int) -> Scheme:

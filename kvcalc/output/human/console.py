@@ -34,3 +34,19 @@ def size(value: int | None) -> str:
 def count(value: Any) -> str:
     """A number with thousands separated, or a dash."""
     return "-" if value is None else format_count(value)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds with three figures, in milliseconds below one second, or a dash."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
+
+
+def rate(value: float | None) -> str:
+    """So many a second: whole from a hundred on, three figures below, or a dash."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"

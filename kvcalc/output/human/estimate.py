@@ -9,6 +9,7 @@ from rich.text import Text
 
 from kvcalc.output.human.console import count, plain_table, size
 from kvcalc.output.human.fit import describe_devices, print_limits, print_verdict
+from kvcalc.output.human.speed import print_speed
 from kvcalc.units import format_parameters, format_size
 
 
@@ -20,6 +21,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     _lines(document, console)
     if document["fit"] is not None:
         _fit(document, console)
+    if document["throughput"] is not None:
+        print_speed(document, console)
     _weights(document["weights"], console)
     _variants(document, console)
 

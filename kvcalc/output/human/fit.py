@@ -21,6 +21,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     asked = [f"{count(workload['context_tokens'])} tokens", f"batch {count(workload['batch_size'])}"]
     kinds = [f"weights {document['weights']['dtype']}", f"cache {document['kv_cache']['dtype']}"]
     console.print(", ".join([*asked, *kinds, named]))
+    if hardware["note"]:
+        console.print(f"{hardware['name']}: {hardware['note']}", style="dim")
     console.print()
     print_verdict(document, console)
     if document["smallest"]:

@@ -21,7 +21,8 @@ from kvcalc.model.caches import (
     IndexerKeys,
     LatentAttention,
 )
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec, distinct_caches
 
 # Chunks are not read from the file: always 8,192 (models/llama4.cpp).
 _CHUNK = 8192
@@ -73,13 +74,12 @@ class Layers(NamedTuple):
         return self.window is not None and cache.window is not None
 
 
+@remembered
 def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
     """The caches of a model. Raises ModelError (exit 3) for a model whose layout is not established."""
     has_window_cache = keeps_windows(spec) and not settings.is_before(WINDOWS)
     _check_file(spec)
-    every = tuple(
-        Layer(cache, _kept(spec, cache, settings), group.num_layers) for group in spec.layers for cache in group.caches
-    )
+    every = tuple(Layer(cache, _kept(spec, cache, settings), num_layers) for cache, num_layers in distinct_caches(spec))
     # T5 makes K and V of the encoder's output anew at every step (models/t5.cpp).
     not_kept = tuple(layer for layer in every if spec.model_type in _T5 and isinstance(layer.cache, CrossAttention))
     layers = tuple(layer for layer in every if layer not in not_kept)

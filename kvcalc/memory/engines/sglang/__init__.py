@@ -18,6 +18,7 @@ from kvcalc.memory.engines.sglang.models import MINIMAX_M3, WITH_ENCODER, check_
 from kvcalc.memory.engines.sglang.settings import VERSION, Settings, parse_settings
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import Cache, RecurrentState
+from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches
 
 # DeepSeek sparse attention takes pages of 64 tokens alone (DSATokenToKVPool); MiniMax-M3 has pages of 128 by default on
@@ -56,6 +57,13 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
         table = _table_bytes(spec, settings, tokens)
         return _account(layers_of(share, dtype), settings, dtype, (tokens, encoder), batch, table)
 
+    def pool_bytes(share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        layers, page = layers_of(share, dtype), settings.page_size
+        full, window = _pool_tokens(layers, settings, tokens + encoder, batch)
+        slots = max(settings.max_mamba_cache_size or 0, batch) + 1
+        rows = (full + page) * _row(layers, FULL) + (window + page) * _row(layers, WINDOW) + slots * _row(layers, STATE)
+        return rows + _table_bytes(spec, settings, tokens)
+
     def cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
         layers = layers_of(spec, dtype)
         full, window = _pool_tokens(layers, settings, tokens + encoder, 1)
@@ -93,10 +101,11 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
 
     return Engine(
         "sglang", VERSION, cache_bytes, settings._asdict(), _remarks(spec, settings), blocks=blocks, pool=pool,
-        growth_tokens=lambda share, dtype: settings.page_size * settings.ratio.denominator,
+        pool_bytes=pool_bytes, growth_tokens=lambda share, dtype: settings.page_size * settings.ratio.denominator,
     )  # fmt: skip
 
 
+@remembered
 def _row(layers: list[Layer], pool: str) -> int:
     """Bytes of one token in all layers of a pool, or of one state."""
     return sum(layer.num_layers * layer.bytes for layer in layers if layer.pool == pool)
@@ -111,10 +120,9 @@ def _pool_tokens(layers: list[Layer], settings: Settings, tokens: int, batch: in
     """
     page = settings.page_size
     full = batch * round_up(tokens, page)
-    spans = [layer.cache.window for layer in layers if layer.pool == WINDOW and layer.cache.window is not None]
-    if not spans:
+    span = _widest_window(layers)
+    if not span:
         return full, 0
-    span = max(spans)
     least = max(round_up(span + page + 1, page), batch * round_up(min(tokens, span), page))
     if not _row(layers, FULL):
         return 0, max(full, least)
@@ -123,6 +131,12 @@ def _pool_tokens(layers: list[Layer], settings: Settings, tokens: int, batch: in
         # The share is taken in floating point, which may fall short of a whole number.
         full += page
     return full, _window_tokens(full, settings)
+
+
+@remembered
+def _widest_window(layers: list[Layer]) -> int:
+    """The widest window in the windows' pool; 0 where there is no such pool."""
+    return max((layer.cache.window or 0 for layer in layers if layer.pool == WINDOW), default=0)
 
 
 def _window_tokens(full_tokens: int, settings: Settings) -> int:

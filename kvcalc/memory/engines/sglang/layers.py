@@ -24,7 +24,8 @@ from kvcalc.model.caches import (
     RecurrentState,
     SlidingWindowAttention,
 )
-from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches
 
 FULL, WINDOW, STATE = "full", "window", "state"
 
@@ -47,16 +48,20 @@ class Layer(NamedTuple):
     stores: bool = True
 
 
+@remembered
 def layers_of(spec: ModelSpec, dtype: Dtype) -> list[Layer]:
-    """Every cache of one device's share. Raises ModelError (exit 3) for a layout that is not established, UsageError
-    (exit 2) for a dtype SGLang does not keep this cache in."""
+    """Every cache of one device's share once, and in how many layers it stands.
+
+    Raises ModelError (exit 3) for a layout that is not established, UsageError (exit 2) for a dtype SGLang does not
+    keep this cache in.
+    """
     check_model(spec)
     known = _SPARSE_DTYPES if is_sparse(spec) else _M3_DTYPES if spec.model_type in MINIMAX_M3 else _DTYPES
     if dtype.name not in known:
         # MiniMax-M3's index keys are in fp8 on Hopper and not elsewhere (get_minimax_sparse_index_dtype).
         raise UsageError(f"--kv-dtype {dtype.name}: not a cache dtype of SGLang counted for {spec.model_type}",
                          f"one of {', '.join(known)}")  # fmt: skip
-    layers = [_layer(spec, cache, group.num_layers, dtype) for group in spec.layers for cache in group.caches]
+    layers = [_layer(spec, cache, num_layers, dtype) for cache, num_layers in distinct_caches(spec)]
     return layers + [
         _layer(spec, cache, count, dtype)._replace(stores=False) for cache, count in _rows_without_a_cache(spec)
     ]

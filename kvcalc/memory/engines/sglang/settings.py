@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
@@ -27,7 +28,12 @@ class Settings(NamedTuple):
     @property
     def ratio(self) -> Fraction:
         """The window pool's share of the full pool's tokens, as it was written."""
-        return Fraction(str(self.swa_full_tokens_ratio))
+        return _as_written(self.swa_full_tokens_ratio)
+
+
+@lru_cache(maxsize=64)
+def _as_written(ratio: float) -> Fraction:
+    return Fraction(str(ratio))
 
 
 def parse_settings(given: Mapping[str, str], default_page_size: int) -> Settings:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import lcm
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -16,16 +16,28 @@ from kvcalc.memory.engines.checkpoint import quantized_cache
 from kvcalc.memory.engines.vllm.account import Plan, account
 from kvcalc.memory.engines.vllm.cache_dtypes import check_dtype, own_dtype
 from kvcalc.memory.engines.vllm.drafts import with_draft_layers
-from kvcalc.memory.engines.vllm.groups import block_bytes, group, request_blocks
+from kvcalc.memory.engines.vllm.groups import block_bytes, blocks_of_kinds, group, kinds_of_groups, request_blocks
 from kvcalc.memory.engines.vllm.layers import M3_BLOCK, MINIMAX_M3, layers_of
-from kvcalc.memory.engines.vllm.pages import STATE, Demand
+from kvcalc.memory.engines.vllm.pages import STATE, Demand, Page
 from kvcalc.memory.engines.vllm.releases import Rules, is_newest, rules_of
 from kvcalc.memory.engines.vllm.settings import Settings, parse_settings
 from kvcalc.memory.engines.vllm.stages import stage_bounds
 from kvcalc.model.caches import Cache, RecurrentState
+from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches
 
 VERSION = "0.33.0"
+
+
+class _Counted(NamedTuple):
+    """A share of a model, its plan, bytes of a block on the stage where it is largest and on all stages together, and
+    the kinds of its groups."""
+
+    share: ModelSpec
+    plan: Plan
+    block_bytes: int
+    stages_block_bytes: int
+    kinds: list[tuple[tuple[Page, ...], int]]
 
 
 def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[str | Dtype, str | None]:
@@ -56,26 +68,34 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
             raise UsageError(f"--block-size {settings.block_size}: MiniMax-M3's kernels take multiples of {M3_BLOCK}")
     newest = is_newest(release)
     # By identity: a bisection asks for one share many times. The share is kept, so that its identity stays its own.
-    plans: dict[tuple[int, str], tuple[ModelSpec, Plan]] = {}
+    plans: dict[tuple[int, str], _Counted] = {}
+
+    def counted(share: ModelSpec, dtype: Dtype) -> _Counted:
+        key = (id(share), dtype.name)
+        found = plans.get(key)
+        if found is None:
+            plan = _plan(share, dtype, settings, rules, newest)
+            all_stages = sum(map(block_bytes, plan.stages))
+            found = plans[key] = _Counted(share, plan, plan.block_bytes, all_stages, kinds_of_groups(plan.groups))
+        return found
 
     def plan_of(share: ModelSpec, dtype: Dtype) -> Plan:
-        key = (id(share), dtype.name)
-        if key not in plans:
-            plans[key] = (share, _plan(share, dtype, settings, rules, newest))
-        return plans[key][1]
+        return counted(share, dtype).plan
+
+    batched, states = settings.max_num_batched_tokens, settings.state_blocks
 
     def demand(tokens: int) -> Demand:
         # The encoder's output is taken to be as long as a batch may be (SchedulerConfig.max_num_encoder_input_tokens).
-        return Demand(tokens, in_flight, settings.max_num_batched_tokens, settings.state_blocks)
+        return Demand(tokens, in_flight, batched, states)
 
     def sequence_bytes(share: ModelSpec, dtype: Dtype, tokens: int) -> int:
-        plan = plan_of(share, dtype)
-        return request_blocks(plan.groups, demand(tokens)) * plan.block_bytes
+        found = counted(share, dtype)
+        return blocks_of_kinds(found.kinds, demand(tokens)) * found.block_bytes
 
     def stages_bytes(share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         # Every stage takes as many blocks; each is as large as the stage's largest group.
-        plan = plan_of(share, dtype)
-        return request_blocks(plan.groups, demand(tokens)) * sum(map(block_bytes, plan.stages))
+        found = counted(share, dtype)
+        return blocks_of_kinds(found.kinds, demand(tokens)) * found.stages_block_bytes
 
     def cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
         pages = {(type(layer.cache), layer.cache): layer.page for layer in plan_of(spec, dtype).layers}
@@ -85,7 +105,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
     def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
         plan, asked = plan_of(share, dtype), demand(tokens)
         needed = request_blocks(plan.groups, asked)
-        sizes = {page.block_size for part in plan.groups for _, page in part.layers if page.kind != STATE}
+        sizes = _block_sizes(plan)
         found: dict[str, Any] = {
             "block_size": max(sizes, default=tokens),
             "bytes_per_block": plan.block_bytes,
@@ -107,8 +127,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
         return found
 
     def growth_tokens(share: ModelSpec, dtype: Dtype) -> int:
-        layers = plan_of(share, dtype).groups
-        return lcm(*(page.block_size for part in layers for _, page in part.layers if page.kind != STATE))
+        return lcm(*_block_sizes(plan_of(share, dtype)))
 
     def lines(share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
         return account(plan_of(share, dtype), dtype, demand(tokens))
@@ -117,6 +136,12 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
         "vllm", release or VERSION, cache_bytes, {"rules": rules.name, **settings._asdict()}, _remarks(spec, settings),
         sequence_bytes, blocks, growth_tokens, lines, stages_bytes=stages_bytes,
     )  # fmt: skip
+
+
+@remembered
+def _block_sizes(plan: Plan) -> set[int]:
+    """Tokens of a block, of every layer that keeps tokens."""
+    return {page.block_size for part in plan.groups for _, page in part.layers if page.kind != STATE}
 
 
 def _refuse(spec: ModelSpec) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.engines.vllm.pages import FULL, MLA, SLIDING, Demand, Page, need_the_same_tokens, unify
 from kvcalc.memory.engines.vllm.releases import Rules, rules_of
+from kvcalc.model.memo import remembered
 
 
 class Group(NamedTuple):
@@ -19,15 +20,21 @@ class Group(NamedTuple):
 
     @property
     def block_bytes(self) -> int:
-        return sum(page.bytes for _, page in self.layers)
+        return _summary(self)[0]
 
     def blocks(self, demand: Demand) -> int:
         """Blocks one request may hold of this group at most."""
-        return max((page.blocks(demand) for _, page in self.layers), default=0)
+        return max((page.blocks(demand) for page in _summary(self)[1]), default=0)
 
     def only(self, places: set[int]) -> Group:
         """The part a pipeline stage holds; it takes as many blocks as the whole."""
         return Group(tuple(layer for layer in self.layers if layer[0] in places))
+
+
+@remembered
+def _summary(group: Group) -> tuple[int, tuple[Page, ...]]:
+    """A group's bytes of a block, and its different pages: they are asked for with every request."""
+    return sum(page.bytes for _, page in group.layers), tuple(dict.fromkeys(page for _, page in group.layers))
 
 
 def group(pages: list[Page], rules: Rules | None = None) -> list[Group] | None:
@@ -72,4 +79,23 @@ def block_bytes(groups: list[Group]) -> int:
 
 def request_blocks(groups: list[Group], demand: Demand) -> int:
     """Blocks one request may hold at most, all groups together."""
-    return sum(group.blocks(demand) for group in groups)
+    return blocks_of_kinds(kinds_of_groups(groups), demand)
+
+
+def blocks_of_kinds(kinds: list[tuple[tuple[Page, ...], int]], demand: Demand) -> int:
+    """The same of `kinds_of_groups`."""
+    blocks = 0
+    for pages, count in kinds:
+        blocks += count * (pages[0].blocks(demand) if len(pages) == 1 else max(page.blocks(demand) for page in pages))
+    return blocks
+
+
+@remembered
+def kinds_of_groups(groups: list[Group]) -> list[tuple[tuple[Page, ...], int]]:
+    """The different pages of each group that has any, and how many groups have the same."""
+    found: dict[tuple[Page, ...], int] = {}
+    for group in groups:
+        pages = _summary(group)[1]
+        if pages:
+            found[pages] = found.get(pages, 0) + 1
+    return list(found.items())

@@ -1,0 +1,84 @@
+"""How many full answers a second `kvcalc batch` gives on one core, and how much memory it takes.
+
+    python benchmarks/batch.py [--lines N]
+
+Lines are drawn with a fixed seed over models, contexts, batches, types and devices. One line alone is timed too, and
+taken off, so that the rate is the answers' own; both are CPU seconds. The goal is 3,000 a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+GOAL = 3000
+# All of which every engine takes.
+MODELS = (
+    "llama-3-70b llama-3-8b llama-7b deepseek-v3 gpt-oss-120b gemma-3-27b qwen3-30b-a3b mistral-7b-v0.3 qwen3-32b "
+    "llama-3.1-8b"
+).split()
+SERVING: dict[str, object] = {"input_tokens": 2048, "output_tokens": 500, "concurrency": 32}
+
+
+def questions(count: int, extra: dict[str, object]) -> str:
+    """JSON lines; `extra` stands in each."""
+    draw = random.Random(1)
+    lines = []
+    for _ in range(count):
+        question = {
+            "model": draw.choice(MODELS),
+            "context": draw.randrange(1, 131_072),
+            "batch": draw.randrange(1, 65),
+            "kv_dtype": draw.choice(["auto", "fp8"]),
+            "tp": draw.choice([1, 2, 4]),
+        }
+        lines.append(json.dumps({**question, **extra}))
+    return "\n".join(lines) + "\n"
+
+
+def run(text: str) -> tuple[float, float]:
+    """CPU seconds and peak MiB of `kvcalc batch` over these lines."""
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.write(text)
+        file.flush()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kvcalc", "batch", file.name], stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"kvcalc batch ended with {process.returncode}: a line had no answer")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+
+
+def main() -> None:
+    """Time each kind of question and print a line for it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lines", type=int, default=20_000, help="lines of a run (default 20,000)")
+    lines = parser.parse_args().lines
+    kinds: list[tuple[str, dict[str, object]]] = [
+        ("bytes", {}),
+        ("bytes, --engine vllm --kv-memory", {"engine": "vllm", "kv_memory": "40GiB"}),
+        ("--gpu: bytes, fit, speed", {"gpu": "h100"}),
+        ("--gpu --engine vllm: the same", {"gpu": "h100", "engine": "vllm"}),
+        ("--gpu --engine vllm, serving", {"gpu": "h100", "engine": "vllm", **SERVING}),
+        ("--gpu --engine sglang, serving", {"gpu": "h100", "engine": "sglang", **SERVING}),
+    ]  # fmt: skip
+    for title, extra in kinds:
+        start, _ = run(questions(1, extra))
+        seconds, mib = run(questions(lines, extra))
+        rate = (lines - 1) / (seconds - start)
+        met = "met" if rate >= GOAL else "missed"
+        print(f"{title}: {rate:,.0f} answers a second (goal {GOAL:,}: {met}), {mib:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

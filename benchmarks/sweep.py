@@ -1,0 +1,80 @@
+"""What a million points of a sweep cost: CPU seconds and peak memory of the whole process, on one core.
+
+    python benchmarks/sweep.py [--points N]
+
+The bytes columns of three models go to csv, and to nowhere; the goals are 15 s and 60 MiB. Each figure is the
+operating system's own count for one finished process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+GOAL_SECONDS, GOAL_MIB = 15, 60
+
+# A plain model, one with windows whose layers differ, one with an indexer; and compressed entries, which have no curve.
+MODELS = ("llama-3-70b", "gpt-oss-120b", "deepseek-v3.2")
+SLOW = ("deepseek-v4-flash",)
+
+
+def run(command: list[str]) -> tuple[float, float]:
+    """CPU seconds (user and system) and peak MiB of one finished process."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{command} failed with {process.returncode}")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+
+
+def main() -> None:
+    """Run the sweeps and print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--points", type=int, default=1_000_000, help="points of a sweep (default 1,000,000)")
+    points = parser.parse_args().points
+    base = [sys.executable, "-m", "kvcalc", "sweep"]
+    grids = [(f"{model}, bytes", [model, "--context", f"1..{points}:1"]) for model in MODELS]
+    grids.append(
+        (
+            "gemma-3-27b, batches, types and devices",
+            [
+                "gemma-3-27b",
+                "--context",
+                f"1..{points // 16}:1",
+                "--batch",
+                "1..8",
+                "--kv-dtype",
+                "bf16,fp8",
+                "--tp",
+                "1,2",
+            ],
+        )
+    )
+    for model in SLOW:
+        grids.append((f"{model}, bytes, a hundredth of the points", [model, "--context", f"1..{points // 100}:1"]))
+    grids.append(
+        (
+            "llama-3-70b, --engine vllm, a hundredth",
+            ["llama-3-70b", "--context", f"1..{points // 100}:1", "--engine", "vllm"],
+        )
+    )
+    grids.append(
+        (
+            "llama-3-70b, --gpu h100: fit and speed, a hundredth of the points",
+            ["llama-3-70b", "--context", f"1..{points // 100}:1", "--gpu", "h100", "--tp", "8"],
+        )
+    )
+    for title, options in grids:
+        seconds, mib = run([*base, *options, "--format", "csv"])
+        goal = "" if "hundredth" in title else f" (goals {GOAL_SECONDS} s, {GOAL_MIB} MiB)"
+        print(f"{title}: {seconds:.2f} s CPU, {mib:.0f} MiB{goal}")
+
+
+if __name__ == "__main__":
+    main()

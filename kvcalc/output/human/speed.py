@@ -1,0 +1,75 @@
+"""How fast, for a person: a decode step with its parts and its range, a prefill, and serving."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kvcalc.output.human.console import count, plain_table
+
+_PARTS = ("weights", "kv", "compute", "overhead", "communication")
+
+
+def print_speed(document: dict[str, Any], console: Console) -> None:
+    """The `throughput` part of a document that has one."""
+    speed, workload = document["throughput"], document["workload"]
+    step, rate = speed["decode_step_seconds"], speed["decode_tokens_per_second"]
+    spread = f"{duration(speed['low'])} to {duration(speed['high'])}"
+    console.print(
+        Text.assemble(
+            ("decode step", "bold"), "  ", (duration(step), "bold"), f" ({spread}), bound by {_name(speed['bound_by'])}"
+        )
+    )
+    table = plain_table(("", "left"), ("", "right"), ("", "right"))
+    table.show_header = False
+    for part in _PARTS:
+        seconds = speed["parts"][f"{part}_seconds"]
+        table.add_row(f"  {_name(part)}", duration(seconds), f"{seconds / step:.0%}")
+    table.add_row("  ideal roofline", duration(speed["roofline_decode_step_seconds"]), "", style="dim")
+    console.print(table)
+    each = "" if workload["batch_size"] == 1 else f", {number(speed['tokens_per_second_per_sequence'])} a sequence"
+    prefill = f"prefill of {count(workload['context_tokens'])} tokens {duration(speed['prefill_seconds'])}"
+    console.print(f"{number(rate)} tokens/s{each}; {prefill}")
+    if speed["serving"] is not None:
+        _serving(speed["serving"], console)
+    console.print()
+
+
+def _serving(serving: dict[str, Any], console: Console) -> None:
+    console.print()
+    requests = f"{count(serving['concurrency'])} requests of {count(serving['input_tokens'])} + "
+    console.print(Text.assemble(("serving", "bold"), f"  {requests}{count(serving['output_tokens'])} tokens in flight"))
+    table = plain_table(("", "left"), ("", "right"), ("", "left"))
+    table.show_header = False
+    spread = f"{duration(serving['tpot_low_seconds'])} to {duration(serving['tpot_high_seconds'])}"
+    table.add_row("  time per output token", duration(serving["tpot_seconds"]), spread)
+    table.add_row("  time to first token", duration(serving["ttft_seconds"]), "")
+    table.add_row(
+        "  output tokens/s",
+        number(serving["tokens_per_second"]),
+        f"{number(serving['tokens_per_second_per_device'])} a device",
+    )
+    if serving["running_requests"] < serving["concurrency"]:
+        table.add_row("  requests there is room for", count(serving["running_requests"]), "the others wait")
+    console.print(table)
+
+
+def _name(part: str) -> str:
+    return "KV cache" if part == "kv" else part
+
+
+def duration(seconds: float) -> str:
+    """Three digits and the unit that suits them: `840 us`, `11.4 ms`, `2.03 s`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if seconds * scale >= 0.9995:
+            return f"{number(seconds * scale)} {unit}"
+    return f"{seconds * 1e6:.0f} us"
+
+
+def number(value: float) -> str:
+    """Three digits: `2.03`, `88.1`, `4,120`."""
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

@@ -1,0 +1,85 @@
+"""The command that starts an engine with a layout: to paste, or to read the flags from.
+
+Option names: vllm/engine/arg_utils.py of vLLM 0.33.0 and sglang/srt/arg_groups/fields of SGLang 0.5.23; a test holds
+them against the whole lists.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kvcalc.model.spec import ModelSpec
+
+# kvcalc's name of a 16-bit type -> the engines'.
+_HALF = {"bf16": "bfloat16", "fp16": "float16"}
+# Of the weights, asked for over the config's own: what the engines make of a 16-bit checkpoint while loading it.
+# Other types need a checkpoint that is in them.
+_LOADED_AS = {"fp8": "fp8"}
+
+
+class Layout(NamedTuple):
+    """What a replica is started with: `max_running` requests at once, none longer than `context_tokens`."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    context_tokens: int
+    max_running: int
+    dtype: str | None
+    kv_dtype: str
+    settings: Mapping[str, str]
+
+
+def checkpoint_of(spec: ModelSpec) -> str:
+    """What an engine would load: the folder the config.json lies in, or the model's name on the Hugging Face Hub."""
+    if spec.checkpoint is not None:
+        return spec.checkpoint
+    parts = spec.source.removeprefix("hf:").removeprefix("https://huggingface.co/").split("/")
+    if spec.source.startswith(("https://huggingface.co/", "hf:")) and len(parts) >= 2:
+        return "/".join(parts[:2]).partition("@")[0]
+    return spec.name
+
+
+def vllm_command(spec: ModelSpec, layout: Layout) -> str:
+    """`vllm serve ...` for one replica."""
+    flags = ["--tensor-parallel-size", str(layout.tensor_parallel_size)]
+    if layout.pipeline_parallel_size > 1:
+        flags += ["--pipeline-parallel-size", str(layout.pipeline_parallel_size)]
+    flags += ["--max-model-len", str(layout.context_tokens), "--max-num-seqs", str(layout.max_running)]
+    flags += _types(layout, {"fp8": "fp8"})
+    for option in ("gpu-memory-utilization", "max-num-batched-tokens", "block-size"):
+        if option in layout.settings:
+            flags += [f"--{option}", layout.settings[option]]
+    if "enable-prefix-caching" in layout.settings:
+        flags.append("--enable-prefix-caching")
+    return _join(["vllm", "serve", checkpoint_of(spec), *flags])
+
+
+def sglang_command(spec: ModelSpec, layout: Layout) -> str:
+    """`python -m sglang.launch_server ...` for one replica."""
+    flags = ["--tp-size", str(layout.tensor_parallel_size)]
+    if layout.pipeline_parallel_size > 1:
+        flags += ["--pp-size", str(layout.pipeline_parallel_size)]
+    flags += ["--context-length", str(layout.context_tokens), "--max-running-requests", str(layout.max_running)]
+    flags += _types(layout, {"fp8": "fp8_e4m3"})
+    for option in ("mem-fraction-static", "page-size"):
+        if option in layout.settings:
+            flags += [f"--{option}", layout.settings[option]]
+    return _join(["python", "-m", "sglang.launch_server", "--model-path", checkpoint_of(spec), *flags])
+
+
+def _types(layout: Layout, cache_names: Mapping[str, str]) -> list[str]:
+    """The flags for what the weights and the cache are asked to be stored in; none for what is the engine's default."""
+    flags = []
+    if layout.dtype in _HALF:
+        flags += ["--dtype", _HALF[layout.dtype]]
+    elif layout.dtype in _LOADED_AS:
+        flags += ["--quantization", _LOADED_AS[layout.dtype]]
+    if layout.kv_dtype in cache_names:
+        flags += ["--kv-cache-dtype", cache_names[layout.kv_dtype]]
+    return flags
+
+
+def _join(words: Sequence[str]) -> str:
+    return shlex.join(words)

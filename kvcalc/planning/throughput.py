@@ -1,0 +1,235 @@
+"""The `throughput` part of a document: one decode step, one prefill, and serving, with how sure each is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.memory.workload import Workload
+from kvcalc.model.memo import remembered_of_two
+from kvcalc.model.spec import ModelSpec
+from kvcalc.planning.weights import stored_weights
+from kvcalc.throughput.constants import Regime
+from kvcalc.throughput.counts import Layout
+from kvcalc.throughput.roofline import SpeedModel, Step
+from kvcalc.throughput.serving import room, serve
+from kvcalc.throughput.speed import StoredWeights, cache_dtype, check_layout, outside, range_factors, speed_model
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.calibrate import Calibration
+    from kvcalc.throughput.hardware import Gpu
+
+
+class SpeedQuestion(NamedTuple):
+    """What is asked of speed beside the workload. With `input_tokens` and `output_tokens` requests are served,
+    `concurrency` of them in flight; None: as many as fit."""
+
+    expert_parallel_size: int = 1
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    concurrency: int | None = None
+    calibration: Calibration | None = None
+
+
+class Speed(NamedTuple):
+    """A SpeedModel, where its constants were fitted, the weights' type, and what must be said of it."""
+
+    model: SpeedModel
+    regime: Regime
+    weight_dtype: str
+    notes: tuple[str, ...]
+
+
+def calibrated(question: SpeedQuestion, path: str) -> SpeedQuestion:
+    """The question with the constants of the record in the file at `path`. UsageError (exit 2) where that is none."""
+    from kvcalc.throughput.calibrate import read_calibration
+
+    return question._replace(calibration=read_calibration(path))
+
+
+def is_served(question: SpeedQuestion) -> bool:
+    """Whether requests are asked about. UsageError (exit 2) where one of their two lengths is missing."""
+    given, taken = question.input_tokens, question.output_tokens
+    if given is None and taken is None:
+        if question.concurrency is not None:
+            raise UsageError("--concurrency needs --input-tokens and --output-tokens", "--batch asks of one step")
+        return False
+    if given is None or taken is None:
+        missing = "--input-tokens" if given is None else "--output-tokens"
+        raise UsageError(f"serving needs {missing} too", "for example --input-tokens 2k --output-tokens 500")
+    return True
+
+
+def ask_throughput(
+    model: ModelSpec,
+    spec: ModelSpec,
+    workload: Workload,
+    gpu: Gpu,
+    engine: str,
+    stages: int,
+    dtype: str | None,
+    kv_dtype: str,
+    question: SpeedQuestion,
+    pool_bytes: int | None,
+    warnings: list[str],
+) -> dict[str, Any] | None:
+    """The `throughput` part for estimate's workload; None, with a warning, where it is not known.
+
+    `model` is without the what-if, `spec` with it and bound to the workload. `pool_bytes`: the cache's on a device,
+    None where that is not known. Raises UsageError (exit 2) for sizes that do not divide each other.
+    """
+    is_served(question)
+    layout = Layout(workload.tensor_parallel_size, stages, question.expert_parallel_size)
+    check_layout(layout)
+    speed = speed_of(
+        model, spec, workload, gpu, engine,
+        dtype=dtype, kv_dtype=kv_dtype, layout=layout, calibration=question.calibration,
+    )  # fmt: skip
+    return describe_throughput(speed, workload.context_tokens, workload.batch_size, question, pool_bytes, warnings)
+
+
+def describe_throughput(
+    speed: Speed | str,
+    context_tokens: int,
+    batch_size: int,
+    question: SpeedQuestion,
+    pool_bytes: int | None,
+    warnings: list[str],
+) -> dict[str, Any] | None:
+    """What stands under `throughput`: seconds and tokens a second of one replica; None, with a warning, where unknown.
+
+    `pool_bytes`: the memory for the cache on each device; None where it is not known.
+    """
+    if isinstance(speed, str):
+        warnings.append(f"throughput: {speed}")
+        return None
+    model = speed.model
+    step = model.decode(batch_size, context_tokens)
+    warnings += [f"throughput: {note}" for note in speed.notes]
+    unfitted = outside(model, speed.regime, speed.weight_dtype, batch_size)
+    low, high = range_factors(speed.regime, bool(unfitted))
+    serving = None
+    if question.input_tokens is not None and question.output_tokens is not None:
+        lengths = question.input_tokens, question.output_tokens
+        limit = room(model, *lengths, pool_bytes)
+        serving, more = _describe_serving(speed, lengths, question.concurrency, limit, (low, high))
+        unfitted += [what for what in more if what not in unfitted]
+    if unfitted:
+        warnings.append(f"throughput: not fitted for {', '.join(unfitted)}: the range is wider")
+    roofline = model.roofline(batch_size, context_tokens)
+    return {
+        "decode_step_seconds": step.seconds,
+        "decode_tokens_per_second": batch_size / step.seconds,
+        "tokens_per_second_per_sequence": 1 / step.seconds,
+        "prefill_seconds": model.prefill(context_tokens, batch_size).seconds,
+        "bound_by": step.bound_by,
+        "parts": _parts(step),
+        "roofline_decode_step_seconds": roofline,
+        "low": max(roofline, step.seconds * low),
+        "high": step.seconds * high,
+        "serving": serving,
+    }
+
+
+def _parts(step: Step) -> dict[str, float]:
+    return {
+        "weights_seconds": step.weights,
+        "kv_seconds": step.kv,
+        "compute_seconds": step.compute,
+        "overhead_seconds": step.overhead,
+        "communication_seconds": step.communication,
+    }
+
+
+def _describe_serving(
+    speed: Speed,
+    lengths: tuple[int, int],
+    concurrency: int | None,
+    limit: float | None,
+    factors: tuple[float, float],
+) -> tuple[dict[str, Any], list[str]]:
+    model = speed.model
+    found = serve(model, *lengths, concurrency, limit)
+    more = outside(model, speed.regime, speed.weight_dtype, found.running)
+    low, high = factors if not more else range_factors(speed.regime, True)
+    running = int(found.running)
+    wanted = concurrency or running
+    return {
+        "input_tokens": lengths[0],
+        "output_tokens": lengths[1],
+        "concurrency": wanted,
+        "running_requests": min(running, wanted),
+        "tpot_seconds": found.tpot_seconds,
+        "tpot_low_seconds": found.tpot_seconds * low,
+        "tpot_high_seconds": found.tpot_seconds * high,
+        "ttft_seconds": found.ttft_seconds,
+        "tokens_per_second": found.tokens_per_second,
+        "tokens_per_second_per_device": found.tokens_per_second / model.layout.devices,
+        "requests_per_second": found.requests_per_second,
+        "prefill_share": found.prefill_share,
+    }, more
+
+
+@remembered_of_two
+def _speeds_of(model: ModelSpec, spec: ModelSpec) -> dict[tuple[Any, ...], Speed | str]:
+    """The speeds already made of this model."""
+    return {}
+
+
+def speed_of(
+    model: ModelSpec,
+    spec: ModelSpec,
+    workload: Workload,
+    gpu: Gpu,
+    engine: str,
+    *,
+    dtype: str | None = None,
+    kv_dtype: str = "auto",
+    layout: Layout = Layout(),
+    calibration: Calibration | None = None,
+) -> Speed | str:
+    """The speed of `spec` (bound to its workload; `model` without the what-if), or why it is not known.
+
+    Kept, because it costs a millisecond where a step costs microseconds: one per model, device, types and layout.
+    """
+    key = (
+        workload.kv_dtype, workload.model_dtype, dtype, kv_dtype, engine, layout, calibration, gpu.name,
+        gpu.memory_bytes, gpu.bandwidth_bytes_per_second, *gpu.flops_per_second.items(),
+    )  # fmt: skip
+    known = _speeds_of(model, spec)
+    found = known.get(key)
+    if found is None:
+        found = known[key] = _speed(model, spec, workload, gpu, engine, dtype, kv_dtype, layout, calibration)
+    return found
+
+
+def _speed(
+    model: ModelSpec,
+    spec: ModelSpec,
+    workload: Workload,
+    gpu: Gpu,
+    engine: str,
+    dtype: str | None,
+    kv_dtype: str,
+    layout: Layout,
+    calibration: Calibration | None,
+) -> Speed | str:
+    if spec.is_encoder:
+        return f"{spec.name} is an encoder: it never decodes"
+    if not gpu.bandwidth_bytes_per_second or not gpu.flops_per_second:
+        return f"the bandwidth and FLOP/s of {gpu.name} are not known: --gpu-bandwidth, --flops"
+    stored = stored_weights(model, spec, dtype, workload.model_dtype)
+    if not isinstance(stored, StoredWeights):
+        return stored
+    name = engine.partition("@")[0]
+    read = cache_dtype(name, stored.name, workload.kv_dtype, kv_dtype.casefold() == "auto")
+    notes = []
+    if read != workload.kv_dtype:
+        notes.append(
+            f"TensorRT-LLM's {stored.name} checkpoints keep their cache in {read.name}, and so it is read here; "
+            "--kv-dtype says otherwise"
+        )
+    found, regime = speed_model(spec, stored, read, gpu, name, layout)
+    if calibration is not None:
+        found = calibration.apply(found, stored.name)
+    return Speed(found, regime, stored.name, tuple(notes))

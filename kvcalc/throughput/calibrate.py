@@ -1,0 +1,110 @@
+"""Constants of one's own device in place of fitted ones, from a record `kvcalc measure --json` wrote there.
+
+A record holds what attention alone took: the read roof, the core over the cache, and a step with its projections. So
+three constants can be replaced, and no more:
+    bandwidth       the record's read roof, in place of the vendor's figure
+    kv_overhead     the roof over the rate the core read the cache at
+    layer_seconds   on an accelerator, what a layer's step took beyond its bytes: launches. Twice, because attention is
+                    about half of a layer's launches
+    weight_overhead on a CPU, whose launches cost nothing: the roof over the rate the projections were read at
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.model.files import read_text
+from kvcalc.throughput.constants import weight_class
+from kvcalc.throughput.roofline import SpeedModel
+
+_MAX_BYTES = 16 * 1024 * 1024
+# Launches of attention beside all of a layer's: the MLP, its norm and its residual take about as many.
+_LAUNCHES_OF_A_LAYER = 2
+
+
+class Calibration(NamedTuple):
+    """What a record says of its device. Rates in bytes a second, overheads as factors of at least 1."""
+
+    device: str
+    read_bytes_per_second: float
+    kv_overhead: float
+    layer_seconds: float | None
+    weight_overhead: float | None
+
+    def apply(self, model: SpeedModel, weight_dtype: str) -> SpeedModel:
+        """`model` with these constants; what the record does not know stays."""
+        old = model.constants
+        gpu = model.gpu._replace(bandwidth_bytes_per_second=max(1, int(self.read_bytes_per_second)))
+        # Fitted overheads are over the vendor's bandwidth, of which the roof is already what can be reached.
+        reached = self.read_bytes_per_second / model.gpu.bandwidth_bytes_per_second
+        weights = {kind: max(1.0, value * reached) for kind, value in old.weight_overhead.items()}
+        if self.weight_overhead is not None:
+            weights[weight_class(weight_dtype)] = self.weight_overhead
+        new = old._replace(
+            weight_overhead=weights,
+            expert_overhead=max(1.0, old.expert_overhead * reached),
+            kv_overhead=self.kv_overhead,
+            layer_seconds=old.layer_seconds if self.layer_seconds is None else self.layer_seconds,
+        )
+        return SpeedModel(model.counts, gpu, weight_dtype, new)
+
+
+def read_calibration(path: str) -> Calibration:
+    """The record in the file at `path`. UsageError (exit 2) for what is no record of `kvcalc measure`."""
+    try:
+        record = json.loads(read_text(path, _MAX_BYTES))
+    except (ValueError, RecursionError):
+        raise _refused(path, "not JSON") from None
+    if not isinstance(record, dict):
+        raise _refused(path, "not a JSON object")
+    roof = _number(path, record, "roof", "read_bytes_per_second")
+    run = _run(path, record)
+    step = _number(path, run, "decode_step_seconds", "p50")
+    core = _number(path, run, "attention_core_seconds", "p50")
+    read_share = _number(path, run, "fraction_of_roof", "attention_core")
+    step_share = _number(path, run, "fraction_of_roof", "step")
+    layers = run.get("num_layers")
+    if type(layers) is not int or layers < 1:
+        raise _refused(path, "runs[].num_layers is no whole number of at least 1")
+    device = record.get("device")
+    described = device if isinstance(device, dict) else {}
+    beyond = step * max(0.0, 1 - step_share)
+    # What the step's bytes would take at the roof, less the cache's: the projections'.
+    projections = step * step_share - core * read_share
+    is_cpu = described.get("kind") == "cpu"
+    overhead = max(1.0, (step - core) / projections) if projections > 0 else 1.0
+    return Calibration(
+        str(described.get("name") or "the measured device")[:60],
+        roof,
+        max(1.0, 1 / read_share),
+        None if is_cpu else _LAUNCHES_OF_A_LAYER * beyond / layers,
+        overhead if is_cpu else None,
+    )
+
+
+def _run(path: str, record: dict[str, Any]) -> dict[str, Any]:
+    """The run of the model's own attention, else the first."""
+    runs = record.get("runs")
+    found = [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
+    if not found:
+        raise _refused(path, "it has no runs")
+    model = record.get("model")
+    own = model.get("attention") if isinstance(model, dict) else None
+    return next((run for run in found if run.get("attention") == own), found[0])
+
+
+def _number(path: str, mapping: dict[str, Any], key: str, inner: str) -> float:
+    part = mapping.get(key)
+    value = part.get(inner) if isinstance(part, dict) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise _refused(path, f"{key}.{inner} is no number above 0")
+    return float(value)
+
+
+def _refused(path: str, why: str) -> UsageError:
+    return UsageError(
+        f"--calibrate {path[:80]}: {why}", "a record is what `kvcalc measure MODEL --json > FILE` writes on your device"
+    )

@@ -1,0 +1,81 @@
+"""From a model's counts to its speed on a device under an engine: the SpeedModel, and where it may be believed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.memory.dtypes import DTYPES, Dtype
+from kvcalc.throughput.constants import Regime, device_kind, load_constants, weight_class
+from kvcalc.throughput.counts import Layout, count
+from kvcalc.throughput.roofline import SpeedModel
+
+if TYPE_CHECKING:
+    from kvcalc.memory.quantization.schemes import Scheme
+    from kvcalc.model.spec import ModelSpec
+    from kvcalc.model.weights.tensors import ModelWeights
+    from kvcalc.throughput.hardware import Gpu
+
+
+class StoredWeights(NamedTuple):
+    """A model's weights and what they are stored in: `base`, `linear` or `scheme` (see kvcalc.memory.weights)."""
+
+    weights: ModelWeights
+    base: Dtype
+    linear: Dtype | None
+    scheme: Scheme | None
+    name: str
+
+
+def check_layout(layout: Layout) -> None:
+    """UsageError (exit 2) where experts cannot be dealt out over the ranks."""
+    size, experts = layout.tensor_parallel_size, layout.expert_parallel_size
+    if size % experts:
+        raise UsageError(f"--ep {experts} does not divide --tp {size}", "experts are dealt out over the --tp devices")
+
+
+def speed_model(
+    spec: ModelSpec, stored: StoredWeights, kv_dtype: Dtype, gpu: Gpu, engine: str, layout: Layout = Layout()
+) -> tuple[SpeedModel, Regime]:
+    """The speed of `spec` (bound to its workload) under `engine`, and where its constants were fitted.
+
+    Costs about a millisecond; `SpeedModel.decode` then microseconds, so keep it for many batches and contexts.
+    """
+    counts = count(spec, stored.weights, stored.base, kv_dtype, layout, stored.linear, stored.scheme)
+    constants, regime = load_constants(engine, gpu)
+    return SpeedModel(counts, gpu, stored.name, constants), regime
+
+
+def cache_dtype(engine: str, weight_dtype: str, kv_dtype: Dtype, is_auto: bool) -> Dtype:
+    """The type the cache is read in. TensorRT-LLM's quantised checkpoints carry an fp8 cache, so where nobody says
+    otherwise its figures are for that (modelopt's fp8 and nvfp4 recipes; TensorRT-LLM 1.0, performance overview)."""
+    if engine == "tensorrt-llm" and is_auto and weight_class(weight_dtype) in ("fp8", "nvfp4"):
+        return DTYPES["fp8"]
+    return kv_dtype
+
+
+def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) -> list[str]:
+    """What of this question was not in the fit, in words; empty where all was."""
+    found = []
+    kind = device_kind(model.gpu)
+    if kind not in regime.device_kinds:
+        known = model.gpu.device_class is not None
+        found.append(f"devices like {model.gpu.name} ({kind})" if known else "a device whose kind is not known")
+    if weight_class(weight_dtype) not in regime.weight_classes:
+        found.append(f"{weight_dtype} weights")
+    if batch > regime.largest_batch:
+        found.append(f"batches beyond {regime.largest_batch:,}")
+    layout = model.layout
+    if layout.tensor_parallel_size > regime.largest_tensor_parallel_size:
+        found.append(f"--tp beyond {regime.largest_tensor_parallel_size}")
+    if model.counts.experts and not regime.has_experts:
+        found.append("models with experts")
+    if model.gpu.interconnect is not None and layout.devices > model.gpu.interconnect.devices:
+        found.append(f"more than the {model.gpu.interconnect.devices} devices {model.gpu.interconnect.name} joins")
+    return found
+
+
+def range_factors(regime: Regime, is_outside: bool) -> tuple[float, float]:
+    """What a time is multiplied by for its low and high end; outside the fit half as wide again, in ratio."""
+    low, high = regime.low, regime.high
+    return (low**1.5, high**1.5) if is_outside else (low, high)

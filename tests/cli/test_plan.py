@@ -1,0 +1,87 @@
+"""`kvcalc plan` as typed: the rows, the flags to paste, statuses, bad options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ASK = ("plan", "llama-3.1-8b", "--input-tokens", "2k", "--output-tokens", "500")
+
+
+def test_one_row_a_device_in_every_format(kvcalc: Any) -> None:
+    options = ("--concurrency", "64", "--gpu", "h100", "--gpu", "l40s")
+    document = kvcalc(*ASK, *options, "--json").json
+    assert [row["gpu"] for row in document["plans"]] == ["h100-sxm", "l40s"]
+    lines = kvcalc(*ASK, *options).out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["gpu", "h100-sxm", "l40s"]
+    assert kvcalc(*ASK, *options, "--get", "plans.0.num_devices").out == f"{document['plans'][0]['num_devices']}\n"
+
+
+def test_the_commands_a_person_sees_are_the_documents(kvcalc: Any) -> None:
+    options = ("--concurrency", "64", "--gpu", "h100")
+    row = kvcalc(*ASK, *options, "--json").json["plans"][0]
+    out = kvcalc(*ASK, *options, "--format", "human").out
+    shown = " ".join(out.replace("\\\n", " ").split())
+    assert row["vllm"] in shown
+    assert row["sglang"] in shown
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_devices_come_from_the_prices_where_none_is_named(kvcalc: Any) -> None:
+    document = kvcalc(*ASK, "--concurrency", "8", "--price", "h100=2", "--price", "l4=0.5", "--json").json
+    assert [row["gpu"] for row in document["plans"]] == ["h100-sxm", "l4"]
+    assert len(kvcalc(*ASK, "--concurrency", "8", "--json").json["plans"]) == 6
+
+
+def test_a_file_of_lengths(kvcalc: Any, tmp_path: Path) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("prompt,answer\n1000,100\n3000,300\n")
+    document = kvcalc("plan", "llama-3.1-8b", "--lengths", path, "--concurrency", "8", "--gpu", "l40s", "--json").json
+    assert document["lengths"] == {
+        "input_tokens": 2000, "output_tokens": 200, "longest_tokens": 3300, "held_tokens": 2750, "num_requests": 2,
+        "file": str(path),
+    }  # fmt: skip
+    human = kvcalc(
+        "plan", "llama-3.1-8b", "--lengths", path, "--concurrency", "8", "--gpu", "l40s", "--format", "human"
+    )
+    assert "means of 2" in human.out
+
+
+def test_status_4_with_the_document_and_what_is_missing(kvcalc: Any) -> None:
+    result = kvcalc("plan", "llama-3-70b", *ASK[2:], "--concurrency", "8", "--gpu", "t4", "--max-gpus", "4", "--json")
+    assert result.status == 4
+    assert json.loads(result.out)["best"] is None
+    assert "does not fit" in result.err
+    assert len(result.err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "word"),
+    [
+        (("plan", "llama-3.1-8b", "--concurrency", "8"), 2, "--input-tokens"), (ASK, 2, "--concurrency"),
+        ((*ASK[:4], "--concurrency", "8"), 2, "--output-tokens"), (("plan",), 2, "MODEL"),
+        ((*ASK, "--concurrency", "8", "--requests-per-second", "3"), 2, "one of"),
+        ((*ASK, "--concurrency", "0"), 2, "--concurrency"), ((*ASK, "--requests-per-second", "0"), 2, "above 0"),
+        ((*ASK, "--requests-per-second", "x"), 2, "--requests-per-second"),
+        ((*ASK, "--concurrency", "8", "--max-ttft", "0"), 2, "--max-ttft"),
+        ((*ASK, "--concurrency", "8", "--max-tpot", "3h"), 2, "30ms"),
+        ((*ASK, "--concurrency", "8", "--gpu", "h101"), 3, "h10"),
+        ((*ASK, "--concurrency", "8", "--gpu", "h100x8"), 2, "--gpu h100"),
+        ((*ASK, "--concurrency", "8", "--price", "h100"), 2, "h100=2.5"),
+        ((*ASK, "--concurrency", "8", "--price", "h100=1", "--gpu", "l4"), 2, "h100-sxm"),
+        ((*ASK, "--concurrency", "8", "--lengths", "x.csv"), 2, "in place"),
+        (("plan", "llama-3.1-8b", "--lengths", "/nowhere.csv", "--concurrency", "8"), 2, "nowhere"),
+        ((*ASK, "--concurrency", "8", "--engine", "vlm"), 2, "vllm"),
+        (("plan", "nope", *ASK[2:], "--concurrency", "8"), 3, "nope"),
+        ((*ASK, "--concurrency", "8", "--get", "plan.0"), 2, "plans"),
+        ((*ASK, "--concurrency", "8", "--dtype", "fp7"), 2, "fp7"),
+    ],
+)  # fmt: skip
+def test_bad_options(kvcalc: Any, arguments: tuple[str, ...], status: int, word: str) -> None:
+    result = kvcalc(*arguments)
+    assert result.status == status
+    assert word in result.err
+    assert result.out == ""

@@ -1,0 +1,144 @@
+"""`kvcalc sweep` as a person and a script see it: every format the same rows, streams, plots, bad ranges."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PEAK, spawn
+
+GRID = ("sweep", "gpt-oss-120b", "--context", "1k..8k", "--batch", "1,8", "--tp", "1,3", "--kv-memory", "1GiB")
+
+
+def test_every_format_has_the_same_rows(kvcalc: Any) -> None:
+    document = kvcalc(*GRID, "--json").json
+    points = document["points"]
+    assert len(points) == document["num_points"] == 16
+    lines = kvcalc(*GRID, "--format", "jsonl").out.splitlines()
+    assert [json.loads(line) for line in lines] == points
+    texts = [{k: v if isinstance(v, str) else json.dumps(v) for k, v in point.items()} for point in points]
+    assert list(csv.DictReader(io.StringIO(kvcalc(*GRID, "--format", "csv").out))) == texts
+    tsv = [line.split("\t") for line in kvcalc(*GRID).out.splitlines()]
+    assert [dict(zip(tsv[0], row)) for row in tsv[1:]] == texts
+    assert kvcalc(*GRID, "--get", "points.3.total_bytes").out == f"{points[3]['total_bytes']}\n"
+
+
+def test_text_that_breaks_rows_is_quoted(capsys: pytest.CaptureFixture[str]) -> None:
+    from kvcalc.output.rows import write_rows
+
+    block = ({"name": 'a,"b"\n100%', "last": None}, ("n", "x"), [(1, 0.5), (2, "p\tq,r")], False)
+    write_rows(("name", "n", "x", "last"), [block], "csv")
+    rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert rows[1:] == [['a,"b"\n100%', "1", "0.5", "null"], ['a,"b"\n100%', "2", "p\tq,r", "null"]]
+    write_rows(("name", "n", "x", "last"), [({**block[0]}, ("n", "x"), [(1, 0.5), (2, "p\tq,r")], False)], "tsv")
+    assert [len(line.split("\t")) for line in capsys.readouterr().out.splitlines()] == [4, 4, 4]
+
+
+def test_warnings_go_to_stderr_and_into_the_document(kvcalc: Any) -> None:
+    assert "tp 3" in kvcalc(*GRID).err
+    result = kvcalc(*GRID, "--json")
+    assert result.err == ""
+    assert any("tp 3" in warning for warning in result.json["warnings"])
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m kvcalc sweep llama-3-8b --context 1..1000000000000:1 --format csv | head -3"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 3)
+    assert "Traceback" not in done.stderr
+    assert "cannot write" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("format", ["csv", "json", "human"])
+def test_memory_does_not_grow_with_the_grid(format: str) -> None:
+    script = (
+        "import sys; from kvcalc.cli.app import run\n"
+        "def peak(points):\n"
+        f"    assert run(['sweep', 'llama-3.1-8b', '--context', f'1..{{points}}:1', '--format', '{format}']) == 0\n"
+        f"    return {PEAK}\n"
+        "print(peak(1000), peak(130_000), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    small, large = map(int, done.stderr.splitlines()[-1].split())
+    assert large - small < 2048, "two MiB more for 130 times the points"
+
+
+def test_the_human_table_is_cut_and_says_so(kvcalc: Any) -> None:
+    out = kvcalc("sweep", "llama-3.1-8b", "--context", "1..1000:1", "--format", "human").out
+    assert "and 960 rows more" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_chart_shows_where_memory_ends(kvcalc: Any) -> None:
+    out = kvcalc("sweep", "llama-3.1-8b", "--context", "1k..128k", "--kv-memory", "4GiB", "--format", "human").out
+    rows = [line for line in out.splitlines() if " |" in line]
+    capacity = next(i for i, row in enumerate(rows) if "-----" in row)
+    above = sum(row.count("a") for row in rows[:capacity])
+    below = sum(row.count("a") for row in rows[capacity:])
+    # 128 KiB a token: 32k tokens fill 4 GiB exactly, so two of the eight contexts lie above.
+    assert (above, below) == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--context", "8k..1k"), "--context"), (("--batch", "1..x"), "--batch"), (("--tp", "0..8"), "--tp"),
+        (("--kv-dtype", "bf16,fp7"), "fp8"), (("--engine", "vlm"), "vllm"), (("--plot", "x.gif"), ".svg"),
+        (("--plot", "/nowhere/x.svg"), "/nowhere"), (("--format", "xml"), "jsonl"), (("--get", "point"), "points"),
+        (("--get", "points.0.fits", "--context", "1..1000000:1"), "100,000"), (("--kv-memory", "lots"), "--kv-memory"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_one_line_and_status_2(kvcalc: Any, arguments: tuple[str, ...], words: str) -> None:
+    result = kvcalc("sweep", "llama-3-8b", *arguments)
+    assert result.status == 2
+    assert words in result.err
+    assert result.out == ""
+
+
+@pytest.mark.parametrize("name", ["memory.svg", "memory.png"])
+def test_a_plot_is_a_picture_and_the_same_each_time(kvcalc: Any, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("matplotlib")
+    pictures = []
+    for run in ("a", "b"):
+        path = tmp_path / run / name
+        path.parent.mkdir()
+        assert kvcalc(*GRID, "--plot", path).status == 0
+        pictures.append(path.read_bytes())
+    assert pictures[0] == pictures[1]
+    if name.endswith("svg"):
+        text = pictures[0].decode()
+        assert "batch 8" in text
+        assert "context, tokens" in text
+    else:
+        assert pictures[0].startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_extra_is_named_before_the_run(monkeypatch: pytest.MonkeyPatch, kvcalc: Any) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else real(name, *a))
+    result = kvcalc(*GRID, "--plot", "x.svg")
+    assert result.status == 1
+    assert "kvcalc[plot]" in result.err
+    assert result.out == ""
+
+
+def test_a_folder_without_permission_is_one_line(kvcalc: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "x.svg").mkdir()
+    result = kvcalc(*GRID, "--plot", tmp_path / "x.svg")
+    assert result.status == 1
+    assert "cannot be written" in result.err or "directory" in result.err.lower()
+
+
+def test_off_a_terminal_it_is_tsv() -> None:
+    assert spawn("sweep", "gpt2", "--context", "1k").out.startswith("engine\tkv_dtype\t")

@@ -1,0 +1,40 @@
+"""Where an engine has a short way to its pool's bytes, it is the sum of the parts."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcalc.errors import KvcalcError
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.memory.engines import ENGINES, load_engine
+from kvcalc.memory.kv_cache import on_device
+from kvcalc.memory.workload import bind_workload, resolve_workload
+from kvcalc.model.presets import preset_names
+from kvcalc.model.resolve import load_model
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_the_short_way_is_the_sum_of_the_parts(name: str) -> None:
+    model = load_model(name)
+    spec = bind_workload(model, resolve_workload(model, 4096))
+    for engine in ENGINES:
+        for settings in ({}, {"page-size": "64", "max-mamba-cache-size": "9"}, {"swa-full-tokens-ratio": "0.37"}):
+            if settings and engine != "sglang":
+                continue
+            try:
+                rules = load_engine(engine, spec, settings)
+            except KvcalcError:
+                continue
+            if rules.pool is None or rules.pool_bytes is None:
+                continue
+            share = on_device(spec, 1)
+            for tokens, batch in ((1, 1), (100, 7), (4096, 3), (70_001, 64)):
+                try:
+                    parts = sum(line.bytes for line in rules.pool(share, DTYPES["bf16"], tokens, batch))
+                except KvcalcError:
+                    continue
+                assert rules.pool_bytes(share, DTYPES["bf16"], tokens, batch) == parts
+
+
+def test_some_engine_has_one() -> None:
+    assert load_engine("sglang", load_model("llama-3-8b")).pool_bytes is not None

@@ -1,0 +1,71 @@
+"""The curves are the formulas: the same integers at every context, around every corner."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcalc.errors import UsageError
+from kvcalc.memory.curves import read_curve, read_sequence_bytes, stored_curve, stored_sequence_bytes
+from kvcalc.memory.dtypes import DTYPES, Dtype, pair
+from kvcalc.memory.kv_cache import growth, on_device, read_cache_bytes, sequence_bytes
+from kvcalc.memory.workload import bind_workload, resolve_workload
+from kvcalc.model.caches import CompressedAttention, FullAttention, LatentAttention
+from kvcalc.model.presets import preset_names
+from kvcalc.model.resolve import load_model
+from kvcalc.model.spec import ModelSpec, all_caches, uniform_layers, windows
+
+BF16 = DTYPES["bf16"]
+
+
+def bound(name: str) -> ModelSpec:
+    model = load_model(name)
+    return bind_workload(model, resolve_workload(model, 4096))
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_around_its_corners(name: str) -> None:
+    spec = bound(name)
+    most_read = [getattr(cache, "most_read_tokens", None) or 1 for cache in all_caches(spec)]
+    corners = {1, 2, 4096, 10**9, *windows(spec), *most_read}
+    near = {t for corner in corners for t in (corner - 1, corner, corner + 1) if t >= 1}
+    stored, read = stored_curve(spec, BF16), read_curve(spec, BF16)
+    compressed = any(isinstance(cache, CompressedAttention) for cache in all_caches(spec))
+    assert (stored is None) == (read is None) == compressed
+    for tokens in near:
+        by_hand = sequence_bytes(spec, BF16, tokens)
+        assert stored_sequence_bytes(spec, BF16, tokens) == by_hand
+        assert read_sequence_bytes(spec, BF16, tokens) == sequence_bytes(spec, BF16, tokens, read_cache_bytes)
+        if stored is not None:
+            assert stored.bytes_at(tokens) == by_hand
+            assert stored.growth_at(tokens) == growth(lambda t: sequence_bytes(spec, BF16, t), tokens)
+
+
+@pytest.mark.parametrize("dtype", [DTYPES["fp8"], DTYPES["q8_0"], pair(DTYPES["q8_0"], DTYPES["q4_0"])], ids=str)
+@given(tokens=st.integers(1, 1 << 60), devices=st.sampled_from([1, 2, 4]))
+def test_block_types_k_beside_v_and_shares(dtype: Dtype, tokens: int, devices: int) -> None:
+    for name in ("gemma-3-27b", "gpt-oss-120b"):
+        share = on_device(bound(name), devices)
+        curve = stored_curve(share, dtype)
+        assert curve is not None
+        assert curve.bytes_at(tokens) == sequence_bytes(share, dtype, tokens)
+
+
+@given(tokens=st.integers(1, 5000))
+def test_two_caps_in_one_cache(tokens: int) -> None:
+    spec = bound("llama-7b")._replace(
+        layers=uniform_layers(3, LatentAttention(512, 64, 1000, 700), FullAttention(2, 8, 8, 900))
+    )
+    read = read_curve(spec, BF16)
+    assert read is not None
+    assert read.starts == (0, 700, 900)
+    assert read.bytes_at(tokens) == sequence_bytes(spec, BF16, tokens, read_cache_bytes)
+
+
+def test_a_row_that_blocks_do_not_divide_is_refused_here_too(generic: dict[str, object]) -> None:
+    from kvcalc.model.hf_config import read_config
+
+    spec = read_config({**generic, "head_dim": 3}, "odd", "odd")
+    with pytest.raises(UsageError, match="do not divide"):
+        stored_curve(spec, DTYPES["nvfp4"])

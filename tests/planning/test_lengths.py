@@ -1,0 +1,43 @@
+"""Lengths of requests from a file: means, the longest, and what runs hold."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcalc.errors import UsageError
+from kvcalc.planning.lengths import one_length, parse_lengths
+
+
+def test_like_requests_hold_all_of_themselves() -> None:
+    assert one_length(2048, 500)[:5] == (2048, 500, 2548, 2548, 1)
+    assert parse_lengths("2048,500\n2048,500\n", "x")[:4] == one_length(2048, 500)[:4]
+
+
+def test_means_and_the_longest_and_a_header() -> None:
+    found = parse_lengths('prompt,answer\n100,10\n\n "200" , 30 \r\n', "x.csv")
+    # A slot runs the second request three quarters of the time: (10 x 110 + 30 x 230) / 40.
+    assert found == (150, 20, 230, 200, 2, "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", "no row"), ("prompt,answer\n", "no row"), ("1\n", "row 1"), ("1,2\n3,x\n", "row 2"), ("1,2,3\n", "row 1"),
+        ("1,2\n-3,4\n", "row 2"), ("1,0\n", "at least 1"), ("0,1\n", "at least 1"), ("1,2\nprompt,answer\n", "row 2"),
+        ("1.5,2\n", "row 1"), (f"{'9' * 13},1\n", "more tokens"), ("\u0661,2\n", "row 1"),
+    ],
+)  # fmt: skip
+def test_bad_rows_are_named(text: str, word: str) -> None:
+    with pytest.raises(UsageError, match=word) as refused:
+        parse_lengths(text, "lengths.csv")
+    assert refused.value.message.startswith("lengths.csv: ")
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**5)), min_size=1, max_size=50))
+def test_what_runs_hold_is_between_the_shortest_and_the_longest(rows: list[tuple[int, int]]) -> None:
+    found = parse_lengths("\n".join(f"{a},{b}" for a, b in rows), "x")
+    totals = [a + b for a, b in rows]
+    assert min(totals) <= found.held_tokens <= found.longest_tokens == max(totals)
+    assert abs(found.input_tokens - sum(a for a, _ in rows) / len(rows)) <= 0.5

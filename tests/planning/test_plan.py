@@ -1,0 +1,160 @@
+"""A plan is the smallest that serves: it fits, it meets its targets, and one device less does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import DoesNotFitError, GpuError, ModelError, UsageError
+from kvcalc.planning.estimate import estimate
+from kvcalc.planning.lengths import Lengths, one_length
+from kvcalc.planning.plan import ROW, Targets, parse_price, plan, refuse_empty
+from kvcalc.planning.throughput import SpeedQuestion
+from kvcalc.throughput.hardware import Devices, find_gpu
+
+
+def ask(
+    name: str, gpus: tuple[str, ...] = ("h100",), lengths: Lengths | None = None, *, max_devices: int = 1024,
+    prices: dict[str, float] | None = None, engine: str = "vllm", **targets: Any,
+) -> dict[str, Any]:  # fmt: skip
+    wanted = Targets(targets.pop("concurrency", None), targets.pop("rate", None), **targets)
+    return plan(
+        kvcalc.load_model(name), [find_gpu(gpu) for gpu in gpus], lengths or one_length(2048, 500), wanted,
+        prices=prices, max_devices=max_devices, engine=engine,
+    )  # fmt: skip
+
+
+def replica(name: str, gpu: str, tp: int, running: int, lengths: Lengths, engine: str = "vllm") -> dict[str, Any]:
+    return estimate(
+        kvcalc.load_model(name), context_tokens=lengths.longest_tokens, batch_size=running, engine=engine,
+        tensor_parallel_size=tp, devices=Devices(find_gpu(gpu), tp),
+        speed=SpeedQuestion(1, lengths.input_tokens, lengths.output_tokens, running),
+    )  # fmt: skip
+
+
+def test_llama_3_70b_for_64_users_at_8k_takes_eight_h100() -> None:
+    lengths = one_length(7168, 1024)
+    (row,) = ask("llama-3-70b", lengths=lengths, concurrency=64)["plans"]
+    assert row["num_devices"] == 8
+    # By hand: 141 GB of weights, and 64 x 8,192 tokens x 327,680 bytes = 172 GB, do not go into four times 80 GB.
+    assert not replica("llama-3-70b", "h100", 4, 64, lengths)["fit"]["fits"]
+    assert row["replicas"] * row["requests_per_replica"] >= 64
+    answer = replica("llama-3-70b", "h100", row["tensor_parallel_size"], row["requests_per_replica"], lengths)
+    assert answer["fit"]["fits"]
+    assert answer["fit"]["free_bytes"] == row["free_bytes"]
+    assert answer["throughput"]["serving"]["tpot_seconds"] == row["tpot_seconds"]
+    assert answer["throughput"]["serving"]["ttft_seconds"] == row["ttft_seconds"]
+
+
+@pytest.mark.parametrize(("tpot", "ttft"), [(None, None), (0.03, None), (0.02, 0.5)])
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-32b", "gpt-oss-120b"])
+def test_no_smaller_layout_of_one_tensor_size_serves(name: str, tpot: float | None, ttft: float | None) -> None:
+    lengths, users = one_length(4096, 500), 100
+    found = ask(name, ("h100",), lengths, concurrency=users, max_tpot_seconds=tpot, max_ttft_seconds=ttft)
+    (row,) = found["plans"]
+    assert row["feasible"]
+    assert tpot is None or row["tpot_seconds"] <= tpot
+    assert ttft is None or row["ttft_seconds"] <= ttft
+    for tp in (1, 2, 4, 8):
+        for replicas in range(1, (row["num_devices"] - 1) // tp + 1):
+            answer = replica(name, "h100", tp, -(-users // replicas), lengths)
+            serving = answer["throughput"]["serving"]
+            fits = answer["fit"]["fits"]
+            quick = (tpot is None or serving["tpot_seconds"] <= tpot) and (
+                ttft is None or serving["ttft_seconds"] <= ttft
+            )
+            assert not (fits and quick), (tp, replicas, row)
+
+
+@pytest.mark.parametrize("rate", [0.01, 3.0, 57.5])
+def test_a_rate_is_reached_with_the_fewest_in_flight(rate: float) -> None:
+    lengths = one_length(2048, 500)
+    (row,) = ask("llama-3.1-8b", rate=rate, max_tpot_seconds=0.05)["plans"]
+    assert row["requests_per_second"] >= rate
+    assert row["tpot_seconds"] <= 0.05
+    if row["requests_per_replica"] > 1:
+        one_less = replica(
+            "llama-3.1-8b", "h100", row["tensor_parallel_size"], row["requests_per_replica"] - 1, lengths
+        )
+        assert row["replicas"] * one_less["throughput"]["serving"]["requests_per_second"] < rate
+
+
+def test_a_file_of_unlike_requests_keeps_room_for_the_longest() -> None:
+    even = one_length(2000, 200)
+    long = even._replace(longest_tokens=100_000)
+    (row,) = ask("qwen2.5-7b", ("l40s",), long, concurrency=4)["plans"]
+    assert row["feasible"]
+    assert "--max-model-len 100000" in row["vllm"]
+    beyond = even._replace(longest_tokens=5_000_000)
+    (refused,) = ask("qwen2.5-7b", ("l40s",), beyond, concurrency=4, max_devices=2)["plans"]
+    assert "longest" in refused["reason"]
+
+
+def test_costs() -> None:
+    found = ask("llama-3.1-8b", ("h100", "l40s"), prices={"h100-sxm": 2.5, "l40s": 1.0}, concurrency=64)
+    for row in found["plans"]:
+        assert row["cost_per_hour"] == row["price_per_hour"] * row["num_devices"]
+        per_hour = row["tokens_per_second"] * 3600
+        assert row["cost_per_million_output_tokens"] == pytest.approx(row["cost_per_hour"] / per_hour * 1e6)
+        assert row["cost_per_million_tokens"] == pytest.approx(row["cost_per_million_output_tokens"] * 500 / 2548)
+    cheapest = min(found["plans"], key=lambda row: row["cost_per_hour"])
+    assert found["best"] == cheapest["gpu"]
+
+
+def test_without_all_prices_the_best_has_the_fewest_devices() -> None:
+    found = ask("llama-3-70b", ("l40s", "h100"), prices={"l40s": 0.01}, concurrency=8)
+    assert found["best"] == min(found["plans"], key=lambda row: row["num_devices"])["gpu"] == "h100-sxm"
+
+
+def test_every_row_has_every_key_in_order() -> None:
+    for row in ask("llama-3.1-405b", ("t4", "b200"), concurrency=4)["plans"]:
+        assert tuple(row) == ROW
+
+
+def test_stages_only_where_tensors_are_not_enough() -> None:
+    (row,) = ask("llama-3.1-405b", ("h100",), concurrency=8)["plans"]
+    assert (row["tensor_parallel_size"], row["pipeline_parallel_size"]) == (8, 2)
+    assert "--pipeline-parallel-size 2" in row["vllm"]
+
+
+def test_a_link_that_joins_more_is_used_first() -> None:
+    (row,) = ask("llama-3.1-405b", ("gb200",), concurrency=512, lengths=one_length(100_000, 1000))["plans"]
+    assert row["pipeline_parallel_size"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"max_tpot_seconds": 1e-6}, "TPOT"), ({"max_ttft_seconds": 1e-6}, "TTFT"),
+        ({"max_devices": 1}, "does not fit"),
+        ({"max_devices": 4, "concurrency": 5000}, "--max-gpus is 4"),
+    ],
+)  # fmt: skip
+def test_where_nothing_serves_it_says_what_is_missing(options: dict[str, Any], word: str) -> None:
+    found = ask("llama-3-70b", ("h100", "l40s"), **{"concurrency": 8, **options})
+    assert found["best"] is None
+    assert all(not row["feasible"] for row in found["plans"])
+    assert word in found["plans"][0]["reason"]
+    with pytest.raises(DoesNotFitError, match="1 more kind") as refused:
+        refuse_empty(found)
+    assert refused.value.exit_code == 4
+    refuse_empty(ask("gpt2", concurrency=1, lengths=one_length(10, 10)))
+
+
+def test_what_cannot_be_planned_is_refused() -> None:
+    with pytest.raises(ModelError, match="bert"):
+        ask("bert-base", concurrency=1, engine="logical")
+    with pytest.raises(UsageError, match="l4"):
+        ask("gpt2", concurrency=1, prices={"l4": 1.0})
+    with pytest.raises(ModelError, match="layout"):
+        ask("deepseek-v4-pro", concurrency=1)
+
+
+def test_prices() -> None:
+    assert parse_price("h100=2.5") == ("h100-sxm", 2.5)
+    assert parse_price("l40s=0") == ("l40s", 0.0)
+    for wrong in ("h100", "h100=", "h100=-1", "h100=nan", "h100=inf", "=3", "h100=2,5"):
+        with pytest.raises((UsageError, GpuError)):
+            parse_price(wrong)

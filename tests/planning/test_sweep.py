@@ -1,0 +1,187 @@
+"""A sweep's points are estimates: the same figures, the same refusals."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.model.presets import preset_names
+from kvcalc.planning.axis import Axis
+from kvcalc.planning.combination import COLUMNS
+from kvcalc.planning.estimate import estimate
+from kvcalc.planning.figures import FIGURES
+from kvcalc.planning.sweep import Sweep, sweep
+
+
+def grid(name: str, contexts: tuple[int, ...] = (4096,), batches: tuple[int, ...] = (1,), **options: Any) -> Sweep:
+    sizes = Axis([options.pop("sizes", (1,))])
+    return sweep(
+        kvcalc.load_model(name), contexts=Axis([contexts]), batches=Axis([batches]), tensor_parallel_sizes=sizes,
+        **options,
+    )  # fmt: skip
+
+
+def check_against_estimates(name: str, found: Sweep, **options: Any) -> int:
+    """How many points were compared; those refused must be refused by estimate."""
+    compared = 0
+    for point in found.points():
+        question = {
+            "context_tokens": point["context_tokens"], "batch_size": point["batch_size"],
+            "kv_dtype": point["kv_dtype"], "tensor_parallel_size": point["tensor_parallel_size"],
+            "engine": point["engine"], **options,
+        }  # fmt: skip
+        if point["reason"] is not None:
+            with pytest.raises(kvcalc.KvcalcError) as refused:
+                estimate(kvcalc.load_model(name), **question)
+            assert refused.value.message == point["reason"]
+            continue
+        cache = estimate(kvcalc.load_model(name), **question)["kv_cache"]
+        assert {key: point[key] for key in FIGURES} == {key: cache[key] for key in FIGURES}
+        compared += 1
+    return compared
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_has_the_estimates_figures(name: str) -> None:
+    found = grid(name, (1, 127, 4097, 70_001), (1, 7), sizes=(1, 2))
+    assert check_against_estimates(name, found) >= 8
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm", "vllm@0.11", "sglang", "tensorrt-llm", "llama.cpp"])
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt-oss-120b", "deepseek-v3"])
+def test_engines_have_the_estimates_figures(name: str, engine: str) -> None:
+    found = grid(name, (100, 8192), (1, 9), sizes=(1, 4), engines=(engine,), kv_dtypes=("bf16", "fp8"))
+    for point in found.points():
+        point["engine"] = engine
+    assert check_against_estimates(name, found, engine=engine) >= 4
+
+
+def test_the_order_is_the_columns_order_and_every_point_has_them_all() -> None:
+    found = grid(
+        "llama-3-8b", (1024, 2048), (1, 2), sizes=(1, 2), kv_dtypes=("bf16", "fp8"), engines=("logical", "vllm")
+    )
+    points = list(found.points())
+    assert len(points) == found.num_points == 32
+    assert all(tuple(point) == COLUMNS for point in points)
+    keys = [tuple(point[name] for name in COLUMNS[:5]) for point in points]
+    order = {"logical": 0, "vllm": 1, "bf16": 0, "fp8": 1}
+    assert keys == sorted(keys, key=lambda key: (order[key[0]], order[key[1]], *key[2:]))
+
+
+def test_a_refused_combination_keeps_its_rows_with_the_reason() -> None:
+    found = grid("llama-3-8b", (1024,), (1, 2), sizes=(1, 3))
+    points = list(found.points())
+    assert [point["reason"] is None for point in points] == [True, True, False, False]
+    assert points[2]["stored_bytes"] is None
+    assert any("tp 3" in warning for warning in found.warnings)
+
+
+def test_where_all_are_refused_so_is_the_sweep() -> None:
+    with pytest.raises(UsageError, match="--tp 3"):
+        grid("llama-3-8b", sizes=(3, 5))
+    with pytest.raises(ModelError, match="deepseek_v4 is not modelled"):
+        grid("deepseek-v4-pro", engines=("vllm",))
+
+
+def test_a_name_nobody_knows_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="fp7"):
+        grid("llama-3-8b", kv_dtypes=("bf16", "fp7"))
+    with pytest.raises(UsageError, match="vlm"):
+        grid("llama-3-8b", engines=("logical", "vlm"))
+
+
+def test_a_context_an_engine_refuses_is_a_row_without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvcalc.planning import combination as module
+
+    real = module.cache_figures
+
+    def short_alone(spec: Any, workload: Any, rules: Any) -> tuple[int, ...]:
+        if workload.context_tokens > 8192:
+            raise UsageError("too long for this engine")
+        return real(spec, workload, rules)
+
+    monkeypatch.setattr(module, "cache_figures", short_alone)
+    found = grid("llama-3-8b", (16384, 4096), engines=("vllm",), kv_memory_bytes=1 << 40)
+    long, short = found.points()
+    assert long["reason"] == "too long for this engine"
+    assert {long[key] for key in (*FIGURES, "fits", "free_bytes")} == {None}
+    assert short["total_bytes"] > 0
+    assert short["fits"]
+    assert found.chart(most_contexts=9, most_lines=9)["lines"][0]["bytes"] == [short["bytes_per_device"], None]
+
+
+def test_what_fits() -> None:
+    found = grid("llama-3-8b", (8192, 16384), (1, 8), kv_memory_bytes=1 << 30)
+    assert [p["fits"] for p in found.points()] == [True, False, False, False]
+    assert [p["free_bytes"] for p in found.points()] == [0, -7 << 30, -1 << 30, -15 << 30]
+
+
+def test_points_are_computed_when_they_are_taken() -> None:
+    found = sweep(
+        kvcalc.load_model("llama-3-8b"), contexts=Axis([range(1, 10**15)]), batches=Axis([range(1, 10**6)]),
+        tensor_parallel_sizes=Axis([(1,)]),
+    )  # fmt: skip
+    assert [p["batch_size"] for p in islice(found.points(), 3)] == [1, 2, 3]
+
+
+def test_an_encoder_as_long_as_each_context() -> None:
+    name = next(n for n in preset_names() if n.startswith(("t5", "flan-t5")))
+    assert check_against_estimates(name, grid(name, (100, 512))) == 2
+
+
+def test_the_chart_is_named_by_what_differs() -> None:
+    chart = grid("llama-3-8b", (1024, 4096), (1, 2, 3), sizes=(1, 2)).chart(most_contexts=10, most_lines=4)
+    assert [line["label"] for line in chart["lines"]] == [
+        "tp 1 batch 1", "tp 1 batch 2", "tp 1 batch 3", "tp 2 batch 1",
+    ]  # fmt: skip
+    assert chart["omitted"] == 2
+    assert chart["lines"][3]["bytes"] == [chart["lines"][0]["bytes"][0] // 2, chart["lines"][0]["bytes"][1] // 2]
+
+
+@pytest.mark.parametrize("engine", ["logical", "vllm", "sglang"])
+def test_on_a_device_points_have_the_estimates_fit_and_speed(engine: str) -> None:
+    from kvcalc.throughput.hardware import Devices, find_gpu
+
+    gpu = find_gpu("h100")
+    found = grid("qwen3-32b", (1024, 32_768), (1, 64), sizes=(1, 4), gpus=[gpu], engines=(engine,))
+    for point in found.points():
+        answer = estimate(
+            kvcalc.load_model("qwen3-32b"), context_tokens=point["context_tokens"], batch_size=point["batch_size"],
+            engine=engine, tensor_parallel_size=point["tensor_parallel_size"],
+            devices=Devices(gpu, point["tensor_parallel_size"]),
+        )  # fmt: skip
+        assert point["gpu"] == "h100-sxm"
+        assert (point["fits"], point["free_bytes"]) == (answer["fit"]["fits"], answer["fit"]["free_bytes"])
+        for key in ("decode_step_seconds", "decode_tokens_per_second", "prefill_seconds"):
+            assert point[key] == answer["throughput"][key]
+
+
+def test_several_devices_are_one_line_and_a_memory_each() -> None:
+    from kvcalc.throughput.hardware import find_gpu
+
+    found = grid("llama-3.1-8b", (1024, 4096), gpus=[find_gpu("h100"), find_gpu("l40s")])
+    chart = found.chart(most_contexts=9, most_lines=9)
+    assert len(chart["lines"]) == 1
+    assert [capacity["label"] for capacity in chart["capacities"]] == ["h100-sxm", "l40s"]
+    with pytest.raises(UsageError, match="kv-memory"):
+        grid("llama-3.1-8b", gpus=[find_gpu("h100")], kv_memory_bytes=1)
+
+
+def test_a_model_whose_weights_are_not_known_has_bytes_and_a_warning() -> None:
+    from kvcalc.model.hf_config import read_config
+    from kvcalc.throughput.hardware import find_gpu
+
+    config = {"model_type": "generic", "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    found = sweep(
+        read_config(config, "mine", "mine"), contexts=Axis([(64,)]), batches=Axis([(1,)]),
+        tensor_parallel_sizes=Axis([(1,)]), gpus=[find_gpu("h100")],
+    )  # fmt: skip
+    (point,) = found.points()
+    assert point["total_bytes"] == 2 * 2 * 4 * 8 * 64 * 2
+    assert (point["fits"], point["decode_step_seconds"]) == (None, None)
+    assert any(warning.startswith("fit: ") for warning in found.warnings)
+    assert any(warning.startswith("throughput: ") for warning in found.warnings)

@@ -1,0 +1,117 @@
+"""What a step reads and computes, by arithmetic known from elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcalc.errors import ModelError
+from kvcalc.memory.dtypes import parse_dtype
+from kvcalc.memory.kv_cache import decode_read_bytes, on_device, stored_bytes
+from kvcalc.memory.weights import count_parameters
+from kvcalc.model.resolve import load_model
+from kvcalc.model.spec import has_cross_attention
+from kvcalc.model.weights.registry import read_weights
+from kvcalc.throughput.counts import Experts
+from tests.throughput.conftest import MakeCounts, stored
+
+BF16 = parse_dtype("bf16", "--dtype")
+MODELS = ("llama-3-8b", "llama-2-7b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3", "mixtral-8x7b", "llama-3.2-1b",
+          "qwen3-235b-a22b", "qwen3-next-80b-a3b", "deepseek-v3.2", "llama-4-scout")  # fmt: skip
+
+
+def test_one_token_touches_the_experts_it_is_sent_to_and_very_many_touch_all() -> None:
+    experts = Experts(experts=128, read=8, expert_bytes=1, expert_elements=1)
+    assert experts.touched(1) == pytest.approx(8)
+    assert experts.touched(2) == pytest.approx(8 + 8 * (1 - 8 / 128))
+    assert experts.touched(1e4) == pytest.approx(128)
+    assert Experts(8, 8, 1, 1).touched(3) == 8
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_lone_token_reads_every_parameter_it_uses_and_the_embedding_only_where_it_is_the_head(
+    counts_of: MakeCounts, name: str
+) -> None:
+    counts = counts_of(name)
+    weights = stored(name).weights
+    parameters = count_parameters(weights)
+    read = counts.split_bytes + counts.whole_bytes + counts.head_bytes + counts.expert_bytes(1)
+    assert read == pytest.approx(2 * parameters.active_per_token, rel=1e-9)
+    assert counts.stored_bytes == 2 * parameters.total
+    if not counts.experts:
+        apart = 0 if weights.tied else parameters.input_embedding
+        lookups = parameters.total - parameters.active_per_token - apart
+        assert read == 2 * (parameters.total - apart - lookups)
+
+
+def test_a_dense_model_reads_all_but_its_input_embedding(counts_of: MakeCounts) -> None:
+    counts = counts_of("llama-2-7b")
+    # 6,738,415,616 parameters, of which 32,000 x 4,096 are the input embedding (the published checkpoint).
+    assert counts.split_bytes + counts.whole_bytes + counts.head_bytes == 2 * (6_738_415_616 - 32_000 * 4096)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("tokens", [1, 500, 9000])
+@pytest.mark.parametrize("size", [1, 4])
+def test_the_cache_is_read_and_kept_as_the_memory_model_says(
+    counts_of: MakeCounts, name: str, tokens: int, size: int
+) -> None:
+    spec = on_device(load_model(name), size)
+    counts = counts_of(name, tensor_parallel_size=size)
+    assert counts.kv_read_bytes(tokens) == decode_read_bytes(spec, BF16, tokens)
+    assert counts.kv_stored_bytes(tokens) == stored_bytes(spec, BF16, tokens)
+
+
+def test_a_causal_prompt_attends_to_half_its_square_and_a_window_bounds_it(counts_of: MakeCounts) -> None:
+    llama = counts_of("llama-3-8b")
+    # 2 operations for each of 32 heads x (128 + 128) and each pair of tokens, in 32 layers.
+    pair = 2 * 32 * 256 * 32
+    assert llama.prefill_attention_flops(1000) == pair * 1000 * 1001 / 2
+    mistral = counts_of("mistral-7b-v0.1")
+    window = 4096
+    assert mistral.prefill_attention_flops(window) == pair * window * (window + 1) / 2
+    more = mistral.prefill_attention_flops(3 * window) - mistral.prefill_attention_flops(2 * window)
+    assert more == pytest.approx(pair * window * window)
+
+
+def test_latent_attention_multiplies_by_the_latent_in_decode_and_by_the_heads_in_prefill(
+    counts_of: MakeCounts,
+) -> None:
+    counts = counts_of("deepseek-v3")
+    assert counts.attention_flops(1) == 61 * 2 * 128 * (512 + 64 + 512)
+    assert counts.prefill_attention_flops(1) == 61 * 2 * 128 * (192 + 128)
+
+
+def test_down_projections_of_a_latent_are_whole_on_every_rank(counts_of: MakeCounts) -> None:
+    counts = counts_of("deepseek-v3")
+    latent = 61 * 7168 * (1536 + 576)
+    norms = 61 * (2 * 7168 + 1536 + 512) + 7168
+    routers = 58 * 7168 * 256
+    assert counts.whole_bytes == 2 * (latent + norms + routers)
+
+
+def test_quantised_weights_are_fewer_bytes_and_as_many_operations(counts_of: MakeCounts) -> None:
+    plain, quantised = counts_of("llama-3-8b"), counts_of("llama-3-8b", dtype="fp8")
+    assert quantised.split_bytes * 2 == plain.split_bytes
+    assert quantised.head_bytes == plain.head_bytes
+    assert (
+        quantised.dense_elements == plain.dense_elements == 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    )
+
+
+def test_every_preset_whose_weights_are_counted_has_counts(counts_of: MakeCounts) -> None:
+    from kvcalc.model.presets import preset_names
+
+    counted = 0
+    for name in preset_names():
+        spec = load_model(name)
+        try:
+            held = read_weights(spec.config, spec.model_type, spec.name)
+        except ModelError:
+            continue
+        if held is None or has_cross_attention(spec):
+            continue
+        counts = counts_of(name)
+        assert counts.dense_elements > 0, name
+        assert bool(counts.experts) == bool(counts.moe_layers), name
+        counted += 1
+    assert counted > 100
