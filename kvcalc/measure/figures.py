@@ -16,7 +16,7 @@ from kvcalc.model.spec import AttentionShape, ModelSpec
 
 
 class Figures(NamedTuple):
-    """One run of `spec`, this rank's share: the bytes its cache must hold, and those of cache and weights a step reads."""
+    """One run of `spec`, this rank's share: bytes its cache must hold, and a step reads of cache and weights."""
 
     kind: str
     spec: ModelSpec
