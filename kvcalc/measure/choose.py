@@ -25,7 +25,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 # Enough tokens for several tiles of any kernel, and no multiple of one; two sequences, so that strides matter.
 _TOKENS, _BATCH = 197, 2
 # A backend is timed this often, or until it has taken so long.
-_REPEATS, _SECONDS_EACH = 5, 2.0
+_REPEATS, _SECONDS_EACH = 5, 0.3
 
 
 class Choice(NamedTuple):

@@ -9,6 +9,7 @@ from kvcalc.errors import ModelError
 from kvcalc.model.caches import (
     Cache,
     ChunkedAttention,
+    CompressedAttention,
     CrossAttention,
     FullAttention,
     LatentAttention,
@@ -87,7 +88,8 @@ def remarks_on(spec: ModelSpec) -> list[str]:
 
 def _shape_of(spec: ModelSpec, layer: int, cache: Cache) -> AttentionShape | StateShape:
     if not isinstance(cache, _RUN):
-        raise ModelError(f"{spec.name}: measure does not run {cache.kind.replace('_', ' ')}")
+        what = "compressed attention" if isinstance(cache, CompressedAttention) else cache.kind.replace("_", " ")
+        raise ModelError(f"{spec.name}: measure does not run {what}")
     if isinstance(cache, RecurrentState):
         return _state_shape(spec, cache)
     shape = spec.attention

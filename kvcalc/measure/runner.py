@@ -10,23 +10,24 @@ from kvcalc.errors import KvcalcError, MismatchError, RunError, UsageError
 from kvcalc.measure.bandwidth import read_roof
 from kvcalc.measure.budget import check_fits, chunk_tokens, layers_that_fit, weights_bytes_of
 from kvcalc.measure.capacity import check_axis, find_capacity
-from kvcalc.measure.choose import check_name
 from kvcalc.measure.device import describe_device, free_bytes, release, resolve_device
 from kvcalc.measure.distributed import describe_ranks, device_of, join
 from kvcalc.measure.environment import describe_environment
 from kvcalc.measure.faults import faults
+from kvcalc.measure.figures import Figures, scaled
+from kvcalc.measure.options import check_goes_with, parse_storage
 from kvcalc.measure.parts import parts_of, remarks_on
 from kvcalc.measure.prefill import Progress
 from kvcalc.measure.ranks import check_size, find_place
 from kvcalc.measure.remarks import remarks_on_runs
-from kvcalc.measure.run import Request, measure_cached, measure_uncached, timings_document
+from kvcalc.measure.run import Request, measure_cached, measure_uncached
 from kvcalc.measure.sharding import share_of_spec
-from kvcalc.measure.storage import KINDS, MLA_FORMS, QUANTIZED, Storage, predicted_bytes, read_bytes
+from kvcalc.measure.storage import predicted_bytes, read_bytes
 from kvcalc.measure.sweep import Sweep, curve
 from kvcalc.measure.verify import verify, verify_state
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.memory.workload import bind_workload, check_tensor_parallel, resolve_workload
-from kvcalc.model.caches import LatentAttention, RecurrentState
+from kvcalc.model.caches import RecurrentState
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import AttentionShape, ModelSpec, all_caches
 from kvcalc.model.variants import WhatIf, apply, side_by_side
@@ -73,7 +74,7 @@ def measure(
     place = find_place()
     check_size(place, tensor_parallel_size)
     where = resolve_device(device)
-    storage = _storage(kv_dtype, cache, block_size, mla, backend, where)
+    storage = parse_storage(kv_dtype, cache, block_size, mla, backend, where)
     points = sweep.points() if sweep else [(context_tokens, batch_size)]
     workloads = [resolve_workload(model, tokens, batch, dtype) for tokens, batch in points]
     workload = workloads[-1]
@@ -95,7 +96,7 @@ def measure(
     cut = model if num_layers is None else model.head(num_layers)
     wanted, skipped = _variants_of(cut, what_if, all_variants)
     wanted = _that_split(wanted, skipped, place.size, all_variants)
-    _check_mla(storage, [spec for _, spec in wanted])
+    check_goes_with(storage, [spec for _, spec in wanted])
     requests = [
         Request(each.context_tokens, batch, steps, each.kv_dtype, where, seed, storage=storage, profile=profile)
         for each, (_, batch) in zip(workloads, points)
@@ -173,42 +174,6 @@ def check_bytes(document: dict[str, Any]) -> None:
                 f"{run['attention']}: cached decode differs from the full pass by {check['max_abs_error']}, "
                 f"more than {check['tolerance']}"
             )
-
-
-def _storage(
-    kv_dtype: str | None, cache: str, block_size: int | None, mla: str, backend: str, device: torch.device
-) -> Storage:
-    """The options of the cache, or a UsageError (exit 2) for those that do not go together."""
-    check_name(backend)
-    for option, value, allowed in (("--cache", cache, KINDS), ("--mla", mla, MLA_FORMS)):
-        if value not in allowed:
-            raise UsageError(f"{option} {value[:40]!a}: one of {', '.join(allowed)}")
-    kept = None if kv_dtype is None or kv_dtype == "auto" else parse_dtype(kv_dtype, "--kv-dtype").name
-    if kept is not None and kept not in QUANTIZED:
-        raise UsageError(
-            f"--kv-dtype {kv_dtype}: measure keeps a cache in {' or '.join(QUANTIZED)}, or in what it computes in",
-            "auto, and --dtype for the latter",
-        )
-    if cache == "none" and (kept or block_size or mla == "expanded" or backend != "auto"):
-        raise UsageError("--cache none keeps nothing: no --kv-dtype, --block-size, --mla or --backend goes with it")
-    if cache == "grow" and block_size:
-        raise UsageError("--cache grow concatenates: no --block-size goes with it")
-    if kept == "fp8" and device.type == "mps":
-        raise UsageError("--kv-dtype fp8: Apple's GPU has none", "--kv-dtype int8")
-    return Storage(cache, block_size, kept, mla, backend)
-
-
-def _check_mla(storage: Storage, specs: list[ModelSpec]) -> None:
-    if storage.mla == "expanded" and not any(
-        isinstance(c, LatentAttention) for spec in specs for c in all_caches(spec)
-    ):
-        raise UsageError("--mla expanded: no attention to be run has a latent", "--attention mla")
-    if storage.kind == "none" and any(
-        isinstance(cache, RecurrentState) or cache.kind == "cross_attention"
-        for spec in specs
-        for cache in all_caches(spec)
-    ):
-        raise UsageError("--cache none: a recurrent state or an encoder's K and V are not computed again each step")
 
 
 def _variants_of(
@@ -321,39 +286,14 @@ def _run(
     stack.layers.clear()
     stack.caches.clear()
     release(device)
-    core, decode = timings_document(found["core"]), timings_document(found["decode"])
-    filled, bandwidth, matmul = found["prefill"], roof["read_bytes_per_second"], roof["matmul_flop_per_second"]
-    core_read = read_bytes(_attending(spec), request.dtype, tokens, batch, storage)
-    kv_rate = core_read / core["p50"] if core else None
-    core_flop = sum(_core_flop(part, storage.mla, tokens) for part in parts_of(spec)) * batch
-    step_bytes = weights + (0 if storage.kind == "none" else read)
-    step_share = step_bytes / decode["p50"] / bandwidth if decode else None
+    figures = Figures(kind, spec, request, roof, predicted, read, weights)
     return {
-        "attention": kind,
-        "num_layers": spec.num_layers,
-        "context_tokens": tokens,
-        "batch_size": batch,
-        "predicted_bytes": predicted,
-        "held_bytes": found["held_bytes"],
-        "allocator_bytes": found["allocator_bytes"],
-        "decode_step_seconds": decode,
-        "attention_core_seconds": core,
-        "predicted_step_seconds": None,
-        "tokens_per_second": batch / decode["p50"] if decode else None,
-        "kv_read_bytes_per_second": kv_rate,
-        "attention_core_flop_per_second": core_flop / core["p50"] if core else None,
-        "fraction_of_roof": {"attention_core": kv_rate / bandwidth if kv_rate else None, "step": step_share},
-        "fraction_of_matmul_roof": {
-            "attention_core": core_flop / core["p50"] / matmul if core else None,
-            "prefill": filled["flop_per_second"] / matmul if filled else None,
-        },
-        "prefill": filled,
-        "memory": found["memory"],
-        "backend": found["backend"] or ("none" if storage.kind != "none" else "full prefix"),
-        "backends": found["backends"],
-        "scaled": _scaled(model, whole, request, decode["p50"] if decode else 0.0),
+        **figures.describe(found),
+        "scaled": scaled(model, whole, request, found["decode"]),
         "verified": checked,
-        "ranks": describe_ranks(group, device, predicted, found["held_bytes"], found["allocator_bytes"], bandwidth),
+        "ranks": describe_ranks(
+            group, device, predicted, found["held_bytes"], found["allocator_bytes"], roof["read_bytes_per_second"]
+        ),
     }
 
 
@@ -377,52 +317,3 @@ def _verified(whole: ModelSpec, stack: Any, request: Request) -> dict[str, Any]:
             checks.append(verify_state(part.shape, request.device, request.seed))
     failed = [check for check in checks if not check["ok"]]
     return (failed or sorted(checks, key=lambda check: check["max_abs_error"] or 0.0))[-1]
-
-
-def _attending(spec: ModelSpec) -> ModelSpec:
-    """The model with its caches of attention alone: what the core reads."""
-    kept = (
-        group._replace(caches=tuple(cache for cache in group.caches if not isinstance(cache, RecurrentState)))
-        for group in spec.layers
-    )
-    return spec._replace(layers=tuple(kept))
-
-
-def _core_flop(part: Any, mla: str, tokens: int) -> int:
-    """FLOP of one sequence's step of attention: 2 x (k + v widths) for every head and token seen; MLA's widths are the
-    latent's where it is absorbed, else those of keys and values, which are rebuilt first."""
-    shape = part.shape
-    if not isinstance(shape, AttentionShape):
-        return 0
-    seen = tokens if part.window is None else min(tokens, part.window)
-    if part.is_cross:
-        seen = part.cache.encoder_tokens or 0
-    if not shape.is_latent:
-        return 2 * shape.num_heads * (shape.qk_head_dim + shape.v_head_dim) * seen
-    if mla == "absorbed":
-        return 2 * shape.num_heads * (2 * shape.kv_lora_rank + shape.qk_rope_head_dim) * seen
-    rebuilt = shape.kv_lora_rank * (shape.qk_nope_head_dim + shape.v_head_dim)
-    return 2 * shape.num_heads * (rebuilt + shape.qk_head_dim + shape.v_head_dim) * seen
-
-
-def _scaled(model: ModelSpec, run: ModelSpec, request: Request, step_seconds: float) -> dict[str, Any] | None:
-    """What all layers would take, from those that were run, in proportion to the bytes a step reads; null where all
-    were run."""
-    if run.num_layers == model.num_layers:
-        return None
-
-    def step_bytes(spec: ModelSpec) -> int:
-        share = share_of_spec(spec, request.group.size)
-        read = read_bytes(share, request.dtype, request.context_tokens, request.batch_size, request.storage)
-        return weights_bytes_of(share, request.dtype) + read
-
-    factor = step_bytes(model) / step_bytes(run)
-    share = share_of_spec(model, request.group.size)
-    return {
-        "num_layers": model.num_layers,
-        "factor": factor,
-        "predicted_bytes": predicted_bytes(
-            share, request.dtype, request.context_tokens, request.batch_size, request.storage
-        ),
-        "decode_step_seconds": step_seconds * factor,
-    }
