@@ -33,7 +33,10 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        return typer.main.get_command(import_module(f"kvcalc.cli.{COMMANDS[cmd_name]}").app)
+        command = typer.main.get_command(import_module(f"kvcalc.cli.{COMMANDS[cmd_name]}").app)
+        # A group of its own has none, and the list of commands would leave its place empty.
+        command.name = cmd_name
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As the base class does, but an unknown command is ours to report: it offers the nearest names."""

@@ -81,13 +81,14 @@ def test_a_full_disk_is_a_failure(format: str) -> None:
 
 def test_version_and_help() -> None:
     from kvcalc import __version__
+    from kvcalc.cli.app import COMMANDS
 
     assert spawn("--version").out == f"kvcalc {__version__}\n"
     for arguments in ((), ("-h",), ("--help",)):
         result = spawn(*arguments)
         assert result.status == 0
-        assert "estimate" in result.out
-        assert "measure" in result.out
+        listed = {line.split()[1] for line in result.out.splitlines() if line.startswith("│ ")}
+        assert set(COMMANDS) <= listed
 
 
 @pytest.mark.parametrize("delay", [0.02, 0.3, 3.0, 6.0])

@@ -122,6 +122,7 @@ def _lines(document: dict[str, Any], console: Console) -> None:
         blocks = f"{count(engine['num_gpu_blocks'])} blocks of {count(engine['block_size'])}"
         held = f"{count(engine['kv_cache_tokens'])} tokens, {engine['max_concurrency']:.2f} requests"
         console.print(f"{blocks}: {held}")
+        console.print()
 
 
 def _fit(document: dict[str, Any], console: Console) -> None:
@@ -134,7 +135,8 @@ def _fit(document: dict[str, Any], console: Console) -> None:
         return
     verdict = ("fits", "bold green") if fit["fits"] else ("does not fit", "bold red")
     memory = format_size(fit["kv_cache_memory_bytes"], capacity=True)
-    console.print(Text.assemble(verdict, f" in {memory} a device"))
+    needed = "" if fit["fits"] else f": {size(fit['kv_cache_bytes'])} needed"
+    console.print(Text.assemble(verdict, f" in {memory} a device{needed}"))
     print_limits(document, console)
     console.print()
 

@@ -30,7 +30,8 @@ def print_speed(document: dict[str, Any], console: Console) -> None:
     table.add_row("  ideal roofline", duration(speed["roofline_decode_step_seconds"]), "", style="dim")
     console.print(table)
     each = "" if workload["batch_size"] == 1 else f", {number(speed['tokens_per_second_per_sequence'])} a sequence"
-    prefill = f"prefill of {count(workload['context_tokens'])} tokens {duration(speed['prefill_seconds'])}"
+    batch = "" if workload["batch_size"] == 1 else f"{count(workload['batch_size'])} x "
+    prefill = f"prefill of {batch}{count(workload['context_tokens'])} tokens {duration(speed['prefill_seconds'])}"
     console.print(f"{number(rate)} tokens/s{each}; {prefill}")
     if speed["serving"] is not None:
         _serving(speed["serving"], console)
