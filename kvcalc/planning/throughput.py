@@ -85,6 +85,8 @@ def ask_throughput(
         model, spec, workload, gpu, engine,
         dtype=dtype, kv_dtype=kv_dtype, layout=layout, calibration=question.calibration,
     )  # fmt: skip
+    if question.calibration is not None:
+        warnings += question.calibration.doubts(gpu)
     return describe_throughput(speed, workload.context_tokens, workload.batch_size, question, pool_bytes, warnings)
 
 

@@ -18,11 +18,14 @@ from typing import Any, NamedTuple
 from kvcalc.errors import UsageError
 from kvcalc.model.files import read_text
 from kvcalc.throughput.constants import weight_class
+from kvcalc.throughput.hardware import Gpu
 from kvcalc.throughput.roofline import SpeedModel
 
 _MAX_BYTES = 16 * 1024 * 1024
 # Launches of attention beside all of a layer's: the MLP, its norm and its residual take about as many.
 _LAUNCHES_OF_A_LAYER = 2
+# Shares of a vendor's bandwidth a read roof may reach on that device.
+_LEAST_REACHED, _MOST_REACHED = 0.5, 1.1
 
 
 class Calibration(NamedTuple):
@@ -33,6 +36,19 @@ class Calibration(NamedTuple):
     kv_overhead: float
     layer_seconds: float | None
     weight_overhead: float | None
+
+    def doubts(self, gpu: Gpu) -> list[str]:
+        """A warning where the record's device can hardly be this one: a read roof lies
+        between half of the vendor's figure and all of it, and a record of another machine is easily given."""
+        share = self.read_bytes_per_second / gpu.bandwidth_bytes_per_second
+        if _LEAST_REACHED <= share <= _MOST_REACHED:
+            return []
+        read, stated = (
+            f"{rate / 1e9:,.0f} GB/s" for rate in (self.read_bytes_per_second, gpu.bandwidth_bytes_per_second)
+        )
+        return [
+            f"--calibrate: the record's {self.device} reads {read}, {gpu.name} has {stated}: is it the same device?"
+        ]
 
     def apply(self, model: SpeedModel, weight_dtype: str) -> SpeedModel:
         """`model` with these constants; what the record does not know stays."""

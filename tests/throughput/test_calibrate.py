@@ -10,6 +10,7 @@ import pytest
 
 from kvcalc.errors import UsageError
 from kvcalc.throughput.calibrate import read_calibration
+from kvcalc.throughput.hardware import find_gpu
 from tests.throughput.conftest import MakeModel
 
 # Attention of 32 layers: 1 GB of projections and 0.5 GB of cache, on a device that reads 1e12 bytes a second.
@@ -109,3 +110,11 @@ def test_what_is_no_record_is_refused_in_one_line(tmp_path: Path, record: Any, w
 def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         read_calibration(str(tmp_path / "none.json"))
+
+
+def test_a_record_of_another_device_is_doubted(tmp_path: Path) -> None:
+    found = read_calibration(written(tmp_path, RECORD))
+    assert found.doubts(find_gpu("a100-pcie-40gb")) == []
+    (doubt,) = found.doubts(find_gpu("h100"))
+    assert "A device reads 1,000 GB/s, h100-sxm has 3,350 GB/s" in doubt
+    assert found.doubts(find_gpu("t4"))
