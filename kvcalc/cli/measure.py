@@ -234,8 +234,11 @@ def _one_voice() -> Iterator[bool]:
 
 def _load() -> tuple[Callable[..., dict[str, object]], Callable[[dict[str, object]], None]]:
     """The runner, or one line on what to install."""
+    from kvcalc.cli.interrupts import leaving_at_once
+
     try:
-        from kvcalc.measure import runner
+        with leaving_at_once():
+            from kvcalc.measure import runner
     except ImportError as error:
         if error.name not in ("torch", "psutil"):
             raise

@@ -113,11 +113,34 @@ def test_ctrl_c_leaves_with_130_within_a_second_and_without_a_trace(delay: float
     )  # fmt: skip
     time.sleep(delay)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     # In the first milliseconds the interpreter itself is still starting, and may leave its own way.
     assert process.returncode == 130 or delay < 0.1
     assert out == b""
     assert b"Traceback" not in err or delay < 0.1
+
+
+def test_ctrl_c_where_a_module_would_swallow_it_is_heard() -> None:
+    """A finalizer's KeyboardInterrupt is printed and lost; here one strikes in the middle of a load."""
+    code = """
+import os, signal
+from kvcalc.cli.interrupts import leaving_at_once
+class Module:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(1000))
+with leaving_at_once():
+    Module()
+print("went on")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvcalc: interrupted\n")
 
 
 def test_debug_lets_the_traceback_through() -> None:
