@@ -12,7 +12,6 @@ from kvcalc.planning.weights import stored_weights
 from kvcalc.throughput.constants import Regime
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.roofline import SpeedModel, Step
-from kvcalc.throughput.serving import room, serve
 from kvcalc.throughput.speed import StoredWeights, cache_dtype, check_layout, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
@@ -113,6 +112,9 @@ def describe_throughput(
     serving = None
     if question.input_tokens is not None and question.output_tokens is not None:
         lengths = question.input_tokens, question.output_tokens
+        # Here and below: most questions are of a step alone, and start without it.
+        from kvcalc.throughput.serving import room
+
         limit = room(model, *lengths, pool_bytes)
         serving, more = _describe_serving(speed, lengths, question.concurrency, limit, (low, high))
         unfitted += [what for what in more if what not in unfitted]
@@ -150,6 +152,8 @@ def _describe_serving(
     limit: float | None,
     factors: tuple[float, float],
 ) -> tuple[dict[str, Any], list[str]]:
+    from kvcalc.throughput.serving import serve
+
     model = speed.model
     found = serve(model, *lengths, concurrency, limit)
     more = outside(model, speed.regime, speed.weight_dtype, found.running)
