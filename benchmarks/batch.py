@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from processes import run
+
 GOAL = 3000
 # All of which every engine takes.
 MODELS = (
@@ -43,20 +41,12 @@ def questions(count: int, extra: dict[str, object]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run(text: str) -> tuple[float, float]:
+def run_batch(text: str) -> tuple[float, float]:
     """CPU seconds and peak MiB of `kvcalc batch` over these lines."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
         file.write(text)
         file.flush()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvcalc", "batch", file.name], stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit(f"kvcalc batch ended with {process.returncode}: a line had no answer")
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+        return run([sys.executable, "-m", "kvcalc", "batch", file.name])
 
 
 def main() -> None:
@@ -73,8 +63,8 @@ def main() -> None:
         ("--gpu --engine sglang, serving", {"gpu": "h100", "engine": "sglang", **SERVING}),
     ]  # fmt: skip
     for title, extra in kinds:
-        start, _ = run(questions(1, extra))
-        seconds, mib = run(questions(lines, extra))
+        start, _ = run_batch(questions(1, extra))
+        seconds, mib = run_batch(questions(lines, extra))
         rate = (lines - 1) / (seconds - start)
         met = "met" if rate >= GOAL else "missed"
         print(f"{title}: {rate:,.0f} answers a second (goal {GOAL:,}: {met}), {mib:.0f} MiB")

@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from processes import run
 
 # What pip writes as a console script, for either side.
 KVCALC = "import sys\nfrom kvcalc.__main__ import main\nsys.exit(main())\n"
@@ -64,16 +63,6 @@ COMPARISONS = [
 ]
 
 
-def cpu_seconds(command: list[str], environment: dict[str, str]) -> float:
-    """User and system seconds of one finished process, as the operating system counted them."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit(f"{command} failed with {process.returncode}")
-    return usage.ru_utime + usage.ru_stime
-
-
 def main() -> None:
     """Run the comparisons and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -81,7 +70,6 @@ def main() -> None:
     runs = parser.parse_args().runs
     # Both sides run from bytecode, as installed programs do.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    environment["PYTHONPATH"] = str(ROOT)
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = Path(folder, "kvcalc_script.py"), Path(folder, "hello.py")
         ours.write_text(KVCALC)
@@ -89,8 +77,8 @@ def main() -> None:
         for title, goal, a, b in COMPARISONS:
             commands = [[sys.executable, str(ours), *a], [sys.executable, str(theirs), *b]]
             for command in commands:
-                cpu_seconds(command, environment)
-            pairs = [tuple(cpu_seconds(command, environment) for command in commands) for _ in range(runs)]
+                run(command, environment, quiet=False)
+            pairs = [tuple(run(command, environment, quiet=False)[0] for command in commands) for _ in range(runs)]
             ratios = [x / y for x, y in pairs]
             median = statistics.median(ratios)
             mine, other = (statistics.median(side) * 1000 for side in zip(*pairs))

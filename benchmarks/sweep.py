@@ -9,28 +9,15 @@ operating system's own count for one finished process.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from processes import run
+
 GOAL_SECONDS, GOAL_MIB = 15, 60
 
 # A plain model, one with windows whose layers differ, one with an indexer; and compressed entries, which have no curve.
 MODELS = ("llama-3-70b", "gpt-oss-120b", "deepseek-v3.2")
 SLOW = ("deepseek-v4-flash",)
-
-
-def run(command: list[str]) -> tuple[float, float]:
-    """CPU seconds (user and system) and peak MiB of one finished process."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit(f"{command} failed with {process.returncode}")
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
 def main() -> None:

@@ -74,6 +74,7 @@ def audit(
     from kvcalc.model.resolve import load_model
     from kvcalc.output.sink import check_path, choose, emit
     from kvcalc.planning.audit import audit as ask
+    from kvcalc.units import parse_count
 
     output = choose(format, json, get, no_color)
     check_path(output, "audit")
@@ -85,7 +86,7 @@ def audit(
         "stdin" if log == "-" else log,
         model=None if model is None else load_model(model),
         engine=None if engine is None else engine.casefold(),
-        tensor_parallel_size=o.optional_count(tp, "--tp"),
+        tensor_parallel_size=o.optional(parse_count, tp, "--tp"),
         kv_dtype=kv_dtype,
         context_tokens=o.context_of(context, max_model_len),
     )

@@ -72,9 +72,9 @@ def compare(
         dtype=dtype,
         kv_dtype=kv_dtype,
         engine=engine.casefold(),
-        encoder_tokens=None if encoder_tokens is None else parse_tokens(encoder_tokens, "--encoder-tokens"),
+        encoder_tokens=o.optional(parse_tokens, encoder_tokens, "--encoder-tokens"),
         tensor_parallel_size=size,
         devices=devices,
-        kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
+        kv_memory_bytes=o.optional(parse_size, kv_memory, "--kv-memory"),
     )
     emit(document, output, "compare")

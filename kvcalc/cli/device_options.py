@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from kvcalc.cli.options import optional_count
+from kvcalc.cli.options import optional
 from kvcalc.errors import UsageError
+from kvcalc.units import parse_bandwidth, parse_count, parse_flops, parse_size, parse_tokens
 
 if TYPE_CHECKING:
     from kvcalc.planning.devices import Devices
@@ -100,13 +101,13 @@ def speed_of(given: Mapping[str, Any]) -> SpeedQuestion | None:
     if all(given[name] is None for name in names):
         return None
     from kvcalc.planning.throughput import SpeedQuestion, calibrated
-    from kvcalc.units import parse_tokens
 
     given_tokens, taken_tokens = (
-        None if given[name] is None else parse_tokens(given[name], f"--{name.replace('_', '-')}") for name in names[1:3]
+        optional(parse_tokens, given[name], f"--{name.replace('_', '-')}") for name in names[1:3]
     )
-    ranks, concurrency = optional_count(given["ep"], "--ep"), optional_count(given["concurrency"], "--concurrency")
-    question = SpeedQuestion(ranks or 1, given_tokens, taken_tokens, concurrency)
+    ranks = optional(parse_count, given["ep"], "--ep") or 1
+    concurrency = optional(parse_count, given["concurrency"], "--concurrency")
+    question = SpeedQuestion(ranks, given_tokens, taken_tokens, concurrency)
     return question if given["calibrate"] is None else calibrated(question, given["calibrate"])
 
 
@@ -126,14 +127,13 @@ def devices_of(
                 )
         return None
     from kvcalc.planning.devices import choose_devices
-    from kvcalc.units import parse_bandwidth, parse_flops, parse_size
 
     return choose_devices(
         gpu,
-        optional_count(num_gpus, "--num-gpus"),
-        None if memory is None else parse_size(memory, "--gpu-memory"),
-        None if bandwidth is None else parse_bandwidth(bandwidth, "--gpu-bandwidth"),
-        None if flops is None else parse_flops(flops, "--flops"),
+        optional(parse_count, num_gpus, "--num-gpus"),
+        optional(parse_size, memory, "--gpu-memory"),
+        optional(parse_bandwidth, bandwidth, "--gpu-bandwidth"),
+        optional(parse_flops, flops, "--flops"),
         _local_devices,
     )
 
@@ -155,13 +155,11 @@ def kinds_of(names: Sequence[str]) -> list[GpuKind]:
 
 def layout_of(given: Mapping[str, Any]) -> tuple[Devices | None, int]:
     """The devices of the options, or None, and the tensor-parallel size."""
-    from kvcalc.units import parse_count
-
-    size = optional_count(given["tp"], "--tp")
+    size = optional(parse_count, given["tp"], "--tp")
     devices = devices_of(given["gpu"], given["num_gpus"], given["gpu_memory"], given["gpu_bandwidth"], given["flops"])
     if devices is None:
         return None, size or 1
     from kvcalc.planning.budget import lay_out
 
-    stages = given["pipeline_parallel_size"]
-    return lay_out(devices, size, 1 if stages is None else parse_count(stages, "--pipeline-parallel-size"))
+    stages = optional(parse_count, given["pipeline_parallel_size"], "--pipeline-parallel-size")
+    return lay_out(devices, size, stages or 1)

@@ -149,7 +149,7 @@ def measure(
             flags["--layers"] = layers
         spec, what_if = o.model_of(model, what_if, flags)
         context_tokens, batch_size = o.context_of(context, max_model_len), parse_count(batch, "--batch")
-        timed, num_layers = parse_count(steps, "--steps"), o.optional_count(layers, "--layers")
+        timed, num_layers = parse_count(steps, "--steps"), o.optional(parse_count, layers, "--layers")
         seed_number, devices = parse_count(seed, "--seed", least=0), parse_count(tp, "--tp")
         for path in (save, profile):
             if path is not None and speaks:
@@ -161,7 +161,7 @@ def measure(
             from kvcalc.measure.sweep import parse_sweep
 
             points = parse_sweep(sweep, context_tokens, batch_size)
-        limit = None if memory is None else parse_size(memory, "--memory")
+        limit = o.optional(parse_size, memory, "--memory")
         if limit is not None and until_full is None:
             raise UsageError("--memory says what --until-full may fill, and there is none")
         ask, check_bytes = _load()
@@ -170,7 +170,8 @@ def measure(
                 spec, context_tokens=context_tokens, batch_size=batch_size, steps=timed, num_layers=num_layers,
                 what_if=what_if, all_variants=every, device=device.casefold(), dtype=dtype, seed=seed_number,
                 tensor_parallel_size=devices, progress=progress, kv_dtype=kv_dtype, cache=cache.casefold(),
-                block_size=o.optional_count(block_size, "--block-size"), mla=mla.casefold(), backend=backend.casefold(),
+                block_size=o.optional(parse_count, block_size, "--block-size"), mla=mla.casefold(),
+                backend=backend.casefold(),
                 sweep=points, until_full=until_full, memory_bytes=limit, profile=profile,
             )  # fmt: skip
         if not speaks:

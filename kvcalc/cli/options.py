@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Optional, Union
+from typing import Annotated, Any, Optional, TypeVar, Union
 
 import typer
 
@@ -11,6 +11,8 @@ from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
 from kvcalc.units import parse_count, parse_tokens, parse_vllm_tokens
+
+_Parsed = TypeVar("_Parsed")
 
 _DESCRIBE = "Model by flags"
 _OUTPUT = "Output"
@@ -277,7 +279,7 @@ ModelOf = Callable[[Optional[str], WhatIf, dict[str, Optional[str]], bool], tupl
 
 def context_of(context: str | None, max_model_len: str | None) -> int | None:
     """--context, or --max-model-len as vLLM reads it; UsageError where both are given and differ."""
-    asked = None if context is None else parse_tokens(context, "--context")
+    asked = optional(parse_tokens, context, "--context")
     if max_model_len is None:
         return asked
     vllm = parse_vllm_tokens(max_model_len, "--max-model-len")
@@ -286,9 +288,9 @@ def context_of(context: str | None, max_model_len: str | None) -> int | None:
     return vllm
 
 
-def optional_count(text: str | None, option: str) -> int | None:
-    """A whole number of at least 1, or None where the option was not given."""
-    return None if text is None else parse_count(text, option)
+def optional(parse: Callable[[str, str], _Parsed], text: str | None, option: str) -> _Parsed | None:
+    """`parse(text, option)`, or None where the option was not given."""
+    return None if text is None else parse(text, option)
 
 
 def what_if_of(
@@ -297,9 +299,9 @@ def what_if_of(
     """The what-if the options ask for."""
     return WhatIf(
         attention.casefold() if attention else None,
-        optional_count(kv_heads, "--kv-heads"),
-        optional_count(kv_lora_rank, "--kv-lora-rank"),
-        optional_count(qk_rope_head_dim, "--qk-rope-head-dim"),
+        optional(parse_count, kv_heads, "--kv-heads"),
+        optional(parse_count, kv_lora_rank, "--kv-lora-rank"),
+        optional(parse_count, qk_rope_head_dim, "--qk-rope-head-dim"),
     )
 
 

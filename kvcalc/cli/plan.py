@@ -93,10 +93,10 @@ def plan(
     if (concurrency is None) == (requests_per_second is None):
         raise UsageError("how many requests?", "one of --concurrency 64, in flight, and --requests-per-second 20")
     targets = Targets(
-        o.optional_count(concurrency, "--concurrency"),
-        None if requests_per_second is None else parse_rate(requests_per_second, "--requests-per-second"),
-        None if max_ttft is None else parse_seconds(max_ttft, "--max-ttft"),
-        None if max_tpot is None else parse_seconds(max_tpot, "--max-tpot"),
+        o.optional(parse_count, concurrency, "--concurrency"),
+        o.optional(parse_rate, requests_per_second, "--requests-per-second"),
+        o.optional(parse_seconds, max_ttft, "--max-ttft"),
+        o.optional(parse_seconds, max_tpot, "--max-tpot"),
     )
     prices = dict(map(parse_price, price or ()))
     names = gpu or list(dict.fromkeys((*prices, *(() if prices else COMMON_GPUS))))

@@ -108,8 +108,8 @@ def sweep(
         engines=parse_names(engine, "--engine"),
         gpus=d.kinds_of([] if gpu is None else parse_names(gpu, "--gpu")),
         dtype=dtype,
-        encoder_tokens=None if encoder_tokens is None else parse_tokens(encoder_tokens, "--encoder-tokens"),
-        kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory, "--kv-memory"),
+        encoder_tokens=o.optional(parse_tokens, encoder_tokens, "--encoder-tokens"),
+        kv_memory_bytes=o.optional(parse_size, kv_memory, "--kv-memory"),
         what_if=o.what_if_of(attention, kv_heads, None, None),
     )
     if plot is not None:

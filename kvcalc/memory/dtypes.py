@@ -90,9 +90,12 @@ FILE_TYPES = {
 }
 
 
-def parse_weight_dtype(text: str, option: str) -> Dtype:
-    """As `parse_dtype`, and llama.cpp's file types beside: q4_k_m and its kin."""
-    return FILE_TYPES.get(text.casefold()) or parse_dtype(text, option)
+def parse_weight_dtype(text: str | None) -> Dtype | None:
+    """What --dtype asks the weights to be in: a type, or one of llama.cpp's file types beside; None where not given.
+
+    UsageError with the nearest names for an unknown one.
+    """
+    return None if text is None else FILE_TYPES.get(text.casefold()) or parse_dtype(text, "--dtype")
 
 
 def pair(k: Dtype, v: Dtype) -> Dtype:

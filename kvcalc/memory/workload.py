@@ -108,7 +108,7 @@ def _resolve_encoder_tokens(spec: ModelSpec, asked: int | None, context: int, wa
 
 def _resolve_model_dtype(spec: ModelSpec, dtype: str | None, warnings: list[str]) -> Dtype:
     """What the model computes in: `dtype` where it has 16 or 32 bits, else the config's torch_dtype, else bf16."""
-    asked = None if dtype is None else parse_weight_dtype(dtype, "--dtype")
+    asked = parse_weight_dtype(dtype)
     if asked is not None and asked.is_float:
         return asked
     if spec.torch_dtype is None:

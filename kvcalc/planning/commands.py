@@ -7,7 +7,7 @@ them against the whole lists.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvcalc.model.spec import ModelSpec
@@ -53,7 +53,7 @@ def vllm_command(spec: ModelSpec, layout: Layout) -> str:
             flags += [f"--{option}", layout.settings[option]]
     if "enable-prefix-caching" in layout.settings:
         flags.append("--enable-prefix-caching")
-    return _join(["vllm", "serve", checkpoint_of(spec), *flags])
+    return shlex.join(["vllm", "serve", checkpoint_of(spec), *flags])
 
 
 def sglang_command(spec: ModelSpec, layout: Layout) -> str:
@@ -66,7 +66,7 @@ def sglang_command(spec: ModelSpec, layout: Layout) -> str:
     for option in ("mem-fraction-static", "page-size"):
         if option in layout.settings:
             flags += [f"--{option}", layout.settings[option]]
-    return _join(["python", "-m", "sglang.launch_server", "--model-path", checkpoint_of(spec), *flags])
+    return shlex.join(["python", "-m", "sglang.launch_server", "--model-path", checkpoint_of(spec), *flags])
 
 
 def _types(layout: Layout, cache_names: Mapping[str, str]) -> list[str]:
@@ -79,7 +79,3 @@ def _types(layout: Layout, cache_names: Mapping[str, str]) -> list[str]:
     if layout.kv_dtype in cache_names:
         flags += ["--kv-cache-dtype", cache_names[layout.kv_dtype]]
     return flags
-
-
-def _join(words: Sequence[str]) -> str:
-    return shlex.join(words)

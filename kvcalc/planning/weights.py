@@ -43,7 +43,7 @@ def _described(
     weights, reason = _weights_of(model, spec)
     if reason is not None and spec.attention != model.attention:
         warnings.append(f"weights: {reason}")
-    asked = None if dtype is None else parse_weight_dtype(dtype, "--dtype")
+    asked = parse_weight_dtype(dtype)
     held = None
     if asked is None and spec.attention == model.attention and spec.checkpoint is not None:
         from kvcalc.model.checkpoint import read_checkpoint
@@ -55,17 +55,8 @@ def _described(
     source = None if total is None else "config"
     if held is not None:
         total, source = held, "safetensors"
-    found = {
-        "parameters": None if counted is None else counted.total,
-        "active_parameters_per_token": None if counted is None else counted.active_per_token,
-        "input_embedding_parameters": None if counted is None else counted.input_embedding,
-        "bytes": total,
-        "active_bytes_per_token": active,
-        "dtype": name,
-        "bytes_source": source,
-        "reason": reason,
-    }
-    return found, warnings
+    parameters = (None,) * 3 if counted is None else (counted.total, counted.active_per_token, counted.input_embedding)
+    return _document(parameters, (total, active), name, source, reason), warnings
 
 
 class DeviceWeights(NamedTuple):
@@ -97,7 +88,7 @@ def device_weights(
     if weights is None or described["bytes"] is None:
         asked = reason or "the weights' type is not modelled; --dtype says otherwise"
         return DeviceWeights(None, 0, None, asked)
-    asked_dtype = None if dtype is None else parse_weight_dtype(dtype, "--dtype")
+    asked_dtype = parse_weight_dtype(dtype)
 
     def size_of(part: ModelWeights) -> int:
         _, size = _bytes_of(part, spec, asked_dtype, model_dtype, warnings)
@@ -128,7 +119,7 @@ def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, warning
         warnings.append(f"weights: {reason}")
     elif held is None:
         reason = "the file holds no tensors, or not all of its shards are there"
-    asked = None if dtype is None else parse_weight_dtype(dtype, "--dtype")
+    asked = parse_weight_dtype(dtype)
     name: str | None = None if held is None else held.dtype
     total, active = (None, None) if held is None else (held.bytes, held.active_bytes_per_token)
     source = None if held is None else "gguf"
@@ -142,13 +133,26 @@ def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, warning
             warnings.append(
                 f"weights: --dtype {asked.name} of a GGUF file is not modelled, so their bytes are not known"
             )
+    parameters = (None,) * 3 if held is None else (
+        held.parameters, held.active_parameters_per_token, held.input_embedding_parameters
+    )  # fmt: skip
+    return _document(parameters, (total, active), name, source, reason)
+
+
+def _document(
+    parameters: tuple[int | None, ...], sizes: tuple[int | None, int | None], dtype: str | None, source: str | None,
+    reason: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What stands under `weights`: parameters in all, active per token and of the input embedding; bytes in all and
+    active per token; where the bytes are from, or why there are none."""
+    total, active, embedding = parameters
     return {
-        "parameters": None if held is None else held.parameters,
-        "active_parameters_per_token": None if held is None else held.active_parameters_per_token,
-        "input_embedding_parameters": None if held is None else held.input_embedding_parameters,
-        "bytes": total,
-        "active_bytes_per_token": active,
-        "dtype": name,
+        "parameters": total,
+        "active_parameters_per_token": active,
+        "input_embedding_parameters": embedding,
+        "bytes": sizes[0],
+        "active_bytes_per_token": sizes[1],
+        "dtype": dtype,
         "bytes_source": source,
         "reason": reason,
     }
@@ -224,7 +228,7 @@ def stored_weights(model: ModelSpec, spec: ModelSpec, dtype: str | None, model_d
         dtype = held.dtype
         if dtype.casefold() not in {**DTYPES, **FILE_TYPES}:
             return f"how fast weights of type {dtype} are read is not known"
-    asked = None if dtype is None else parse_weight_dtype(dtype, "--dtype")
+    asked = parse_weight_dtype(dtype)
     scheme, linear, warnings = None, _linear(asked), list[str]()
     if (asked is None and spec.config.get("quantization_config")) or (asked is not None and asked.name in FILE_TYPES):
         scheme, linear = _scheme(spec, asked, model_dtype, warnings), None

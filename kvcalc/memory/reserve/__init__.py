@@ -1,4 +1,4 @@
-"""What an engine leaves of a device's memory for the cache: one module per engine, one interface.
+"""What an engine leaves of a device's memory for the cache: one module per engine, named as in `memory.engines`.
 
 A module's `reserve(question)` names everything that is neither weights nor cache, in bytes: the activations of its
 largest step, its graphs, the driver's context, and what it leaves alone. Each constant stands with its source. They are
@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
+from kvcalc.memory.engines import ENGINES
 from kvcalc.memory.sharding import Width
 
 GIB = 2**30
@@ -31,9 +32,8 @@ class Held(NamedTuple):
 class Question(NamedTuple):
     """A device's memory, what lies on it, and the engine's own settings (option name to text).
 
-    `ranks`: tensor-parallel ranks times pipeline stages. `is_latent`: it is an MLA model. `is_apple`: its
-    memory is managed by macOS. `release`: the
-    engine's, None for the newest.
+    `ranks`: tensor-parallel ranks times pipeline stages. `is_latent`: it is an MLA model. `is_apple`: its memory is
+    managed by macOS. `release`: the engine's, None for the newest.
     """
 
     memory_bytes: int
@@ -68,19 +68,9 @@ class Reserve(NamedTuple):
         return sum(part.bytes for part in self.held)
 
 
-_MODULES = {
-    "logical": "logical",
-    "transformers": "transformers",
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "tensorrt-llm": "tensorrt_llm",
-    "llama.cpp": "llama_cpp",
-}
-
-
 def reserve_of(engine: str, question: Question) -> Reserve:
     """What `engine` keeps from the cache on such a device. UsageError (exit 2) for a setting out of range."""
-    found: Reserve = import_module(f"kvcalc.memory.reserve.{_MODULES[engine]}").reserve(question)
+    found: Reserve = import_module(f"kvcalc.memory.reserve.{ENGINES[engine]}").reserve(question)
     if question.is_apple:
         # Metal's recommendedMaxWorkingSetSize is about three quarters of the machine's memory.
         system = Held(RESERVE, "kept by macOS (a quarter)", question.memory_bytes // 4)
@@ -92,7 +82,7 @@ def device_settings(
     engine: str, memory_bytes: int, device_class: str | None, device_name: str, release: tuple[int, ...] | None
 ) -> dict[str, str]:
     """Settings whose defaults `engine` takes from the device (vLLM's tokens of one step), for those not given."""
-    rule = getattr(import_module(f"kvcalc.memory.reserve.{_MODULES[engine]}"), "device_settings", None)
+    rule = getattr(import_module(f"kvcalc.memory.reserve.{ENGINES[engine]}"), "device_settings", None)
     found: dict[str, str] = rule(memory_bytes, device_class, device_name, release) if rule else {}
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvcalc.output.human.console import duration
 from kvcalc.units import format_size
 
 
@@ -11,13 +12,8 @@ def percent(share: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration in the unit that gives it three digits or so, or a dash."""
-    if value is None:
-        return "-"
-    for scale, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
-        if value * scale >= 1:
-            return f"{value * scale:,.3g} {unit}" if value * scale < 1000 else f"{value * scale:,.0f} {unit}"
-    return f"{value * 1e6:.3f} us"
+    """A duration in three digits, in microseconds below one millisecond, or a dash."""
+    return f"{value * 1e6:.3g} us" if value is not None and value < 0.9995e-3 else duration(value)
 
 
 def rate(bytes_per_second: float | None) -> str:
