@@ -24,7 +24,7 @@ ROOMS = {
     "attention": set(),
     "measure": {"attention", "throughput", "memory", "model"},
     "output": set(),
-    "cli": {"output", "planning", "measure", "model"},
+    "cli": {"output", "planning", "measure", "memory", "model"},
 }
 SHARED = {"errors", "units", "schema"}
 

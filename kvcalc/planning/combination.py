@@ -13,13 +13,15 @@ from kvcalc.errors import KvcalcError
 from kvcalc.memory.curves import Curve, read_curve, stored_curve
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype
+from kvcalc.memory.engines.options import settings_of
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.spec import ModelSpec, has_cross_attention
-from kvcalc.planning.estimate import ENCODER_WARNING, check_devices
+from kvcalc.planning.estimate import ENCODER_WARNING, check_devices, without_stages
 from kvcalc.planning.figures import FIGURES, cache_figures
 
 if TYPE_CHECKING:
+    from kvcalc.planning.throughput import SpeedQuestion
     from kvcalc.throughput.hardware import Gpu
 
 NUMBERS = ("context_tokens", "batch_size", *FIGURES)
@@ -28,6 +30,7 @@ CHECKED = (*NUMBERS, "fits", "free_bytes", *SPEED, "reason")
 COLUMNS = ("engine", "kv_dtype", "gpu", "tensor_parallel_size", *CHECKED)
 _NO_FIGURES = (None,) * len(FIGURES)
 _NO_SPEED = (None,) * len(SPEED)
+_STAGES = "pipeline-parallel-size"
 _DEVICE = NUMBERS.index("bytes_per_device")
 
 Row = tuple[Any, ...]
@@ -122,10 +125,15 @@ class Combination(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """What is asked of every combination alike. `shortest` is the shortest context, beside the largest batch."""
+    """What is asked of every combination alike. `shortest` is the shortest context, beside the largest batch.
+
+    `settings` may hold options of several engines; each combination takes its engine's own.
+    """
 
     model: ModelSpec
     spec: ModelSpec
+    settings: Mapping[str, str]
+    speed: SpeedQuestion | None
     shortest: int
     largest_batch: int
     dtype: str | None
@@ -146,13 +154,18 @@ def combine(grid: Grid, engine: str, kv_dtype: str, gpu: Gpu | None, size: int, 
 
 def _combine(grid: Grid, engine: str, asked: str, gpu: Gpu | None, size: int, warnings: list[str]) -> Combination:
     spec, encoder_tokens = grid.spec, grid.encoder_tokens
-    settings: Mapping[str, str] = {}
+    settings = settings_of(engine, grid.settings)
+    if _STAGES in grid.settings:
+        settings[_STAGES] = grid.settings[_STAGES]
+    devices = None
     if gpu is not None:
         from kvcalc.planning.budget import with_device
         from kvcalc.throughput.hardware import Devices
 
-        settings = with_device(engine, {}, Devices(gpu, size))
-    resolved, _ = resolve_kv_dtype(engine, spec, asked, settings)
+        devices = Devices(gpu, size)
+        settings = with_device(engine, settings, devices)
+    own_settings = without_stages(engine, settings, devices)
+    resolved, _ = resolve_kv_dtype(engine, spec, asked, own_settings)
 
     def workload_at(tokens: int) -> Workload:
         return resolve_workload(spec, tokens, 1, grid.dtype, resolved, size, encoder_tokens)
@@ -160,7 +173,7 @@ def _combine(grid: Grid, engine: str, asked: str, gpu: Gpu | None, size: int, wa
     # The encoder may follow the context; nothing else of a workload that an engine is made for does.
     first = workload_at(grid.shortest)
     held = bind_workload(spec, first)
-    rules = load_engine(engine, held, settings)
+    rules = load_engine(engine, held, own_settings)
     check_devices(rules, engine, size)
     moves = has_cross_attention(spec) and encoder_tokens is None and spec.encoder_tokens is None
 
@@ -169,7 +182,7 @@ def _combine(grid: Grid, engine: str, asked: str, gpu: Gpu | None, size: int, wa
             return held, first._replace(context_tokens=tokens), rules
         workload = workload_at(tokens)
         own = bind_workload(spec, workload)
-        return own, workload, load_engine(engine, own, settings)
+        return own, workload, load_engine(engine, own, own_settings)
 
     # What refuses the shortest context refuses every one.
     cache_figures(held, first, rules)
@@ -190,7 +203,7 @@ def _combine(grid: Grid, engine: str, asked: str, gpu: Gpu | None, size: int, wa
         return found
     return found._replace(
         memory=_memory_of(grid, held, first, engine, settings, gpu, warnings),
-        speed=_speed_of(grid, held, first, engine, asked, gpu, warnings),
+        speed=_speed_of(grid, held, first, engine, settings, asked, gpu, warnings),
     )
 
 
@@ -204,10 +217,11 @@ def _memory_of(
     warnings: list[str],
 ) -> Callable[[int, int], int] | None:
     """What a device has for the cache, at a context and a batch; None, with a warning, where that is not known."""
-    from kvcalc.planning.budget import budget
+    from kvcalc.planning.budget import budget, stages_of
     from kvcalc.planning.weights import device_weights
 
-    weights = device_weights(grid.model, spec, grid.dtype, workload.model_dtype, workload.tensor_parallel_size, 1)
+    ranks, stages = workload.tensor_parallel_size, stages_of(settings)
+    weights = device_weights(grid.model, spec, grid.dtype, workload.model_dtype, ranks, stages)
     found = budget(spec, workload, engine, settings, gpu, weights)
     if found is None:
         warnings.append(f"fit: the weights of {spec.name} are not known: {weights.reason}")
@@ -224,15 +238,30 @@ def _memory_of(
 
 
 def _speed_of(
-    grid: Grid, spec: ModelSpec, workload: Workload, engine: str, kv_dtype: str, gpu: Gpu, warnings: list[str]
+    grid: Grid,
+    spec: ModelSpec,
+    workload: Workload,
+    engine: str,
+    settings: Mapping[str, str],
+    kv_dtype: str,
+    gpu: Gpu,
+    warnings: list[str],
 ) -> Callable[[int, int], Row] | None:
     """The columns of `SPEED` at a context and a batch; None, with a warning, where they are not known."""
-    from kvcalc.planning.throughput import speed_of
+    from kvcalc.planning.budget import stages_of
+    from kvcalc.planning.throughput import SpeedQuestion, speed_of
     from kvcalc.throughput.counts import Layout
-    from kvcalc.throughput.speed import outside
+    from kvcalc.throughput.speed import check_layout, outside
 
-    layout = Layout(workload.tensor_parallel_size, 1, 1)
-    found = speed_of(grid.model, spec, workload, gpu, engine, dtype=grid.dtype, kv_dtype=kv_dtype, layout=layout)
+    asked = grid.speed or SpeedQuestion()
+    layout = Layout(workload.tensor_parallel_size, stages_of(settings), asked.expert_parallel_size)
+    check_layout(layout)
+    found = speed_of(
+        grid.model, spec, workload, gpu, engine,
+        dtype=grid.dtype, kv_dtype=kv_dtype, layout=layout, calibration=asked.calibration,
+    )  # fmt: skip
+    if asked.calibration is not None:
+        warnings += asked.calibration.doubts(gpu)
     if isinstance(found, str):
         warnings.append(f"throughput: {found}")
         return None

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.memory.engines import ENGINES, settings_of
+from kvcalc.memory.engines import ENGINES
+from kvcalc.memory.engines.options import check_settings, settings_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.estimate import estimate
 from kvcalc.schema import SCHEMA_VERSION
@@ -27,6 +28,7 @@ def compare_engines(
     Every engine takes those of the settings it has; one that refuses the model or the workload stands with the reason.
     The rest is `estimate`'s. Raises what `estimate` raises of the formula itself.
     """
+    check_settings(ENGINES, engine_settings or {}, has_device=workload.get("devices") is not None)
     plain = estimate(model, kv_dtype=kv_dtype, **{**workload, "kv_memory_bytes": None})
     return {
         "schema_version": SCHEMA_VERSION,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.memory import kv_cache
 from kvcalc.memory.curves import stored_sequence_bytes
-from kvcalc.memory.engines import SETTINGS_OF_A_DEVICE, Engine, load_engine, resolve_kv_dtype
+from kvcalc.memory.engines import Engine, check_engine, load_engine, resolve_kv_dtype
+from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.describe import describe_model
 from kvcalc.model.memo import remembered
@@ -59,15 +60,15 @@ def estimate(
     """
     spec = apply(model, what_if)
     engine_settings = engine_settings or {}
+    check_engine(engine)
+    check_settings([engine], without_stages(engine, engine_settings, devices), devices is not None)
     if devices is not None:
         from kvcalc.planning.budget import with_device
 
         engine_settings = with_device(engine, engine_settings, devices)
-    elif alone := next((option for option in SETTINGS_OF_A_DEVICE if option in engine_settings), None):
-        raise UsageError(f"--{alone} divides a device's memory, and none is named", "name one: --gpu h100")
     elif speed is not None:
         raise UsageError("serving, --ep and --calibrate are of a device, and none is named", "name one: --gpu h100")
-    own_settings = _without_stages(engine, engine_settings, devices)
+    own_settings = without_stages(engine, engine_settings, devices)
     resolved, reason = resolve_kv_dtype(engine, spec, kv_dtype, own_settings)
     workload = resolve_workload(spec, context_tokens, batch_size, dtype, resolved, tensor_parallel_size, encoder_tokens)
     spec = bind_workload(spec, workload)
@@ -138,7 +139,7 @@ def estimate(
     }
 
 
-def _without_stages(engine: str, settings: Mapping[str, str], devices: Devices | None) -> Mapping[str, str]:
+def without_stages(engine: str, settings: Mapping[str, str], devices: Devices | None) -> Mapping[str, str]:
     """The settings an engine's account of its cache takes: of all but vLLM's, pipeline stages are speed's alone."""
     stages = settings.get("pipeline-parallel-size")
     if stages is None or engine.partition("@")[0] == "vllm" or (devices is None and stages != "1"):

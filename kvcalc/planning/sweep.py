@@ -5,13 +5,14 @@ The rows are computed as they are asked for and never held: memory does not grow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.memory.engines import resolve_kv_dtype
+from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.workload import resolve_workload
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
@@ -21,6 +22,7 @@ from kvcalc.planning.combination import COLUMNS, Combination, Grid, Row, combine
 from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    from kvcalc.planning.throughput import SpeedQuestion
     from kvcalc.throughput.hardware import Gpu
 
 # So many batches are spelt out, to be gone through again and again.
@@ -130,6 +132,8 @@ def sweep(
     gpus: Sequence[Gpu] = (),
     tensor_parallel_sizes: Axis,
     engines: Sequence[str] = ("logical",),
+    engine_settings: Mapping[str, str] | None = None,
+    speed: SpeedQuestion | None = None,
     dtype: str | None = None,
     encoder_tokens: int | None = None,
     kv_memory_bytes: int | None = None,
@@ -137,12 +141,18 @@ def sweep(
 ) -> Sweep:
     """The grid of every engine, cache type, device, tensor-parallel size, context and batch.
 
-    A combination that is refused keeps its rows, without figures and with the reason. Where all are refused the first
-    refusal is raised: UsageError (exit 2) or ModelError (exit 3). So is an engine or a cache type nobody knows.
+    `engine_settings` may hold options of several engines; each takes its own, and one of them must have each. `speed`
+    is asked of every device. A combination that is refused keeps its rows, without figures and with the reason. If all
+    are refused, the first refusal is raised: UsageError (exit 2) or ModelError (exit 3). So is an unknown engine or
+    cache type.
     """
-    spec = apply(model, what_if)
+    spec, settings = apply(model, what_if), engine_settings or {}
     for engine in engines:
         resolve_kv_dtype(engine, spec, "auto")
+    own = {name: text for name, text in settings.items() if name != "pipeline-parallel-size"}
+    check_settings(engines, own, has_device=bool(gpus))
+    if speed is not None and not gpus:
+        raise UsageError("--ep and --calibrate are of a device, and none is named", "name one: --gpu h100")
     for kv_dtype in kv_dtypes:
         if kv_dtype != "auto":
             parse_dtype(kv_dtype, "--kv-dtype")
@@ -156,7 +166,9 @@ def sweep(
             f"contexts up to {contexts.largest:,} are beyond the model's max_position_embeddings of "
             f"{spec.max_position_embeddings:,}"
         )
-    grid = Grid(model, spec, contexts.smallest, batches.largest, dtype, encoder_tokens, kv_memory_bytes)
+    grid = Grid(
+        model, spec, settings, speed, contexts.smallest, batches.largest, dtype, encoder_tokens, kv_memory_bytes
+    )
     combinations = tuple(
         combine(grid, engine, kv_dtype, gpu, size, warnings)
         for engine in engines

@@ -1,8 +1,8 @@
 """What each engine holds for a workload: one module per engine, one interface.
 
 An engine's module has `engine(spec, settings)`, which returns an `Engine`: above all the function that counts, for one
-cache and a number of tokens, the bytes of one sequence in one layer. A new engine is one module and one line in
-`ENGINES`.
+cache and a number of tokens, the bytes of one sequence in one layer. A new engine is one module, one line in `ENGINES`
+and its options in `options.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import UsageError, nearest
 from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.kv_cache import CountBytes, Growth, growth, sequence_bytes
 from kvcalc.model.spec import ModelSpec, period
 
@@ -33,27 +34,6 @@ _POOLS_FOR_ENCODERS = {"sglang": "SGLang", "llama.cpp": "llama.cpp before mid-20
 
 # Engines whose rules are read for several releases: `vllm@0.11` is vLLM as of 0.11.
 _WITH_RELEASES = ("vllm",)
-
-# The settings each engine takes.
-_SETTINGS: dict[str, tuple[str, ...]] = {
-    "transformers": ("cache",),
-    "vllm": (
-        "block-size", "max-num-batched-tokens", "no-async-scheduling", "enable-prefix-caching",
-        "num-speculative-tokens", "pipeline-parallel-size", "gpu-memory-utilization", "max-num-seqs", "enforce-eager",
-    ),
-    "sglang": (
-        "page-size", "swa-full-tokens-ratio", "max-running-requests", "context-length", "max-mamba-cache-size",
-        "mem-fraction-static",
-    ),
-    "tensorrt-llm": ("tokens-per-block", "max-tokens", "free-gpu-memory-fraction", "max-attention-window"),
-    "llama.cpp": (
-        "cache-type-k", "cache-type-v", "parallel", "kv-unified", "ubatch-size", "swa-full", "flash-attn",
-        "before-pull",
-    ),
-}  # fmt: skip
-
-# Of these, the ones that say how a device's memory is divided: without a device they say nothing.
-SETTINGS_OF_A_DEVICE = ("gpu-memory-utilization", "max-num-seqs", "enforce-eager", "mem-fraction-static")
 
 CountSequence = Callable[[ModelSpec, Dtype, int], int]
 """Bytes one sequence of so many tokens takes on a device that holds this share of a model."""
@@ -134,11 +114,7 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
     """
     module, release = _module(name)
     name, settings = name.partition("@")[0], settings or {}
-    for option in settings:
-        if option not in _SETTINGS.get(name, ()):
-            raise UsageError(
-                f"--{option}: {name} has no such setting", f"--{option} belongs to {_engines_with(option)}"
-            )
+    check_settings([name], settings, has_device=True)
     if spec.is_encoder and name != "logical":
         pool = _POOLS_FOR_ENCODERS.get(name)
         remark = f"{pool} was seen to reserve a pool for encoders; its size follows the memory, not the request"
@@ -163,11 +139,6 @@ def check_engine(name: str) -> None:
     _module(name)
 
 
-def settings_of(name: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Those of the settings that engine `name` has."""
-    return {option: text for option, text in settings.items() if option in _SETTINGS.get(name, ())}
-
-
 def _module(asked: str) -> tuple[ModuleType, str | None]:
     """An engine's module and the release asked for, None for the newest."""
     name, at, release = asked.partition("@")
@@ -178,10 +149,6 @@ def _module(asked: str) -> tuple[ModuleType, str | None]:
     if at and not release:
         raise UsageError(f"--engine {asked!r}: a release is missing", f"write {name}@0.11, or {name} for the newest")
     return import_module(f"kvcalc.memory.engines.{ENGINES[name]}"), release or None
-
-
-def _engines_with(option: str) -> str:
-    return ", ".join(name for name, options in _SETTINGS.items() if option in options)
 
 
 def _nothing(cache: object, tokens: int, dtype: object) -> int:
