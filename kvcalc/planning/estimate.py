@@ -61,7 +61,6 @@ def estimate(
     spec = apply(model, what_if)
     engine_settings = engine_settings or {}
     check_engine(engine)
-    check_settings([engine], without_stages(engine, engine_settings, devices), devices is not None)
     if devices is not None:
         from kvcalc.planning.budget import with_device
 
@@ -72,6 +71,7 @@ def estimate(
     resolved, reason = resolve_kv_dtype(engine, spec, kv_dtype, own_settings)
     workload = resolve_workload(spec, context_tokens, batch_size, dtype, resolved, tensor_parallel_size, encoder_tokens)
     spec = bind_workload(spec, workload)
+    check_settings([engine], own_settings, has_device=devices is not None)
     rules = _rules_of(spec, engine, *sorted(own_settings.items()))
     check_devices(rules, engine, tensor_parallel_size)
     warnings = [*spec.remarks, *workload.warnings, *rules.warnings]
