@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.curves import Curve, read_curve, stored_curve
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype
+from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype, stage_bounds
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.spec import ModelSpec, has_cross_attention
@@ -207,7 +207,8 @@ def _memory_of(
     from kvcalc.planning.budget import budget
     from kvcalc.planning.weights import device_weights
 
-    weights = device_weights(grid.model, spec, grid.dtype, workload.model_dtype, workload.tensor_parallel_size, 1)
+    ranks, whole = workload.tensor_parallel_size, stage_bounds(engine, spec.num_layers, 1)
+    weights = device_weights(grid.model, spec, grid.dtype, workload.model_dtype, ranks, whole)
     found = budget(spec, workload, engine, settings, gpu, weights)
     if found is None:
         warnings.append(f"fit: the weights of {spec.name} are not known: {weights.reason}")
