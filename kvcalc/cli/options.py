@@ -150,7 +150,6 @@ def engine_settings() -> list[TyperOption]:
     for engine_name, options in OPTIONS.items():
         for option in options:
             declared.setdefault(option.name, []).append((engine_name, option))
-    del declared["pipeline-parallel-size"]
     return [_engine_option(name, *owners) for name, owners in declared.items()]
 
 

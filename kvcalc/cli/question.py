@@ -80,7 +80,6 @@ def what_if_of(given: _Given) -> WhatIf:
 def settings_of(given: _Given) -> dict[str, str]:
     """The engine's own options that were given, by name, as text."""
     found = {name: given.get(_parameter(name)) for name in option_names()}
-    found["pipeline-parallel-size"] = given.get("pp")
     return {name: str(text).casefold() for name, text in found.items() if text not in (None, False)}
 
 
@@ -103,6 +102,7 @@ def workload_of(given: _Given) -> dict[str, Any]:
         "engine_settings": settings_of(given),
         "encoder_tokens": parsed(given, "--encoder-tokens", parse_tokens),
         "tensor_parallel_size": tensor_parallel_size,
+        "pipeline_parallel_size": stages_of(given),
         "kv_memory_bytes": parsed(given, "--kv-memory", parse_size),
         "devices": devices,
         "speed": speed_of(given),
@@ -191,7 +191,12 @@ def layout_of(given: _Given) -> tuple[Devices | None, int]:
     devices = choose_devices(
         given["gpu"], parsed(given, "--num-gpus", parse_count), *_figures_of(given), _local_devices
     )
-    return lay_out(devices, size, parsed(given, "--pp", parse_count) or 1)
+    return lay_out(devices, size, stages_of(given))
+
+
+def stages_of(given: _Given) -> int:
+    """The number of pipeline stages."""
+    return parsed(given, "--pp", parse_count) or 1
 
 
 def kinds_of(names: Sequence[str], given: _Given) -> list[Gpu]:

@@ -6,7 +6,7 @@ import typer
 from typer.core import TyperOption
 
 from kvcalc.cli import options as o
-from kvcalc.cli.question import kinds_of, output_of, parsed, settings_of, speed_of, what_if_of
+from kvcalc.cli.question import kinds_of, output_of, parsed, settings_of, speed_of, stages_of, what_if_of
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_count, parse_size, parse_tokens
 
@@ -85,6 +85,7 @@ def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
         batches=parse_axis(given["batch"], "--batch", parse_count),
         kv_dtypes=parse_names(given["kv_dtype"], "--kv-dtype"),
         tensor_parallel_sizes=parse_axis(given["tp"], "--tp", parse_count),
+        pipeline_parallel_size=stages_of(given),
         engines=parse_names(given["engine"], "--engine"),
         engine_settings=settings_of(given),
         gpus=kinds_of([] if given["gpu"] is None else parse_names(given["gpu"], "--gpu"), given),

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.curves import Curve, read_curve, stored_curve
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype
+from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype, stage_bounds
 from kvcalc.memory.engines.options import settings_of
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.spec import ModelSpec, has_cross_attention
-from kvcalc.planning.estimate import ENCODER_WARNING, check_devices, without_stages
+from kvcalc.planning.estimate import ENCODER_WARNING, check_devices
 from kvcalc.planning.figures import FIGURES, cache_figures
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ CHECKED = (*NUMBERS, "fits", "free_bytes", *SPEED, "reason")
 COLUMNS = ("engine", "kv_dtype", "gpu", "tensor_parallel_size", *CHECKED)
 _NO_FIGURES = (None,) * len(FIGURES)
 _NO_SPEED = (None,) * len(SPEED)
-_STAGES = "pipeline-parallel-size"
 _DEVICE = NUMBERS.index("bytes_per_device")
 
 Row = tuple[Any, ...]
@@ -134,6 +133,7 @@ class Grid(NamedTuple):
     spec: ModelSpec
     settings: Mapping[str, str]
     speed: SpeedQuestion | None
+    stages: int
     shortest: int
     largest_batch: int
     dtype: str | None
@@ -155,25 +155,20 @@ def combine(grid: Grid, engine: str, kv_dtype: str, gpu: Gpu | None, size: int, 
 def _combine(grid: Grid, engine: str, asked: str, gpu: Gpu | None, size: int, warnings: list[str]) -> Combination:
     spec, encoder_tokens = grid.spec, grid.encoder_tokens
     settings = settings_of(engine, grid.settings)
-    if _STAGES in grid.settings:
-        settings[_STAGES] = grid.settings[_STAGES]
-    devices = None
     if gpu is not None:
         from kvcalc.planning.budget import with_device
         from kvcalc.throughput.hardware import Devices
 
-        devices = Devices(gpu, size)
-        settings = with_device(engine, settings, devices)
-    own_settings = without_stages(engine, settings, devices)
-    resolved, _ = resolve_kv_dtype(engine, spec, asked, own_settings)
+        settings = with_device(engine, settings, Devices(gpu, size * grid.stages))
+    resolved, _ = resolve_kv_dtype(engine, spec, asked, settings)
 
     def workload_at(tokens: int) -> Workload:
-        return resolve_workload(spec, tokens, 1, grid.dtype, resolved, size, encoder_tokens)
+        return resolve_workload(spec, tokens, 1, grid.dtype, resolved, size, encoder_tokens, grid.stages)
 
     # The encoder may follow the context; nothing else of a workload that an engine is made for does.
     first = workload_at(grid.shortest)
     held = bind_workload(spec, first)
-    rules = load_engine(engine, held, own_settings)
+    rules = load_engine(engine, held, settings, grid.stages)
     check_devices(rules, engine, size)
     moves = has_cross_attention(spec) and encoder_tokens is None and spec.encoder_tokens is None
 
@@ -182,13 +177,14 @@ def _combine(grid: Grid, engine: str, asked: str, gpu: Gpu | None, size: int, wa
             return held, first._replace(context_tokens=tokens), rules
         workload = workload_at(tokens)
         own = bind_workload(spec, workload)
-        return own, workload, load_engine(engine, own, own_settings)
+        return own, workload, load_engine(engine, own, settings, grid.stages)
 
     # What refuses the shortest context refuses every one.
     cache_figures(held, first, rules)
+    is_straight = rules.name == "logical" and grid.stages == 1 and not moves
     found = Combination(
         rules.name, first.kv_dtype.name, None if gpu is None else gpu.name, size, bound,
-        _curves(held, on_device(held, size), first.kv_dtype) if rules.name == "logical" and not moves else None,
+        _curves(held, on_device(held, size), first.kv_dtype) if is_straight else None,
     )  # fmt: skip
     warnings += rules.warnings
     if spec.is_encoder and rules.name == "logical":
@@ -203,7 +199,7 @@ def _combine(grid: Grid, engine: str, asked: str, gpu: Gpu | None, size: int, wa
         return found
     return found._replace(
         memory=_memory_of(grid, held, first, engine, settings, gpu, warnings),
-        speed=_speed_of(grid, held, first, engine, settings, asked, gpu, warnings),
+        speed=_speed_of(grid, held, first, engine, asked, gpu, warnings),
     )
 
 
@@ -217,11 +213,13 @@ def _memory_of(
     warnings: list[str],
 ) -> Callable[[int, int], int] | None:
     """What a device has for the cache, at a context and a batch; None, with a warning, where that is not known."""
-    from kvcalc.planning.budget import budget, stages_of
+    from kvcalc.planning.budget import budget
     from kvcalc.planning.weights import device_weights
 
-    ranks, stages = workload.tensor_parallel_size, stages_of(settings)
-    weights = device_weights(grid.model, spec, grid.dtype, workload.model_dtype, ranks, stages)
+    ranks, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
+    weights = device_weights(
+        grid.model, spec, grid.dtype, workload.model_dtype, ranks, stage_bounds(engine, spec.num_layers, stages)
+    )
     found = budget(spec, workload, engine, settings, gpu, weights)
     if found is None:
         warnings.append(f"fit: the weights of {spec.name} are not known: {weights.reason}")
@@ -242,19 +240,17 @@ def _speed_of(
     spec: ModelSpec,
     workload: Workload,
     engine: str,
-    settings: Mapping[str, str],
     kv_dtype: str,
     gpu: Gpu,
     warnings: list[str],
 ) -> Callable[[int, int], Row] | None:
     """The columns of `SPEED` at a context and a batch; None, with a warning, where they are not known."""
-    from kvcalc.planning.budget import stages_of
     from kvcalc.planning.throughput import SpeedQuestion, speed_of
     from kvcalc.throughput.counts import Layout
     from kvcalc.throughput.speed import check_layout, outside
 
     asked = grid.speed or SpeedQuestion()
-    layout = Layout(workload.tensor_parallel_size, stages_of(settings), asked.expert_parallel_size)
+    layout = Layout(workload.tensor_parallel_size, grid.stages, asked.expert_parallel_size)
     check_layout(layout)
     found = speed_of(
         grid.model, spec, workload, gpu, engine,

@@ -319,8 +319,9 @@ def _estimate(question: Question, gpu: Gpu, tensor: int, stages: int, running: i
         dtype=question.dtype,
         kv_dtype=question.kv_dtype,
         engine=question.engine,
-        engine_settings={**question.settings, **({"pipeline-parallel-size": str(stages)} if stages > 1 else {})},
+        engine_settings=question.settings,
         tensor_parallel_size=tensor,
+        pipeline_parallel_size=stages,
         devices=Devices(gpu, tensor * stages),
         speed=SpeedQuestion(1, question.lengths.input_tokens, question.lengths.output_tokens, running),
     )

@@ -131,6 +131,7 @@ def sweep(
     kv_dtypes: Sequence[str] = ("auto",),
     gpus: Sequence[Gpu] = (),
     tensor_parallel_sizes: Axis,
+    pipeline_parallel_size: int = 1,
     engines: Sequence[str] = ("logical",),
     engine_settings: Mapping[str, str] | None = None,
     speed: SpeedQuestion | None = None,
@@ -149,8 +150,7 @@ def sweep(
     spec, settings = apply(model, what_if), engine_settings or {}
     for engine in engines:
         resolve_kv_dtype(engine, spec, "auto")
-    own = {name: text for name, text in settings.items() if name != "pipeline-parallel-size"}
-    check_settings(engines, own, has_device=bool(gpus))
+    check_settings(engines, settings, has_device=bool(gpus))
     if speed is not None and not gpus:
         raise UsageError("--ep and --calibrate are of a device, and none is named", "name one: --gpu h100")
     for kv_dtype in kv_dtypes:
@@ -167,7 +167,16 @@ def sweep(
             f"{spec.max_position_embeddings:,}"
         )
     grid = Grid(
-        model, spec, settings, speed, contexts.smallest, batches.largest, dtype, encoder_tokens, kv_memory_bytes
+        model,
+        spec,
+        settings,
+        speed,
+        pipeline_parallel_size,
+        contexts.smallest,
+        batches.largest,
+        dtype,
+        encoder_tokens,
+        kv_memory_bytes,
     )
     combinations = tuple(
         combine(grid, engine, kv_dtype, gpu, size, warnings)

@@ -28,7 +28,7 @@ ASKED = {
     "plan": ("plan", MODEL, "--gpu", "h100", "--input-tokens", "100", "--output-tokens", "10", "--concurrency", "2"),
 }
 VALUES = {
-    "cache": "static", "block-size": "32", "pipeline-parallel-size": "1", "gpu-memory-utilization": "0.9",
+    "cache": "static", "block-size": "32", "gpu-memory-utilization": "0.9",
     "swa-full-tokens-ratio": "0.5", "mem-fraction-static": "0.8", "free-gpu-memory-fraction": "0.8",
     "max-attention-window": "4k", "max-tokens": "100000", "cache-type-k": "q8_0", "cache-type-v": "f16",
     "flash-attn": "on", "before-pull": "19067", "context-length": "32k",
@@ -56,8 +56,6 @@ def parameters_of(command: str) -> dict[str, Any]:
 def test_an_option_is_taken_where_its_engine_is_asked_and_refused_elsewhere(
     kvcalc: Any, command: str, engine: str, option: Option
 ) -> None:
-    if option.name == "pipeline-parallel-size":
-        pytest.skip("a workload's option: a plan searches through it, and every engine has it on devices")
     taken = kvcalc(*asked_with(command, option), "--engine", engine, *words_of(option), "--format", "json")
     assert taken.status in (0, 4), taken.err
     other = next(name for name in ("logical", *OPTIONS) if name not in engines_with(option.name))
@@ -71,13 +69,10 @@ def test_an_option_is_taken_where_its_engine_is_asked_and_refused_elsewhere(
 def test_every_name_of_an_option_is_the_same_option_in_every_command(command: str) -> None:
     parameters = parameters_of(command)
     for engine, option in DECLARED:
-        if command == "plan" and option.name == "pipeline-parallel-size":
-            continue
         found = parameters[f"--{option.name}"]
         assert all(parameters[alias] is found for alias in option.aliases)
         assert found.is_flag is (option.metavar is None)
-        if option.name != "pipeline-parallel-size":
-            assert f"{engine}: {option.described}" in found.help
+        assert f"{engine}: {option.described}" in found.help
 
 
 def test_engines_that_share_an_option_agree_on_what_follows_it() -> None:
@@ -166,3 +161,13 @@ def test_a_sweep_splits_experts_and_stages_as_an_estimate_does(kvcalc: Any) -> N
     assert point["decode_step_seconds"] == pytest.approx(answer["throughput"]["decode_step_seconds"], rel=1e-12)
     refused = kvcalc("sweep", MODEL, "--ep", "2")
     assert (refused.status, "no" not in refused.err) == (2, False)
+
+
+@pytest.mark.parametrize("command", ["estimate", "fit", "compare", "sweep"])
+@pytest.mark.parametrize("engine", OPTIONS)
+def test_every_engine_is_cut_into_stages_by_either_name(kvcalc: Any, command: str, engine: str) -> None:
+    words = (command, MODEL, "--engine", engine, "--gpu", "h100", "--format", "json")
+    found = [kvcalc(*words, name, "2") for name in ("--pp", "--pipeline-parallel-size")]
+    assert {result.status for result in found} == {0}, found[0].err
+    assert found[0].out == found[1].out
+    assert kvcalc(*words).out != found[0].out

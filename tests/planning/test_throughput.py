@@ -133,13 +133,7 @@ def test_llama_cpp_uses_one_device_after_the_other(kvcalc: Any) -> None:
     result = kvcalc("estimate", *options, "--gpu", "a6000", "--pp", "4", "--json")
     four = result.json["throughput"]
     assert one["decode_step_seconds"] < four["decode_step_seconds"] < 1.02 * one["decode_step_seconds"]
-    assert "pipeline stages" in warned(result)
     assert throughput(kvcalc, *options, "--gpu", "a6000", "--pp", "1") == one
-
-
-def test_pipeline_stages_are_no_setting_of_engines_without_a_device(kvcalc: Any) -> None:
-    assert kvcalc("estimate", "llama-3-8b", "--engine", "sglang", "--pp", "2").status == 2
-    assert kvcalc("estimate", "llama-3-8b", "--engine", "sglang", "--pp", "1").status == 0
 
 
 def test_a_record_of_measure_replaces_constants(kvcalc: Any, tmp_path: Path) -> None:

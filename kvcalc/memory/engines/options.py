@@ -37,7 +37,6 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("no-async-scheduling", None, "one step in flight instead of two"),
         Option("enable-prefix-caching", None, "count the states that prefix caching keeps"),
         Option("num-speculative-tokens", "N", "draft tokens per step"),
-        Option("pipeline-parallel-size", "P", "pipeline stages", "1", ("--pp",)),
         Option(
             "gpu-memory-utilization", "F", "vLLM's share of the device", "0.92, or 0.9 before 0.21", divides_memory=True
         ),

@@ -15,12 +15,16 @@ from kvcalc.memory.engines import Engine, Line
 from kvcalc.memory.engines.checkpoint import quantized_cache
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.kv_cache import stored_cache_bytes
+from kvcalc.memory.sharding import longer_first
 from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, IndexerKeys, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, windows
 from kvcalc.units import parse_count, parse_tokens
 
 VERSION = "001541bad83b"
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
+
+# Pipeline stages (Mapping.pp_layers, tensorrt_llm/mapping.py): if layers remain, the first ranks get one more each.
+cut = longer_first
 
 # The pool takes a number of KV heads for every layer, 0 where attention is left out or a linear map (NemotronNASModel,
 # tensorrt_llm/_torch/models/modeling_nemotron_nas.py; num_kv_heads_per_layer of KVCacheManager).
@@ -186,6 +190,7 @@ def _window_pools(
     """The pool of every window, smallest first; none where all layers have one (calculate_max_num_blocks_for_vswa).
 
     Pools share the memory equally, whatever their layers, and max_tokens plays no part. Windows are cut at the context.
+    A pipeline stage begins the pattern anew (local_layer_idx of _get_window_size_to_layers).
     Blocks are None without memory, and where it does not hold one sequence: windows are then made smaller.
     """
     pattern = [min(window, tokens) for window in settings.max_attention_window or (tokens,)]
@@ -197,7 +202,7 @@ def _window_pools(
     for group in spec.layers:
         for number in range(group.first, group.last + 1):
             row = sum(_row_bytes(cache, dtype) for cache in group.caches)
-            rows.setdefault(pattern[number % len(pattern)], []).append(row)
+            rows.setdefault(pattern[(number - spec.layers[0].first) % len(pattern)], []).append(row)
     block, fraction = settings.tokens_per_block, settings.free_gpu_memory_fraction
     memory = int(memory_bytes * (fraction or 1)) if memory_bytes is not None else 0
     holds_one = sum(window * sum(layers) for window, layers in rows.items()) < memory
