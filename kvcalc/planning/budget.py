@@ -20,7 +20,7 @@ from kvcalc.memory.reserve import (
 )
 from kvcalc.memory.workload import Workload
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.capacity import capacity
+from kvcalc.planning.capacity import Beside, capacity, largest_batch
 from kvcalc.planning.weights import DeviceWeights
 from kvcalc.throughput.hardware import Devices, Gpu
 from kvcalc.units import format_size
@@ -155,13 +155,8 @@ def describe_fit(
     warnings: list[str],
 ) -> dict[str, Any]:
     """The `fit` part of a document on one of the devices, its parts adding up to `device_bytes`."""
-
-    def more(tokens: int, sequences: int) -> int:
-        """By how much the pool shrinks at another workload."""
-        there = budget(spec, workload, engine, settings, gpu, found.weights, tokens, sequences)
-        return 0 if there is None else found.pool_bytes - there.pool_bytes
-
-    fit = capacity(spec, workload, rules, found.pool_bytes, warnings, more if found.reserve.varies else None)
+    beside = _beside(spec, workload, engine, settings, gpu, found)
+    fit = capacity(spec, workload, rules, found.pool_bytes, warnings, beside)
     if found.pool_bytes < 0:
         fit["max_context_tokens"], fit["max_batch_size"] = 0, 0
     held = found.reserve.held
@@ -185,6 +180,37 @@ def describe_fit(
     if not fit["fits"]:
         warnings.append(_verdict(rules, spec, workload, found, fit))
     return fit
+
+
+def running_limit(
+    spec: ModelSpec,
+    workload: Workload,
+    rules: Engine,
+    engine: str,
+    settings: Mapping[str, str],
+    gpu: Gpu,
+    found: Budget,
+    tokens: int,
+) -> int | None:
+    """The most requests of `tokens` tokens a replica holds at once; None where memory sets no limit."""
+    if found.pool_bytes < 0:
+        return 0
+    beside = _beside(spec, workload, engine, settings, gpu, found)
+    return largest_batch(spec, workload, rules, found.pool_bytes, tokens, beside)
+
+
+def _beside(
+    spec: ModelSpec, workload: Workload, engine: str, settings: Mapping[str, str], gpu: Gpu, found: Budget
+) -> Beside | None:
+    """By how much the pool shrinks at another context or batch; None where it does not."""
+    if not found.reserve.varies:
+        return None
+
+    def more(tokens: int, sequences: int) -> int:
+        there = budget(spec, workload, engine, settings, gpu, found.weights, tokens, sequences)
+        return 0 if there is None else found.pool_bytes - there.pool_bytes
+
+    return more
 
 
 def _verdict(rules: Engine, spec: ModelSpec, workload: Workload, found: Budget, fit: Mapping[str, Any]) -> str:

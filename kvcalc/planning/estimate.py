@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import KvcalcError, UsageError
@@ -83,30 +84,23 @@ def estimate(
             raise UsageError("--kv-memory and a device: each says what there is for the cache", "give one of them")
         fit = capacity(spec, workload, rules, kv_memory_bytes, warnings)
     if devices is not None:
-        from kvcalc.planning.budget import check_count, describe_fit, describe_hardware
-        from kvcalc.planning.throughput import SpeedQuestion, ask_throughput
+        from kvcalc.planning.budget import check_count, describe_fit, describe_hardware, running_limit
+        from kvcalc.planning.throughput import SpeedQuestion, estimate_throughput, is_served, layout_of
 
+        question, gpu = speed or SpeedQuestion(), devices.gpu
+        is_served(question)
+        layout = layout_of(workload, question)
         hardware = describe_hardware(devices, check_count(devices, workload))
         found = _budget(model, spec, workload, dtype, engine, engine_settings, devices)
         if isinstance(found, str):
-            warnings.append(f"fit: {found}")
+            warnings += [f"fit: {found}", f"throughput: {found}"]
         else:
-            fit = describe_fit(spec, workload, rules, engine, engine_settings, devices.gpu, found, warnings)
+            fit = describe_fit(spec, workload, rules, engine, engine_settings, gpu, found, warnings)
             division, kv_memory_bytes = found.reserve.settings, max(found.offered_bytes, 0)
-        pool = None if isinstance(found, str) else found.pool_bytes
-        throughput = ask_throughput(
-            model,
-            spec,
-            workload,
-            devices.gpu,
-            engine,
-            pipeline_parallel_size,
-            dtype,
-            kv_dtype,
-            speed or SpeedQuestion(),
-            pool,
-            warnings,
-        )
+            limit = partial(running_limit, spec, workload, rules, engine, engine_settings, gpu, found)
+            throughput = estimate_throughput(
+                model, spec, workload, gpu, engine, layout, dtype, kv_dtype, question, limit, warnings
+            )
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(spec),

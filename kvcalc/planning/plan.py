@@ -300,6 +300,8 @@ def _probe(question: Question, gpu: Gpu, tensor: int, stages: int, running: int)
         if not longest["fit"]["fits"]:
             trouble = f"the longest request, {lengths.longest_tokens:,} tokens, does not fit"
     serving = answer["throughput"]["serving"]
+    if serving is None:
+        trouble = trouble or f"one request of {lengths.input_tokens + lengths.output_tokens:,} tokens does not fit"
     if trouble is None:
         for name, most, took in (
             ("TTFT", targets.max_ttft_seconds, serving["ttft_seconds"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.kv_cache import read_cache_bytes, stored_cache_bytes
+from kvcalc.memory.kv_cache import read_cache_bytes
 from kvcalc.memory.weights import embedding_bytes, matrices
 from kvcalc.model.caches import (
     Cache,
@@ -108,10 +108,6 @@ class Counts(NamedTuple):
             else:
                 total += row.layers * read_cache_bytes(row.cache, max(1, int(context_tokens)), self.kv_dtype)
         return total
-
-    def kv_stored_bytes(self, tokens: int) -> int:
-        """Bytes of cache one sequence of `tokens` tokens keeps on one rank, all layers."""
-        return sum(row.layers * stored_cache_bytes(row.cache, tokens, self.kv_dtype) for row in self.reads)
 
     def attention_flops(self, context_tokens: float) -> float:
         """Operations of the attention scores and their sum, one query token of one sequence, on one rank."""
