@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.dtypes import FILE_TYPES, Dtype, parse_dtype
+from kvcalc.memory.engines import resolve_kv_dtype
 from kvcalc.memory.quantization.k_quants import k_quant_scheme
 from kvcalc.model.resolve import load_model
 from kvcalc.model.weights.registry import read_weights
@@ -26,7 +27,6 @@ from kvcalc.throughput.counts import Counts, Layout, count
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.serving import serve
-from kvcalc.throughput.speed import cache_dtype
 
 _MODELS = {
     "deepseek-ai/DeepSeek-R1": "deepseek-r1",
@@ -237,7 +237,9 @@ def counts_of(model: str, dtype: str, layout: Layout, engine: str) -> Counts:
     asked = None if scheme else parse_dtype(dtype, "dtype")
     base: Dtype = asked if asked is not None and asked.is_float else parse_dtype(spec.torch_dtype or "bf16", "dtype")
     linear = asked if asked is not None and not asked.is_float else None
-    return count(spec, weights, base, cache_dtype(engine, dtype, base, True), layout, linear, scheme)
+    resolved, _ = resolve_kv_dtype(engine, spec, "auto", dtype=dtype)
+    kv_dtype = parse_dtype("fp8", "kv_dtype") if resolved == "fp8" else base
+    return count(spec, weights, base, kv_dtype, layout, linear, scheme)
 
 
 def speed_model(row: Row, constants: Constants | None) -> SpeedModel:

@@ -160,7 +160,7 @@ def _combine(grid: Grid, engine: str, asked: str, gpu: Gpu | None, size: int, wa
         from kvcalc.throughput.hardware import Devices
 
         settings = with_device(engine, settings, Devices(gpu, size * grid.stages))
-    resolved, _ = resolve_kv_dtype(engine, spec, asked, settings)
+    resolved, _ = resolve_kv_dtype(engine, spec, asked, settings, grid.dtype)
 
     def workload_at(tokens: int) -> Workload:
         return resolve_workload(spec, tokens, 1, grid.dtype, resolved, size, encoder_tokens, grid.stages)
@@ -199,7 +199,7 @@ def _combine(grid: Grid, engine: str, asked: str, gpu: Gpu | None, size: int, wa
         return found
     return found._replace(
         memory=_memory_of(grid, held, first, engine, settings, gpu, warnings),
-        speed=_speed_of(grid, held, first, engine, asked, gpu, warnings),
+        speed=_speed_of(grid, held, first, engine, gpu, warnings),
     )
 
 
@@ -236,13 +236,7 @@ def _memory_of(
 
 
 def _speed_of(
-    grid: Grid,
-    spec: ModelSpec,
-    workload: Workload,
-    engine: str,
-    kv_dtype: str,
-    gpu: Gpu,
-    warnings: list[str],
+    grid: Grid, spec: ModelSpec, workload: Workload, engine: str, gpu: Gpu, warnings: list[str]
 ) -> Callable[[int, int], Row] | None:
     """The columns of `SPEED` at a context and a batch; None, with a warning, where they are not known."""
     from kvcalc.planning.throughput import SpeedQuestion, speed_of
@@ -254,7 +248,7 @@ def _speed_of(
     check_layout(layout)
     found = speed_of(
         grid.model, spec, workload, gpu, engine,
-        dtype=grid.dtype, kv_dtype=kv_dtype, layout=layout, calibration=asked.calibration,
+        dtype=grid.dtype, layout=layout, calibration=asked.calibration,
     )  # fmt: skip
     if asked.calibration is not None:
         warnings += asked.calibration.doubts(gpu)
@@ -262,7 +256,6 @@ def _speed_of(
         warnings.append(f"throughput: {found}")
         return None
     model = found.model
-    warnings += [f"throughput: {note}" for note in found.notes]
     unfitted = outside(model, found.regime, found.weight_dtype, grid.largest_batch)
     if unfitted:
         warnings.append(f"throughput: not fitted for {', '.join(unfitted)}")

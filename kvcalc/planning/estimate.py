@@ -65,7 +65,7 @@ def estimate(
         engine_settings = with_device(engine, engine_settings, devices)
     elif speed is not None:
         raise UsageError("serving, --ep and --calibrate are of a device, and none is named", "name one: --gpu h100")
-    resolved, reason = resolve_kv_dtype(engine, spec, kv_dtype, engine_settings)
+    resolved, reason = resolve_kv_dtype(engine, spec, kv_dtype, engine_settings, dtype)
     workload = resolve_workload(
         spec, context_tokens, batch_size, dtype, resolved, tensor_parallel_size, encoder_tokens, pipeline_parallel_size
     )
@@ -99,7 +99,7 @@ def estimate(
             division, kv_memory_bytes = found.reserve.settings, max(found.offered_bytes, 0)
             limit = partial(running_limit, spec, workload, rules, engine, engine_settings, gpu, found)
             throughput = estimate_throughput(
-                model, spec, workload, gpu, engine, layout, dtype, kv_dtype, question, limit, warnings
+                model, spec, workload, gpu, engine, layout, dtype, question, limit, warnings
             )
     return {
         "schema_version": SCHEMA_VERSION,

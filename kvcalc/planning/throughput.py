@@ -13,7 +13,7 @@ from kvcalc.planning.weights import stored_weights
 from kvcalc.throughput.constants import Regime
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.roofline import SpeedModel, Step
-from kvcalc.throughput.speed import StoredWeights, cache_dtype, check_layout, outside, range_factors, speed_model
+from kvcalc.throughput.speed import StoredWeights, check_layout, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
     from kvcalc.throughput.calibrate import Calibration
@@ -36,12 +36,11 @@ class SpeedQuestion(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """A SpeedModel, where its constants were fitted, the weights' type, and what must be said of it."""
+    """A SpeedModel, where its constants were fitted, and the weights' type."""
 
     model: SpeedModel
     regime: Regime
     weight_dtype: str
-    notes: tuple[str, ...]
 
 
 def calibrated(question: SpeedQuestion, path: str) -> SpeedQuestion:
@@ -80,7 +79,6 @@ def estimate_throughput(
     engine: str,
     layout: Layout,
     dtype: str | None,
-    kv_dtype: str,
     question: SpeedQuestion,
     running_limit: RunningLimit,
     warnings: list[str],
@@ -91,7 +89,7 @@ def estimate_throughput(
     """
     speed = speed_of(
         model, spec, workload, gpu, engine,
-        dtype=dtype, kv_dtype=kv_dtype, layout=layout, calibration=question.calibration,
+        dtype=dtype, layout=layout, calibration=question.calibration,
     )  # fmt: skip
     if question.calibration is not None:
         warnings += question.calibration.doubts(gpu)
@@ -112,7 +110,6 @@ def _describe_throughput(
         return None
     model = speed.model
     step = model.decode(batch_size, context_tokens)
-    warnings += [f"throughput: {note}" for note in speed.notes]
     unfitted = outside(model, speed.regime, speed.weight_dtype, batch_size)
     low, high = range_factors(speed.regime, bool(unfitted))
     serving = None
@@ -195,7 +192,6 @@ def speed_of(
     engine: str,
     *,
     dtype: str | None = None,
-    kv_dtype: str = "auto",
     layout: Layout = Layout(),
     calibration: Calibration | None = None,
 ) -> Speed | str:
@@ -204,13 +200,13 @@ def speed_of(
     Kept, because it costs a millisecond where a step costs microseconds: one per model, device, types and layout.
     """
     key = (
-        workload.kv_dtype, workload.model_dtype, dtype, kv_dtype, engine, layout, calibration, gpu.name,
+        workload.kv_dtype, workload.model_dtype, dtype, engine, layout, calibration, gpu.name,
         gpu.memory_bytes, gpu.bandwidth_bytes_per_second, *gpu.flops_per_second.items(),
     )  # fmt: skip
     known = _speeds_of(model, spec)
     found = known.get(key)
     if found is None:
-        found = known[key] = _speed(model, spec, workload, gpu, engine, dtype, kv_dtype, layout, calibration)
+        found = known[key] = _speed(model, spec, workload, gpu, engine, dtype, layout, calibration)
     return found
 
 
@@ -221,7 +217,6 @@ def _speed(
     gpu: Gpu,
     engine: str,
     dtype: str | None,
-    kv_dtype: str,
     layout: Layout,
     calibration: Calibration | None,
 ) -> Speed | str:
@@ -232,15 +227,7 @@ def _speed(
     stored = stored_weights(model, spec, dtype, workload.model_dtype)
     if not isinstance(stored, StoredWeights):
         return stored
-    name = engine.partition("@")[0]
-    read = cache_dtype(name, stored.name, workload.kv_dtype, kv_dtype.casefold() == "auto")
-    notes = []
-    if read != workload.kv_dtype:
-        notes.append(
-            f"TensorRT-LLM's {stored.name} checkpoints keep their cache in {read.name}, and so it is read here; "
-            "--kv-dtype says otherwise"
-        )
-    found, regime = speed_model(spec, stored, read, gpu, name, layout)
+    found, regime = speed_model(spec, stored, workload.kv_dtype, gpu, engine.partition("@")[0], layout)
     if calibration is not None:
         found = calibration.apply(found, stored.name)
-    return Speed(found, regime, stored.name, tuple(notes))
+    return Speed(found, regime, stored.name)

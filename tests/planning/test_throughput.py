@@ -115,14 +115,16 @@ def test_what_is_not_known_is_null_and_says_why(kvcalc: Any) -> None:
         assert why in warned(result)
 
 
-def test_tensorrt_llm_reads_the_fp8_cache_of_its_quantised_checkpoints_and_says_so(kvcalc: Any) -> None:
+def test_tensorrt_llm_keeps_and_reads_the_fp8_cache_of_its_quantised_checkpoints(kvcalc: Any) -> None:
     options = ("llama-3-70b", "--gpu", "h200x8", "--engine", "tensorrt-llm", "--dtype", "fp8", "--batch", "64")
     automatic, asked = (
         kvcalc("estimate", *options, "--json"),
         kvcalc("estimate", *options, "--kv-dtype", "bf16", "--json"),
     )
-    assert "keep their cache in fp8" in warned(automatic)
-    assert "keep their cache" not in warned(asked)
+    assert automatic.json["engine"]["kv_dtype_reason"] == "modelopt's fp8 checkpoints carry an fp8 cache"
+    assert asked.json["engine"]["kv_dtype_reason"] is None
+    for part, key in (("kv_cache", "bytes_per_device"), ("fit", "kv_cache_bytes")):
+        assert automatic.json[part][key] * 2 == asked.json[part][key]
     halves = [result.json["throughput"]["parts"]["kv_seconds"] for result in (automatic, asked)]
     assert halves[0] == pytest.approx(halves[1] / 2)
 

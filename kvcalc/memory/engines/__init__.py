@@ -167,14 +167,15 @@ def _in_stages(engine: Engine, bounds: Bounds) -> Engine:
 
 
 def resolve_kv_dtype(
-    name: str, spec: ModelSpec, asked: str, settings: Mapping[str, str] | None = None
+    name: str, spec: ModelSpec, asked: str, settings: Mapping[str, str] | None = None, dtype: str | None = None
 ) -> tuple[str | Dtype, str | None]:
     """The cache's dtype as engine `name` resolves `asked`, and why; `asked` as it is where the engine has no own rule.
 
-    A module's `kv_dtype(spec, asked, settings)` is that rule. Raises UsageError (exit 2) for an unknown engine.
+    A module's `kv_dtype(spec, asked, settings, dtype)` is that rule; `dtype` is the weights', as asked for. Raises
+    UsageError (exit 2) for an unknown engine.
     """
     rule = getattr(_module(name)[0], "kv_dtype", None)
-    return rule(spec, asked, settings or {}) if rule else (asked, None)
+    return rule(spec, asked, settings or {}, dtype) if rule else (asked, None)
 
 
 def check_engine(name: str) -> None:

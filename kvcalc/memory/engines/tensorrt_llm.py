@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.memory.dtypes import Dtype, bytes_of
+from kvcalc.memory.dtypes import Dtype, bytes_of, parse_weight_dtype
 from kvcalc.memory.engines import Engine, Line
 from kvcalc.memory.engines.checkpoint import quantized_cache
 from kvcalc.memory.engines.rounding import ceil_div
@@ -22,6 +22,7 @@ from kvcalc.units import parse_count, parse_tokens
 
 VERSION = "001541bad83b"
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
+_WITH_FP8_CACHE = ("fp8", "nvfp4")
 
 # Pipeline stages (Mapping.pp_layers, tensorrt_llm/mapping.py): if layers remain, the first ranks get one more each.
 cut = longer_first
@@ -48,10 +49,21 @@ class Settings(NamedTuple):
         return {**self._asdict(), "max_attention_window": None if windows is None else list(windows)}
 
 
-def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[str | Dtype, str | None]:
-    """`auto` follows a checkpoint quantized by modelopt, whose kv_cache_quant_algo the engine reads (quant_mode)."""
-    found = quantized_cache(spec.config, ("modelopt",)) if asked.casefold() == "auto" else None
-    return (found[0], f"the checkpoint's {found[1]} is {found[0]}") if found else (asked, None)
+def kv_dtype(
+    spec: ModelSpec, asked: str, given: Mapping[str, str], dtype: str | None
+) -> tuple[str | Dtype, str | None]:
+    """`auto` follows a checkpoint quantized by modelopt, whose kv_cache_quant_algo the engine reads (quant_mode). Those
+    that modelopt's fp8 and nvfp4 recipes write say fp8, so that it is fp8 too where such weights are asked for
+    (TensorRT-LLM 1.0, performance overview)."""
+    if asked.casefold() != "auto":
+        return asked, None
+    found = quantized_cache(spec.config, ("modelopt",))
+    if found:
+        return found[0], f"the checkpoint's {found[1]} is {found[0]}"
+    weights = parse_weight_dtype(dtype)
+    if weights is not None and weights.name in _WITH_FP8_CACHE:
+        return "fp8", f"modelopt's {weights.name} checkpoints carry an fp8 cache"
+    return asked, None
 
 
 def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:

@@ -71,7 +71,7 @@ def make_setup(question: Question, reading: Reading) -> Setup:
     """The setup of a question read in one way. Raises what its estimate raises: UsageError (2), ModelError (3)."""
     spec, tensor_parallel_size = reading.spec or question.spec, question.tensor_parallel_size
     settings = reading.settings
-    dtype, reason = resolve_kv_dtype(question.engine, spec, question.kv_dtype, settings)
+    dtype, reason = resolve_kv_dtype(question.engine, spec, question.kv_dtype, settings, question.dtype)
     # Without a length in the log it is the model's own, as in the engines.
     context = question.context_tokens or spec.max_position_embeddings
     stages = question.pipeline_parallel_size

@@ -31,7 +31,7 @@ def cut(num_layers: int, stages: int) -> list[int]:
     return [devices.count(device) for device in range(stages)]
 
 
-def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[Dtype, str | None]:
+def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str], dtype: str | None) -> tuple[Dtype, str | None]:
     """The types of K and V: --cache-type-k and --cache-type-v, else --kv-dtype for both, else f16 for any model."""
     plain = "fp16" if asked.casefold() == "auto" else asked
     k, v = (parse_dtype(given.get(f"cache-type-{name}", plain), f"--cache-type-{name}") for name in ("k", "v"))

@@ -40,7 +40,9 @@ class _Counted(NamedTuple):
     kinds: list[tuple[tuple[Page, ...], int]]
 
 
-def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[str | Dtype, str | None]:
+def kv_dtype(
+    spec: ModelSpec, asked: str, given: Mapping[str, str], dtype: str | None
+) -> tuple[str | Dtype, str | None]:
     """`auto` follows a checkpoint quantized by modelopt (resolve_kv_cache_dtype_string, utils/torch_utils.py), and one
     whose quantization has a kv_cache_scheme, to fp8 (layers/attention/attention.py)."""
     if asked.casefold() != "auto":
