@@ -26,7 +26,7 @@ ROOMS = {
     "output": set(),
     "cli": {"output", "planning", "measure", "memory", "model"},
 }
-SHARED = {"errors", "units", "schema"}
+SHARED = {"errors", "notes", "units", "schema"}
 
 # third-party module -> where it may be imported.
 THIRD_PARTY = {

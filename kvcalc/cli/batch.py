@@ -8,7 +8,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple, Optional
 
 import typer
 
-from kvcalc.cli.question import load_model_of
+from kvcalc.cli.question import load_model_of, question_of
 from kvcalc.errors import KvcalcError, RunError, UsageError, nearest
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
@@ -121,7 +121,7 @@ class Questions:
 
         try:
             given = self._given(parse_line(line))
-            return self._ask(given, self._models.model_of)[0]
+            return self._ask(*question_of(given, self._models.model_of))[0]
         except KvcalcError as error:
             return _error(line.number, error.message, error.hint, error.exit_code)
         except Exception as error:

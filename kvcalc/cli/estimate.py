@@ -1,14 +1,17 @@
 """`kvcalc estimate`: how big is the cache?"""
 
-from collections.abc import Mapping
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperOption
 
 from kvcalc.cli import options as o
-from kvcalc.cli.question import ModelOf, output_of, question_of
+from kvcalc.cli.question import output_of, question_of
 from kvcalc.errors import UsageError
+from kvcalc.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from kvcalc.planning.estimate import Answer
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -63,41 +66,36 @@ def _options() -> list[TyperOption]:
 @app.command(epilog=EPILOG, cls=o.taking(_options))
 def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     """How big is the KV cache of a model, and what would it be as MHA, MQA, GQA and MLA?"""
+    from kvcalc.errors import DoesNotFitError
     from kvcalc.output.sink import emit
 
     output = output_of(ctx.params)
-    document, kind = answer(ctx.params)
-    emit(document, output, kind)
-    if ctx.params["check"]:
-        raise typer.Exit(check_fit(document))
-
-
-def check_fit(document: Mapping[str, Any]) -> int:
-    """The status of a document's fit: 0, or 4. ModelError (exit 3) where whether it fits is not known."""
-    from kvcalc.errors import DoesNotFitError, ModelError
-
-    fit = document["fit"]
-    if fit is None:
-        reason = next((text for text in document["warnings"] if text.startswith("fit: ")), "fit: not known")
-        raise ModelError(reason.removeprefix("fit: "), "--kv-memory SIZE asks of the cache alone")
-    return 0 if fit["fits"] else DoesNotFitError.exit_code
-
-
-def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> tuple[dict[str, Any], str]:
-    """The document these options ask for, and its kind; `kvcalc batch` asks the same of every line.
-
-    `given` holds every parameter of `estimate` by its name, as text, None or a flag.
-    """
-    spec, question = question_of(given, model_of)
-    if given["check"] and question["devices"] is None and question["kv_memory_bytes"] is None:
+    spec, question = question_of(ctx.params)
+    if not ctx.params["check"]:
+        document, kind = answer(spec, question)
+        emit(document, output, kind)
+        return
+    if question["devices"] is None and question["kv_memory_bytes"] is None:
         raise UsageError("--check: into what?", "name a device, --gpu h100, or a memory, --kv-memory 40GiB")
     if question["engine"] == "all":
-        if given["check"]:
-            raise UsageError("--check asks one engine", "for example: --check --engine vllm")
+        raise UsageError("--check asks one engine", "for example: --check --engine vllm")
+    found = _estimate(spec, question)
+    emit(found.document, output, "estimate")
+    if not found.fit["fits"]:
+        raise typer.Exit(DoesNotFitError.exit_code)
+
+
+def answer(spec: ModelSpec, question: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The document of a question (`question_of`), and its kind; `kvcalc batch` asks the same of every line."""
+    if question["engine"] == "all":
         from kvcalc.planning.engines import compare_engines
 
-        del question["engine"]
         return compare_engines(spec, **question), "engines"
-    from kvcalc.planning.estimate import estimate as ask
+    return _estimate(spec, question).document, "estimate"
 
-    return ask(spec, **question), "estimate"
+
+def _estimate(spec: ModelSpec, question: dict[str, Any]) -> "Answer":
+    from kvcalc.planning.case import Question, make_case
+    from kvcalc.planning.estimate import answer_case
+
+    return answer_case(make_case(Question(spec, **question)))

@@ -18,6 +18,7 @@ from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.kv_cache import CountBytes, Growth, growth, sequence_bytes
 from kvcalc.memory.sharding import Bounds, bounds_of, longer_before_last, stages_of
 from kvcalc.model.spec import ModelSpec, period
+from kvcalc.notes import Note
 
 # name -> module here.
 ENGINES = {
@@ -55,7 +56,7 @@ class Line(NamedTuple):
 
 class Engine(NamedTuple):
     """How an engine counts: its name, the version asked for or else the one its rules were read from, its settings,
-    remarks, and how it counts a share of a model, all layers on one tensor-parallel rank. Where a replica has pipeline
+    notes, and how it counts a share of a model, all layers on one tensor-parallel rank. Where a replica has pipeline
     stages, a device is one of the stage that holds most.
 
     - `cache_bytes`: bytes one sequence takes in one layer's cache;
@@ -69,14 +70,15 @@ class Engine(NamedTuple):
     - `splits_heads`: whether tensor parallelism is counted for it;
     - `pool_bytes`: the sum of `pool`, where it can be had for less than the parts;
     - `stages_bytes`: bytes a batch takes on all pipeline stages together; None where there is one stage;
-    - `uncut`: the same engine with one stage, where a replica is counted by that before it is cut.
+    - `uncut`: the same engine with one stage, where a replica is counted by that before it is cut;
+    - `check_context`: raises UsageError for a context that the settings do not admit.
     """
 
     name: str
     version: str | None
     cache_bytes: CountBytes
     settings: dict[str, object]
-    warnings: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     sequence_bytes: CountSequence | None = None
     blocks: Callable[[ModelSpec, Dtype, int, int, int | None], dict[str, object]] | None = None
     growth_tokens: Callable[[ModelSpec, Dtype], int] | None = None
@@ -86,6 +88,7 @@ class Engine(NamedTuple):
     pool_bytes: CountBatch | None = None
     stages_bytes: CountBatch | None = None
     uncut: Engine | None = None
+    check_context: Callable[[int], None] | None = None
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         """Bytes one sequence takes on a device that holds this share of the model: a pool's for it alone."""
@@ -131,8 +134,8 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
     check_settings([name], settings, has_device=True)
     if spec.is_encoder and name != "logical":
         pool = _POOLS_FOR_ENCODERS.get(name)
-        remark = f"{pool} was seen to reserve a pool for encoders; its size follows the memory, not the request"
-        return Engine(name, None, _nothing, {}, (remark,) if pool else ())
+        text = f"{pool} was seen to reserve a pool for encoders; its size follows the memory, not the request"
+        return Engine(name, None, _nothing, {}, (Note("engine", "encoder-pool", text),) if pool else ())
     if name in _GROUPS_ACROSS_STAGES:
         grouped: Engine = module.engine(spec, settings, release, stages)
         return grouped
