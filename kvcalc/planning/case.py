@@ -159,8 +159,8 @@ def make_case(question: Question) -> Case:
 
 
 def _checked(question: Question) -> Question:
-    """The question with a model given by name loaded, and names in lower case. UsageError (exit 2) for a value of the
-    wrong kind, which Python may pass."""
+    """The question with names in lower case. UsageError (exit 2) for a value of the wrong kind, which Python may
+    pass."""
     for name in ("context_tokens", "encoder_tokens"):
         if getattr(question, name) is not None:
             _check_count(name, getattr(question, name))
@@ -172,15 +172,15 @@ def _checked(question: Question) -> Question:
         value = getattr(question, name)
         if not isinstance(value, str) and not (name == "dtype" and value is None):
             raise UsageError(f"{name} {value!r}: not a name")
-    model = question.model
-    if not isinstance(model, ModelSpec):
-        if not isinstance(model, str):
-            raise UsageError(f"model {model!r}: not a ModelSpec", "kvcalc.load_model(NAME) makes one")
-        from kvcalc.model.resolve import load_model
+    if question.devices is not None:
+        from kvcalc.throughput.hardware import Devices
 
-        model = load_model(model)
+        if not isinstance(question.devices, Devices):
+            raise UsageError(f"devices {question.devices!r}: not devices", 'kvcalc.find_devices("h100x8") finds them')
+    if not isinstance(question.model, ModelSpec):
+        raise UsageError(f"model {question.model!r}: not a ModelSpec", "kvcalc.load_model(NAME) makes one")
     settings = {name: str(value).casefold() for name, value in (question.engine_settings or {}).items()}
-    return question._replace(model=model, engine=question.engine.casefold(), engine_settings=settings)
+    return question._replace(engine=question.engine.casefold(), engine_settings=settings)
 
 
 def _check_count(name: str, value: object, least: int = 1) -> None:

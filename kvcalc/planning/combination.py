@@ -165,12 +165,14 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
     if isinstance(found, str):
         notes.append(Note("throughput", "unknown", found))
         return None
-    model = found.model
-    unfitted = outside(model, found.regime, found.weight_dtype, largest_batch)
+    first = found.model
+    unfitted = outside(first, found.regime, found.weight_dtype, largest_batch)
     if unfitted:
         notes.append(Note("throughput", "not-fitted", f"not fitted for {', '.join(unfitted)}"))
 
     def at(tokens: int, batch: int) -> Row:
+        there = speed_of(case.at(tokens, batch), []) if case.encoder_follows_context else found
+        model = first if isinstance(there, str) else there.model
         seconds = model.decode(batch, tokens).seconds
         return seconds, batch / seconds, model.prefill(tokens, batch).seconds
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def estimate(
-    model: ModelSpec,
+    model: ModelSpec | str,
     *,
     context_tokens: int | None = None,
     batch_size: int = 1,
@@ -44,11 +44,16 @@ def estimate(
 ) -> dict[str, Any]:
     """The estimate document: plain data, exact integers, bytes and tokens (the keys name the unit).
 
+    `model` may also be a name or a path, as `load_model` takes it.
     `kv_memory_bytes` is the memory there is for the cache on one device; with it `fit` says what it holds.
     `devices` are what the model is to run on: then `fit` says what the engine has for the cache there, and what for.
     With them `throughput` says how fast, and `speed` what else is asked of that (planning.throughput.SpeedQuestion).
     `what_if` replaces the model's attention. Raises UsageError, ModelError (see `KvcalcError.exit_code`).
     """
+    if isinstance(model, str):
+        from kvcalc.model.resolve import load_model
+
+        model = load_model(model)
     question = Question(
         model, context_tokens, batch_size, dtype, kv_dtype, engine, engine_settings, tensor_parallel_size,
         pipeline_parallel_size, encoder_tokens, kv_memory_bytes, devices, speed, what_if,
