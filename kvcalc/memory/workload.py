@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcalc.errors import UsageError
+from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.dtypes import Dtype, parse_dtype, parse_weight_dtype
 from kvcalc.model.caches import Cache, CrossAttention, RecurrentState
 from kvcalc.model.memo import remembered
@@ -63,7 +63,7 @@ def resolve_workload(
         notes.append(Note("workload", BEYOND_MODEL, beyond))
     check_tensor_parallel(spec, tensor_parallel_size)
     if pipeline_parallel_size > spec.num_layers:
-        raise UsageError(
+        raise LayoutError(
             f"--pipeline-parallel-size {pipeline_parallel_size}: the model has {spec.num_layers} layers",
             f"at most --pp {spec.num_layers}",
         )
@@ -144,13 +144,13 @@ def check_tensor_parallel(spec: ModelSpec, size: int) -> None:
     heads = spec.attention.num_heads
     if heads % size:
         divisors = [str(n) for n in range(2, min(heads, 16) + 1) if heads % n == 0]
-        raise UsageError(
+        raise LayoutError(
             f"--tp {size} does not divide the {heads} attention heads", f"try {', '.join(divisors) or '1'}"
         )
     for group in spec.layers:
         for cache in group.caches:
             if isinstance(cache, RecurrentState) and not cache.splits_evenly(size):
-                raise UsageError(f"--tp {size} does not divide the recurrent state's channels and heads")
+                raise LayoutError(f"--tp {size} does not divide the recurrent state's channels and heads")
     for kv_heads in kv_head_counts(spec):
         if kv_heads % size and size % kv_heads:
-            raise UsageError(f"--tp {size} neither divides the {kv_heads} KV heads nor is divided by them")
+            raise LayoutError(f"--tp {size} neither divides the {kv_heads} KV heads nor is divided by them")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvcalc.errors import UsageError
+from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.engines import Engine, check_engine, load_engine, resolve_kv_dtype, stage_bounds
 from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.kv_cache import on_device
@@ -132,7 +132,7 @@ def make_case(question: Question) -> Case:
     check_settings([asked.engine], settings, has_device=devices is not None)
     rules = _rules_of(spec, asked.engine, workload.pipeline_parallel_size, *sorted(settings.items()))
     if workload.tensor_parallel_size > 1 and not rules.splits_heads:
-        raise UsageError(
+        raise LayoutError(
             f"--tp {workload.tensor_parallel_size}: heads split over devices are not counted for {asked.engine}",
             f"--pp {workload.tensor_parallel_size} splits the layers",
         )

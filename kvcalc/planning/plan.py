@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvcalc.errors import DoesNotFitError, ModelError, UsageError
+from kvcalc.errors import DoesNotFitError, LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.describe import describe_model
@@ -246,10 +246,8 @@ def _smallest(traffic: Traffic, gpu: Gpu, tensor: int, stages: int) -> Option | 
 
     try:
         alone = probe(1)
-    except UsageError as error:
-        if error.message.startswith(("--tp", "--pp", "--pipeline", "--ep")):
-            return None
-        raise
+    except LayoutError:
+        return None
     if alone.trouble is not None:
         return f"{_shape(tensor, stages)}: {alone.trouble}"
     if targets.concurrency is not None:
@@ -282,7 +280,7 @@ def _shape(tensor: int, stages: int) -> str:
 
 
 def _probe(traffic: Traffic, gpu: Gpu, tensor: int, stages: int, running: int) -> Probe:
-    """One replica with `running` requests in flight. UsageError where the model cannot be split like this."""
+    """One replica with `running` requests in flight. LayoutError if the model cannot be split like this."""
     lengths, targets = traffic.lengths, traffic.targets
     layout = traffic.question._replace(
         tensor_parallel_size=tensor, pipeline_parallel_size=stages, devices=Devices(gpu, tensor * stages),
