@@ -179,7 +179,10 @@ def _checked(question: Question) -> Question:
             raise UsageError(f"devices {question.devices!r}: not devices", 'kvcalc.find_devices("h100x8") finds them')
     if not isinstance(question.model, ModelSpec):
         raise UsageError(f"model {question.model!r}: not a ModelSpec", "kvcalc.load_model(NAME) makes one")
-    settings = {name: str(value).casefold() for name, value in (question.engine_settings or {}).items()}
+    given = question.engine_settings or {}
+    settings = {
+        name: str(value).casefold() for name, value in given.items() if value is not None and value is not False
+    }
     return question._replace(engine=question.engine.casefold(), engine_settings=settings)
 
 

@@ -58,6 +58,8 @@ def test_a_model_may_be_named() -> None:
 def test_names_and_settings_are_read_as_on_the_command_line() -> None:
     typed = kvcalc.estimate(MODEL, engine="VLLM", engine_settings={"block-size": 32})  # type: ignore[dict-item]
     assert typed == kvcalc.estimate(MODEL, engine="vllm", engine_settings={"block-size": "32"})
+    off = kvcalc.estimate(MODEL, engine="vllm", engine_settings={"no-async-scheduling": False})  # type: ignore[dict-item]
+    assert off == kvcalc.estimate(MODEL, engine="vllm")
 
 
 def test_a_case_at_another_workload_is_the_case_of_that_workload() -> None:
