@@ -46,7 +46,7 @@ class Settings(NamedTuple):
 
 def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[str | Dtype, str | None]:
     """`auto` follows a checkpoint quantized by modelopt, whose kv_cache_quant_algo the engine reads (quant_mode)."""
-    found = quantized_cache(spec.config, ("modelopt",)) if asked.casefold() == "auto" else None
+    found = quantized_cache(spec.quantization, ("modelopt",)) if asked.casefold() == "auto" else None
     return (found[0], f"the checkpoint's {found[1]} is {found[0]}") if found else (asked, None)
 
 

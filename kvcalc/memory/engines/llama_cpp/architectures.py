@@ -126,7 +126,7 @@ def _kept(spec: ModelSpec, cache: Cache, settings: Settings) -> Cache:
 
 def _written_window(spec: ModelSpec, window: int) -> int:
     """MiMo-V2's file has the config's sliding_window, the current token included (conversion/mimo.py)."""
-    written = spec.config.get("sliding_window")
+    written = spec.stated.get("sliding_window")
     return written if spec.model_type == "mimo_v2_flash" and isinstance(written, int) else window
 
 
@@ -135,7 +135,7 @@ def _check_file(spec: ModelSpec) -> None:
     file speaks for itself."""
     if spec.gguf is not None:
         return
-    config, shape, kind = spec.config, spec.attention, spec.model_type
+    config, shape, kind = spec.stated, spec.attention, spec.model_type
     problem = None
     if kind == "gpt_bigcode" and shape.num_kv_heads != 1:
         problem = "writes one KV head for gpt_bigcode, the model has more"  # conversion/starcoder.py
@@ -159,7 +159,7 @@ def _check_file(spec: ModelSpec) -> None:
 def _leading_dense(spec: ModelSpec) -> int | None:
     """Layers in front without experts, which are those without an indexer; None where they are not the same
     (MiniMaxM3Model of conversion/minimax.py and LLM_ARCH_MINIMAX_M3 of create_memory)."""
-    frequency = spec.config.get("moe_layer_freq")
+    frequency = spec.stated.get("moe_layer_freq")
     if not isinstance(frequency, list):
         return None
     dense = next((number for number, experts in enumerate(frequency) if experts), len(frequency))
