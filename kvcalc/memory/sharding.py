@@ -1,13 +1,83 @@
-"""One device's share of a model's weights, and the widest layer of it, which a step's activations follow."""
+"""One device's share of a model: the layers of its pipeline stage, its shard of the weights, and the widest layer, which
+a step's activations follow."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import LOOKUP, NORM, OTHER, ROUTER, Block, ModelWeights
 
 # Weights no step's activations follow: norms, routers and vectors, and lookup tables beside the embedding.
 _BESIDE = (NORM, ROUTER, OTHER, LOOKUP)
+
+
+Cut = Callable[[int, int], list[int]]
+"""How many of so many layers each of so many pipeline stages holds."""
+
+Bounds = tuple[tuple[int, int], ...]
+"""The first and the last layer of every pipeline stage."""
+
+
+def longer_before_last(num_layers: int, stages: int) -> list[int]:
+    """What does not divide goes to the stages before the last, one layer each: vLLM's cut, and the one taken where an
+    engine has no cut of its own. Source: get_pp_indices, distributed/utils.py, vLLM 0.33.0."""
+    sizes = [num_layers // stages] * stages
+    for place in range(2, num_layers % stages + 2):
+        sizes[-place] += 1
+    return sizes
+
+
+def longer_first(num_layers: int, stages: int) -> list[int]:
+    """What does not divide goes to the first stages, one layer each."""
+    size, rest = divmod(num_layers, stages)
+    return [size + 1] * rest + [size] * (stages - rest)
+
+
+def longer_last(num_layers: int, stages: int) -> list[int]:
+    """What does not divide goes to the last stages, one layer each."""
+    return longer_first(num_layers, stages)[::-1]
+
+
+def bounds_of(sizes: Sequence[int]) -> Bounds:
+    """The bounds of stages that hold so many layers each. The last layer of an empty stage is before its first."""
+    bounds, first = [], 0
+    for size in sizes:
+        bounds.append((first, first + size - 1))
+        first += size
+    return tuple(bounds)
+
+
+class Stage(ModelSpec):
+    """The layers of one pipeline stage of `whole`, under their own numbers.
+
+    An engine lays a stage out by what it knows of the whole model: its widest window, its widest layer.
+    """
+
+    whole: ModelSpec
+
+
+def whole_of(share: ModelSpec) -> ModelSpec:
+    """What a stage is cut from; a share that is no stage itself."""
+    return share.whole if isinstance(share, Stage) else share
+
+
+@remembered
+def stages_of(share: ModelSpec, bounds: Bounds) -> list[Stage]:
+    """`share` cut into pipeline stages."""
+    stages = []
+    for first, last in bounds:
+        kept = (
+            group._replace(first=max(group.first, first), last=min(group.last, last))
+            for group in share.layers
+            if group.first <= last and group.last >= first
+        )
+        stage = Stage(*share._replace(layers=tuple(kept)))
+        stage.whole = share
+        stages.append(stage)
+    return stages
 
 
 class Width(NamedTuple):
@@ -29,7 +99,7 @@ def shard(weights: ModelWeights, size: int) -> ModelWeights:
     return ModelWeights(weights.embedding.on_rank(size), weights.tied, tuple(blocks))
 
 
-def stage(weights: ModelWeights, first: int, last: int, num_layers: int) -> ModelWeights:
+def stage_weights(weights: ModelWeights, first: int, last: int, num_layers: int) -> ModelWeights:
     """The weights of the pipeline stage that has the layers `first` to `last` of `num_layers`.
 
     The embedding is the first stage's, what stands after the layers the last one's; a tied embedding is on both.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, Dtype, parse_weight_dtype
-from kvcalc.memory.sharding import Width, shard, stage, width_of
+from kvcalc.memory.sharding import Bounds, Width, shard, stage_weights, width_of
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, weights_of
@@ -71,17 +71,17 @@ class DeviceWeights(NamedTuple):
 
 @remembered_of_two
 def device_weights(
-    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, ranks: int, stages: int
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, ranks: int, stages: Bounds
 ) -> DeviceWeights:
-    """What one of `ranks` tensor-parallel ranks of the largest of `stages` pipeline stages holds.
+    """What one of `ranks` tensor-parallel ranks holds of the pipeline stage whose weights are largest.
 
-    `model`, `spec` and `dtype` are `describe_weights`'. Weights whose bytes are those of files are split in the
-    proportion of the counted ones.
+    `stages` are the layers of each (`engines.stage_bounds`); `model`, `spec` and `dtype` are `describe_weights`'.
+    Weights whose bytes are those of files are split in the proportion of the counted ones.
     """
     warnings: list[str] = []
     described, _ = _described(model, spec, dtype, model_dtype)
     if spec.gguf is not None:
-        return _file_on_device(spec, described, ranks, stages)
+        return _file_on_device(spec, described, ranks, len(stages))
     weights, reason = _known_weights(model, spec)
     if weights is None or described["bytes"] is None:
         asked = reason or "the weights' type is not modelled; --dtype says otherwise"
@@ -93,11 +93,8 @@ def device_weights(
         return 0 if size is None else size[0]
 
     parts = [weights]
-    if stages > 1:
-        from kvcalc.memory.engines.vllm.stages import stage_bounds
-
-        bounds = stage_bounds(spec.num_layers, stages)
-        parts = [stage(weights, first, last, spec.num_layers) for first, last in bounds]
+    if len(stages) > 1:
+        parts = [stage_weights(weights, first, last, spec.num_layers) for first, last in stages]
     sizes = [(size_of(shard(part, ranks)), size_of(part)) for part in parts]
     share, whole = max(sizes)
     counted = size_of(weights)

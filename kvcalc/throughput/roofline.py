@@ -141,8 +141,7 @@ class SpeedModel:
 
     def prefill(self, tokens: float, batch: int = 1) -> Step:
         """`batch` prompts of `tokens` tokens each, nothing cached before, run alone: until their first tokens."""
-        counts, c = self.counts, self.constants
-        size, stages = self.layout.tensor_parallel_size, self.layout.pipeline_parallel_size
+        counts, c, stages = self.counts, self.constants, self.layout.pipeline_parallel_size
         work = self.prefill_work(tokens)
         read = (self._dense_read + self._head_read) * self._dense_overhead
         read += counts.expert_bytes(tokens * batch) / self.bandwidth * c.expert_overhead

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from kvcalc.errors import ModelError
 from kvcalc.memory.engines.llama_cpp.converted import keeps_windows
 from kvcalc.memory.engines.llama_cpp.settings import LATENT, NO_V, WINDOWS, Settings
+from kvcalc.memory.sharding import Stage
 from kvcalc.model.caches import (
     HEADS_CACHES,
     Cache,
@@ -69,6 +70,16 @@ class Layers(NamedTuple):
 
         return self._replace(caches=alone(self.caches), not_kept=alone(self.not_kept))
 
+    def held_by(self, stage: Stage) -> Layers:
+        """The caches of a pipeline stage's layers; the window and the widest row stay the whole model's."""
+        counts = {(type(cache), cache): count for cache, count in distinct_caches(stage)}
+
+        def held(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+            found = ((layer, counts.get((type(layer.cache), layer.cache), 0)) for layer in layers)
+            return tuple(layer._replace(num_layers=count) for layer, count in found if count)
+
+        return self._replace(caches=held(self.caches), not_kept=held(self.not_kept))
+
     def is_windowed(self, cache: Cache) -> bool:
         """Whether the cache stands among the windows."""
         return self.window is not None and cache.window is not None
@@ -77,6 +88,8 @@ class Layers(NamedTuple):
 @remembered
 def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
     """The caches of a model. Raises ModelError (exit 3) for a model whose layout is not established."""
+    if isinstance(spec, Stage):
+        return layers_of(spec.whole, settings).held_by(spec)
     has_window_cache = keeps_windows(spec) and not settings.is_before(WINDOWS)
     _check_file(spec)
     every = tuple(Layer(cache, _kept(spec, cache, settings), num_layers) for cache, num_layers in distinct_caches(spec))

@@ -14,6 +14,7 @@ from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.engines.sglang.models import ALL_LAYERS, GEMMA4, MINIMAX_M3, WINDOW_POOL, check_model
 from kvcalc.memory.engines.sglang.models import is_sparse as is_sparse
 from kvcalc.memory.kv_cache import stored_cache_bytes
+from kvcalc.memory.sharding import whole_of
 from kvcalc.model.caches import (
     HEADS_CACHES,
     Cache,
@@ -49,21 +50,22 @@ class Layer(NamedTuple):
 
 
 @remembered
-def layers_of(spec: ModelSpec, dtype: Dtype) -> list[Layer]:
+def layers_of(share: ModelSpec, dtype: Dtype) -> list[Layer]:
     """Every cache of one device's share once, and in how many layers it stands.
 
     Raises ModelError (exit 3) for a layout that is not established, UsageError (exit 2) for a dtype SGLang does not
     keep this cache in.
     """
+    spec = whole_of(share)
     check_model(spec)
     known = _SPARSE_DTYPES if is_sparse(spec) else _M3_DTYPES if spec.model_type in MINIMAX_M3 else _DTYPES
     if dtype.name not in known:
         # MiniMax-M3's index keys are in fp8 on Hopper and not elsewhere (get_minimax_sparse_index_dtype).
         raise UsageError(f"--kv-dtype {dtype.name}: not a cache dtype of SGLang counted for {spec.model_type}",
                          f"one of {', '.join(known)}")  # fmt: skip
-    layers = [_layer(spec, cache, num_layers, dtype) for cache, num_layers in distinct_caches(spec)]
+    layers = [_layer(spec, cache, num_layers, dtype) for cache, num_layers in distinct_caches(share)]
     return layers + [
-        _layer(spec, cache, count, dtype)._replace(stores=False) for cache, count in _rows_without_a_cache(spec)
+        _layer(spec, cache, count, dtype)._replace(stores=False) for cache, count in _rows_without_a_cache(share)
     ]
 
 
@@ -74,13 +76,14 @@ def encoder_tokens(spec: ModelSpec) -> int:
     )
 
 
-def _rows_without_a_cache(spec: ModelSpec) -> list[tuple[Cache, int]]:
+def _rows_without_a_cache(share: ModelSpec) -> list[tuple[Cache, int]]:
     """Caches, and layers of them, that a pool has rows for and nothing is kept in.
 
     Gemma's shared layers and Nemotron-NAS' layers without attention have buffers like any other (layer_num of
     _build_mha_kv_pool, layer_types of get_hybrid_layer_ids). Whisper has as many more as the encoder has layers
-    (_derive_model_shapes).
+    (_derive_model_shapes); the first pipeline stage is taken to have those.
     """
+    spec = whole_of(share)
     if spec.model_type not in ALL_LAYERS:
         return []
     caches = all_caches(spec)
@@ -88,8 +91,9 @@ def _rows_without_a_cache(spec: ModelSpec) -> list[tuple[Cache, int]]:
         stated = spec.stated.get("encoder_layers")
         if not isinstance(stated, int):
             raise ModelError(f"{spec.name}: encoder_layers is missing")
-        return [(next(cache for cache in caches if isinstance(cache, FullAttention)), stated)]
-    empty = [group for group in spec.layers if not group.caches]
+        is_first = share.layers[0].first == 0
+        return [(next(cache for cache in caches if isinstance(cache, FullAttention)), stated)] if is_first else []
+    empty = [group for group in share.layers if not group.caches]
     count = sum(group.num_layers for group in empty)
     if not count:
         return []
