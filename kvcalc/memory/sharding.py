@@ -1,5 +1,5 @@
-"""One device's share of a model: the layers of its pipeline stage, its shard of the weights, and the widest layer, which
-a step's activations follow."""
+"""One device's share of a model: the layers of its pipeline stage, its shard of the weights, and the widest layer,
+which a step's activations follow."""
 
 from __future__ import annotations
 
@@ -50,23 +50,14 @@ def bounds_of(sizes: Sequence[int]) -> Bounds:
     return tuple(bounds)
 
 
-class Stage(ModelSpec):
-    """The layers of one pipeline stage of `whole`, under their own numbers.
-
-    An engine lays a stage out by what it knows of the whole model: its widest window, its widest layer.
-    """
-
-    whole: ModelSpec
-
-
 def whole_of(share: ModelSpec) -> ModelSpec:
     """What a stage is cut from; a share that is no stage itself."""
-    return share.whole if isinstance(share, Stage) else share
+    return share.whole or share
 
 
 @remembered
-def stages_of(share: ModelSpec, bounds: Bounds) -> list[Stage]:
-    """`share` cut into pipeline stages."""
+def stages_of(share: ModelSpec, bounds: Bounds) -> list[ModelSpec]:
+    """`share` cut into pipeline stages, whose layers keep their numbers."""
     stages = []
     for first, last in bounds:
         kept = (
@@ -74,9 +65,7 @@ def stages_of(share: ModelSpec, bounds: Bounds) -> list[Stage]:
             for group in share.layers
             if group.first <= last and group.last >= first
         )
-        stage = Stage(*share._replace(layers=tuple(kept)))
-        stage.whole = share
-        stages.append(stage)
+        stages.append(share._replace(layers=tuple(kept), whole=share))
     return stages
 
 

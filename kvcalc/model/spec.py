@@ -48,7 +48,8 @@ class ModelSpec(NamedTuple):
     its own, which the family names (`reader.STATED`).
     `checkpoint` is the folder its config.json was read from, where its weights may lie beside it, or None.
     `in_transformers`: whether Transformers has a class that reads such a config. `remarks`: what an answer must say.
-    `gguf`: what the GGUF file it was read from says beside that, or None.
+    `gguf`: what the GGUF file it was read from says beside that, or None. `whole`: the model this is a pipeline stage
+    of; an engine lays a stage out by what it knows of all layers (the widest window, the widest layer).
     """
 
     name: str
@@ -72,6 +73,7 @@ class ModelSpec(NamedTuple):
     in_transformers: bool = True
     remarks: tuple[str, ...] = ()
     gguf: GgufFacts | None = None
+    whole: ModelSpec | None = None
 
     @property
     def num_layers(self) -> int:
@@ -116,6 +118,18 @@ def distinct_caches(spec: ModelSpec) -> list[tuple[Cache, int]]:
             key = (type(cache), cache)
             found[key] = found.get(key, 0) + group.num_layers
     return [(cache, num_layers) for (_, cache), num_layers in found.items()]
+
+
+@remembered
+def cache_runs(spec: ModelSpec) -> list[tuple[int, int, tuple[Cache, ...]]]:
+    """Runs of layers that keep the same, whatever their MLPs: the first layer, the last one, and the caches."""
+    runs: list[tuple[int, int, tuple[Cache, ...]]] = []
+    for group in spec.layers:
+        if runs and runs[-1][2] == group.caches and [*map(type, runs[-1][2])] == [*map(type, group.caches)]:
+            runs[-1] = (runs[-1][0], group.last, group.caches)
+        else:
+            runs.append((group.first, group.last, group.caches))
+    return runs
 
 
 def kv_head_counts(spec: ModelSpec) -> list[int]:

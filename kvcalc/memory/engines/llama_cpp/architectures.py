@@ -11,7 +11,6 @@ from typing import NamedTuple
 from kvcalc.errors import ModelError
 from kvcalc.memory.engines.llama_cpp.converted import keeps_windows
 from kvcalc.memory.engines.llama_cpp.settings import LATENT, NO_V, WINDOWS, Settings
-from kvcalc.memory.sharding import Stage
 from kvcalc.model.caches import (
     HEADS_CACHES,
     Cache,
@@ -70,7 +69,7 @@ class Layers(NamedTuple):
 
         return self._replace(caches=alone(self.caches), not_kept=alone(self.not_kept))
 
-    def held_by(self, stage: Stage) -> Layers:
+    def held_by(self, stage: ModelSpec) -> Layers:
         """The caches of a pipeline stage's layers; the window and the widest row stay the whole model's."""
         counts = {(type(cache), cache): count for cache, count in distinct_caches(stage)}
 
@@ -88,7 +87,7 @@ class Layers(NamedTuple):
 @remembered
 def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
     """The caches of a model. Raises ModelError (exit 3) for a model whose layout is not established."""
-    if isinstance(spec, Stage):
+    if spec.whole is not None:
         return layers_of(spec.whole, settings).held_by(spec)
     has_window_cache = keeps_windows(spec) and not settings.is_before(WINDOWS)
     _check_file(spec)
