@@ -140,7 +140,7 @@ def _read(
     config: Mapping[str, object], model_type: str, module: str, name: str, source: str, strict: bool
 ) -> ModelSpec:
     family = import_module(f"kvcalc.model.families.{module}")
-    keys = family.known_keys(model_type) if module == "decoder" else family.KEYS
+    keys = family.KEYS if hasattr(family, "KEYS") else family.known_keys(model_type)
     _refuse_unknown_keys(config, keys | COMMON_KEYS, name, model_type, strict)
     spec: ModelSpec = family.read(ConfigReader(config, name, source), model_type)
     return spec

@@ -196,7 +196,7 @@ _GPTJ = row(
 )  # fmt: skip
 _FUSED = {"prefix": "self_attention", "fused": "query_key_value", "output": "dense"}
 _4H = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
-_RENAMED_KEYS = frozenset(
+RENAMED_KEYS = frozenset(
     (
         "n_layer num_layers num_hidden_layers n_head attention_heads num_attention_heads n_embd d_model "
         "hidden_size num_key_value_heads head_dim kv_channels multi_query multi_query_attention "
@@ -214,7 +214,7 @@ def renamed(like: Mapping[str, Any] | None = None, /, *, knows: str = "", **own:
     return row(
         {"head_dim_key": "", "qkv_bias": False, "output_bias": False, **(like or {})},
         **{
-            "keys": _RENAMED_KEYS, "foreign_keys": tuple(key for key in foreign if key not in knows.split()),
+            "keys": RENAMED_KEYS, "foreign_keys": tuple(key for key in foreign if key not in knows.split()),
             "grouped": False, "kv_heads_key": "num_key_value_heads", "derives_head_dim": True, "refused": {
                 "add_cross_attention": "cross-attention caches of these decoders are not modelled",
                 "pre_seq_len": "a trained prefix kept beside the tokens is not modelled",

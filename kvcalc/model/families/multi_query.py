@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.model.families.decoder import read_row
-from kvcalc.model.families.decoder_table import GPT2, renamed, row
+from kvcalc.model.families.decoder_table import GPT2, RENAMED_KEYS, renamed, row
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
+_FALCON_KEYS = frozenset(
     (
         "num_hidden_layers n_layer num_attention_heads n_head hidden_size n_embed num_kv_heads n_head_kv "
         "multi_query new_decoder_architecture parallel_attn alibi bias ffn_hidden_size rope_theta rope_scaling "
@@ -18,7 +18,7 @@ KEYS = frozenset(
 )
 
 _FALCON = row(
-    keys=KEYS, kv_heads_key="", hidden=("hidden_size", "n_embed"), inner=("ffn_hidden_size",), inner_factor=4,
+    keys=_FALCON_KEYS, kv_heads_key="", hidden=("hidden_size", "n_embed"), inner=("ffn_hidden_size",), inner_factor=4,
     bias="bias", mlp_bias="bias", norm_bias=True, mlp="plain", vocab_size=65024, tied=True,
     mlp_names=("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
     attention_names={"prefix": "self_attention", "fused": "query_key_value", "output": "dense"},
@@ -30,6 +30,11 @@ _CHATGLM = renamed(
     head_dim_key="kv_channels", qkv_bias=True, is_remote=True,
     knows="kv_channels multi_query_attention multi_query_group_num",
 )  # fmt: skip
+
+
+def known_keys(model_type: str) -> frozenset[str]:
+    """The keys a config of this type may have, beside the common ones."""
+    return _FALCON_KEYS if model_type == "falcon" else RENAMED_KEYS
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
