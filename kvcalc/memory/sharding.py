@@ -1,9 +1,5 @@
-"""One device's share of a model: the layers of its pipeline stage; of its weights, what tensor parallelism splits and
-what every rank holds; and the widest layer, which a step's activations follow.
-
-Source: the parallel layers of vLLM 0.33.0 (model_executor/layers/linear.py, vocab_parallel_embedding.py) and
-DeepseekV2MLAAttention in its models; SGLang 0.5.23's are theirs.
-"""
+"""One device's share of a model: the layers of its pipeline stage, its shard of the weights, and the widest layer,
+which a step's activations follow."""
 
 from __future__ import annotations
 
@@ -12,13 +8,10 @@ from typing import NamedTuple
 
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.weights.tensors import LOOKUP, NORM, OTHER, ROUTER, Block, ModelWeights, Weight
+from kvcalc.model.tensors import LOOKUP, NORM, OTHER, ROUTER, Block, ModelWeights
 
-# What every rank holds whole: norms, routers and vectors, and lookup tables beside the embedding.
-_WHOLE_ROLES = (NORM, ROUTER, OTHER, LOOKUP)
-# Linear layers without heads to split: MLA's down projections and the indexer's (ReplicatedLinear).
-_WHOLE_NAMES = ("q_a_proj", "kv_a_proj_with_mqa", "indexer.wq_b", "indexer.wk", "indexer.weights_proj")
-_OF_KV_HEADS = ("k_proj", "v_proj", "key_proj", "value_proj")
+# Weights no step's activations follow: norms, routers and vectors, and lookup tables beside the embedding.
+_BESIDE = (NORM, ROUTER, OTHER, LOOKUP)
 
 
 Cut = Callable[[int, int], list[int]]
@@ -57,23 +50,14 @@ def bounds_of(sizes: Sequence[int]) -> Bounds:
     return tuple(bounds)
 
 
-class Stage(ModelSpec):
-    """The layers of one pipeline stage of `whole`, under their own numbers.
-
-    An engine lays a stage out by what it knows of the whole model: its widest window, its widest layer.
-    """
-
-    whole: ModelSpec
-
-
 def whole_of(share: ModelSpec) -> ModelSpec:
     """What a stage is cut from; a share that is no stage itself."""
-    return share.whole if isinstance(share, Stage) else share
+    return share.whole or share
 
 
 @remembered
-def stages_of(share: ModelSpec, bounds: Bounds) -> list[Stage]:
-    """`share` cut into pipeline stages."""
+def stages_of(share: ModelSpec, bounds: Bounds) -> list[ModelSpec]:
+    """`share` cut into pipeline stages, whose layers keep their numbers."""
     stages = []
     for first, last in bounds:
         kept = (
@@ -81,9 +65,7 @@ def stages_of(share: ModelSpec, bounds: Bounds) -> list[Stage]:
             for group in share.layers
             if group.first <= last and group.last >= first
         )
-        stage = Stage(*share._replace(layers=tuple(kept)))
-        stage.whole = share
-        stages.append(stage)
+        stages.append(share._replace(layers=tuple(kept), whole=share))
     return stages
 
 
@@ -98,26 +80,12 @@ class Width(NamedTuple):
     has_experts: bool
 
 
-def shard(weights: ModelWeights, size: int, num_kv_heads: Sequence[int]) -> ModelWeights:
-    """The weights on the largest of `size` tensor-parallel ranks.
-
-    Matrices are split by rows, which is as many bytes as by columns; biases are held whole, as the row-parallel ones
-    are. K and V projections are split no finer than by heads, `num_kv_heads` the fewest of any layer.
-    """
+def shard(weights: ModelWeights, size: int) -> ModelWeights:
+    """The weights on the largest of `size` tensor-parallel ranks: every weight says itself how it is split."""
     if size == 1:
         return weights
-    kv_parts = min(size, *num_kv_heads) if num_kv_heads else size
-
-    def share(weight: Weight) -> Weight:
-        name = weight.name
-        if weight.role in _WHOLE_ROLES or name.endswith(_WHOLE_NAMES):
-            return weight
-        parts = kv_parts if name.endswith(_OF_KV_HEADS) else size
-        return weight._replace(rows=-(-weight.rows // parts))
-
-    blocks = [Block(block.prefix, block.numbers, tuple(map(share, block.weights))) for block in weights.blocks]
-    embedding = weights.embedding._replace(rows=-(-weights.embedding.rows // size))
-    return ModelWeights(embedding, weights.tied, tuple(blocks))
+    blocks = [Block(b.prefix, b.numbers, tuple(w.on_rank(size) for w in b.weights)) for b in weights.blocks]
+    return ModelWeights(weights.embedding.on_rank(size), weights.tied, tuple(blocks))
 
 
 def stage_weights(weights: ModelWeights, first: int, last: int, num_layers: int) -> ModelWeights:
@@ -153,7 +121,7 @@ def width_of(weights: ModelWeights, size: int) -> Width:
         layers = max(layers, max(block.numbers, default=-1) + 1)
         modules: dict[str, list[int]] = {}
         for weight in block.weights:
-            if weight.role in _WHOLE_ROLES or weight.read == 0:
+            if weight.role in _BESIDE or weight.read == 0:
                 continue
             has_experts = has_experts or weight.copies > 1
             times = weight.read if weight.copies > 1 else 1

@@ -7,7 +7,7 @@ Whoever answers asks the `Case`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.engines import Engine, check_engine, load_engine, resolve_kv_dtype, stage_bounds
@@ -29,8 +29,8 @@ class Question(NamedTuple):
     """What is asked, with nothing resolved: None and `auto` stand for a default.
 
     `kv_memory_bytes` is the memory for the cache on one device. `devices` are what the model runs on; then `speed` says
-    what else is asked of its speed. `engine_settings` maps the engine's own options to their text. `what_if` replaces
-    the model's attention.
+    what else is asked of its speed. `engine_settings` maps the engine's own options to their text; a flag may be True or
+    False. `what_if` replaces the model's attention.
     """
 
     model: ModelSpec
@@ -39,7 +39,7 @@ class Question(NamedTuple):
     dtype: str | None = None
     kv_dtype: str = "auto"
     engine: str = "logical"
-    engine_settings: Mapping[str, str] | None = None
+    engine_settings: Mapping[str, Any] | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     encoder_tokens: int | None = None

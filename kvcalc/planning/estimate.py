@@ -33,7 +33,7 @@ def estimate(
     dtype: str | None = None,
     kv_dtype: str = "auto",
     engine: str = "logical",
-    engine_settings: Mapping[str, str] | None = None,
+    engine_settings: Mapping[str, Any] | None = None,
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
     encoder_tokens: int | None = None,

@@ -87,7 +87,7 @@ def plan(
     targets: Targets,
     *,
     engine: str = "vllm",
-    engine_settings: Mapping[str, str] | None = None,
+    engine_settings: Mapping[str, Any] | None = None,
     dtype: str | None = None,
     kv_dtype: str = "auto",
     prices: Mapping[str, float] | None = None,

@@ -13,7 +13,7 @@ from kvcalc.throughput.roofline import SpeedModel
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme
     from kvcalc.model.spec import ModelSpec
-    from kvcalc.model.weights.tensors import ModelWeights
+    from kvcalc.model.tensors import ModelWeights
     from kvcalc.throughput.hardware import Gpu
 
 

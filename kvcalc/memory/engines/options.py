@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvcalc.errors import UsageError
 
@@ -81,7 +81,7 @@ def engines_with(name: str) -> list[str]:
     return [engine for engine, options in OPTIONS.items() if any(option.name == name for option in options)]
 
 
-def check_settings(engines: Iterable[str], settings: Mapping[str, str], has_device: bool) -> None:
+def check_settings(engines: Iterable[str], settings: Mapping[str, Any], has_device: bool) -> None:
     """Raise UsageError (exit 2) if none of the engines takes a setting, or if it needs a device and there is none.
 
     `engines` are names, which may end in a release; `settings` maps option name to text.
@@ -99,7 +99,7 @@ def check_settings(engines: Iterable[str], settings: Mapping[str, str], has_devi
             raise UsageError(f"--{name} divides a device's memory, but no device is named", "name one: --gpu h100")
 
 
-def settings_of(engine: str, settings: Mapping[str, str]) -> dict[str, str]:
+def settings_of(engine: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that `engine` takes."""
     taken = {option.name for option in OPTIONS.get(engine.partition("@")[0], ())}
     return {name: text for name, text in settings.items() if name in taken}

@@ -58,7 +58,7 @@ def kv_dtype(
     (TensorRT-LLM 1.0, performance overview)."""
     if asked.casefold() != "auto":
         return asked, None
-    found = quantized_cache(spec.config, ("modelopt",))
+    found = quantized_cache(spec.quantization, ("modelopt",))
     if found:
         return found[0], f"the checkpoint's {found[1]} is {found[0]}"
     weights = parse_weight_dtype(dtype)

@@ -40,7 +40,7 @@ def kv_dtype(
     spec: ModelSpec, asked: str, given: Mapping[str, str], dtype: str | None
 ) -> tuple[str | Dtype, str | None]:
     """`auto` follows a checkpoint quantized by modelopt whose cache is fp8 (configure_kv_cache_dtype)."""
-    found = quantized_cache(spec.config, ("modelopt",)) if asked.casefold() == "auto" else None
+    found = quantized_cache(spec.quantization, ("modelopt",)) if asked.casefold() == "auto" else None
     return ("fp8", f"the checkpoint's {found[1]} is fp8") if found and found[0] == "fp8" else (asked, None)
 
 

@@ -48,7 +48,7 @@ def kv_dtype(
     whose quantization has a kv_cache_scheme, to fp8 (layers/attention/attention.py)."""
     if asked.casefold() != "auto":
         return own_dtype(asked), None
-    found = quantized_cache(spec.config, ("modelopt", "compressed-tensors"))
+    found = quantized_cache(spec.quantization, ("modelopt", "compressed-tensors"))
     return (found[0], f"the checkpoint's {found[1]} is {found[0]}") if found else (asked, None)
 
 
