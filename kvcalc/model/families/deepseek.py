@@ -13,13 +13,9 @@ from kvcalc.model.tensors import Weight, around, gated_mlp, norm, other, replica
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_layers num_attention_heads num_key_value_heads hidden_size head_dim kv_lora_rank "
-        "q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim attention_bias rope_theta "
-        "rope_scaling rope_parameters rope_interleave first_k_dense_replace moe_layer_freq moe_intermediate_size "
-        "n_routed_experts n_shared_experts num_experts_per_tok num_nextn_predict_layers rms_norm_eps "
-        "ffn_hidden_size index_head_dim index_n_heads index_topk index_topk_freq index_skip_topk_offset "
-        "index_topk_pattern index_share_for_mtp_iteration indexer_types indexer_rope_interleave layer_types "
-        "mlp_layer_types use_mla"
+        "num_key_value_heads head_dim kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim "
+        "v_head_dim index_head_dim index_n_heads index_topk index_topk_freq index_skip_topk_offset index_topk_pattern "
+        "index_share_for_mtp_iteration layer_types mlp_layer_types use_mla"
     ).split()
 )
 

@@ -14,12 +14,9 @@ from kvcalc.model.tensors import Weight, around, linear, norm, other, replicated
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim q_lora_rank o_lora_rank "
-        "o_groups qk_rope_head_dim sliding_window compress_ratios compress_rates compress_rate_csa compress_rate_hca "
-        "compress_rope_theta layer_types mlp_layer_types index_head_dim index_n_heads index_topk num_hash_layers "
-        "hc_mult hc_eps hc_sinkhorn_iters attention_bias rope_theta rope_scaling rope_parameters "
-        "partial_rotary_factor moe_intermediate_size n_routed_experts n_shared_experts num_experts_per_tok "
-        "num_nextn_predict_layers rms_norm_eps expert_dtype"
+        "num_key_value_heads head_dim q_lora_rank o_lora_rank qk_rope_head_dim sliding_window compress_ratios "
+        "compress_rates compress_rate_csa compress_rate_hca compress_rope_theta layer_types mlp_layer_types "
+        "index_head_dim index_n_heads index_topk"
     ).split()
 )
 

@@ -16,12 +16,8 @@ from kvcalc.model.tensors import around, gated_mlp, norm
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim layer_types "
-        "full_attention_interval linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim "
-        "linear_num_key_heads linear_num_value_heads mamba_ssm_dtype attention_bias rope_theta rope_scaling "
-        "rope_parameters partial_rotary_factor decoder_sparse_step mlp_only_layers moe_intermediate_size "
-        "num_experts num_experts_per_tok shared_expert_intermediate_size norm_topk_prob rms_norm_eps "
-        "attn_output_gate mtp_num_hidden_layers"
+        "num_key_value_heads head_dim layer_types linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim "
+        "linear_num_key_heads linear_num_value_heads mamba_ssm_dtype decoder_sparse_step"
     ).split()
 )
 

@@ -12,14 +12,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight, around, experts, gated_mlp, linear, lookup, norm, other, router
 
 KEYS = frozenset(
-    (
-        "num_hidden_layers num_attention_heads num_key_value_heads num_global_key_value_heads hidden_size head_dim "
-        "global_head_dim sliding_window layer_types num_kv_shared_layers attention_k_eq_v attention_bias "
-        "rope_parameters rope_theta rope_local_base_freq rope_scaling use_bidirectional_attention "
-        "hidden_size_per_layer_input vocab_size_per_layer_input enable_moe_block num_experts top_k_experts "
-        "moe_intermediate_size activation_sparsity_pattern laurel_rank altup_num_inputs use_double_wide_mlp "
-        "rms_norm_eps"
-    ).split()
+    ("num_key_value_heads head_dim global_head_dim sliding_window layer_types num_kv_shared_layers").split()
 )
 
 # Source: Gemma4TextConfig and Gemma3nTextConfig, Transformers 5.23.0.

@@ -5,11 +5,6 @@ from __future__ import annotations
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.reader import ConfigReader
 
-GROUPED_KEYS = (
-    "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim attention_bias rope_theta "
-    "rope_scaling rope_parameters rms_norm_eps norm_eps"
-).split()
-
 
 def grouped_shape(
     config: ConfigReader, *, head_dim: int | None = None, rotary: bool = True, output_gate: bool = False

@@ -13,14 +13,9 @@ from kvcalc.model.tensors import around, gated_mlp, linear, norm, other
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim kv_lora_rank q_lora_rank "
-        "qk_nope_head_dim qk_rope_head_dim v_head_dim mla_use_nope mla_use_output_gate linear_attn_config "
-        "linear_head_dim linear_num_heads linear_conv_kernel_dim layer_types mlp_layer_types model_max_length "
-        "rope_theta rope_scaling rope_parameters num_experts num_experts_per_token num_shared_experts "
-        "routed_expert_hidden_size "
-        "moe_intermediate_size moe_layer_freq moe_renormalize moe_router_activation_func first_k_dense_replace "
-        "num_expert_group topk_group routed_scaling_factor use_grouped_topk rms_norm_eps num_nextn_predict_layers "
-        "attn_res_block_size latent_moe_use_norm activation_situ_linear_beta activation_situ_beta"
+        "num_key_value_heads head_dim kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim "
+        "linear_attn_config linear_head_dim linear_num_heads linear_conv_kernel_dim layer_types mlp_layer_types "
+        "activation_situ_linear_beta"
     ).split()
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcalc.model.experts import Experts, choose, moe
-from kvcalc.model.families.grouped import GROUPED_KEYS, grouped_shape
+from kvcalc.model.families.grouped import grouped_shape
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, Projections
 from kvcalc.model.mixers.recurrent import short_convolution
@@ -13,14 +13,9 @@ from kvcalc.model.tensors import Weight, around, linear, norm
 
 KEYS = frozenset(
     (
-        *GROUPED_KEYS,
-        *(
-            "layer_types full_attn_idxs conv_L_cache conv_bias conv_dim conv_dim_out conv_use_xavier_init block_dim "
-            "block_ff_dim block_multiple_of block_ffn_dim_multiplier block_auto_adjust_ff_dim num_experts "
-            "num_experts_per_tok num_dense_layers moe_intermediate_size use_expert_bias sliding_window tie_embedding "
-            "num_heads"
-        ).split(),
-    )
+        "num_key_value_heads head_dim layer_types conv_L_cache conv_bias conv_dim conv_dim_out conv_use_xavier_init "
+        "sliding_window"
+    ).split()
 )
 
 # Source: Lfm2Config, Lfm2MoeConfig and Lfm3Config, Transformers 5.23.0.

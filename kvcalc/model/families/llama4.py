@@ -9,14 +9,7 @@ from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import around, experts, gated_mlp, norm, router
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim attention_chunk_size "
-        "no_rope_layers no_rope_layer_interval layer_types attention_bias rope_theta rope_scaling rope_parameters "
-        "num_local_experts num_experts_per_tok interleave_moe_layer_step moe_layers intermediate_size_mlp "
-        "use_qk_norm attn_scale attn_temperature_tuning floor_scale rms_norm_eps for_llm_compressor"
-    ).split()
-)
+KEYS = frozenset("num_key_value_heads head_dim attention_chunk_size layer_types for_llm_compressor".split())
 
 # Source: Llama4TextConfig, Transformers 5.23.0.
 _DEFAULTS = {

@@ -8,13 +8,7 @@ from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import around, norm
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers n_layer hidden_size d_model d_inner state_size conv_kernel expand intermediate_size "
-        "use_conv_bias use_bias time_step_rank num_heads head_dim n_groups use_mambapy use_falcon_mambapy chunk_size "
-        "ssm_cfg layer_norm_epsilon mixer_rms_eps"
-    ).split()
-)
+KEYS = frozenset("state_size conv_kernel use_conv_bias head_dim use_mambapy use_falcon_mambapy ssm_cfg".split())
 
 # Source: MambaConfig, FalconMambaConfig and Mamba2Config, Transformers 5.23.0.
 _DEFAULTS: dict[str, dict[str, object]] = {

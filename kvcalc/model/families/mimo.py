@@ -12,12 +12,8 @@ from kvcalc.model.tensors import around, gated_mlp, norm
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim v_head_dim sliding_window "
-        "sliding_window_size attention_chunk_size swa_num_attention_heads swa_num_key_value_heads swa_head_dim "
-        "swa_v_head_dim hybrid_layer_pattern layer_types mlp_layer_types attention_bias rope_theta swa_rope_theta "
-        "rope_scaling rope_parameters partial_rotary_factor moe_layer_freq moe_intermediate_size n_routed_experts "
-        "n_shared_experts num_experts_per_tok attention_value_scale add_swa_attention_sink_bias "
-        "add_full_attention_sink_bias layernorm_epsilon"
+        "num_key_value_heads head_dim v_head_dim sliding_window sliding_window_size attention_chunk_size "
+        "swa_num_key_value_heads swa_head_dim swa_v_head_dim hybrid_layer_pattern layer_types mlp_layer_types"
     ).split()
 )
 

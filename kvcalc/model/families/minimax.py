@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import Experts, moe, with_defaults
-from kvcalc.model.families.grouped import GROUPED_KEYS, grouped_shape
+from kvcalc.model.families.grouped import grouped_shape
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.mixers.recurrent import Recurrence
@@ -13,13 +13,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import around, linear, norm
 
 KEYS = frozenset(
-    (
-        *GROUPED_KEYS,
-        *(
-            "layer_types block_size sliding_window num_local_experts num_experts_per_tok full_attn_alpha_factor "
-            "full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor rotary_dim shared_intermediate_size"
-        ).split(),
-    )
+    ("num_key_value_heads head_dim layer_types sliding_window linear_attn_alpha_factor linear_attn_beta_factor").split()
 )
 
 # Source: MiniMaxConfig, Transformers 5.23.0.

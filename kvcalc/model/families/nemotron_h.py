@@ -13,12 +13,9 @@ from kvcalc.model.tensors import Weight, around, experts, norm, plain_mlp, route
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim attention_head_dim "
-        "hybrid_override_pattern layers_block_type mtp_hybrid_override_pattern mtp_layers_block_type sliding_window "
-        "ssm_state_size mamba_num_heads mamba_head_dim n_groups conv_kernel expand use_conv_bias "
-        "mamba_ssm_cache_dtype use_mamba_kernels mamba_hidden_act mamba_proj_bias attention_bias mlp_bias use_bias "
-        "rope_theta moe_intermediate_size n_routed_experts n_shared_experts num_experts_per_tok "
-        "moe_shared_expert_intermediate_size moe_latent_size norm_topk_prob rms_norm_eps"
+        "num_key_value_heads head_dim attention_head_dim hybrid_override_pattern mtp_hybrid_override_pattern "
+        "sliding_window ssm_state_size mamba_num_heads mamba_head_dim conv_kernel use_conv_bias mamba_ssm_cache_dtype "
+        "use_mamba_kernels mamba_hidden_act mamba_proj_bias"
     ).split()
 )
 
