@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The tests that state the rules of a file, the quickest first: the first failure ends a mutant.
 TESTS = {
-    "kvcalc/throughput/roofline.py": ("tests/throughput/test_roofline.py", "tests/throughput/test_serving.py"),
-    "kvcalc/memory/engines/vllm/pages.py": ("tests/memory/engines/test_vllm.py",),
+    "kvcalc/throughput/roofline.py": ("tests/throughput/test_steps.py",),
+    "kvcalc/memory/engines/vllm/pages.py": ("tests/memory/engines/test_vllm_pages.py",),
     "kvcalc/memory/sharding.py": ("tests/memory/test_sharding.py", "tests/planning/test_weights.py"),
     "kvcalc/planning/budget.py": ("tests/planning/test_fit.py", "tests/planning/test_estimate.py"),
 }
@@ -60,7 +60,7 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
         if isinstance(node.value, bool):
             yield ast.Constant(not node.value)
         elif isinstance(node.value, (int, float)):
-            yield ast.Constant(node.value + 1 if isinstance(node.value, int) else node.value * 2)
+            yield ast.Constant(node.value + 1 if isinstance(node.value, int) else 2 * node.value or 1.0)
     elif isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         yield ast.BinOp(node.left, _BINARY[type(node.op)](), node.right)
         if isinstance(node.op, (ast.Add, ast.Sub)):
@@ -155,8 +155,9 @@ def _run_tests(path: Path, tree: ast.Module | None, tests: tuple[str, ...]) -> i
         SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
     import pytest
 
-    options = "-x -q -n0 -p no:randomly -p no:cacheprovider --assert=plain --hypothesis-seed=0 --timeout=0".split()
-    return int(pytest.main([*options, *tests]))
+    # Plugins by name, since looking for them takes longer than most tests; none of the settings for whole runs.
+    plugins = "-p pytest_timeout -p _hypothesis_pytestplugin -p no:cacheprovider --hypothesis-seed=0"
+    return int(pytest.main(["-o", "addopts=", "-x", "-q", "--assert=plain", *plugins.split(), *tests]))
 
 
 def survives(path: Path, tree: ast.Module | None, tests: tuple[str, ...], seconds: float) -> bool:
@@ -211,8 +212,9 @@ def main() -> int:
     options = parser.parse_args()
     os.chdir(ROOT)
     # Loaded once, inherited by every fork: what all tests need and no mutant changes.
-    for name in ("hypothesis", "jsonschema", "pytest", "rich", "typer", "yaml"):
+    for name in ("_hypothesis_pytestplugin", "hypothesis", "jsonschema", "pytest_timeout", "rich", "typer", "yaml"):
         __import__(name)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = os.path.join(ROOT, ".pytest_cache", "mutants")
     shares = []
