@@ -232,7 +232,7 @@ class Models:
         return spec, left if reference is None else what_if
 
     def _keep(self, key: tuple[object, ...], found: tuple[ModelSpec, WhatIf]) -> None:
-        self._values += _count_values(found[0].config)
+        self._values += _count_values(found[0].quantization) + len(found[0].layers)
         if len(self._found) >= _MOST_MODELS or self._values > _MOST_VALUES:
             from kvcalc.model.memo import forget
 

@@ -161,5 +161,9 @@ def layout_of(given: Mapping[str, Any]) -> tuple[Devices | None, int]:
         return None, size or 1
     from kvcalc.planning.budget import lay_out
 
-    stages = optional(parse_count, given["pipeline_parallel_size"], "--pipeline-parallel-size")
-    return lay_out(devices, size, stages or 1)
+    return lay_out(devices, size, stages_of(given))
+
+
+def stages_of(given: Mapping[str, Any]) -> int:
+    """The pipeline stages of the options."""
+    return optional(parse_count, given["pipeline_parallel_size"], "--pipeline-parallel-size") or 1

@@ -145,10 +145,10 @@ def check_fit(document: Mapping[str, Any]) -> int:
 # The options that go to the engine as text, by their parameters' names; they are its own where their name is.
 ENGINE_OPTIONS = (
     "cache", "block_size", "max_num_batched_tokens", "no_async_scheduling", "enable_prefix_caching",
-    "num_speculative_tokens", "pipeline_parallel_size", "page_size", "swa_full_tokens_ratio", "max_running_requests",
-    "context_length", "max_mamba_cache_size", "tokens_per_block", "max_tokens", "free_gpu_memory_fraction",
-    "max_attention_window", "cache_type_k", "cache_type_v", "parallel", "kv_unified", "ubatch_size", "swa_full",
-    "flash_attn", "before_pull", "gpu_memory_utilization", "max_num_seqs", "enforce_eager", "mem_fraction_static",
+    "num_speculative_tokens", "page_size", "swa_full_tokens_ratio", "max_running_requests", "context_length",
+    "max_mamba_cache_size", "tokens_per_block", "max_tokens", "free_gpu_memory_fraction", "max_attention_window",
+    "cache_type_k", "cache_type_v", "parallel", "kv_unified", "ubatch_size", "swa_full", "flash_attn", "before_pull",
+    "gpu_memory_utilization", "max_num_seqs", "enforce_eager", "mem_fraction_static",
 )  # fmt: skip
 
 
@@ -180,6 +180,7 @@ def question_of(given: Mapping[str, Any], model_of: o.ModelOf = o.model_of) -> t
         "engine_settings": o.engine_settings({name.replace("_", "-"): given[name] for name in ENGINE_OPTIONS}),
         "encoder_tokens": o.optional(parse_tokens, encoder_tokens, "--encoder-tokens"),
         "tensor_parallel_size": tp,
+        "pipeline_parallel_size": d.stages_of(given),
         "kv_memory_bytes": o.optional(parse_size, kv_memory, "--kv-memory"),
         "devices": devices,
         "speed": d.speed_of(given),

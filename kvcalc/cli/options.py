@@ -155,9 +155,7 @@ NumSpeculativeTokens = Annotated[
 ]
 PipelineParallelSize = Annotated[
     Optional[str],
-    typer.Option(
-        "--pipeline-parallel-size", "--pp", metavar="P", help="vllm: stages. Also --pp.", rich_help_panel=_ENGINE
-    ),
+    typer.Option("--pipeline-parallel-size", "--pp", metavar="P", help="Stages the layers are cut into. Also --pp."),
 ]
 
 

@@ -29,7 +29,8 @@ from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.memory.workload import bind_workload, check_tensor_parallel, resolve_workload
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.describe import describe_model
-from kvcalc.model.spec import AttentionShape, ModelSpec, all_caches
+from kvcalc.model.mixers.attention import AttentionShape
+from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.model.variants import WhatIf, apply, side_by_side
 from kvcalc.schema import SCHEMA_VERSION
 

@@ -15,7 +15,8 @@ _DEFAULT_DTYPE = "bf16"
 
 
 class Workload(NamedTuple):
-    """`batch_size` sequences of `context_tokens` tokens, cached in `kv_dtype`, on `tensor_parallel_size` devices.
+    """`batch_size` sequences of `context_tokens` tokens, cached in `kv_dtype`. The layers are cut into
+    `pipeline_parallel_size` stages, and each stage is split over `tensor_parallel_size` devices.
 
     `encoder_tokens` is the length of the encoder's output, None where the model has no cross-attention.
     """
@@ -27,6 +28,7 @@ class Workload(NamedTuple):
     tensor_parallel_size: int
     warnings: tuple[str, ...]
     encoder_tokens: int | None = None
+    pipeline_parallel_size: int = 1
 
 
 def resolve_workload(
@@ -37,6 +39,7 @@ def resolve_workload(
     kv_dtype: str | Dtype = "auto",
     tensor_parallel_size: int = 1,
     encoder_tokens: int | None = None,
+    pipeline_parallel_size: int = 1,
 ) -> Workload:
     """Fill the defaults in and check what can be checked without an engine.
 
@@ -44,8 +47,8 @@ def resolve_workload(
     encoder_tokens: the model's own length, else the context's, with a warning.
     kv_dtype `auto`: `dtype` where it has 16 or 32 bits, else the config's torch_dtype, else bf16, with a warning; a
     Dtype is an engine's own choice.
-    Raises UsageError (exit 2) for an unknown dtype, a tensor-parallel size the model cannot be split by, or an
-    encoder's length the model cannot have.
+    Raises UsageError (exit 2) for an unknown dtype, a tensor-parallel size the model cannot be split by, more pipeline
+    stages than layers, or an encoder's length the model cannot have.
     """
     warnings: list[str] = []
     longest = spec.max_position_embeddings
@@ -54,12 +57,20 @@ def resolve_workload(
     elif longest is not None and context_tokens > longest:
         warnings.append(f"context {context_tokens:,} is beyond the model's max_position_embeddings of {longest:,}")
     check_tensor_parallel(spec, tensor_parallel_size)
+    if pipeline_parallel_size > spec.num_layers:
+        raise UsageError(
+            f"--pipeline-parallel-size {pipeline_parallel_size}: the model has {spec.num_layers} layers",
+            f"at most --pp {spec.num_layers}",
+        )
     is_auto = isinstance(kv_dtype, str) and kv_dtype.casefold() == "auto"
     model_dtype = _resolve_model_dtype(spec, dtype, warnings)
     if isinstance(kv_dtype, str):
         kv_dtype = model_dtype if is_auto else parse_dtype(kv_dtype, "--kv-dtype")
     encoder = _resolve_encoder_tokens(spec, encoder_tokens, context_tokens, warnings)
-    return Workload(context_tokens, batch_size, kv_dtype, model_dtype, tensor_parallel_size, tuple(warnings), encoder)
+    return Workload(
+        context_tokens, batch_size, kv_dtype, model_dtype, tensor_parallel_size, tuple(warnings), encoder,
+        pipeline_parallel_size,
+    )  # fmt: skip
 
 
 def bind_workload(spec: ModelSpec, workload: Workload) -> ModelSpec:

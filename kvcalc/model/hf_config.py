@@ -8,79 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 from kvcalc.errors import ModelError, nearest
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-# model_type -> module in kvcalc.model.families. Modules are imported when asked for: start-up pays for one.
+# model_type -> module in kvcalc.model.families, for all but plain decoders, which are rows of `decoder_table`. Modules
+# are imported when asked for: start-up pays for one.
 FAMILIES: dict[str, str] = {
-    "axk1": "deepseek",
-    "axk2": "deepseek",
-    "bamba": "mamba_hybrids",
-    "bart": "encoder_decoder",
-    "codegen": "renamed",
-    "ctrl": "renamed",
     "dbrx": "mosaic",
-    "deepseek_v2": "deepseek",
-    "deepseek_v3": "deepseek",
-    "deepseek_v32": "deepseek",
     "deepseek_v4": "deepseek_v4",
-    "falcon": "falcon",
-    "falcon_h1": "mamba_hybrids",
-    "falcon_mamba": "mamba",
-    "gemma3n_text": "gemma4",
-    "gemma4_text": "gemma4",
-    "gemma4_unified_text": "gemma4",
-    "glm4_moe_lite": "deepseek",
-    "glm_moe_dsa": "deepseek",
-    "gpt-sw3": "gpt2",
-    "gpt2": "gpt2",
-    "gpt_bigcode": "renamed",
+    "falcon": "multi_query",
+    "gpt_bigcode": "multi_query",
     "gpt_neo": "gpt_neo",
-    "gptj": "renamed",
-    "granitemoehybrid": "mamba_hybrids",
-    "hy_v4": "deepseek",
-    "jamba": "mamba_hybrids",
     "jetmoe": "jetmoe",
-    "kimi_k2": "deepseek",
     "kimi_linear": "kimi_linear",
-    "lfm2": "lfm2",
-    "lfm2_moe": "lfm2",
-    "lfm3": "lfm2",
     "llama4_text": "llama4",
-    "longcat_flash": "deepseek",
-    "m2m_100": "encoder_decoder",
-    "mamba": "mamba",
-    "mamba2": "mamba",
-    "marian": "encoder_decoder",
-    "mbart": "encoder_decoder",
     "mimo_v2_flash": "mimo",
-    "minicpm3": "deepseek",
     "minimax": "minimax",
     "minimax_m3_vl_text": "minimax_m3",
-    "mistral4": "deepseek",
     "mllama_text_model": "mllama",
     "modernbert-decoder": "modernbert_decoder",
     "mpt": "mosaic",
-    "mt5": "encoder_decoder",
     "nemotron_h": "nemotron_h",
-    "olmo_hybrid": "gated_delta",
-    "pegasus": "encoder_decoder",
-    "qwen3_5_moe_text": "gated_delta",
-    "qwen3_5_text": "gated_delta",
-    "qwen3_next": "gated_delta",
+    "opt": "opt",
     "recurrent_gemma": "recurrent_gemma",
-    "rwkv": "rwkv",
-    "rwkv6": "rwkv",
     "step3p5": "step",
-    "t5": "encoder_decoder",
-    "umt5": "encoder_decoder",
-    "whisper": "encoder_decoder",
-    "xglm": "renamed",
-    "youtu": "deepseek",
-    "zamba": "zamba",
-    "zamba2": "zamba",
+    **dict.fromkeys("bamba falcon_h1 granitemoehybrid jamba".split(), "mamba_hybrids"),
+    **dict.fromkeys("bart m2m_100 marian mbart mt5 pegasus t5 umt5 whisper".split(), "encoder_decoder"),
+    **dict.fromkeys("falcon_mamba mamba mamba2".split(), "mamba"),
+    **dict.fromkeys("gemma3n_text gemma4_text gemma4_unified_text".split(), "gemma4"),
+    **dict.fromkeys("lfm2 lfm2_moe lfm3".split(), "lfm2"),
+    **dict.fromkeys("olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next".split(), "gated_delta"),
+    **dict.fromkeys("rwkv rwkv6".split(), "rwkv"),
+    **dict.fromkeys("zamba zamba2".split(), "zamba"),
+    **dict.fromkeys(
+        (
+            "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 kimi_k2 longcat_flash "
+            "minicpm3 mistral4 youtu"
+        ).split(),
+        "deepseek",
+    ),
     **dict.fromkeys(
         (
             "albert bert bert-generation camembert data2vec-text deberta deberta-v2 distilbert electra "
@@ -89,23 +58,19 @@ FAMILIES: dict[str, str] = {
         ).split(),
         "bert",
     ),
-    **dict.fromkeys(
-        (
-            "afmoe apertus arcee aria_text beam biogpt bitnet bloom chameleon cohere cohere2 cohere2_moe "
-            "cohere_compass_text cosmos3_edge_text cwm deepseek_ocr2_text diffllama doge dots1 emu3_text_model "
-            "ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text exaone4 exaone_moe flex_olmo flint gemma gemma2 "
-            "gemma3_text generic glm glm4 glm4_moe glm4v_moe_text glm4v_text glm_ocr_text gpt_neox "
-            "gpt_neox_japanese gpt_oss granite granite4_vision_text granite_docling_text granite_swa granitemoe "
-            "granitemoe_swa granitemoeshared helium higgs_audio_v2 hunyuan_v1_dense hunyuan_v1_moe "
-            "hunyuan_vl_text hy_v3 hyperclovax internlm3 iquestcoder jais2 kolibri1 laguna llama mellum mimo "
-            "minimax_m2 ministral ministral3 mistral mixtral molmo2_text muse_glimmer_text muse_spark_text "
-            "nanochat nemotron olmo olmo2 olmo3 olmoe opt paddleocr_vl_text persimmon phi phi3 phi4_multimodal "
-            "phimoe qwen2 qwen2_5_omni_text qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_moe "
-            "qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 solar_open stablelm starcoder2 "
-            "vaultgemma"
-        ).split(),
-        "decoder",
-    ),
+}
+
+# Of these, types published with code of their own, which Transformers has no class for: the formula counts them as any
+# other; what Transformers' cache would hold is not known. "deepseek_ref" is the name SGLang's converted checkpoints of
+# DeepSeek-V4 give the reference code.
+REMOTE_FAMILIES: dict[str, str] = {
+    "chatglm": "multi_query",
+    "deci": "nas",
+    "deepseek_ref": "deepseek_v4",
+    "minimax_m3": "minimax_m3",
+    "nemotron-nas": "nas",
+    "openelm": "openelm",
+    "step3p7": "step",
 }
 
 # Keys which say nothing of the cache, whatever the family. Of others, a preset holds only those in the family's KEYS.
@@ -134,28 +99,49 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     one. Raises ModelError (exit 3) for an unknown model_type, a missing fact, or a key which may change the cache.
     """
     outer = ConfigReader(config, name, source).text("model_type")
-    if outer in FAMILIES:
-        return _read(config, outer, FAMILIES[outer], name, source, strict)
+    module = _module_of(outer)
+    if outer in FAMILIES or (module is not None and not is_remote(outer)):
+        return _read(config, outer, str(module), name, source, strict)
     # What few models need is imported for these alone: start-up pays for it.
-    from kvcalc.model.remote_code import REMOTE_FAMILIES
     from kvcalc.model.wrappers import REMOTE_WRAPPERS, WRAPPERS, language_model
 
-    config, model_type = language_model(config, outer, name)
-    module = FAMILIES.get(model_type) or REMOTE_FAMILIES.get(model_type)
+    config, model_type = language_model(config, outer, name, reads_outer=module is not None)
+    module = _module_of(model_type)
     if module is None:
-        known = (*FAMILIES, *REMOTE_FAMILIES, *WRAPPERS)
+        known = (*known_types(), *WRAPPERS)
         hint = nearest(model_type, known) or f"{len(known)} types are known; a plain decoder may be called generic"
         raise ModelError(f"{name}: model_type {model_type!r} is not known", hint)
     spec = _read(config, model_type, module, name, source, strict)
-    is_remote = model_type in REMOTE_FAMILIES or outer in REMOTE_WRAPPERS
-    return spec._replace(in_transformers=False) if is_remote else spec
+    return spec._replace(in_transformers=False) if is_remote(model_type) or outer in REMOTE_WRAPPERS else spec
+
+
+def known_types() -> list[str]:
+    """Every model_type that is read, wrappers not included."""
+    return [*FAMILIES, *REMOTE_FAMILIES, *_decoders()]
+
+
+def is_remote(model_type: str) -> bool:
+    """Whether models of this type are published with code of their own."""
+    return model_type in REMOTE_FAMILIES or bool(_decoders().get(model_type, {}).get("is_remote"))
+
+
+def _decoders() -> Mapping[str, Mapping[str, Any]]:
+    from kvcalc.model.families.decoder_table import DECODERS
+
+    return DECODERS
+
+
+def _module_of(model_type: str) -> str | None:
+    found = FAMILIES.get(model_type) or REMOTE_FAMILIES.get(model_type)
+    return found or ("decoder" if model_type in _decoders() else None)
 
 
 def _read(
     config: Mapping[str, object], model_type: str, module: str, name: str, source: str, strict: bool
 ) -> ModelSpec:
     family = import_module(f"kvcalc.model.families.{module}")
-    _refuse_unknown_keys(config, family.KEYS | COMMON_KEYS, name, model_type, strict)
+    keys = family.KEYS if hasattr(family, "KEYS") else family.known_keys(model_type)
+    _refuse_unknown_keys(config, keys | COMMON_KEYS, name, model_type, strict)
     spec: ModelSpec = family.read(ConfigReader(config, name, source), model_type)
     return spec
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvcalc.errors import ModelError
-from kvcalc.model.remote_code import REMOTE_FAMILIES
 
 # Published flat: the language model's keys stand beside the vision tower's.
 _FLAT = ("qwen2_vl", "qwen2_5_vl")
@@ -201,8 +200,11 @@ INNER_SIZES: dict[str, tuple[int, int, int]] = {
 }
 
 
-def language_model(config: Mapping[str, object], outer: str, name: str) -> tuple[Mapping[str, object], str]:
+def language_model(
+    config: Mapping[str, object], outer: str, name: str, *, reads_outer: bool
+) -> tuple[Mapping[str, object], str]:
     """The config of the language model inside a config of type `outer`, and its type; both as they are where it is one.
+    `reads_outer`: `outer` is a language model's type too, published flat.
 
     Raises ModelError (exit 3) where it is missing, no object, or of no type.
     """
@@ -211,7 +213,7 @@ def language_model(config: Mapping[str, object], outer: str, name: str) -> tuple
         return config, outer
     if config.get(wrapper.keys[0]) is None and outer in _FLAT:
         return {**config, "model_type": wrapper.inner}, str(wrapper.inner)
-    if config.get(wrapper.keys[0]) is None and outer in REMOTE_FAMILIES:
+    if config.get(wrapper.keys[0]) is None and reads_outer:
         return config, outer
     found = config
     own: Mapping[str, object] = {}

@@ -20,12 +20,10 @@ from kvcalc.memory.reserve import (
 )
 from kvcalc.memory.workload import Workload
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.capacity import capacity
+from kvcalc.planning.capacity import Beside, capacity, largest_batch
 from kvcalc.planning.weights import DeviceWeights
 from kvcalc.throughput.hardware import Devices, Gpu
-from kvcalc.units import format_size, parse_count
-
-_STAGES = "pipeline-parallel-size"
+from kvcalc.units import format_size
 
 
 class Budget(NamedTuple):
@@ -74,7 +72,7 @@ def budget(
         memory_bytes=gpu.memory_bytes,
         weights_bytes=weights.bytes,
         width=weights.width,
-        ranks=workload.tensor_parallel_size * stages_of(settings),
+        ranks=workload.tensor_parallel_size * workload.pipeline_parallel_size,
         context_tokens=tokens or workload.context_tokens,
         batch_size=sequences or workload.batch_size,
         settings=settings,
@@ -92,11 +90,6 @@ def budget(
     return Budget(weights, reserve, pool, offered, gpu.memory_bytes)
 
 
-def stages_of(settings: Mapping[str, str]) -> int:
-    """Pipeline stages the settings ask for."""
-    return parse_count(settings[_STAGES], f"--{_STAGES}") if _STAGES in settings else 1
-
-
 def lay_out(devices: Devices | None, tensor_parallel_size: int | None, stages: int) -> tuple[Devices | None, int]:
     """The devices, and the tensor-parallel size where it is not given: all devices of a stage; and where there is one
     device alone, as many as the layout takes. UsageError (exit 2) where stages do not divide the devices."""
@@ -107,21 +100,20 @@ def lay_out(devices: Devices | None, tensor_parallel_size: int | None, stages: i
             return devices._replace(num_devices=stages), 1
         size, rest = divmod(devices.num_devices, stages)
         if rest:
-            raise UsageError(f"--{_STAGES} {stages} does not divide {devices.num_devices} devices")
+            raise UsageError(f"--pipeline-parallel-size {stages} does not divide {devices.num_devices} devices")
         return devices, size
     if devices.num_devices == 1:
         return devices._replace(num_devices=tensor_parallel_size * stages), tensor_parallel_size
     return devices, tensor_parallel_size
 
 
-def check_count(devices: Devices, workload: Workload, settings: Mapping[str, str]) -> int:
+def check_count(devices: Devices, workload: Workload) -> int:
     """How many replicas of the model the devices hold; UsageError (exit 2) where they do not make whole ones."""
-    needed = workload.tensor_parallel_size * stages_of(settings)
+    size, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
+    needed = size * stages
     replicas, rest = divmod(devices.num_devices, needed)
     if rest or not replicas:
-        asked = f"--tp {workload.tensor_parallel_size}" + (
-            f" --pp {stages_of(settings)}" if _STAGES in settings else ""
-        )
+        asked = f"--tp {size}" + (f" --pp {stages}" if stages > 1 else "")
         raise UsageError(
             f"{devices.num_devices} device{'s' if devices.num_devices > 1 else ''} and {asked}: "
             f"{needed} are needed for one replica",
@@ -164,13 +156,8 @@ def describe_fit(
     warnings: list[str],
 ) -> dict[str, Any]:
     """The `fit` part of a document on one of the devices, its parts adding up to `device_bytes`."""
-
-    def more(tokens: int, sequences: int) -> int:
-        """By how much the pool shrinks at another workload."""
-        there = budget(spec, workload, engine, settings, gpu, found.weights, tokens, sequences)
-        return 0 if there is None else found.pool_bytes - there.pool_bytes
-
-    fit = capacity(spec, workload, rules, found.pool_bytes, warnings, more if found.reserve.varies else None)
+    beside = _beside(spec, workload, engine, settings, gpu, found)
+    fit = capacity(spec, workload, rules, found.pool_bytes, warnings, beside)
     if found.pool_bytes < 0:
         fit["max_context_tokens"], fit["max_batch_size"] = 0, 0
     held = found.reserve.held
@@ -194,6 +181,37 @@ def describe_fit(
     if not fit["fits"]:
         warnings.append(_verdict(rules, spec, workload, found, fit))
     return fit
+
+
+def running_limit(
+    spec: ModelSpec,
+    workload: Workload,
+    rules: Engine,
+    engine: str,
+    settings: Mapping[str, str],
+    gpu: Gpu,
+    found: Budget,
+    tokens: int,
+) -> int | None:
+    """The most requests of `tokens` tokens a replica holds at once; None where memory sets no limit."""
+    if found.pool_bytes < 0:
+        return 0
+    beside = _beside(spec, workload, engine, settings, gpu, found)
+    return largest_batch(spec, workload, rules, found.pool_bytes, tokens, beside)
+
+
+def _beside(
+    spec: ModelSpec, workload: Workload, engine: str, settings: Mapping[str, str], gpu: Gpu, found: Budget
+) -> Beside | None:
+    """By how much the pool shrinks at another context or batch; None where it does not."""
+    if not found.reserve.varies:
+        return None
+
+    def more(tokens: int, sequences: int) -> int:
+        there = budget(spec, workload, engine, settings, gpu, found.weights, tokens, sequences)
+        return 0 if there is None else found.pool_bytes - there.pool_bytes
+
+    return more
 
 
 def _verdict(rules: Engine, spec: ModelSpec, workload: Workload, found: Budget, fit: Mapping[str, Any]) -> str:

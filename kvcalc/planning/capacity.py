@@ -10,6 +10,9 @@ from kvcalc.memory.engines import Engine
 from kvcalc.memory.workload import Workload
 from kvcalc.model.spec import ModelSpec, period
 
+Beside = Callable[[int, int], int]
+"""What else grows with tokens and sequences, in bytes above what it is at the workload."""
+
 
 def capacity(
     spec: ModelSpec,
@@ -17,21 +20,14 @@ def capacity(
     rules: Engine,
     kv_memory_bytes: int,
     warnings: list[str],
-    beside: Callable[[int, int], int] | None = None,
+    beside: Beside | None = None,
 ) -> dict[str, Any]:
     """The `fit` part of a document for `kv_memory_bytes` of cache on each device.
 
     `max_context_tokens` is at this batch, `max_batch_size` at this context; null where memory sets no limit, with a
     warning appended. The context is not cut at max_position_embeddings: a warning says where it is beyond.
-    `beside` is what else grows with tokens and sequences, above what it is at this workload.
     """
-    device = kv_cache.on_device(spec, workload.tensor_parallel_size)
-
-    def held(tokens: int, sequences: int) -> int:
-        more = beside(tokens, sequences) if beside else 0
-        return rules.batch_bytes(device, workload.kv_dtype, tokens, sequences) + more
-
-    batch = workload.batch_size
+    held, batch = _held(spec, workload, rules, beside), workload.batch_size
     here = held(workload.context_tokens, batch)
     longest = kv_cache.longest_context(lambda tokens: held(tokens, batch), kv_memory_bytes, period(spec))
     if longest is None:
@@ -54,6 +50,26 @@ def capacity(
         "max_batch_size": _largest_batch(lambda sequences: held(workload.context_tokens, sequences), kv_memory_bytes),
         "lines": None,
     }
+
+
+def largest_batch(
+    spec: ModelSpec, workload: Workload, rules: Engine, kv_memory_bytes: int, tokens: int, beside: Beside | None = None
+) -> int | None:
+    """The most sequences of `tokens` tokens whose cache is within `kv_memory_bytes` on each device; None where memory
+    sets no limit."""
+    held = _held(spec, workload, rules, beside)
+    return _largest_batch(lambda sequences: held(tokens, sequences), kv_memory_bytes)
+
+
+def _held(spec: ModelSpec, workload: Workload, rules: Engine, beside: Beside | None) -> Callable[[int, int], int]:
+    """What so many tokens and sequences take of a device's memory for the cache."""
+    device = kv_cache.on_device(spec, workload.tensor_parallel_size)
+
+    def held(tokens: int, sequences: int) -> int:
+        more = beside(tokens, sequences) if beside else 0
+        return rules.batch_bytes(device, workload.kv_dtype, tokens, sequences) + more
+
+    return held
 
 
 def _largest_batch(bytes_of_batch: Callable[[int], int], memory_bytes: int) -> int | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.curves import Curve, read_curve, stored_curve
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype
+from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype, stage_bounds
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.spec import ModelSpec, has_cross_attention
@@ -152,7 +152,7 @@ def _combine(grid: Grid, engine: str, asked: str, gpu: Gpu | None, size: int, wa
         from kvcalc.throughput.hardware import Devices
 
         settings = with_device(engine, {}, Devices(gpu, size))
-    resolved, _ = resolve_kv_dtype(engine, spec, asked, settings)
+    resolved, _ = resolve_kv_dtype(engine, spec, asked, settings, grid.dtype)
 
     def workload_at(tokens: int) -> Workload:
         return resolve_workload(spec, tokens, 1, grid.dtype, resolved, size, encoder_tokens)
@@ -190,7 +190,7 @@ def _combine(grid: Grid, engine: str, asked: str, gpu: Gpu | None, size: int, wa
         return found
     return found._replace(
         memory=_memory_of(grid, held, first, engine, settings, gpu, warnings),
-        speed=_speed_of(grid, held, first, engine, asked, gpu, warnings),
+        speed=_speed_of(grid, held, first, engine, gpu, warnings),
     )
 
 
@@ -207,7 +207,8 @@ def _memory_of(
     from kvcalc.planning.budget import budget
     from kvcalc.planning.weights import device_weights
 
-    weights = device_weights(grid.model, spec, grid.dtype, workload.model_dtype, workload.tensor_parallel_size, 1)
+    ranks, whole = workload.tensor_parallel_size, stage_bounds(engine, spec.num_layers, 1)
+    weights = device_weights(grid.model, spec, grid.dtype, workload.model_dtype, ranks, whole)
     found = budget(spec, workload, engine, settings, gpu, weights)
     if found is None:
         warnings.append(f"fit: the weights of {spec.name} are not known: {weights.reason}")
@@ -224,7 +225,7 @@ def _memory_of(
 
 
 def _speed_of(
-    grid: Grid, spec: ModelSpec, workload: Workload, engine: str, kv_dtype: str, gpu: Gpu, warnings: list[str]
+    grid: Grid, spec: ModelSpec, workload: Workload, engine: str, gpu: Gpu, warnings: list[str]
 ) -> Callable[[int, int], Row] | None:
     """The columns of `SPEED` at a context and a batch; None, with a warning, where they are not known."""
     from kvcalc.planning.throughput import speed_of
@@ -232,12 +233,11 @@ def _speed_of(
     from kvcalc.throughput.speed import outside
 
     layout = Layout(workload.tensor_parallel_size, 1, 1)
-    found = speed_of(grid.model, spec, workload, gpu, engine, dtype=grid.dtype, kv_dtype=kv_dtype, layout=layout)
+    found = speed_of(grid.model, spec, workload, gpu, engine, dtype=grid.dtype, layout=layout)
     if isinstance(found, str):
         warnings.append(f"throughput: {found}")
         return None
     model = found.model
-    warnings += [f"throughput: {note}" for note in found.notes]
     unfitted = outside(model, found.regime, found.weight_dtype, grid.largest_batch)
     if unfitted:
         warnings.append(f"throughput: not fitted for {', '.join(unfitted)}")

@@ -33,6 +33,7 @@ def compare_engines(
         "model": plain["model"],
         "workload": plain["workload"],
         "tensor_parallel_size": plain["engine"]["tensor_parallel_size"],
+        "pipeline_parallel_size": plain["engine"]["pipeline_parallel_size"],
         "stored_bytes": plain["kv_cache"]["stored_bytes"],
         "engines": [_row(name, model, kv_dtype, engine_settings or {}, workload) for name in ENGINES],
         "warnings": plain["warnings"],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.memory import kv_cache
 from kvcalc.memory.curves import stored_sequence_bytes
-from kvcalc.memory.engines import SETTINGS_OF_A_DEVICE, Engine, load_engine, resolve_kv_dtype
+from kvcalc.memory.engines import SETTINGS_OF_A_DEVICE, Engine, load_engine, resolve_kv_dtype, stage_bounds
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.describe import describe_model
 from kvcalc.model.memo import remembered
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 ENCODER_WARNING = (
     "{name} is an encoder: these are the formula's bytes; nothing of them outlives a forward pass and engines keep 0"
 )
-STAGES_WARNING = (
-    "kv_cache and fit count the cache of every layer on each device: of {name}, pipeline stages are counted in the "
-    "weights and in throughput alone"
-)
 
 
 def estimate(
@@ -44,6 +41,7 @@ def estimate(
     engine: str = "logical",
     engine_settings: Mapping[str, str] | None = None,
     tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
     encoder_tokens: int | None = None,
     kv_memory_bytes: int | None = None,
     devices: Devices | None = None,
@@ -67,11 +65,12 @@ def estimate(
         raise UsageError(f"--{alone} divides a device's memory, and none is named", "name one: --gpu h100")
     elif speed is not None:
         raise UsageError("serving, --ep and --calibrate are of a device, and none is named", "name one: --gpu h100")
-    own_settings = _without_stages(engine, engine_settings, devices)
-    resolved, reason = resolve_kv_dtype(engine, spec, kv_dtype, own_settings)
-    workload = resolve_workload(spec, context_tokens, batch_size, dtype, resolved, tensor_parallel_size, encoder_tokens)
+    resolved, reason = resolve_kv_dtype(engine, spec, kv_dtype, engine_settings, dtype)
+    workload = resolve_workload(
+        spec, context_tokens, batch_size, dtype, resolved, tensor_parallel_size, encoder_tokens, pipeline_parallel_size
+    )
     spec = bind_workload(spec, workload)
-    rules = _rules_of(spec, engine, *sorted(own_settings.items()))
+    rules = _rules_of(spec, engine, pipeline_parallel_size, *sorted(engine_settings.items()))
     check_devices(rules, engine, tensor_parallel_size)
     warnings = [*spec.remarks, *workload.warnings, *rules.warnings]
     if spec.is_encoder and rules.name == "logical":
@@ -84,33 +83,23 @@ def estimate(
             raise UsageError("--kv-memory and a device: each says what there is for the cache", "give one of them")
         fit = capacity(spec, workload, rules, kv_memory_bytes, warnings)
     if devices is not None:
-        from kvcalc.planning.budget import check_count, describe_fit, describe_hardware, stages_of
-        from kvcalc.planning.throughput import SpeedQuestion, ask_throughput
+        from kvcalc.planning.budget import check_count, describe_fit, describe_hardware, running_limit
+        from kvcalc.planning.throughput import SpeedQuestion, estimate_throughput, is_served, layout_of
 
-        hardware = describe_hardware(devices, check_count(devices, workload, engine_settings))
+        question, gpu = speed or SpeedQuestion(), devices.gpu
+        is_served(question)
+        layout = layout_of(workload, question)
+        hardware = describe_hardware(devices, check_count(devices, workload))
         found = _budget(model, spec, workload, dtype, engine, engine_settings, devices)
         if isinstance(found, str):
-            warnings.append(f"fit: {found}")
+            warnings += [f"fit: {found}", f"throughput: {found}"]
         else:
-            fit = describe_fit(spec, workload, rules, engine, engine_settings, devices.gpu, found, warnings)
+            fit = describe_fit(spec, workload, rules, engine, engine_settings, gpu, found, warnings)
             division, kv_memory_bytes = found.reserve.settings, max(found.offered_bytes, 0)
-        stages = stages_of(engine_settings)
-        if stages > 1 and own_settings is not engine_settings:
-            warnings.append(STAGES_WARNING.format(name=rules.name))
-        pool = None if isinstance(found, str) else found.pool_bytes
-        throughput = ask_throughput(
-            model,
-            spec,
-            workload,
-            devices.gpu,
-            engine,
-            stages,
-            dtype,
-            kv_dtype,
-            speed or SpeedQuestion(),
-            pool,
-            warnings,
-        )
+            limit = partial(running_limit, spec, workload, rules, engine, engine_settings, gpu, found)
+            throughput = estimate_throughput(
+                model, spec, workload, gpu, engine, layout, dtype, question, limit, warnings
+            )
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(spec),
@@ -123,6 +112,7 @@ def estimate(
             "name": rules.name,
             "version": rules.version,
             "tensor_parallel_size": workload.tensor_parallel_size,
+            "pipeline_parallel_size": workload.pipeline_parallel_size,
             "kv_dtype_reason": reason,
             **rules.settings,
             **division,
@@ -138,14 +128,6 @@ def estimate(
     }
 
 
-def _without_stages(engine: str, settings: Mapping[str, str], devices: Devices | None) -> Mapping[str, str]:
-    """The settings an engine's account of its cache takes: of all but vLLM's, pipeline stages are speed's alone."""
-    stages = settings.get("pipeline-parallel-size")
-    if stages is None or engine.partition("@")[0] == "vllm" or (devices is None and stages != "1"):
-        return settings
-    return {name: value for name, value in settings.items() if name != "pipeline-parallel-size"}
-
-
 def _budget(
     model: ModelSpec,
     spec: ModelSpec,
@@ -156,24 +138,27 @@ def _budget(
     devices: Devices,
 ) -> Budget | str:
     """The memory one of the devices has for the cache, or why that is not known."""
-    from kvcalc.planning.budget import budget, stages_of
+    from kvcalc.planning.budget import budget
     from kvcalc.planning.weights import device_weights
 
-    ranks, stages = workload.tensor_parallel_size, stages_of(settings)
-    weights = device_weights(model, spec, dtype, workload.model_dtype, ranks, stages)
+    stages = stage_bounds(engine, spec.num_layers, workload.pipeline_parallel_size)
+    weights = device_weights(model, spec, dtype, workload.model_dtype, workload.tensor_parallel_size, stages)
     found = budget(spec, workload, engine, settings, devices.gpu, weights)
     return found or f"the weights of {spec.name} are not known: {weights.reason}"
 
 
 def check_devices(rules: Engine, engine: str, tensor_parallel_size: int) -> None:
-    """Refuse several devices where an engine is counted on one alone."""
+    """Refuse to split heads over devices where that is not counted for an engine."""
     if tensor_parallel_size > 1 and not rules.splits_heads:
-        raise UsageError(f"--tp {tensor_parallel_size}: {engine} is counted on one device alone")
+        raise UsageError(
+            f"--tp {tensor_parallel_size}: heads split over devices are not counted for {engine}",
+            f"--pp {tensor_parallel_size} splits the layers",
+        )
 
 
 @remembered
-def _rules_of(spec: ModelSpec, engine: str, *settings: tuple[str, str]) -> Engine:
-    return load_engine(engine, spec, dict(settings))
+def _rules_of(spec: ModelSpec, engine: str, stages: int, *settings: tuple[str, str]) -> Engine:
+    return load_engine(engine, spec, dict(settings), stages)
 
 
 def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[str, Any]:

@@ -26,6 +26,6 @@ def cache_figures(spec: ModelSpec, workload: Workload, rules: Engine) -> tuple[i
         growth.bytes_per_token,
         growth.fixed_bytes,
         rules.batch_bytes(device, dtype, tokens, batch),
-        workload.tensor_parallel_size * rules.replica_bytes(device, dtype, tokens, batch),
+        workload.tensor_parallel_size * rules.all_stages_bytes(device, dtype, tokens, batch),
         batch * read_sequence_bytes(spec, dtype, tokens),
     )

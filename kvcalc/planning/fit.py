@@ -7,7 +7,6 @@ from typing import Any
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.budget import stages_of
 from kvcalc.planning.estimate import estimate
 from kvcalc.throughput.hardware import Devices
 
@@ -23,21 +22,21 @@ def fit(
     devices: Devices,
     *,
     tensor_parallel_size: int = 1,
-    engine_settings: Mapping[str, str] | None = None,
+    pipeline_parallel_size: int = 1,
     **workload: Any,
 ) -> dict[str, Any]:
     """The fit document: estimate's account of the devices, and where it does not fit, the fewest that would.
 
     `workload` is estimate's. Raises what it raises, and ModelError (exit 3) where the weights are not known.
     """
-    asked = {**workload, "engine_settings": engine_settings}
+    asked = {**workload, "pipeline_parallel_size": pipeline_parallel_size}
     document = estimate(model, devices=devices, tensor_parallel_size=tensor_parallel_size, **asked)
     if document["fit"] is None:
         reason = next((text for text in document["warnings"] if text.startswith("fit: ")), "fit: not known")
         raise ModelError(reason.removeprefix("fit: "), "kvcalc estimate --kv-memory SIZE asks of the cache alone")
     smallest = None
     if not document["fit"]["fits"]:
-        smallest = _smallest(model, devices, tensor_parallel_size, stages_of(engine_settings or {}), asked)
+        smallest = _smallest(model, devices, tensor_parallel_size, pipeline_parallel_size, asked)
     return {**{key: document[key] for key in _TAKEN}, "smallest": smallest, "warnings": document["warnings"]}
 
 

@@ -300,6 +300,8 @@ def _probe(question: Question, gpu: Gpu, tensor: int, stages: int, running: int)
         if not longest["fit"]["fits"]:
             trouble = f"the longest request, {lengths.longest_tokens:,} tokens, does not fit"
     serving = answer["throughput"]["serving"]
+    if serving is None:
+        trouble = trouble or f"one request of {lengths.input_tokens + lengths.output_tokens:,} tokens does not fit"
     if trouble is None:
         for name, most, took in (
             ("TTFT", targets.max_ttft_seconds, serving["ttft_seconds"]),
@@ -319,8 +321,9 @@ def _estimate(question: Question, gpu: Gpu, tensor: int, stages: int, running: i
         dtype=question.dtype,
         kv_dtype=question.kv_dtype,
         engine=question.engine,
-        engine_settings={**question.settings, **({"pipeline-parallel-size": str(stages)} if stages > 1 else {})},
+        engine_settings=question.settings,
         tensor_parallel_size=tensor,
+        pipeline_parallel_size=stages,
         devices=Devices(gpu, tensor * stages),
         speed=SpeedQuestion(1, question.lengths.input_tokens, question.lengths.output_tokens, running),
     )

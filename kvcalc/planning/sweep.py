@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import parse_dtype
-from kvcalc.memory.engines import resolve_kv_dtype
+from kvcalc.memory.engines import check_engine, resolve_kv_dtype
 from kvcalc.memory.workload import resolve_workload
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
@@ -121,6 +121,24 @@ def _differing(combination: Combination, every: Sequence[Combination]) -> list[s
     return [word for word, column in zip(_words(combination), columns) if len(set(column)) > 1]
 
 
+def _check_kv_dtype(asked: str, engines: Sequence[str], spec: ModelSpec, dtype: str | None) -> None:
+    """UsageError (exit 2) for a type that neither kvcalc nor any of the engines has a name for."""
+    try:
+        parse_dtype(asked, "--kv-dtype")
+        return
+    except UsageError as error:
+        unknown = error
+    for engine in engines:
+        try:
+            resolved, _ = resolve_kv_dtype(engine, spec, asked, dtype=dtype)
+            if isinstance(resolved, str):
+                parse_dtype(resolved, "--kv-dtype")
+            return
+        except UsageError as error:
+            unknown = error
+    raise unknown
+
+
 def sweep(
     model: ModelSpec,
     *,
@@ -142,10 +160,10 @@ def sweep(
     """
     spec = apply(model, what_if)
     for engine in engines:
-        resolve_kv_dtype(engine, spec, "auto")
+        check_engine(engine)
     for kv_dtype in kv_dtypes:
         if kv_dtype != "auto":
-            parse_dtype(kv_dtype, "--kv-dtype")
+            _check_kv_dtype(kv_dtype, engines, spec, dtype)
     if gpus and kv_memory_bytes is not None:
         raise UsageError("--kv-memory and a device: each says what there is for the cache", "give one of them")
     if contexts is None:

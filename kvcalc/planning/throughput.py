@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import UsageError
@@ -12,11 +13,15 @@ from kvcalc.planning.weights import stored_weights
 from kvcalc.throughput.constants import Regime
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.roofline import SpeedModel, Step
-from kvcalc.throughput.speed import StoredWeights, cache_dtype, check_layout, outside, range_factors, speed_model
+from kvcalc.throughput.speed import StoredWeights, check_layout, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
     from kvcalc.throughput.calibrate import Calibration
     from kvcalc.throughput.hardware import Gpu
+
+
+RunningLimit = Callable[[int], "int | None"]
+"""The most requests of so many tokens that run at once; None where memory sets no limit."""
 
 
 class SpeedQuestion(NamedTuple):
@@ -31,12 +36,11 @@ class SpeedQuestion(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """A SpeedModel, where its constants were fitted, the weights' type, and what must be said of it."""
+    """A SpeedModel, where its constants were fitted, and the weights' type."""
 
     model: SpeedModel
     regime: Regime
     weight_dtype: str
-    notes: tuple[str, ...]
 
 
 def calibrated(question: SpeedQuestion, path: str) -> SpeedQuestion:
@@ -59,65 +63,64 @@ def is_served(question: SpeedQuestion) -> bool:
     return True
 
 
-def ask_throughput(
+def layout_of(workload: Workload, question: SpeedQuestion) -> Layout:
+    """How the model lies on its devices. UsageError (exit 2) where experts cannot be dealt out over the ranks."""
+    size, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
+    layout = Layout(size, stages, question.expert_parallel_size)
+    check_layout(layout)
+    return layout
+
+
+def estimate_throughput(
     model: ModelSpec,
     spec: ModelSpec,
     workload: Workload,
     gpu: Gpu,
     engine: str,
-    stages: int,
+    layout: Layout,
     dtype: str | None,
-    kv_dtype: str,
     question: SpeedQuestion,
-    pool_bytes: int | None,
+    running_limit: RunningLimit,
     warnings: list[str],
 ) -> dict[str, Any] | None:
     """The `throughput` part for estimate's workload; None, with a warning, where it is not known.
 
-    `model` is without the what-if, `spec` with it and bound to the workload. `pool_bytes`: the cache's on a device,
-    None where that is not known. Raises UsageError (exit 2) for sizes that do not divide each other.
+    `model` is without the what-if, `spec` with it and bound to the workload.
     """
-    is_served(question)
-    layout = Layout(workload.tensor_parallel_size, stages, question.expert_parallel_size)
-    check_layout(layout)
     speed = speed_of(
         model, spec, workload, gpu, engine,
-        dtype=dtype, kv_dtype=kv_dtype, layout=layout, calibration=question.calibration,
+        dtype=dtype, layout=layout, calibration=question.calibration,
     )  # fmt: skip
     if question.calibration is not None:
         warnings += question.calibration.doubts(gpu)
-    return describe_throughput(speed, workload.context_tokens, workload.batch_size, question, pool_bytes, warnings)
+    return _describe_throughput(speed, workload.context_tokens, workload.batch_size, question, running_limit, warnings)
 
 
-def describe_throughput(
+def _describe_throughput(
     speed: Speed | str,
     context_tokens: int,
     batch_size: int,
     question: SpeedQuestion,
-    pool_bytes: int | None,
+    running_limit: RunningLimit,
     warnings: list[str],
 ) -> dict[str, Any] | None:
-    """What stands under `throughput`: seconds and tokens a second of one replica; None, with a warning, where unknown.
-
-    `pool_bytes`: the memory for the cache on each device; None where it is not known.
-    """
+    """Seconds and tokens a second of one replica; None, with a warning, where they are not known."""
     if isinstance(speed, str):
         warnings.append(f"throughput: {speed}")
         return None
     model = speed.model
     step = model.decode(batch_size, context_tokens)
-    warnings += [f"throughput: {note}" for note in speed.notes]
     unfitted = outside(model, speed.regime, speed.weight_dtype, batch_size)
     low, high = range_factors(speed.regime, bool(unfitted))
     serving = None
     if question.input_tokens is not None and question.output_tokens is not None:
         lengths = question.input_tokens, question.output_tokens
-        # Here and below: most questions are of a step alone, and start without it.
-        from kvcalc.throughput.serving import room
-
-        limit = room(model, *lengths, pool_bytes)
-        serving, more = _describe_serving(speed, lengths, question.concurrency, limit, (low, high))
-        unfitted += [what for what in more if what not in unfitted]
+        limit = running_limit(sum(lengths))
+        if limit == 0:
+            warnings.append(f"throughput: not one request of {sum(lengths):,} tokens fits, so none is served")
+        else:
+            serving, more = _describe_serving(speed, lengths, question.concurrency, limit, (low, high))
+            unfitted += [what for what in more if what not in unfitted]
     if unfitted:
         warnings.append(f"throughput: not fitted for {', '.join(unfitted)}: the range is wider")
     roofline = model.roofline(batch_size, context_tokens)
@@ -149,22 +152,21 @@ def _describe_serving(
     speed: Speed,
     lengths: tuple[int, int],
     concurrency: int | None,
-    limit: float | None,
+    limit: int | None,
     factors: tuple[float, float],
 ) -> tuple[dict[str, Any], list[str]]:
+    # Most questions are of a step alone, and start without it.
     from kvcalc.throughput.serving import serve
 
     model = speed.model
     found = serve(model, *lengths, concurrency, limit)
     more = outside(model, speed.regime, speed.weight_dtype, found.running)
     low, high = factors if not more else range_factors(speed.regime, True)
-    running = int(found.running)
-    wanted = concurrency or running
     return {
         "input_tokens": lengths[0],
         "output_tokens": lengths[1],
-        "concurrency": wanted,
-        "running_requests": min(running, wanted),
+        "concurrency": concurrency or found.running,
+        "running_requests": found.running,
         "tpot_seconds": found.tpot_seconds,
         "tpot_low_seconds": found.tpot_seconds * low,
         "tpot_high_seconds": found.tpot_seconds * high,
@@ -190,7 +192,6 @@ def speed_of(
     engine: str,
     *,
     dtype: str | None = None,
-    kv_dtype: str = "auto",
     layout: Layout = Layout(),
     calibration: Calibration | None = None,
 ) -> Speed | str:
@@ -199,13 +200,13 @@ def speed_of(
     Kept, because it costs a millisecond where a step costs microseconds: one per model, device, types and layout.
     """
     key = (
-        workload.kv_dtype, workload.model_dtype, dtype, kv_dtype, engine, layout, calibration, gpu.name,
+        workload.kv_dtype, workload.model_dtype, dtype, engine, layout, calibration, gpu.name,
         gpu.memory_bytes, gpu.bandwidth_bytes_per_second, *gpu.flops_per_second.items(),
     )  # fmt: skip
     known = _speeds_of(model, spec)
     found = known.get(key)
     if found is None:
-        found = known[key] = _speed(model, spec, workload, gpu, engine, dtype, kv_dtype, layout, calibration)
+        found = known[key] = _speed(model, spec, workload, gpu, engine, dtype, layout, calibration)
     return found
 
 
@@ -216,7 +217,6 @@ def _speed(
     gpu: Gpu,
     engine: str,
     dtype: str | None,
-    kv_dtype: str,
     layout: Layout,
     calibration: Calibration | None,
 ) -> Speed | str:
@@ -227,15 +227,7 @@ def _speed(
     stored = stored_weights(model, spec, dtype, workload.model_dtype)
     if not isinstance(stored, StoredWeights):
         return stored
-    name = engine.partition("@")[0]
-    read = cache_dtype(name, stored.name, workload.kv_dtype, kv_dtype.casefold() == "auto")
-    notes = []
-    if read != workload.kv_dtype:
-        notes.append(
-            f"TensorRT-LLM's {stored.name} checkpoints keep their cache in {read.name}, and so it is read here; "
-            "--kv-dtype says otherwise"
-        )
-    found, regime = speed_model(spec, stored, read, gpu, name, layout)
+    found, regime = speed_model(spec, stored, workload.kv_dtype, gpu, engine.partition("@")[0], layout)
     if calibration is not None:
         found = calibration.apply(found, stored.name)
-    return Speed(found, regime, stored.name, tuple(notes))
+    return Speed(found, regime, stored.name)

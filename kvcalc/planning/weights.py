@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, Dtype, parse_weight_dtype
-from kvcalc.memory.sharding import Width, shard, stage, width_of
+from kvcalc.memory.sharding import Bounds, Width, shard, stage_weights, width_of
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
 from kvcalc.model.memo import remembered_of_two
-from kvcalc.model.spec import ModelSpec, kv_head_counts
-from kvcalc.model.weights.registry import read_weights
-from kvcalc.model.weights.tensors import ModelWeights
+from kvcalc.model.spec import ModelSpec, weights_of
+from kvcalc.model.tensors import ModelWeights
 
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme
@@ -40,7 +38,7 @@ def _described(
     warnings: list[str] = []
     if spec.gguf is not None:
         return _describe_file(model, spec, dtype, warnings), warnings
-    weights, reason = _weights_of(model, spec)
+    weights, reason = _known_weights(model, spec)
     if reason is not None and spec.attention != model.attention:
         warnings.append(f"weights: {reason}")
     asked = parse_weight_dtype(dtype)
@@ -73,18 +71,18 @@ class DeviceWeights(NamedTuple):
 
 @remembered_of_two
 def device_weights(
-    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, ranks: int, stages: int
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, ranks: int, stages: Bounds
 ) -> DeviceWeights:
-    """What one of `ranks` tensor-parallel ranks of the largest of `stages` pipeline stages holds.
+    """What one of `ranks` tensor-parallel ranks holds of the pipeline stage whose weights are largest.
 
-    `model`, `spec` and `dtype` are `describe_weights`'. Weights whose bytes are those of files are split in the
-    proportion of the counted ones.
+    `stages` are the layers of each (`engines.stage_bounds`); `model`, `spec` and `dtype` are `describe_weights`'.
+    Weights whose bytes are those of files are split in the proportion of the counted ones.
     """
     warnings: list[str] = []
     described, _ = _described(model, spec, dtype, model_dtype)
     if spec.gguf is not None:
-        return _file_on_device(spec, described, ranks, stages)
-    weights, reason = _weights_of(model, spec)
+        return _file_on_device(spec, described, ranks, len(stages))
+    weights, reason = _known_weights(model, spec)
     if weights is None or described["bytes"] is None:
         asked = reason or "the weights' type is not modelled; --dtype says otherwise"
         return DeviceWeights(None, 0, None, asked)
@@ -95,13 +93,9 @@ def device_weights(
         return 0 if size is None else size[0]
 
     parts = [weights]
-    if stages > 1:
-        from kvcalc.memory.engines.vllm.stages import stage_bounds
-
-        bounds = stage_bounds(spec.num_layers, stages)
-        parts = [stage(weights, first, last, spec.num_layers) for first, last in bounds]
-    heads = kv_head_counts(spec) or [spec.attention.num_kv_heads or 1]
-    sizes = [(size_of(shard(part, ranks, heads)), size_of(part)) for part in parts]
+    if len(stages) > 1:
+        parts = [stage_weights(weights, first, last, spec.num_layers) for first, last in stages]
+    sizes = [(size_of(shard(part, ranks)), size_of(part)) for part in parts]
     share, whole = max(sizes)
     counted = size_of(weights)
     if described["bytes"] != counted and counted:
@@ -176,35 +170,18 @@ def _file_on_device(spec: ModelSpec, described: Mapping[str, Any], ranks: int, s
     return DeviceWeights(-(-size // ranks), 0, width, None)
 
 
-def _weights_of(model: ModelSpec, spec: ModelSpec) -> tuple[ModelWeights | None, str | None]:
-    """The weights, or None and why they are not known."""
-    config: Mapping[str, object] = model.config
-    if spec.attention != model.attention:
-        changed = _changed_config(model, spec)
-        if changed is None:
-            return None, f"not known of {model.name} with another attention than its own"
-        config = changed
-    try:
-        weights = read_weights(config, model.model_type, model.name)
-    except ModelError as error:
-        return None, error.message
-    return weights, f"the weights of model_type {model.model_type} are not counted" if weights is None else None
-
-
-def _changed_config(model: ModelSpec, spec: ModelSpec) -> Mapping[str, object] | None:
-    """The config with the what-if's KV heads, where that is all that changes: a plain decoder as MHA, MQA or GQA."""
-    from kvcalc.model.weights.registry import COUNTERS
-
-    if model.attention.is_latent or spec.attention.is_latent or COUNTERS.get(model.model_type) != "decoder":
-        return None
-    return {**model.config, "num_key_value_heads": spec.attention.num_kv_heads}
+def _known_weights(model: ModelSpec, spec: ModelSpec) -> tuple[ModelWeights | None, str | None]:
+    """The weights, or None and why they are not known. With a what-if they are known if it changes KV heads alone."""
+    if spec.attention != model.attention and (model.attention.is_latent or spec.attention.is_latent):
+        return None, f"not known of {model.name} with another attention than its own"
+    return weights_of(spec), spec.weights_reason
 
 
 def _bytes_of(
     weights: ModelWeights | None, spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, warnings: list[str]
 ) -> tuple[str | None, WeightBytes | None]:
     """The name of what the weights are stored in, and their bytes."""
-    if (asked is None and spec.config.get("quantization_config")) or (asked is not None and asked.name in FILE_TYPES):
+    if (asked is None and spec.quantization) or (asked is not None and asked.name in FILE_TYPES):
         scheme = _scheme(spec, asked, model_dtype, warnings)
         if scheme is None:
             return None, None
@@ -218,7 +195,7 @@ def stored_weights(model: ModelSpec, spec: ModelSpec, dtype: str | None, model_d
     """A model's weights and what they lie in, as `describe_weights` counts them; or why that is not known."""
     from kvcalc.throughput.speed import StoredWeights
 
-    weights, reason = _weights_of(model, spec)
+    weights, reason = _known_weights(model, spec)
     if weights is None:
         return reason or "the weights are not known"
     if spec.gguf is not None and dtype is None:
@@ -230,7 +207,7 @@ def stored_weights(model: ModelSpec, spec: ModelSpec, dtype: str | None, model_d
             return f"how fast weights of type {dtype} are read is not known"
     asked = parse_weight_dtype(dtype)
     scheme, linear, warnings = None, _linear(asked), list[str]()
-    if (asked is None and spec.config.get("quantization_config")) or (asked is not None and asked.name in FILE_TYPES):
+    if (asked is None and spec.quantization) or (asked is not None and asked.name in FILE_TYPES):
         scheme, linear = _scheme(spec, asked, model_dtype, warnings), None
         if scheme is None:
             return warnings[0].removeprefix("weights: ")
@@ -251,14 +228,13 @@ def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, warnings: 
         return k_quant_scheme(asked.name, spec.num_layers)
     from kvcalc.memory.quantization.schemes import UnknownSchemeError, read_scheme
 
-    quantization = spec.config["quantization_config"]
     try:
-        if not isinstance(quantization, Mapping):
+        if not isinstance(spec.quantization, Mapping):
             raise UnknownSchemeError("quantization_config that is no object")
         # DeepSeek-V4 names the type of its experts beside the scheme of the other layers.
-        if spec.config.get("expert_dtype") not in (None, "fp8"):
-            raise UnknownSchemeError(f"expert_dtype {ascii(spec.config['expert_dtype'])[:60]}")
-        return read_scheme(quantization, model_dtype.block_bytes)
+        if spec.expert_dtype not in (None, "fp8"):
+            raise UnknownSchemeError(f"expert_dtype {ascii(spec.expert_dtype)[:60]}")
+        return read_scheme(spec.quantization, model_dtype.block_bytes)
     except UnknownSchemeError as error:
         warnings.append(f"weights: {error} is not modelled, so their bytes are not known; --dtype says otherwise")
         return None

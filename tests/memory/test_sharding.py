@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.memory.sharding import shard, stage, width_of
+from kvcalc.memory.sharding import shard, stage_weights, width_of
 from kvcalc.memory.weights import plain_bytes
 from kvcalc.model.resolve import load_model
 from kvcalc.model.weights.registry import read_weights
@@ -57,7 +57,7 @@ def test_mla_keeps_its_down_projections_and_routers_whole() -> None:
 
 def test_stages_add_up_and_each_end_has_its_table() -> None:
     weights = weights_of("llama-3-8b")
-    parts = [stage(weights, first, last, 32) for first, last in ((0, 15), (16, 31))]
+    parts = [stage_weights(weights, first, last, 32) for first, last in ((0, 15), (16, 31))]
     assert sum(map(bytes_of, parts)) == bytes_of(weights)
     layers = 2 * 16 * (2 * Q + 2 * KV + 3 * MLP + 2 * NORM)
     assert [bytes_of(part) - layers for part in parts] == [2 * TABLE, 2 * (TABLE + NORM)]
@@ -66,7 +66,7 @@ def test_stages_add_up_and_each_end_has_its_table() -> None:
 def test_a_tied_table_is_on_both_ends() -> None:
     weights = weights_of("gemma-2-2b")
     layers = 1 + max(number for block in weights.blocks for number in block.numbers)
-    ends = [stage(weights, 0, 9, layers), stage(weights, 10, layers - 1, layers)]
+    ends = [stage_weights(weights, 0, 9, layers), stage_weights(weights, 10, layers - 1, layers)]
     assert sum(map(bytes_of, ends)) == bytes_of(weights) + 2 * weights.embedding.parameters
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import parse_dtype
-from kvcalc.memory.kv_cache import decode_read_bytes, on_device, stored_bytes
+from kvcalc.memory.kv_cache import decode_read_bytes, on_device
 from kvcalc.memory.weights import count_parameters
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import has_cross_attention
@@ -52,13 +52,10 @@ def test_a_dense_model_reads_all_but_its_input_embedding(counts_of: MakeCounts) 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tokens", [1, 500, 9000])
 @pytest.mark.parametrize("size", [1, 4])
-def test_the_cache_is_read_and_kept_as_the_memory_model_says(
-    counts_of: MakeCounts, name: str, tokens: int, size: int
-) -> None:
+def test_the_cache_is_read_as_the_memory_model_says(counts_of: MakeCounts, name: str, tokens: int, size: int) -> None:
     spec = on_device(load_model(name), size)
     counts = counts_of(name, tensor_parallel_size=size)
     assert counts.kv_read_bytes(tokens) == decode_read_bytes(spec, BF16, tokens)
-    assert counts.kv_stored_bytes(tokens) == stored_bytes(spec, BF16, tokens)
 
 
 def test_a_causal_prompt_attends_to_half_its_square_and_a_window_bounds_it(counts_of: MakeCounts) -> None:

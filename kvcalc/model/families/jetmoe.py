@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvcalc.model.caches import FullAttention
+from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, uniform_layers
+from kvcalc.model.spec import ModelSpec
 
 KEYS = frozenset(
     (
@@ -27,8 +27,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     num_kv_heads = config.integer("num_key_value_heads")
     num_heads = num_kv_heads * config.integer("num_experts_per_tok")
     width = config.integer("kv_channels", "head_dim")
-    attention = AttentionShape(
+    shape = AttentionShape(
         num_heads, num_kv_heads, width, width, config.integer("hidden_size"), rope_dim=width,
         rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
-    return config.model(model_type, attention, uniform_layers(num_layers, FullAttention(num_kv_heads, width, width)))
+    return config.model(model_type, [(Attention(shape),)] * num_layers)

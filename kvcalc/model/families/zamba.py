@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from kvcalc.model.caches import Cache
-from kvcalc.model.families.grouped import GROUPED_KEYS, full_attention, grouped_shape
-from kvcalc.model.families.mamba_state import expanded, mamba2_inner, mamba2_state, mamba_state
+from kvcalc.model.families.grouped import GROUPED_KEYS, grouped_shape
+from kvcalc.model.families.mamba import expanded, mamba2_inner, time_step_rank
+from kvcalc.model.layers import Mixer
+from kvcalc.model.mixers.attention import Attention
+from kvcalc.model.mixers.recurrent import mamba, mamba2
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import ModelSpec, group_layers
+from kvcalc.model.spec import ModelSpec
 
 KEYS = frozenset(
     (
@@ -45,18 +47,19 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     num_heads = config.integer("num_attention_heads")
     width = config.optional_integer("attention_head_dim") or 2 * config.integer("hidden_size") // num_heads
     shape = grouped_shape(config.without("head_dim"), head_dim=width, rotary=model_type == "zamba2")
-    inner = expanded(config, "mamba_expand")
+    inner, hidden_size = expanded(config, "mamba_expand"), config.integer("hidden_size")
     state_size, kernel = config.integer("mamba_d_state"), config.integer("mamba_d_conv")
     if model_type == "zamba":
-        state = mamba_state(inner, state_size, kernel)
+        rank = time_step_rank(config, "mamba_dt_rank")
+        mixer = mamba(inner, state_size, kernel, hidden_size, rank, "mamba")
     else:
         inner = mamba2_inner(config, inner, "n_mamba_heads", "mamba_headdim")
-        state = mamba2_state(
-            inner, config.integer("n_mamba_heads"), config.integer("mamba_ngroups"), state_size, kernel
-        )
-    both: tuple[Cache, ...] = (full_attention(shape), state)
-    layers = group_layers(both if hybrid else (state,) for hybrid in _hybrid_layers(config, model_type, num_layers))
-    return config.model(model_type, shape, layers)
+        heads, groups = config.integer("n_mamba_heads"), config.integer("mamba_ngroups")
+        mixer = mamba2(inner, heads, groups, state_size, kernel, hidden_size, "mamba")
+    alone: tuple[Mixer, ...] = (mixer,)
+    both: tuple[Mixer, ...] = (Attention(shape), mixer)
+    hybrid = _hybrid_layers(config, model_type, num_layers)
+    return config.model(model_type, [both if is_hybrid else alone for is_hybrid in hybrid], attention=shape)
 
 
 def _hybrid_layers(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:

@@ -24,7 +24,14 @@ from kvcalc.model.spec import ModelSpec, all_caches
 _TYPES = ("fp32", "fp16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
-def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[Dtype, str | None]:
+def cut(num_layers: int, stages: int) -> list[int]:
+    """Layers are split over devices of one size (--split-mode layer, the default) as evenly as one more would be: the
+    output counts as a layer, the last (get_layer_buft_list, llama-model.cpp)."""
+    devices = [number * stages // (num_layers + 1) for number in range(num_layers)]
+    return [devices.count(device) for device in range(stages)]
+
+
+def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str], dtype: str | None) -> tuple[Dtype, str | None]:
     """The types of K and V: --cache-type-k and --cache-type-v, else --kv-dtype for both, else f16 for any model."""
     plain = "fp16" if asked.casefold() == "auto" else asked
     k, v = (parse_dtype(given.get(f"cache-type-{name}", plain), f"--cache-type-{name}") for name in ("k", "v"))
