@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from kvcalc.memory.curves import Curve
 from kvcalc.memory.dtypes import parse_dtype
-from kvcalc.model.caches import FullAttention
+from kvcalc.model.resolve import load_model
 from kvcalc.throughput.constants import Constants
-from kvcalc.throughput.counts import Counts, Experts, Layout, Reads
+from kvcalc.throughput.counts import Counts, Experts, Layout, Work
 from kvcalc.throughput.hardware import Gpu, Interconnect
 from kvcalc.throughput.roofline import SpeedModel, Step, link_bytes_per_second, matrix_flops
 
@@ -29,11 +30,12 @@ IDEAL = Constants(
     ttft_steps=0.0, ttft_queue=0.0, max_sequences=256,
 )  # fmt: skip
 
-# Four layers of width 10; two of them send a token to 2 of 8 experts, three have a cache.
+# Four layers of width 10; two of them send a token to 2 of 8 experts, three have a cache of 20 bytes a token and 100
+# whatever the context. All of it is what one rank holds, of however many.
 COUNTS = Counts(
-    num_layers=4, moe_layers=2, attention_layers=3, hidden_size=10, split_bytes=8000, whole_bytes=1000, head_bytes=600,
-    dense_elements=700, head_elements=30, stored_bytes=0, experts=(Experts(8, 2, 500, 40),),
-    reads=(Reads(3, 20, 100, None, 6, 4, FullAttention(1, 1, 1)),), kv_dtype=parse_dtype("bf16", "x"), layout=Layout(),
+    num_layers=4, moe_layers=2, attention_layers=3, hidden_size=10, dense_bytes=9000, head_bytes=600,
+    dense_elements=700, head_elements=30, experts=(Experts(8, 2, 500, 40),), work=(Work(6, 4, None),),
+    cache=load_model("gpt2"), curve=Curve((1,), (100,), (20,)), kv_dtype=parse_dtype("bf16", "x"), layout=Layout(),
 )  # fmt: skip
 
 
@@ -50,11 +52,9 @@ def about(value: float) -> object:
 
 
 def test_a_step_reads_each_weight_once_and_of_the_experts_those_touched() -> None:
-    assert decode().weights == about((8000 + 1000 + 600 + 2 * 500) / 1000)
+    assert decode().weights == about((9000 + 600 + 2 * 500) / 1000)
     # Three tokens: an expert is missed by all with probability (6/8)^3, so 4.625 of 8 are read.
-    assert decode(batch=3).weights == about((8000 + 1000 + 600 + 4.625 * 500) / 1000)
-    # Two ranks: all is divided but the replicated projections.
-    assert decode(layout=(2, 1, 1)).weights == about((4000 + 1000 + 300 + 500) / 1000)
+    assert decode(batch=3).weights == about((9000 + 600 + 4.625 * 500) / 1000)
     twice = GPU._replace(bandwidth_bytes_per_second=2000)
     assert decode(gpu=twice).weights == about(decode().weights / 2)
     assert decode(gpu=twice).kv == about(decode().kv / 2)
@@ -77,12 +77,16 @@ def test_each_token_is_multiplied_with_the_dense_layers_the_head_and_its_own_exp
     assert decode(batch=3).compute == about(3 * decode().compute)
     # fp8 layers are multiplied twice as fast; the head and the scores stay in 16 bits.
     assert decode(dtype="fp8").compute == about(dense / 2 + head + experts / 2 + scores)
-    # The cache's counts are one rank's already.
-    assert decode(layout=(2, 1, 1)).compute == about((dense + head + experts) / 2 + scores)
     slower = decode(compute_overhead=2.0, expert_compute_overhead=3.0, attention_compute_overhead=5.0)
     assert slower.compute == about(2 * dense + 2 * head + 2 * 3 * experts + 5 * scores)
     # Three sequences at three times the overhead: the batch and the overhead multiply.
     assert decode(batch=3, compute_overhead=2.0).compute == about(3 * (2 * (dense + head + experts) + scores))
+
+
+def test_what_a_rank_holds_is_not_divided_again() -> None:
+    two, four = (decode(batch=4, layout=layout) for layout in ((2, 1, 1), (4, 1, 1)))
+    assert two[:5] == pytest.approx((two.seconds, *decode(batch=4)[1:5]))
+    assert (two.weights, two.kv, two.compute, two.overhead) == (four.weights, four.kv, four.compute, four.overhead)
 
 
 def test_every_sequence_reads_its_own_cache() -> None:
@@ -134,15 +138,15 @@ def test_two_all_reduces_a_layer_move_each_byte_twice_less_a_devices_share() -> 
 
 
 def test_what_the_shorter_of_reading_and_multiplying_adds_is_its_own_part() -> None:
-    dense_alone = COUNTS._replace(head_bytes=0, head_elements=0, experts=(), reads=())
+    dense_alone = COUNTS._replace(head_bytes=0, head_elements=0, experts=(), work=(), curve=Curve((1,), (0,), (0,)))
     # 3 and 4 seconds at once take 5 where the power is 2.
-    for split, elements, weights, compute in ((3000, 200, 1, 4), (4000, 150, 4, 1)):
-        counts = dense_alone._replace(split_bytes=split, whole_bytes=0, dense_elements=elements)
+    for held, elements, weights, compute in ((3000, 200, 1, 4), (4000, 150, 4, 1)):
+        counts = dense_alone._replace(dense_bytes=held, dense_elements=elements)
         step = SpeedModel(counts, GPU, "bf16", IDEAL._replace(roof_power=2.0)).decode(1, 50)
         assert (step.weights, step.compute, step.seconds) == (about(weights), about(compute), about(5))
     # Nothing to read, or nothing to multiply: the other alone.
-    for split, elements, seconds in ((0, 200, 4), (3000, 0, 3)):
-        counts = dense_alone._replace(split_bytes=split, whole_bytes=0, dense_elements=elements)
+    for held, elements, seconds in ((0, 200, 4), (3000, 0, 3)):
+        counts = dense_alone._replace(dense_bytes=held, dense_elements=elements)
         assert SpeedModel(counts, GPU, "bf16", IDEAL._replace(roof_power=2.0)).decode(1, 50).seconds == about(seconds)
 
 
@@ -161,10 +165,9 @@ def test_the_largest_part_names_the_bound() -> None:
 
 
 def test_the_ideal_step_reads_all_bytes_once_or_does_all_operations() -> None:
-    bytes_read = 8000 + 1000 + 600 + 4.625 * 500 + 3 * 1100
+    bytes_read = 9000 + 600 + 4.625 * 500 + 3 * 1100
     fast = GPU._replace(flops_per_second={"bf16": 10**9})
     assert model(gpu=fast).roofline(3, 50) == about(bytes_read / 1000)
-    assert model(gpu=fast, layout=(2, 1, 1)).roofline(3, 50) == about((4000 + 1000 + 300 + 4.625 * 250 + 3300) / 1000)
     wide = GPU._replace(bandwidth_bytes_per_second=10**9)
     operations = 3 * (2 * (700 + 30 + 2 * 40) + 6 * 50)
     assert model(gpu=wide).roofline(3, 50) == about(operations / 100)
@@ -204,7 +207,6 @@ def test_a_prefill_reads_each_weight_once_whatever_its_length() -> None:
     assert weights(20) == about(9.6 + experts[20])
     # Two prompts are read for together.
     assert weights(20, batch=2) == about(9.6 + experts[40])
-    assert weights(20, layout=(2, 1, 1)) == about(4 + 1 + 0.3 + experts[20] / 2)
     assert weights(20, weight_overhead={"bf16": 3.0}, expert_overhead=5.0) == about(3 * 9.6 + 5 * experts[20])
     assert weights(1000) == about(9.6 + 4)
 
