@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = {
     "kvcalc/throughput/roofline.py": ("tests/throughput/test_steps.py",),
     "kvcalc/memory/engines/vllm/pages.py": ("tests/memory/engines/test_vllm_pages.py",),
-    "kvcalc/memory/sharding.py": ("tests/memory/test_sharding.py", "tests/planning/test_weights.py"),
+    "kvcalc/memory/sharding.py": ("tests/memory/test_shares.py",),
     "kvcalc/planning/budget.py": ("tests/planning/test_fit.py", "tests/planning/test_estimate.py"),
 }
 
