@@ -31,7 +31,7 @@ TESTS = {
     "kvcalc/throughput/roofline.py": ("tests/throughput/test_steps.py",),
     "kvcalc/memory/engines/vllm/pages.py": ("tests/memory/engines/test_vllm_pages.py",),
     "kvcalc/memory/sharding.py": ("tests/memory/test_shares.py",),
-    "kvcalc/planning/budget.py": ("tests/planning/test_fit.py", "tests/planning/test_estimate.py"),
+    "kvcalc/planning/budget.py": ("tests/planning/test_budget.py",),
 }
 
 _BINARY: dict[type[ast.operator], type[ast.operator]] = {
