@@ -20,7 +20,7 @@ from kvcalc.memory.dtypes import FILE_TYPES, Dtype, parse_dtype
 from kvcalc.memory.engines import resolve_kv_dtype
 from kvcalc.memory.quantization.k_quants import k_quant_scheme
 from kvcalc.model.resolve import load_model
-from kvcalc.model.weights.registry import read_weights
+from kvcalc.model.spec import weights_of
 from kvcalc.planning.estimate import estimate
 from kvcalc.throughput.constants import Constants, device_kind
 from kvcalc.throughput.counts import Counts, Layout, count
@@ -231,7 +231,7 @@ def _largest_batch(model: str, dtype: str, gpu: str, layout: Layout, engine: str
 def counts_of(model: str, dtype: str, layout: Layout, engine: str) -> Counts:
     """As `kvcalc estimate --dtype DTYPE --engine ENGINE` counts it."""
     spec = load_model(model)
-    weights = read_weights(spec.config, spec.model_type, spec.name)
+    weights = weights_of(spec)
     assert weights is not None
     scheme = k_quant_scheme(dtype, spec.num_layers) if dtype in FILE_TYPES else None
     asked = None if scheme else parse_dtype(dtype, "dtype")

@@ -74,6 +74,14 @@ class Block:
         self.numbers = numbers
         self.weights = weights
 
+    def __eq__(self, other: object) -> bool:
+        """Equal layers' numbers may be a list or a range."""
+        if not isinstance(other, Block):
+            return NotImplemented
+        return (self.prefix, [*self.numbers], self.weights) == (other.prefix, [*other.numbers], other.weights)
+
+    __hash__ = None  # type: ignore[assignment]  # never a key
+
 
 class Around(NamedTuple):
     """The weights that stand around the layers: the embedding (`tied`: the output head too), and `blocks`, the head,

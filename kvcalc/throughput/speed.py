@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvcalc.errors import UsageError
+from kvcalc.errors import LayoutError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.throughput.constants import Regime, device_kind, load_constants, weight_class
 from kvcalc.throughput.counts import Layout, count
@@ -28,10 +28,10 @@ class StoredWeights(NamedTuple):
 
 
 def check_layout(layout: Layout) -> None:
-    """UsageError (exit 2) where experts cannot be dealt out over the ranks."""
+    """LayoutError (exit 2) if experts cannot be dealt out over the ranks."""
     size, experts = layout.tensor_parallel_size, layout.expert_parallel_size
     if size % experts:
-        raise UsageError(f"--ep {experts} does not divide --tp {size}", "experts are dealt out over the --tp devices")
+        raise LayoutError(f"--ep {experts} does not divide --tp {size}", "experts are dealt out over the --tp devices")
 
 
 def speed_model(

@@ -7,16 +7,15 @@ import pytest
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.sharding import shard, stage_weights, width_of
 from kvcalc.memory.weights import plain_bytes
+from kvcalc.model import spec as specs
 from kvcalc.model.resolve import load_model
-from kvcalc.model.weights.registry import read_weights
-from kvcalc.model.weights.tensors import ModelWeights
+from kvcalc.model.tensors import ModelWeights
 
 BF16 = DTYPES["bf16"]
 
 
 def weights_of(name: str) -> ModelWeights:
-    spec = load_model(name)
-    found = read_weights(spec.config, spec.model_type, spec.name)
+    found = specs.weights_of(load_model(name))
     assert found is not None
     return found
 
@@ -34,18 +33,18 @@ Q, KV, MLP, NORM, TABLE = 4096 * 4096, 1024 * 4096, 14336 * 4096, 4096, 128256 *
 def test_llama_on_a_rank(ranks: int, kv_parts: int) -> None:
     layer = (2 * Q + 3 * MLP) // ranks + 2 * KV // kv_parts + 2 * NORM
     expected = 2 * (32 * layer + 2 * TABLE // ranks + NORM)
-    assert bytes_of(shard(weights_of("llama-3-8b"), ranks, [8])) == expected
+    assert bytes_of(shard(weights_of("llama-3-8b"), ranks)) == expected
 
 
 def test_what_does_not_divide_is_rounded_up() -> None:
     whole = bytes_of(weights_of("llama-3-8b"))
-    share = bytes_of(shard(weights_of("llama-3-8b"), 3, [8]))
+    share = bytes_of(shard(weights_of("llama-3-8b"), 3))
     assert whole < 3 * share < 1.001 * whole
 
 
 def test_mla_keeps_its_down_projections_and_routers_whole() -> None:
     weights = weights_of("deepseek-v3")
-    share = shard(weights, 8, [])
+    share = shard(weights, 8)
     whole = {w.name: w for block in weights.blocks for w in block.weights}
     part = {w.name: w for block in share.blocks for w in block.weights}
     for name in ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "mlp.gate", "input_layernorm"):

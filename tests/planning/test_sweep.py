@@ -95,20 +95,11 @@ def test_a_name_nobody_knows_is_refused_at_once() -> None:
         grid("llama-3-8b", engines=("logical", "vlm"))
 
 
-def test_a_context_an_engine_refuses_is_a_row_without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvcalc.planning import combination as module
-
-    real = module.cache_figures
-
-    def short_alone(spec: Any, workload: Any, rules: Any) -> tuple[int, ...]:
-        if workload.context_tokens > 8192:
-            raise UsageError("too long for this engine")
-        return real(spec, workload, rules)
-
-    monkeypatch.setattr(module, "cache_figures", short_alone)
-    found = grid("llama-3-8b", (16384, 4096), engines=("vllm",), kv_memory_bytes=1 << 40)
+def test_a_context_an_engine_refuses_is_a_row_without_figures() -> None:
+    settings = {"context-length": "8192"}
+    found = grid("llama-3-8b", (16384, 4096), engines=("sglang",), engine_settings=settings, kv_memory_bytes=1 << 40)
     long, short = found.points()
-    assert long["reason"] == "too long for this engine"
+    assert long["reason"] == "--context-length 8192: shorter than the context of 16384 tokens"
     assert {long[key] for key in (*FIGURES, "fits", "free_bytes")} == {None}
     assert short["total_bytes"] > 0
     assert short["fits"]

@@ -1,8 +1,8 @@
 """What each engine holds for a workload: one module per engine, one interface.
 
 An engine's module has `engine(spec, settings)`, which returns an `Engine`: above all the function that counts, for one
-cache and a number of tokens, the bytes of one sequence in one layer. A new engine is one module and one line in
-`ENGINES`.
+cache and a number of tokens, the bytes of one sequence in one layer. A new engine is one module, one line in `ENGINES`
+and its options in `options.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 from kvcalc.errors import UsageError, nearest
 from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.kv_cache import CountBytes, Growth, growth, sequence_bytes
 from kvcalc.memory.sharding import Bounds, bounds_of, longer_before_last, stages_of
 from kvcalc.model.spec import ModelSpec, period
+from kvcalc.notes import Note
 
 # name -> module here.
 ENGINES = {
@@ -38,27 +40,6 @@ _WITH_RELEASES = ("vllm",)
 # Engines that group the layers of all pipeline stages together, before each stage takes its own: their modules cut.
 _GROUPS_ACROSS_STAGES = ("vllm",)
 
-# The settings each engine takes.
-_SETTINGS: dict[str, tuple[str, ...]] = {
-    "transformers": ("cache",),
-    "vllm": (
-        "block-size", "max-num-batched-tokens", "no-async-scheduling", "enable-prefix-caching",
-        "num-speculative-tokens", "gpu-memory-utilization", "max-num-seqs", "enforce-eager",
-    ),
-    "sglang": (
-        "page-size", "swa-full-tokens-ratio", "max-running-requests", "context-length", "max-mamba-cache-size",
-        "mem-fraction-static",
-    ),
-    "tensorrt-llm": ("tokens-per-block", "max-tokens", "free-gpu-memory-fraction", "max-attention-window"),
-    "llama.cpp": (
-        "cache-type-k", "cache-type-v", "parallel", "kv-unified", "ubatch-size", "swa-full", "flash-attn",
-        "before-pull",
-    ),
-}  # fmt: skip
-
-# Of these, the ones that say how a device's memory is divided: without a device they say nothing.
-SETTINGS_OF_A_DEVICE = ("gpu-memory-utilization", "max-num-seqs", "enforce-eager", "mem-fraction-static")
-
 CountSequence = Callable[[ModelSpec, Dtype, int], int]
 """Bytes one sequence of so many tokens takes on a device that holds this share of a model."""
 
@@ -75,7 +56,7 @@ class Line(NamedTuple):
 
 class Engine(NamedTuple):
     """How an engine counts: its name, the version asked for or else the one its rules were read from, its settings,
-    remarks, and how it counts a share of a model, all layers on one tensor-parallel rank. Where a replica has pipeline
+    notes, and how it counts a share of a model, all layers on one tensor-parallel rank. Where a replica has pipeline
     stages, a device is one of the stage that holds most.
 
     - `cache_bytes`: bytes one sequence takes in one layer's cache;
@@ -89,14 +70,15 @@ class Engine(NamedTuple):
     - `splits_heads`: whether tensor parallelism is counted for it;
     - `pool_bytes`: the sum of `pool`, where it can be had for less than the parts;
     - `stages_bytes`: bytes a batch takes on all pipeline stages together; None where there is one stage;
-    - `uncut`: the same engine with one stage, where a replica is counted by that before it is cut.
+    - `uncut`: the same engine with one stage, where a replica is counted by that before it is cut;
+    - `check_context`: raises UsageError for a context that the settings do not admit.
     """
 
     name: str
     version: str | None
     cache_bytes: CountBytes
     settings: dict[str, object]
-    warnings: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     sequence_bytes: CountSequence | None = None
     blocks: Callable[[ModelSpec, Dtype, int, int, int | None], dict[str, object]] | None = None
     growth_tokens: Callable[[ModelSpec, Dtype], int] | None = None
@@ -106,6 +88,7 @@ class Engine(NamedTuple):
     pool_bytes: CountBatch | None = None
     stages_bytes: CountBatch | None = None
     uncut: Engine | None = None
+    check_context: Callable[[int], None] | None = None
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         """Bytes one sequence takes on a device that holds this share of the model: a pool's for it alone."""
@@ -148,15 +131,11 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
     """
     module, release = _module(name)
     name, settings = name.partition("@")[0], settings or {}
-    for option in settings:
-        if option not in _SETTINGS.get(name, ()):
-            raise UsageError(
-                f"--{option}: {name} has no such setting", f"--{option} belongs to {_engines_with(option)}"
-            )
+    check_settings([name], settings, has_device=True)
     if spec.is_encoder and name != "logical":
         pool = _POOLS_FOR_ENCODERS.get(name)
-        remark = f"{pool} was seen to reserve a pool for encoders; its size follows the memory, not the request"
-        return Engine(name, None, _nothing, {}, (remark,) if pool else ())
+        text = f"{pool} was seen to reserve a pool for encoders; its size follows the memory, not the request"
+        return Engine(name, None, _nothing, {}, (Note("engine", "encoder-pool", text),) if pool else ())
     if name in _GROUPS_ACROSS_STAGES:
         grouped: Engine = module.engine(spec, settings, release, stages)
         return grouped
@@ -207,11 +186,6 @@ def check_engine(name: str) -> None:
     _module(name)
 
 
-def settings_of(name: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Those of the settings that engine `name` has."""
-    return {option: text for option, text in settings.items() if option in _SETTINGS.get(name, ())}
-
-
 def _module(asked: str) -> tuple[ModuleType, str | None]:
     """An engine's module and the release asked for, None for the newest."""
     name, at, release = asked.partition("@")
@@ -222,10 +196,6 @@ def _module(asked: str) -> tuple[ModuleType, str | None]:
     if at and not release:
         raise UsageError(f"--engine {asked!r}: a release is missing", f"write {name}@0.11, or {name} for the newest")
     return import_module(f"kvcalc.memory.engines.{ENGINES[name]}"), release or None
-
-
-def _engines_with(option: str) -> str:
-    return ", ".join(name for name, options in _SETTINGS.items() if option in options)
 
 
 def _nothing(cache: object, tokens: int, dtype: object) -> int:

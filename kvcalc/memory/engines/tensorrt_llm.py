@@ -18,6 +18,7 @@ from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.memory.sharding import longer_first
 from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, IndexerKeys, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, windows
+from kvcalc.notes import Note
 from kvcalc.units import parse_count, parse_tokens
 
 VERSION = "001541bad83b"
@@ -120,7 +121,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
         return [Line(name, size) for name, size in named.items() if size]
 
     return Engine(
-        "tensorrt-llm", VERSION, cache_bytes, settings.describe(), _remarks(spec), sequence_bytes, blocks,
+        "tensorrt-llm", VERSION, cache_bytes, settings.describe(), _notes(spec), sequence_bytes, blocks,
         lambda share, dtype: settings.tokens_per_block, lines,
     )  # fmt: skip
 
@@ -229,7 +230,8 @@ def _window_pools(
     ]
 
 
-def _remarks(spec: ModelSpec) -> tuple[str, ...]:
+def _notes(spec: ModelSpec) -> tuple[Note, ...]:
     if windows(spec):
-        return ("TensorRT-LLM takes whole blocks for windows too; --max-attention-window divides the memory by window",)
+        text = "TensorRT-LLM takes whole blocks for windows too; --max-attention-window divides the memory by window"
+        return (Note("engine", "whole-windows", text),)
     return ()

@@ -126,8 +126,8 @@ def _head_dim(config: ConfigReader, row: Decoder, hidden_size: int | None, num_h
     """The explicit width of a head, else hidden_size / heads, which must come out whole."""
     stated = config.optional_integer(row.head_dim_key) if row.head_dim_key else None
     if stated is None:
-        if hidden_size is None:
-            raise config.error("head_dim is missing, and there is no hidden_size to derive it from")
+        if not row.head_dim_key:
+            config.integer(*row.hidden)
         head_dim = config.head_dim(hidden_size, num_heads)
     else:
         head_dim = stated

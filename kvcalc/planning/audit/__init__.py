@@ -82,7 +82,7 @@ def audit(
         "inputs": sum(figure.verdict == INPUT for figure in answer.figures),
         "explanation": _explanation(log, question, answer),
         "figures": [figure.describe() for figure in sorted(answer.figures, key=lambda figure: figure.line)],
-        "warnings": [*answer.setup.warnings, *log.contradictions],
+        "warnings": [*map(str, answer.setup.notes), *log.contradictions],
     }
 
 

@@ -11,6 +11,7 @@ from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.workload import bind_workload, resolve_workload
 from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note
 from kvcalc.planning.audit.figures import Figure
 from kvcalc.planning.logs import Log
 
@@ -40,7 +41,7 @@ class Setup(NamedTuple):
     context_tokens: int
     rules: Engine
     settings: Mapping[str, str]
-    warnings: tuple[str, ...]
+    notes: tuple[Note, ...]
 
     def pool(self, tokens: int | None = None) -> dict[str, int]:
         """What the engine says of its pool for a request of so many tokens, at full length where none are given.
@@ -82,4 +83,4 @@ def make_setup(question: Question, reading: Reading) -> Setup:
     engine = f"{question.engine}@{reading.release}" if reading.release else question.engine
     rules = load_engine(engine, bound, settings, stages)
     share = on_device(bound, tensor_parallel_size)
-    return Setup(bound, share, workload.kv_dtype, reason, workload.context_tokens, rules, settings, workload.warnings)
+    return Setup(bound, share, workload.kv_dtype, reason, workload.context_tokens, rules, settings, workload.notes)

@@ -21,6 +21,7 @@ from kvcalc.memory.sharding import longer_last, whole_of
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.notes import Note
 
 # DeepSeek sparse attention takes pages of 64 tokens alone (DSATokenToKVPool); MiniMax-M3 has pages of 128 by default on
 # Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
@@ -85,9 +86,12 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
             rows = settings.page_size + (full if layer.pool == FULL else window)
         return rows * layer.bytes
 
-    def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
+    def check_context(tokens: int) -> None:
         if settings.context_length is not None and settings.context_length < tokens:
             raise UsageError(f"--context-length {settings.context_length}: shorter than the context of {tokens} tokens")
+
+    def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
+        check_context(tokens)
         page, layers = settings.page_size, layers_of(share, dtype)
         full, window = pool_tokens(share, dtype, tokens, batch)
         found: dict[str, Any] = {
@@ -113,8 +117,9 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
         return found
 
     return Engine(
-        "sglang", VERSION, cache_bytes, settings._asdict(), _remarks(spec, settings), blocks=blocks, pool=pool,
+        "sglang", VERSION, cache_bytes, settings._asdict(), _notes(spec, settings), blocks=blocks, pool=pool,
         pool_bytes=pool_bytes, growth_tokens=lambda share, dtype: settings.page_size * settings.ratio.denominator,
+        check_context=check_context,
     )  # fmt: skip
 
 
@@ -232,15 +237,16 @@ def _profiled_tokens(layers: list[Layer], settings: Settings, memory_bytes: int,
     return int(memory_bytes // cell) // settings.page_size * settings.page_size if cell else None
 
 
-def _remarks(spec: ModelSpec, settings: Settings) -> tuple[str, ...]:
+def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
     """What SGLang does by default and this count does not."""
-    remarks = []
+    notes = []
     if settings.max_running_requests is None:
-        remarks.append("the request table follows the memory and is not counted: --max-running-requests counts it")
+        text = "the request table follows the memory and is not counted: --max-running-requests counts it"
+        notes.append(Note("engine", "request-table", text))
     if any(isinstance(cache, RecurrentState) for cache in all_caches(spec)) and not settings.max_mamba_cache_size:
-        remarks.append("one state a sequence; SGLang's radix cache keeps 3 or more: --max-mamba-cache-size counts them")
+        text = "one state a sequence; SGLang's radix cache keeps 3 or more: --max-mamba-cache-size counts them"
+        notes.append(Note("engine", "more-states", text))
     if is_sparse(spec):
-        remarks.append(
-            "SGLang's auto is fp8 on Blackwell and bf16 on Hopper for sparse attention: --kv-dtype says which"
-        )
-    return tuple(remarks)
+        text = "SGLang's auto is fp8 on Blackwell and bf16 on Hopper for sparse attention: --kv-dtype says which"
+        notes.append(Note("engine", "kv-dtype-by-device", text))
+    return tuple(notes)

@@ -25,6 +25,7 @@ from kvcalc.memory.sharding import bounds_of, longer_before_last
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.notes import Note
 
 VERSION = "0.33.0"
 
@@ -136,7 +137,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
         return account(plan_of(share, dtype), dtype, demand(tokens))
 
     return Engine(
-        "vllm", release or VERSION, cache_bytes, {"rules": rules.name, **settings._asdict()}, _remarks(spec, settings),
+        "vllm", release or VERSION, cache_bytes, {"rules": rules.name, **settings._asdict()}, _notes(spec, settings),
         sequence_bytes, blocks, growth_tokens, lines, stages_bytes=stages_bytes,
     )  # fmt: skip
 
@@ -157,11 +158,12 @@ def _refuse(spec: ModelSpec) -> None:
         raise ModelError(f"{spec.name}: vLLM's layout of Falcon's new architecture is not modelled")
 
 
-def _remarks(spec: ModelSpec, settings: Settings) -> tuple[str, ...]:
+def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
     """What vLLM does by default and this count does not."""
     has_state = any(isinstance(cache, RecurrentState) for cache in all_caches(spec))
     if has_state and spec.attention.num_heads and not settings.enable_prefix_caching:
-        return ("vLLM caches prefixes by default and then keeps one state more: --enable-prefix-caching counts it",)
+        text = "vLLM caches prefixes by default and then keeps one state more: --enable-prefix-caching counts it"
+        return (Note("engine", "one-more-state", text),)
     return ()
 
 
