@@ -7,21 +7,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines import load_engine
 from kvcalc.memory.reserve import Held, Reserve
 from kvcalc.memory.sharding import Width
-from kvcalc.memory.workload import Workload, resolve_workload
 from kvcalc.model.resolve import load_model
-from kvcalc.planning.budget import (
-    Budget,
-    budget,
-    check_count,
-    describe_fit,
-    describe_hardware,
-    lay_out,
-    running_limit,
-    with_device,
-)
+from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note
+from kvcalc.planning.budget import Budget, budget, count_replicas, describe_fit, describe_hardware, lay_out, with_device
+from kvcalc.planning.case import Case, Question, make_case
 from kvcalc.planning.weights import DeviceWeights
 from kvcalc.throughput.hardware import Devices, Gpu, find_devices, find_gpu, own_gpu
 
@@ -34,19 +26,26 @@ WEIGHTS = DeviceWeights(4 * GIB, 0, Width(1000, 100, 50_000, 32, False), None)
 TEN = own_gpu(None, 10 * GIB, None, None)
 
 
-def ask(context: int = 1024, batch: int = 1, tp: int = 1, pp: int = 1) -> Workload:
-    return resolve_workload(SPEC, context, batch, "bf16", "auto", tp, None, pp)
-
-
-def budget_of(
-    engine: str, gpu: Gpu = TEN, weights: DeviceWeights = WEIGHTS, workload: Workload | None = None, *more: int,
-    **settings: str,
-) -> Budget:  # fmt: skip
+def ask(
+    engine: str = "logical", context: int = 1024, batch: int = 1, tp: int = 1, pp: int = 1, gpu: Gpu = TEN,
+    model: ModelSpec = SPEC, **settings: str,
+) -> Case:  # fmt: skip
     given = {name.replace("_", "-"): value for name, value in settings.items()}
-    found = budget(SPEC, workload or ask(), engine, given, gpu, weights, *more)
-    assert found is not None
-    assert found.memory_bytes == gpu.memory_bytes
-    assert found.weights == weights
+    return make_case(
+        Question(model, context, batch, "bf16", "auto", engine, given, tp, pp, devices=Devices(gpu, tp * pp))
+    )
+
+
+def ask_budget(case: Case, weights: DeviceWeights) -> Budget | str:
+    """What is left for the cache if a device's weights are these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvcalc.planning.budget.device_weights", lambda *asked: weights)
+        return budget(case)
+
+
+def budget_of(engine: str = "logical", weights_gib: int = 4, **asked: Any) -> Budget:
+    found = ask_budget(ask(engine, **asked), WEIGHTS._replace(bytes=weights_gib * GIB))
+    assert isinstance(found, Budget)
     return found
 
 
@@ -55,8 +54,8 @@ def test_the_cache_gets_what_weights_and_reserve_leave() -> None:
     assert budget_of("logical").pool_bytes == 10 * GIB - 4 * GIB - GIB
     assert budget_of("logical").offered_bytes == 10 * GIB - 4 * GIB - GIB
     # Below zero where that is more than the device.
-    assert budget_of("logical", weights=WEIGHTS._replace(bytes=12 * GIB)).pool_bytes == -3 * GIB
-    assert budget_of("logical", weights=WEIGHTS._replace(bytes=9 * GIB)).pool_bytes == 0
+    assert budget_of("logical", weights_gib=12).pool_bytes == -3 * GIB
+    assert budget_of("logical", weights_gib=9).pool_bytes == 0
 
 
 def test_an_engine_that_takes_a_share_of_the_rest_gets_that_share() -> None:
@@ -67,45 +66,47 @@ def test_an_engine_that_takes_a_share_of_the_rest_gets_that_share() -> None:
     given = budget_of("tensorrt-llm", free_gpu_memory_fraction="0.5")
     assert (given.pool_bytes, given.offered_bytes) == (int(left * 0.5), left)
     # Of less than nothing no share is taken.
-    short = budget_of("tensorrt-llm", weights=WEIGHTS._replace(bytes=12 * GIB))
+    short = budget_of("tensorrt-llm", weights_gib=12)
     assert short.pool_bytes == short.offered_bytes == left - 8 * GIB
 
 
 def test_ranks_and_stages_bring_buffers_between_devices() -> None:
     alone = budget_of("tensorrt-llm").reserve.held_bytes()
-    for workload in (ask(tp=2), ask(pp=2), ask(tp=2, pp=2)):
-        assert budget_of("tensorrt-llm", workload=workload).reserve.held_bytes() == alone + GIB
+    for tp, pp in ((2, 1), (1, 2), (2, 2)):
+        assert budget_of("tensorrt-llm", tp=tp, pp=pp).reserve.held_bytes() == alone + GIB
     # SGLang's share of the device is an eighth of 1 GiB smaller for every rank.
     one, four = (
-        budget_of("sglang", workload=ask(tp=tp, pp=pp)).reserve.settings["mem_fraction_static"]
-        for tp, pp in ((1, 1), (2, 2))
-    )
+        budget_of("sglang", tp=size, pp=size).reserve.settings["mem_fraction_static"] for size in (1, 2)
+    )  # fmt: skip
     assert isinstance(one, float)
     assert four == pytest.approx(one - 3 / 8 / 10, abs=0.002)
 
 
 def test_a_longer_prompt_takes_more_of_what_an_engine_holds_for_it() -> None:
     # Transformers prefills all sequences at once: 1,200 elements of two bytes a token, logits of six bytes a sequence.
-    def pool(*more: int) -> int:
-        return budget_of("transformers", TEN, WEIGHTS, ask(context=1000, batch=2), *more).pool_bytes
-
     def expected(tokens: int, sequences: int) -> int:
         held = sequences * (tokens * 1200 * 2 + 50_000 * 6)
         return 10 * GIB - 4 * GIB - 512 * MIB - held
 
-    assert pool() == expected(1000, 2)
-    assert pool(5000, 3) == expected(5000, 3)
-    assert pool(5000) == expected(5000, 2)
+    found = budget_of("transformers", context=1000, batch=2)
+    assert found.pool_bytes == found.pool_at(1000, 2) == expected(1000, 2)
+    assert found.pool_at(5000, 3) == expected(5000, 3)
+    assert found.beside is not None
+    assert found.beside(5000, 3) == expected(1000, 2) - expected(5000, 3)
+    # Other engines hold as much for any prompt.
+    fixed = budget_of("logical", context=1000, batch=2)
+    assert (fixed.pool_at(5000, 3), fixed.beside) == (fixed.pool_bytes, None)
 
 
-@pytest.mark.parametrize("weights", [WEIGHTS._replace(bytes=None), WEIGHTS._replace(width=None)])
-def test_there_is_no_budget_where_the_weights_are_not_known(weights: DeviceWeights) -> None:
-    assert budget(SPEC, ask(), "logical", {}, TEN, weights) is None
+@pytest.mark.parametrize("unknown", [{"bytes": None}, {"width": None}])
+def test_there_is_no_budget_where_the_weights_are_not_known(unknown: dict[str, Any]) -> None:
+    found = ask_budget(ask(), WEIGHTS._replace(reason="no one says", **unknown))
+    assert found == "the weights of llama-3-8b are not known: no one says"
 
 
 def test_the_system_of_a_shared_memory_keeps_a_quarter() -> None:
     apple = TEN._replace(vendor="Apple")
-    assert budget_of("logical", apple).pool_bytes == budget_of("logical").pool_bytes - 10 * GIB // 4
+    assert budget_of("logical", gpu=apple).pool_bytes == budget_of("logical").pool_bytes - 10 * GIB // 4
 
 
 def test_a_release_has_its_own_reserve_and_a_device_its_own_defaults() -> None:
@@ -119,12 +120,10 @@ def test_a_release_has_its_own_reserve_and_a_device_its_own_defaults() -> None:
     }  # fmt: skip
     assert with_device("vllm", {}, find_devices("a100"))["max-num-seqs"] == "256"
     assert settings("logical", anything="1") == {"anything": "1"}
-    with pytest.raises(UsageError, match="no-such"):
-        settings("no-such")
     # 0.92 of the device since 0.21, 0.9 before, and graphs are set aside since then too.
     h100 = find_gpu("h100")
     for engine, left_alone in (("vllm", 0.08), ("vllm@0.20", 0.1)):
-        found = budget_of(engine, h100, max_num_batched_tokens="8192", max_num_seqs="256")
+        found = budget_of(engine, gpu=h100, max_num_batched_tokens="8192", max_num_seqs="256")
         named = {part.name.split(" (")[0]: part.bytes for part in found.reserve.held}
         assert named["left alone"] == pytest.approx(left_alone * h100.memory_bytes, rel=1e-6)
         assert ("CUDA graphs" in named) == (engine == "vllm")
@@ -158,7 +157,7 @@ def test_stages_that_do_not_divide_the_devices_are_a_usage_error() -> None:
 
 def test_devices_hold_whole_replicas() -> None:
     def replicas(number: int, tp: int, pp: int) -> int:
-        return check_count(Devices(TEN, number), ask(tp=tp, pp=pp))
+        return count_replicas(number, ask(tp=tp, pp=pp).workload)
 
     assert [replicas(8, tp, pp) for tp, pp in ((1, 1), (4, 1), (2, 2), (4, 2))] == [8, 2, 2, 1]
     for number, tp, pp, said in (
@@ -171,12 +170,12 @@ def test_devices_hold_whole_replicas() -> None:
 
 
 def test_a_device_of_ones_own_says_null_for_a_bandwidth_it_has_not() -> None:
-    plain = describe_hardware(Devices(TEN, 4), 2)
+    plain = describe_hardware(make_case(Question(SPEC, devices=Devices(TEN, 4), tensor_parallel_size=2)))
     assert (plain["num_devices"], plain["replicas"], plain["memory_bytes"]) == (4, 2, 10 * GIB)
     assert plain["bandwidth_bytes_per_second"] is plain["interconnect"] is None
     h100 = find_gpu("h100")
     assert h100.interconnect is not None
-    full = describe_hardware(Devices(h100, 1), 1)
+    full = describe_hardware(ask(gpu=h100))
     assert full["bandwidth_bytes_per_second"] == h100.bandwidth_bytes_per_second
     assert full["interconnect"] == h100.interconnect._asdict()
 
@@ -188,16 +187,20 @@ class Fit(NamedTuple):
     remarks: list[str]
 
 
-def fit_of(engine: str, weights_gib: int, workload: Workload, replicated: int = 0) -> Fit:
-    weights = WEIGHTS._replace(bytes=weights_gib * GIB, replicated_bytes=replicated)
-    found, remarks = budget_of(engine, TEN, weights, workload), list[str]()
-    rules = load_engine(engine, SPEC)
-    return Fit(describe_fit(SPEC, workload, rules, engine, {}, TEN, found, remarks), remarks)
+def described(found: Budget) -> Fit:
+    notes = list[Note]()
+    fit = describe_fit(found, notes)
+    assert fit["fits"] is not any(note.code == "does-not-fit" for note in notes)
+    return Fit(fit, [note.text for note in notes])
+
+
+def fit_of(engine: str, weights_gib: int, **asked: Any) -> Fit:
+    return described(budget_of(engine, weights_gib, **asked))
 
 
 def test_the_parts_of_a_fit_stand_in_order_and_add_up() -> None:
-    workload = ask(context=8192, batch=2)
-    fit, remarks = fit_of("logical", 4, workload, replicated=123)
+    found = budget_of("logical", context=8192, batch=2)
+    fit, remarks = described(found._replace(weights=found.weights._replace(replicated_bytes=123)))
     assert [(line["name"], line["bytes"]) for line in fit["lines"]] == [
         ("weights", 4 * GIB), ("KV cache", 2 * GIB), ("kept back (10 %)", GIB), ("free", 3 * GIB),
     ]  # fmt: skip
@@ -208,7 +211,7 @@ def test_the_parts_of_a_fit_stand_in_order_and_add_up() -> None:
 
 
 def test_activations_stand_before_reserves_and_what_the_cache_may_not_have_is_a_reserve() -> None:
-    fit, _ = fit_of("tensorrt-llm", 4, ask())
+    fit, _ = fit_of("tensorrt-llm", 4)
     kinds = [line["kind"] for line in fit["lines"]]
     assert kinds == ["weights", "kv_cache", "activation", "reserve", "reserve", "free"]
     by_name = {line["name"]: line["bytes"] for line in fit["lines"]}
@@ -223,7 +226,7 @@ def test_activations_stand_before_reserves_and_what_the_cache_may_not_have_is_a_
 def test_why_it_does_not_fit_is_said_with_what_would() -> None:
     # The weights alone: nothing fits, of any length.
     for weights in (9, 12):
-        fit, remarks = fit_of("logical", weights, ask())
+        fit, remarks = fit_of("logical", weights)
         assert not fit["fits"]
         assert (fit["max_context_tokens"], fit["max_batch_size"]) == (0, 0)
         assert remarks[-1] == (
@@ -231,23 +234,23 @@ def test_why_it_does_not_fit_is_said_with_what_would() -> None:
             "and 1.00 GiB are kept for other things"
         )
     # One request of 6 GiB, and 5 GiB are there: 40,960 tokens.
-    _, remarks = fit_of("logical", 4, ask(context=6 * 8192))
+    _, remarks = fit_of("logical", 4, context=6 * 8192)
     assert remarks[-1] == (
         "one request of 49,152 tokens needs 6.00 GiB of cache on a device, and 5.00 GiB are there; "
         "the longest context that fits is 40,960"
     )
     # Of several the longest context is that of several, and says nothing of one.
-    _, remarks = fit_of("logical", 4, ask(context=6 * 8192, batch=2))
+    _, remarks = fit_of("logical", 4, context=6 * 8192, batch=2)
     assert remarks[-1].endswith("needs 6.00 GiB of cache on a device, and 5.00 GiB are there")
     # One fits, seven do not.
-    fit, remarks = fit_of("logical", 4, ask(context=8192, batch=7))
+    fit, remarks = fit_of("logical", 4, context=8192, batch=7)
     assert remarks[-1] == (
         "7 requests of 8,192 tokens need 7.00 GiB of cache on a device, and 5.00 GiB are there: 5 fit"
     )
     assert (fit["fits"], fit["free_bytes"]) == (False, -2 * GIB)
     # A cache that takes all there is fits, and one request of exactly that is none too large.
-    assert fit_of("logical", 4, ask(context=5 * 8192)).fit["fits"]
-    _, remarks = fit_of("logical", 4, ask(context=5 * 8192, batch=2))
+    assert fit_of("logical", 4, context=5 * 8192).fit["fits"]
+    _, remarks = fit_of("logical", 4, context=5 * 8192, batch=2)
     assert remarks[-1].endswith("5.00 GiB are there: 1 fit")
 
 
@@ -255,53 +258,43 @@ def test_memory_that_is_there_is_rounded_down_and_memory_that_is_needed_up() -> 
     less = TEN._replace(memory_bytes=10 * GIB - 10)
     for weights, said in ((4, "needs 6.01 GiB of cache on a device, and 4.99 GiB are there"),
                           (9, "9.00 GiB of a device's 9.99 GiB, and 1.00 GiB are kept")):  # fmt: skip
-        workload, remarks = ask(context=6 * 8192 + 1), list[str]()
-        found = budget_of("logical", less, WEIGHTS._replace(bytes=weights * GIB), workload)
-        describe_fit(SPEC, workload, load_engine("logical", SPEC), "logical", {}, less, found, remarks)
+        _, remarks = fit_of("logical", weights, gpu=less, context=6 * 8192 + 1)
         assert said in remarks[-1]
 
 
 def test_a_model_without_a_cache_has_no_limit_but_its_weights() -> None:
-    spec = load_model("bert-base")
-    workload = resolve_workload(spec, 512, 1, "bf16")
     # Engines keep nothing of an encoder after its forward pass.
-    rules = load_engine("vllm", spec)
+    case = ask("vllm", context=512, model=load_model("bert-base"))
     # Just enough, and a byte too little.
     for pool, limit in ((0, None), (-1, 0)):
-        found = Budget(WEIGHTS, Reserve((), {}), pool, pool, 4 * GIB + pool)
-        fit = describe_fit(spec, workload, rules, "logical", {}, TEN, found, [])
+        found = Budget(case, WEIGHTS, Reserve((), {}), pool, pool)
+        fit, _ = described(found)
         assert (fit["max_context_tokens"], fit["max_batch_size"]) == (limit, limit)
-        assert running_limit(spec, workload, rules, "logical", {}, TEN, found, 512) == limit
+        assert found.running_limit(512) == limit
 
 
 def test_a_verdict_counts_one_devices_share() -> None:
-    _, remarks = fit_of("logical", 4, ask(context=24 * 8192, tp=4))
+    _, remarks = fit_of("logical", 4, context=24 * 8192, tp=4)
     assert "one request of 196,608 tokens needs 6.00 GiB of cache on a device" in remarks[-1]
 
 
 def test_how_many_requests_run_at_once() -> None:
     def limit(engine: str, weights_gib: int, tokens: int) -> int | None:
-        workload, weights = ask(), WEIGHTS._replace(bytes=weights_gib * GIB)
-        found = budget_of(engine, TEN, weights, workload)
-        return running_limit(SPEC, workload, load_engine(engine, SPEC), engine, {}, TEN, found, tokens)
+        return budget_of(engine, weights_gib).running_limit(tokens)
 
     assert [limit("logical", 4, tokens) for tokens in (8192, 8193, 4096)] == [5, 4, 10]
     assert (limit("logical", 12, 1), limit("logical", 9, 1)) == (0, 0)
     # Each prompt takes activations beside its cache: 1,200 elements of two bytes a token, and its logits.
-    found = limit("transformers", 4, 8192)
-    each = 8192 * (TOKEN + 2400) + 300_000
-    assert found == (6 * GIB - 512 * MIB) // each == 5
-    assert limit("transformers", 4, 2000) == (6 * GIB - 512 * MIB) // (2000 * (TOKEN + 2400) + 300_000)
+    for tokens in (8192, 2000):
+        assert limit("transformers", 4, tokens) == (6 * GIB - 512 * MIB) // (tokens * (TOKEN + 2400) + 300_000)
 
 
 def test_what_else_grows_with_the_question_shrinks_the_limits() -> None:
     # 5.5 GiB hold as many tokens as a cache of 131,072 bytes and a prefill of 2,400 each take, beside the logits.
-    fit, _ = fit_of("transformers", 4, ask())
+    fit, _ = fit_of("transformers", 4)
     assert fit["max_context_tokens"] == (6 * GIB - 512 * MIB - 300_000) // (TOKEN + 2400)
 
 
 def test_no_share_of_nothing_is_no_line() -> None:
-    whole = Reserve((Held("reserve", "all", 0),), {})
-    found = Budget(WEIGHTS, whole, 6 * GIB, 6 * GIB, 10 * GIB)
-    fit = describe_fit(SPEC, ask(), load_engine("logical", SPEC), "logical", {}, TEN, found, [])
-    assert [line["name"] for line in fit["lines"]] == ["weights", "KV cache", "all", "free"]
+    found = Budget(ask(), WEIGHTS, Reserve((Held("reserve", "all", 0),), {}), 6 * GIB, 6 * GIB)
+    assert [line["name"] for line in described(found).fit["lines"]] == ["weights", "KV cache", "all", "free"]
