@@ -16,6 +16,20 @@ def main() -> int:
     ranks = sys.modules.get("kvcalc.measure.ranks")
     if ranks is not None:
         ranks.leave(status)
+    return _close_stdout(status)
+
+
+def _close_stdout(status: int) -> int:
+    """The status, or 1 in place of 0 if what stdout still held cannot be written.
+
+    A write that failed, on a full disk, stays in the buffer. The interpreter would try it again at its end, and exit
+    with 120 whatever the status; it leaves a closed stdout alone.
+    """
+    try:
+        if sys.stdout is not None:
+            sys.stdout.close()
+    except OSError:
+        return status or 1
     return status
 
 

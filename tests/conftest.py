@@ -18,6 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 settings.register_profile("kvcalc", deadline=None)
 settings.load_profile("kvcalc")
 
+# torch takes a thread for every core. Workers that all do so, and the processes they start, spend their time waiting
+# for each other. Set before torch is loaded, which reads it once.
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _WORKERS)))
 
 # Whoever runs the tests may have presets of their own.
 os.environ.pop("KVCALC_PRESETS", None)

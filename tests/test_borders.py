@@ -151,9 +151,14 @@ def test_human_output_loads_rich_and_no_torch() -> None:
 
 def test_one_preset_is_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
     from kvcalc.model import presets
+    from kvcalc.model.files import read_text
 
     read: list[str] = []
-    real = presets.read_text
-    monkeypatch.setattr(presets, "read_text", lambda path, most: read.append(path) or real(path, most))
+
+    def read_and_count(path: str, most: int) -> str:
+        read.append(path)
+        return read_text(path, most)
+
+    monkeypatch.setattr(presets, "read_text", read_and_count)
     presets.find_preset("llama-3-70b")
     assert len(read) == 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import kvcalc
 from kvcalc.model.mixers.attention import Attention
 
 
-def total(model: str, **options: object) -> int:
+def total(model: str, **options: Any) -> int:
     answer = kvcalc.estimate(kvcalc.load_model(model), **options)
     return int(answer["kv_cache"]["total_bytes"])
 

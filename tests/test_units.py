@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,8 @@ from kvcalc.units import (
     parse_tokens,
     parse_vllm_tokens,
 )
+
+Parse = Callable[[str, str], int]
 
 LETTERS = "KMGTPE"
 
@@ -76,7 +79,7 @@ BAD_NUMBERS = [
 
 @pytest.mark.parametrize("text", BAD_NUMBERS)
 @pytest.mark.parametrize("parse", [parse_size, parse_tokens, parse_vllm_tokens, parse_count])
-def test_what_is_no_number_is_refused_in_one_short_line(parse, text: str) -> None:
+def test_what_is_no_number_is_refused_in_one_short_line(parse: Parse, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text, "--option")
     assert caught.value.message.startswith("--option ")
@@ -100,7 +103,7 @@ def test_what_is_no_number_is_refused_in_one_short_line(parse, text: str) -> Non
         (parse_count, "8k"),
     ],
 )
-def test_near_misses_are_refused(parse, text: str) -> None:
+def test_near_misses_are_refused(parse: Parse, text: str) -> None:
     with pytest.raises(UsageError):
         parse(text, "--option")
 

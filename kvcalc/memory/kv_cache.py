@@ -136,10 +136,11 @@ def growth(bytes_at: Callable[[int], int], context_tokens: int, period: int = 1)
     """The slope at `context_tokens` (what one more token adds) and what of it does not grow with the context.
 
     `bytes_at` gives one sequence's bytes at a context. A window that is full no longer grows: it is fixed. Where
-    tokens are compressed by groups the slope is the mean over a `period`, rounded up.
+    tokens are compressed by groups the slope is the mean over a `period`, rounded up, but not so far that less than
+    nothing would be fixed.
     """
     here = bytes_at(context_tokens)
-    slope = -((here - bytes_at(context_tokens + period)) // period)
+    slope = min(-((here - bytes_at(context_tokens + period)) // period), here // context_tokens)
     return Growth(slope, here - slope * context_tokens)
 
 

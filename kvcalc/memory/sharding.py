@@ -124,9 +124,9 @@ def width_of(weights: ModelWeights, size: int) -> Width:
             if weight.role in _BESIDE or weight.read == 0:
                 continue
             has_experts = has_experts or weight.copies > 1
-            times = weight.read if weight.copies > 1 else 1
+            times, given = (weight.read, weight.read * hidden) if weight.copies > 1 else (1, 0)
             # What enters (gate and up, or q, k and v: all at once), what stands in the middle, and rows given out.
-            module = modules.setdefault(weight.name.rpartition(".")[0], [0, 0, times * hidden if times > 1 else 0])
+            module = modules.setdefault(weight.name.rpartition(".")[0], [0, 0, given])
             if weight.columns == hidden:
                 module[0] += times * weight.rows
             else:

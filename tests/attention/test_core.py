@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -46,7 +48,7 @@ def test_k_and_v_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
     real = F.scaled_dot_product_attention
 
-    def spy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: object) -> torch.Tensor:
+    def spy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
         seen.append((key.data_ptr(), value.data_ptr()))
         assert key.shape[1] == value.shape[1] == query.shape[1] == 2
         return real(query, key, value, **options)

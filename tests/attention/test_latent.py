@@ -41,7 +41,8 @@ def by_definition(layer: MultiHeadLatentAttention, x: torch.Tensor) -> torch.Ten
             torch.ones(TOKENS, TOKENS).triu(1).bool(), float("-inf")
         )
         heads.append(scores.softmax(-1) @ up[:, :, h, 16:])
-    return layer.o_proj(torch.cat(heads, dim=-1))
+    out: torch.Tensor = layer.o_proj(torch.cat(heads, dim=-1))
+    return out
 
 
 @pytest.mark.parametrize("q_lora_rank", [0, 20])

@@ -9,7 +9,7 @@ import pytest
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import DTYPES, bytes_of, check_rows, parse_dtype
 
-BITS_WITH_SCALES = {
+BITS_WITH_SCALES: dict[str, Fraction | int] = {
     "fp32": 32,
     "fp16": 16,
     "bf16": 16,

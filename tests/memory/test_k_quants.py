@@ -42,8 +42,10 @@ def test_more_bits_are_more_bytes() -> None:
 
 
 def test_weights_may_be_of_a_file_type_and_a_cache_may_not() -> None:
-    assert parse_weight_dtype("Q4_K_M").name == "q4_k_m"
-    assert parse_weight_dtype("bf16").name == "bf16"
+    for text, name in (("Q4_K_M", "q4_k_m"), ("bf16", "bf16")):
+        found = parse_weight_dtype(text)
+        assert found is not None
+        assert found.name == name
     for name in FILE_TYPES:
         with pytest.raises(UsageError):
             parse_dtype(name, "--kv-dtype")

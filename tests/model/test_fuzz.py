@@ -104,5 +104,6 @@ def test_an_answer_or_a_clean_refusal(config: dict[str, Any], tokens: int, engin
         assert refusal.message
         assert "\n" not in refusal.message
     else:
+        assert answer is not None
         assert isinstance(answer["kv_cache"]["total_bytes"], int)
         assert answer["kv_cache"]["total_bytes"] >= 0

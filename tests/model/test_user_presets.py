@@ -10,6 +10,7 @@ import pytest
 
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.model import presets
+from kvcalc.model.files import read_text
 from kvcalc.model.presets import find_preset, list_presets
 from kvcalc.model.resolve import load_model
 from tests.conftest import spawn
@@ -104,7 +105,7 @@ def test_windows_looks_in_appdata(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from kvcalc.model import preset_folders
 
     put(tmp_path / "kvcalc" / "presets", "house-7b")
-    monkeypatch.setattr(preset_folders.sys, "platform", "win32")
+    monkeypatch.setattr("kvcalc.model.preset_folders.sys.platform", "win32")
     monkeypatch.setenv("APPDATA", str(tmp_path))
     assert [name for name, _ in preset_folders.user_files()] == ["house-7b"]
 
@@ -122,8 +123,12 @@ def test_a_name_costs_one_file_with_presets_of_ones_own_too(own: Path, monkeypat
     put(own, "house-7b")
     (own / "broken.yaml").write_text("name: [")
     read: list[str] = []
-    real = presets.read_text
-    monkeypatch.setattr(presets, "read_text", lambda path, most: read.append(path) or real(path, most))
+
+    def read_and_count(path: str, most: int) -> str:
+        read.append(path)
+        return read_text(path, most)
+
+    monkeypatch.setattr(presets, "read_text", read_and_count)
     for name in ("llama-3-70b", "house-7b"):
         read.clear()
         assert find_preset(name) is not None

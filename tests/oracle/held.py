@@ -45,11 +45,12 @@ def _build(config: Any, dtype: Any) -> Any:
         if type(config) in automatic._model_mapping:
             return automatic.from_config(config, dtype=dtype)
     module = import_module(type(config).__module__.replace("configuration_", "modeling_"))
-    for name, model in inspect.getmembers(module, inspect.isclass):
+    classes: list[tuple[str, Any]] = inspect.getmembers(module, inspect.isclass)
+    for name, model in classes:
         reads = getattr(model, "config_class", None)
         if reads is type(config) and name.endswith(("TextModel", "LanguageModel", "ForCausalLM")):
             return model._from_config(config, dtype=dtype)
-    for name, model in inspect.getmembers(module, inspect.isclass):
+    for name, model in classes:
         if name.endswith(("TextModel", "LanguageModel")):
             return model._from_config(config, dtype=dtype)
     raise LookupError(f"no model of {type(config).__name__}")

@@ -200,7 +200,8 @@ def built_by_transformers(model_type: str, config: dict[str, Any]) -> tuple[int,
     )
     from transformers.models.mllama.modeling_mllama import MllamaForCausalLM
 
-    built = AutoConfig.for_model(model_type, **copy.deepcopy(config))
+    built: Any = AutoConfig.for_model(model_type, **copy.deepcopy(config))
+    model: Any
     with torch.device("meta"):
         if model_type == "mllama_text_model":
             model = MllamaForCausalLM(built)

@@ -30,5 +30,5 @@ def test_too_much_runs_past_the_end() -> None:
 @pytest.mark.parametrize("device", [1, 7, 64, 10**12])
 @pytest.mark.parametrize("shares", [(0, 0, 0, 0), (1, 0, 0, 0), (0.5, 0.2, 0.1, 0.1), (3, 2, 1, 1), (0, 0, 0, 1)])
 def test_it_is_never_longer_than_a_line(device: int, shares: tuple[float, ...]) -> None:
-    sizes = [int(share * device) for share in shares]
-    assert 2 <= len(bar(parts(*sizes, device), device)) <= 70
+    weights, kv, activation, reserve = (int(share * device) for share in shares)
+    assert 2 <= len(bar(parts(weights, kv, activation, reserve, device), device)) <= 70

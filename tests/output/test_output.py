@@ -76,7 +76,8 @@ def test_a_list_of_models_is_a_table() -> None:
 def test_the_format_chosen_off_a_terminal(
     options: tuple[Any, ...], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert choose(*options, no_color=False).format == expected
+    format, json, get = options
+    assert choose(format, json, get, no_color=False).format == expected
 
 
 @pytest.mark.parametrize(
@@ -84,8 +85,9 @@ def test_the_format_chosen_off_a_terminal(
     [("csv", True, None), ("xml", False, None), ("JSON ", False, None), (None, True, "a"), ("tsv", False, "a")],
 )
 def test_contradicting_or_unknown_formats(options: tuple[Any, ...]) -> None:
+    format, json, get = options
     with pytest.raises(UsageError):
-        choose(*options, no_color=False)
+        choose(format, json, get, no_color=False)
 
 
 def test_all_formats_carry_the_same_figures(kvcalc: Any) -> None:

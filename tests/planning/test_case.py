@@ -56,9 +56,9 @@ def test_a_model_may_be_named() -> None:
 
 
 def test_names_and_settings_are_read_as_on_the_command_line() -> None:
-    typed = kvcalc.estimate(MODEL, engine="VLLM", engine_settings={"block-size": 32})  # type: ignore[dict-item]
+    typed = kvcalc.estimate(MODEL, engine="VLLM", engine_settings={"block-size": 32})
     assert typed == kvcalc.estimate(MODEL, engine="vllm", engine_settings={"block-size": "32"})
-    off = kvcalc.estimate(MODEL, engine="vllm", engine_settings={"no-async-scheduling": False})  # type: ignore[dict-item]
+    off = kvcalc.estimate(MODEL, engine="vllm", engine_settings={"no-async-scheduling": False})
     assert off == kvcalc.estimate(MODEL, engine="vllm")
 
 

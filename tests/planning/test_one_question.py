@@ -20,7 +20,7 @@ from tests.conftest import Result
 
 ENGINES = ("logical", "transformers", "vllm", "vllm@0.11", "sglang", "tensorrt-llm", "llama.cpp")
 GPUS = ("h100", "h200", "l40s", "a100", "mi300x", "rtx-4090", "b200")
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "vllm": {"block-size": "32", "max-num-batched-tokens": "4096", "enable-prefix-caching": True},
     "sglang": {"page-size": "64", "context-length": "32768", "swa-full-tokens-ratio": "0.5"},
     "tensorrt-llm": {"tokens-per-block": "64"},

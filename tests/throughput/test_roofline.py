@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.model.resolve import load_model
 from kvcalc.throughput.constants import load_constants
+from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import all_gpus, find_gpu
 from kvcalc.throughput.roofline import SpeedModel, link_bytes_per_second, matrix_flops
-from kvcalc.throughput.speed import Layout, speed_model
+from kvcalc.throughput.speed import speed_model
 from tests.throughput.conftest import MakeModel, stored
 
 ENGINES = ("logical", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers")

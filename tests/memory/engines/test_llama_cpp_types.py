@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvcalc.errors import KvcalcError, ModelError
@@ -219,8 +221,6 @@ def test_deepseek_v4s_growth_is_that_of_its_entries() -> None:
         (deepseek_v4(4), {"kv_dtype": "q8_0", "settings": {"flash-attn": "off"}}, "--cache-type-v q8_0"),
     ],
 )
-def test_deepseek_v4s_llama_cpp_does_not_run(
-    config: dict[str, object], options: dict[str, object], message: str
-) -> None:
+def test_deepseek_v4s_llama_cpp_does_not_run(config: dict[str, object], options: dict[str, Any], message: str) -> None:
     with pytest.raises(KvcalcError, match=message):
         ask(config, "llama.cpp", 8192, **options)

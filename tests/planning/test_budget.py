@@ -1,0 +1,300 @@
+"""A device's memory, divided by hand: what the cache gets, what is said if that is too little, where models lie."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from kvcalc.errors import UsageError
+from kvcalc.memory.reserve import Held, Reserve
+from kvcalc.memory.sharding import Width
+from kvcalc.model.resolve import load_model
+from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note
+from kvcalc.planning.budget import Budget, budget, count_replicas, describe_fit, describe_hardware, lay_out, with_device
+from kvcalc.planning.case import Case, Question, make_case
+from kvcalc.planning.weights import DeviceWeights
+from kvcalc.throughput.hardware import Devices, Gpu, find_devices, find_gpu, own_gpu
+
+GIB, MIB = 2**30, 2**20
+
+# 131,072 bytes of cache a token in bf16: one GiB is 8,192 tokens.
+SPEC = load_model("llama-3-8b")
+TOKEN = 131_072
+WEIGHTS = DeviceWeights(4 * GIB, 0, Width(1000, 100, 50_000, 32, False), None)
+TEN = own_gpu(None, 10 * GIB, None, None)
+
+
+def ask(
+    engine: str = "logical", context: int = 1024, batch: int = 1, tp: int = 1, pp: int = 1, gpu: Gpu = TEN,
+    model: ModelSpec = SPEC, **settings: str,
+) -> Case:  # fmt: skip
+    given = {name.replace("_", "-"): value for name, value in settings.items()}
+    return make_case(
+        Question(model, context, batch, "bf16", "auto", engine, given, tp, pp, devices=Devices(gpu, tp * pp))
+    )
+
+
+def ask_budget(case: Case, weights: DeviceWeights) -> Budget | str:
+    """What is left for the cache if a device's weights are these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvcalc.planning.budget.device_weights", lambda *asked: weights)
+        return budget(case)
+
+
+def budget_of(engine: str = "logical", weights_gib: int = 4, **asked: Any) -> Budget:
+    found = ask_budget(ask(engine, **asked), WEIGHTS._replace(bytes=weights_gib * GIB))
+    assert isinstance(found, Budget)
+    return found
+
+
+def test_the_cache_gets_what_weights_and_reserve_leave() -> None:
+    # A tenth is kept back where no engine is named.
+    assert budget_of("logical").pool_bytes == 10 * GIB - 4 * GIB - GIB
+    assert budget_of("logical").offered_bytes == 10 * GIB - 4 * GIB - GIB
+    # Below zero where that is more than the device.
+    assert budget_of("logical", weights_gib=12).pool_bytes == -3 * GIB
+    assert budget_of("logical", weights_gib=9).pool_bytes == 0
+
+
+def test_an_engine_that_takes_a_share_of_the_rest_gets_that_share() -> None:
+    # 8,192 tokens hold two rows of the model's width and the widest module, two bytes each; the context takes 1 GiB.
+    left = 10 * GIB - 4 * GIB - GIB - 8192 * (2 * 100 + 1000) * 2
+    assert budget_of("tensorrt-llm").pool_bytes == budget_of("tensorrt-llm").offered_bytes == int(left * 0.9)
+    # A fraction that was given is taken by the engine's own account of its pool.
+    given = budget_of("tensorrt-llm", free_gpu_memory_fraction="0.5")
+    assert (given.pool_bytes, given.offered_bytes) == (int(left * 0.5), left)
+    # Of less than nothing no share is taken.
+    short = budget_of("tensorrt-llm", weights_gib=12)
+    assert short.pool_bytes == short.offered_bytes == left - 8 * GIB
+
+
+def test_ranks_and_stages_bring_buffers_between_devices() -> None:
+    alone = budget_of("tensorrt-llm").reserve.held_bytes()
+    for tp, pp in ((2, 1), (1, 2), (2, 2)):
+        assert budget_of("tensorrt-llm", tp=tp, pp=pp).reserve.held_bytes() == alone + GIB
+    # SGLang's share of the device is an eighth of 1 GiB smaller for every rank.
+    one, four = (
+        budget_of("sglang", tp=size, pp=size).reserve.settings["mem_fraction_static"] for size in (1, 2)
+    )  # fmt: skip
+    assert isinstance(one, float)
+    assert four == pytest.approx(one - 3 / 8 / 10, abs=0.002)
+
+
+def test_a_longer_prompt_takes_more_of_what_an_engine_holds_for_it() -> None:
+    # Transformers prefills all sequences at once: 1,200 elements of two bytes a token, logits of six bytes a sequence.
+    def expected(tokens: int, sequences: int) -> int:
+        held = sequences * (tokens * 1200 * 2 + 50_000 * 6)
+        return 10 * GIB - 4 * GIB - 512 * MIB - held
+
+    found = budget_of("transformers", context=1000, batch=2)
+    assert found.pool_bytes == found.pool_at(1000, 2) == expected(1000, 2)
+    assert found.pool_at(5000, 3) == expected(5000, 3)
+    assert found.beside is not None
+    assert found.beside(5000, 3) == expected(1000, 2) - expected(5000, 3)
+    # Other engines hold as much for any prompt.
+    fixed = budget_of("logical", context=1000, batch=2)
+    assert (fixed.pool_at(5000, 3), fixed.beside) == (fixed.pool_bytes, None)
+
+
+@pytest.mark.parametrize("unknown", [{"bytes": None}, {"width": None}])
+def test_there_is_no_budget_where_the_weights_are_not_known(unknown: dict[str, Any]) -> None:
+    found = ask_budget(ask(), WEIGHTS._replace(reason="no one says", **unknown))
+    assert found == "the weights of llama-3-8b are not known: no one says"
+
+
+def test_the_system_of_a_shared_memory_keeps_a_quarter() -> None:
+    apple = TEN._replace(vendor="Apple")
+    assert budget_of("logical", gpu=apple).pool_bytes == budget_of("logical").pool_bytes - 10 * GIB // 4
+
+
+def test_a_release_has_its_own_reserve_and_a_device_its_own_defaults() -> None:
+    def settings(engine: str, **given: str) -> dict[str, str]:
+        return with_device(engine, {k.replace("_", "-"): v for k, v in given.items()}, find_devices("h100"))
+
+    assert settings("vllm") == {"max-num-batched-tokens": "8192", "max-num-seqs": "1024"}
+    assert settings("vllm@0.7")["max-num-seqs"] == "256"
+    assert settings("vllm", max_num_seqs="7", block_size="32") == {
+        "max-num-batched-tokens": "8192", "max-num-seqs": "7", "block-size": "32",
+    }  # fmt: skip
+    assert with_device("vllm", {}, find_devices("a100"))["max-num-seqs"] == "256"
+    assert settings("logical", anything="1") == {"anything": "1"}
+    # 0.92 of the device since 0.21, 0.9 before, and graphs are set aside since then too.
+    h100 = find_gpu("h100")
+    for engine, left_alone in (("vllm", 0.08), ("vllm@0.20", 0.1)):
+        found = budget_of(engine, gpu=h100, max_num_batched_tokens="8192", max_num_seqs="256")
+        named = {part.name.split(" (")[0]: part.bytes for part in found.reserve.held}
+        assert named["left alone"] == pytest.approx(left_alone * h100.memory_bytes, rel=1e-6)
+        assert ("CUDA graphs" in named) == (engine == "vllm")
+
+
+EIGHT, ONE = find_devices("h100x8"), find_devices("h100")
+
+
+@pytest.mark.parametrize(
+    ("devices", "tp", "stages", "expected"),
+    [
+        # All devices of a stage, unless a size is given.
+        (EIGHT, None, 1, (EIGHT, 8)), (EIGHT, None, 2, (EIGHT, 4)), (EIGHT, None, 8, (EIGHT, 1)),
+        (EIGHT, 2, 1, (EIGHT, 2)), (EIGHT, 2, 2, (EIGHT, 2)),
+        # One device stands for as many as the layout takes.
+        (ONE, None, 1, (ONE, 1)), (ONE, None, 3, (ONE._replace(num_devices=3), 1)),
+        (ONE, 4, 1, (ONE._replace(num_devices=4), 4)), (ONE, 4, 2, (ONE._replace(num_devices=8), 4)),
+        (None, None, 1, (None, 1)), (None, None, 4, (None, 1)), (None, 4, 2, (None, 4)),
+    ],
+)  # fmt: skip
+def test_how_devices_are_laid_out(
+    devices: Devices | None, tp: int | None, stages: int, expected: tuple[Devices | None, int]
+) -> None:
+    assert lay_out(devices, tp, stages) == expected
+
+
+def test_stages_that_do_not_divide_the_devices_are_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="--pipeline-parallel-size 3 does not divide 8 devices"):
+        lay_out(EIGHT, None, 3)
+
+
+def test_devices_hold_whole_replicas() -> None:
+    def replicas(number: int, tp: int, pp: int) -> int:
+        return count_replicas(number, ask(tp=tp, pp=pp).workload)
+
+    assert [replicas(8, tp, pp) for tp, pp in ((1, 1), (4, 1), (2, 2), (4, 2))] == [8, 2, 2, 1]
+    for number, tp, pp, said in (
+        (8, 16, 1, "8 devices and --tp 16: 16 are needed"), (6, 4, 1, "6 devices and --tp 4: 4 are needed"),
+        (6, 2, 2, "6 devices and --tp 2 --pp 2: 4 are needed"), (1, 2, 1, "1 device and --tp 2: 2 are needed"),
+        (2, 4, 1, "2 devices and --tp 4: 4 are needed"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=said):
+            replicas(number, tp, pp)
+
+
+def test_a_device_of_ones_own_says_null_for_a_bandwidth_it_has_not() -> None:
+    plain = describe_hardware(make_case(Question(SPEC, devices=Devices(TEN, 4), tensor_parallel_size=2)))
+    assert (plain["num_devices"], plain["replicas"], plain["memory_bytes"]) == (4, 2, 10 * GIB)
+    assert plain["bandwidth_bytes_per_second"] is plain["interconnect"] is None
+    h100 = find_gpu("h100")
+    assert h100.interconnect is not None
+    full = describe_hardware(ask(gpu=h100))
+    assert full["bandwidth_bytes_per_second"] == h100.bandwidth_bytes_per_second
+    assert full["interconnect"] == h100.interconnect._asdict()
+
+
+class Fit(NamedTuple):
+    """What `describe_fit` says, and the remarks beside it."""
+
+    fit: dict[str, Any]
+    remarks: list[str]
+
+
+def described(found: Budget) -> Fit:
+    notes = list[Note]()
+    fit = describe_fit(found, notes)
+    assert fit["fits"] is not any(note.code == "does-not-fit" for note in notes)
+    return Fit(fit, [note.text for note in notes])
+
+
+def fit_of(engine: str, weights_gib: int, **asked: Any) -> Fit:
+    return described(budget_of(engine, weights_gib, **asked))
+
+
+def test_the_parts_of_a_fit_stand_in_order_and_add_up() -> None:
+    found = budget_of("logical", context=8192, batch=2)
+    fit, remarks = described(found._replace(weights=found.weights._replace(replicated_bytes=123)))
+    assert [(line["name"], line["bytes"]) for line in fit["lines"]] == [
+        ("weights", 4 * GIB), ("KV cache", 2 * GIB), ("kept back (10 %)", GIB), ("free", 3 * GIB),
+    ]  # fmt: skip
+    assert (fit["device_bytes"], fit["weights_bytes"], fit["weights_replicated_bytes"]) == (10 * GIB, 4 * GIB, 123)
+    assert (fit["activation_bytes"], fit["reserve_bytes"], fit["kv_cache_memory_bytes"]) == (0, GIB, 5 * GIB)
+    assert (fit["fits"], fit["max_context_tokens"], fit["max_batch_size"]) == (True, 5 * 4096, 5)
+    assert not [remark for remark in remarks if "need" in remark]
+
+
+def test_activations_stand_before_reserves_and_what_the_cache_may_not_have_is_a_reserve() -> None:
+    fit, _ = fit_of("tensorrt-llm", 4)
+    kinds = [line["kind"] for line in fit["lines"]]
+    assert kinds == ["weights", "kv_cache", "activation", "reserve", "reserve", "free"]
+    by_name = {line["name"]: line["bytes"] for line in fit["lines"]}
+    activations = 8192 * (2 * 100 + 1000) * 2
+    left = 10 * GIB - 4 * GIB - GIB - activations
+    assert by_name["not the cache's (1 - 0.9 of what is free)"] == left - int(left * 0.9)
+    assert fit["activation_bytes"] == activations
+    assert fit["reserve_bytes"] == GIB + left - int(left * 0.9)
+    assert sum(by_name.values()) == fit["device_bytes"]
+
+
+def test_why_it_does_not_fit_is_said_with_what_would() -> None:
+    # The weights alone: nothing fits, of any length.
+    for weights in (9, 12):
+        fit, remarks = fit_of("logical", weights)
+        assert not fit["fits"]
+        assert (fit["max_context_tokens"], fit["max_batch_size"]) == (0, 0)
+        assert remarks[-1] == (
+            f"no memory is left for the cache: the weights take {weights}.00 GiB of a device's 10.00 GiB, "
+            "and 1.00 GiB are kept for other things"
+        )
+    # One request of 6 GiB, and 5 GiB are there: 40,960 tokens.
+    _, remarks = fit_of("logical", 4, context=6 * 8192)
+    assert remarks[-1] == (
+        "one request of 49,152 tokens needs 6.00 GiB of cache on a device, and 5.00 GiB are there; "
+        "the longest context that fits is 40,960"
+    )
+    # Of several the longest context is that of several, and says nothing of one.
+    _, remarks = fit_of("logical", 4, context=6 * 8192, batch=2)
+    assert remarks[-1].endswith("needs 6.00 GiB of cache on a device, and 5.00 GiB are there")
+    # One fits, seven do not.
+    fit, remarks = fit_of("logical", 4, context=8192, batch=7)
+    assert remarks[-1] == (
+        "7 requests of 8,192 tokens need 7.00 GiB of cache on a device, and 5.00 GiB are there: 5 fit"
+    )
+    assert (fit["fits"], fit["free_bytes"]) == (False, -2 * GIB)
+    # A cache that takes all there is fits, and one request of exactly that is none too large.
+    assert fit_of("logical", 4, context=5 * 8192).fit["fits"]
+    _, remarks = fit_of("logical", 4, context=5 * 8192, batch=2)
+    assert remarks[-1].endswith("5.00 GiB are there: 1 fit")
+
+
+def test_memory_that_is_there_is_rounded_down_and_memory_that_is_needed_up() -> None:
+    less = TEN._replace(memory_bytes=10 * GIB - 10)
+    for weights, said in ((4, "needs 6.01 GiB of cache on a device, and 4.99 GiB are there"),
+                          (9, "9.00 GiB of a device's 9.99 GiB, and 1.00 GiB are kept")):  # fmt: skip
+        _, remarks = fit_of("logical", weights, gpu=less, context=6 * 8192 + 1)
+        assert said in remarks[-1]
+
+
+def test_a_model_without_a_cache_has_no_limit_but_its_weights() -> None:
+    # Engines keep nothing of an encoder after its forward pass.
+    case = ask("vllm", context=512, model=load_model("bert-base"))
+    # Just enough, and a byte too little.
+    for pool, limit in ((0, None), (-1, 0)):
+        found = Budget(case, WEIGHTS, Reserve((), {}), pool, pool)
+        fit, _ = described(found)
+        assert (fit["max_context_tokens"], fit["max_batch_size"]) == (limit, limit)
+        assert found.running_limit(512) == limit
+
+
+def test_a_verdict_counts_one_devices_share() -> None:
+    _, remarks = fit_of("logical", 4, context=24 * 8192, tp=4)
+    assert "one request of 196,608 tokens needs 6.00 GiB of cache on a device" in remarks[-1]
+
+
+def test_how_many_requests_run_at_once() -> None:
+    def limit(engine: str, weights_gib: int, tokens: int) -> int | None:
+        return budget_of(engine, weights_gib).running_limit(tokens)
+
+    assert [limit("logical", 4, tokens) for tokens in (8192, 8193, 4096)] == [5, 4, 10]
+    assert (limit("logical", 12, 1), limit("logical", 9, 1)) == (0, 0)
+    # Each prompt takes activations beside its cache: 1,200 elements of two bytes a token, and its logits.
+    for tokens in (8192, 2000):
+        assert limit("transformers", 4, tokens) == (6 * GIB - 512 * MIB) // (tokens * (TOKEN + 2400) + 300_000)
+
+
+def test_what_else_grows_with_the_question_shrinks_the_limits() -> None:
+    # 5.5 GiB hold as many tokens as a cache of 131,072 bytes and a prefill of 2,400 each take, beside the logits.
+    fit, _ = fit_of("transformers", 4)
+    assert fit["max_context_tokens"] == (6 * GIB - 512 * MIB - 300_000) // (TOKEN + 2400)
+
+
+def test_no_share_of_nothing_is_no_line() -> None:
+    found = Budget(ask(), WEIGHTS, Reserve((Held("reserve", "all", 0),), {}), 6 * GIB, 6 * GIB)
+    assert [line["name"] for line in described(found).fit["lines"]] == ["weights", "KV cache", "all", "free"]

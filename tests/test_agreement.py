@@ -1,0 +1,190 @@
+"""What the parts of an answer must say of each other: over all presets, with engines and devices in turn.
+
+Nothing here is a figure. Each of these rules holds for any model, so that a new one is held to them by being there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import jsonschema
+import pytest
+
+import kvcalc
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.memory.engines import ENGINES, stage_bounds
+from kvcalc.memory.sharding import shard, stage_weights
+from kvcalc.memory.weights import plain_bytes
+from kvcalc.model.presets import preset_names
+from kvcalc.model.spec import ModelSpec, has_cross_attention, weights_of
+from kvcalc.planning.throughput import SpeedQuestion
+from kvcalc.schema import load_schema
+from kvcalc.throughput.constants import load_constants
+from kvcalc.throughput.counts import Layout
+from kvcalc.throughput.hardware import all_gpus, find_devices
+from kvcalc.throughput.speed import StoredWeights, range_factors, speed_model
+
+BF16 = DTYPES["bf16"]
+VALIDATOR = jsonschema.Draft202012Validator({**load_schema(), "$ref": "#/$defs/estimate"})
+
+# A device of each kind, the number of them, and how a model lies on them. Every preset meets another one under every
+# engine, so that all meet all over the presets.
+MACHINES = (
+    ("h100", 1, 1), ("a100x8", 8, 1), ("mi300x", 1, 1), ("h200x4", 2, 2), ("rtx-4090x2", 1, 2), ("m2-ultra", 1, 1),
+    ("b200x8", 4, 1), ("l40sx2", 2, 1), ("t4", 1, 1),
+)  # fmt: skip
+WORKLOADS = ((1, 1), (700, 3), (4096, 64), (131_072, 2))
+
+
+def answers(engine: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every preset's document under one engine, on a machine and at a workload that change from one to the next."""
+    for place, name in enumerate(preset_names()):
+        turn = place + list(ENGINES).index(engine)
+        devices, tp, pp = MACHINES[turn % len(MACHINES)]
+        context, batch = WORKLOADS[turn % len(WORKLOADS)]
+        asked: dict[str, Any] = {
+            "engine": engine, "context_tokens": context, "batch_size": batch, "devices": find_devices(devices),
+            "tensor_parallel_size": tp, "pipeline_parallel_size": pp,
+        }  # fmt: skip
+        if turn % 2:
+            asked["speed"] = SpeedQuestion(input_tokens=500, output_tokens=100, concurrency=4)
+        try:
+            yield name, kvcalc.estimate(kvcalc.load_model(name), **asked)
+        except (ModelError, UsageError):
+            continue  # an engine that does not hold this model, or heads that do not divide
+
+
+def the(found: dict[str, Any], prefix: str) -> float:
+    """The one figure whose name begins so."""
+    (value,) = (value for key, value in found.items() if key.startswith(prefix))
+    return float(value)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_parts_of_every_document_agree(engine: str) -> None:
+    seen = fits = speeds = 0
+    for name, answer in answers(engine):
+        VALIDATOR.validate(answer)
+        cache, fit, speed = answer["kv_cache"], answer["fit"], answer["throughput"]
+        assert 0 <= cache["bytes_per_device"] <= cache["devices_total_bytes"], name
+        assert cache["fixed_bytes_per_sequence"] <= cache["bytes_per_sequence"], name
+        if fit is not None:
+            check_fit(name, answer)
+            fits += 1
+        if speed is not None:
+            check_speed(name, speed, answer["workload"]["batch_size"])
+            speeds += 1
+        seen += 1
+    assert seen > 30
+    assert fits > seen / 2
+    assert speeds > seen / 2
+
+
+def check_fit(name: str, answer: dict[str, Any]) -> None:
+    fit = answer["fit"]
+    assert sum(line["bytes"] for line in fit["lines"]) == fit["device_bytes"], name
+    assert fit["fits"] == (fit["free_bytes"] >= 0), name
+    assert fit["kv_cache_bytes"] >= answer["kv_cache"]["bytes_per_device"] or not fit["fits"], name
+    # What fits is within its own limits, and what does not is beyond them.
+    longest, largest = fit["max_context_tokens"], fit["max_batch_size"]
+    workload = answer["workload"]
+    for limit, asked in ((longest, workload["context_tokens"]), (largest, workload["batch_size"])):
+        assert fit["fits"] == (limit is None or limit >= asked), name
+
+
+def check_speed(name: str, speed: dict[str, Any], batch: int) -> None:
+    step = speed["decode_step_seconds"]
+    assert 0 < speed["roofline_decode_step_seconds"] <= step, name
+    assert the(speed, "low") <= step <= the(speed, "high"), name
+    assert sum(speed["parts"].values()) == pytest.approx(step), name
+    assert speed["parts"][f"{speed['bound_by']}_seconds"] == max(speed["parts"].values()), name
+    assert speed["decode_tokens_per_second"] * step == pytest.approx(batch), name
+    serving = speed["serving"]
+    if serving is not None:
+        for part in (key.removesuffix("_low_seconds") for key in serving if key.endswith("_low_seconds")):
+            assert serving[f"{part}_low_seconds"] <= serving[f"{part}_seconds"] <= serving[f"{part}_high_seconds"], name
+        assert serving["running_requests"] <= serving["concurrency"], name
+
+
+def stored(spec: ModelSpec) -> StoredWeights | None:
+    weights = weights_of(spec)
+    return None if weights is None else StoredWeights(weights, BF16, None, None, "bf16")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_more_tokens_or_sequences_ever_take_less_time(engine: str) -> None:
+    gpus = [gpu for gpu in all_gpus() if gpu.bandwidth_bytes_per_second and gpu.flops_per_second]
+    for place, name in enumerate(preset_names()):
+        spec = kvcalc.load_model(name)
+        held = stored(spec)
+        if held is None or has_cross_attention(spec):
+            continue
+        model = speed_model(spec, held, BF16, gpus[place % len(gpus)], engine, Layout())[0]
+        for batch in (1, 3, 64, 1000):
+            steps = [model.decode(batch, context).seconds for context in (1, 100, 5000, 200_000)]
+            assert all(a <= b for a, b in pairwise(steps)), name
+        for context in (1, 5000):
+            steps = [model.decode(batch, context).seconds for batch in (1, 2, 3, 64, 1000)]
+            assert all(a <= b for a, b in pairwise(steps)), name
+            # A batch is never slower than its sequences one after the other.
+            assert all(step <= batch * steps[0] for step, batch in zip(steps, (1, 2, 3, 64, 1000))), name
+        prompts = [model.prefill(tokens).seconds for tokens in (1, 100, 5000, 200_000)]
+        assert all(a <= b for a, b in pairwise(prompts)), name
+        assert all(a <= b for a, b in pairwise(model.prefill(700, batch).seconds for batch in (1, 2, 9))), name
+        assert model.roofline(3, 5000) <= model.decode(3, 5000).seconds, name
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engines_range_holds_its_own_value(engine: str) -> None:
+    for gpu in all_gpus():
+        _, regime = load_constants(engine, gpu)
+        for outside in (False, True):
+            low, high = range_factors(regime, outside)
+            assert 0 < low <= 1 <= high
+        assert range_factors(regime, True)[0] <= range_factors(regime, False)[0]
+        assert range_factors(regime, True)[1] >= range_factors(regime, False)[1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_weights_of_all_stages_are_the_models(engine: str) -> None:
+    for name in preset_names():
+        spec = kvcalc.load_model(name)
+        weights = weights_of(spec)
+        if weights is None or spec.num_layers < 8:  # of fewer some engines leave a stage without a layer
+            continue
+        whole = plain_bytes(weights, BF16)[0]
+        table = 2 * weights.embedding.parameters
+        parts = [stage_weights(weights, first, last, spec.num_layers)
+                 for first, last in stage_bounds(engine, spec.num_layers, 3)]  # fmt: skip
+        # A tied table is on the first stage and on the last.
+        assert sum(plain_bytes(part, BF16)[0] for part in parts) == whole + (table if weights.tied else 0), name
+
+
+def test_ranks_hold_no_less_than_their_part_and_no_more_than_one_rank_fewer_would() -> None:
+    for name in preset_names():
+        weights = weights_of(kvcalc.load_model(name))
+        if weights is None:
+            continue
+        sizes = [plain_bytes(shard(weights, ranks), BF16)[0] for ranks in (1, 2, 4, 8)]
+        assert all(a >= b >= a / 2 for a, b in pairwise(sizes)), name
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_more_memory_never_holds_less(engine: str) -> None:
+    for name in preset_names()[::4]:
+        spec = kvcalc.load_model(name)
+        limits: list[tuple[float, float]] = []
+        for gib in (1, 2, 8, 40):
+            try:
+                fit = kvcalc.estimate(spec, engine=engine, context_tokens=2048, kv_memory_bytes=gib << 30)["fit"]
+            except (ModelError, UsageError):
+                break
+            limits.append(tuple(
+                float("inf") if fit[key] is None else fit[key] for key in ("max_context_tokens", "max_batch_size")
+            ))  # type: ignore[arg-type]  # fmt: skip
+        for less, more in pairwise(limits):
+            assert less[0] <= more[0], name
+            assert less[1] <= more[1], name

@@ -1,0 +1,272 @@
+"""The parts of a step, of a model and a device small enough to work out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvcalc.memory.curves import Curve
+from kvcalc.memory.dtypes import parse_dtype
+from kvcalc.model.resolve import load_model
+from kvcalc.throughput.constants import Constants
+from kvcalc.throughput.counts import Counts, Experts, Layout, Work
+from kvcalc.throughput.hardware import Gpu, Interconnect
+from kvcalc.throughput.roofline import SpeedModel, Step, link_bytes_per_second, matrix_flops
+
+# 1,000 bytes and 100 operations a second, twice as many in fp8; four devices joined at 50 bytes a second.
+GPU = Gpu(
+    "toy", None, None, 10**6, None, 1000, {"bf16": 100, "fp8": 200}, Interconnect("link", 50, 4), None, None, (), "",
+    None,
+)  # fmt: skip
+
+# Kernels as good as the device, launches that cost nothing; reading and multiplying one after the other.
+IDEAL = Constants(
+    weight_overhead={"bf16": 1.0}, expert_overhead=1.0, kv_overhead=1.0, kv_token_seconds=0.0, compute_overhead=1.0,
+    expert_compute_overhead=1.0, attention_compute_overhead=1.0, roof_power=1.0, layer_seconds=0.0,
+    moe_layer_seconds=0.0, expert_seconds=0.0, step_seconds=0.0, sequence_seconds=0.0, activation_passes=0.0,
+    all_reduce_seconds=0.0, all_reduce_power=1.0, link_overhead=1.0, stage_seconds=0.0, prefill_overhead=1.0,
+    prefill_expert_overhead=1.0, prefill_attention_overhead=1.0, prefill_interference=1.0, ttft_seconds=0.0,
+    ttft_steps=0.0, ttft_queue=0.0, max_sequences=256,
+)  # fmt: skip
+
+# Four layers of width 10; two of them send a token to 2 of 8 experts, three have a cache of 20 bytes a token and 100
+# whatever the context. All of it is what one rank holds, of however many.
+COUNTS = Counts(
+    num_layers=4, moe_layers=2, attention_layers=3, hidden_size=10, dense_bytes=9000, head_bytes=600,
+    dense_elements=700, head_elements=30, experts=(Experts(8, 2, 500, 40),), work=(Work(6, 4, None),),
+    cache=load_model("gpt2"), curve=Curve((1,), (100,), (20,)), kv_dtype=parse_dtype("bf16", "x"), layout=Layout(),
+)  # fmt: skip
+
+
+def model(dtype: str = "bf16", layout: tuple[int, int, int] = (1, 1, 1), gpu: Gpu = GPU, **changes: Any) -> SpeedModel:
+    return SpeedModel(COUNTS._replace(layout=Layout(*layout)), gpu, dtype, IDEAL._replace(**changes))
+
+
+def decode(batch: float = 1, context: float = 50, **options: Any) -> Step:
+    return model(**options).decode(batch, context)
+
+
+def about(value: float) -> object:
+    return pytest.approx(value, rel=1e-12)
+
+
+def test_a_step_reads_each_weight_once_and_of_the_experts_those_touched() -> None:
+    assert decode().weights == about((9000 + 600 + 2 * 500) / 1000)
+    # Three tokens: an expert is missed by all with probability (6/8)^3, so 4.625 of 8 are read.
+    assert decode(batch=3).weights == about((9000 + 600 + 4.625 * 500) / 1000)
+    twice = GPU._replace(bandwidth_bytes_per_second=2000)
+    assert decode(gpu=twice).weights == about(decode().weights / 2)
+    assert decode(gpu=twice).kv == about(decode().kv / 2)
+
+
+def test_reading_is_slower_by_the_stored_types_overhead_and_the_head_is_read_in_16_bits() -> None:
+    overheads = {"bf16": 1.5, "fp8": 3.0, "int8": 2.0}
+    options: dict[str, Any] = {"weight_overhead": overheads, "expert_overhead": 5.0}
+    assert decode(**options).weights == about(1.5 * 9.6 + 5 * 1)
+    assert decode(dtype="fp8", **options).weights == about(3 * 9 + 1.5 * 0.6 + 5 * 1)
+    # Integer formats quantize the head too.
+    assert decode(dtype="int8", **options).weights == about(2 * 9.6 + 5 * 1)
+    # A type no constant was fitted for is read like 16 bits.
+    assert decode(dtype="nvfp4", **options).weights == decode(**options).weights
+
+
+def test_each_token_is_multiplied_with_the_dense_layers_the_head_and_its_own_experts() -> None:
+    dense, head, experts, scores = 2 * 700 / 100, 2 * 30 / 100, 2 * 2 * 40 / 100, 6 * 50 / 100
+    assert decode().compute == about(dense + head + experts + scores)
+    assert decode(batch=3).compute == about(3 * decode().compute)
+    # fp8 layers are multiplied twice as fast; the head and the scores stay in 16 bits.
+    assert decode(dtype="fp8").compute == about(dense / 2 + head + experts / 2 + scores)
+    slower = decode(compute_overhead=2.0, expert_compute_overhead=3.0, attention_compute_overhead=5.0)
+    assert slower.compute == about(2 * dense + 2 * head + 2 * 3 * experts + 5 * scores)
+    # Three sequences at three times the overhead: the batch and the overhead multiply.
+    assert decode(batch=3, compute_overhead=2.0).compute == about(3 * (2 * (dense + head + experts) + scores))
+
+
+def test_what_a_rank_holds_is_not_divided_again() -> None:
+    two, four = (decode(batch=4, layout=layout) for layout in ((2, 1, 1), (4, 1, 1)))
+    assert two[:5] == pytest.approx((two.seconds, *decode(batch=4)[1:5]))
+    assert (two.weights, two.kv, two.compute, two.overhead) == (four.weights, four.kv, four.compute, four.overhead)
+
+
+def test_every_sequence_reads_its_own_cache() -> None:
+    # 20 bytes a token, and 100 whatever the context.
+    assert decode(batch=3, context=50).kv == about(3 * (20 * 50 + 100) / 1000)
+    assert decode(batch=3, context=50, kv_overhead=4.0).kv == about(4 * 3 * 1.1)
+    one, two, three = (decode(context=tokens).kv for tokens in (100, 200, 300))
+    assert three - two == about(two - one)
+
+
+def test_launches_cost_each_layer_and_step_once_and_each_sequence() -> None:
+    assert decode().overhead == 0
+    assert decode(batch=7, layer_seconds=3.0).overhead == about(4 * 3)
+    assert decode(batch=7, moe_layer_seconds=3.0).overhead == about(2 * 3)
+    assert decode(batch=7, step_seconds=3.0).overhead == about(3)
+    assert decode(batch=7, sequence_seconds=3.0).overhead == about(7 * 3)
+    # A hidden state of ten 16-bit numbers in each of four layers, five times, for each token.
+    assert decode(batch=7, activation_passes=5.0).overhead == about(7 * 5 * 4 * 10 * 2 / 1000)
+    # Three layers have a cache; the tokens of the longest sequence count, whatever the batch.
+    assert decode(batch=7, context=50, kv_token_seconds=3.0).overhead == about(3 * 50 * 3)
+    # 2 and 4.625 experts touched in each of two layers, half of them on each of two ranks.
+    assert decode(expert_seconds=3.0).overhead == about(2 * 2 * 3)
+    assert decode(batch=3, expert_seconds=3.0).overhead == about(2 * 4.625 * 3)
+    assert decode(batch=3, expert_seconds=3.0, layout=(2, 1, 2)).overhead == about(2 * 4.625 / 2 * 3)
+    together = decode(batch=7, layer_seconds=3.0, moe_layer_seconds=5.0, step_seconds=11.0, sequence_seconds=13.0)
+    assert together.overhead == about(4 * 3 + 2 * 5 + 11 + 7 * 13)
+
+
+def test_pipeline_stages_cost_one_hop_less_than_there_are_and_share_the_batch() -> None:
+    assert decode(layout=(1, 3, 1), stage_seconds=7.0).overhead == about(2 * 7)
+    assert decode(layout=(1, 1, 1), stage_seconds=7.0).overhead == 0
+    assert decode(layout=(1, 3, 1), batch=12) == decode(batch=4)
+    # Fewer sequences than stages: one at a time, and stages stand idle.
+    assert decode(layout=(1, 3, 1), batch=2) == decode(batch=1)
+    assert model(layout=(1, 3, 1)).roofline(12, 50) == model().roofline(4, 50)
+    assert model(layout=(1, 3, 1)).roofline(2, 50) == model().roofline(1, 50)
+
+
+def test_two_all_reduces_a_layer_move_each_byte_twice_less_a_devices_share() -> None:
+    assert decode(batch=7, all_reduce_seconds=3.0).communication == 0
+    token_bytes = 4 * 10 * 2
+    for size in (2, 4):
+        sent = 2 * token_bytes * 2 * (size - 1) / size / 50
+        assert decode(layout=(size, 1, 1)).communication == about(sent)
+        assert decode(layout=(size, 1, 1), batch=7, link_overhead=3.0).communication == about(7 * 3 * sent)
+        # Without its bytes: once for every all-reduce, whatever the batch.
+        waiting = decode(layout=(size, 1, 1), batch=7, all_reduce_seconds=3.0, all_reduce_power=2.0).communication
+        assert waiting == about(7 * sent + 2 * 4 * 3 * size**2)
+
+
+def test_what_the_shorter_of_reading_and_multiplying_adds_is_its_own_part() -> None:
+    dense_alone = COUNTS._replace(head_bytes=0, head_elements=0, experts=(), work=(), curve=Curve((1,), (0,), (0,)))
+    # 3 and 4 seconds at once take 5 where the power is 2.
+    for held, elements, weights, compute in ((3000, 200, 1, 4), (4000, 150, 4, 1)):
+        counts = dense_alone._replace(dense_bytes=held, dense_elements=elements)
+        step = SpeedModel(counts, GPU, "bf16", IDEAL._replace(roof_power=2.0)).decode(1, 50)
+        assert (step.weights, step.compute, step.seconds) == (about(weights), about(compute), about(5))
+    # Nothing to read, or nothing to multiply: the other alone.
+    for held, elements, seconds in ((0, 200, 4), (3000, 0, 3)):
+        counts = dense_alone._replace(dense_bytes=held, dense_elements=elements)
+        assert SpeedModel(counts, GPU, "bf16", IDEAL._replace(roof_power=2.0)).decode(1, 50).seconds == about(seconds)
+
+
+def test_a_step_lasts_as_long_as_all_its_parts_together() -> None:
+    step = decode(batch=3, layout=(2, 1, 1), layer_seconds=7.0, roof_power=3.0)
+    assert min(step[1:]) > 0
+    assert step.seconds == about(step.weights + step.kv + step.compute + step.overhead + step.communication)
+
+
+def test_the_largest_part_names_the_bound() -> None:
+    names = ("weights", "kv", "compute", "overhead", "communication")
+    for place, name in enumerate(names):
+        parts = [1.0] * 5
+        parts[place] = 2.0
+        assert Step(6.0, *parts).bound_by == name
+
+
+def test_the_ideal_step_reads_all_bytes_once_or_does_all_operations() -> None:
+    bytes_read = 9000 + 600 + 4.625 * 500 + 3 * 1100
+    fast = GPU._replace(flops_per_second={"bf16": 10**9})
+    assert model(gpu=fast).roofline(3, 50) == about(bytes_read / 1000)
+    wide = GPU._replace(bandwidth_bytes_per_second=10**9)
+    operations = 3 * (2 * (700 + 30 + 2 * 40) + 6 * 50)
+    assert model(gpu=wide).roofline(3, 50) == about(operations / 100)
+    assert model(gpu=wide).roofline(1, 50) == about(operations / 3 / 100)
+    # No overhead counts here.
+    assert model(gpu=wide, compute_overhead=9.0, layer_seconds=9.0).roofline(3, 50) == about(operations / 100)
+
+
+def test_a_prompts_work_is_its_tokens_and_the_triangle_of_their_scores() -> None:
+    tokens = 20
+    dense, experts, scores = 2 * 700 / 100, 2 * 2 * 40 / 100, 4 * (20 * 21 / 2) / 100
+    work = model().prefill_work(tokens)
+    assert work == (about(work.compute), 0, 0, about(tokens * (dense + experts) + scores), 0, 0)
+    slower = model(prefill_overhead=2.0, prefill_expert_overhead=3.0, prefill_attention_overhead=5.0)
+    assert slower.prefill_work(tokens).compute == about(2 * tokens * (dense + 3 * experts) + 5 * scores)
+    assert model(activation_passes=5.0).prefill_work(tokens).overhead == about(tokens * 5 * 80 / 1000)
+    sent = 2 * 80 * 2 * (1 / 2) / 50
+    assert model(layout=(2, 1, 1), link_overhead=3.0).prefill_work(tokens).communication == about(tokens * 3 * sent)
+    # Launches and reading are the step's that takes the prompt along.
+    busy = model(layer_seconds=3.0, step_seconds=3.0, sequence_seconds=3.0, all_reduce_seconds=3.0)
+    assert busy.prefill_work(tokens) == work
+
+
+def test_of_several_stages_each_does_its_share_of_a_prompts_work() -> None:
+    options: dict[str, Any] = {"activation_passes": 5.0, "link_overhead": 3.0}
+    one, four = (model(layout=(2, stages, 1), **options) for stages in (1, 4))
+    # Eight devices are beyond the link's four, but the network is no slower here.
+    assert four.prefill_work(20) == tuple(about(part / 4) for part in one.prefill_work(20))
+
+
+def test_a_prefill_reads_each_weight_once_whatever_its_length() -> None:
+    def weights(tokens: int, batch: int = 1, **options: Any) -> float:
+        return model(**options).prefill(tokens, batch).weights
+
+    experts = {tokens: 8 * (1 - 0.75**tokens) * 500 / 1000 for tokens in (1, 20, 40)}
+    assert weights(1) == about(9.6 + experts[1])
+    assert weights(20) == about(9.6 + experts[20])
+    # Two prompts are read for together.
+    assert weights(20, batch=2) == about(9.6 + experts[40])
+    assert weights(20, weight_overhead={"bf16": 3.0}, expert_overhead=5.0) == about(3 * 9.6 + 5 * experts[20])
+    assert weights(1000) == about(9.6 + 4)
+
+
+def test_a_lone_prefill_waits_for_the_launches_once_and_works_for_every_prompt() -> None:
+    options: dict[str, Any] = {
+        "layer_seconds": 3.0,
+        "sequence_seconds": 5.0,
+        "activation_passes": 7.0,
+        "all_reduce_seconds": 11.0,
+    }
+    lone = model(layout=(2, 1, 1), **options)
+    work = lone.prefill_work(20)
+    for batch in (1, 3):
+        step = lone.prefill(20, batch)
+        assert step.kv == 0
+        assert step.compute == about(batch * work.compute)
+        assert step.overhead == about(4 * 3 + batch * (5 + work.overhead))
+        assert step.communication == about(2 * 4 * 11 * 2 + batch * work.communication)
+        assert step.seconds == about(sum(step[1:]))
+    assert lone.prefill(20) == lone.prefill(20, 1)
+
+
+def test_a_lone_prompt_passes_all_stages_one_after_the_other() -> None:
+    options: dict[str, Any] = {"activation_passes": 7.0, "link_overhead": 3.0, "all_reduce_seconds": 11.0}
+    one, two = (model(layout=(2, stages, 1), stage_seconds=13.0, **options).prefill(20, 3) for stages in (1, 2))
+    assert two.overhead == about(one.overhead + 13)
+    assert (two.weights, two.compute, two.communication) == (one.weights, about(one.compute), about(one.communication))
+
+
+def test_prefill_overlaps_reading_with_the_work_of_all_prompts() -> None:
+    step = model(roof_power=2.0).prefill(20, 3)
+    read, multiply = 9.6 + 8 * (1 - 0.75**60) * 0.5, 3 * model().prefill_work(20).compute
+    assert step.weights + step.compute == about((read**2 + multiply**2) ** 0.5)
+    assert step.compute == about(multiply)
+
+
+def test_a_type_the_device_has_no_units_for_is_multiplied_in_the_next_it_has() -> None:
+    def flops(dtype: str, **known: int) -> float:
+        return matrix_flops(GPU._replace(flops_per_second=known), dtype)
+
+    everything = {"fp32": 1, "tf32": 2, "fp16": 3, "bf16": 4, "fp8": 5, "fp4": 6, "int8": 7}
+    wanted = {"fp32": 2, "bf16": 4, "fp16": 4, "fp8": 5, "nvfp4": 6, "int8": 4, "int4": 4}
+    assert {dtype: flops(dtype, **everything) for dtype in wanted} == wanted
+    assert flops("fp32", fp32=1, bf16=4) == 1
+    assert flops("fp32", bf16=4) == 4
+    assert flops("bf16", fp32=1, fp16=3) == flops("fp8", fp32=1, fp16=3) == 3
+    assert flops("bf16", fp32=1) == 1
+    with pytest.raises(ValueError, match="toy: no FLOP/s known"):
+        flops("bf16", int8=7)
+
+
+def test_bytes_between_devices_travel_over_the_slowest_way_they_must_take() -> None:
+    fast, slow = (GPU._replace(interconnect=Interconnect("link", speed, 4)) for speed in (10**12, 10**9))
+    assert [link_bytes_per_second(fast, devices) for devices in (1, 4, 5)] == [10**12, 10**12, 50e9]
+    assert [link_bytes_per_second(slow, devices) for devices in (4, 5)] == [10**9, 10**9]
+    none = GPU._replace(interconnect=None)
+    # PCIe 4.0 x16 unless the device says what it has.
+    assert link_bytes_per_second(none, 8) == 32e9
+    assert link_bytes_per_second(none._replace(pcie_bytes_per_second=63 * 10**9), 8) == 63e9
+    # Devices of all stages must be within the link's reach.
+    assert model(gpu=fast, layout=(2, 2, 1)).link == 10**12
+    assert model(gpu=fast, layout=(2, 3, 1)).link == 50e9
