@@ -93,7 +93,7 @@ class MultiHeadLatentAttention(nn.Module):
         if mask is None and start == 0 and x.shape[1] > 1 and (self.window or x.shape[1]) >= x.shape[1]:
             if cache is not None:
                 cache.append((latent,))
-            key, value = self._rebuilt(latent)
+            key, value = self.rebuilt(latent)
             return self._output(causal_attention(torch.cat((query_nope, query_rope), dim=-1), key, value))
         if cache is None:
             mask = combine_masks(causal_mask(x.shape[1], x.shape[1], self.window, x.device), mask)
@@ -120,7 +120,7 @@ class MultiHeadLatentAttention(nn.Module):
         if not self.expands:
             return self.core.decode(query, cache, scale=self.scale, v_width=self.rank)
         (latent,) = cache.views()
-        key, value = self._rebuilt(latent)
+        key, value = self.rebuilt(latent)
         return self.core(query, key, value)
 
     def core_query_shape(self, batch_size: int) -> tuple[int, int, int, int]:
@@ -160,10 +160,10 @@ class MultiHeadLatentAttention(nn.Module):
         return values
 
     def _expanded(self, query_nope: Tensor, query_rope: Tensor, latent: Tensor, mask: Tensor | None) -> Tensor:
-        key, value = self._rebuilt(latent)
+        key, value = self.rebuilt(latent)
         return grouped_attention(torch.cat((query_nope, query_rope), dim=-1), key, value, mask)
 
-    def _rebuilt(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+    def rebuilt(self, latent: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of every head from the latent, as the paper defines MLA."""
         w_uk, w_uv = self._up()
         content, key_rope = latent[..., : self.rank], latent[..., self.rank :]

@@ -18,7 +18,7 @@ from kvcalc.measure.budget import usable_bytes, weights_bytes_of
 from kvcalc.measure.device import MemoryWatch, free_bytes, release
 from kvcalc.measure.faults import explain
 from kvcalc.measure.prefill import Progress, run_layers
-from kvcalc.measure.run import Request, Stack, build, inputs, make_caches
+from kvcalc.measure.stack import Request, Stack, build, inputs, make_caches
 from kvcalc.measure.storage import Storage, predicted_bytes
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.spec import ModelSpec
@@ -130,8 +130,7 @@ def _fits(spec: ModelSpec, request: Request, limit: int) -> bool:
         return False
     finally:
         if stack is not None:
-            stack.layers.clear()
-            stack.caches.clear()
+            stack.clear()
         release(request.device)
 
 

@@ -111,7 +111,7 @@ def error_of(
     if isinstance(layer, MultiHeadLatentAttention):
         (latent,) = (view.float() for view in cache.views())
         if layer.expands:
-            key, value = layer._rebuilt(cache.views()[0])
+            key, value = layer.rebuilt(cache.views()[0])
             reference = attention_with_weights(query.float(), key.float(), value.float())[0]
         else:
             reference = attention_with_weights(query.float(), latent, latent[..., : layer.rank], scale=layer.scale)[0]

@@ -20,8 +20,9 @@ from kvcalc.measure.parts import parts_of, remarks_on
 from kvcalc.measure.prefill import Progress
 from kvcalc.measure.ranks import check_size, find_place
 from kvcalc.measure.remarks import remarks_on_runs
-from kvcalc.measure.run import Request, measure_cached, measure_uncached
+from kvcalc.measure.run import run_with_cache, run_without_cache
 from kvcalc.measure.sharding import share_of_spec
+from kvcalc.measure.stack import Request, Stack
 from kvcalc.measure.storage import predicted_bytes, read_bytes
 from kvcalc.measure.sweep import Sweep, curve
 from kvcalc.measure.verify import verify, verify_state
@@ -277,27 +278,25 @@ def _run(
     read = read_bytes(spec, request.dtype, tokens, batch, storage)
     weights = weights_bytes_of(spec, request.dtype)
     if storage.kind == "none":
-        found = measure_uncached(spec, request, report)
+        found = run_without_cache(spec, request, report)
     else:
         chunk = chunk_tokens(spec.attention, tokens, batch, device.type)
-        found = measure_cached(spec, request, report, chunk, weights, read)
-    stack = found["stack"]
-    checked = _verified(whole, stack, request)
-    stack.layers.clear()
-    stack.caches.clear()
+        found = run_with_cache(spec, request, report, chunk, weights, read)
+    checked = _verified(whole, found.stack, request)
+    found.stack.clear()
     release(device)
     figures = Figures(kind, spec, request, roof, predicted, read, weights)
     return {
         **figures.describe(found),
-        "scaled": scaled(model, whole, request, found["decode"]),
+        "scaled": scaled(model, whole, request, found.decode),
         "verified": checked,
         "ranks": describe_ranks(
-            group, device, predicted, found["held_bytes"], found["allocator_bytes"], roof["read_bytes_per_second"]
+            group, device, predicted, found.held_bytes, found.allocator_bytes, roof["read_bytes_per_second"]
         ),
     }
 
 
-def _verified(whole: ModelSpec, stack: Any, request: Request) -> dict[str, Any]:
+def _verified(whole: ModelSpec, stack: Stack, request: Request) -> dict[str, Any]:
     """The self-check of every sort of layer there is; the largest error counts."""
     checks = []
     seen = set()

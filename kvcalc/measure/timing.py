@@ -91,6 +91,12 @@ def summarize(seconds: list[float]) -> dict[str, Any]:
     }
 
 
+def describe_timings(taken: Timings) -> dict[str, Any]:
+    """`summarize` with the process's CPU time (median) beside it, null where it was not taken."""
+    cpu = None if taken.cpu_seconds is None else summarize(taken.cpu_seconds)["p50"]
+    return {**summarize(taken.seconds), "cpu_p50": cpu, "method": taken.method}
+
+
 def _captured(device: torch.device, call: Callable[[], object]) -> tuple[Callable[[], object], str]:
     """`call` as the replay of a CUDA graph, or itself where it cannot be captured."""
     graph = torch.cuda.CUDAGraph()
