@@ -77,7 +77,7 @@ def time_decode(stack: Stack, hidden_states: Callable[[int], Tensor], request: R
         outputs.append(run_layers(layers, caches, x))
 
     warm_up(stack, hidden_states, request)
-    flush = flusher(device, bytes_touched)
+    flush = flusher(device, bytes_touched, request.effort)
     if device.type == "cuda" and request.group.size == 1:
         for _ in range(request.steps - 1):
             step(hidden_states(1))
@@ -137,10 +137,10 @@ def time_core(stack: Stack, request: Request, report: Progress, bytes_touched: i
             layer.attend(queries[layer.core_query_shape(1)], cache)
 
     report("attention core", 0, request.steps)
+    flush = flusher(request.device, bytes_touched, request.effort)
     taken = time_calls(
-        request.device, step, request.steps, flusher(request.device, bytes_touched), request.group.barrier,
-        may_capture=request.group.size == 1,
-    )  # fmt: skip
+        request.device, step, request.steps, flush, request.group.barrier, may_capture=request.group.size == 1
+    )
     report("attention core", request.steps, request.steps)
     return taken._replace(seconds=request.group.slowest(taken.seconds))
 

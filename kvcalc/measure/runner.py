@@ -11,7 +11,7 @@ from kvcalc.measure.bandwidth import read_roof
 from kvcalc.measure.budget import check_fits, chunk_tokens, layers_that_fit, weights_bytes_of
 from kvcalc.measure.capacity import check_axis, find_capacity
 from kvcalc.measure.device import describe_device, free_bytes, release, resolve_device
-from kvcalc.measure.distributed import describe_ranks, device_of, join
+from kvcalc.measure.distributed import ALONE, describe_ranks, device_of, join
 from kvcalc.measure.environment import describe_environment
 from kvcalc.measure.faults import faults
 from kvcalc.measure.figures import Figures, scaled
@@ -25,6 +25,7 @@ from kvcalc.measure.sharding import share_of_spec
 from kvcalc.measure.stack import Request, Stack
 from kvcalc.measure.storage import predicted_bytes, read_bytes
 from kvcalc.measure.sweep import Sweep, curve
+from kvcalc.measure.timing import Effort
 from kvcalc.measure.verify import verify, verify_state
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.memory.workload import bind_workload, check_tensor_parallel, resolve_workload
@@ -59,6 +60,7 @@ def measure(
     profile: str | None = None,
     seed: int = 0,
     tensor_parallel_size: int = 1,
+    effort: Effort = Effort(),
     progress: Progress = lambda what, done, of: None,
 ) -> dict[str, Any]:
     """The measure document: for each kind of attention asked for, predicted and held bytes and the time of a step.
@@ -66,7 +68,7 @@ def measure(
     `context_tokens` is the final length: context_tokens - steps tokens are prefilled, then `steps` decoded. The first
     `num_layers` layers are built; by default all, or as many as fit. `sweep` runs several contexts and batch sizes,
     `until_full` ("context" or "batch") looks for the largest that fits. With `tensor_parallel_size`, every process that
-    torchrun started calls this, runs its share of the heads and returns the same figures.
+    torchrun started calls this, runs its share of the heads and returns the same figures. `effort` sizes the roofs.
 
     Raises UsageError (2), ModelError (3) for what cannot be run, DoesNotFitError (4) before anything is allocated
     where memory is short, RunError (1) where the run itself fails: out of memory after all, a lost device or rank, NaN.
@@ -99,7 +101,7 @@ def measure(
     wanted = _that_split(wanted, skipped, place.size, all_variants)
     check_goes_with(storage, [spec for _, spec in wanted])
     requests = [
-        Request(each.context_tokens, batch, steps, each.kv_dtype, where, seed, storage=storage, profile=profile)
+        Request(each.context_tokens, batch, steps, each.kv_dtype, where, seed, ALONE, storage, profile, effort)
         for each, (_, batch) in zip(workloads, points)
     ]
     with join(place) as group:
@@ -115,7 +117,7 @@ def measure(
         requests = [request._replace(group=group, device=where) for request in requests]
         with faults(where):
             group.barrier()
-            roof = read_roof(where, requests[0].torch_dtype)
+            roof = read_roof(where, requests[0].torch_dtype, effort)
             runs = []
             for request in requests:
                 for kind, spec in wanted:

@@ -19,12 +19,14 @@ from kvcalc.measure.build import (
     build_part,
     make_part_cache,
     materialize,
+    random_block,
 )
 from kvcalc.measure.device import allocated_by
 from kvcalc.measure.distributed import ALONE, Group
 from kvcalc.measure.parts import Part, parts_of
 from kvcalc.measure.prefill import Progress
 from kvcalc.measure.storage import Storage
+from kvcalc.measure.timing import Effort
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.model.spec import ModelSpec
 
@@ -41,6 +43,7 @@ class Request(NamedTuple):
     group: Group = ALONE
     storage: Storage = Storage()
     profile: str | None = None
+    effort: Effort = Effort()
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -70,12 +73,12 @@ class Stack(NamedTuple):
 
 def build(spec: ModelSpec, request: Request, report: Progress) -> Stack:
     """The modules, with weights on the device and no caches yet."""
-    generator = torch.Generator().manual_seed(request.seed)
+    block = random_block(request.seed, request.device)
     parts, layers = parts_of(spec), []
     for number, part in enumerate(parts):
         report("weights", number, len(parts))
         made = build_part(part, spec.attention.hidden_size or 0, request.torch_dtype, torch.device("meta"))
-        layer = materialize(made, request.device, generator)
+        layer = materialize(made, request.device, block)
         if not isinstance(layer, RecurrentMixer):
             request.group.sum_outputs(layer)
             if isinstance(layer, MultiHeadLatentAttention):

@@ -15,6 +15,7 @@ import pytest
 from kvcalc.measure.compare import compare
 from kvcalc.schema import load_schema
 from tests.conftest import ROOT
+from tests.measure.quick import quicken
 
 SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64")
 FAST = (*SMALL, "--layers", "2", "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
@@ -24,11 +25,10 @@ FAST = (*SMALL, "--layers", "2", "--context", "40", "--steps", "4", "--device", 
 def taken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A real record of all four kinds."""
     from kvcalc.cli.app import run
-    from kvcalc.measure import bandwidth
 
     path = tmp_path_factory.mktemp("records") / "record.json"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bandwidth, "_BUFFER_BYTES", {"cpu": 1 << 22})
+        quicken(patch)
         assert run(["measure", *FAST, "--attention", "all", "--save", str(path), "--json"]) == 0
     document: dict[str, Any] = json.loads(path.read_text())
     return document

@@ -13,8 +13,11 @@ import pytest
 import torch
 
 import kvcalc as library
-from kvcalc.measure import capacity, choose, remarks, run, runner, storage, timing
+from kvcalc.attention.cache import held_bytes
+from kvcalc.measure import capacity, choose, remarks, runner, storage, timing
+from kvcalc.measure.build import build_part
 from kvcalc.measure.parts import parts_of
+from kvcalc.measure.stack import Request, Stack, make_caches
 from kvcalc.measure.sweep import parse_sweep
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.schema import load_schema
@@ -22,14 +25,6 @@ from kvcalc.schema import load_schema
 SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64")
 FAST = (*SMALL, "--layers", "2", "--context", "40", "--steps", "3", "--device", "cpu", "--dtype", "fp32")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Roofs of no interest, and no flushing between calls of no interest either."""
-    monkeypatch.setattr("kvcalc.measure.bandwidth._BUFFER_BYTES", {"cpu": 1 << 22, "cuda": 1 << 22, "mps": 1 << 22})
-    monkeypatch.setattr("kvcalc.measure.bandwidth._MATRIX", {"cpu": 64, "cuda": 64, "mps": 64})
-    monkeypatch.setattr(timing, "last_level_cache_bytes", lambda device: 1 << 16)
 
 
 def check(document: dict[str, Any]) -> None:
@@ -83,15 +78,11 @@ def test_hybrid_and_per_layer_models_hold_what_the_formula_says(name: str, kept:
 
     spec = library.load_model(name)
     spec = bind_workload(spec, workload := resolve_workload(spec, 20, 2, None))
-    request = run.Request(20, 2, 3, workload.kv_dtype, CPU, 0, storage=kept)
-    parts = parts_of(spec)
-    stack = run.Stack(
-        parts,
-        [run.build_part(p, spec.attention.hidden_size or 0, torch.bfloat16, torch.device("meta")) for p in parts],
-        [],
-    )  # fmt: skip
-    run.make_caches(stack, request)
-    assert run.held_bytes(stack.caches) == storage.predicted_bytes(spec, workload.kv_dtype, 20, 2, kept)
+    request = Request(20, 2, 3, workload.kv_dtype, CPU, 0, storage=kept)
+    parts, width, meta = parts_of(spec), spec.attention.hidden_size or 0, torch.device("meta")
+    stack = Stack(parts, [build_part(part, width, torch.bfloat16, meta) for part in parts], [])
+    make_caches(stack, request)
+    assert held_bytes(stack.caches) == storage.predicted_bytes(spec, workload.kv_dtype, 20, 2, kept)
 
 
 @pytest.mark.parametrize("name", ["falcon-h1-tiny-90m", "lfm2-8b-a1b", "mamba2-780m"])
@@ -291,8 +282,10 @@ def test_times_that_spread_are_not_to_be_trusted() -> None:
 
 
 def test_what_is_small_is_flushed_and_what_is_large_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "last_level_cache_bytes", lambda device: 1 << 16)
     assert timing.flusher(CPU, (4 << 16) - 1) is not None
     assert timing.flusher(CPU, 4 << 16) is None
+    assert timing.flusher(CPU, 4 << 16, timing.Effort(cache_bytes=1 << 17)) is not None
     order: list[str] = []
     taken = timing.time_calls(
         CPU, lambda: order.append("call"), 2, lambda: order.append("flush"), lambda: order.append("before")

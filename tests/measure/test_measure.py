@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -21,12 +22,6 @@ from tests.conftest import PLAIN_PRESETS, ROOT
 
 SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64")
 FAST = (*SMALL, "--layers", "2", "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
-
-
-@pytest.fixture(autouse=True)
-def small_roof(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The roof of a test is of no interest: a small buffer is enough."""
-    monkeypatch.setattr("kvcalc.measure.bandwidth._BUFFER_BYTES", {"cpu": 1 << 22, "cuda": 1 << 22, "mps": 1 << 22})
 
 
 def test_all_four_kinds_hold_what_the_formula_says(kvcalc: Any) -> None:
@@ -287,6 +282,16 @@ def test_the_weights_counted_are_the_weights_built() -> None:
         layer = build_layer(spec.attention, None, torch.bfloat16, torch.device("meta"))
         built = sum(p.numel() * 2 for p in layer.parameters() if p.dim() == 2)
         assert budget.need_of(spec, DTYPES["bf16"], 64, 1, "cpu").weights_bytes == built
+
+
+def test_a_run_loads_neither_torchs_compiler_nor_sympy(start: Any, tmp_path: Path) -> None:
+    """Both take seconds. torch loads them for some operations on its meta device."""
+    before = """
+from kvcalc.measure import record
+record.save = lambda *given: print(*({"sympy", "torch._dynamo"} & {*sys.modules}), file=sys.stderr)
+"""
+    found = start(tmp_path, *FAST, "--attention", "all", "--save", "record.json", before=before).result()
+    assert (found.status, found.err) == (0, "\n")
 
 
 @pytest.mark.parametrize("missing", ["torch", "psutil"])
