@@ -9,6 +9,11 @@ import pytest
 
 from kvcalc.measure import runner
 from kvcalc.measure.timing import Effort
+from kvcalc.model.spec import ModelSpec
+
+# A model of two narrow layers, and a short run of it.
+SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64", "--layers", "2")
+FAST = (*SMALL, "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
 
 EFFORT = Effort(read_bytes=1 << 22, matrix_width=64, cache_bytes=1 << 16)
 
@@ -16,6 +21,11 @@ EFFORT = Effort(read_bytes=1 << 22, matrix_width=64, cache_bytes=1 << 16)
 def quicken(patch: pytest.MonkeyPatch) -> None:
     """Within `patch`, every run in this process takes EFFORT."""
     patch.setattr(runner, "measure", functools.partial(runner.measure, effort=EFFORT))
+
+
+def narrow(spec: ModelSpec) -> ModelSpec:
+    """`spec` with a residual stream of 64: its caches, which do not depend on it, without its large projections."""
+    return spec._replace(attention=spec.attention._replace(hidden_size=64))
 
 
 if __name__ == "__main__":

@@ -22,11 +22,9 @@ from kvcalc.model.variants import side_by_side
 from kvcalc.schema import load_schema
 from tests.conftest import ROOT, Result
 from tests.measure.processes import Command, free_port, places, wait_for
+from tests.measure.quick import FAST
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
-
-SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64", "--layers", "2")
-FAST = (*SMALL, "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
 
 
 class Ranks:

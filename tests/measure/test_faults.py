@@ -19,9 +19,7 @@ from kvcalc.attention.cache import TokenCache
 from kvcalc.errors import KvcalcError, RunError
 from kvcalc.measure import faults, run, runner
 from tests.measure.processes import wait_for
-
-SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64")
-FAST = (*SMALL, "--layers", "2", "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
+from tests.measure.quick import FAST, narrow
 
 CPU_FULL = (
     "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
@@ -109,7 +107,7 @@ def test_memory_is_free_while_the_error_is_still_held(monkeypatch: pytest.Monkey
     seen = fail_in_decode(monkeypatch, error)
     caught: BaseException | None = None
     try:
-        runner.measure(library.load_model("gpt2"), context_tokens=16, steps=2, num_layers=2, device="cpu")
+        runner.measure(narrow(library.load_model("gpt2")), context_tokens=16, steps=2, num_layers=2, device="cpu")
     except BaseException as raised:
         caught = raised
     assert caught is not None

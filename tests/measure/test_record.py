@@ -20,9 +20,8 @@ from kvcalc.errors import KvcalcError, RunError
 from kvcalc.measure import environment, record
 from kvcalc.schema import load_schema
 from tests.conftest import ROOT
+from tests.measure.quick import FAST
 
-SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64")
-FAST = (*SMALL, "--layers", "2", "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
 DOCUMENT: dict[str, Any] = {"schema_version": 1, "model": {}, "workload": {}, "device": {}, "roof": {}, "runs": []}
 
 as_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
@@ -30,7 +29,7 @@ as_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="ro
 
 def test_a_record_is_the_json_document(kvcalc: Any, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    result = kvcalc("measure", *FAST, "--attention", "all", "--json", "--save", path, "--seed", "7")
+    result = kvcalc("measure", *FAST, "--json", "--save", path, "--seed", "7")
     assert result.status == 0, result.err
     assert path.read_text() == result.out
     document = record.load(str(path))
