@@ -18,7 +18,7 @@ from kvcalc.measure.figures import Figures, scaled
 from kvcalc.measure.options import check_goes_with, parse_storage
 from kvcalc.measure.parts import parts_of, remarks_on
 from kvcalc.measure.prefill import Progress
-from kvcalc.measure.ranks import check_size, find_place
+from kvcalc.measure.ranks import Place, check_size, find_place
 from kvcalc.measure.remarks import remarks_on_runs
 from kvcalc.measure.run import run_with_cache, run_without_cache
 from kvcalc.measure.sharding import share_of_spec
@@ -221,7 +221,7 @@ def _that_split(
 
 
 def _prepare(
-    shares: list[ModelSpec], requests: list[Request], place: Any, may_cut: bool, may_skip: bool
+    shares: list[ModelSpec], requests: list[Request], place: Place, may_cut: bool, may_skip: bool
 ) -> tuple[torch.device, int, KvcalcError | None]:
     """This rank's own device, how many layers of its shares fit at every point that fits at all, and why none does
     (None where one does), before anything is allocated."""
@@ -231,8 +231,7 @@ def _prepare(
         device = device_of(device, place)
         for spec in shares:
             parts_of(spec)
-        # On a CPU the ranks of this machine share what is free.
-        free = free_bytes(device) // (1 if device.type == "cuda" else place.local_size)
+        free = _free_bytes(device, place)
         fitting = 0
         for request in requests:
             dtype, tokens, batch, storage = request.dtype, request.context_tokens, request.batch_size, request.storage
@@ -252,13 +251,17 @@ def _prepare(
         return device, layers, error
 
 
+def _free_bytes(device: torch.device, place: Place) -> int:
+    """What is free for this rank: on a CPU the ranks of a machine share it."""
+    return free_bytes(device) // (1 if device.type == "cuda" else place.local_size)
+
+
 def _too_large(spec: ModelSpec, request: Request) -> str | None:
     """Why one point of a sweep is left out."""
     try:
         check_fits(
             spec, request.dtype, request.context_tokens, request.batch_size, request.steps, request.device.type,
-            free_bytes(request.device) // (1 if request.device.type == "cuda" else request.group.place.local_size),
-            request.storage,
+            _free_bytes(request.device, request.group.place), request.storage,
         )  # fmt: skip
     except KvcalcError as error:
         return f"{request.context_tokens:,} tokens, batch {request.batch_size}: {error.message}"

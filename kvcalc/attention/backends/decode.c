@@ -368,8 +368,8 @@ int64_t kvcalc_decode_work(int64_t batch, int64_t groups, int64_t rows, int64_t 
     return batch * groups * rows * dk + batch * groups * splits * (rows * (dv + 1 + LANES) + TILE * (dk + dv + rows));
 }
 
-/* q (batch, groups * rows, k width) and out (the same, v width), fp32 and dense. Returns 0. */
-int kvcalc_decode(const float *q, const Rows *k, const Rows *v, const Pages *pages, float *out, float *work,
+/* q (batch, groups * rows, k width) and out (the same, v width), fp32 and dense. */
+void kvcalc_decode(const float *q, const Rows *k, const Rows *v, const Pages *pages, float *out, float *work,
                   int64_t batch, int64_t groups, int64_t rows, int64_t tokens, float scale, int type, int64_t splits,
                   int threads) {
     int64_t dk = pad(k->width), dv = pad(v->width), parts = batch * groups * splits;
@@ -407,5 +407,4 @@ int kvcalc_decode(const float *q, const Rows *k, const Rows *v, const Pages *pag
             for (int64_t i = 0; i < v->width; i++)
                 to[i] /= sum;
         }
-    return 0;
 }

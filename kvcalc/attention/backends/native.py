@@ -75,12 +75,7 @@ class Native(Backend):
                 self._reason = str(error)
         return self._reason
 
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0,
-        scale: float | None = None,
-    ) -> Tensor:  # fmt: skip
-        if mask is not None or dropout or query.shape[2] != 1:
-            return super().__call__(query, key, value, mask, dropout, scale)
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (key, value))
         rows = [_rows(tensor, None, paged=False) for tensor in (key, value)]
         return self._run(query, rows, _Pages(None, 0, 1), key, key.shape[1], key.shape[2], scale)
@@ -88,7 +83,7 @@ class Native(Backend):
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         if cache.layout == "growing" and not cache.scales:
             key, value = keys_and_values(cache, v_width)
-            return self(query, key, value, scale=scale)
+            return self(query, key, value, scale)
         tensors, scales = cache.tensors, cache.scales or (None,) * len(cache.tensors)
         table = getattr(cache, "table", None)
         rows = [_rows(tensor, s, paged=table is not None) for tensor, s in zip(tensors, scales)]
@@ -142,7 +137,7 @@ def load() -> Any:
     library = ctypes.CDLL(str(_built()))
     library.kvcalc_decode_work.restype = ctypes.c_int64
     library.kvcalc_decode_work.argtypes = [ctypes.c_int64] * 6
-    library.kvcalc_decode.restype = ctypes.c_int
+    library.kvcalc_decode.restype = None
     library.kvcalc_decode.argtypes = [
         ctypes.c_void_p, ctypes.POINTER(_Rows), ctypes.POINTER(_Rows), ctypes.POINTER(_Pages), ctypes.c_void_p,
         ctypes.c_void_p, *[ctypes.c_int64] * 4, ctypes.c_float, ctypes.c_int, ctypes.c_int64, ctypes.c_int,
