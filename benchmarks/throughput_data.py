@@ -15,16 +15,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvcalc.errors import KvcalcError
 from kvcalc.memory.dtypes import FILE_TYPES, Dtype, parse_dtype
+from kvcalc.memory.engines import resolve_kv_dtype
 from kvcalc.memory.quantization.k_quants import k_quant_scheme
 from kvcalc.model.resolve import load_model
-from kvcalc.model.weights.registry import read_weights
+from kvcalc.model.spec import weights_of
+from kvcalc.planning.estimate import estimate
 from kvcalc.throughput.constants import Constants, device_kind
 from kvcalc.throughput.counts import Counts, Layout, count
-from kvcalc.throughput.hardware import Gpu, find_gpu
+from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from kvcalc.throughput.roofline import SpeedModel
-from kvcalc.throughput.serving import room, serve
-from kvcalc.throughput.speed import cache_dtype
+from kvcalc.throughput.serving import serve
 
 _MODELS = {
     "deepseek-ai/DeepSeek-R1": "deepseek-r1",
@@ -182,9 +184,7 @@ def _published(path: Path) -> list[Row]:
         )  # fmt: skip
         if name == "maximum":
             # Tokens a second of the deployment; as seconds for as many requests as there is room for.
-            model_ = speed_model(row, None)
-            running = _running(row, model_, 2048)
-            row = row._replace(seconds=running / line["value"])
+            row = row._replace(seconds=_running(row, 2048) / line["value"])
         rows.append(row)
     return rows
 
@@ -203,21 +203,43 @@ def _ollama(line: dict[str, Any]) -> list[Row]:
     ]  # fmt: skip
 
 
-def _running(row: Row, model: SpeedModel, most: int) -> float:
-    return min(float(most), room(model, row.input_tokens, row.output_tokens) or 4.0)
+def _running(row: Row, most: int) -> int:
+    return min(most, running_limit(row) or 4)
+
+
+def running_limit(row: Row) -> int | None:
+    """The most requests that fit by the engine's account; None where it has room for none, though the row was run."""
+    return _largest_batch(
+        row.model, row.dtype, row.gpu.name, row.layout, row.engine, row.input_tokens + row.output_tokens
+    )
+
+
+@cache
+def _largest_batch(model: str, dtype: str, gpu: str, layout: Layout, engine: str, tokens: int) -> int | None:
+    try:
+        answer = estimate(
+            load_model(model), context_tokens=tokens, dtype=dtype, engine=engine,
+            tensor_parallel_size=layout.tensor_parallel_size, pipeline_parallel_size=layout.pipeline_parallel_size,
+            devices=Devices(find_gpu(gpu), layout.devices),
+        )  # fmt: skip
+    except KvcalcError:
+        return None
+    return answer["fit"]["max_batch_size"] or None
 
 
 @cache
 def counts_of(model: str, dtype: str, layout: Layout, engine: str) -> Counts:
     """As `kvcalc estimate --dtype DTYPE --engine ENGINE` counts it."""
     spec = load_model(model)
-    weights = read_weights(spec.config, spec.model_type, spec.name)
+    weights = weights_of(spec)
     assert weights is not None
     scheme = k_quant_scheme(dtype, spec.num_layers) if dtype in FILE_TYPES else None
     asked = None if scheme else parse_dtype(dtype, "dtype")
     base: Dtype = asked if asked is not None and asked.is_float else parse_dtype(spec.torch_dtype or "bf16", "dtype")
     linear = asked if asked is not None and not asked.is_float else None
-    return count(spec, weights, base, cache_dtype(engine, dtype, base, True), layout, linear, scheme)
+    resolved, _ = resolve_kv_dtype(engine, spec, "auto", dtype=dtype)
+    kv_dtype = parse_dtype("fp8", "kv_dtype") if resolved == "fp8" else base
+    return count(spec, weights, base, kv_dtype, layout, linear, scheme)
 
 
 def speed_model(row: Row, constants: Constants | None) -> SpeedModel:
@@ -231,9 +253,9 @@ def predict(row: Row, constants: Constants) -> float:
     model = speed_model(row, constants)
     if row.source in ("gpt-fast", "llama.cpp", "ollama"):
         return model.decode(1, row.input_tokens + row.output_tokens / 2).seconds
-    limit = room(model, row.input_tokens, row.output_tokens)
+    limit = running_limit(row)
     if row.concurrency is None:
-        running = min(float(constants.max_sequences), limit or 4.0)
+        running = min(constants.max_sequences, limit or 4)
         return running / serve(model, row.input_tokens, row.output_tokens, None, running).tokens_per_second
     return serve(model, row.input_tokens, row.output_tokens, row.concurrency, limit).tpot_seconds
 
@@ -241,16 +263,15 @@ def predict(row: Row, constants: Constants) -> float:
 def predict_ttft(row: Row, constants: Constants) -> float:
     """Seconds to the first token of a serving row."""
     model = speed_model(row, constants)
-    limit = room(model, row.input_tokens, row.output_tokens)
-    return serve(model, row.input_tokens, row.output_tokens, row.concurrency, limit).ttft_seconds
+    return serve(model, row.input_tokens, row.output_tokens, row.concurrency, running_limit(row)).ttft_seconds
 
 
 def roofline(row: Row) -> float:
     """The ideal seconds of the row's decode step, nothing else in it."""
     model = speed_model(row, None)
-    running = float(row.concurrency or _running(row, model, 2048))
+    running = row.concurrency or _running(row, 2048)
     if row.source in ("serving", "maximum"):
-        running = min(running, room(model, row.input_tokens, row.output_tokens) or running)
+        running = min(running, running_limit(row) or running)
     return model.roofline(running, row.input_tokens + row.output_tokens / 2)
 
 

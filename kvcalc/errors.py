@@ -35,6 +35,10 @@ class UsageError(KvcalcError):
     exit_code = 2
 
 
+class LayoutError(UsageError):
+    """A model that cannot be split over devices as asked: another layout may do."""
+
+
 class ModelError(KvcalcError):
     """A model nobody knows, or a well-formed description that is not understood."""
 

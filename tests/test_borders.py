@@ -25,9 +25,9 @@ ROOMS = {
     "attention": set(),
     "measure": {"attention", "throughput", "memory", "model"},
     "output": set(),
-    "cli": {"output", "planning", "measure", "model"},
+    "cli": {"output", "planning", "measure", "memory", "model"},
 }
-SHARED = {"errors", "units", "schema"}
+SHARED = {"errors", "notes", "units", "schema"}
 
 # third-party module -> where it may be imported.
 THIRD_PARTY = {
@@ -161,7 +161,7 @@ def test_json_loads_no_rich_no_torch_and_no_other_command() -> None:
     assert ("yaml" in loaded) is not Path(presets_folder()).with_name("compiled").is_dir()
     assert {m for m in loaded if m.startswith("kvcalc.model.families.")} <= {
         "kvcalc.model.families.decoder",
-        "kvcalc.model.families.decoder_rules",
+        "kvcalc.model.families.decoder_table",
         "kvcalc.model.families.window_patterns",
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import kvcalc
-from kvcalc.model.variants import attention_parameters
+from kvcalc.model.mixers.attention import Attention
 
 
 def total(model: str, **options: object) -> int:
@@ -47,9 +47,9 @@ def test_32_heads_as_mqa_are_1_32_and_with_4_groups_1_8() -> None:
 
 
 def test_parameters_of_one_mha_layer() -> None:
-    assert attention_parameters(kvcalc.load_model("bert-base").attention) == 2_359_296
+    assert Attention(kvcalc.load_model("bert-base").attention).parameters == 2_359_296
     layer = generic(num_hidden_layers=1, num_attention_heads=8, hidden_size=512)
-    assert attention_parameters(layer.attention) == 1_048_576
+    assert Attention(layer.attention).parameters == 1_048_576
 
 
 def test_batch_2_with_4_heads_of_16_and_5_tokens_in_fp32() -> None:
@@ -103,7 +103,7 @@ def test_an_mla_model_as_mha_keeps_its_heads_nope_rope_and_v() -> None:
 
 def test_gqa_shrinks_the_columns_of_k_and_v() -> None:
     shape = kvcalc.load_model("llama-3-70b").attention
-    assert attention_parameters(shape) == 8192 * 8192 * 2 + 2 * 8192 * (8 * 128)
+    assert Attention(shape).parameters == 8192 * 8192 * 2 + 2 * 8192 * (8 * 128)
 
 
 def test_6_heads_at_d_model_512_is_an_error() -> None:

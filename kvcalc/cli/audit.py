@@ -1,10 +1,12 @@
 """`kvcalc audit`: do the numbers in an engine's log follow from the model?"""
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
+from typer.core import TyperOption
 
 from kvcalc.cli import options as o
+from kvcalc.cli.question import context_of, output_of, parsed
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -21,63 +23,43 @@ EPILOG = """Examples:
 """
 
 
-@app.command(epilog=EPILOG)
-def audit(
-    log: Annotated[str, typer.Argument(metavar="LOG", help="An engine's log from its start on, or - for stdin.")],
-    model: Annotated[
-        Optional[str],
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            help="A preset, a config.json or a .gguf file, where the log names none kvcalc knows.",
+def _options() -> list[TyperOption]:
+    return [
+        o.value(
+            "--model", metavar="MODEL", help="A preset, a config.json or a .gguf file, if the log names no known model."
         ),
-    ] = None,
-    engine: Annotated[
-        Optional[str],
-        typer.Option(
-            "--engine", metavar="NAME", help="Whose log it is: vllm, sglang, tensorrt-llm, llama.cpp. Default: seen."
-        ),
-    ] = None,
-    tp: Annotated[
-        Optional[str],
-        typer.Option(
-            "--tp",
-            "--tensor-parallel-size",
-            metavar="T",
+        o.value("--engine", metavar="NAME", help="The log's engine: vllm, sglang, tensorrt-llm, llama.cpp."),
+        o.value(
+            "--tp", "--tensor-parallel-size", metavar="T",
             help="Devices, whatever the log says. Default: the log's, or 1.",
         ),
-    ] = None,
-    kv_dtype: Annotated[
-        Optional[str],
-        typer.Option(
-            "--kv-dtype",
-            "--kv-cache-dtype",
-            metavar="TYPE",
-            help="The cache's type, whatever the log says. Also --kv-cache-dtype.",
+        o.value(
+            "--kv-dtype", "--kv-cache-dtype", metavar="TYPE",
+            help="Type of the cache, whatever the log says. Also --kv-cache-dtype.",
         ),
-    ] = None,
-    context: Annotated[
-        Optional[str],
-        typer.Option(
-            "--context", "-c", metavar="N", help="Tokens a sequence may have, whatever the log says: 8192, 8k (8,192)."
+        o.value(
+            "--context", "-c", metavar="N", help="Most tokens per sequence, whatever the log says: 8192, 8k (8,192)."
         ),
-    ] = None,
-    max_model_len: o.MaxModelLen = None,
-    format: o.Format = None,
-    json: o.Json = False,
-    get: o.Get = None,
-    no_color: o.NoColor = False,
+        o.max_model_len(),
+        *o.output(),
+    ]  # fmt: skip
+
+
+@app.command(epilog=EPILOG, cls=o.taking(_options))
+def audit(
+    ctx: typer.Context,
+    log: Annotated[str, typer.Argument(metavar="LOG", help="An engine's log from its start on, or - for stdin.")],
 ) -> None:
     """Does what an engine printed of its cache follow from the model, by the engine's own rules?"""
     from kvcalc.errors import MismatchError, UsageError
     from kvcalc.model.files import read_stdin, read_text
     from kvcalc.model.resolve import load_model
-    from kvcalc.output.sink import check_path, choose, emit
+    from kvcalc.output.sink import emit
     from kvcalc.planning.audit import audit as ask
     from kvcalc.units import parse_count
 
-    output = choose(format, json, get, no_color)
-    check_path(output, "audit")
+    given, model, engine = ctx.params, ctx.params["model"], ctx.params["engine"]
+    output = output_of(given, "audit")
     if log == "-" and model == "-":
         raise UsageError("LOG and --model cannot both be read from stdin")
     text = read_stdin(MAX_LOG_BYTES) if log == "-" else read_text(log, MAX_LOG_BYTES)
@@ -86,9 +68,9 @@ def audit(
         "stdin" if log == "-" else log,
         model=None if model is None else load_model(model),
         engine=None if engine is None else engine.casefold(),
-        tensor_parallel_size=o.optional(parse_count, tp, "--tp"),
-        kv_dtype=kv_dtype,
-        context_tokens=o.context_of(context, max_model_len),
+        tensor_parallel_size=parsed(given, "--tp", parse_count),
+        kv_dtype=given["kv_dtype"],
+        context_tokens=context_of(given),
     )
     emit(document, output, "audit")
     if document["unexplained"]:

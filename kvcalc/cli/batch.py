@@ -8,7 +8,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple, Optional
 
 import typer
 
-from kvcalc.cli import options as o
+from kvcalc.cli.question import load_model_of, question_of
 from kvcalc.errors import KvcalcError, RunError, UsageError, nearest
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
@@ -121,7 +121,7 @@ class Questions:
 
         try:
             given = self._given(parse_line(line))
-            return self._ask(given, self._models.model_of)[0]
+            return self._ask(*question_of(given, self._models.model_of))[0]
         except KvcalcError as error:
             return _error(line.number, error.message, error.hint, error.exit_code)
         except Exception as error:
@@ -213,7 +213,7 @@ class Models:
     def model_of(
         self, reference: Optional[str], what_if: WhatIf, flags: dict[str, Optional[str]], assume: bool = False
     ) -> tuple[ModelSpec, WhatIf]:
-        """As `options.model_of`."""
+        """As `question.load_model_of`."""
         # A what-if is part of the model only where flags describe it (--kv-heads).
         key = (reference, None if reference is not None else what_if, *flags.values(), assume)
         found = self._found.get(key)
@@ -221,7 +221,7 @@ class Models:
             if key in self._refused:
                 raise self._refused[key].with_traceback(None)
             try:
-                found = o.model_of(reference, what_if, flags, assume)
+                found = load_model_of(reference, what_if, flags, assume)
             except KvcalcError as error:
                 # A look through all presets for the near names costs as much as hundreds of answers.
                 if len(self._refused) < _MOST_MODELS and len(reference or "") < 4096:
@@ -232,7 +232,7 @@ class Models:
         return spec, left if reference is None else what_if
 
     def _keep(self, key: tuple[object, ...], found: tuple[ModelSpec, WhatIf]) -> None:
-        self._values += _count_values(found[0].config)
+        self._values += _count_values(found[0].quantization) + len(found[0].layers)
         if len(self._found) >= _MOST_MODELS or self._values > _MOST_VALUES:
             from kvcalc.model.memo import forget
 

@@ -1,11 +1,12 @@
 """`kvcalc compare`: which of these models takes how much?"""
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
+from typer.core import TyperOption
 
-from kvcalc.cli import device_options as d
 from kvcalc.cli import options as o
+from kvcalc.cli.question import output_of, workload_of
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -23,58 +24,33 @@ Examples:
 """
 
 
-@app.command(epilog=EPILOG)
+def _options() -> list[TyperOption]:
+    return [
+        *o.workload(),
+        o.engine("Count as this engine does."),
+        *o.kv_memory(),
+        o.value("--attention", metavar="KINDS", help="What if: all, or a list of mha, mqa, gqa and mla."),
+        *o.device(),
+        *o.speed(),
+        *o.engine_settings(),
+        *o.output(),
+    ]
+
+
+@app.command(epilog=EPILOG, cls=o.taking(_options))
 def compare(
     ctx: typer.Context,
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="Presets, config.json files, folders that hold one, hf:org/name."),
+        typer.Argument(metavar="MODEL...", help="Presets, config.json files, folders with one, hf:org/name."),
     ],
-    context: o.Context = None,
-    max_model_len: o.MaxModelLen = None,
-    batch: o.Batch = "1",
-    dtype: o.Dtype = None,
-    kv_dtype: o.KvDtype = "auto",
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="NAME[@RELEASE]", help="Count as this engine does, by its defaults.")
-    ] = "logical",
-    encoder_tokens: o.EncoderTokens = None,
-    tp: o.OptionalTp = None,
-    gpu: d.Gpu = None,
-    num_gpus: d.NumGpus = None,
-    gpu_memory: d.GpuMemory = None,
-    gpu_bandwidth: d.GpuBandwidth = None,
-    flops: d.Flops = None,
-    kv_memory: o.KvMemory = None,
-    attention: Annotated[
-        Optional[str],
-        typer.Option("--attention", metavar="KINDS", help="What if: all, or a list of mha, mqa, gqa and mla."),
-    ] = None,
-    format: o.Format = None,
-    json: o.Json = False,
-    get: o.Get = None,
-    no_color: o.NoColor = False,
 ) -> None:
     """Models side by side at one workload, or one model as every kind of attention."""
-    from kvcalc.output.sink import check_path, choose, emit
+    from kvcalc.output.sink import emit
     from kvcalc.planning.compare import compare as ask
     from kvcalc.planning.compare import parse_attentions
-    from kvcalc.units import parse_count, parse_size, parse_tokens
 
-    output = choose(format, json, get, no_color)
-    check_path(output, "compare")
-    devices, size = d.layout_of({**ctx.params, "pipeline_parallel_size": None})
-    document = ask(
-        models,
-        attentions=parse_attentions(attention),
-        context_tokens=o.context_of(context, max_model_len),
-        batch_size=parse_count(batch, "--batch"),
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        engine=engine.casefold(),
-        encoder_tokens=o.optional(parse_tokens, encoder_tokens, "--encoder-tokens"),
-        tensor_parallel_size=size,
-        devices=devices,
-        kv_memory_bytes=o.optional(parse_size, kv_memory, "--kv-memory"),
-    )
+    output = output_of(ctx.params, "compare")
+    attentions = parse_attentions(ctx.params["attention"])
+    document = ask(models, attentions=attentions, **workload_of(ctx.params))
     emit(document, output, "compare")

@@ -1,21 +1,13 @@
 """`kvcalc fit`: does it fit, and what at most?"""
 
-from typing import Annotated
-
 import typer
+from typer.core import TyperOption
 
-from kvcalc.cli import device_options as d
 from kvcalc.cli import options as o
+from kvcalc.cli.question import output_of, question_of
 from kvcalc.errors import DoesNotFitError, UsageError
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-
-# What `estimate` asks and `fit` does not: no what-ifs, no model by flags, no memory for the cache alone, no speed.
-_NOT_ASKED = (
-    "attention", "kv_heads", "kv_lora_rank", "qk_rope_head_dim", "layers", "heads", "head_dim", "hidden_size",
-    "sliding_window", "assume_full_attention", "kv_memory", "check", "ep", "input_tokens", "output_tokens",
-    "concurrency", "calibrate",
-)  # fmt: skip
 
 EPILOG = """The status is 4 where it does not fit. Weights and cache are counted; activations, graphs and contexts are
 estimates (each a named line).
@@ -32,61 +24,33 @@ Examples:
 """
 
 
-@app.command(epilog=EPILOG)
-def fit(
-    ctx: typer.Context,
-    model: o.RequiredModel,
-    gpu: d.Gpu = None,
-    num_gpus: d.NumGpus = None,
-    gpu_memory: d.GpuMemory = None,
-    gpu_bandwidth: d.GpuBandwidth = None,
-    flops: d.Flops = None,
-    context: o.Context = None,
-    max_model_len: o.MaxModelLen = None,
-    batch: o.Batch = "1",
-    dtype: o.Dtype = None,
-    kv_dtype: o.KvDtype = "auto",
-    tp: o.OptionalTp = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine",
-            metavar="NAME[@RELEASE]",
-            help="Divide the memory as this engine does: logical (a tenth kept back), transformers, vllm, sglang, "
-            "tensorrt-llm, llama.cpp.",
+def _options() -> list[TyperOption]:
+    return [
+        *o.workload(),
+        o.engine(
+            "Divide the memory as this engine does: logical (keeps back a tenth), transformers, vllm, sglang, "
+            "tensorrt-llm, llama.cpp."
         ),
-    ] = "logical",
-    pipeline_parallel_size: o.PipelineParallelSize = None,
-    max_num_batched_tokens: o.MaxNumBatchedTokens = None,
-    gpu_memory_utilization: o.GpuMemoryUtilization = None,
-    max_num_seqs: o.MaxNumSeqs = None,
-    enforce_eager: o.EnforceEager = False,
-    mem_fraction_static: o.MemFractionStatic = None,
-    free_gpu_memory_fraction: o.FreeGpuMemoryFraction = None,
-    cache_type_k: o.CacheTypeK = None,
-    cache_type_v: o.CacheTypeV = None,
-    ubatch_size: o.UbatchSize = None,
-    flash_attn: o.FlashAttn = None,
-    encoder_tokens: o.EncoderTokens = None,
-    format: o.Format = None,
-    json: o.Json = False,
-    get: o.Get = None,
-    no_color: o.NoColor = False,
-) -> None:
+        *o.what_if(),
+        *o.device(),
+        *o.engine_settings(),
+        *o.output(),
+    ]
+
+
+@app.command(epilog=EPILOG, cls=o.taking(_options))
+def fit(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Does a model fit on these devices, with how long a context and how large a batch?"""
-    from kvcalc.cli.estimate import ENGINE_OPTIONS, question_of
-    from kvcalc.output.sink import choose, emit
+    from kvcalc.output.sink import emit
     from kvcalc.planning.fit import fit as ask
 
-    output = choose(format, json, get, no_color)
-    given = {**dict.fromkeys((*ENGINE_OPTIONS, *_NOT_ASKED)), **ctx.params}
-    if engine.casefold() == "all":
+    output = output_of(ctx.params)
+    spec, question = question_of(ctx.params)
+    if question["engine"] == "all":
         raise UsageError("kvcalc fit asks one engine", "side by side: kvcalc estimate MODEL --gpu h100 --engine all")
-    spec, name, question = question_of(given)
-    devices = question.pop("devices")
-    if devices is None:
+    if question["devices"] is None:
         raise UsageError("fit into what?", "name a device, --gpu h100x8, or describe one, --gpu-memory 80GB")
-    document = ask(spec, devices, engine=name, **question)
+    document = ask(spec, **question)
     emit(document, output, "fit")
     if not document["fit"]["fits"]:
         raise typer.Exit(DoesNotFitError.exit_code)

@@ -1,8 +1,10 @@
 """`kvcalc gpus`: which devices are known, and what does a vendor say of one?"""
 
 import typer
+from typer.core import TyperGroup
 
 from kvcalc.cli import options as o
+from kvcalc.cli.question import output_of
 
 app = typer.Typer(
     add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True
@@ -18,35 +20,28 @@ EPILOG = """Examples:
 """
 
 
-@app.callback(epilog=EPILOG)
+@app.callback(epilog=EPILOG, cls=o.taking(o.output, base=TyperGroup))
 def gpus(
     ctx: typer.Context,
-    format: o.Format = None,
-    json: o.Json = False,
-    get: o.Get = None,
-    no_color: o.NoColor = False,
 ) -> None:
     """The devices --gpu knows: memory, bandwidth, dense operations a second, and what joins several of them."""
     if ctx.invoked_subcommand is not None:
         return
-    from kvcalc.output.sink import choose, emit
+    from kvcalc.output.sink import emit
     from kvcalc.planning.gpus import list_gpus
 
-    output = choose(format, json, get, no_color)
+    output = output_of(ctx.params)
     emit(list_gpus(), output, "gpus")
 
 
-@app.command(epilog="Example:\n\n  kvcalc gpus show mi300x")
+@app.command(epilog="Example:\n\n  kvcalc gpus show mi300x", cls=o.taking(o.output))
 def show(
+    ctx: typer.Context,
     name: str = typer.Argument(metavar="NAME", help="A device's name or alias."),
-    format: o.Format = None,
-    json: o.Json = False,
-    get: o.Get = None,
-    no_color: o.NoColor = False,
 ) -> None:
     """One device: every figure kvcalc has of it, and their source."""
-    from kvcalc.output.sink import choose, emit
+    from kvcalc.output.sink import emit
     from kvcalc.planning.gpus import show_gpu
 
-    output = choose(format, json, get, no_color)
+    output = output_of(ctx.params)
     emit(show_gpu(name), output, "gpus_show")

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
+from typer.core import TyperOption
 
 from kvcalc.cli import options as o
+from kvcalc.cli.question import context_of, flags_of, load_model_of, output_of, parsed, what_if_of
 from kvcalc.errors import KvcalcError, RunError, UsageError
 
 if TYPE_CHECKING:
@@ -39,140 +41,98 @@ Needs torch: pip install 'kvcalc[measure]'
 """
 
 
-@app.command(epilog=EPILOG)
+def _options() -> list[TyperOption]:
+    return [
+        *o.context(),
+        o.batch(),
+        o.value("--steps", "-k", metavar="K", default="32", help="Decode steps to time; the last ends at the context."),
+        o.value("--layers", metavar="L", help="Build the first L layers. Default: as many as fit."),
+        o.value("--attention", metavar="KIND", help="mha, mqa, gqa or mla instead of the model's own, or all of them."),
+        o.value("--device", metavar="auto|cpu|cuda|mps", default="auto", help="Where to run."),
+        o.value(
+            "--dtype", metavar="TYPE", help="bf16, fp16 or fp32, for weights and cache. Default: the config's."
+        ),
+        o.value(
+            "--tp", "--tensor-parallel-size", metavar="T", default="1",
+            help="Devices that split the heads, one of torchrun's processes each. Also --tensor-parallel-size.",
+        ),
+        o.value("--save", metavar="FILE", help="Write the record, the --json document, to FILE."),
+        o.value(
+            "--backend", metavar="NAME", default="auto",
+            help="Attention kernel of a step; auto times all that can run and picks the fastest.",
+        ),
+        o.value(
+            "--cache", metavar="KIND", default="preallocated",
+            help="preallocated; grow: concatenated at every step; none: the prefix runs again.",
+        ),
+        o.value("--block-size", metavar="N", help="Keep the cache in blocks of N tokens, behind a table."),
+        o.value(
+            "--kv-dtype", "--kv-cache-dtype", metavar="TYPE", help="fp8 or int8 with a scale per row; auto: --dtype's."
+        ),
+        o.value("--mla", metavar="FORM", default="absorbed", help="absorbed; expanded: rebuild K and V at every step."),
+        o.value("--sweep", metavar="AXES", help="One run per point: context=1k..128k,batch=1..64 (doubling)."),
+        o.value("--until-full", metavar="AXIS", help="Find the largest context or batch that really fits."),
+        o.value("--memory", metavar="SIZE", help="Memory --until-full may fill. Default: what is free."),
+        o.value("--profile", metavar="FILE", help="Write a torch profiler trace of one step."),
+        o.value("--seed", metavar="S", default="0", help="Seed of the random weights and inputs."),
+        *o.what_if_sizes(),
+        *o.model_by_flags(),
+        *o.output(),
+    ]  # fmt: skip
+
+
+@app.command(epilog=EPILOG, cls=o.taking(_options))
 def measure(
     ctx: typer.Context,
     model: o.Model = None,
-    context: o.Context = None,
-    max_model_len: o.MaxModelLen = None,
-    batch: o.Batch = "1",
-    steps: Annotated[
-        str, typer.Option("--steps", "-k", metavar="K", help="Decode steps to time; they end at the context.")
-    ] = "32",
-    layers: Annotated[
-        Optional[str], typer.Option("--layers", metavar="L", help="Build the first L layers. Default: as many as fit.")
-    ] = None,
-    attention: Annotated[
-        Optional[str],
-        typer.Option(
-            "--attention", metavar="KIND", help="mha, mqa, gqa or mla in place of the model's own, or all of them."
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda|mps", help="Where to run.")] = "auto",
-    dtype: Annotated[
-        Optional[str],
-        typer.Option(
-            "--dtype", metavar="TYPE", help="bf16, fp16 or fp32, for weights and cache. Default: the config's."
-        ),
-    ] = None,
-    tp: Annotated[
-        str,
-        typer.Option(
-            "--tp",
-            "--tensor-parallel-size",
-            metavar="T",
-            help="Devices the heads are split over, one of torchrun's processes each. Also --tensor-parallel-size.",
-        ),
-    ] = "1",
-    save: Annotated[
-        Optional[str], typer.Option("--save", metavar="FILE", help="Write the record, the --json document, to FILE.")
-    ] = None,
     compare: Annotated[
         Optional[tuple[str, str]],
         typer.Option("--compare", metavar="A B", help="Run nothing: ratios B/A of two records' figures."),
     ] = None,
-    backend: Annotated[
-        str,
-        typer.Option("--backend", metavar="NAME", help="How a step attends: auto times all that can, picks the best."),
-    ] = "auto",
-    cache: Annotated[
-        str, typer.Option("--cache", metavar="KIND", help="preallocated; grow: concatenated; none: prefix run again.")
-    ] = "preallocated",
-    block_size: Annotated[
-        Optional[str],
-        typer.Option("--block-size", metavar="N", help="Keep the cache in blocks of N tokens, by a table."),
-    ] = None,
-    kv_dtype: Annotated[
-        Optional[str],
-        typer.Option(
-            "--kv-dtype", "--kv-cache-dtype", metavar="TYPE", help="fp8 or int8 with a scale per row; auto: --dtype's."
-        ),
-    ] = None,
-    mla: Annotated[
-        str, typer.Option("--mla", metavar="FORM", help="absorbed; expanded: rebuild K and V at every step.")
-    ] = "absorbed",
-    sweep: Annotated[
-        Optional[str],
-        typer.Option("--sweep", metavar="AXES", help="A run for each, as context=1k..128k,batch=1..64 (doubling)."),
-    ] = None,
-    until_full: Annotated[
-        Optional[str],
-        typer.Option("--until-full", metavar="AXIS", help="Find the largest context or batch that really fits."),
-    ] = None,
-    memory: Annotated[
-        Optional[str],
-        typer.Option("--memory", metavar="SIZE", help="What --until-full may fill. Default: what is free."),
-    ] = None,
-    profile: Annotated[
-        Optional[str], typer.Option("--profile", metavar="FILE", help="Write a torch profiler trace of one step.")
-    ] = None,
-    seed: Annotated[str, typer.Option("--seed", metavar="S", help="Seed of the random weights and inputs.")] = "0",
-    kv_heads: o.KvHeads = None,
-    kv_lora_rank: o.KvLoraRank = None,
-    qk_rope_head_dim: o.QkRopeHeadDim = None,
-    heads: o.Heads = None,
-    head_dim: o.HeadDim = None,
-    hidden_size: o.HiddenSize = None,
-    sliding_window: o.SlidingWindow = None,
-    format: o.Format = None,
-    json: o.Json = False,
-    get: o.Get = None,
-    no_color: o.NoColor = False,
 ) -> None:
     """Run a model's attention layers on this device: do they hold the predicted bytes, and how long is a step?"""
-    from kvcalc.output.sink import check_path, choose, emit
+    from kvcalc.output.sink import check_path, emit
     from kvcalc.units import parse_count, parse_size
 
+    given = ctx.params
+    save, profile = given["save"], given["profile"]
     with _one_voice() as speaks:
-        output = choose(format, json, get, no_color)
+        output = output_of(given)
         if compare is not None:
             _check_alone(ctx)
             _compare(compare, output)
             return
         check_path(output, "measure")
-        every = attention is not None and attention.casefold() == "all"
-        what_if = o.what_if_of(None if every else attention, kv_heads, kv_lora_rank, qk_rope_head_dim)
-        flags = {
-            "--heads": heads, "--head-dim": head_dim, "--hidden-size": hidden_size, "--sliding-window": sliding_window
-        }  # fmt: skip
-        if model is None:
-            flags["--layers"] = layers
-        spec, what_if = o.model_of(model, what_if, flags)
-        context_tokens, batch_size = o.context_of(context, max_model_len), parse_count(batch, "--batch")
-        timed, num_layers = parse_count(steps, "--steps"), o.optional(parse_count, layers, "--layers")
-        seed_number, devices = parse_count(seed, "--seed", least=0), parse_count(tp, "--tp")
+        every = given["attention"] is not None and given["attention"].casefold() == "all"
+        flags = ("--heads", "--head-dim", "--hidden-size", "--sliding-window", *(() if model else ("--layers",)))
+        spec, what_if = load_model_of(
+            model, what_if_of({**given, "attention": None} if every else given), flags_of(given, flags)
+        )
+        context_tokens, batch_size = context_of(given), parse_count(given["batch"], "--batch")
+        steps, num_layers = parse_count(given["steps"], "--steps"), parsed(given, "--layers", parse_count)
+        seed, devices = parse_count(given["seed"], "--seed", least=0), parse_count(given["tp"], "--tp")
         for path in (save, profile):
             if path is not None and speaks:
                 from kvcalc.measure.record import check_target
 
                 check_target(path)
         points = None
-        if sweep is not None:
+        if given["sweep"] is not None:
             from kvcalc.measure.sweep import parse_sweep
 
-            points = parse_sweep(sweep, context_tokens, batch_size)
-        limit = o.optional(parse_size, memory, "--memory")
-        if limit is not None and until_full is None:
+            points = parse_sweep(given["sweep"], context_tokens, batch_size)
+        limit = parsed(given, "--memory", parse_size)
+        if limit is not None and given["until_full"] is None:
             raise UsageError("--memory says what --until-full may fill, and there is none")
         ask, check_bytes = _load()
         with _progress(speaks) as progress:
             document = ask(
-                spec, context_tokens=context_tokens, batch_size=batch_size, steps=timed, num_layers=num_layers,
-                what_if=what_if, all_variants=every, device=device.casefold(), dtype=dtype, seed=seed_number,
-                tensor_parallel_size=devices, progress=progress, kv_dtype=kv_dtype, cache=cache.casefold(),
-                block_size=o.optional(parse_count, block_size, "--block-size"), mla=mla.casefold(),
-                backend=backend.casefold(),
-                sweep=points, until_full=until_full, memory_bytes=limit, profile=profile,
+                spec, context_tokens=context_tokens, batch_size=batch_size, steps=steps, num_layers=num_layers,
+                what_if=what_if, all_variants=every, device=given["device"].casefold(), dtype=given["dtype"], seed=seed,
+                tensor_parallel_size=devices, progress=progress, kv_dtype=given["kv_dtype"],
+                cache=given["cache"].casefold(), block_size=parsed(given, "--block-size", parse_count),
+                mla=given["mla"].casefold(), backend=given["backend"].casefold(), sweep=points,
+                until_full=given["until_full"], memory_bytes=limit, profile=profile,
             )  # fmt: skip
         if not speaks:
             return

@@ -3,8 +3,10 @@
 from typing import Annotated, Optional
 
 import typer
+from typer.core import TyperGroup
 
 from kvcalc.cli import options as o
+from kvcalc.cli.question import output_of
 
 app = typer.Typer(
     add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True
@@ -30,56 +32,46 @@ Example:
 """
 
 
-@app.callback(epilog=EPILOG)
+@app.callback(epilog=EPILOG, cls=o.taking(o.output, base=TyperGroup))
 def models(
     ctx: typer.Context,
     family: Annotated[
         Optional[str], typer.Option("--family", metavar="NAME", help="Only this family: Llama, Qwen, DeepSeek, ...")
     ] = None,
-    format: o.Format = None,
-    json: o.Json = False,
-    get: o.Get = None,
-    no_color: o.NoColor = False,
 ) -> None:
     """The models kvcalc knows by name, with where their facts come from."""
     if ctx.invoked_subcommand is not None:
         return
-    from kvcalc.output.sink import choose, emit
+    from kvcalc.output.sink import emit
     from kvcalc.planning.models import list_models
 
-    output = choose(format, json, get, no_color)
+    output = output_of(ctx.params)
     emit(list_models(family), output, "models")
 
 
-@app.command(epilog="Example:\n\n  kvcalc models show llama-3-70b")
+@app.command(epilog="Example:\n\n  kvcalc models show llama-3-70b", cls=o.taking(o.output))
 def show(
+    ctx: typer.Context,
     name: str = typer.Argument(metavar="NAME", help="A preset's name or alias."),
-    format: o.Format = None,
-    json: o.Json = False,
-    get: o.Get = None,
-    no_color: o.NoColor = False,
 ) -> None:
     """One preset: its facts under config.json's own names, and their source."""
-    from kvcalc.output.sink import choose, emit
+    from kvcalc.output.sink import emit
     from kvcalc.planning.models import show_model
 
-    output = choose(format, json, get, no_color)
+    output = output_of(ctx.params)
     emit(show_model(name), output, "models_show")
 
 
-@app.command(epilog=CHECK_EPILOG)
+@app.command(epilog=CHECK_EPILOG, cls=o.taking(o.output))
 def check(
+    ctx: typer.Context,
     files: list[str] = typer.Argument(metavar="FILE...", help="Preset files (YAML)."),
-    format: o.Format = None,
-    json: o.Json = False,
-    get: o.Get = None,
-    no_color: o.NoColor = False,
 ) -> None:
     """Are these files good presets? One line for each; the exit status is the highest of their errors'."""
-    from kvcalc.output.sink import choose, emit
+    from kvcalc.output.sink import emit
     from kvcalc.planning.models import check_models
 
-    output = choose(format, json, get, no_color)
+    output = output_of(ctx.params)
     document = check_models(files)
     emit(document, output, "models_check")
     raise typer.Exit(document["exit_code"])

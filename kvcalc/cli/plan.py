@@ -1,11 +1,12 @@
 """`kvcalc plan`: how many devices does this traffic take, and how are they started?"""
 
-from typing import Annotated, Optional
-
 import typer
+from typer.core import TyperOption
 
-from kvcalc.cli import device_options as d
 from kvcalc.cli import options as o
+from kvcalc.cli.question import kinds_of, output_of, parsed, settings_of
+from kvcalc.errors import UsageError
+from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_tokens
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -24,95 +25,76 @@ Examples:
 """
 
 
-@app.command(epilog=EPILOG)
-def plan(
-    model: o.RequiredModel,
-    input_tokens: Annotated[
-        Optional[str], typer.Option("--input-tokens", metavar="N", help="Tokens of a prompt: 2048, 2k.")
-    ] = None,
-    output_tokens: Annotated[
-        Optional[str], typer.Option("--output-tokens", metavar="N", help="Tokens of an answer.")
-    ] = None,
-    lengths: Annotated[
-        Optional[str],
-        typer.Option("--lengths", metavar="CSV", help="In place of both: a file, a prompt's and an answer's a row."),
-    ] = None,
-    concurrency: Annotated[
-        Optional[str], typer.Option("--concurrency", metavar="N", help="Requests in flight, all replicas together.")
-    ] = None,
-    requests_per_second: Annotated[
-        Optional[str], typer.Option("--requests-per-second", metavar="R", help="In place of --concurrency: a rate.")
-    ] = None,
-    max_ttft: Annotated[
-        Optional[str], typer.Option("--max-ttft", metavar="TIME", help="To the first token at most: 1s, 500ms.")
-    ] = None,
-    max_tpot: Annotated[
-        Optional[str], typer.Option("--max-tpot", metavar="TIME", help="From one token to the next at most: 30ms.")
-    ] = None,
-    gpu: Annotated[
-        Optional[list[str]],
-        typer.Option("--gpu", metavar="NAME", help="A kind of device; again for more. Default: what is often rented."),
-    ] = None,
-    price: Annotated[
-        Optional[list[str]],
-        typer.Option("--price", metavar="NAME=P", help="Of one device for an hour: h100=2.5; again for more."),
-    ] = None,
-    max_gpus: Annotated[str, typer.Option("--max-gpus", metavar="N", help="Devices of a plan at most.")] = "1024",
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="NAME[@RELEASE]", help="Whose memory and speed: vllm, sglang, ...")
-    ] = "vllm",
-    dtype: o.Dtype = None,
-    kv_dtype: o.KvDtype = "auto",
-    gpu_memory_utilization: o.GpuMemoryUtilization = None,
-    mem_fraction_static: o.MemFractionStatic = None,
-    format: o.Format = None,
-    json: o.Json = False,
-    get: o.Get = None,
-    no_color: o.NoColor = False,
-) -> None:
+def _options() -> list[TyperOption]:
+    return [
+        o.value("--input-tokens", metavar="N", help="Tokens per prompt: 2048, 2k."),
+        o.value("--output-tokens", metavar="N", help="Tokens per answer."),
+        o.value("--lengths", metavar="CSV", help="Instead: a file with a prompt's and an answer's length per row."),
+        o.value("--concurrency", metavar="N", help="Requests in flight, over all replicas."),
+        o.value("--requests-per-second", metavar="R", help="Instead of --concurrency: a rate."),
+        o.value("--max-ttft", metavar="TIME", help="Longest time to the first token: 1s, 500ms."),
+        o.value("--max-tpot", metavar="TIME", help="Longest time from one token to the next: 30ms."),
+        o.value("--max-gpus", metavar="N", default="1024", help="Most devices in a plan."),
+        o.engine("Whose memory and speed: vllm, sglang, ...", "vllm"),
+        o.dtype(),
+        o.kv_dtype(),
+        o.value(
+            "--gpu", metavar="NAME", multiple=True, panel="The device",
+            help="A kind of device; repeat for more. Default: the kinds most often rented.",
+        ),
+        o.value(
+            "--price", metavar="NAME=P", multiple=True, panel="The device",
+            help="Price of one device per hour: h100=2.5; repeat for more.",
+        ),
+        *o.device_figures(),
+        *o.engine_settings(),
+        *o.output(),
+    ]  # fmt: skip
+
+
+@app.command(epilog=EPILOG, cls=o.taking(_options))
+def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     """How many devices serve this traffic, at what cost, and with which flags?"""
-    from kvcalc.errors import UsageError
     from kvcalc.model.files import read_text
     from kvcalc.model.resolve import load_model
-    from kvcalc.output.sink import check_path, choose, emit
+    from kvcalc.output.sink import emit
     from kvcalc.planning.lengths import MAX_LENGTHS_BYTES, one_length, parse_lengths
     from kvcalc.planning.plan import COMMON_GPUS, Targets, parse_price, refuse_empty
     from kvcalc.planning.plan import plan as ask
-    from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_tokens
 
-    output = choose(format, json, get, no_color)
-    check_path(output, "plan")
-    if lengths is not None:
-        if input_tokens is not None or output_tokens is not None:
+    given = ctx.params
+    output = output_of(given, "plan")
+    prompt, answer = (parsed(given, option, parse_tokens) for option in ("--input-tokens", "--output-tokens"))
+    if given["lengths"] is not None:
+        if prompt is not None or answer is not None:
             raise UsageError("--lengths stands in place of --input-tokens and --output-tokens")
-        found = parse_lengths(read_text(lengths, MAX_LENGTHS_BYTES), lengths)
-    elif input_tokens is None or output_tokens is None:
+        lengths = parse_lengths(read_text(given["lengths"], MAX_LENGTHS_BYTES), given["lengths"])
+    elif prompt is None or answer is None:
         raise UsageError("how long are the requests?", "--input-tokens 2k --output-tokens 500, or --lengths FILE.csv")
     else:
-        found = one_length(parse_tokens(input_tokens, "--input-tokens"), parse_tokens(output_tokens, "--output-tokens"))
-    if (concurrency is None) == (requests_per_second is None):
-        raise UsageError("how many requests?", "one of --concurrency 64, in flight, and --requests-per-second 20")
+        lengths = one_length(prompt, answer)
     targets = Targets(
-        o.optional(parse_count, concurrency, "--concurrency"),
-        o.optional(parse_rate, requests_per_second, "--requests-per-second"),
-        o.optional(parse_seconds, max_ttft, "--max-ttft"),
-        o.optional(parse_seconds, max_tpot, "--max-tpot"),
+        parsed(given, "--concurrency", parse_count),
+        parsed(given, "--requests-per-second", parse_rate),
+        parsed(given, "--max-ttft", parse_seconds),
+        parsed(given, "--max-tpot", parse_seconds),
     )
-    prices = dict(map(parse_price, price or ()))
-    names = gpu or list(dict.fromkeys((*prices, *(() if prices else COMMON_GPUS))))
+    if (targets.concurrency is None) == (targets.requests_per_second is None):
+        raise UsageError("how many requests?", "one of --concurrency 64, in flight, and --requests-per-second 20")
+    prices = dict(map(parse_price, given["price"] or ()))
+    names = given["gpu"] or list(prices)
+    gpus = kinds_of(names, given) or kinds_of(COMMON_GPUS, given)
     document = ask(
         load_model(model),
-        d.kinds_of(names),
-        found,
+        gpus,
+        lengths,
         targets,
-        engine=engine.casefold(),
-        engine_settings=o.engine_settings(
-            {"gpu-memory-utilization": gpu_memory_utilization, "mem-fraction-static": mem_fraction_static}
-        ),
-        dtype=dtype,
-        kv_dtype=kv_dtype,
+        engine=given["engine"].casefold(),
+        engine_settings=settings_of(given),
+        dtype=given["dtype"],
+        kv_dtype=given["kv_dtype"],
         prices=prices,
-        max_devices=parse_count(max_gpus, "--max-gpus"),
+        max_devices=parse_count(given["max_gpus"], "--max-gpus"),
     )
     emit(document, output, "plan")
     refuse_empty(document)

@@ -1,13 +1,14 @@
 """`kvcalc sweep`: how do the bytes change with the context, the batch, the cache's type, the devices, the engine?"""
 
-from __future__ import annotations
-
-from typing import Annotated, Optional
+from itertools import islice
 
 import typer
+from typer.core import TyperOption
 
-from kvcalc.cli import device_options as d
 from kvcalc.cli import options as o
+from kvcalc.cli.question import kinds_of, output_of, parsed, settings_of, speed_of, stages_of, what_if_of
+from kvcalc.errors import UsageError
+from kvcalc.units import parse_count, parse_size, parse_tokens
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -33,84 +34,66 @@ Examples:
 """
 
 
-@app.command(epilog=EPILOG)
-def sweep(
-    model: o.RequiredModel,
-    context: Annotated[
-        Optional[str],
-        typer.Option(
+def _options() -> list[TyperOption]:
+    return [
+        o.value(
             "--context", "-c", metavar="RANGE", help="Tokens per sequence: 8k, 1k..1M, 4k..64k:4k, or a list of these."
         ),
-    ] = None,
-    batch: Annotated[str, typer.Option("--batch", "-b", metavar="RANGE", help="Sequences: 1,8,64 or 1..64.")] = "1",
-    kv_dtype: Annotated[
-        str,
-        typer.Option("--kv-dtype", "--kv-cache-dtype", metavar="LIST", help="The cache's types: bf16,fp8."),
-    ] = "auto",
-    tp: Annotated[
-        str, typer.Option("--tp", "--tensor-parallel-size", metavar="RANGE", help="Devices the heads are split over.")
-    ] = "1",
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="LIST", help="Count as these engines do, by their defaults.")
-    ] = "logical",
-    dtype: o.Dtype = None,
-    gpu: Annotated[
-        Optional[str],
-        typer.Option("--gpu", metavar="LIST", help="Devices: which points fit, and how fast they are. --tp of each."),
-    ] = None,
-    encoder_tokens: o.EncoderTokens = None,
-    kv_memory: Annotated[
-        Optional[str],
-        typer.Option("--kv-memory", metavar="SIZE", help="Memory for the cache on each device: which points fit."),
-    ] = None,
-    attention: o.Attention = None,
-    kv_heads: o.KvHeads = None,
-    plot: Annotated[
-        Optional[str],
-        typer.Option(
-            "--plot", metavar="FILE", help="Also draw memory over context to FILE.svg or .png (extra `plot`)."
+        o.value("--batch", "-b", metavar="RANGE", default="1", help="Sequences: 1,8,64 or 1..64."),
+        o.dtype(),
+        o.value(
+            "--kv-dtype", "--kv-cache-dtype", metavar="LIST", default="auto", help="Types of the cache: bf16,fp8."
         ),
-    ] = None,
-    format: Annotated[
-        Optional[str],
-        typer.Option(
-            "--format",
-            metavar="human|tsv|csv|jsonl|json",
-            help="Default: human on a terminal, tsv elsewhere. jsonl: one object a line.",
-            rich_help_panel="Output",
+        o.encoder_tokens(),
+        o.value(
+            "--tp", "--tensor-parallel-size", metavar="RANGE", default="1", help="Devices that split the heads: 1..8."
         ),
-    ] = None,
-    json: o.Json = False,
-    get: o.Get = None,
-    no_color: o.NoColor = False,
-) -> None:
+        o.pp(),
+        o.engine("Count as these engines do.", metavar="LIST"),
+        o.value("--kv-memory", metavar="SIZE", help="Cache memory per device: which points fit."),
+        *o.what_if(),
+        o.value("--plot", metavar="FILE", help="Also plot memory over context to FILE.svg or .png (extra `plot`)."),
+        o.value(
+            "--gpu", metavar="LIST", panel="The device",
+            help="Devices: which points fit, and how fast they are. --tp of each.",
+        ),
+        *o.device_figures(),
+        *o.speed(),
+        *o.engine_settings(),
+        *o.output("human|tsv|csv|jsonl|json", " jsonl: one object per line."),
+    ]  # fmt: skip
+
+
+@app.command(epilog=EPILOG, cls=o.taking(_options))
+def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
     """A grid of contexts, batches, cache types, devices and engines: one row a point, as fast as it can be written."""
-    from kvcalc.errors import UsageError
     from kvcalc.model.resolve import load_model
-    from kvcalc.output.sink import check_path, choose, emit, warn
+    from kvcalc.output.sink import emit, warn
     from kvcalc.planning.axis import parse_axis, parse_names
     from kvcalc.planning.combination import COLUMNS
     from kvcalc.planning.sweep import sweep as ask
-    from kvcalc.units import parse_count, parse_size, parse_tokens
 
-    output = choose(format, json, get, no_color, FORMATS)
-    check_path(output, "sweep")
+    given, plot = ctx.params, ctx.params["plot"]
+    output = output_of(given, "sweep", FORMATS)
     if plot is not None:
         from kvcalc.output.plot import check_plot_file
 
         check_plot_file(plot)
     grid = ask(
         load_model(model),
-        contexts=None if context is None else parse_axis(context, "--context", parse_tokens),
-        batches=parse_axis(batch, "--batch", parse_count),
-        kv_dtypes=parse_names(kv_dtype, "--kv-dtype"),
-        tensor_parallel_sizes=parse_axis(tp, "--tp", parse_count),
-        engines=parse_names(engine, "--engine"),
-        gpus=d.kinds_of([] if gpu is None else parse_names(gpu, "--gpu")),
-        dtype=dtype,
-        encoder_tokens=o.optional(parse_tokens, encoder_tokens, "--encoder-tokens"),
-        kv_memory_bytes=o.optional(parse_size, kv_memory, "--kv-memory"),
-        what_if=o.what_if_of(attention, kv_heads, None, None),
+        contexts=None if given["context"] is None else parse_axis(given["context"], "--context", parse_tokens),
+        batches=parse_axis(given["batch"], "--batch", parse_count),
+        kv_dtypes=parse_names(given["kv_dtype"], "--kv-dtype"),
+        tensor_parallel_sizes=parse_axis(given["tp"], "--tp", parse_count),
+        pipeline_parallel_size=stages_of(given),
+        engines=parse_names(given["engine"], "--engine"),
+        engine_settings=settings_of(given),
+        gpus=kinds_of([] if given["gpu"] is None else parse_names(given["gpu"], "--gpu"), given),
+        speed=speed_of(given),
+        dtype=given["dtype"],
+        encoder_tokens=parsed(given, "--encoder-tokens", parse_tokens),
+        kv_memory_bytes=parsed(given, "--kv-memory", parse_size),
+        what_if=what_if_of(given),
     )
     if plot is not None:
         from kvcalc.output.plot import write_plot
@@ -124,8 +107,6 @@ def sweep(
             )
         emit({**grid.head(), "points": list(grid.points()), "warnings": grid.warnings}, output, "sweep")
     elif output.format == "human":
-        from itertools import islice
-
         shown = {"points": list(islice(grid.points(), MOST_SHOWN)), "chart": grid.chart(most_contexts=60, most_lines=8)}
         emit({**grid.head(), **shown, "warnings": grid.warnings}, output, "sweep")
     elif output.format == "json":

@@ -9,7 +9,8 @@ from kvcalc.measure.parts import Part, parts_of
 from kvcalc.measure.storage import Storage, predicted_bytes
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import longest_context, most_that_fit
-from kvcalc.model.spec import AttentionShape, ModelSpec
+from kvcalc.model.mixers.attention import AttentionShape
+from kvcalc.model.spec import ModelSpec
 from kvcalc.units import format_size
 
 # Largest temporary of one prefill step, in bytes; and of one CPU operation, in FLOP, so that Ctrl-C is heard in time.

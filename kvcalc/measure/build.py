@@ -18,7 +18,7 @@ from kvcalc.errors import ModelError
 from kvcalc.measure.parts import Part
 from kvcalc.measure.storage import Storage
 from kvcalc.model.caches import CrossAttention, RecurrentState
-from kvcalc.model.spec import AttentionShape
+from kvcalc.model.mixers.attention import AttentionShape
 
 AttentionLayer = Union[GroupedAttention, MultiHeadLatentAttention]
 Layer = Union[AttentionLayer, RecurrentMixer]

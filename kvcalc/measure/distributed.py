@@ -22,7 +22,7 @@ from kvcalc.measure.build import AttentionLayer, build_layer
 from kvcalc.measure.ranks import Place, RankError
 from kvcalc.measure.sharding import copy_share, share_of_shape
 from kvcalc.measure.signals import heard
-from kvcalc.model.spec import AttentionShape
+from kvcalc.model.mixers.attention import AttentionShape
 
 # Longest wait for another rank. A dead one is noticed at once, by its closed connection; this is for one that hangs,
 # and beyond the difference between ranks that build the largest models.

@@ -13,7 +13,8 @@ from kvcalc.measure.stack import Request
 from kvcalc.measure.storage import predicted_bytes, read_bytes
 from kvcalc.measure.timing import Timings, describe_timings, summarize
 from kvcalc.model.caches import CrossAttention, RecurrentState
-from kvcalc.model.spec import AttentionShape, ModelSpec
+from kvcalc.model.mixers.attention import AttentionShape
+from kvcalc.model.spec import ModelSpec
 
 
 class Figures(NamedTuple):

@@ -16,17 +16,12 @@ from kvcalc.model.caches import (
     RecurrentState,
     SlidingWindowAttention,
 )
-from kvcalc.model.spec import AttentionShape, ModelSpec
-from kvcalc.model.variants import attention_parameters
+from kvcalc.model.layers import Mixer
+from kvcalc.model.mixers.attention import Attention, AttentionShape
+from kvcalc.model.mixers.recurrent import Recurrence
+from kvcalc.model.spec import ModelSpec
 
 _RUN = (FullAttention, SlidingWindowAttention, ChunkedAttention, LatentAttention, CrossAttention, RecurrentState)
-
-# The delta net's sizes, in the words of the configs that have one.
-_DELTA_KEYS = (
-    ("linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim"),
-    ("linear_num_heads", "linear_num_heads", "linear_head_dim", "linear_head_dim"),
-)
-_SELECTIVE = ("mamba", "falcon_mamba", "jamba", "zamba", "recurrent_gemma")
 
 
 class Part(NamedTuple):
@@ -48,7 +43,7 @@ class Part(NamedTuple):
         """Of the module's projections."""
         if isinstance(self.shape, StateShape):
             return self.shape.parameters(hidden_size)
-        return attention_parameters(self.shape) or 0
+        return Attention(self.shape).parameters or 0
 
 
 def parts_of(spec: ModelSpec) -> list[Part]:
@@ -63,7 +58,8 @@ def parts_of(spec: ModelSpec) -> list[Part]:
         raise ModelError(f"{spec.name}: rotary positions turn dimensions in pairs, and {shape.rope_dim} is odd")
     parts = []
     for group in spec.layers:
-        shapes = [_shape_of(spec, group.first, cache) for cache in group.caches]
+        owners = [mixer for mixer in group.layer.mixers for _ in mixer.caches]
+        shapes = [_shape_of(spec, group.first, cache, mixer) for cache, mixer in zip(group.caches, owners)]
         for layer in range(group.first, group.last + 1):
             parts += [Part(layer, cache, found) for cache, found in zip(group.caches, shapes)]
     if not parts:
@@ -86,89 +82,32 @@ def remarks_on(spec: ModelSpec) -> list[str]:
     return found
 
 
-def _shape_of(spec: ModelSpec, layer: int, cache: Cache) -> AttentionShape | StateShape:
+def _shape_of(spec: ModelSpec, layer: int, cache: Cache, mixer: Mixer) -> AttentionShape | StateShape:
+    """The shape of the module that runs `mixer`, whose `cache` may be one rank's share."""
     if not isinstance(cache, _RUN):
         what = "compressed attention" if isinstance(cache, CompressedAttention) else cache.kind.replace("_", " ")
         raise ModelError(f"{spec.name}: measure does not run {what}")
-    if isinstance(cache, RecurrentState):
-        return _state_shape(spec, cache)
-    shape = spec.attention
-    if isinstance(cache, LatentAttention):
-        if not shape.is_latent:
-            raise ModelError(f"{spec.name}: a latent in a model without low ranks")
-        if cache.kv_lora_rank == shape.kv_lora_rank and cache.qk_rope_head_dim == shape.qk_rope_head_dim:
-            return shape
-        # The what-if of a layer with heads of its own width: a latent of four heads, as kvcalc.model.variants has it.
-        width, rope = cache.kv_lora_rank // 4, cache.qk_rope_head_dim
-        return shape._replace(
-            kv_lora_rank=cache.kv_lora_rank, qk_rope_head_dim=rope, qk_head_dim=width + rope, v_head_dim=width,
-            rope_dim=rope,
-        )  # fmt: skip
+    if isinstance(mixer, Recurrence):
+        return _state_shape(spec, mixer)
+    if not isinstance(mixer, Attention):
+        raise ModelError(f"{spec.name}: measure does not run layer {layer}")
+    shape = mixer.shape
     if shape.is_latent:
+        return shape
+    if spec.attention.is_latent:
         raise ModelError(f"{spec.name}: layer {layer} keeps K and V beside layers of MLA; measure does not run that")
-    heads = _query_heads(spec, layer, cache)
-    if heads % cache.num_kv_heads:
-        raise ModelError(f"{spec.name}: layer {layer} has {cache.num_kv_heads} KV heads, which do not divide {heads}")
-    rope = 0 if isinstance(cache, CrossAttention) or not shape.rope_dim else min(shape.rope_dim, cache.k_head_dim)
-    return shape._replace(
-        num_heads=heads, num_kv_heads=cache.num_kv_heads, qk_head_dim=cache.k_head_dim, v_head_dim=cache.v_head_dim,
-        rope_dim=rope - rope % 2,
-    )  # fmt: skip
+    if shape.num_heads % shape.num_kv_heads:
+        raise ModelError(
+            f"{spec.name}: layer {layer} has {shape.num_kv_heads} KV heads, which do not divide {shape.num_heads}"
+        )
+    rope = 0 if mixer.is_cross or not shape.rope_dim else min(shape.rope_dim, shape.qk_head_dim)
+    return shape._replace(rope_dim=rope - rope % 2)
 
 
-def _query_heads(spec: ModelSpec, layer: int, cache: Cache) -> int:
-    """The layer's own query heads where the config gives them: OpenELM by layer, Step where there is a window."""
-    whole = spec.attention.num_heads
-    listed = spec.config.get("num_query_heads")
-    if isinstance(listed, list) and layer < len(listed) and isinstance(listed[0], int):
-        # A rank of several has the same share of every layer's.
-        return int(listed[layer]) * whole // listed[0]
-    other = spec.config.get("attention_other_setting")
-    own = other.get("num_attention_heads") if isinstance(other, dict) else None
-    own = spec.config.get("num_sliding_attention_heads", own)
-    base = spec.config.get("num_attention_heads")
-    if isinstance(cache, SlidingWindowAttention) and isinstance(own, int) and isinstance(base, int):
-        return own * whole // base
-    return whole
-
-
-def _state_shape(spec: ModelSpec, cache: RecurrentState) -> StateShape:
-    """Which recurrence keeps `cache`, from its own numbers and, for a delta net, the config's."""
-    refused = ModelError(f"{spec.name}: measure does not run the recurrence of {spec.model_type}")
-    channels, kernel, elements = cache.conv_channels, cache.conv_kernel, cache.state_elements
-    if not channels:
-        raise refused
-    if not elements:
-        return StateShape("none", channels, kernel)
-    if cache.group_channels and cache.num_heads:
-        width = cache.group_channels // (2 * cache.num_groups)
-        head_dim = elements // (cache.num_heads * width)
-        made = StateShape("linear", channels, kernel, cache.num_heads, cache.num_groups, width, head_dim)
-    elif cache.num_heads is None and spec.model_type in _SELECTIVE:
-        made = StateShape("selective", channels, kernel, k_width=elements // channels)
-    else:
-        made = _delta_shape(spec, cache)
-    per_head = 2 * made.key_heads * made.k_width + made.heads * made.v_width
-    if _product(made.state) != elements or (made.kind != "selective" and per_head != channels):
-        raise refused
-    return made
-
-
-def _delta_shape(spec: ModelSpec, cache: RecurrentState) -> StateShape:
-    nested = spec.config.get("linear_attn_config")
-    flat = dict(spec.config)
-    if isinstance(nested, dict):
-        flat |= {"linear_num_heads": nested.get("num_heads"), "linear_head_dim": nested.get("head_dim")}
-    for keys in _DELTA_KEYS:
-        sizes = [flat.get(key) for key in keys]
-        if all(isinstance(size, int) for size in sizes):
-            heads, key_heads, k_width, v_width = (int(str(size)) for size in sizes)
-            return StateShape("delta", cache.conv_channels, cache.conv_kernel, heads, key_heads, k_width, v_width)
-    raise ModelError(f"{spec.name}: measure does not run the recurrence of {spec.model_type}")
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
+def _state_shape(spec: ModelSpec, mixer: Recurrence) -> StateShape:
+    if not mixer.kind:
+        raise ModelError(f"{spec.name}: measure does not run the recurrence of {spec.model_type}")
+    state = mixer.state
+    return StateShape(
+        mixer.kind, state.conv_channels, state.conv_kernel, mixer.heads, mixer.key_heads, mixer.k_width, mixer.v_width
+    )

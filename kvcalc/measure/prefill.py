@@ -15,7 +15,8 @@ from kvcalc.attention.latent import HeadProduct
 from kvcalc.measure.build import Layer, LayerCache
 from kvcalc.measure.parts import Part
 from kvcalc.measure.timing import time_call
-from kvcalc.model.spec import AttentionShape, ModelSpec
+from kvcalc.model.mixers.attention import AttentionShape
+from kvcalc.model.spec import ModelSpec
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many tokens or steps are done, and of how many."""

@@ -31,7 +31,8 @@ from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.memory.workload import bind_workload, check_tensor_parallel, resolve_workload
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.describe import describe_model
-from kvcalc.model.spec import AttentionShape, ModelSpec, all_caches
+from kvcalc.model.mixers.attention import AttentionShape
+from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.model.variants import WhatIf, apply, side_by_side
 from kvcalc.schema import SCHEMA_VERSION
 
@@ -89,7 +90,7 @@ def measure(
     if until_full is not None:
         check_axis(until_full, place.size, sweep is not None, storage)
     model = bind_workload(model, workload)
-    warnings = [*workload.warnings]
+    warnings = [*map(str, workload.notes)]
     if num_layers is not None and num_layers > model.num_layers:
         raise UsageError(f"--layers {num_layers}: {model.name} has {model.num_layers}")
     if model.is_encoder:

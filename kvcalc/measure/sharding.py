@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from kvcalc.attention.grouped import GroupedAttention
 from kvcalc.attention.latent import MultiHeadLatentAttention
 from kvcalc.memory.kv_cache import on_device
-from kvcalc.model.spec import AttentionShape, ModelSpec
+from kvcalc.model.mixers.attention import AttentionShape
+from kvcalc.model.spec import ModelSpec, map_attention
 
 
 def share_of_shape(shape: AttentionShape, size: int) -> AttentionShape:
@@ -24,7 +25,10 @@ def share_of_shape(shape: AttentionShape, size: int) -> AttentionShape:
 
 def share_of_spec(spec: ModelSpec, size: int) -> ModelSpec:
     """The model one of `size` ranks runs and caches; every rank has as much."""
-    return spec if size == 1 else on_device(spec, size)._replace(attention=share_of_shape(spec.attention, size))
+    if size == 1:
+        return spec
+    shared = map_attention(on_device(spec, size), lambda m: m._replace(shape=share_of_shape(m.shape, size)))
+    return shared._replace(attention=share_of_shape(spec.attention, size))
 
 
 def copy_share(whole: nn.Module, share: nn.Module, rank: int, size: int) -> None:

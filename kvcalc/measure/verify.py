@@ -12,7 +12,7 @@ from kvcalc.attention.recurrent import RecurrentMixer, StateCache, StateShape
 from kvcalc.measure.build import build_layer, make_cache
 from kvcalc.measure.distributed import ALONE, Group
 from kvcalc.measure.storage import Storage
-from kvcalc.model.spec import AttentionShape
+from kvcalc.model.mixers.attention import AttentionShape
 
 TOLERANCE = 1e-4
 _TOKENS, _DECODED, _CHUNK, _BATCH = 24, 8, 7, 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, checked_caches, read_cache_bytes, sequence_bytes, stored_cache_bytes
@@ -23,6 +23,8 @@ from kvcalc.model.caches import (
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 
+_Tokens = TypeVar("_Tokens", int, float)
+
 
 class Curve(NamedTuple):
     """Bytes of one sequence in all layers: `fixed[i] + slopes[i] * tokens` from `starts[i]` tokens on."""
@@ -31,8 +33,8 @@ class Curve(NamedTuple):
     fixed: tuple[int, ...]
     slopes: tuple[int, ...]
 
-    def bytes_at(self, tokens: int) -> int:
-        """Bytes of a sequence of `tokens` tokens, at least 1."""
+    def bytes_at(self, tokens: _Tokens) -> _Tokens:
+        """Bytes of a sequence of `tokens` tokens, at least 1; of a mean number of tokens the mean."""
         piece = bisect_right(self.starts, tokens) - 1
         return self.fixed[piece] + self.slopes[piece] * tokens
 
@@ -54,7 +56,7 @@ def stored_curve(spec: ModelSpec, dtype: Dtype) -> Curve | None:
 @remembered
 def read_curve(spec: ModelSpec, dtype: Dtype) -> Curve | None:
     """What one decode step reads; None where it is not straight between caps."""
-    return _curve(spec, dtype, read_cache_bytes, _most_read)
+    return _curve(spec, dtype, read_cache_bytes, most_read)
 
 
 def stored_sequence_bytes(spec: ModelSpec, dtype: Dtype, tokens: int) -> int:
@@ -69,7 +71,8 @@ def read_sequence_bytes(spec: ModelSpec, dtype: Dtype, tokens: int) -> int:
     return sequence_bytes(spec, dtype, tokens, read_cache_bytes) if curve is None else curve.bytes_at(tokens)
 
 
-def _most_read(cache: Cache) -> int | None:
+def most_read(cache: Cache) -> int | None:
+    """Tokens of a cache one step reads at most; None where it reads all."""
     caps = [cache.window]
     if isinstance(cache, (FullAttention, LatentAttention)):
         caps.append(cache.most_read_tokens)

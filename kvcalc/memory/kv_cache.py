@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, check_rows
 from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState, TokenCache, read_elements, stored_elements
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import ModelSpec, distinct_caches, map_caches
+from kvcalc.model.spec import ModelSpec, cache_runs, distinct_caches, map_caches
 
 CountBytes = Callable[[Cache, int, Dtype], int]
 """Bytes one sequence of so many tokens takes in one layer's cache of a dtype."""
@@ -69,7 +69,7 @@ class CacheRow(NamedTuple):
 def cache_rows(
     spec: ModelSpec, dtype: Dtype, context_tokens: int, count: CountBytes = stored_cache_bytes
 ) -> list[CacheRow]:
-    """One row per cache of every layer group. `count` gives its bytes: the formula's, or an engine's.
+    """One row per cache of every run of layers that keep the same. `count` gives its bytes: the formula's, or an engine's.
 
     Raises UsageError where the dtype's blocks do not divide a token's row.
     """
@@ -77,12 +77,12 @@ def cache_rows(
     held = [(cache, count(cache, context_tokens, dtype)) for cache, _ in checked_caches(spec, dtype)]
     if len(held) == 1:
         ((cache, size),) = held
-        return [CacheRow(group.first, group.last, cache, size) for group in spec.layers for _ in group.caches]
+        return [CacheRow(first, last, cache, size) for first, last, caches in cache_runs(spec) for _ in caches]
     sizes = {(type(cache), cache): size for cache, size in held}
     return [
-        CacheRow(group.first, group.last, cache, sizes[type(cache), cache])
-        for group in spec.layers
-        for cache in group.caches
+        CacheRow(first, last, cache, sizes[type(cache), cache])
+        for first, last, caches in cache_runs(spec)
+        for cache in caches
     ]
 
 

@@ -1,22 +1,72 @@
-"""One device's share of a model's weights: what tensor parallelism splits and what every rank holds, and the widest
-layer of it, which a step's activations follow.
-
-Source: the parallel layers of vLLM 0.33.0 (model_executor/layers/linear.py, vocab_parallel_embedding.py) and
-DeepseekV2MLAAttention in its models; SGLang 0.5.23's are theirs.
-"""
+"""One device's share of a model: the layers of its pipeline stage, its shard of the weights, and the widest layer,
+which a step's activations follow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kvcalc.model.weights.tensors import LOOKUP, NORM, OTHER, ROUTER, Block, ModelWeights, Weight
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import LOOKUP, NORM, OTHER, ROUTER, Block, ModelWeights
 
-# What every rank holds whole: norms, routers and vectors, and lookup tables beside the embedding.
-_WHOLE_ROLES = (NORM, ROUTER, OTHER, LOOKUP)
-# Linear layers without heads to split: MLA's down projections and the indexer's (ReplicatedLinear).
-_WHOLE_NAMES = ("q_a_proj", "kv_a_proj_with_mqa", "indexer.wq_b", "indexer.wk", "indexer.weights_proj")
-_OF_KV_HEADS = ("k_proj", "v_proj", "key_proj", "value_proj")
+# Weights no step's activations follow: norms, routers and vectors, and lookup tables beside the embedding.
+_BESIDE = (NORM, ROUTER, OTHER, LOOKUP)
+
+
+Cut = Callable[[int, int], list[int]]
+"""How many of so many layers each of so many pipeline stages holds."""
+
+Bounds = tuple[tuple[int, int], ...]
+"""The first and the last layer of every pipeline stage."""
+
+
+def longer_before_last(num_layers: int, stages: int) -> list[int]:
+    """What does not divide goes to the stages before the last, one layer each: vLLM's cut, and the one taken where an
+    engine has no cut of its own. Source: get_pp_indices, distributed/utils.py, vLLM 0.33.0."""
+    sizes = [num_layers // stages] * stages
+    for place in range(2, num_layers % stages + 2):
+        sizes[-place] += 1
+    return sizes
+
+
+def longer_first(num_layers: int, stages: int) -> list[int]:
+    """What does not divide goes to the first stages, one layer each."""
+    size, rest = divmod(num_layers, stages)
+    return [size + 1] * rest + [size] * (stages - rest)
+
+
+def longer_last(num_layers: int, stages: int) -> list[int]:
+    """What does not divide goes to the last stages, one layer each."""
+    return longer_first(num_layers, stages)[::-1]
+
+
+def bounds_of(sizes: Sequence[int]) -> Bounds:
+    """The bounds of stages that hold so many layers each. The last layer of an empty stage is before its first."""
+    bounds, first = [], 0
+    for size in sizes:
+        bounds.append((first, first + size - 1))
+        first += size
+    return tuple(bounds)
+
+
+def whole_of(share: ModelSpec) -> ModelSpec:
+    """What a stage is cut from; a share that is no stage itself."""
+    return share.whole or share
+
+
+@remembered
+def stages_of(share: ModelSpec, bounds: Bounds) -> list[ModelSpec]:
+    """`share` cut into pipeline stages, whose layers keep their numbers."""
+    stages = []
+    for first, last in bounds:
+        kept = (
+            group._replace(first=max(group.first, first), last=min(group.last, last))
+            for group in share.layers
+            if group.first <= last and group.last >= first
+        )
+        stages.append(share._replace(layers=tuple(kept), whole=share))
+    return stages
 
 
 class Width(NamedTuple):
@@ -30,29 +80,15 @@ class Width(NamedTuple):
     has_experts: bool
 
 
-def shard(weights: ModelWeights, size: int, num_kv_heads: Sequence[int]) -> ModelWeights:
-    """The weights on the largest of `size` tensor-parallel ranks.
-
-    Matrices are split by rows, which is as many bytes as by columns; biases are held whole, as the row-parallel ones
-    are. K and V projections are split no finer than by heads, `num_kv_heads` the fewest of any layer.
-    """
+def shard(weights: ModelWeights, size: int) -> ModelWeights:
+    """The weights on the largest of `size` tensor-parallel ranks: every weight says itself how it is split."""
     if size == 1:
         return weights
-    kv_parts = min(size, *num_kv_heads) if num_kv_heads else size
-
-    def share(weight: Weight) -> Weight:
-        name = weight.name
-        if weight.role in _WHOLE_ROLES or name.endswith(_WHOLE_NAMES):
-            return weight
-        parts = kv_parts if name.endswith(_OF_KV_HEADS) else size
-        return weight._replace(rows=-(-weight.rows // parts))
-
-    blocks = [Block(block.prefix, block.numbers, tuple(map(share, block.weights))) for block in weights.blocks]
-    embedding = weights.embedding._replace(rows=-(-weights.embedding.rows // size))
-    return ModelWeights(embedding, weights.tied, tuple(blocks))
+    blocks = [Block(b.prefix, b.numbers, tuple(w.on_rank(size) for w in b.weights)) for b in weights.blocks]
+    return ModelWeights(weights.embedding.on_rank(size), weights.tied, tuple(blocks))
 
 
-def stage(weights: ModelWeights, first: int, last: int, num_layers: int) -> ModelWeights:
+def stage_weights(weights: ModelWeights, first: int, last: int, num_layers: int) -> ModelWeights:
     """The weights of the pipeline stage that has the layers `first` to `last` of `num_layers`.
 
     The embedding is the first stage's, what stands after the layers the last one's; a tied embedding is on both.
@@ -85,7 +121,7 @@ def width_of(weights: ModelWeights, size: int) -> Width:
         layers = max(layers, max(block.numbers, default=-1) + 1)
         modules: dict[str, list[int]] = {}
         for weight in block.weights:
-            if weight.role in _WHOLE_ROLES or weight.read == 0:
+            if weight.role in _BESIDE or weight.read == 0:
                 continue
             has_experts = has_experts or weight.copies > 1
             times = weight.read if weight.copies > 1 else 1

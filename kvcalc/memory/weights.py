@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.model.weights.tensors import EMBEDDING, LINEAR, LOOKUP, ModelWeights, Weight
+from kvcalc.model.tensors import EMBEDDING, LINEAR, LOOKUP, ModelWeights, Weight
 
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcalc.errors import UsageError
+from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.dtypes import Dtype, parse_dtype, parse_weight_dtype
 from kvcalc.model.caches import Cache, CrossAttention, RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, distinct_caches, has_cross_attention, kv_head_counts, map_caches
+from kvcalc.notes import Note
 
 DEFAULT_CONTEXT_TOKENS = 4096
 _DEFAULT_DTYPE = "bf16"
 
+# Codes of the notes that a sweep words for all its contexts at once.
+BEYOND_MODEL, ENCODER_AS_CONTEXT = "beyond-model", "encoder-as-context"
+
 
 class Workload(NamedTuple):
-    """`batch_size` sequences of `context_tokens` tokens, cached in `kv_dtype`, on `tensor_parallel_size` devices.
+    """`batch_size` sequences of `context_tokens` tokens, cached in `kv_dtype`. The layers are cut into
+    `pipeline_parallel_size` stages, and each stage is split over `tensor_parallel_size` devices.
 
     `encoder_tokens` is the length of the encoder's output, None where the model has no cross-attention.
     """
@@ -25,8 +30,9 @@ class Workload(NamedTuple):
     kv_dtype: Dtype
     model_dtype: Dtype
     tensor_parallel_size: int
-    warnings: tuple[str, ...]
+    notes: tuple[Note, ...]
     encoder_tokens: int | None = None
+    pipeline_parallel_size: int = 1
 
 
 def resolve_workload(
@@ -37,6 +43,7 @@ def resolve_workload(
     kv_dtype: str | Dtype = "auto",
     tensor_parallel_size: int = 1,
     encoder_tokens: int | None = None,
+    pipeline_parallel_size: int = 1,
 ) -> Workload:
     """Fill the defaults in and check what can be checked without an engine.
 
@@ -44,22 +51,31 @@ def resolve_workload(
     encoder_tokens: the model's own length, else the context's, with a warning.
     kv_dtype `auto`: `dtype` where it has 16 or 32 bits, else the config's torch_dtype, else bf16, with a warning; a
     Dtype is an engine's own choice.
-    Raises UsageError (exit 2) for an unknown dtype, a tensor-parallel size the model cannot be split by, or an
-    encoder's length the model cannot have.
+    Raises UsageError (exit 2) for an unknown dtype, a tensor-parallel size the model cannot be split by, more pipeline
+    stages than layers, or an encoder's length the model cannot have.
     """
-    warnings: list[str] = []
+    notes: list[Note] = []
     longest = spec.max_position_embeddings
     if context_tokens is None:
         context_tokens = min(DEFAULT_CONTEXT_TOKENS, longest) if longest else DEFAULT_CONTEXT_TOKENS
     elif longest is not None and context_tokens > longest:
-        warnings.append(f"context {context_tokens:,} is beyond the model's max_position_embeddings of {longest:,}")
+        beyond = f"context {context_tokens:,} is beyond the model's max_position_embeddings of {longest:,}"
+        notes.append(Note("workload", BEYOND_MODEL, beyond))
     check_tensor_parallel(spec, tensor_parallel_size)
+    if pipeline_parallel_size > spec.num_layers:
+        raise LayoutError(
+            f"--pipeline-parallel-size {pipeline_parallel_size}: the model has {spec.num_layers} layers",
+            f"at most --pp {spec.num_layers}",
+        )
     is_auto = isinstance(kv_dtype, str) and kv_dtype.casefold() == "auto"
-    model_dtype = _resolve_model_dtype(spec, dtype, warnings)
+    model_dtype = _resolve_model_dtype(spec, dtype, notes)
     if isinstance(kv_dtype, str):
         kv_dtype = model_dtype if is_auto else parse_dtype(kv_dtype, "--kv-dtype")
-    encoder = _resolve_encoder_tokens(spec, encoder_tokens, context_tokens, warnings)
-    return Workload(context_tokens, batch_size, kv_dtype, model_dtype, tensor_parallel_size, tuple(warnings), encoder)
+    encoder = _resolve_encoder_tokens(spec, encoder_tokens, context_tokens, notes)
+    return Workload(
+        context_tokens, batch_size, kv_dtype, model_dtype, tensor_parallel_size, tuple(notes), encoder,
+        pipeline_parallel_size,
+    )  # fmt: skip
 
 
 def bind_workload(spec: ModelSpec, workload: Workload) -> ModelSpec:
@@ -88,7 +104,7 @@ def _bound(cache: Cache, encoder_tokens: int | None, dtype: str) -> Cache:
     return cache._replace(conv_dtype=cache.conv_dtype or dtype, state_dtype=cache.state_dtype or dtype)
 
 
-def _resolve_encoder_tokens(spec: ModelSpec, asked: int | None, context: int, warnings: list[str]) -> int | None:
+def _resolve_encoder_tokens(spec: ModelSpec, asked: int | None, context: int, notes: list[Note]) -> int | None:
     own = spec.encoder_tokens
     if not has_cross_attention(spec):
         if asked is not None:
@@ -99,20 +115,23 @@ def _resolve_encoder_tokens(spec: ModelSpec, asked: int | None, context: int, wa
             raise UsageError(f"--encoder-tokens {asked}: the encoder of {spec.name} always gives {own:,}")
         return asked
     if own is None:
-        warnings.append(f"the encoder's input is taken to be as long as the context, {context:,}; --encoder-tokens")
+        assumed = f"the encoder's input is taken to be as long as the context, {context:,}; --encoder-tokens"
+        notes.append(Note("workload", ENCODER_AS_CONTEXT, assumed))
         return context
     if not own:
-        warnings.append("cross-attention keeps nothing until an image is given: --encoder-tokens counts one's tokens")
+        nothing = "cross-attention keeps nothing until an image is given: --encoder-tokens counts one's tokens"
+        notes.append(Note("workload", "no-image", nothing))
     return own
 
 
-def _resolve_model_dtype(spec: ModelSpec, dtype: str | None, warnings: list[str]) -> Dtype:
+def _resolve_model_dtype(spec: ModelSpec, dtype: str | None, notes: list[Note]) -> Dtype:
     """What the model computes in: `dtype` where it has 16 or 32 bits, else the config's torch_dtype, else bf16."""
     asked = parse_weight_dtype(dtype)
     if asked is not None and asked.is_float:
         return asked
     if spec.torch_dtype is None:
-        warnings.append(f"the config names no dtype: {_DEFAULT_DTYPE} is assumed; --dtype says otherwise")
+        assumed = f"the config names no dtype: {_DEFAULT_DTYPE} is assumed; --dtype says otherwise"
+        notes.append(Note("model", "no-dtype", assumed))
     return parse_dtype(spec.torch_dtype or _DEFAULT_DTYPE, "torch_dtype")
 
 
@@ -125,13 +144,13 @@ def check_tensor_parallel(spec: ModelSpec, size: int) -> None:
     heads = spec.attention.num_heads
     if heads % size:
         divisors = [str(n) for n in range(2, min(heads, 16) + 1) if heads % n == 0]
-        raise UsageError(
+        raise LayoutError(
             f"--tp {size} does not divide the {heads} attention heads", f"try {', '.join(divisors) or '1'}"
         )
     for group in spec.layers:
         for cache in group.caches:
             if isinstance(cache, RecurrentState) and not cache.splits_evenly(size):
-                raise UsageError(f"--tp {size} does not divide the recurrent state's channels and heads")
+                raise LayoutError(f"--tp {size} does not divide the recurrent state's channels and heads")
     for kv_heads in kv_head_counts(spec):
         if kv_heads % size and size % kv_heads:
-            raise UsageError(f"--tp {size} neither divides the {kv_heads} KV heads nor is divided by them")
+            raise LayoutError(f"--tp {size} neither divides the {kv_heads} KV heads nor is divided by them")

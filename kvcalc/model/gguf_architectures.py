@@ -10,29 +10,15 @@ from collections.abc import Callable
 
 from kvcalc.model import gguf_latent as deep
 from kvcalc.model import gguf_layers as layers
+from kvcalc.model.families.decoder_table import DECODERS
 from kvcalc.model.gguf_keys import Facts
 from kvcalc.model.gguf_layers import Config
 
 Build = Callable[[Facts, Config], Config]
 
-# Decoders with the same K and V in every layer.
+# Architectures that state what all do and no more: plain decoders, whose rows name them, and encoders.
 PLAIN: dict[str, str] = {
-    "apertus": "apertus", "arcee": "arcee", "arctic": "arctic", "baichuan": "baichuan", "bailingmoe": "bailing_moe",
-    "bitnet": "bitnet", "bloom": "bloom", "chameleon": "chameleon", "command-r": "cohere", "deepseek": "deepseek",
-    "ernie4_5": "ernie4_5", "ernie4_5-moe": "ernie4_5_moe", "exaone": "exaone", "gemma": "gemma", "glm4": "glm4",
-    "glm4moe": "glm4_moe", "gpt2": "gpt2", "gptneox": "gpt_neox", "granite": "granite", "granitemoe": "granitemoe",
-    "grok": "grok-1", "hunyuan-dense": "hunyuan_v1_dense", "hunyuan-moe": "hunyuan_v1_moe",
-    "hunyuan_vl": "hunyuan_vl_text", "hy_v3": "hy_v3", "internlm2": "internlm2", "jais": "jais", "jais2": "jais2",
-    "minicpm": "minicpm", "minimax-m2": "minimax_m2", "mistral3": "ministral3", "nemotron": "nemotron", "olmo": "olmo",
-    "olmoe": "olmoe", "orion": "orion", "paddleocr": "paddleocr_vl_text", "phi2": "phi", "qwen": "qwen",
-    "qwen2": "qwen2", "qwen2moe": "qwen2_moe", "qwen2vl": "qwen2_vl_text", "qwen3": "qwen3", "qwen3moe": "qwen3_moe",
-    "qwen3vl": "qwen3_vl_text", "qwen3vlmoe": "qwen3_vl_moe_text", "seed_oss": "seed_oss", "smollm3": "smollm3",
-    "stablelm": "stablelm", "starcoder2": "starcoder2", "xverse": "xverse",
-    # Of no model_type kvcalc knows, and as plain as the others: the documented type for such decoders.
-    **dict.fromkeys(
-        "bailingmoe2 codeshell grovemoe maincoder pangu-embedded plamo refact".split(), "generic"
-    ),
-    # Multi-head attention of encoders.
+    **{arch: model_type for model_type, facts in DECODERS.items() for arch in facts.get("gguf", ())},
     "bert": "bert", "jina-bert-v2": "bert", "jina-bert-v3": "xlm-roberta", "nomic-bert": "nomic_bert",
     "nomic-bert-moe": "nomic_bert",
 }  # fmt: skip

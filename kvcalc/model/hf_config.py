@@ -8,79 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 from kvcalc.errors import ModelError, nearest
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-# model_type -> module in kvcalc.model.families. Modules are imported when asked for: start-up pays for one.
+# model_type -> module in kvcalc.model.families, for all but plain decoders, which are rows of `decoder_table`. Modules
+# are imported when asked for: start-up pays for one.
 FAMILIES: dict[str, str] = {
-    "axk1": "deepseek",
-    "axk2": "deepseek",
-    "bamba": "mamba_hybrids",
-    "bart": "encoder_decoder",
-    "codegen": "renamed",
-    "ctrl": "renamed",
     "dbrx": "mosaic",
-    "deepseek_v2": "deepseek",
-    "deepseek_v3": "deepseek",
-    "deepseek_v32": "deepseek",
     "deepseek_v4": "deepseek_v4",
-    "falcon": "falcon",
-    "falcon_h1": "mamba_hybrids",
-    "falcon_mamba": "mamba",
-    "gemma3n_text": "gemma4",
-    "gemma4_text": "gemma4",
-    "gemma4_unified_text": "gemma4",
-    "glm4_moe_lite": "deepseek",
-    "glm_moe_dsa": "deepseek",
-    "gpt-sw3": "gpt2",
-    "gpt2": "gpt2",
-    "gpt_bigcode": "renamed",
+    "falcon": "multi_query",
+    "gpt_bigcode": "multi_query",
     "gpt_neo": "gpt_neo",
-    "gptj": "renamed",
-    "granitemoehybrid": "mamba_hybrids",
-    "hy_v4": "deepseek",
-    "jamba": "mamba_hybrids",
     "jetmoe": "jetmoe",
-    "kimi_k2": "deepseek",
     "kimi_linear": "kimi_linear",
-    "lfm2": "lfm2",
-    "lfm2_moe": "lfm2",
-    "lfm3": "lfm2",
     "llama4_text": "llama4",
-    "longcat_flash": "deepseek",
-    "m2m_100": "encoder_decoder",
-    "mamba": "mamba",
-    "mamba2": "mamba",
-    "marian": "encoder_decoder",
-    "mbart": "encoder_decoder",
     "mimo_v2_flash": "mimo",
-    "minicpm3": "deepseek",
     "minimax": "minimax",
     "minimax_m3_vl_text": "minimax_m3",
-    "mistral4": "deepseek",
     "mllama_text_model": "mllama",
     "modernbert-decoder": "modernbert_decoder",
     "mpt": "mosaic",
-    "mt5": "encoder_decoder",
     "nemotron_h": "nemotron_h",
-    "olmo_hybrid": "gated_delta",
-    "pegasus": "encoder_decoder",
-    "qwen3_5_moe_text": "gated_delta",
-    "qwen3_5_text": "gated_delta",
-    "qwen3_next": "gated_delta",
+    "opt": "opt",
     "recurrent_gemma": "recurrent_gemma",
-    "rwkv": "rwkv",
-    "rwkv6": "rwkv",
     "step3p5": "step",
-    "t5": "encoder_decoder",
-    "umt5": "encoder_decoder",
-    "whisper": "encoder_decoder",
-    "xglm": "renamed",
-    "youtu": "deepseek",
-    "zamba": "zamba",
-    "zamba2": "zamba",
+    **dict.fromkeys("bamba falcon_h1 granitemoehybrid jamba".split(), "mamba_hybrids"),
+    **dict.fromkeys("bart m2m_100 marian mbart mt5 pegasus t5 umt5 whisper".split(), "encoder_decoder"),
+    **dict.fromkeys("falcon_mamba mamba mamba2".split(), "mamba"),
+    **dict.fromkeys("gemma3n_text gemma4_text gemma4_unified_text".split(), "gemma4"),
+    **dict.fromkeys("lfm2 lfm2_moe lfm3".split(), "lfm2"),
+    **dict.fromkeys("olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next".split(), "gated_delta"),
+    **dict.fromkeys("rwkv rwkv6".split(), "rwkv"),
+    **dict.fromkeys("zamba zamba2".split(), "zamba"),
+    **dict.fromkeys(
+        (
+            "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 kimi_k2 longcat_flash "
+            "minicpm3 mistral4 youtu"
+        ).split(),
+        "deepseek",
+    ),
     **dict.fromkeys(
         (
             "albert bert bert-generation camembert data2vec-text deberta deberta-v2 distilbert electra "
@@ -89,30 +58,65 @@ FAMILIES: dict[str, str] = {
         ).split(),
         "bert",
     ),
-    **dict.fromkeys(
-        (
-            "afmoe apertus arcee aria_text beam biogpt bitnet bloom chameleon cohere cohere2 cohere2_moe "
-            "cohere_compass_text cosmos3_edge_text cwm deepseek_ocr2_text diffllama doge dots1 emu3_text_model "
-            "ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text exaone4 exaone_moe flex_olmo flint gemma gemma2 "
-            "gemma3_text generic glm glm4 glm4_moe glm4v_moe_text glm4v_text glm_ocr_text gpt_neox "
-            "gpt_neox_japanese gpt_oss granite granite4_vision_text granite_docling_text granite_swa granitemoe "
-            "granitemoe_swa granitemoeshared helium higgs_audio_v2 hunyuan_v1_dense hunyuan_v1_moe "
-            "hunyuan_vl_text hy_v3 hyperclovax internlm3 iquestcoder jais2 kolibri1 laguna llama mellum mimo "
-            "minimax_m2 ministral ministral3 mistral mixtral molmo2_text muse_glimmer_text muse_spark_text "
-            "nanochat nemotron olmo olmo2 olmo3 olmoe opt paddleocr_vl_text persimmon phi phi3 phi4_multimodal "
-            "phimoe qwen2 qwen2_5_omni_text qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_moe "
-            "qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 solar_open stablelm starcoder2 "
-            "vaultgemma"
-        ).split(),
-        "decoder",
-    ),
 }
 
-# Keys which say nothing of the cache, whatever the family. Of others, a preset holds only those in the family's KEYS.
+# Of these, types published with code of their own, which Transformers has no class for: the formula counts them as any
+# other; what Transformers' cache would hold is not known. "deepseek_ref" is the name SGLang's converted checkpoints of
+# DeepSeek-V4 give the reference code.
+REMOTE_FAMILIES: dict[str, str] = {
+    "chatglm": "multi_query",
+    "deci": "nas",
+    "deepseek_ref": "deepseek_v4",
+    "minimax_m3": "minimax_m3",
+    "nemotron-nas": "nas",
+    "openelm": "openelm",
+    "step3p7": "step",
+}
+
+# Keys that say nothing of the cache by a name of their own: what they mean is one thing in every family. Of others, a
+# preset holds only those in its family's KEYS.
 COMMON_KEYS = frozenset(
     (
-        "model_type torch_dtype dtype quantization_config vocab_size intermediate_size hidden_act "
-        "tie_word_embeddings max_position_embeddings"
+        "_block_types activation_function activation_situ_beta activation_sparsity_pattern adapter_rank "
+        "add_bias_linear add_full_attention_sink_bias add_qkv_bias add_swa_attention_sink_bias alibi altup_num_inputs "
+        "attention_bias attention_heads attention_hidden_size attention_k_eq_v attention_other_setting "
+        "attention_output_gate attention_value_scale attn_config attn_output_gate attn_res_block_size attn_rotary_emb "
+        "attn_scale attn_temperature_tuning bias block_auto_adjust_ff_dim block_dim block_ff_dim "
+        "block_ffn_dim_multiplier block_multiple_of block_size block_types chunk_size context_length conv1d_width "
+        "d_ff d_inner d_kv d_model decoder_attention_heads decoder_ffn_dim decoder_layers dense_intermediate_size dff "
+        "dim do_layer_norm_before dtype embedding_size enable_moe_block encoder_attention_heads encoder_ffn_dim "
+        "encoder_layers expand expansion_ratio expert_dtype expert_layer_offset expert_layer_period feed_forward_proj "
+        "ffn_config ffn_dim ffn_dim_divisor ffn_hidden_size ffn_multipliers ffn_with_glu first_k_dense_replace "
+        "floor_scale full_attention_interval full_attn_alpha_factor full_attn_beta_factor full_attn_idxs "
+        "global_rope_theta hc_eps hc_mult hc_sinkhorn_iters head_size head_size_divisor hidden_act hidden_dim "
+        "hidden_size hidden_size_per_layer_input indexer_rope_interleave indexer_types inner_group_num "
+        "interleave_moe_layer_step intermediate_size intermediate_size_mlp is_decoder is_encoder_decoder "
+        "latent_moe_use_norm laurel_rank layer_norm_eps layer_norm_epsilon layernorm_epsilon layers_block_type "
+        "learned_pos_emb lm_head_bias local_rope_theta logits_soft_cap lru_width max_context_length "
+        "max_position_embeddings max_seq_len max_source_positions max_target_positions mixer_rms_eps mla_use_nope "
+        "mla_use_output_gate mlp_bias mlp_only_layers model_dim model_max_length model_type moe_intermediate_size "
+        "moe_latent_size moe_layer_freq moe_layers moe_layers_enum moe_num_experts moe_renormalize "
+        "moe_router_activation_func moe_shared_expert_intermediate_size moe_top_k mtp_layers_block_type "
+        "mtp_num_hidden_layers n_ctx n_embd n_embed n_groups n_head n_head_kv n_heads n_inner n_layer n_layers "
+        "n_positions n_routed_experts n_shared_experts new_decoder_architecture no_bias no_rope_layer_interval "
+        "no_rope_layers norm_eps norm_topk_prob normalization_function normalize_qk_projections num_attention_groups "
+        "num_attention_heads num_attention_heads_per_layer num_decoder_layers num_dense_layers num_expert_group "
+        "num_experts num_experts_per_tok num_experts_per_token num_global_key_value_heads num_gqa_groups "
+        "num_hash_layers num_heads num_hidden_groups num_hidden_layers num_layers num_ln_in_parallel_attn "
+        "num_local_experts num_mel_bins num_mem_blocks num_mtp_modules num_nextn_predict_layers num_query_groups "
+        "num_query_heads num_shared_experts num_sliding_attention_heads num_transformer_layers o_groups parallel_attn "
+        "partial_rotary_factor partial_rotary_factors pos_att_type position_biased_input position_embedding_type "
+        "projectors_bias qk_norm_type qkv_bias qkv_multipliers qkv_proj_bias quantization_config "
+        "query_pre_attn_scalar relative_attention relative_attention_max_distance relative_attention_num_buckets "
+        "rescale_every rms_norm_eps rope_freq_constant rope_interleave rope_local_base_freq rope_max_length "
+        "rope_parameters rope_ratio rope_scaling rope_theta rotary_dim rotary_emb_fraction routed_expert_hidden_size "
+        "routed_scaling_factor scale_embedding seq_length share_expert_dim share_expert_dims "
+        "share_input_output_layers shared_expert_intermediate_size shared_intermediate_size swa_num_attention_heads "
+        "swa_rope_theta tie_embedding tie_word_embeddings time_step_rank top_k_experts topk_group torch_dtype "
+        "type_vocab_size use_bias use_bidirectional_attention use_cache_kernel use_cache_quantization "
+        "use_double_wide_mlp use_expert_bias use_grouped_topk use_head_wise_attn_gate use_long_context "
+        "use_mem_eff_path use_mem_rope use_qk_norm use_shared_attention_adapter use_shared_mlp_adapter vision_config "
+        "vocab_size vocab_size_per_layer_input word_embed_proj_dim yarn_only_types"
     ).split()
 )
 
@@ -134,28 +138,49 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     one. Raises ModelError (exit 3) for an unknown model_type, a missing fact, or a key which may change the cache.
     """
     outer = ConfigReader(config, name, source).text("model_type")
-    if outer in FAMILIES:
-        return _read(config, outer, FAMILIES[outer], name, source, strict)
+    module = _module_of(outer)
+    if outer in FAMILIES or (module is not None and not is_remote(outer)):
+        return _read(config, outer, str(module), name, source, strict)
     # What few models need is imported for these alone: start-up pays for it.
-    from kvcalc.model.remote_code import REMOTE_FAMILIES
     from kvcalc.model.wrappers import REMOTE_WRAPPERS, WRAPPERS, language_model
 
-    config, model_type = language_model(config, outer, name)
-    module = FAMILIES.get(model_type) or REMOTE_FAMILIES.get(model_type)
+    config, model_type = language_model(config, outer, name, reads_outer=module is not None)
+    module = _module_of(model_type)
     if module is None:
-        known = (*FAMILIES, *REMOTE_FAMILIES, *WRAPPERS)
+        known = (*known_types(), *WRAPPERS)
         hint = nearest(model_type, known) or f"{len(known)} types are known; a plain decoder may be called generic"
         raise ModelError(f"{name}: model_type {model_type!r} is not known", hint)
     spec = _read(config, model_type, module, name, source, strict)
-    is_remote = model_type in REMOTE_FAMILIES or outer in REMOTE_WRAPPERS
-    return spec._replace(in_transformers=False) if is_remote else spec
+    return spec._replace(in_transformers=False) if is_remote(model_type) or outer in REMOTE_WRAPPERS else spec
+
+
+def known_types() -> list[str]:
+    """Every model_type that is read, wrappers not included."""
+    return [*FAMILIES, *REMOTE_FAMILIES, *_decoders()]
+
+
+def is_remote(model_type: str) -> bool:
+    """Whether models of this type are published with code of their own."""
+    return model_type in REMOTE_FAMILIES or bool(_decoders().get(model_type, {}).get("is_remote"))
+
+
+def _decoders() -> Mapping[str, Mapping[str, Any]]:
+    from kvcalc.model.families.decoder_table import DECODERS
+
+    return DECODERS
+
+
+def _module_of(model_type: str) -> str | None:
+    found = FAMILIES.get(model_type) or REMOTE_FAMILIES.get(model_type)
+    return found or ("decoder" if model_type in _decoders() else None)
 
 
 def _read(
     config: Mapping[str, object], model_type: str, module: str, name: str, source: str, strict: bool
 ) -> ModelSpec:
     family = import_module(f"kvcalc.model.families.{module}")
-    _refuse_unknown_keys(config, family.KEYS | COMMON_KEYS, name, model_type, strict)
+    keys = family.KEYS if hasattr(family, "KEYS") else family.known_keys(model_type)
+    _refuse_unknown_keys(config, keys | COMMON_KEYS, name, model_type, strict)
     spec: ModelSpec = family.read(ConfigReader(config, name, source), model_type)
     return spec
 

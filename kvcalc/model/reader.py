@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from kvcalc.errors import ModelError, nearest
-from kvcalc.model.spec import AttentionShape, LayerGroup, ModelSpec
+from kvcalc.model.layers import Layer, Mixer, group_layers
+from kvcalc.model.mixers.attention import Attention, AttentionShape
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import Around, Weight
 
 MAX_LAYERS = 2_000
 """More layers than any model has: a larger number is a damaged config."""
@@ -14,6 +18,48 @@ MAX_INTEGER = 10**12
 
 _DTYPES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 _SHOWN = 40
+
+# Where configs count their layers for further tokens, and where they name the type of recurrent states.
+_DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+_STATE_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+
+# model_type -> published keys an engine, or the converter of its files, reads by rules of its own.
+STATED: dict[str, tuple[str, ...]] = {
+    "chatglm": ("multi_query_group_num",),
+    "hy_v4": ("indexer_types",),
+    "mimo_v2_flash": ("sliding_window",),
+    "minicpm3": ("num_key_value_heads",),
+    "minimax_m3": ("moe_layer_freq", "sparse_attention_config"),
+    "minimax_m3_vl_text": ("moe_layer_freq", "sparse_attention_config"),
+    "mt5": ("num_layers",),
+    "nemotron-nas": ("block_configs",),
+    "t5": ("num_layers",),
+    "umt5": ("num_layers",),
+    "whisper": ("encoder_layers", "encoder_attention_heads", "decoder_attention_heads"),
+}
+
+
+class Body(NamedTuple):
+    """The weights of a model that are not its mixers': MLPs and norms of the layers, and what stands around them.
+
+    `mlps` has one entry for every layer, the same object where layers are alike; empty where no layer has an MLP.
+    """
+
+    around: Around | None = None
+    mlps: Sequence[tuple[Weight, ...]] = ()
+    norms: tuple[Weight, ...] = ()
+
+
+def _layers(mixers: Sequence[tuple[Mixer, ...]], body: Body) -> Iterator[Layer]:
+    """Every layer; layers that have the same mixers and the same MLP are one object."""
+    made: dict[tuple[int, int], Layer] = {}
+    for number, own in enumerate(mixers):
+        mlp = body.mlps[number] if body.mlps else ()
+        key = (id(own), id(mlp))
+        layer = made.get(key)
+        if layer is None:
+            layer = made[key] = Layer(own, mlp, body.norms)
+        yield layer
 
 
 class ConfigReader:
@@ -31,6 +77,13 @@ class ConfigReader:
     def without(self, key: str) -> ConfigReader:
         """The same config but for `key`."""
         return ConfigReader({k: v for k, v in self.config.items() if k != key}, self.name, self.source)
+
+    def nested(self, key: str) -> ConfigReader:
+        """A reader of the object under `key`, of an empty one where it is missing or null."""
+        inner = self.config.get(key)
+        if not isinstance(inner, (Mapping, type(None))):
+            raise ModelError(f"{self.name}: {key} must be an object")
+        return ConfigReader(inner or {}, f"{self.name}: {key}", self.source)
 
     def error(self, text: str) -> ModelError:
         """A ModelError that begins with the config's name."""
@@ -161,19 +214,53 @@ class ConfigReader:
     def model(
         self,
         model_type: str,
-        attention: AttentionShape,
-        layers: tuple[LayerGroup, ...],
+        mixers: Sequence[tuple[Mixer, ...]],
+        body: Callable[[], Body] | None = None,
         *,
+        attention: AttentionShape | None = None,
         positions: tuple[str, ...] = ("max_position_embeddings",),
         is_encoder: bool = False,
         encoder_tokens: int | None = None,
         has_fixed_encoder: bool = False,
     ) -> ModelSpec:
-        """The ModelSpec all readers end with. `positions` are the keys under which the longest context stands."""
+        """The ModelSpec all readers end with, of every layer's mixers, in order.
+
+        `body` counts the other weights; None where the family's weights are not known. Where it raises ModelError the
+        model has no weights, and that reason. `attention`: the first attention module's shape unless given.
+        `positions` are the keys under which the longest context stands.
+        """
+        around, reason = None, f"the weights of model_type {model_type} are not counted"
+        found = Body()
+        if body is not None:
+            try:
+                found, reason = body(), ""
+                around = found.around
+            except ModelError as error:
+                reason = error.message
+        if attention is None:
+            shapes = (mixer.shape for each in mixers for mixer in each if isinstance(mixer, Attention))
+            attention = next(shapes, AttentionShape(0, 0, 0, 0, self.optional_integer("hidden_size")))
+        draft = next((self.config[key] for key in _DRAFT_LAYERS if self.config.get(key)), None)
+        state_dtype = next((self.config[key] for key in _STATE_DTYPES if self.config.get(key)), None)
         return ModelSpec(
-            self.name, self.source, model_type, attention, layers, self.optional_integer(*positions),
-            self.torch_dtype(), is_encoder, self.config, encoder_tokens, has_fixed_encoder,
-        )  # fmt: skip
+            name=self.name,
+            source=self.source,
+            model_type=model_type,
+            attention=attention,
+            layers=group_layers(_layers(mixers, found)),
+            max_position_embeddings=self.optional_integer(*positions),
+            torch_dtype=self.torch_dtype(),
+            is_encoder=is_encoder,
+            encoder_tokens=encoder_tokens,
+            has_fixed_encoder=has_fixed_encoder,
+            around=around,
+            weights_reason=reason or None,
+            quantization=self.config.get("quantization_config"),
+            expert_dtype=self.config.get("expert_dtype"),
+            num_draft_layers=draft if isinstance(draft, int) else None,
+            state_dtype=state_dtype if isinstance(state_dtype, str) else None,
+            stated={key: self.config[key] for key in STATED.get(model_type, ()) if key in self.config},
+        )
 
     def refuse(self, key: str, why: str) -> None:
         """Raise ModelError where `key` is set: a known switch whose cache this reader does not model."""

@@ -2,66 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import lcm
 from typing import NamedTuple
 
 from kvcalc.model.caches import HEADS_CACHES, Cache, CompressedAttention, CrossAttention, LatentAttention
+from kvcalc.model.layers import Layer, LayerGroup, weights_of_layers
 from kvcalc.model.memo import remembered
-
-
-class LayerGroup(NamedTuple):
-    """A run of consecutive layers, `first` to `last` inclusive (from 0), which hold the same caches each.
-
-    `caches` is empty where a layer keeps nothing: it shares an earlier layer's cache, or has no attention.
-    """
-
-    first: int
-    last: int
-    caches: tuple[Cache, ...]
-
-    @property
-    def num_layers(self) -> int:
-        return self.last - self.first + 1
-
-
-class AttentionShape(NamedTuple):
-    """The dimensions of the attention modules themselves, the same in every attention layer.
-
-    `qk_head_dim` is the width of a query head and of a key head as attention sees them; with MLA it is
-    qk_nope_head_dim + qk_rope_head_dim. `kv_lora_rank` is 0 where there is no latent, `q_lora_rank` 0 where the query
-    is not compressed. `rope_dim` counts the rotated dimensions of a head, 0 where positions are added elsewhere.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    qk_head_dim: int
-    v_head_dim: int
-    hidden_size: int | None
-    qkv_bias: bool = False
-    output_bias: bool = False
-    rope_dim: int = 0
-    rope_theta: float = 10_000.0
-    kv_lora_rank: int = 0
-    q_lora_rank: int = 0
-    qk_rope_head_dim: int = 0
-
-    @property
-    def is_latent(self) -> bool:
-        return self.kv_lora_rank > 0
-
-    @property
-    def qk_nope_head_dim(self) -> int:
-        return self.qk_head_dim - self.qk_rope_head_dim
-
-    @property
-    def kind(self) -> str:
-        """`mla`, or by the number of KV heads `mha`, `mqa` or `gqa`."""
-        if self.is_latent:
-            return "mla"
-        if self.num_kv_heads == self.num_heads:
-            return "mha"
-        return "mqa" if self.num_kv_heads == 1 else "gqa"
+from kvcalc.model.mixers.attention import Attention, AttentionShape
+from kvcalc.model.tensors import Around, ModelWeights
 
 
 class FileWeights(NamedTuple):
@@ -88,13 +37,19 @@ class GgufFacts(NamedTuple):
 class ModelSpec(NamedTuple):
     """A model, read from a preset, a config.json or flags.
 
-    `torch_dtype` is the config's own, None where it names none. `is_encoder`: it never decodes, so no engine keeps its
-    K and V. `config` is what it was read from, the family's defaults filled in: the weights are counted from it.
-    `encoder_tokens`: the length of the encoder's output cross-attention sees where the workload does not say, None
-    where it must; `has_fixed_encoder`: the workload cannot say otherwise (Whisper).
+    `attention` is the shape most of its attention modules have; a layer's mixers have their own. `torch_dtype` is the
+    config's own, None if it names none. `is_encoder`: it never decodes, so no engine keeps its K and V.
+    `encoder_tokens`: the length of the encoder's output if the workload does not give one, None if it must;
+    `has_fixed_encoder`: the workload cannot give another (Whisper).
+    `around` is what stands around the layers, None if the model's weights are not counted; `weights_reason` says why.
+    `quantization` is the config's quantization_config and `expert_dtype` the type it names for experts beside it.
+    `num_draft_layers`: layers for further tokens (MTP), which speculative decoding runs. `state_dtype`: the type the
+    config names for recurrent states (float32). `stated`: published keys an engine or its converter reads by rules of
+    its own, which the family names (`reader.STATED`).
     `checkpoint` is the folder its config.json was read from, where its weights may lie beside it, or None.
     `in_transformers`: whether Transformers has a class that reads such a config. `remarks`: what an answer must say.
-    `gguf`: what the GGUF file it was read from says beside that, or None.
+    `gguf`: what the GGUF file it was read from says beside that, or None. `whole`: the model this is a pipeline stage
+    of; an engine lays a stage out by what it knows of all layers (the widest window, the widest layer).
     """
 
     name: str
@@ -105,13 +60,20 @@ class ModelSpec(NamedTuple):
     max_position_embeddings: int | None
     torch_dtype: str | None
     is_encoder: bool = False
-    config: Mapping[str, object] = {}
     encoder_tokens: int | None = None
     has_fixed_encoder: bool = False
+    around: Around | None = None
+    weights_reason: str | None = None
+    quantization: object = None
+    expert_dtype: object = None
+    num_draft_layers: int | None = None
+    state_dtype: str | None = None
+    stated: Mapping[str, object] = {}
     checkpoint: str | None = None
     in_transformers: bool = True
     remarks: tuple[str, ...] = ()
     gguf: GgufFacts | None = None
+    whole: ModelSpec | None = None
 
     @property
     def num_layers(self) -> int:
@@ -123,26 +85,28 @@ class ModelSpec(NamedTuple):
         return self._replace(layers=tuple(kept))
 
 
-def uniform_layers(num_layers: int, *caches: Cache) -> tuple[LayerGroup, ...]:
-    """Layers which all hold the same caches."""
-    return (LayerGroup(0, num_layers - 1, caches),)
-
-
-def group_layers(layers: Iterable[tuple[Cache, ...]]) -> tuple[LayerGroup, ...]:
-    """Runs of like layers, from the caches of every layer in order."""
-    groups: list[LayerGroup] = []
-    for number, caches in enumerate(layers):
-        last = groups[-1] if groups else None
-        if last is not None and last.caches == caches and [*map(type, last.caches)] == [*map(type, caches)]:
-            groups[-1] = last._replace(last=number)
-        else:
-            groups.append(LayerGroup(number, number, caches))
-    return tuple(groups)
+@remembered
+def weights_of(spec: ModelSpec) -> ModelWeights | None:
+    """All weights of the language model; None where they are not counted (`ModelSpec.weights_reason`)."""
+    return None if spec.around is None else weights_of_layers(spec.layers, spec.around)
 
 
 def map_caches(spec: ModelSpec, change: Callable[[Cache], Cache]) -> ModelSpec:
     """`spec` with `change` applied to every cache of every layer."""
     groups = (group._replace(caches=tuple(map(change, group.caches))) for group in spec.layers)
+    return spec._replace(layers=tuple(groups))
+
+
+def map_attention(spec: ModelSpec, change: Callable[[Attention], Attention]) -> ModelSpec:
+    """`spec` with `change` applied to every attention module. The caches stay: they may be bound to a workload."""
+    changed: dict[int, Layer] = {}
+    groups = []
+    for group in spec.layers:
+        layer = changed.get(id(group.layer))
+        if layer is None:
+            mixers = (change(mixer) if isinstance(mixer, Attention) else mixer for mixer in group.layer.mixers)
+            layer = changed[id(group.layer)] = group.layer._replace(mixers=tuple(mixers))
+        groups.append(group._replace(layer=layer))
     return spec._replace(layers=tuple(groups))
 
 
@@ -154,6 +118,18 @@ def distinct_caches(spec: ModelSpec) -> list[tuple[Cache, int]]:
             key = (type(cache), cache)
             found[key] = found.get(key, 0) + group.num_layers
     return [(cache, num_layers) for (_, cache), num_layers in found.items()]
+
+
+@remembered
+def cache_runs(spec: ModelSpec) -> list[tuple[int, int, tuple[Cache, ...]]]:
+    """Runs of layers that keep the same, whatever their MLPs: the first layer, the last one, and the caches."""
+    runs: list[tuple[int, int, tuple[Cache, ...]]] = []
+    for group in spec.layers:
+        if runs and runs[-1][2] == group.caches and [*map(type, runs[-1][2])] == [*map(type, group.caches)]:
+            runs[-1] = (runs[-1][0], group.last, group.caches)
+        else:
+            runs.append((group.first, group.last, group.caches))
+    return runs
 
 
 def kv_head_counts(spec: ModelSpec) -> list[int]:

@@ -8,19 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
-from kvcalc.model.caches import (
-    Cache,
-    ChunkedAttention,
-    CompressedAttention,
-    CrossAttention,
-    FullAttention,
-    IndexerKeys,
-    LatentAttention,
-    RecurrentState,
-    SlidingWindowAttention,
-)
+from kvcalc.model.caches import Cache, CompressedAttention, CrossAttention, RecurrentState
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import AttentionShape, ModelSpec, all_caches, has_cross_attention, map_caches
+from kvcalc.model.mixers.attention import Attention, AttentionShape
+from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention, map_attention
 
 VARIANTS = ("mha", "mqa", "gqa", "mla")
 
@@ -91,7 +82,7 @@ def variant(spec: ModelSpec, kind: str, what_if: WhatIf = WhatIf()) -> ModelSpec
     changed = _latent(shape, what_if) if kind == "mla" else _grouped(shape, kind, what_if.num_kv_heads)
     if isinstance(changed, str):
         return changed
-    return map_caches(spec, lambda cache: _changed_cache(cache, shape, changed))._replace(attention=changed)
+    return _changed(spec, changed)
 
 
 def _cannot_change(spec: ModelSpec, kind: str) -> str | None:
@@ -112,35 +103,20 @@ def side_by_side(spec: ModelSpec, what_if: WhatIf) -> list[tuple[str, ModelSpec 
     return [(kind, variant(spec, kind, what_if if kind == asked else WhatIf())) for kind in VARIANTS]
 
 
-def attention_parameters(shape: AttentionShape) -> int | None:
-    """Weights of one attention layer's matrices, biases and norms not counted; None where hidden_size is unknown.
-
-    Grouped: W_Q, W_K, W_V and W_O, 4 * hidden_size^2 where all widths are equal. MLA: the query (through its own
-    low rank where the model has one), the joint down-projection of latent and rotary key, the two up-projections W_UK
-    and W_UV, and W_O (DeepSeek-V2 paper, section 2.1 and appendix C).
-    """
-    width = shape.hidden_size
-    if width is None:
-        return None
-    query = shape.num_heads * shape.qk_head_dim
-    output = shape.num_heads * shape.v_head_dim * width
-    if not shape.is_latent:
-        return width * query + width * shape.num_kv_heads * (shape.qk_head_dim + shape.v_head_dim) + output
-    queries = shape.q_lora_rank * (width + query) if shape.q_lora_rank else width * query
-    down = width * (shape.kv_lora_rank + shape.qk_rope_head_dim)
-    up = shape.kv_lora_rank * shape.num_heads * (shape.qk_nope_head_dim + shape.v_head_dim)
-    return queries + down + up + output
-
-
 @remembered
 def layer_parameters(spec: ModelSpec) -> int | None:
-    """`attention_parameters` of a model whose layers are alike; None where they differ, or an indexer stands beside."""
+    """Weights of one attention module's matrices (`Attention.parameters`), None where layers differ, where a layer
+    keeps more than one cache, or where an indexer stands beside."""
     if any(isinstance(cache, CompressedAttention) for cache in all_caches(spec)):
         return None
-    attending = [[c for c in group.caches if not isinstance(c, RecurrentState)] for group in spec.layers]
-    caches = {cache.token_rows() for kept in attending for cache in kept}
-    alone = all(len(kept) <= 1 for kept in attending)
-    return attention_parameters(spec.attention) if alone and len(caches) == 1 else None
+    rows, counts = set(), set()
+    for group in spec.layers:
+        kept = [cache for cache in group.caches if not isinstance(cache, RecurrentState)]
+        if len(kept) > 1:
+            return None
+        rows |= {cache.token_rows() for cache in kept}
+        counts |= {mixer.parameters for mixer in group.layer.attention if mixer.keeps}
+    return counts.pop() if len(rows) == 1 and len(counts) == 1 else None
 
 
 def _grouped(shape: AttentionShape, kind: str, asked: int | None) -> AttentionShape | str:
@@ -182,23 +158,44 @@ def _latent(shape: AttentionShape, what_if: WhatIf) -> AttentionShape | str:
     )
 
 
-def _changed_cache(cache: Cache, own: AttentionShape, changed: AttentionShape) -> Cache:
-    """A layer's cache under the changed attention: its window and the widths of its keys and values stay its own."""
-    if isinstance(cache, (IndexerKeys, RecurrentState, CompressedAttention)):
-        return cache
-    if changed.is_latent:
-        if isinstance(cache, LatentAttention) or cache.v_head_dim == own.v_head_dim:
-            return LatentAttention(changed.kv_lora_rank, changed.qk_rope_head_dim, cache.window)
-        return LatentAttention(4 * cache.v_head_dim, cache.v_head_dim // 2, cache.window)
-    k, v = (
-        (own.qk_head_dim, own.v_head_dim)
-        if isinstance(cache, LatentAttention)
-        else (cache.k_head_dim, cache.v_head_dim)
-    )
-    if isinstance(cache, CrossAttention):
-        return CrossAttention(changed.num_kv_heads, k, v, cache.encoder_tokens)
-    if isinstance(cache, ChunkedAttention):
-        return ChunkedAttention(cache.chunk, changed.num_kv_heads, k, v)
-    if cache.window is None:
-        return FullAttention(changed.num_kv_heads, k, v)
-    return SlidingWindowAttention(cache.window, changed.num_kv_heads, k, v)
+def _changed(spec: ModelSpec, changed: AttentionShape) -> ModelSpec:
+    """`spec` with its attention modules changed as its main one is."""
+    new = map_attention(spec, lambda mixer: _changed_mixer(mixer, spec.attention, changed))
+    groups = (group._replace(caches=tuple(map(_as_bound, group.caches, group.layer.caches))) for group in new.layers)
+    return new._replace(attention=changed, layers=tuple(groups))
+
+
+def _changed_mixer(mixer: Attention, own: AttentionShape, changed: AttentionShape) -> Attention:
+    """Its window and the widths of its keys and values stay its own."""
+    shape = mixer.shape
+    if not changed.is_latent:
+        return mixer._replace(
+            most_read_tokens=None,
+            shape=shape._replace(
+                num_kv_heads=shape.num_heads if changed.kind == "mha" else changed.num_kv_heads,
+                kv_lora_rank=0,
+                q_lora_rank=0,
+                qk_rope_head_dim=0,
+            ),
+        )
+    if shape.v_head_dim == own.v_head_dim:
+        rank, rope, nope = changed.kv_lora_rank, changed.qk_rope_head_dim, changed.qk_nope_head_dim
+    else:
+        # A layer with heads of its own width: a latent of four heads, as for a model that has none.
+        rank, rope, nope = 4 * shape.v_head_dim, shape.v_head_dim // 2, shape.qk_head_dim
+    return mixer._replace(
+        most_read_tokens=None,
+        shape=shape._replace(
+            num_kv_heads=shape.num_heads, qk_head_dim=nope + rope, kv_lora_rank=rank, qk_rope_head_dim=rope,
+            rope_dim=rope,
+        ),
+    )  # fmt: skip
+
+
+def _as_bound(old: Cache, new: Cache) -> Cache:
+    """A changed layer's cache with what the workload said of the old one."""
+    if isinstance(old, RecurrentState):
+        return old
+    if isinstance(old, CrossAttention) and isinstance(new, CrossAttention):
+        return new._replace(encoder_tokens=old.encoder_tokens)
+    return new

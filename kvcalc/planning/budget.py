@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UsageError
-from kvcalc.memory import kv_cache
-from kvcalc.memory.engines import Engine, check_engine
 from kvcalc.memory.reserve import (
     ACTIVATION,
     RESERVE,
@@ -19,33 +17,47 @@ from kvcalc.memory.reserve import (
     reserve_of,
 )
 from kvcalc.memory.workload import Workload
-from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.capacity import capacity
-from kvcalc.planning.weights import DeviceWeights
-from kvcalc.throughput.hardware import Devices, Gpu
-from kvcalc.units import format_size, parse_count
-
-_STAGES = "pipeline-parallel-size"
+from kvcalc.notes import Note
+from kvcalc.planning.capacity import Beside, capacity, largest_batch
+from kvcalc.planning.case import Case
+from kvcalc.planning.weights import DeviceWeights, device_weights
+from kvcalc.throughput.hardware import Devices
+from kvcalc.units import format_size
 
 
 class Budget(NamedTuple):
-    """What a device has for the cache at this workload.
+    """What a device has for the cache of a case.
 
-    `pool_bytes` is the cache's, below zero where the weights and the reserve are larger than the device.
-    `offered_bytes` is what the engine's own account of its pool starts from: TensorRT-LLM takes its fraction itself
-    where it was given.
+    `pool_bytes` is the cache's, below zero if the weights and the reserve are larger than the device. `offered_bytes`
+    is what the engine's own account of its pool starts from: TensorRT-LLM takes its fraction itself if it was given.
     """
 
+    case: Case
     weights: DeviceWeights
     reserve: Reserve
     pool_bytes: int
     offered_bytes: int
-    memory_bytes: int
+
+    def pool_at(self, tokens: int, sequences: int) -> int:
+        """The cache's memory at another context and batch: some engines hold more for longer prompts."""
+        if not self.reserve.varies:
+            return self.pool_bytes
+        return _divide(self.case, self.weights, tokens, sequences).pool_bytes
+
+    def running_limit(self, tokens: int) -> int | None:
+        """The most requests of `tokens` tokens a replica holds at once; None if memory sets no limit."""
+        return 0 if self.pool_bytes < 0 else largest_batch(self.case, self.pool_bytes, tokens, self.beside)
+
+    @property
+    def beside(self) -> Beside | None:
+        """By how much the pool shrinks at another context or batch; None if it does not."""
+        if not self.reserve.varies:
+            return None
+        return lambda tokens, sequences: self.pool_bytes - self.pool_at(tokens, sequences)
 
 
 def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
     """The engine's settings, those whose defaults it takes from the device filled in."""
-    check_engine(engine)
     gpu = devices.gpu
     name = engine.partition("@")[0]
     return {
@@ -54,47 +66,41 @@ def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> d
     }
 
 
-def budget(
-    spec: ModelSpec,
-    workload: Workload,
-    engine: str,
-    settings: Mapping[str, str],
-    gpu: Gpu,
-    weights: DeviceWeights,
-    tokens: int | None = None,
-    sequences: int | None = None,
-) -> Budget | None:
-    """The memory `gpu` has for the cache under `engine`, None where the weights are not known.
-
-    `tokens` and `sequences` replace the workload's: some engines hold more for a longer prompt.
-    """
+def budget(case: Case) -> Budget | str:
+    """The memory a device has for the cache, or why that is not known."""
+    spec, workload = case.spec, case.workload
+    ranks = workload.tensor_parallel_size
+    weights = device_weights(case.model, spec, case.question.dtype, workload.model_dtype, ranks, case.stages)
     if weights.bytes is None or weights.width is None:
-        return None
+        return f"the weights of {spec.name} are not known: {weights.reason}"
+    return _divide(case, weights, workload.context_tokens, workload.batch_size)
+
+
+def _divide(case: Case, weights: DeviceWeights, tokens: int, sequences: int) -> Budget:
+    """The budget at a context and a batch; the weights are known."""
+    spec, workload, settings, gpu = case.spec, case.workload, case.settings, case.devices.gpu
+    if weights.bytes is None or weights.width is None:
+        raise ValueError("weights that are not known leave nothing to divide")
     question = Question(
         memory_bytes=gpu.memory_bytes,
         weights_bytes=weights.bytes,
         width=weights.width,
-        ranks=workload.tensor_parallel_size * stages_of(settings),
-        context_tokens=tokens or workload.context_tokens,
-        batch_size=sequences or workload.batch_size,
+        ranks=workload.tensor_parallel_size * workload.pipeline_parallel_size,
+        context_tokens=tokens,
+        batch_size=sequences,
         settings=settings,
         num_heads=spec.attention.num_heads,
         is_latent=spec.attention.is_latent,
-        release=release_of(engine),
+        release=release_of(case.question.engine),
         device_class=gpu.device_class,
         device_name=gpu.name,
         is_apple=gpu.vendor == "Apple",
     )
-    reserve = reserve_of(engine.partition("@")[0], question)
+    reserve = reserve_of(case.engine_name, question)
     left = gpu.memory_bytes - weights.bytes - reserve.held_bytes()
     pool = int(left * reserve.share) if left > 0 else left
     offered = left if "free-gpu-memory-fraction" in settings else pool
-    return Budget(weights, reserve, pool, offered, gpu.memory_bytes)
-
-
-def stages_of(settings: Mapping[str, str]) -> int:
-    """Pipeline stages the settings ask for."""
-    return parse_count(settings[_STAGES], f"--{_STAGES}") if _STAGES in settings else 1
+    return Budget(case, weights, reserve, pool, offered)
 
 
 def lay_out(devices: Devices | None, tensor_parallel_size: int | None, stages: int) -> tuple[Devices | None, int]:
@@ -107,39 +113,37 @@ def lay_out(devices: Devices | None, tensor_parallel_size: int | None, stages: i
             return devices._replace(num_devices=stages), 1
         size, rest = divmod(devices.num_devices, stages)
         if rest:
-            raise UsageError(f"--{_STAGES} {stages} does not divide {devices.num_devices} devices")
+            raise UsageError(f"--pipeline-parallel-size {stages} does not divide {devices.num_devices} devices")
         return devices, size
     if devices.num_devices == 1:
         return devices._replace(num_devices=tensor_parallel_size * stages), tensor_parallel_size
     return devices, tensor_parallel_size
 
 
-def check_count(devices: Devices, workload: Workload, settings: Mapping[str, str]) -> int:
+def count_replicas(num_devices: int, workload: Workload) -> int:
     """How many replicas of the model the devices hold; UsageError (exit 2) where they do not make whole ones."""
-    needed = workload.tensor_parallel_size * stages_of(settings)
-    replicas, rest = divmod(devices.num_devices, needed)
+    size, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
+    needed = size * stages
+    replicas, rest = divmod(num_devices, needed)
     if rest or not replicas:
-        asked = f"--tp {workload.tensor_parallel_size}" + (
-            f" --pp {stages_of(settings)}" if _STAGES in settings else ""
-        )
+        asked = f"--tp {size}" + (f" --pp {stages}" if stages > 1 else "")
         raise UsageError(
-            f"{devices.num_devices} device{'s' if devices.num_devices > 1 else ''} and {asked}: "
-            f"{needed} are needed for one replica",
+            f"{num_devices} device{'s' if num_devices > 1 else ''} and {asked}: {needed} are needed for one replica",
             f"--num-gpus {needed}, or another --tp",
         )
     return replicas
 
 
-def describe_hardware(devices: Devices, replicas: int) -> dict[str, Any]:
+def describe_hardware(case: Case) -> dict[str, Any]:
     """The `hardware` part of a document: one device's figures, and how many there are."""
-    gpu = devices.gpu
+    gpu, number = case.devices.gpu, case.devices.num_devices
     link = gpu.interconnect
     return {
         "name": gpu.name,
         "vendor": gpu.vendor,
         "device_class": gpu.device_class,
-        "num_devices": devices.num_devices,
-        "replicas": replicas,
+        "num_devices": number,
+        "replicas": count_replicas(number, case.workload),
         "memory_bytes": gpu.memory_bytes,
         "memory_type": gpu.memory_type,
         "bandwidth_bytes_per_second": gpu.bandwidth_bytes_per_second or None,
@@ -153,28 +157,14 @@ def describe_hardware(devices: Devices, replicas: int) -> dict[str, Any]:
     }
 
 
-def describe_fit(
-    spec: ModelSpec,
-    workload: Workload,
-    rules: Engine,
-    engine: str,
-    settings: Mapping[str, str],
-    gpu: Gpu,
-    found: Budget,
-    warnings: list[str],
-) -> dict[str, Any]:
+def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
     """The `fit` part of a document on one of the devices, its parts adding up to `device_bytes`."""
-
-    def more(tokens: int, sequences: int) -> int:
-        """By how much the pool shrinks at another workload."""
-        there = budget(spec, workload, engine, settings, gpu, found.weights, tokens, sequences)
-        return 0 if there is None else found.pool_bytes - there.pool_bytes
-
-    fit = capacity(spec, workload, rules, found.pool_bytes, warnings, more if found.reserve.varies else None)
+    device_bytes = found.case.devices.gpu.memory_bytes
+    fit = capacity(found.case, found.pool_bytes, notes, found.beside)
     if found.pool_bytes < 0:
         fit["max_context_tokens"], fit["max_batch_size"] = 0, 0
     held = found.reserve.held
-    left = found.memory_bytes - (found.weights.bytes or 0) - found.reserve.held_bytes()
+    left = device_bytes - (found.weights.bytes or 0) - found.reserve.held_bytes()
     unused = left - found.pool_bytes
     lines = [Held("weights", "weights", found.weights.bytes or 0), Held("kv_cache", "KV cache", fit["kv_cache_bytes"])]
     lines += [part for part in held if part.kind == ACTIVATION]
@@ -183,7 +173,7 @@ def describe_fit(
         lines.append(Held(RESERVE, f"not the cache's (1 - {found.reserve.share:g} of what is free)", unused))
     lines.append(Held("free", "free", fit["free_bytes"]))
     fit.update(
-        device_bytes=found.memory_bytes,
+        device_bytes=device_bytes,
         weights_bytes=found.weights.bytes,
         weights_replicated_bytes=found.weights.replicated_bytes,
         activation_bytes=sum(part.bytes for part in held if part.kind == ACTIVATION),
@@ -192,20 +182,20 @@ def describe_fit(
         lines=[line._asdict() for line in lines],
     )
     if not fit["fits"]:
-        warnings.append(_verdict(rules, spec, workload, found, fit))
+        notes.append(Note("fit", "does-not-fit", _verdict(found, fit)))
     return fit
 
 
-def _verdict(rules: Engine, spec: ModelSpec, workload: Workload, found: Budget, fit: Mapping[str, Any]) -> str:
+def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
     """Why it does not fit, and the longest context that would: what vLLM's own start-up check says, in our words."""
     if found.pool_bytes <= 0:
         kept = format_size(found.reserve.held_bytes())
         return (
             f"no memory is left for the cache: the weights take {format_size(found.weights.bytes or 0)} of a device's "
-            f"{format_size(found.memory_bytes, capacity=True)}, and {kept} are kept for other things"
+            f"{format_size(found.case.devices.gpu.memory_bytes, capacity=True)}, and {kept} are kept for other things"
         )
-    device = kv_cache.on_device(spec, workload.tensor_parallel_size)
-    one = rules.batch_bytes(device, workload.kv_dtype, workload.context_tokens, 1)
+    case, workload = found.case, found.case.workload
+    one = case.rules.batch_bytes(case.share, workload.kv_dtype, workload.context_tokens, 1)
     there = format_size(found.pool_bytes, capacity=True)
     tokens = f"{workload.context_tokens:,} tokens"
     if one > found.pool_bytes:

@@ -6,40 +6,31 @@ from collections.abc import Callable
 from typing import Any
 
 from kvcalc.memory import kv_cache
-from kvcalc.memory.engines import Engine
-from kvcalc.memory.workload import Workload
-from kvcalc.model.spec import ModelSpec, period
+from kvcalc.model.spec import period
+from kvcalc.notes import Note
+from kvcalc.planning.case import Case
+
+Beside = Callable[[int, int], int]
+"""What else grows with tokens and sequences, in bytes above what it is at the workload."""
 
 
-def capacity(
-    spec: ModelSpec,
-    workload: Workload,
-    rules: Engine,
-    kv_memory_bytes: int,
-    warnings: list[str],
-    beside: Callable[[int, int], int] | None = None,
-) -> dict[str, Any]:
+def capacity(case: Case, kv_memory_bytes: int, notes: list[Note], beside: Beside | None = None) -> dict[str, Any]:
     """The `fit` part of a document for `kv_memory_bytes` of cache on each device.
 
-    `max_context_tokens` is at this batch, `max_batch_size` at this context; null where memory sets no limit, with a
-    warning appended. The context is not cut at max_position_embeddings: a warning says where it is beyond.
-    `beside` is what else grows with tokens and sequences, above what it is at this workload.
+    `max_context_tokens` is at this batch, `max_batch_size` at this context; null, with a note, if memory sets no limit.
+    The context is not cut at max_position_embeddings: a note says if it is beyond.
     """
-    device = kv_cache.on_device(spec, workload.tensor_parallel_size)
-
-    def held(tokens: int, sequences: int) -> int:
-        more = beside(tokens, sequences) if beside else 0
-        return rules.batch_bytes(device, workload.kv_dtype, tokens, sequences) + more
-
-    batch = workload.batch_size
+    spec, workload = case.spec, case.workload
+    held, batch = _held(case, beside), workload.batch_size
     here = held(workload.context_tokens, batch)
     longest = kv_cache.longest_context(lambda tokens: held(tokens, batch), kv_memory_bytes, period(spec))
+    limit = spec.max_position_embeddings
     if longest is None:
-        warnings.append("memory sets no limit to the context: the cache does not grow with it any more")
-    elif spec.max_position_embeddings is not None and longest > spec.max_position_embeddings:
-        warnings.append(
-            f"memory holds {longest:,} tokens of context; the model's own limit is {spec.max_position_embeddings:,}"
-        )
+        text = "memory sets no limit to the context: the cache does not grow with it any more"
+        notes.append(Note("fit", "no-limit", text))
+    elif limit is not None and longest > limit:
+        text = f"memory holds {longest:,} tokens of context; the model's own limit is {limit:,}"
+        notes.append(Note("fit", "beyond-model", text))
     return {
         "fits": here <= kv_memory_bytes,
         "device_bytes": None,
@@ -54,6 +45,24 @@ def capacity(
         "max_batch_size": _largest_batch(lambda sequences: held(workload.context_tokens, sequences), kv_memory_bytes),
         "lines": None,
     }
+
+
+def largest_batch(case: Case, kv_memory_bytes: int, tokens: int, beside: Beside | None = None) -> int | None:
+    """The most sequences of `tokens` tokens whose cache is within `kv_memory_bytes` on each device; None if memory sets
+    no limit."""
+    held = _held(case, beside)
+    return _largest_batch(lambda sequences: held(tokens, sequences), kv_memory_bytes)
+
+
+def _held(case: Case, beside: Beside | None) -> Callable[[int, int], int]:
+    """What so many tokens and sequences take of a device's memory for the cache."""
+    device, rules, dtype = case.share, case.rules, case.workload.kv_dtype
+
+    def held(tokens: int, sequences: int) -> int:
+        more = beside(tokens, sequences) if beside else 0
+        return rules.batch_bytes(device, dtype, tokens, sequences) + more
+
+    return held
 
 
 def _largest_batch(bytes_of_batch: Callable[[int], int], memory_bytes: int) -> int | None:

@@ -6,21 +6,15 @@ its own functions. Speed is arithmetic over a SpeedModel made once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.curves import Curve, read_curve, stored_curve
-from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype
-from kvcalc.memory.kv_cache import on_device
-from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
-from kvcalc.model.spec import ModelSpec, has_cross_attention
-from kvcalc.planning.estimate import ENCODER_WARNING, check_devices
+from kvcalc.memory.workload import BEYOND_MODEL, ENCODER_AS_CONTEXT
+from kvcalc.notes import Note
+from kvcalc.planning.case import Case, Question, make_case
 from kvcalc.planning.figures import FIGURES, cache_figures
-
-if TYPE_CHECKING:
-    from kvcalc.throughput.hardware import Gpu
 
 NUMBERS = ("context_tokens", "batch_size", *FIGURES)
 SPEED = ("decode_step_seconds", "decode_tokens_per_second", "prefill_seconds")
@@ -36,16 +30,16 @@ Row = tuple[Any, ...]
 class Combination(NamedTuple):
     """How the points of one combination are computed.
 
-    `bound` gives the model, workload and engine at a context; `curves` the bytes stored in all, on one device, and
-    read, where they are straight; `memory` what a device has for the cache at a context and batch, and `speed` the
-    columns of `SPEED` there, None where they are not asked. `refusal`: why there is none of this.
+    `case` is at the shortest context and one sequence; `curves` are the bytes stored in all, on one device, and read,
+    if they are straight; `memory` is what a device has for the cache at a context and batch, and `speed` the columns of
+    `SPEED` there, None if they are not asked. `refusal`: why there is none of this.
     """
 
     engine: str
     kv_dtype: str
     gpu: str | None
     tensor_parallel_size: int
-    bound: Callable[[int], tuple[ModelSpec, Workload, Engine]] | None = None
+    case: Case | None = None
     curves: tuple[Curve, Curve, Curve] | None = None
     memory: Callable[[int, int], int] | None = None
     speed: Callable[[int, int], Row] | None = None
@@ -91,10 +85,9 @@ class Combination(NamedTuple):
                     yield tokens, batch, *_NO_FIGURES, error.message
 
     def _figures(self, tokens: int, batch: int) -> tuple[int, ...]:
-        if self.bound is None:
+        if self.case is None:
             raise ValueError("a refused combination has no figures")
-        spec, workload, rules = self.bound(tokens)
-        return cache_figures(spec, workload._replace(batch_size=batch), rules)
+        return cache_figures(self.case.at(tokens, batch))
 
     def _checked(self, rows: Iterator[Row]) -> Iterator[Row]:
         """`rows` with whether they fit the memory, what they leave of it, their speed, and no reason where there is
@@ -121,135 +114,75 @@ class Combination(NamedTuple):
             return None
 
 
-class Grid(NamedTuple):
-    """What is asked of every combination alike. `shortest` is the shortest context, beside the largest batch."""
+def combine(question: Question, largest_batch: int, notes: list[Note]) -> Combination:
+    """How the points of one combination are computed; its refusal in it, and what must be said in `notes`.
 
-    model: ModelSpec
-    spec: ModelSpec
-    shortest: int
-    largest_batch: int
-    dtype: str | None
-    encoder_tokens: int | None
-    kv_memory_bytes: int | None
-
-
-def combine(grid: Grid, engine: str, kv_dtype: str, gpu: Gpu | None, size: int, warnings: list[str]) -> Combination:
-    """How the points of one combination are computed; its refusal in it, and what must be said in `warnings`."""
-    name = None if gpu is None else gpu.name
+    `question` is at the shortest context and one sequence.
+    """
     try:
-        return _combine(grid, engine, kv_dtype, gpu, size, warnings)
+        return _combine(question, largest_batch, notes)
     except KvcalcError as error:
-        parts = [engine, kv_dtype, name, f"tp {size}"]
-        warnings.append(f"{', '.join(part for part in parts if part)}: {error.message}")
-        return Combination(engine, kv_dtype, name, size, refusal=error)
+        name = None if question.devices is None else question.devices.gpu.name
+        size = question.tensor_parallel_size
+        parts = [question.engine, question.kv_dtype, name, f"tp {size}"]
+        text = f"{', '.join(part for part in parts if part)}: {error.message}"
+        notes.append(Note("sweep", "refused", text))
+        return Combination(question.engine, question.kv_dtype, name, size, refusal=error)
 
 
-def _combine(grid: Grid, engine: str, asked: str, gpu: Gpu | None, size: int, warnings: list[str]) -> Combination:
-    spec, encoder_tokens = grid.spec, grid.encoder_tokens
-    settings: Mapping[str, str] = {}
-    if gpu is not None:
-        from kvcalc.planning.budget import with_device
-        from kvcalc.throughput.hardware import Devices
-
-        settings = with_device(engine, {}, Devices(gpu, size))
-    resolved, _ = resolve_kv_dtype(engine, spec, asked, settings)
-
-    def workload_at(tokens: int) -> Workload:
-        return resolve_workload(spec, tokens, 1, grid.dtype, resolved, size, encoder_tokens)
-
-    # The encoder may follow the context; nothing else of a workload that an engine is made for does.
-    first = workload_at(grid.shortest)
-    held = bind_workload(spec, first)
-    rules = load_engine(engine, held, settings)
-    check_devices(rules, engine, size)
-    moves = has_cross_attention(spec) and encoder_tokens is None and spec.encoder_tokens is None
-
-    def bound(tokens: int) -> tuple[ModelSpec, Workload, Engine]:
-        if not moves:
-            return held, first._replace(context_tokens=tokens), rules
-        workload = workload_at(tokens)
-        own = bind_workload(spec, workload)
-        return own, workload, load_engine(engine, own, settings)
-
+def _combine(question: Question, largest_batch: int, notes: list[Note]) -> Combination:
+    case = make_case(question)
     # What refuses the shortest context refuses every one.
-    cache_figures(held, first, rules)
+    cache_figures(case)
     found = Combination(
-        rules.name, first.kv_dtype.name, None if gpu is None else gpu.name, size, bound,
-        _curves(held, on_device(held, size), first.kv_dtype) if rules.name == "logical" and not moves else None,
+        case.rules.name, case.workload.kv_dtype.name, None if question.devices is None else question.devices.gpu.name,
+        question.tensor_parallel_size, case, _curves(case),
     )  # fmt: skip
-    warnings += rules.warnings
-    if spec.is_encoder and rules.name == "logical":
-        warnings.append(ENCODER_WARNING.format(name=spec.name))
-    if moves:
-        warnings.append("the encoder's input is taken to be as long as each context; --encoder-tokens")
-    warnings += [w for w in first.warnings if not w.startswith(("context ", "the encoder's input"))]
-    memory = grid.kv_memory_bytes
+    notes += [note for note in case.notes if note.code not in (BEYOND_MODEL, ENCODER_AS_CONTEXT)]
+    if case.encoder_follows_context:
+        text = "the encoder's input is taken to be as long as each context; --encoder-tokens"
+        notes.append(Note("workload", ENCODER_AS_CONTEXT, text))
+    memory = question.kv_memory_bytes
     if memory is not None:
         return found._replace(memory=lambda tokens, batch: memory)
-    if gpu is None:
+    if question.devices is None:
         return found
-    return found._replace(
-        memory=_memory_of(grid, held, first, engine, settings, gpu, warnings),
-        speed=_speed_of(grid, held, first, engine, asked, gpu, warnings),
-    )
-
-
-def _memory_of(
-    grid: Grid,
-    spec: ModelSpec,
-    workload: Workload,
-    engine: str,
-    settings: Mapping[str, str],
-    gpu: Gpu,
-    warnings: list[str],
-) -> Callable[[int, int], int] | None:
-    """What a device has for the cache, at a context and a batch; None, with a warning, where that is not known."""
     from kvcalc.planning.budget import budget
-    from kvcalc.planning.weights import device_weights
 
-    weights = device_weights(grid.model, spec, grid.dtype, workload.model_dtype, workload.tensor_parallel_size, 1)
-    found = budget(spec, workload, engine, settings, gpu, weights)
-    if found is None:
-        warnings.append(f"fit: the weights of {spec.name} are not known: {weights.reason}")
-        return None
-    pool = found.pool_bytes
-    if not found.reserve.varies:
-        return lambda tokens, batch: pool
-
-    def at(tokens: int, batch: int) -> int:
-        there = budget(spec, workload, engine, settings, gpu, weights, tokens, batch)
-        return pool if there is None else there.pool_bytes
-
-    return at
+    divided = budget(case)
+    if isinstance(divided, str):
+        notes += [Note("fit", "unknown", divided), Note("throughput", "unknown", divided)]
+        return found
+    return found._replace(memory=divided.pool_at, speed=_speed_of(case, largest_batch, notes))
 
 
-def _speed_of(
-    grid: Grid, spec: ModelSpec, workload: Workload, engine: str, kv_dtype: str, gpu: Gpu, warnings: list[str]
-) -> Callable[[int, int], Row] | None:
-    """The columns of `SPEED` at a context and a batch; None, with a warning, where they are not known."""
+def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[int, int], Row] | None:
+    """The columns of `SPEED` at a context and a batch; None, with a note, if they are not known."""
     from kvcalc.planning.throughput import speed_of
-    from kvcalc.throughput.counts import Layout
     from kvcalc.throughput.speed import outside
 
-    layout = Layout(workload.tensor_parallel_size, 1, 1)
-    found = speed_of(grid.model, spec, workload, gpu, engine, dtype=grid.dtype, kv_dtype=kv_dtype, layout=layout)
+    found = speed_of(case, notes)
     if isinstance(found, str):
-        warnings.append(f"throughput: {found}")
+        notes.append(Note("throughput", "unknown", found))
         return None
-    model = found.model
-    warnings += [f"throughput: {note}" for note in found.notes]
-    unfitted = outside(model, found.regime, found.weight_dtype, grid.largest_batch)
+    first = found.model
+    unfitted = outside(first, found.regime, found.weight_dtype, largest_batch)
     if unfitted:
-        warnings.append(f"throughput: not fitted for {', '.join(unfitted)}")
+        notes.append(Note("throughput", "not-fitted", f"not fitted for {', '.join(unfitted)}"))
 
     def at(tokens: int, batch: int) -> Row:
+        there = speed_of(case.at(tokens, batch), []) if case.encoder_follows_context else found
+        model = first if isinstance(there, str) else there.model
         seconds = model.decode(batch, tokens).seconds
         return seconds, batch / seconds, model.prefill(tokens, batch).seconds
 
     return at
 
 
-def _curves(spec: ModelSpec, share: ModelSpec, dtype: Dtype) -> tuple[Curve, Curve, Curve] | None:
-    """Stored in all and on one device, and read; None where one of them is not straight."""
+def _curves(case: Case) -> tuple[Curve, Curve, Curve] | None:
+    """Stored in all and on one device, and read; None if one of them is not straight, or if the engine holds more."""
+    if case.rules.name != "logical" or case.workload.pipeline_parallel_size > 1 or case.encoder_follows_context:
+        return None
+    spec, share, dtype = case.spec, case.share, case.workload.kv_dtype
     stored, device, read = stored_curve(spec, dtype), stored_curve(share, dtype), read_curve(spec, dtype)
     return None if stored is None or device is None or read is None else (stored, device, read)

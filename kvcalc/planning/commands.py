@@ -10,8 +10,11 @@ import shlex
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from kvcalc.memory.engines.options import OPTIONS
 from kvcalc.model.spec import ModelSpec
 
+# vLLM takes the number of draft tokens inside --speculative-config, beside the draft's name.
+_NOT_FLAGS = ("num-speculative-tokens",)
 # kvcalc's name of a 16-bit type -> the engines'.
 _HALF = {"bf16": "bfloat16", "fp16": "float16"}
 # Of the weights, asked for over the config's own: what the engines make of a 16-bit checkpoint while loading it.
@@ -48,11 +51,7 @@ def vllm_command(spec: ModelSpec, layout: Layout) -> str:
         flags += ["--pipeline-parallel-size", str(layout.pipeline_parallel_size)]
     flags += ["--max-model-len", str(layout.context_tokens), "--max-num-seqs", str(layout.max_running)]
     flags += _types(layout, {"fp8": "fp8"})
-    for option in ("gpu-memory-utilization", "max-num-batched-tokens", "block-size"):
-        if option in layout.settings:
-            flags += [f"--{option}", layout.settings[option]]
-    if "enable-prefix-caching" in layout.settings:
-        flags.append("--enable-prefix-caching")
+    flags += _settings("vllm", layout, flags)
     return shlex.join(["vllm", "serve", checkpoint_of(spec), *flags])
 
 
@@ -63,10 +62,18 @@ def sglang_command(spec: ModelSpec, layout: Layout) -> str:
         flags += ["--pp-size", str(layout.pipeline_parallel_size)]
     flags += ["--context-length", str(layout.context_tokens), "--max-running-requests", str(layout.max_running)]
     flags += _types(layout, {"fp8": "fp8_e4m3"})
-    for option in ("mem-fraction-static", "page-size"):
-        if option in layout.settings:
-            flags += [f"--{option}", layout.settings[option]]
+    flags += _settings("sglang", layout, flags)
     return shlex.join(["python", "-m", "sglang.launch_server", "--model-path", checkpoint_of(spec), *flags])
+
+
+def _settings(engine: str, layout: Layout, flags: list[str]) -> list[str]:
+    """The engine's own options that were given, but those that the layout has set."""
+    found = []
+    for option in OPTIONS[engine]:
+        name = f"--{option.name}"
+        if option.name in layout.settings and name not in flags and option.name not in _NOT_FLAGS:
+            found += [name] if option.metavar is None else [name, layout.settings[option.name]]
+    return found
 
 
 def _types(layout: Layout, cache_names: Mapping[str, str]) -> list[str]:

@@ -10,7 +10,8 @@ from kvcalc.memory.workload import DEFAULT_CONTEXT_TOKENS
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import VARIANTS, WhatIf
-from kvcalc.planning.estimate import estimate
+from kvcalc.planning.case import Question, make_case
+from kvcalc.planning.estimate import answer_case
 from kvcalc.planning.figures import FIGURES
 from kvcalc.schema import SCHEMA_VERSION
 
@@ -59,7 +60,7 @@ def compare(
 ) -> dict[str, Any]:
     """The compare document: one row for each model and kind of attention, in the order asked for.
 
-    `references` are models as a person types them; the rest of the question is `estimate`'s. The context is one for
+    `references` are models as a person types them; `question` is the rest of a `Question`. The context is one for
     all, by default the default of the model with the shortest. A model that is refused has a row with the reason and
     the status it would end with; where all are refused the first refusal is raised.
     """
@@ -100,7 +101,8 @@ def _answers(
             continue
         for kind in attentions:
             try:
-                yield model.name, kind, estimate(model, **question, what_if=WhatIf(kind))
+                case = make_case(Question(model, **question, what_if=WhatIf(kind)))
+                yield model.name, kind, answer_case(case).document
             except KvcalcError as error:
                 yield model.name, kind, error
 

@@ -35,12 +35,23 @@ def choose_devices(
     return Devices(gpu, num_devices or number)
 
 
-def choose_kinds(names: Sequence[str], local: Callable[[], Devices]) -> list[Gpu]:
-    """The kinds of device called these names, how many of each being for the layout to say. Raises what
-    `choose_devices` does, and UsageError (exit 2) for a name with a number."""
+def choose_kinds(
+    names: Sequence[str],
+    memory_bytes: int | None,
+    bandwidth_bytes_per_second: int | None,
+    flops_per_second: int | None,
+    local: Callable[[], Devices],
+) -> list[Gpu]:
+    """The kinds of device of these names; how many of each is left to the layout. The figures describe one device.
+
+    Raises what `choose_devices` does, and UsageError (exit 2) for a name with a number or figures for several names.
+    """
+    figures = memory_bytes, bandwidth_bytes_per_second, flops_per_second
+    if len(names) > 1 and figures != (None, None, None):
+        raise UsageError("--gpu-memory, --gpu-bandwidth and --flops describe one device, but --gpu names several")
     found: dict[str, Gpu] = {}
-    for name in names:
-        devices = choose_devices(name, None, None, None, None, local)
+    for name in names or (None,):
+        devices = choose_devices(name, None, *figures, local)
         if devices.num_devices != 1:
             raise UsageError(f"--gpu {name}: how many devices is not asked of a kind here", f"--gpu {devices.gpu.name}")
         found[devices.gpu.name] = devices.gpu

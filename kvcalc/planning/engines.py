@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.memory.engines import ENGINES, settings_of
+from kvcalc.memory.engines import ENGINES
+from kvcalc.memory.engines.options import check_settings, settings_of
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.estimate import estimate
+from kvcalc.planning.case import Question, make_case
+from kvcalc.planning.estimate import answer_case
 from kvcalc.schema import SCHEMA_VERSION
 
 # What each row takes of its engine's own estimate: the part of the document, and the keys.
@@ -19,36 +20,38 @@ _FROM_CACHE = (
 )  # fmt: skip
 
 
-def compare_engines(
-    model: ModelSpec, *, kv_dtype: str = "auto", engine_settings: Mapping[str, str] | None = None, **workload: Any
-) -> dict[str, Any]:
+def compare_engines(model: ModelSpec, **asked: Any) -> dict[str, Any]:
     """The document of `estimate --engine all`: plain data, exact integers, one row an engine.
 
-    Every engine takes those of the settings it has; one that refuses the model or the workload stands with the reason.
-    The rest is `estimate`'s. Raises what `estimate` raises of the formula itself.
+    `asked` is the rest of a `Question`. Every engine takes those of the settings it has, and one of them must have
+    each. An engine that refuses the model or the workload has a row with the reason. Raises what `make_case` raises of
+    the formula itself.
     """
-    plain = estimate(model, kv_dtype=kv_dtype, **{**workload, "kv_memory_bytes": None})
+    question = Question(model, **asked)
+    settings = question.engine_settings or {}
+    check_settings(ENGINES, settings, has_device=question.devices is not None)
+    formula = make_case(question._replace(engine="logical", engine_settings=None, kv_memory_bytes=None))
+    plain = answer_case(formula).document
     return {
         "schema_version": SCHEMA_VERSION,
         "model": plain["model"],
         "workload": plain["workload"],
         "tensor_parallel_size": plain["engine"]["tensor_parallel_size"],
+        "pipeline_parallel_size": plain["engine"]["pipeline_parallel_size"],
         "stored_bytes": plain["kv_cache"]["stored_bytes"],
-        "engines": [_row(name, model, kv_dtype, engine_settings or {}, workload) for name in ENGINES],
+        "engines": [
+            _row(name, question._replace(engine=name, engine_settings=settings_of(name, settings))) for name in ENGINES
+        ],
         "warnings": plain["warnings"],
     }
 
 
-def _row(
-    name: str, model: ModelSpec, kv_dtype: str, settings: Mapping[str, str], workload: Mapping[str, Any]
-) -> dict[str, Any]:
+def _row(name: str, question: Question) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, **dict.fromkeys((*_FROM_ENGINE, *_FROM_CACHE)), "fits": None, "reason": None}
     try:
-        answer = estimate(
-            model, kv_dtype=kv_dtype, engine=name, engine_settings=settings_of(name, settings), **workload
-        )
+        found = answer_case(make_case(question)).document
     except (ModelError, UsageError) as error:
         return {**row, "reason": error.message}
-    row.update({key: answer["engine"].get(key) for key in _FROM_ENGINE})
-    row.update({key: answer["kv_cache"][key] for key in _FROM_CACHE})
-    return {**row, "fits": answer["fit"]["fits"] if answer["fit"] else None}
+    row.update({key: found["engine"].get(key) for key in _FROM_ENGINE})
+    row.update({key: found["kv_cache"][key] for key in _FROM_CACHE})
+    return {**row, "fits": found["fit"]["fits"] if found["fit"] else None}

@@ -3,47 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcalc.errors import KvcalcError, UsageError
+from kvcalc.errors import KvcalcError, ModelError
 from kvcalc.memory import kv_cache
 from kvcalc.memory.curves import stored_sequence_bytes
-from kvcalc.memory.engines import SETTINGS_OF_A_DEVICE, Engine, load_engine, resolve_kv_dtype
-from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
+from kvcalc.memory.workload import Workload, bind_workload
 from kvcalc.model.describe import describe_model
-from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.variants import WhatIf, apply, layer_parameters, side_by_side
+from kvcalc.model.variants import WhatIf, layer_parameters, side_by_side
+from kvcalc.notes import Note
 from kvcalc.planning.capacity import capacity
+from kvcalc.planning.case import Case, Question, make_case
 from kvcalc.planning.figures import FIGURES, cache_figures
 from kvcalc.planning.formula import formulas
 from kvcalc.planning.weights import describe_weights
 from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from kvcalc.planning.budget import Budget
     from kvcalc.planning.throughput import SpeedQuestion
     from kvcalc.throughput.hardware import Devices
 
-ENCODER_WARNING = (
-    "{name} is an encoder: these are the formula's bytes; nothing of them outlives a forward pass and engines keep 0"
-)
-STAGES_WARNING = (
-    "kv_cache and fit count the cache of every layer on each device: of {name}, pipeline stages are counted in the "
-    "weights and in throughput alone"
-)
-
 
 def estimate(
-    model: ModelSpec,
+    model: ModelSpec | str,
     *,
     context_tokens: int | None = None,
     batch_size: int = 1,
     dtype: str | None = None,
     kv_dtype: str = "auto",
     engine: str = "logical",
-    engine_settings: Mapping[str, str] | None = None,
+    engine_settings: Mapping[str, Any] | None = None,
     tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
     encoder_tokens: int | None = None,
     kv_memory_bytes: int | None = None,
     devices: Devices | None = None,
@@ -52,68 +44,63 @@ def estimate(
 ) -> dict[str, Any]:
     """The estimate document: plain data, exact integers, bytes and tokens (the keys name the unit).
 
+    `model` may also be a name or a path, as `load_model` takes it.
     `kv_memory_bytes` is the memory there is for the cache on one device; with it `fit` says what it holds.
     `devices` are what the model is to run on: then `fit` says what the engine has for the cache there, and what for.
     With them `throughput` says how fast, and `speed` what else is asked of that (planning.throughput.SpeedQuestion).
     `what_if` replaces the model's attention. Raises UsageError, ModelError (see `KvcalcError.exit_code`).
     """
-    spec = apply(model, what_if)
-    engine_settings = engine_settings or {}
-    if devices is not None:
-        from kvcalc.planning.budget import with_device
+    if isinstance(model, str):
+        from kvcalc.model.resolve import load_model
 
-        engine_settings = with_device(engine, engine_settings, devices)
-    elif alone := next((option for option in SETTINGS_OF_A_DEVICE if option in engine_settings), None):
-        raise UsageError(f"--{alone} divides a device's memory, and none is named", "name one: --gpu h100")
-    elif speed is not None:
-        raise UsageError("serving, --ep and --calibrate are of a device, and none is named", "name one: --gpu h100")
-    own_settings = _without_stages(engine, engine_settings, devices)
-    resolved, reason = resolve_kv_dtype(engine, spec, kv_dtype, own_settings)
-    workload = resolve_workload(spec, context_tokens, batch_size, dtype, resolved, tensor_parallel_size, encoder_tokens)
-    spec = bind_workload(spec, workload)
-    rules = _rules_of(spec, engine, *sorted(own_settings.items()))
-    check_devices(rules, engine, tensor_parallel_size)
-    warnings = [*spec.remarks, *workload.warnings, *rules.warnings]
-    if spec.is_encoder and rules.name == "logical":
-        warnings.append(ENCODER_WARNING.format(name=spec.name))
-    weights = describe_weights(model, spec, dtype, workload.model_dtype, warnings)
+        model = load_model(model)
+    question = Question(
+        model, context_tokens, batch_size, dtype, kv_dtype, engine, engine_settings, tensor_parallel_size,
+        pipeline_parallel_size, encoder_tokens, kv_memory_bytes, devices, speed, what_if,
+    )  # fmt: skip
+    return answer_case(make_case(question)).document
+
+
+class Answer(NamedTuple):
+    """The estimate document, and its warnings as notes."""
+
+    document: dict[str, Any]
+    notes: tuple[Note, ...]
+
+    @property
+    def fit(self) -> dict[str, Any]:
+        """The document's fit. ModelError (exit 3) if it is not known."""
+        found: dict[str, Any] | None = self.document["fit"]
+        if found is None:
+            reason = next((note.text for note in self.notes if note.part == "fit"), "not known")
+            raise ModelError(reason, "kvcalc estimate --kv-memory SIZE asks of the cache alone")
+        return found
+
+
+def answer_case(case: Case) -> Answer:
+    """The estimate of a case."""
+    workload, rules, kv_memory_bytes = case.workload, case.rules, case.question.kv_memory_bytes
+    notes = list(case.notes)
+    weights = describe_weights(case.model, case.spec, case.question.dtype, workload.model_dtype, notes)
     fit = hardware = throughput = None
     division: dict[str, object] = {}
     if kv_memory_bytes is not None:
-        if devices is not None:
-            raise UsageError("--kv-memory and a device: each says what there is for the cache", "give one of them")
-        fit = capacity(spec, workload, rules, kv_memory_bytes, warnings)
-    if devices is not None:
-        from kvcalc.planning.budget import check_count, describe_fit, describe_hardware, stages_of
-        from kvcalc.planning.throughput import SpeedQuestion, ask_throughput
+        fit = capacity(case, kv_memory_bytes, notes)
+    if case.question.devices is not None:
+        from kvcalc.planning.budget import budget, describe_fit, describe_hardware
+        from kvcalc.planning.throughput import describe_throughput
 
-        hardware = describe_hardware(devices, check_count(devices, workload, engine_settings))
-        found = _budget(model, spec, workload, dtype, engine, engine_settings, devices)
+        hardware = describe_hardware(case)
+        found = budget(case)
         if isinstance(found, str):
-            warnings.append(f"fit: {found}")
+            notes += [Note("fit", "unknown", found), Note("throughput", "unknown", found)]
         else:
-            fit = describe_fit(spec, workload, rules, engine, engine_settings, devices.gpu, found, warnings)
+            fit = describe_fit(found, notes)
             division, kv_memory_bytes = found.reserve.settings, max(found.offered_bytes, 0)
-        stages = stages_of(engine_settings)
-        if stages > 1 and own_settings is not engine_settings:
-            warnings.append(STAGES_WARNING.format(name=rules.name))
-        pool = None if isinstance(found, str) else found.pool_bytes
-        throughput = ask_throughput(
-            model,
-            spec,
-            workload,
-            devices.gpu,
-            engine,
-            stages,
-            dtype,
-            kv_dtype,
-            speed or SpeedQuestion(),
-            pool,
-            warnings,
-        )
-    return {
+            throughput = describe_throughput(case, found.running_limit, notes)
+    document = {
         "schema_version": SCHEMA_VERSION,
-        "model": describe_model(spec),
+        "model": describe_model(case.spec),
         "workload": {
             "context_tokens": workload.context_tokens,
             "batch_size": workload.batch_size,
@@ -123,65 +110,30 @@ def estimate(
             "name": rules.name,
             "version": rules.version,
             "tensor_parallel_size": workload.tensor_parallel_size,
-            "kv_dtype_reason": reason,
+            "pipeline_parallel_size": workload.pipeline_parallel_size,
+            "kv_dtype_reason": case.kv_dtype_reason,
             **rules.settings,
             **division,
-            **_describe_blocks(spec, workload, rules, kv_memory_bytes),
+            **_describe_blocks(case, kv_memory_bytes),
         },
-        "kv_cache": _describe_cache(spec, workload, rules),
-        "variants": _describe_variants(model, what_if, workload, rules),
+        "kv_cache": _describe_cache(case),
+        "variants": _describe_variants(case),
         "weights": weights,
         "hardware": hardware,
         "fit": fit,
         "throughput": throughput,
-        "warnings": warnings,
+        "warnings": list(map(str, notes)),
     }
+    return Answer(document, tuple(notes))
 
 
-def _without_stages(engine: str, settings: Mapping[str, str], devices: Devices | None) -> Mapping[str, str]:
-    """The settings an engine's account of its cache takes: of all but vLLM's, pipeline stages are speed's alone."""
-    stages = settings.get("pipeline-parallel-size")
-    if stages is None or engine.partition("@")[0] == "vllm" or (devices is None and stages != "1"):
-        return settings
-    return {name: value for name, value in settings.items() if name != "pipeline-parallel-size"}
-
-
-def _budget(
-    model: ModelSpec,
-    spec: ModelSpec,
-    workload: Workload,
-    dtype: str | None,
-    engine: str,
-    settings: Mapping[str, str],
-    devices: Devices,
-) -> Budget | str:
-    """The memory one of the devices has for the cache, or why that is not known."""
-    from kvcalc.planning.budget import budget, stages_of
-    from kvcalc.planning.weights import device_weights
-
-    ranks, stages = workload.tensor_parallel_size, stages_of(settings)
-    weights = device_weights(model, spec, dtype, workload.model_dtype, ranks, stages)
-    found = budget(spec, workload, engine, settings, devices.gpu, weights)
-    return found or f"the weights of {spec.name} are not known: {weights.reason}"
-
-
-def check_devices(rules: Engine, engine: str, tensor_parallel_size: int) -> None:
-    """Refuse several devices where an engine is counted on one alone."""
-    if tensor_parallel_size > 1 and not rules.splits_heads:
-        raise UsageError(f"--tp {tensor_parallel_size}: {engine} is counted on one device alone")
-
-
-@remembered
-def _rules_of(spec: ModelSpec, engine: str, *settings: tuple[str, str]) -> Engine:
-    return load_engine(engine, spec, dict(settings))
-
-
-def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[str, Any]:
+def _describe_cache(case: Case) -> dict[str, Any]:
+    workload = case.workload
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
-    rows = kv_cache.cache_rows(spec, dtype, tokens, rules.cache_bytes)
+    rows = kv_cache.cache_rows(case.spec, dtype, tokens, case.rules.cache_bytes)
     return {
         "dtype": dtype.name,
-        **dict(zip(FIGURES, cache_figures(spec, workload, rules))),
+        **dict(zip(FIGURES, cache_figures(case))),
         "formulas": formulas(rows, tokens, batch, dtype),
         "layers": [
             {
@@ -196,9 +148,9 @@ def _describe_cache(spec: ModelSpec, workload: Workload, rules: Engine) -> dict[
     }
 
 
-def _describe_blocks(spec: ModelSpec, workload: Workload, rules: Engine, memory: int | None) -> dict[str, Any]:
+def _describe_blocks(case: Case, memory: int | None) -> dict[str, Any]:
     """What an engine says of its pool, on one device, and where the bytes go; nothing for those that have none."""
-    device = kv_cache.on_device(spec, workload.tensor_parallel_size)
+    workload, rules, device = case.workload, case.rules, case.share
     dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.batch_size
     found: dict[str, Any] = dict(rules.blocks(device, dtype, tokens, batch, memory)) if rules.blocks else {}
     if rules.lines is not None:
@@ -208,12 +160,12 @@ def _describe_blocks(spec: ModelSpec, workload: Workload, rules: Engine, memory:
     return found
 
 
-def _describe_variants(model: ModelSpec, what_if: WhatIf, workload: Workload, rules: Engine) -> list[dict[str, Any]]:
+def _describe_variants(case: Case) -> list[dict[str, Any]]:
     """The four kinds of attention side by side; what the what-if asks for stands in its own kind's row."""
-    model = bind_workload(model, workload)
-    changed = side_by_side(model, what_if)
-    mha_bytes = _mha_bytes(dict(changed)["mha"], workload)
-    return [_describe_variant(kind, new, model, mha_bytes, workload, rules) for kind, new in changed]
+    model = bind_workload(case.model, case.workload)
+    changed = side_by_side(model, case.question.what_if)
+    mha_bytes = _mha_bytes(dict(changed)["mha"], case.workload)
+    return [_describe_variant(kind, new, model, mha_bytes, case) for kind, new in changed]
 
 
 def _mha_bytes(mha: ModelSpec | str, workload: Workload) -> int:
@@ -228,9 +180,7 @@ def _variant_bytes(spec: ModelSpec, workload: Workload) -> int:
     return stored_sequence_bytes(spec, workload.kv_dtype, workload.context_tokens)
 
 
-def _describe_variant(
-    kind: str, spec: ModelSpec | str, model: ModelSpec, mha_bytes: int, workload: Workload, rules: Engine
-) -> dict[str, Any]:
+def _describe_variant(kind: str, spec: ModelSpec | str, model: ModelSpec, mha_bytes: int, case: Case) -> dict[str, Any]:
     row: dict[str, Any] = {
         "attention": kind,
         "own": False,
@@ -245,6 +195,7 @@ def _describe_variant(
     }
     if isinstance(spec, str):
         return {**row, "reason": spec}
+    workload, rules = case.workload, case.rules
     shape, dtype, tokens = spec.attention, workload.kv_dtype, workload.context_tokens
 
     try:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from kvcalc.memory import kv_cache
 from kvcalc.memory.curves import read_sequence_bytes, stored_sequence_bytes
-from kvcalc.memory.engines import Engine
-from kvcalc.memory.workload import Workload
-from kvcalc.model.spec import ModelSpec
+from kvcalc.planning.case import Case
 
 FIGURES = (
     "stored_bytes", "total_bytes", "bytes_per_sequence", "bytes_per_token", "fixed_bytes_per_sequence",
@@ -14,11 +11,11 @@ FIGURES = (
 )  # fmt: skip
 
 
-def cache_figures(spec: ModelSpec, workload: Workload, rules: Engine) -> tuple[int, ...]:
-    """The bytes of a workload, in the order of `FIGURES`. `spec` is bound to the workload."""
+def cache_figures(case: Case) -> tuple[int, ...]:
+    """The bytes of a case, in the order of `FIGURES`."""
+    spec, workload, rules, device = case.spec, case.workload, case.rules, case.share
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
     growth = rules.growth(spec, dtype, tokens)
-    device = kv_cache.on_device(spec, workload.tensor_parallel_size)
     return (
         batch * stored_sequence_bytes(spec, dtype, tokens),
         rules.replica_bytes(spec, dtype, tokens, batch),
@@ -26,6 +23,6 @@ def cache_figures(spec: ModelSpec, workload: Workload, rules: Engine) -> tuple[i
         growth.bytes_per_token,
         growth.fixed_bytes,
         rules.batch_bytes(device, dtype, tokens, batch),
-        workload.tensor_parallel_size * rules.replica_bytes(device, dtype, tokens, batch),
+        workload.tensor_parallel_size * rules.all_stages_bytes(device, dtype, tokens, batch),
         batch * read_sequence_bytes(spec, dtype, tokens),
     )

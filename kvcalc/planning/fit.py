@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from kvcalc.errors import ModelError, UsageError
+from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.budget import stages_of
-from kvcalc.planning.estimate import estimate
+from kvcalc.planning.case import Case, Question, make_case
+from kvcalc.planning.estimate import answer_case
 from kvcalc.throughput.hardware import Devices
 
 # Of estimate's document, what stands in fit's.
@@ -18,42 +17,36 @@ _TAKEN = ("schema_version", "model", "workload", "engine", "kv_cache", "weights"
 _MOST_RANKS = 128
 
 
-def fit(
-    model: ModelSpec,
-    devices: Devices,
-    *,
-    tensor_parallel_size: int = 1,
-    engine_settings: Mapping[str, str] | None = None,
-    **workload: Any,
-) -> dict[str, Any]:
-    """The fit document: estimate's account of the devices, and where it does not fit, the fewest that would.
+def fit(model: ModelSpec, devices: Devices, **asked: Any) -> dict[str, Any]:
+    """The fit document: estimate's account of the devices, and if it does not fit, the fewest that would.
 
-    `workload` is estimate's. Raises what it raises, and ModelError (exit 3) where the weights are not known.
+    `asked` is the rest of a `Question`. Raises what `make_case` raises, and ModelError (exit 3) if the weights are not
+    known.
     """
-    asked = {**workload, "engine_settings": engine_settings}
-    document = estimate(model, devices=devices, tensor_parallel_size=tensor_parallel_size, **asked)
-    if document["fit"] is None:
-        reason = next((text for text in document["warnings"] if text.startswith("fit: ")), "fit: not known")
-        raise ModelError(reason.removeprefix("fit: "), "kvcalc estimate --kv-memory SIZE asks of the cache alone")
-    smallest = None
-    if not document["fit"]["fits"]:
-        smallest = _smallest(model, devices, tensor_parallel_size, stages_of(engine_settings or {}), asked)
-    return {**{key: document[key] for key in _TAKEN}, "smallest": smallest, "warnings": document["warnings"]}
+    case = make_case(Question(model, devices=devices, **asked))
+    found = answer_case(case)
+    smallest = None if found.fit["fits"] else _smallest(case)
+    return {
+        **{key: found.document[key] for key in _TAKEN},
+        "smallest": smallest,
+        "warnings": found.document["warnings"],
+    }
 
 
-def _smallest(
-    model: ModelSpec, devices: Devices, beyond: int, stages: int, asked: Mapping[str, Any]
-) -> dict[str, Any] | None:
+def _smallest(case: Case) -> dict[str, Any] | None:
     """The fewest devices of this kind the same workload fits on by splitting heads further; None where none do."""
-    heads = model.attention.num_heads or 1
-    for size in range(beyond + 1, min(heads, _MOST_RANKS) + 1):
+    asked, heads = case.question, case.model.attention.num_heads or 1
+    stages = asked.pipeline_parallel_size
+    for size in range(asked.tensor_parallel_size + 1, min(heads, _MOST_RANKS) + 1):
         if heads % size:
             continue
-        number = size * stages
+        devices = case.devices._replace(num_devices=size * stages)
         try:
-            found = estimate(model, devices=devices._replace(num_devices=number), tensor_parallel_size=size, **asked)
+            found = answer_case(make_case(asked._replace(devices=devices, tensor_parallel_size=size))).document["fit"]
         except UsageError:
             continue  # this model, or this engine, is not split so
-        if found["fit"] and found["fit"]["fits"]:
-            return {"num_devices": number, "tensor_parallel_size": size, "pipeline_parallel_size": stages}
+        if found and found["fits"]:
+            return {
+                "num_devices": devices.num_devices, "tensor_parallel_size": size, "pipeline_parallel_size": stages
+            }  # fmt: skip
     return None

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvcalc.errors import DoesNotFitError, ModelError, UsageError
+from kvcalc.errors import DoesNotFitError, LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
+from kvcalc.planning.case import Question, make_case
 from kvcalc.planning.commands import Layout, sglang_command, vllm_command
-from kvcalc.planning.estimate import estimate
+from kvcalc.planning.estimate import Answer, answer_case
 from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.throughput import SpeedQuestion
 from kvcalc.schema import SCHEMA_VERSION
@@ -48,12 +49,12 @@ class Probe(NamedTuple):
     """One replica with so many requests in flight: its estimate, and what is wrong with it, None where nothing is."""
 
     running: int
-    answer: dict[str, Any]
+    answer: Answer
     trouble: str | None
 
     @property
     def serving(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.answer["throughput"]["serving"]
+        found: dict[str, Any] = self.answer.document["throughput"]["serving"]
         return found
 
 
@@ -70,16 +71,12 @@ class Option(NamedTuple):
         return self.replicas * self.tensor_parallel_size * self.pipeline_parallel_size
 
 
-class Question(NamedTuple):
+class Traffic(NamedTuple):
     """What is asked of every device alike."""
 
-    model: ModelSpec
+    question: Question
     lengths: Lengths
     targets: Targets
-    engine: str
-    settings: Mapping[str, str]
-    dtype: str | None
-    kv_dtype: str
     max_devices: int
 
 
@@ -90,7 +87,7 @@ def plan(
     targets: Targets,
     *,
     engine: str = "vllm",
-    engine_settings: Mapping[str, str] | None = None,
+    engine_settings: Mapping[str, Any] | None = None,
     dtype: str | None = None,
     kv_dtype: str = "auto",
     prices: Mapping[str, float] | None = None,
@@ -106,9 +103,10 @@ def plan(
     for name in prices:
         if name not in {gpu.name for gpu in gpus}:
             raise UsageError(f"--price {name}: not among the devices asked about", f"--gpu {name}")
-    question = Question(model, lengths, targets, engine, engine_settings or {}, dtype, kv_dtype, max_devices)
+    question = Question(model, engine=engine, engine_settings=engine_settings, dtype=dtype, kv_dtype=kv_dtype)
+    traffic = Traffic(question, lengths, targets, max_devices)
     warnings: list[str] = []
-    rows = [_row(question, gpu, prices.get(gpu.name), warnings) for gpu in gpus]
+    rows = [_row(traffic, gpu, prices.get(gpu.name), warnings) for gpu in gpus]
     limit = model.max_position_embeddings
     if limit is not None and lengths.longest_tokens > limit:
         warnings.insert(
@@ -157,14 +155,14 @@ def _best(rows: Sequence[Mapping[str, Any]]) -> str | None:
     return name
 
 
-def _row(question: Question, gpu: Gpu, price: float | None, warnings: list[str]) -> dict[str, Any]:
-    found, trouble, hint = _search(question, gpu)
+def _row(traffic: Traffic, gpu: Gpu, price: float | None, warnings: list[str]) -> dict[str, Any]:
+    found, trouble, hint = _search(traffic, gpu)
     row: dict[str, Any] = dict.fromkeys(ROW)
     row.update(gpu=gpu.name, feasible=found is not None, price_per_hour=price)
     if found is None:
         return {**row, "reason": trouble, "hint": hint}
-    answer, serving = found.probe.answer, found.probe.serving
-    warnings += [f"{gpu.name}: {warning}" for warning in answer["warnings"] if warning.startswith("throughput:")]
+    question, answer, serving = traffic.question, found.probe.answer.document, found.probe.serving
+    warnings += [f"{gpu.name}: {note}" for note in found.probe.answer.notes if note.part == "throughput"]
     row.update(
         tensor_parallel_size=found.tensor_parallel_size,
         pipeline_parallel_size=found.pipeline_parallel_size,
@@ -186,16 +184,16 @@ def _row(question: Question, gpu: Gpu, price: float | None, warnings: list[str])
     if price is not None:
         hourly = price * found.num_devices
         outputs = row["tokens_per_second"] * 3600 / 1e6
-        share = question.lengths.output_tokens / (question.lengths.input_tokens + question.lengths.output_tokens)
+        share = traffic.lengths.output_tokens / (traffic.lengths.input_tokens + traffic.lengths.output_tokens)
         row.update(
             cost_per_hour=hourly,
             cost_per_million_output_tokens=hourly / outputs,
             cost_per_million_tokens=hourly / outputs * share,
         )
     layout = Layout(
-        found.tensor_parallel_size, found.pipeline_parallel_size, question.lengths.longest_tokens, found.probe.running,
+        found.tensor_parallel_size, found.pipeline_parallel_size, traffic.lengths.longest_tokens, found.probe.running,
         None if question.dtype is None else parse_dtype(question.dtype, "--dtype").name, answer["kv_cache"]["dtype"],
-        question.settings,
+        question.engine_settings or {},
     )  # fmt: skip
     return {**row, "vllm": vllm_command(question.model, layout), "sglang": sglang_command(question.model, layout)}
 
@@ -208,15 +206,15 @@ ROW = (
 )  # fmt: skip
 
 
-def _search(question: Question, gpu: Gpu) -> tuple[Option | None, str | None, str | None]:
+def _search(traffic: Traffic, gpu: Gpu) -> tuple[Option | None, str | None, str | None]:
     """The layout with the fewest devices, of equals the fastest; else what the largest layout is short of."""
     trouble, hint = "no way to split it over devices", None
     for sizes in _layouts(gpu):
         options = []
         for tensor, stages in sizes:
-            if tensor * stages > question.max_devices:
+            if tensor * stages > traffic.max_devices:
                 continue
-            found = _smallest(question, gpu, tensor, stages)
+            found = _smallest(traffic, gpu, tensor, stages)
             if isinstance(found, Option):
                 options.append(found)
             elif found is not None:
@@ -239,19 +237,17 @@ def _layouts(gpu: Gpu) -> Iterator[list[tuple[int, int]]]:
     yield [(widest, stages) for stages in _STAGES]
 
 
-def _smallest(question: Question, gpu: Gpu, tensor: int, stages: int) -> Option | str | None:
+def _smallest(traffic: Traffic, gpu: Gpu, tensor: int, stages: int) -> Option | str | None:
     """The fewest replicas of this shape; why there are none; None where the model cannot be split like this."""
-    targets = question.targets
+    targets = traffic.targets
 
     def probe(running: int) -> Probe:
-        return _probe(question, gpu, tensor, stages, running)
+        return _probe(traffic, gpu, tensor, stages, running)
 
     try:
         alone = probe(1)
-    except UsageError as error:
-        if error.message.startswith(("--tp", "--pp", "--pipeline", "--ep")):
-            return None
-        raise
+    except LayoutError:
+        return None
     if alone.trouble is not None:
         return f"{_shape(tensor, stages)}: {alone.trouble}"
     if targets.concurrency is not None:
@@ -267,8 +263,8 @@ def _smallest(question: Question, gpu: Gpu, tensor: int, stages: int) -> Option 
             lambda running: int(replicas * probe(running).serving["requests_per_second"] >= rate), 0, most
         )
         chosen = probe(too_few + 1)
-    if replicas * tensor * stages > question.max_devices:
-        return f"{replicas:,} replicas of {_shape(tensor, stages)} are needed: --max-gpus is {question.max_devices:,}"
+    if replicas * tensor * stages > traffic.max_devices:
+        return f"{replicas:,} replicas of {_shape(tensor, stages)} are needed: --max-gpus is {traffic.max_devices:,}"
     return Option(tensor, stages, replicas, chosen)
 
 
@@ -283,23 +279,31 @@ def _shape(tensor: int, stages: int) -> str:
     return f"tp {tensor}" + (f" x pp {stages}" if stages > 1 else "")
 
 
-def _probe(question: Question, gpu: Gpu, tensor: int, stages: int, running: int) -> Probe:
-    """One replica with `running` requests in flight. UsageError where the model cannot be split like this."""
-    lengths, targets = question.lengths, question.targets
-    answer = _estimate(question, gpu, tensor, stages, running, lengths.held_tokens)
-    if answer["fit"] is None or answer["throughput"] is None:
+def _probe(traffic: Traffic, gpu: Gpu, tensor: int, stages: int, running: int) -> Probe:
+    """One replica with `running` requests in flight. LayoutError if the model cannot be split like this."""
+    lengths, targets = traffic.lengths, traffic.targets
+    layout = traffic.question._replace(
+        tensor_parallel_size=tensor, pipeline_parallel_size=stages, devices=Devices(gpu, tensor * stages),
+        speed=SpeedQuestion(1, lengths.input_tokens, lengths.output_tokens, running),
+    )  # fmt: skip
+    found = answer_case(make_case(layout._replace(context_tokens=lengths.held_tokens, batch_size=running)))
+    fit, throughput = found.document["fit"], found.document["throughput"]
+    if fit is None or throughput is None:
         raise ModelError(
-            f"{question.model.name} cannot be planned for {gpu.name}: {'; '.join(answer['warnings']) or 'not known'}"
+            f"{traffic.question.model.name} cannot be planned for {gpu.name}: "
+            f"{'; '.join(map(str, found.notes)) or 'not known'}"
         )
     trouble = None
-    if not answer["fit"]["fits"]:
-        short = format_size(-answer["fit"]["free_bytes"])
+    if not fit["fits"]:
+        short = format_size(-fit["free_bytes"])
         trouble = f"one request of {lengths.held_tokens:,} tokens does not fit: {short} a device are missing"
     elif lengths.longest_tokens > lengths.held_tokens:
-        longest = _estimate(question, gpu, tensor, stages, 1, lengths.longest_tokens)
-        if not longest["fit"]["fits"]:
+        longest = make_case(layout._replace(context_tokens=lengths.longest_tokens, batch_size=1))
+        if not answer_case(longest).fit["fits"]:
             trouble = f"the longest request, {lengths.longest_tokens:,} tokens, does not fit"
-    serving = answer["throughput"]["serving"]
+    serving = throughput["serving"]
+    if serving is None:
+        trouble = trouble or f"one request of {lengths.input_tokens + lengths.output_tokens:,} tokens does not fit"
     if trouble is None:
         for name, most, took in (
             ("TTFT", targets.max_ttft_seconds, serving["ttft_seconds"]),
@@ -308,19 +312,4 @@ def _probe(question: Question, gpu: Gpu, tensor: int, stages: int, running: int)
             if most is not None and took > most:
                 trouble = f"{name} of one request is {took:.3g} s, more than {most:.3g} s" if running == 1 else name
                 break
-    return Probe(running, answer, trouble)
-
-
-def _estimate(question: Question, gpu: Gpu, tensor: int, stages: int, running: int, tokens: int) -> dict[str, Any]:
-    return estimate(
-        question.model,
-        context_tokens=tokens,
-        batch_size=running,
-        dtype=question.dtype,
-        kv_dtype=question.kv_dtype,
-        engine=question.engine,
-        engine_settings={**question.settings, **({"pipeline-parallel-size": str(stages)} if stages > 1 else {})},
-        tensor_parallel_size=tensor,
-        devices=Devices(gpu, tensor * stages),
-        speed=SpeedQuestion(1, question.lengths.input_tokens, question.lengths.output_tokens, running),
-    )
+    return Probe(running, found, trouble)

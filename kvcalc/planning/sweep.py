@@ -5,23 +5,27 @@ The rows are computed as they are asked for and never held: memory does not grow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import parse_dtype
-from kvcalc.memory.engines import resolve_kv_dtype
-from kvcalc.memory.workload import resolve_workload
+from kvcalc.memory.engines import check_engine, resolve_kv_dtype
+from kvcalc.memory.engines.options import check_settings, settings_of
+from kvcalc.memory.workload import BEYOND_MODEL, resolve_workload
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf, apply
+from kvcalc.notes import Note
 from kvcalc.planning.axis import Axis
-from kvcalc.planning.combination import COLUMNS, Combination, Grid, Row, combine
+from kvcalc.planning.case import Question
+from kvcalc.planning.combination import COLUMNS, Combination, Row, combine
 from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from kvcalc.throughput.hardware import Gpu
+    from kvcalc.planning.throughput import SpeedQuestion
+    from kvcalc.throughput.hardware import Devices, Gpu
 
 # So many batches are spelt out, to be gone through again and again.
 _FEW = 1000
@@ -121,6 +125,24 @@ def _differing(combination: Combination, every: Sequence[Combination]) -> list[s
     return [word for word, column in zip(_words(combination), columns) if len(set(column)) > 1]
 
 
+def _check_kv_dtype(asked: str, engines: Sequence[str], spec: ModelSpec, dtype: str | None) -> None:
+    """UsageError (exit 2) for a type that neither kvcalc nor any of the engines has a name for."""
+    try:
+        parse_dtype(asked, "--kv-dtype")
+        return
+    except UsageError as error:
+        unknown = error
+    for engine in engines:
+        try:
+            resolved, _ = resolve_kv_dtype(engine, spec, asked, dtype=dtype)
+            if isinstance(resolved, str):
+                parse_dtype(resolved, "--kv-dtype")
+            return
+        except UsageError as error:
+            unknown = error
+    raise unknown
+
+
 def sweep(
     model: ModelSpec,
     *,
@@ -129,7 +151,10 @@ def sweep(
     kv_dtypes: Sequence[str] = ("auto",),
     gpus: Sequence[Gpu] = (),
     tensor_parallel_sizes: Axis,
+    pipeline_parallel_size: int = 1,
     engines: Sequence[str] = ("logical",),
+    engine_settings: Mapping[str, str] | None = None,
+    speed: SpeedQuestion | None = None,
     dtype: str | None = None,
     encoder_tokens: int | None = None,
     kv_memory_bytes: int | None = None,
@@ -137,34 +162,57 @@ def sweep(
 ) -> Sweep:
     """The grid of every engine, cache type, device, tensor-parallel size, context and batch.
 
-    A combination that is refused keeps its rows, without figures and with the reason. Where all are refused the first
-    refusal is raised: UsageError (exit 2) or ModelError (exit 3). So is an engine or a cache type nobody knows.
+    `engine_settings` may hold options of several engines; each takes its own, and one of them must have each. `speed`
+    is asked of every device. A combination that is refused keeps its rows, without figures and with the reason. If all
+    are refused, the first refusal is raised: UsageError (exit 2) or ModelError (exit 3). So is an unknown engine or
+    cache type.
     """
-    spec = apply(model, what_if)
+    spec, settings = apply(model, what_if), engine_settings or {}
     for engine in engines:
-        resolve_kv_dtype(engine, spec, "auto")
+        check_engine(engine)
+    check_settings(engines, settings, has_device=bool(gpus))
+    if speed is not None and not gpus:
+        raise UsageError("--ep and --calibrate are of a device, and none is named", "name one: --gpu h100")
     for kv_dtype in kv_dtypes:
         if kv_dtype != "auto":
-            parse_dtype(kv_dtype, "--kv-dtype")
+            _check_kv_dtype(kv_dtype, engines, spec, dtype)
     if gpus and kv_memory_bytes is not None:
-        raise UsageError("--kv-memory and a device: each says what there is for the cache", "give one of them")
+        raise UsageError("--kv-memory and a device: both set the cache memory", "use one of them")
     if contexts is None:
         contexts = Axis([(resolve_workload(spec).context_tokens,)])
-    warnings = list(spec.remarks)
-    if spec.max_position_embeddings is not None and contexts.largest > spec.max_position_embeddings:
-        warnings.append(
-            f"contexts up to {contexts.largest:,} are beyond the model's max_position_embeddings of "
-            f"{spec.max_position_embeddings:,}"
-        )
-    grid = Grid(model, spec, contexts.smallest, batches.largest, dtype, encoder_tokens, kv_memory_bytes)
+    notes: list[Note] = []
+    limit = spec.max_position_embeddings
+    if limit is not None and contexts.largest > limit:
+        text = f"contexts up to {contexts.largest:,} are beyond the model's max_position_embeddings of {limit:,}"
+        notes.append(Note("workload", BEYOND_MODEL, text))
+    question = Question(
+        model, contexts.smallest, 1, dtype, pipeline_parallel_size=pipeline_parallel_size,
+        encoder_tokens=encoder_tokens, kv_memory_bytes=kv_memory_bytes, speed=speed, what_if=what_if,
+    )  # fmt: skip
     combinations = tuple(
-        combine(grid, engine, kv_dtype, gpu, size, warnings)
+        combine(
+            question._replace(
+                engine=engine, engine_settings=settings_of(engine, settings), kv_dtype=kv_dtype,
+                tensor_parallel_size=size, devices=_devices(gpu, size * pipeline_parallel_size),
+            ),
+            batches.largest,
+            notes,
+        )
         for engine in engines
         for kv_dtype in kv_dtypes
         for gpu in gpus or (None,)
         for size in tensor_parallel_sizes
-    )
+    )  # fmt: skip
     refusals = [c.refusal for c in combinations if c.refusal is not None]
     if len(refusals) == len(combinations):
         raise refusals[0]
-    return Sweep(spec, kv_memory_bytes, contexts, batches, combinations, list(dict.fromkeys(warnings)))
+    warnings = list(dict.fromkeys([*spec.remarks, *map(str, notes)]))
+    return Sweep(spec, kv_memory_bytes, contexts, batches, combinations, warnings)
+
+
+def _devices(gpu: Gpu | None, number: int) -> Devices | None:
+    if gpu is None:
+        return None
+    from kvcalc.throughput.hardware import Devices
+
+    return Devices(gpu, number)

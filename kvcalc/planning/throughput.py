@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.workload import Workload
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note
 from kvcalc.planning.weights import stored_weights
 from kvcalc.throughput.constants import Regime
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.roofline import SpeedModel, Step
-from kvcalc.throughput.speed import StoredWeights, cache_dtype, check_layout, outside, range_factors, speed_model
+from kvcalc.throughput.speed import StoredWeights, check_layout, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
+    from kvcalc.planning.case import Case
     from kvcalc.throughput.calibrate import Calibration
     from kvcalc.throughput.hardware import Gpu
+
+
+RunningLimit = Callable[[int], "int | None"]
+"""The most requests of so many tokens that run at once; None where memory sets no limit."""
 
 
 class SpeedQuestion(NamedTuple):
@@ -31,12 +38,11 @@ class SpeedQuestion(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """A SpeedModel, where its constants were fitted, the weights' type, and what must be said of it."""
+    """A SpeedModel, where its constants were fitted, and the weights' type."""
 
     model: SpeedModel
     regime: Regime
     weight_dtype: str
-    notes: tuple[str, ...]
 
 
 def calibrated(question: SpeedQuestion, path: str) -> SpeedQuestion:
@@ -46,80 +52,49 @@ def calibrated(question: SpeedQuestion, path: str) -> SpeedQuestion:
     return question._replace(calibration=read_calibration(path))
 
 
-def is_served(question: SpeedQuestion) -> bool:
-    """Whether requests are asked about. UsageError (exit 2) where one of their two lengths is missing."""
+def check_speed(question: SpeedQuestion | None, workload: Workload) -> None:
+    """UsageError (exit 2) if one of the two lengths of requests is missing, or the ranks cannot share the experts."""
+    question = question or SpeedQuestion()
     given, taken = question.input_tokens, question.output_tokens
     if given is None and taken is None:
         if question.concurrency is not None:
             raise UsageError("--concurrency needs --input-tokens and --output-tokens", "--batch asks of one step")
-        return False
-    if given is None or taken is None:
+    elif given is None or taken is None:
         missing = "--input-tokens" if given is None else "--output-tokens"
         raise UsageError(f"serving needs {missing} too", "for example --input-tokens 2k --output-tokens 500")
-    return True
+    check_layout(_layout_of(question, workload))
 
 
-def ask_throughput(
-    model: ModelSpec,
-    spec: ModelSpec,
-    workload: Workload,
-    gpu: Gpu,
-    engine: str,
-    stages: int,
-    dtype: str | None,
-    kv_dtype: str,
-    question: SpeedQuestion,
-    pool_bytes: int | None,
-    warnings: list[str],
-) -> dict[str, Any] | None:
-    """The `throughput` part for estimate's workload; None, with a warning, where it is not known.
-
-    `model` is without the what-if, `spec` with it and bound to the workload. `pool_bytes`: the cache's on a device,
-    None where that is not known. Raises UsageError (exit 2) for sizes that do not divide each other.
-    """
-    is_served(question)
-    layout = Layout(workload.tensor_parallel_size, stages, question.expert_parallel_size)
-    check_layout(layout)
-    speed = speed_of(
-        model, spec, workload, gpu, engine,
-        dtype=dtype, kv_dtype=kv_dtype, layout=layout, calibration=question.calibration,
-    )  # fmt: skip
-    if question.calibration is not None:
-        warnings += question.calibration.doubts(gpu)
-    return describe_throughput(speed, workload.context_tokens, workload.batch_size, question, pool_bytes, warnings)
+def _layout_of(question: SpeedQuestion, workload: Workload) -> Layout:
+    size, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
+    return Layout(size, stages, question.expert_parallel_size)
 
 
-def describe_throughput(
-    speed: Speed | str,
-    context_tokens: int,
-    batch_size: int,
-    question: SpeedQuestion,
-    pool_bytes: int | None,
-    warnings: list[str],
-) -> dict[str, Any] | None:
-    """What stands under `throughput`: seconds and tokens a second of one replica; None, with a warning, where unknown.
-
-    `pool_bytes`: the memory for the cache on each device; None where it is not known.
-    """
+def describe_throughput(case: Case, running_limit: RunningLimit, notes: list[Note]) -> dict[str, Any] | None:
+    """The `throughput` part of a document: seconds and tokens a second of one replica; None, with a note, if they are
+    not known."""
+    speed, question = speed_of(case, notes), case.question.speed or SpeedQuestion()
     if isinstance(speed, str):
-        warnings.append(f"throughput: {speed}")
+        notes.append(Note("throughput", "unknown", speed))
         return None
+    context_tokens, batch_size = case.workload.context_tokens, case.workload.batch_size
     model = speed.model
     step = model.decode(batch_size, context_tokens)
-    warnings += [f"throughput: {note}" for note in speed.notes]
     unfitted = outside(model, speed.regime, speed.weight_dtype, batch_size)
     low, high = range_factors(speed.regime, bool(unfitted))
     serving = None
     if question.input_tokens is not None and question.output_tokens is not None:
         lengths = question.input_tokens, question.output_tokens
-        # Here and below: most questions are of a step alone, and start without it.
-        from kvcalc.throughput.serving import room
-
-        limit = room(model, *lengths, pool_bytes)
-        serving, more = _describe_serving(speed, lengths, question.concurrency, limit, (low, high))
-        unfitted += [what for what in more if what not in unfitted]
+        limit = running_limit(sum(lengths))
+        if limit == 0:
+            text = f"not one request of {sum(lengths):,} tokens fits, so none is served"
+            notes.append(Note("throughput", "nothing-served", text))
+        else:
+            serving, more = _describe_serving(speed, lengths, question.concurrency, limit, (low, high))
+            unfitted += [what for what in more if what not in unfitted]
     if unfitted:
-        warnings.append(f"throughput: not fitted for {', '.join(unfitted)}: the range is wider")
+        text = f"not fitted for {', '.join(unfitted)}: the range is wider"
+        notes.append(Note("throughput", "not-fitted", text))
     roofline = model.roofline(batch_size, context_tokens)
     return {
         "decode_step_seconds": step.seconds,
@@ -149,22 +124,21 @@ def _describe_serving(
     speed: Speed,
     lengths: tuple[int, int],
     concurrency: int | None,
-    limit: float | None,
+    limit: int | None,
     factors: tuple[float, float],
 ) -> tuple[dict[str, Any], list[str]]:
+    # Most questions are of a step alone, and start without it.
     from kvcalc.throughput.serving import serve
 
     model = speed.model
     found = serve(model, *lengths, concurrency, limit)
     more = outside(model, speed.regime, speed.weight_dtype, found.running)
     low, high = factors if not more else range_factors(speed.regime, True)
-    running = int(found.running)
-    wanted = concurrency or running
     return {
         "input_tokens": lengths[0],
         "output_tokens": lengths[1],
-        "concurrency": wanted,
-        "running_requests": min(running, wanted),
+        "concurrency": concurrency or found.running,
+        "running_requests": found.running,
         "tpot_seconds": found.tpot_seconds,
         "tpot_low_seconds": found.tpot_seconds * low,
         "tpot_high_seconds": found.tpot_seconds * high,
@@ -182,60 +156,36 @@ def _speeds_of(model: ModelSpec, spec: ModelSpec) -> dict[tuple[Any, ...], Speed
     return {}
 
 
-def speed_of(
-    model: ModelSpec,
-    spec: ModelSpec,
-    workload: Workload,
-    gpu: Gpu,
-    engine: str,
-    *,
-    dtype: str | None = None,
-    kv_dtype: str = "auto",
-    layout: Layout = Layout(),
-    calibration: Calibration | None = None,
-) -> Speed | str:
-    """The speed of `spec` (bound to its workload; `model` without the what-if), or why it is not known.
+def speed_of(case: Case, notes: list[Note]) -> Speed | str:
+    """The speed of a case on its device, or why it is not known.
 
     Kept, because it costs a millisecond where a step costs microseconds: one per model, device, types and layout.
     """
+    gpu, question, workload = case.devices.gpu, case.question.speed or SpeedQuestion(), case.workload
+    if question.calibration is not None and gpu.bandwidth_bytes_per_second:
+        notes += question.calibration.doubts(gpu)
+    layout = _layout_of(question, workload)
     key = (
-        workload.kv_dtype, workload.model_dtype, dtype, kv_dtype, engine, layout, calibration, gpu.name,
-        gpu.memory_bytes, gpu.bandwidth_bytes_per_second, *gpu.flops_per_second.items(),
+        workload.kv_dtype, workload.model_dtype, case.question.dtype, case.question.engine, layout,
+        question.calibration, gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second, *gpu.flops_per_second.items(),
     )  # fmt: skip
-    known = _speeds_of(model, spec)
+    known = _speeds_of(case.model, case.spec)
     found = known.get(key)
     if found is None:
-        found = known[key] = _speed(model, spec, workload, gpu, engine, dtype, kv_dtype, layout, calibration)
+        found = known[key] = _speed(case, gpu, layout, question.calibration)
     return found
 
 
-def _speed(
-    model: ModelSpec,
-    spec: ModelSpec,
-    workload: Workload,
-    gpu: Gpu,
-    engine: str,
-    dtype: str | None,
-    kv_dtype: str,
-    layout: Layout,
-    calibration: Calibration | None,
-) -> Speed | str:
+def _speed(case: Case, gpu: Gpu, layout: Layout, calibration: Calibration | None) -> Speed | str:
+    spec, workload = case.spec, case.workload
     if spec.is_encoder:
         return f"{spec.name} is an encoder: it never decodes"
     if not gpu.bandwidth_bytes_per_second or not gpu.flops_per_second:
         return f"the bandwidth and FLOP/s of {gpu.name} are not known: --gpu-bandwidth, --flops"
-    stored = stored_weights(model, spec, dtype, workload.model_dtype)
+    stored = stored_weights(case.model, spec, case.question.dtype, workload.model_dtype)
     if not isinstance(stored, StoredWeights):
         return stored
-    name = engine.partition("@")[0]
-    read = cache_dtype(name, stored.name, workload.kv_dtype, kv_dtype.casefold() == "auto")
-    notes = []
-    if read != workload.kv_dtype:
-        notes.append(
-            f"TensorRT-LLM's {stored.name} checkpoints keep their cache in {read.name}, and so it is read here; "
-            "--kv-dtype says otherwise"
-        )
-    found, regime = speed_model(spec, stored, read, gpu, name, layout)
+    found, regime = speed_model(spec, stored, workload.kv_dtype, gpu, case.engine_name, layout)
     if calibration is not None:
         found = calibration.apply(found, stored.name)
-    return Speed(found, regime, stored.name, tuple(notes))
+    return Speed(found, regime, stored.name)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, Dtype, parse_weight_dtype
-from kvcalc.memory.sharding import Width, shard, stage, width_of
+from kvcalc.memory.sharding import Bounds, Width, shard, stage_weights, width_of
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
 from kvcalc.model.memo import remembered_of_two
-from kvcalc.model.spec import ModelSpec, kv_head_counts
-from kvcalc.model.weights.registry import read_weights
-from kvcalc.model.weights.tensors import ModelWeights
+from kvcalc.model.spec import ModelSpec, weights_of
+from kvcalc.model.tensors import ModelWeights
+from kvcalc.notes import Note
 
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme
@@ -20,43 +19,43 @@ if TYPE_CHECKING:
 
 
 def describe_weights(
-    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, warnings: list[str]
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, notes: list[Note]
 ) -> dict[str, Any]:
     """What stands under `weights`. `model` is the model itself, `spec` the same with the what-if in it.
 
     `dtype` is the one asked for: it goes before the config's quantisation and before what lies in the model's folder.
-    `model_dtype` is what the model computes in. Figures that are not known are null, and `reason` or a warning, which
+    `model_dtype` is what the model computes in. Figures that are not known are null, and `reason` or a note, which
     is appended, says why.
     """
     found, remarks = _described(model, spec, dtype, model_dtype)
-    warnings += remarks
+    notes += remarks
     return dict(found)
 
 
 @remembered_of_two
 def _described(
     model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype
-) -> tuple[dict[str, Any], list[str]]:
-    warnings: list[str] = []
+) -> tuple[dict[str, Any], list[Note]]:
+    notes: list[Note] = []
     if spec.gguf is not None:
-        return _describe_file(model, spec, dtype, warnings), warnings
-    weights, reason = _weights_of(model, spec)
+        return _describe_file(model, spec, dtype, notes), notes
+    weights, reason = _known_weights(model, spec)
     if reason is not None and spec.attention != model.attention:
-        warnings.append(f"weights: {reason}")
+        notes.append(Note("weights", "other-attention", reason))
     asked = parse_weight_dtype(dtype)
     held = None
     if asked is None and spec.attention == model.attention and spec.checkpoint is not None:
         from kvcalc.model.checkpoint import read_checkpoint
 
         held = read_checkpoint(spec.checkpoint)
-    name, size = _bytes_of(weights, spec, asked, model_dtype, warnings if held is None else [])
+    name, size = _bytes_of(weights, spec, asked, model_dtype, notes if held is None else [])
     counted = None if weights is None else count_parameters(weights)
     total, active = (None, None) if size is None else size
     source = None if total is None else "config"
     if held is not None:
         total, source = held, "safetensors"
     parameters = (None,) * 3 if counted is None else (counted.total, counted.active_per_token, counted.input_embedding)
-    return _document(parameters, (total, active), name, source, reason), warnings
+    return _document(parameters, (total, active), name, source, reason), notes
 
 
 class DeviceWeights(NamedTuple):
@@ -73,35 +72,30 @@ class DeviceWeights(NamedTuple):
 
 @remembered_of_two
 def device_weights(
-    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, ranks: int, stages: int
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, ranks: int, stages: Bounds
 ) -> DeviceWeights:
-    """What one of `ranks` tensor-parallel ranks of the largest of `stages` pipeline stages holds.
+    """What one of `ranks` tensor-parallel ranks holds of the pipeline stage whose weights are largest.
 
-    `model`, `spec` and `dtype` are `describe_weights`'. Weights whose bytes are those of files are split in the
-    proportion of the counted ones.
+    `stages` are the layers of each (`engines.stage_bounds`); `model`, `spec` and `dtype` are `describe_weights`'.
+    Weights whose bytes are those of files are split in the proportion of the counted ones.
     """
-    warnings: list[str] = []
     described, _ = _described(model, spec, dtype, model_dtype)
     if spec.gguf is not None:
-        return _file_on_device(spec, described, ranks, stages)
-    weights, reason = _weights_of(model, spec)
+        return _file_on_device(spec, described, ranks, len(stages))
+    weights, reason = _known_weights(model, spec)
     if weights is None or described["bytes"] is None:
         asked = reason or "the weights' type is not modelled; --dtype says otherwise"
         return DeviceWeights(None, 0, None, asked)
     asked_dtype = parse_weight_dtype(dtype)
 
     def size_of(part: ModelWeights) -> int:
-        _, size = _bytes_of(part, spec, asked_dtype, model_dtype, warnings)
+        _, size = _bytes_of(part, spec, asked_dtype, model_dtype, [])
         return 0 if size is None else size[0]
 
     parts = [weights]
-    if stages > 1:
-        from kvcalc.memory.engines.vllm.stages import stage_bounds
-
-        bounds = stage_bounds(spec.num_layers, stages)
-        parts = [stage(weights, first, last, spec.num_layers) for first, last in bounds]
-    heads = kv_head_counts(spec) or [spec.attention.num_kv_heads or 1]
-    sizes = [(size_of(shard(part, ranks, heads)), size_of(part)) for part in parts]
+    if len(stages) > 1:
+        parts = [stage_weights(weights, first, last, spec.num_layers) for first, last in stages]
+    sizes = [(size_of(shard(part, ranks)), size_of(part)) for part in parts]
     share, whole = max(sizes)
     counted = size_of(weights)
     if described["bytes"] != counted and counted:
@@ -110,13 +104,13 @@ def device_weights(
     return DeviceWeights(share, max(replicated, 0), width_of(weights, ranks), None)
 
 
-def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, warnings: list[str]) -> dict[str, Any]:
+def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, notes: list[Note]) -> dict[str, Any]:
     """The weights of a GGUF file as its header gives them; what they would be in another type of 16 or 32 bits."""
     held = spec.gguf.weights if spec.gguf else None
     reason = None
     if spec.attention != model.attention:
         held, reason = None, f"not known of {model.name} with another attention than its own"
-        warnings.append(f"weights: {reason}")
+        notes.append(Note("weights", "other-attention", reason))
     elif held is None:
         reason = "the file holds no tensors, or not all of its shards are there"
     asked = parse_weight_dtype(dtype)
@@ -130,9 +124,8 @@ def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, warning
             active = held.active_parameters_per_token * asked.block_bytes
             source = "gguf"
         elif held is not None:
-            warnings.append(
-                f"weights: --dtype {asked.name} of a GGUF file is not modelled, so their bytes are not known"
-            )
+            text = f"--dtype {asked.name} of a GGUF file is not modelled, so their bytes are not known"
+            notes.append(Note("weights", "type-not-modelled", text))
     parameters = (None,) * 3 if held is None else (
         held.parameters, held.active_parameters_per_token, held.input_embedding_parameters
     )  # fmt: skip
@@ -176,36 +169,19 @@ def _file_on_device(spec: ModelSpec, described: Mapping[str, Any], ranks: int, s
     return DeviceWeights(-(-size // ranks), 0, width, None)
 
 
-def _weights_of(model: ModelSpec, spec: ModelSpec) -> tuple[ModelWeights | None, str | None]:
-    """The weights, or None and why they are not known."""
-    config: Mapping[str, object] = model.config
-    if spec.attention != model.attention:
-        changed = _changed_config(model, spec)
-        if changed is None:
-            return None, f"not known of {model.name} with another attention than its own"
-        config = changed
-    try:
-        weights = read_weights(config, model.model_type, model.name)
-    except ModelError as error:
-        return None, error.message
-    return weights, f"the weights of model_type {model.model_type} are not counted" if weights is None else None
-
-
-def _changed_config(model: ModelSpec, spec: ModelSpec) -> Mapping[str, object] | None:
-    """The config with the what-if's KV heads, where that is all that changes: a plain decoder as MHA, MQA or GQA."""
-    from kvcalc.model.weights.registry import COUNTERS
-
-    if model.attention.is_latent or spec.attention.is_latent or COUNTERS.get(model.model_type) != "decoder":
-        return None
-    return {**model.config, "num_key_value_heads": spec.attention.num_kv_heads}
+def _known_weights(model: ModelSpec, spec: ModelSpec) -> tuple[ModelWeights | None, str | None]:
+    """The weights, or None and why they are not known. With a what-if they are known if it changes KV heads alone."""
+    if spec.attention != model.attention and (model.attention.is_latent or spec.attention.is_latent):
+        return None, f"not known of {model.name} with another attention than its own"
+    return weights_of(spec), spec.weights_reason
 
 
 def _bytes_of(
-    weights: ModelWeights | None, spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, warnings: list[str]
+    weights: ModelWeights | None, spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: list[Note]
 ) -> tuple[str | None, WeightBytes | None]:
     """The name of what the weights are stored in, and their bytes."""
-    if (asked is None and spec.config.get("quantization_config")) or (asked is not None and asked.name in FILE_TYPES):
-        scheme = _scheme(spec, asked, model_dtype, warnings)
+    if (asked is None and spec.quantization) or (asked is not None and asked.name in FILE_TYPES):
+        scheme = _scheme(spec, asked, model_dtype, notes)
         if scheme is None:
             return None, None
         return scheme.name, None if weights is None else quantized_bytes(weights, model_dtype, scheme)
@@ -218,7 +194,7 @@ def stored_weights(model: ModelSpec, spec: ModelSpec, dtype: str | None, model_d
     """A model's weights and what they lie in, as `describe_weights` counts them; or why that is not known."""
     from kvcalc.throughput.speed import StoredWeights
 
-    weights, reason = _weights_of(model, spec)
+    weights, reason = _known_weights(model, spec)
     if weights is None:
         return reason or "the weights are not known"
     if spec.gguf is not None and dtype is None:
@@ -229,11 +205,11 @@ def stored_weights(model: ModelSpec, spec: ModelSpec, dtype: str | None, model_d
         if dtype.casefold() not in {**DTYPES, **FILE_TYPES}:
             return f"how fast weights of type {dtype} are read is not known"
     asked = parse_weight_dtype(dtype)
-    scheme, linear, warnings = None, _linear(asked), list[str]()
-    if (asked is None and spec.config.get("quantization_config")) or (asked is not None and asked.name in FILE_TYPES):
-        scheme, linear = _scheme(spec, asked, model_dtype, warnings), None
+    scheme, linear, notes = None, _linear(asked), list[Note]()
+    if (asked is None and spec.quantization) or (asked is not None and asked.name in FILE_TYPES):
+        scheme, linear = _scheme(spec, asked, model_dtype, notes), None
         if scheme is None:
-            return warnings[0].removeprefix("weights: ")
+            return notes[0].text
     name = scheme.name if scheme is not None else (linear or model_dtype).name
     return StoredWeights(weights, model_dtype, linear, scheme, name)
 
@@ -243,22 +219,22 @@ def _linear(asked: Dtype | None) -> Dtype | None:
     return asked if asked is not None and not asked.is_float else None
 
 
-def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, warnings: list[str]) -> Scheme | None:
-    """The file type asked for, or the config's quantisation; None, with a warning, where that is not modelled."""
+def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: list[Note]) -> Scheme | None:
+    """The file type asked for, or the config's quantisation; None, with a note, if that is not modelled."""
     if asked is not None:
         from kvcalc.memory.quantization.k_quants import k_quant_scheme
 
         return k_quant_scheme(asked.name, spec.num_layers)
     from kvcalc.memory.quantization.schemes import UnknownSchemeError, read_scheme
 
-    quantization = spec.config["quantization_config"]
     try:
-        if not isinstance(quantization, Mapping):
+        if not isinstance(spec.quantization, Mapping):
             raise UnknownSchemeError("quantization_config that is no object")
         # DeepSeek-V4 names the type of its experts beside the scheme of the other layers.
-        if spec.config.get("expert_dtype") not in (None, "fp8"):
-            raise UnknownSchemeError(f"expert_dtype {ascii(spec.config['expert_dtype'])[:60]}")
-        return read_scheme(quantization, model_dtype.block_bytes)
+        if spec.expert_dtype not in (None, "fp8"):
+            raise UnknownSchemeError(f"expert_dtype {ascii(spec.expert_dtype)[:60]}")
+        return read_scheme(spec.quantization, model_dtype.block_bytes)
     except UnknownSchemeError as error:
-        warnings.append(f"weights: {error} is not modelled, so their bytes are not known; --dtype says otherwise")
+        text = f"{error} is not modelled, so their bytes are not known; --dtype says otherwise"
+        notes.append(Note("weights", "type-not-modelled", text))
         return None

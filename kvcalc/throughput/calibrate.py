@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.model.files import read_text
+from kvcalc.notes import Note
 from kvcalc.throughput.constants import weight_class
 from kvcalc.throughput.hardware import Gpu
 from kvcalc.throughput.roofline import SpeedModel
@@ -37,8 +38,8 @@ class Calibration(NamedTuple):
     layer_seconds: float | None
     weight_overhead: float | None
 
-    def doubts(self, gpu: Gpu) -> list[str]:
-        """A warning where the record's device can hardly be this one: a read roof lies
+    def doubts(self, gpu: Gpu) -> list[Note]:
+        """A note where the record's device can hardly be this one: a read roof lies
         between half of the vendor's figure and all of it, and a record of another machine is easily given."""
         share = self.read_bytes_per_second / gpu.bandwidth_bytes_per_second
         if _LEAST_REACHED <= share <= _MOST_REACHED:
@@ -46,9 +47,8 @@ class Calibration(NamedTuple):
         read, stated = (
             f"{rate / 1e9:,.0f} GB/s" for rate in (self.read_bytes_per_second, gpu.bandwidth_bytes_per_second)
         )
-        return [
-            f"--calibrate: the record's {self.device} reads {read}, {gpu.name} has {stated}: is it the same device?"
-        ]
+        text = f"--calibrate: the record's {self.device} reads {read}, {gpu.name} has {stated}: is it the same device?"
+        return [Note("calibration", "other-device", text)]
 
     def apply(self, model: SpeedModel, weight_dtype: str) -> SpeedModel:
         """`model` with these constants; what the record does not know stays."""

@@ -63,12 +63,12 @@ class SpeedModel:
         head_overhead = overhead if kind.startswith("int") else c.weight_overhead["bf16"]
         self.link = link_bytes_per_second(gpu, layout.devices)
         # Seconds of a step that do not depend on the batch, and of each sequence in it.
-        self._dense_read = (counts.split_bytes / size + counts.whole_bytes) / self.bandwidth
-        self._head_read = counts.head_bytes / size / self.bandwidth
+        self._dense_read = counts.dense_bytes / self.bandwidth
+        self._head_read = counts.head_bytes / self.bandwidth
         self._dense_overhead, self._head_overhead = overhead, head_overhead
-        self._dense_multiply = 2 * counts.dense_elements / size / self.flops
-        self._head_multiply = 2 * counts.head_elements / size / self.attention_flops
-        self._expert_multiply = 2 * counts.expert_elements_per_token() / size / self.flops
+        self._dense_multiply = 2 * counts.dense_elements / self.flops
+        self._head_multiply = 2 * counts.head_elements / self.attention_flops
+        self._expert_multiply = 2 * counts.expert_elements_per_token() / self.flops
         self._launch = (
             counts.num_layers * c.layer_seconds + counts.moe_layers * c.moe_layer_seconds + c.step_seconds
             + (layout.pipeline_parallel_size - 1) * c.stage_seconds
@@ -88,7 +88,7 @@ class SpeedModel:
             (self._dense_read * self._dense_overhead, batch * self._dense_multiply * c.compute_overhead),
             (self._head_read * self._head_overhead, batch * self._head_multiply * c.compute_overhead),
             (
-                counts.expert_bytes(batch) / size / self.bandwidth * c.expert_overhead,
+                counts.expert_bytes(batch) / self.bandwidth * c.expert_overhead,
                 batch * self._expert_multiply * c.compute_overhead * c.expert_compute_overhead,
             ),
         ):
@@ -120,7 +120,7 @@ class SpeedModel:
         read = (
             self._dense_read
             + self._head_read
-            + (counts.expert_bytes(batch) / size + batch * counts.kv_read_bytes(context_tokens)) / self.bandwidth
+            + (counts.expert_bytes(batch) + batch * counts.kv_read_bytes(context_tokens)) / self.bandwidth
         )
         multiply = batch * (self._dense_multiply + self._head_multiply + self._expert_multiply)
         multiply += batch * counts.attention_flops(context_tokens) / self.attention_flops
@@ -141,11 +141,10 @@ class SpeedModel:
 
     def prefill(self, tokens: float, batch: int = 1) -> Step:
         """`batch` prompts of `tokens` tokens each, nothing cached before, run alone: until their first tokens."""
-        counts, c = self.counts, self.constants
-        size, stages = self.layout.tensor_parallel_size, self.layout.pipeline_parallel_size
+        counts, c, stages = self.counts, self.constants, self.layout.pipeline_parallel_size
         work = self.prefill_work(tokens)
         read = (self._dense_read + self._head_read) * self._dense_overhead
-        read += counts.expert_bytes(tokens * batch) / size / self.bandwidth * c.expert_overhead
+        read += counts.expert_bytes(tokens * batch) / self.bandwidth * c.expert_overhead
         weights, compute = _overlap(read, batch * work.compute * stages, c.roof_power)
         parts = (
             weights,

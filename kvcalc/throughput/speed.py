@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvcalc.errors import UsageError
-from kvcalc.memory.dtypes import DTYPES, Dtype
+from kvcalc.errors import LayoutError
+from kvcalc.memory.dtypes import Dtype
 from kvcalc.throughput.constants import Regime, device_kind, load_constants, weight_class
 from kvcalc.throughput.counts import Layout, count
 from kvcalc.throughput.roofline import SpeedModel
@@ -13,7 +13,7 @@ from kvcalc.throughput.roofline import SpeedModel
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme
     from kvcalc.model.spec import ModelSpec
-    from kvcalc.model.weights.tensors import ModelWeights
+    from kvcalc.model.tensors import ModelWeights
     from kvcalc.throughput.hardware import Gpu
 
 
@@ -28,10 +28,10 @@ class StoredWeights(NamedTuple):
 
 
 def check_layout(layout: Layout) -> None:
-    """UsageError (exit 2) where experts cannot be dealt out over the ranks."""
+    """LayoutError (exit 2) if experts cannot be dealt out over the ranks."""
     size, experts = layout.tensor_parallel_size, layout.expert_parallel_size
     if size % experts:
-        raise UsageError(f"--ep {experts} does not divide --tp {size}", "experts are dealt out over the --tp devices")
+        raise LayoutError(f"--ep {experts} does not divide --tp {size}", "experts are dealt out over the --tp devices")
 
 
 def speed_model(
@@ -44,14 +44,6 @@ def speed_model(
     counts = count(spec, stored.weights, stored.base, kv_dtype, layout, stored.linear, stored.scheme)
     constants, regime = load_constants(engine, gpu)
     return SpeedModel(counts, gpu, stored.name, constants), regime
-
-
-def cache_dtype(engine: str, weight_dtype: str, kv_dtype: Dtype, is_auto: bool) -> Dtype:
-    """The type the cache is read in. TensorRT-LLM's quantised checkpoints carry an fp8 cache, so where nobody says
-    otherwise its figures are for that (modelopt's fp8 and nvfp4 recipes; TensorRT-LLM 1.0, performance overview)."""
-    if engine == "tensorrt-llm" and is_auto and weight_class(weight_dtype) in ("fp8", "nvfp4"):
-        return DTYPES["fp8"]
-    return kv_dtype
 
 
 def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) -> list[str]:

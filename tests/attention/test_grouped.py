@@ -163,12 +163,11 @@ def test_sizes_that_do_not_divide_are_errors() -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_parameters_are_what_the_formula_counts(bias: bool) -> None:
     from kvcalc.measure.build import build_layer
-    from kvcalc.model.spec import AttentionShape
-    from kvcalc.model.variants import attention_parameters
+    from kvcalc.model.mixers.attention import Attention, AttentionShape
 
     shape = AttentionShape(6, 2, 8, 12, 48, qkv_bias=bias, output_bias=bias)
     matrices = sum(p.numel() for p in build_layer(shape, None).parameters() if p.dim() == 2)
-    assert matrices == attention_parameters(shape)
+    assert matrices == Attention(shape).parameters
     vectors = sum(p.numel() for p in build_layer(shape, None).parameters() if p.dim() == 1)
     assert vectors == (6 * 8 + 2 * 8 + 2 * 12 + 48 if bias else 0)
 

@@ -10,8 +10,7 @@ import torch
 from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.latent import MultiHeadLatentAttention
 from kvcalc.measure.build import build_layer
-from kvcalc.model.spec import AttentionShape
-from kvcalc.model.variants import attention_parameters
+from kvcalc.model.mixers.attention import Attention, AttentionShape
 
 CPU = torch.device("cpu")
 WIDTH, HEADS, TOKENS = 48, 4, 20
@@ -87,4 +86,4 @@ def test_parameters_are_what_the_formula_counts(q_lora_rank: int) -> None:
         HEADS, HEADS, 24, 12, WIDTH, rope_dim=8, kv_lora_rank=32, q_lora_rank=q_lora_rank, qk_rope_head_dim=8
     )
     matrices = sum(p.numel() for p in build_layer(shape, None).parameters() if p.dim() == 2)
-    assert matrices == attention_parameters(shape)
+    assert matrices == Attention(shape).parameters

@@ -13,7 +13,7 @@ from kvcalc.measure.sharding import copy_share, share_of_shape, share_of_spec
 from kvcalc.measure.verify import small_shape
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.kv_cache import stored_bytes
-from kvcalc.model.spec import AttentionShape
+from kvcalc.model.mixers.attention import AttentionShape
 from tests.conftest import PLAIN_PRESETS
 
 GROUPED = AttentionShape(num_heads=8, num_kv_heads=8, qk_head_dim=12, v_head_dim=8, hidden_size=32, qkv_bias=True,

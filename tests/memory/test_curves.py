@@ -12,9 +12,10 @@ from kvcalc.memory.dtypes import DTYPES, Dtype, pair
 from kvcalc.memory.kv_cache import growth, on_device, read_cache_bytes, sequence_bytes
 from kvcalc.memory.workload import bind_workload, resolve_workload
 from kvcalc.model.caches import CompressedAttention, FullAttention, LatentAttention
+from kvcalc.model.layers import uniform_layers
 from kvcalc.model.presets import preset_names
 from kvcalc.model.resolve import load_model
-from kvcalc.model.spec import ModelSpec, all_caches, uniform_layers, windows
+from kvcalc.model.spec import ModelSpec, all_caches, windows
 
 BF16 = DTYPES["bf16"]
 

@@ -9,12 +9,12 @@ from kvcalc.memory.dtypes import FILE_TYPES, parse_dtype, parse_weight_dtype
 from kvcalc.memory.quantization.k_quants import k_quant_scheme
 from kvcalc.memory.weights import quantized_bytes
 from kvcalc.model.resolve import load_model
-from kvcalc.model.weights.registry import read_weights
+from kvcalc.model.spec import weights_of
 
 
 def file_bytes(name: str, file_type: str) -> int:
     spec = load_model(name)
-    weights = read_weights(spec.config, spec.model_type, spec.name)
+    weights = weights_of(spec)
     assert weights is not None
     scheme = k_quant_scheme(file_type, spec.num_layers)
     return quantized_bytes(weights, parse_dtype("fp32", "x"), scheme)[0]

@@ -11,7 +11,8 @@ from kvcalc.errors import UsageError
 from kvcalc.memory import kv_cache
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.model.caches import FullAttention, SlidingWindowAttention
-from kvcalc.model.spec import LayerGroup, ModelSpec
+from kvcalc.model.layers import LayerGroup
+from kvcalc.model.spec import ModelSpec
 from tests.conftest import PLAIN_PRESETS
 
 BF16 = DTYPES["bf16"]

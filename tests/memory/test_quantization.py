@@ -10,7 +10,7 @@ from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.quantization.names import compressed_match, glob_match, transformers_match
 from kvcalc.memory.quantization.schemes import UnknownSchemeError, read_scheme
 from kvcalc.memory.weights import plain_bytes, quantized_bytes
-from kvcalc.model.weights.tensors import EMBEDDING, HEAD, LINEAR, NORM, ROUTER, Block, ModelWeights, Weight
+from kvcalc.model.tensors import EMBEDDING, HEAD, LINEAR, NORM, ROUTER, Block, ModelWeights, Weight
 
 NAME = "model.layers.3.self_attn.q_proj"
 

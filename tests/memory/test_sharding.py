@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.memory.sharding import shard, stage, width_of
+from kvcalc.memory.sharding import shard, stage_weights, width_of
 from kvcalc.memory.weights import plain_bytes
+from kvcalc.model import spec as specs
 from kvcalc.model.resolve import load_model
-from kvcalc.model.weights.registry import read_weights
-from kvcalc.model.weights.tensors import ModelWeights
+from kvcalc.model.tensors import ModelWeights
 
 BF16 = DTYPES["bf16"]
 
 
 def weights_of(name: str) -> ModelWeights:
-    spec = load_model(name)
-    found = read_weights(spec.config, spec.model_type, spec.name)
+    found = specs.weights_of(load_model(name))
     assert found is not None
     return found
 
@@ -34,18 +33,18 @@ Q, KV, MLP, NORM, TABLE = 4096 * 4096, 1024 * 4096, 14336 * 4096, 4096, 128256 *
 def test_llama_on_a_rank(ranks: int, kv_parts: int) -> None:
     layer = (2 * Q + 3 * MLP) // ranks + 2 * KV // kv_parts + 2 * NORM
     expected = 2 * (32 * layer + 2 * TABLE // ranks + NORM)
-    assert bytes_of(shard(weights_of("llama-3-8b"), ranks, [8])) == expected
+    assert bytes_of(shard(weights_of("llama-3-8b"), ranks)) == expected
 
 
 def test_what_does_not_divide_is_rounded_up() -> None:
     whole = bytes_of(weights_of("llama-3-8b"))
-    share = bytes_of(shard(weights_of("llama-3-8b"), 3, [8]))
+    share = bytes_of(shard(weights_of("llama-3-8b"), 3))
     assert whole < 3 * share < 1.001 * whole
 
 
 def test_mla_keeps_its_down_projections_and_routers_whole() -> None:
     weights = weights_of("deepseek-v3")
-    share = shard(weights, 8, [])
+    share = shard(weights, 8)
     whole = {w.name: w for block in weights.blocks for w in block.weights}
     part = {w.name: w for block in share.blocks for w in block.weights}
     for name in ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "mlp.gate", "input_layernorm"):
@@ -57,7 +56,7 @@ def test_mla_keeps_its_down_projections_and_routers_whole() -> None:
 
 def test_stages_add_up_and_each_end_has_its_table() -> None:
     weights = weights_of("llama-3-8b")
-    parts = [stage(weights, first, last, 32) for first, last in ((0, 15), (16, 31))]
+    parts = [stage_weights(weights, first, last, 32) for first, last in ((0, 15), (16, 31))]
     assert sum(map(bytes_of, parts)) == bytes_of(weights)
     layers = 2 * 16 * (2 * Q + 2 * KV + 3 * MLP + 2 * NORM)
     assert [bytes_of(part) - layers for part in parts] == [2 * TABLE, 2 * (TABLE + NORM)]
@@ -66,7 +65,7 @@ def test_stages_add_up_and_each_end_has_its_table() -> None:
 def test_a_tied_table_is_on_both_ends() -> None:
     weights = weights_of("gemma-2-2b")
     layers = 1 + max(number for block in weights.blocks for number in block.numbers)
-    ends = [stage(weights, 0, 9, layers), stage(weights, 10, layers - 1, layers)]
+    ends = [stage_weights(weights, 0, 9, layers), stage_weights(weights, 10, layers - 1, layers)]
     assert sum(map(bytes_of, ends)) == bytes_of(weights) + 2 * weights.embedding.parameters
 
 

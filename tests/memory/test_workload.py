@@ -25,8 +25,8 @@ def test_context_of_a_model_without_maximum_is_4096() -> None:
 def test_beyond_the_maximum_the_figure_is_exact_with_a_warning() -> None:
     workload = resolve_workload(LLAMA, 8193)
     assert workload.context_tokens == 8193
-    assert "8,192" in workload.warnings[0]
-    assert resolve_workload(LLAMA, 8192).warnings == ()
+    assert "8,192" in workload.notes[0].text
+    assert resolve_workload(LLAMA, 8192).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_beyond_the_maximum_the_figure_is_exact_with_a_warning() -> None:
 def test_the_caches_dtype(torch_dtype: str | None, dtype: str | None, kv_dtype: str, expected: str) -> None:
     workload = resolve_workload(LLAMA._replace(torch_dtype=torch_dtype), dtype=dtype, kv_dtype=kv_dtype)
     assert workload.kv_dtype.name == expected
-    assert any("names no dtype" in w for w in workload.warnings) == (torch_dtype is None)
+    assert any("names no dtype" in n.text for n in workload.notes) == (torch_dtype is None)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from kvcalc.errors import KvcalcError, ModelError, RunError, UsageError
 from kvcalc.model.gguf_file import read_header
 from kvcalc.model.gguf_files import read_files
 from kvcalc.model.hf_config import read_config
+from kvcalc.model.spec import cache_runs
 from tests.conftest import ROOT
 
 pytest.importorskip("gguf", reason="the extra `gguf`")
@@ -126,7 +127,7 @@ def test_step_has_query_heads_by_layer(tmp_path: Path) -> None:
         "attention.sliding_window_pattern": flags,
     }  # fmt: skip
     spec = load(write(tmp_path / "x.gguf", "step35", pairs))
-    assert [caches[0].window for _, _, caches in spec.layers] == [None, 100]
+    assert [caches[0].window for _, _, caches in cache_runs(spec)] == [None, 100]
     assert spec.attention.num_heads == 4
 
 
@@ -142,9 +143,9 @@ def test_mimo_counts_the_current_token_into_its_window(tmp_path: Path) -> None:
     spec = load(write(tmp_path / "x.gguf", "mimo2", pairs))
     published = kvcalc.load_model("mimo-v2-flash")
     assert [
-        (g.first, g.last, [c._replace(window=c.window - 1) if c.window else c for c in g.caches])
-        for g in published.layers
-    ] == [(g.first, g.last, [*g.caches]) for g in spec.layers]
+        (first, last, [c._replace(window=c.window - 1) if c.window else c for c in caches])
+        for first, last, caches in cache_runs(published)
+    ] == [(first, last, [*caches]) for first, last, caches in cache_runs(spec)]
 
 
 def test_old_files_of_mla_models(tmp_path: Path) -> None:
@@ -204,11 +205,10 @@ def test_what_a_file_leaves_out(arch: str, more: dict[str, Any], windows: str, t
 
 def test_every_architecture_has_a_reader() -> None:
     from kvcalc.model.gguf_architectures import known_architectures
-    from kvcalc.model.hf_config import FAMILIES
-    from kvcalc.model.remote_code import REMOTE_FAMILIES
+    from kvcalc.model.hf_config import known_types
 
     known = known_architectures()
-    assert set(known.values()) <= {*FAMILIES, *REMOTE_FAMILIES}
+    assert set(known.values()) <= {*known_types()}
 
 
 def test_architectures_are_spelt_as_the_package_spells_them() -> None:

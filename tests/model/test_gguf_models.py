@@ -10,7 +10,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import ModelError
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, cache_runs
 
 pytest.importorskip("gguf", reason="the extra `gguf`")
 
@@ -260,7 +260,7 @@ MODELS: list[tuple[str, str, Callable[[Config], Pairs]]] = [
 
 def kept(spec: ModelSpec) -> list[tuple[int, int, list[tuple[str, Any]]]]:
     """Layers with the caches they hold, states' own types aside: a float is 16 bits either way."""
-    return [(g.first, g.last, [(type(c).__name__, c) for c in g.caches]) for g in spec.layers]
+    return [(first, last, [(type(c).__name__, c) for c in caches]) for first, last, caches in cache_runs(spec)]
 
 
 @pytest.mark.parametrize(("preset", "arch", "pairs"), MODELS, ids=[f"{p}-{n}" for n, (p, _, _) in enumerate(MODELS)])

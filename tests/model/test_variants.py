@@ -7,14 +7,15 @@ import pytest
 import kvcalc
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import FullAttention, LatentAttention, SlidingWindowAttention
-from kvcalc.model.spec import AttentionShape
-from kvcalc.model.variants import VARIANTS, WhatIf, apply, attention_parameters, variant
+from kvcalc.model.mixers.attention import Attention, AttentionShape
+from kvcalc.model.spec import cache_runs
+from kvcalc.model.variants import VARIANTS, WhatIf, apply, variant
 from tests.conftest import PLAIN_PRESETS
 
 
 def only_cache(spec: kvcalc.ModelSpec) -> object:
-    (group,) = spec.layers
-    return group.caches[0]
+    ((_, _, caches),) = cache_runs(spec)
+    return caches[0]
 
 
 def as_kind(name: str, kind: str, **asked: int) -> object:
@@ -115,10 +116,10 @@ def test_nothing_asked_changes_nothing() -> None:
 
 
 def test_parameters_are_unknown_without_the_models_width() -> None:
-    assert attention_parameters(AttentionShape(8, 8, 64, 64, None)) is None
+    assert Attention(AttentionShape(8, 8, 64, 64, None)).parameters is None
 
 
 def test_parameters_of_deepseek_v3s_layer_by_hand() -> None:
     down, up = 7168 * (512 + 64), 512 * 128 * (128 + 128)
     query = 7168 * 1536 + 1536 * 128 * 192
-    assert attention_parameters(kvcalc.load_model("deepseek-v3").attention) == query + down + up + 128 * 128 * 7168
+    assert Attention(kvcalc.load_model("deepseek-v3").attention).parameters == query + down + up + 128 * 128 * 7168

@@ -8,8 +8,7 @@ import pytest
 
 import kvcalc as library
 from kvcalc.errors import ModelError
-from kvcalc.model.hf_config import FAMILIES, read_config
-from kvcalc.model.remote_code import REMOTE_FAMILIES
+from kvcalc.model.hf_config import is_remote, known_types, read_config
 from kvcalc.model.wrappers import INNER_SIZES, REMOTE_WRAPPERS, WRAPPERS
 from tests.model.test_hybrid_families import DELTA, MLA, SMALL
 
@@ -79,8 +78,8 @@ def test_sizes_may_be_left_out_inside_a_wrapper_alone() -> None:
 def test_every_inner_type_is_known_and_has_its_sizes() -> None:
     # Gated delta nets are published with their sizes; so are models with code of their own.
     for wrapper in WRAPPERS.values():
-        assert wrapper.inner is None or wrapper.inner in FAMILIES
-    assert set(INNER_SIZES) <= set(FAMILIES)
+        assert wrapper.inner is None or wrapper.inner in known_types()
+    assert set(INNER_SIZES) <= set(known_types())
 
 
 @pytest.mark.parametrize("model_type", ["llava", "step3p7"])
@@ -100,4 +99,6 @@ def test_qwen_vl_is_published_flat_and_transformers_reads_it_so(outer: str) -> N
 
 
 def test_a_type_is_a_model_in_transformers_or_remote_or_a_wrapper() -> None:
-    assert not set(FAMILIES) & (set(REMOTE_FAMILIES) | set(WRAPPERS))
+    types = known_types()
+    assert len(types) == len(set(types))
+    assert all(is_remote(model_type) for model_type in set(types) & set(WRAPPERS))

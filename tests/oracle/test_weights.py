@@ -12,8 +12,9 @@ import pytest
 
 import kvcalc
 from kvcalc.memory.weights import count_parameters
+from kvcalc.model.families.decoder_table import DECODERS
 from kvcalc.model.hf_config import FAMILIES
-from kvcalc.model.weights.registry import COUNTERS, read_weights
+from kvcalc.model.spec import ModelSpec, weights_of
 from tests.oracle.test_hybrids import BARE, KDA, MAMBA2, SEQUENCES, SPARSE, T5, V4
 from tests.oracle.test_hybrids import CASES as HYBRIDS
 from tests.oracle.test_transformers import CASES, DELTA, GQA, INDEXED, MLA, MOE, SMALL, WINDOW
@@ -211,17 +212,17 @@ def built_by_transformers(model_type: str, config: dict[str, Any]) -> tuple[int,
     return sum(p.numel() for p in model.parameters()), model.get_input_embeddings().weight.numel()
 
 
+def read(model_type: str, config: dict[str, Any]) -> ModelSpec:
+    return kvcalc.read_config({"model_type": model_type, **config}, model_type, "small")
+
+
 @pytest.mark.parametrize(
     ("model_type", "config"),
-    [case for case in ALL if case[0] in COUNTERS],
+    [case for case in ALL if read(*case).around is not None],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_what_transformers_builds_is_what_kvcalc_counts(model_type: str, config: dict[str, Any]) -> None:
-    mapping: Any = {"model_type": model_type, **config}
-    if model_type in FAMILIES:
-        # With the defaults the family's reader fills in, as the command counts.
-        mapping = kvcalc.read_config(mapping, model_type, "small").config
-    weights = read_weights(mapping, model_type, "small")
+    weights = weights_of(read(model_type, config))
     assert weights is not None
     counted = count_parameters(weights)
     assert (counted.total, counted.input_embedding) == built_by_transformers(model_type, config)
@@ -249,12 +250,13 @@ def test_language_models_of_multimodal_ones(model_type: str, module: str, name: 
     built = getattr(import_module(f"{folder}.configuration_{module}"), f"{name.replace('Thinker', '')}Config")(**config)
     with torch.device("meta"):
         model = getattr(import_module(f"{folder}.modeling_{module}"), f"{name}Model")._from_config(built)
-    weights = read_weights({**config, **TIED}, model_type, "small")
+    weights = weights_of(read(model_type, {**config, **TIED}))
     assert weights is not None
     assert count_parameters(weights).total == sum(p.numel() for p in model.parameters())
 
 
 def test_every_counted_family_is_compared() -> None:
     compared = {model_type for model_type, _ in ALL} | {case[0] for case in TEXT_MODELS}
-    # Read as another family that is: DeepSeek-V3, MiniMax-M3's inner type, LLaMA, Qwen2.
-    assert set(COUNTERS) - compared == {"kimi_k2", "minimax_m3", "llava", "mimo"}
+    counted = {model_type for model_type, facts in DECODERS.items() if facts.get("vocab_size")} | set(FAMILIES)
+    # Read as another type that is compared: DeepSeek-V3, LLaMA, Qwen2.
+    assert counted - compared - NOT_COUNTED == {"kimi_k2", "llava", "mimo"}

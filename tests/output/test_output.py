@@ -165,7 +165,7 @@ def test_json_is_one_document_without_infinities(kvcalc: Any) -> None:
 def test_layers_of_different_kinds_each_get_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     import kvcalc
     from kvcalc.model.caches import FullAttention, SlidingWindowAttention
-    from kvcalc.model.spec import LayerGroup
+    from kvcalc.model.layers import LayerGroup
     from kvcalc.output.human import render
 
     groups = (

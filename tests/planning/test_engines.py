@@ -34,7 +34,7 @@ def test_every_row_is_the_engines_own_estimate() -> None:
 def test_an_engine_that_refuses_stands_with_its_reason() -> None:
     found = rows("deepseek-v3", context_tokens=1000, tensor_parallel_size=8)
     assert found["llama.cpp"]["total_bytes"] is None
-    assert "one device" in found["llama.cpp"]["reason"]
+    assert "heads split" in found["llama.cpp"]["reason"]
     assert found["vllm"]["reason"] is None
 
 

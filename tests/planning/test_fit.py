@@ -83,8 +83,7 @@ def test_ranks_share_the_weights_and_what_they_repeat_is_said() -> None:
 
 
 def test_stages_share_the_weights_too() -> None:
-    settings = {"pipeline-parallel-size": "2"}
-    two = ask("llama-3-70b", "h100x2", engine="vllm", engine_settings=settings)["fit"]
+    two = ask("llama-3-70b", "h100x2", engine="vllm", pipeline_parallel_size=2)["fit"]
     whole = ask("llama-3-70b", "h100", engine="vllm")["fit"]["weights_bytes"]
     assert whole / 2 <= two["weights_bytes"] < 0.52 * whole
 

@@ -15,6 +15,7 @@ from kvcalc.planning.combination import COLUMNS
 from kvcalc.planning.estimate import estimate
 from kvcalc.planning.figures import FIGURES
 from kvcalc.planning.sweep import Sweep, sweep
+from kvcalc.throughput.hardware import Devices, find_gpu
 
 
 def grid(name: str, contexts: tuple[int, ...] = (4096,), batches: tuple[int, ...] = (1,), **options: Any) -> Sweep:
@@ -94,20 +95,11 @@ def test_a_name_nobody_knows_is_refused_at_once() -> None:
         grid("llama-3-8b", engines=("logical", "vlm"))
 
 
-def test_a_context_an_engine_refuses_is_a_row_without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvcalc.planning import combination as module
-
-    real = module.cache_figures
-
-    def short_alone(spec: Any, workload: Any, rules: Any) -> tuple[int, ...]:
-        if workload.context_tokens > 8192:
-            raise UsageError("too long for this engine")
-        return real(spec, workload, rules)
-
-    monkeypatch.setattr(module, "cache_figures", short_alone)
-    found = grid("llama-3-8b", (16384, 4096), engines=("vllm",), kv_memory_bytes=1 << 40)
+def test_a_context_an_engine_refuses_is_a_row_without_figures() -> None:
+    settings = {"context-length": "8192"}
+    found = grid("llama-3-8b", (16384, 4096), engines=("sglang",), engine_settings=settings, kv_memory_bytes=1 << 40)
     long, short = found.points()
-    assert long["reason"] == "too long for this engine"
+    assert long["reason"] == "--context-length 8192: shorter than the context of 16384 tokens"
     assert {long[key] for key in (*FIGURES, "fits", "free_bytes")} == {None}
     assert short["total_bytes"] > 0
     assert short["fits"]
@@ -185,3 +177,35 @@ def test_a_model_whose_weights_are_not_known_has_bytes_and_a_warning() -> None:
     assert (point["fits"], point["decode_step_seconds"]) == (None, None)
     assert any(warning.startswith("fit: ") for warning in found.warnings)
     assert any(warning.startswith("throughput: ") for warning in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "asked", "dtype"),
+    [
+        ("deepseek-v3.2", "vllm", "fp8_ds_mla", None), ("llama-3-8b", "vllm", "fp8_inc", None),
+        ("llama-3-8b", "tensorrt-llm", "auto", "fp8"), ("llama-3-8b", "tensorrt-llm", "auto", "nvfp4"),
+        ("llama-3-8b", "tensorrt-llm", "bf16", "fp8"), ("llama-3-8b", "tensorrt-llm", "auto", "int4"),
+        ("llama-3-8b", "llama.cpp", "auto", None), ("llama-3-8b", "llama.cpp", "q8_0", None),
+        ("llama-3-8b", "sglang", "auto", "fp8"),
+    ],
+)  # fmt: skip
+def test_the_cache_type_is_the_one_estimate_takes(model: str, engine: str, asked: str, dtype: str | None) -> None:
+    spec, gpu = kvcalc.load_model(model), find_gpu("h200")
+    found = grid(model, (8192,), (4,), kv_dtypes=(asked,), gpus=(gpu,), engines=(engine,), dtype=dtype)
+    (point,) = found.points()
+    answer = kvcalc.estimate(
+        spec, context_tokens=8192, batch_size=4, kv_dtype=asked, dtype=dtype, engine=engine, devices=Devices(gpu, 1)
+    )
+    assert point["kv_dtype"] == answer["kv_cache"]["dtype"]
+    assert point["bytes_per_device"] == answer["kv_cache"]["bytes_per_device"]
+    speed = answer["throughput"]
+    assert point["decode_step_seconds"] == (None if speed is None else speed["decode_step_seconds"])
+
+
+def test_a_type_only_one_engine_knows_stands_with_the_reason_of_the_others() -> None:
+    found = grid("deepseek-v3.2", kv_dtypes=("fp8_ds_mla",), engines=("sglang", "vllm"))
+    reasons = {point["engine"]: point["reason"] for point in found.points()}
+    assert "not a dtype" in reasons["sglang"]
+    assert reasons["vllm"] is None
+    with pytest.raises(UsageError, match="not counted here"):
+        grid("llama-3-8b", kv_dtypes=("bf16", "turboquant_k8v4"), engines=("vllm",))

@@ -115,14 +115,16 @@ def test_what_is_not_known_is_null_and_says_why(kvcalc: Any) -> None:
         assert why in warned(result)
 
 
-def test_tensorrt_llm_reads_the_fp8_cache_of_its_quantised_checkpoints_and_says_so(kvcalc: Any) -> None:
+def test_tensorrt_llm_keeps_and_reads_the_fp8_cache_of_its_quantised_checkpoints(kvcalc: Any) -> None:
     options = ("llama-3-70b", "--gpu", "h200x8", "--engine", "tensorrt-llm", "--dtype", "fp8", "--batch", "64")
     automatic, asked = (
         kvcalc("estimate", *options, "--json"),
         kvcalc("estimate", *options, "--kv-dtype", "bf16", "--json"),
     )
-    assert "keep their cache in fp8" in warned(automatic)
-    assert "keep their cache" not in warned(asked)
+    assert automatic.json["engine"]["kv_dtype_reason"] == "modelopt's fp8 checkpoints carry an fp8 cache"
+    assert asked.json["engine"]["kv_dtype_reason"] is None
+    for part, key in (("kv_cache", "bytes_per_device"), ("fit", "kv_cache_bytes")):
+        assert automatic.json[part][key] * 2 == asked.json[part][key]
     halves = [result.json["throughput"]["parts"]["kv_seconds"] for result in (automatic, asked)]
     assert halves[0] == pytest.approx(halves[1] / 2)
 
@@ -133,13 +135,7 @@ def test_llama_cpp_uses_one_device_after_the_other(kvcalc: Any) -> None:
     result = kvcalc("estimate", *options, "--gpu", "a6000", "--pp", "4", "--json")
     four = result.json["throughput"]
     assert one["decode_step_seconds"] < four["decode_step_seconds"] < 1.02 * one["decode_step_seconds"]
-    assert "pipeline stages" in warned(result)
     assert throughput(kvcalc, *options, "--gpu", "a6000", "--pp", "1") == one
-
-
-def test_pipeline_stages_are_no_setting_of_engines_without_a_device(kvcalc: Any) -> None:
-    assert kvcalc("estimate", "llama-3-8b", "--engine", "sglang", "--pp", "2").status == 2
-    assert kvcalc("estimate", "llama-3-8b", "--engine", "sglang", "--pp", "1").status == 0
 
 
 def test_a_record_of_measure_replaces_constants(kvcalc: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.model.resolve import load_model
-from kvcalc.model.weights.registry import read_weights
+from kvcalc.model.spec import weights_of
 from kvcalc.throughput.counts import Counts, Layout, count
 from kvcalc.throughput.hardware import find_gpu
 from kvcalc.throughput.roofline import SpeedModel
@@ -20,7 +20,7 @@ MakeModel = Callable[..., SpeedModel]
 
 def stored(name: str, dtype: str = "bf16") -> StoredWeights:
     spec = load_model(name)
-    weights = read_weights(spec.config, spec.model_type, spec.name)
+    weights = weights_of(spec)
     assert weights is not None
     given = parse_dtype(dtype, "--dtype")
     linear = None if given.is_float else given

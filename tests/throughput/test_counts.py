@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import parse_dtype
-from kvcalc.memory.kv_cache import decode_read_bytes, on_device, stored_bytes
+from kvcalc.memory.kv_cache import decode_read_bytes, on_device
 from kvcalc.memory.weights import count_parameters
 from kvcalc.model.resolve import load_model
-from kvcalc.model.spec import has_cross_attention
-from kvcalc.model.weights.registry import read_weights
+from kvcalc.model.spec import has_cross_attention, weights_of
 from kvcalc.throughput.counts import Experts
 from tests.throughput.conftest import MakeCounts, stored
 
@@ -34,9 +32,8 @@ def test_a_lone_token_reads_every_parameter_it_uses_and_the_embedding_only_where
     counts = counts_of(name)
     weights = stored(name).weights
     parameters = count_parameters(weights)
-    read = counts.split_bytes + counts.whole_bytes + counts.head_bytes + counts.expert_bytes(1)
+    read = counts.dense_bytes + counts.head_bytes + counts.expert_bytes(1)
     assert read == pytest.approx(2 * parameters.active_per_token, rel=1e-9)
-    assert counts.stored_bytes == 2 * parameters.total
     if not counts.experts:
         apart = 0 if weights.tied else parameters.input_embedding
         lookups = parameters.total - parameters.active_per_token - apart
@@ -46,19 +43,16 @@ def test_a_lone_token_reads_every_parameter_it_uses_and_the_embedding_only_where
 def test_a_dense_model_reads_all_but_its_input_embedding(counts_of: MakeCounts) -> None:
     counts = counts_of("llama-2-7b")
     # 6,738,415,616 parameters, of which 32,000 x 4,096 are the input embedding (the published checkpoint).
-    assert counts.split_bytes + counts.whole_bytes + counts.head_bytes == 2 * (6_738_415_616 - 32_000 * 4096)
+    assert counts.dense_bytes + counts.head_bytes == 2 * (6_738_415_616 - 32_000 * 4096)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tokens", [1, 500, 9000])
 @pytest.mark.parametrize("size", [1, 4])
-def test_the_cache_is_read_and_kept_as_the_memory_model_says(
-    counts_of: MakeCounts, name: str, tokens: int, size: int
-) -> None:
+def test_the_cache_is_read_as_the_memory_model_says(counts_of: MakeCounts, name: str, tokens: int, size: int) -> None:
     spec = on_device(load_model(name), size)
     counts = counts_of(name, tensor_parallel_size=size)
     assert counts.kv_read_bytes(tokens) == decode_read_bytes(spec, BF16, tokens)
-    assert counts.kv_stored_bytes(tokens) == stored_bytes(spec, BF16, tokens)
 
 
 def test_a_causal_prompt_attends_to_half_its_square_and_a_window_bounds_it(counts_of: MakeCounts) -> None:
@@ -82,16 +76,25 @@ def test_latent_attention_multiplies_by_the_latent_in_decode_and_by_the_heads_in
 
 
 def test_down_projections_of_a_latent_are_whole_on_every_rank(counts_of: MakeCounts) -> None:
-    counts = counts_of("deepseek-v3")
+    one, eight = (counts_of("deepseek-v3", tensor_parallel_size=size).dense_bytes for size in (1, 8))
     latent = 61 * 7168 * (1536 + 576)
     norms = 61 * (2 * 7168 + 1536 + 512) + 7168
     routers = 58 * 7168 * 256
-    assert counts.whole_bytes == 2 * (latent + norms + routers)
+    whole = 2 * (latent + norms + routers)
+    assert eight == whole + (one - whole) // 8
+
+
+def test_k_and_v_are_split_no_finer_than_by_heads(counts_of: MakeCounts) -> None:
+    # Llama-3-8B has 8 KV heads: 16 ranks hold one each, twice.
+    one, sixteen = (counts_of("llama-3-8b", tensor_parallel_size=size).dense_bytes for size in (1, 16))
+    norms, keys_and_values = 2 * (64 * 4096 + 4096), 2 * 32 * 2 * 1024 * 4096
+    assert sixteen == norms + keys_and_values // 8 + (one - norms - keys_and_values) // 16
 
 
 def test_quantised_weights_are_fewer_bytes_and_as_many_operations(counts_of: MakeCounts) -> None:
     plain, quantised = counts_of("llama-3-8b"), counts_of("llama-3-8b", dtype="fp8")
-    assert quantised.split_bytes * 2 == plain.split_bytes
+    norms = 2 * (64 * 4096 + 4096)
+    assert (quantised.dense_bytes - norms) * 2 == plain.dense_bytes - norms
     assert quantised.head_bytes == plain.head_bytes
     assert (
         quantised.dense_elements == plain.dense_elements == 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
@@ -104,11 +107,7 @@ def test_every_preset_whose_weights_are_counted_has_counts(counts_of: MakeCounts
     counted = 0
     for name in preset_names():
         spec = load_model(name)
-        try:
-            held = read_weights(spec.config, spec.model_type, spec.name)
-        except ModelError:
-            continue
-        if held is None or has_cross_attention(spec):
+        if weights_of(spec) is None or has_cross_attention(spec):
             continue
         counts = counts_of(name)
         assert counts.dense_elements > 0, name

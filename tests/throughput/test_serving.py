@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcalc.throughput.serving import room, serve
+from kvcalc.throughput.serving import serve
 from tests.throughput.conftest import MakeModel
 
 
@@ -30,7 +30,7 @@ def test_more_requests_are_more_tokens_a_second_and_each_slower(model_of: MakeMo
 
 def test_requests_without_room_wait_before_their_first_token(model_of: MakeModel) -> None:
     model = model_of("llama-3-70b", tensor_parallel_size=4)
-    free, full = serve(model, 1000, 500, 40, 40.0), serve(model, 1000, 500, 60, 40.0)
+    free, full = serve(model, 1000, 500, 40, 40), serve(model, 1000, 500, 60, 40)
     assert full.running == 40
     assert full.tpot_seconds == free.tpot_seconds
     assert full.tokens_per_second == free.tokens_per_second
@@ -51,17 +51,8 @@ def test_an_engine_that_prefills_first_makes_requests_wait_at_the_door(model_of:
     assert found.tokens_per_second == pytest.approx(64 / (first.decode(64, 2100).seconds + 64 * work / 200))
 
 
-def test_with_no_number_given_as_many_run_as_there_is_room_for(model_of: MakeModel) -> None:
+def test_with_no_number_given_as_many_run_as_fit(model_of: MakeModel) -> None:
     model = model_of("llama-3-8b", engine="tensorrt-llm")
-    limit = room(model, 1000, 1000)
-    assert limit is not None
-    # 131,072 bytes of cache a token; all of a prompt and three quarters of an answer, on average.
-    free = (model.gpu.memory_bytes * 0.98 - 2 * 8_030_261_248 - 2 * model.counts.whole_bytes / 2 - 1.5e9) * 0.9
-    assert limit == pytest.approx(free / (131_072 * 1750), rel=1e-3)
-    assert serve(model, 1000, 1000, None, limit).running == limit
-    assert serve(model, 10, 10, None, room(model, 10, 10)).running == model.constants.max_sequences
-
-
-def test_weights_that_fill_the_device_leave_no_telling(model_of: MakeModel) -> None:
-    assert room(model_of("llama-3-70b"), 1000, 1000) is None
-    assert room(model_of("mamba-2.8b"), 1000, 1000) is not None
+    assert serve(model, 1000, 1000, None, 200).running == 200
+    assert serve(model, 10, 10, None, 100_000).running == model.constants.max_sequences
+    assert serve(model, 10, 10, None, None).running == model.constants.max_sequences

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def quantized_cache(config: Mapping[str, object], methods: tuple[str, ...]) -> tuple[str, str] | None:
-    """The cache's type a checkpoint quantized by one of `methods` asks for, as `fp8` or `nvfp4`, and the key that says
-    so; None where it asks for none or for another.
+def quantized_cache(outer: object, methods: tuple[str, ...]) -> tuple[str, str] | None:
+    """The cache's type a checkpoint with the quantization_config `outer`, made by one of `methods`, asks for, as `fp8`
+    or `nvfp4`, and the key that says so; None where it asks for none or for another.
 
     A name stands in kv_cache_quant_algo, a scheme of bits and type in kv_cache_scheme; either may stand in an inner
     `quantization` (modelopt's hf_quant_config.json).
     """
-    outer = config.get("quantization_config")
     if not isinstance(outer, Mapping) or not str(outer.get("quant_method", "")).startswith(methods):
         return None
     nested = outer.get("quantization")

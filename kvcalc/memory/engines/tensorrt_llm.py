@@ -10,17 +10,23 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.memory.dtypes import Dtype, bytes_of
+from kvcalc.memory.dtypes import Dtype, bytes_of, parse_weight_dtype
 from kvcalc.memory.engines import Engine, Line
 from kvcalc.memory.engines.checkpoint import quantized_cache
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.kv_cache import stored_cache_bytes
+from kvcalc.memory.sharding import longer_first
 from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, IndexerKeys, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, windows
+from kvcalc.notes import Note
 from kvcalc.units import parse_count, parse_tokens
 
 VERSION = "001541bad83b"
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
+_WITH_FP8_CACHE = ("fp8", "nvfp4")
+
+# Pipeline stages (Mapping.pp_layers, tensorrt_llm/mapping.py): if layers remain, the first ranks get one more each.
+cut = longer_first
 
 # The pool takes a number of KV heads for every layer, 0 where attention is left out or a linear map (NemotronNASModel,
 # tensorrt_llm/_torch/models/modeling_nemotron_nas.py; num_kv_heads_per_layer of KVCacheManager).
@@ -44,10 +50,21 @@ class Settings(NamedTuple):
         return {**self._asdict(), "max_attention_window": None if windows is None else list(windows)}
 
 
-def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[str | Dtype, str | None]:
-    """`auto` follows a checkpoint quantized by modelopt, whose kv_cache_quant_algo the engine reads (quant_mode)."""
-    found = quantized_cache(spec.config, ("modelopt",)) if asked.casefold() == "auto" else None
-    return (found[0], f"the checkpoint's {found[1]} is {found[0]}") if found else (asked, None)
+def kv_dtype(
+    spec: ModelSpec, asked: str, given: Mapping[str, str], dtype: str | None
+) -> tuple[str | Dtype, str | None]:
+    """`auto` follows a checkpoint quantized by modelopt, whose kv_cache_quant_algo the engine reads (quant_mode). Those
+    that modelopt's fp8 and nvfp4 recipes write say fp8, so that it is fp8 too where such weights are asked for
+    (TensorRT-LLM 1.0, performance overview)."""
+    if asked.casefold() != "auto":
+        return asked, None
+    found = quantized_cache(spec.quantization, ("modelopt",))
+    if found:
+        return found[0], f"the checkpoint's {found[1]} is {found[0]}"
+    weights = parse_weight_dtype(dtype)
+    if weights is not None and weights.name in _WITH_FP8_CACHE:
+        return "fp8", f"modelopt's {weights.name} checkpoints carry an fp8 cache"
+    return asked, None
 
 
 def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
@@ -104,7 +121,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
         return [Line(name, size) for name, size in named.items() if size]
 
     return Engine(
-        "tensorrt-llm", VERSION, cache_bytes, settings.describe(), _remarks(spec), sequence_bytes, blocks,
+        "tensorrt-llm", VERSION, cache_bytes, settings.describe(), _notes(spec), sequence_bytes, blocks,
         lambda share, dtype: settings.tokens_per_block, lines,
     )  # fmt: skip
 
@@ -186,6 +203,7 @@ def _window_pools(
     """The pool of every window, smallest first; none where all layers have one (calculate_max_num_blocks_for_vswa).
 
     Pools share the memory equally, whatever their layers, and max_tokens plays no part. Windows are cut at the context.
+    A pipeline stage begins the pattern anew (local_layer_idx of _get_window_size_to_layers).
     Blocks are None without memory, and where it does not hold one sequence: windows are then made smaller.
     """
     pattern = [min(window, tokens) for window in settings.max_attention_window or (tokens,)]
@@ -197,7 +215,7 @@ def _window_pools(
     for group in spec.layers:
         for number in range(group.first, group.last + 1):
             row = sum(_row_bytes(cache, dtype) for cache in group.caches)
-            rows.setdefault(pattern[number % len(pattern)], []).append(row)
+            rows.setdefault(pattern[(number - spec.layers[0].first) % len(pattern)], []).append(row)
     block, fraction = settings.tokens_per_block, settings.free_gpu_memory_fraction
     memory = int(memory_bytes * (fraction or 1)) if memory_bytes is not None else 0
     holds_one = sum(window * sum(layers) for window, layers in rows.items()) < memory
@@ -212,7 +230,8 @@ def _window_pools(
     ]
 
 
-def _remarks(spec: ModelSpec) -> tuple[str, ...]:
+def _notes(spec: ModelSpec) -> tuple[Note, ...]:
     if windows(spec):
-        return ("TensorRT-LLM takes whole blocks for windows too; --max-attention-window divides the memory by window",)
+        text = "TensorRT-LLM takes whole blocks for windows too; --max-attention-window divides the memory by window"
+        return (Note("engine", "whole-windows", text),)
     return ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvcalc.memory.quantization.formats import Format
 from kvcalc.memory.quantization.schemes import Scheme
-from kvcalc.model.weights.tensors import EMBEDDING, HEAD, LINEAR, LOOKUP
+from kvcalc.model.tensors import EMBEDDING, HEAD, LINEAR, LOOKUP
 
 # Elements of a block packed, and what scales and minima take beside them: 144, 176 and 210 bytes a block.
 _Q4_K = Format("q4_k", 4, scale_bytes=16, group=256)

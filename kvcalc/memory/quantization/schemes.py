@@ -17,7 +17,7 @@ from kvcalc.memory.quantization.formats import (
     fp8_block,
 )
 from kvcalc.memory.quantization.names import Match, compressed_match, glob_match, nearest_entry, transformers_match
-from kvcalc.model.weights.tensors import HEAD, LINEAR
+from kvcalc.model.tensors import HEAD, LINEAR
 
 # Digits, and of expressions what may match one alone: a class, a count, an escape other than that of the dot.
 _DIGITS = frozenset("0123456789[]{}?\\")

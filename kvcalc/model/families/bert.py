@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import FullAttention
-from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, uniform_layers
+from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
+from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import around, linear, lookup, norm, plain_mlp
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers n_layers n_layer num_attention_heads n_heads n_head hidden_size dim n_embd head_dim "
-        "hidden_dim n_inner n_positions is_decoder add_cross_attention cross_attention_hidden_size type_vocab_size "
-        "position_embedding_type layer_norm_eps num_hidden_groups inner_group_num relative_attention pos_att_type "
-        "position_biased_input embedding_size vision_config rotary_emb_fraction qkv_proj_bias conv_kernel_size conv_act"
-    ).split()
-)
+KEYS = frozenset("head_dim add_cross_attention cross_attention_hidden_size conv_kernel_size conv_act".split())
 
 # May be built as decoders. Source: their configuration classes, Transformers 5.23.0. GIT is nothing else: a BERT that
 # reads an image's tokens before the text's.
@@ -38,11 +32,37 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     if decodes and model_type not in (*_MAY_DECODE, "git"):
         raise ModelError(f"{config.name}: is_decoder is true: {model_type} does not decode")
     rotary = model_type in ("nomic_bert", "roformer")
-    attention = AttentionShape(
-        num_heads, num_heads, head_dim, head_dim, hidden_size, qkv_bias=model_type != "nomic_bert",
-        output_bias=model_type != "nomic_bert", rope_dim=head_dim if rotary else 0,
+    bias = model_type != "nomic_bert"
+    shape = AttentionShape(
+        num_heads, num_heads, head_dim, head_dim, hidden_size, qkv_bias=bias, output_bias=bias,
+        rope_dim=head_dim if rotary else 0,
     )  # fmt: skip
-    layers = uniform_layers(num_layers, FullAttention(num_heads, head_dim, head_dim))
-    positions = ("max_position_embeddings", "n_positions")
-    is_encoder = model_type != "git" and not decodes
-    return config.model(model_type, attention, layers, positions=positions, is_encoder=is_encoder)
+    names = Projections("attention", "self.query", "self.key", "self.value", "output.dense")
+    return config.model(
+        model_type,
+        [(Attention(shape, names=names),)] * num_layers,
+        (lambda: _bert(config, hidden_size, num_layers)) if model_type == "bert" else None,
+        positions=("max_position_embeddings", "n_positions"),
+        is_encoder=model_type != "git" and not decodes,
+    )
+
+
+def _bert(config: ConfigReader, width: int, num_layers: int) -> Body:
+    """The encoder and its pooler, without the heads of pretraining. Source: BertModel, Transformers 5.23.0."""
+    config = config.with_defaults({
+        "vocab_size": 30522, "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2,
+    })  # fmt: skip
+    mlp = plain_mlp("intermediate.dense", "output.dense", width, config.integer("intermediate_size"), bias=True)
+    outer = (
+        lookup("embeddings.position_embeddings", config.integer("max_position_embeddings"), width),
+        lookup("embeddings.token_type_embeddings", config.integer("type_vocab_size"), width),
+        norm("embeddings.LayerNorm", width, bias=True),
+        linear("pooler.dense", width, width, bias=True),
+    )
+    # Nothing is tied: there is no output head. Said to be so, none is counted.
+    outside = around(
+        config.integer("vocab_size"), width, True, *outer, embedding="embeddings.word_embeddings",
+        prefix="encoder.layer.{}.",
+    )  # fmt: skip
+    norms = ("attention.output.LayerNorm", "output.LayerNorm")
+    return Body(outside._replace(tied=False), [mlp] * num_layers, tuple(norm(n, width, bias=True) for n in norms))

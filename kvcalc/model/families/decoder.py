@@ -1,118 +1,194 @@
 """Decoders with K and V in every layer: plain, in a window throughout, or in a window in some layers.
 
-What differs between them stands in `decoder_rules`; this is the one way they are read.
+What differs between them stands in `decoder_table`, one row each; this is the one way they are read. Families with one
+rule of their own fill in a row and come here too.
 """
 
 from __future__ import annotations
 
-from kvcalc.errors import ModelError
-from kvcalc.model.caches import Cache, FullAttention, SlidingWindowAttention
-from kvcalc.model.families.decoder_rules import RULES, Rule
-from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
+from collections.abc import Sequence
+from typing import Any
+
+from kvcalc.model.experts import choose, moe, sparse_layers, with_defaults
+from kvcalc.model.families.decoder_table import DECODERS, Decoder
+from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
+from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import Around, Weight, around, gated_mlp, linear, lookup, norm, other, plain_mlp
 
 # Keys which mean something in some of these families, and in the others may change the cache.
-OWN_KEYS = frozenset(
+_OWN_KEYS = frozenset(
     (
         "sliding_window_pattern _sliding_window_pattern prefix_dense_sliding_window_pattern use_sliding_window "
         "max_window_layers keep_window_size compression_ratio global_attn_every_n_layers attention_head_dim"
     ).split()
 )
 
-KEYS = OWN_KEYS | frozenset(
+_KEYS = _OWN_KEYS | frozenset(
     (
-        "num_hidden_layers n_layer num_attention_heads n_head num_key_value_heads hidden_size n_embed head_dim "
-        "v_head_dim sliding_window sliding_window_size layer_types attention_bias use_bidirectional_attention mlp_bias "
-        "position_embedding_type rope_theta rope_scaling rope_parameters rms_norm_eps rope_local_base_freq "
-        "use_qk_norm lm_head_bias ffn_dim word_embed_proj_dim do_layer_norm_before "
-        "query_pre_attn_scalar moe_intermediate_size num_experts num_local_experts num_experts_per_tok "
-        "decoder_sparse_step mlp_only_layers norm_topk_prob shared_expert_intermediate_size first_k_dense_replace "
-        "n_routed_experts n_shared_experts partial_rotary_factor no_rope_layers no_rope_layer_interval "
-        "mlp_layer_types num_attention_heads_per_layer moe_layer_types mtp_layer_types "
-        "mtp_mlp_layer_types"
+        "num_key_value_heads head_dim v_head_dim sliding_window sliding_window_size layer_types decoder_sparse_step "
+        "mlp_layer_types moe_layer_types mtp_layer_types mtp_mlp_layer_types"
     ).split()
 )
 
-WINDOW_KEYS = ("sliding_window", "sliding_window_size")
-LAYER_TYPES = ("full_attention", "sliding_attention")
+_WINDOW_KEYS = ("sliding_window", "sliding_window_size")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def known_keys(model_type: str) -> frozenset[str]:
+    """The keys a config of this type may have, beside the common ones."""
+    return Decoder(DECODERS[model_type]).keys or _KEYS
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
-    """K and V of num_key_value_heads heads in every layer, of all tokens or of the window's."""
-    rule = RULES[model_type]
-    config = config.with_defaults(rule.defaults)
-    for key, why in rule.refused.items():
+    """A decoder of `DECODERS`."""
+    return read_row(config, model_type, DECODERS[model_type])
+
+
+def read_row(
+    config: ConfigReader, model_type: str, facts: dict[str, Any], slides: Sequence[bool] | None = None
+) -> ModelSpec:
+    """K and V of num_key_value_heads heads in every layer, of all tokens or of the window's.
+
+    `slides`: which layers have the window, where a family's own file has found them.
+    """
+    row = Decoder(facts)
+    config = with_defaults(config, row.defaults)
+    for key, why in row.refused.items():
         config.refuse(key, why)
-    _refuse_foreign_keys(config, rule, model_type)
-    num_layers = config.num_layers("num_hidden_layers", "n_layer")
-    num_heads = config.integer("num_attention_heads", "n_head")
-    hidden_size = config.optional_integer("hidden_size", "n_embed")
-    head_dim = _head_dim(config, rule, hidden_size, num_heads)
-    v_head_dim = config.optional_integer("v_head_dim") or head_dim
-    num_kv_heads = _kv_heads(config, rule, num_heads)
-    full: tuple[Cache, ...] = (FullAttention(num_kv_heads, head_dim, v_head_dim),)
-    sliding = _sliding_layers(config, rule, num_layers)
-    windowed: tuple[Cache, ...] = ()
-    if any(sliding):
-        windowed = (SlidingWindowAttention(config.integer(*WINDOW_KEYS), num_kv_heads, head_dim, v_head_dim),)
-    bias = config.boolean("attention_bias", default=False)
+    for key in row.foreign_keys if row.keys else _foreign_keys(config, row, model_type):
+        config.refuse(key, f"may change the cache and {model_type}'s reader does not know it")
+    num_layers = config.num_layers(*row.layers)
+    shape = _shape(config, row)
+    sliding = _sliding_layers(config, row, num_layers) if slides is None else slides
+    window = config.integer(*_WINDOW_KEYS) if any(sliding) else None
+    has_norm = row.qk_norm and (not row.qk_norm_key or config.boolean(row.qk_norm_key, default=False))
+    names = Projections(**row.attention_names, qk_norm=row.qk_norm if has_norm else "")
+    full, windowed = (Attention(shape, names=names),), (Attention(shape, window, names=names),)
+    return config.model(
+        model_type,
+        [windowed if is_sliding else full for is_sliding in sliding],
+        None if row.vocab_size is None else lambda: _body(config, row, num_layers),
+        attention=shape,
+        positions=row.positions,
+    )
+
+
+def _shape(config: ConfigReader, row: Decoder) -> AttentionShape:
+    num_heads, hidden_size = config.integer(*row.heads), config.optional_integer(*row.hidden)
+    head_dim = _head_dim(config, row, hidden_size, num_heads)
     # Rotary positions, but for models known from a paper which says otherwise.
-    rotary = rule.rotary and config.config.get("position_embedding_type") != "absolute"
-    attention = AttentionShape(
-        num_heads, num_kv_heads, head_dim, v_head_dim, hidden_size, qkv_bias=bias or rule.qkv_bias, output_bias=bias,
+    rotary = row.rotary and config.config.get("position_embedding_type") != "absolute"
+    return AttentionShape(
+        num_heads, _kv_heads(config, row, num_heads), head_dim, config.optional_integer("v_head_dim") or head_dim,
+        hidden_size, qkv_bias=_flag(config, row.qkv_bias), output_bias=_flag(config, row.output_bias),
         rope_dim=head_dim if rotary else 0, rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
-    layers = group_layers(windowed if is_sliding else full for is_sliding in sliding)
-    return config.model(model_type, attention, layers)
 
 
-def _refuse_foreign_keys(config: ConfigReader, rule: Rule, model_type: str) -> None:
+def _foreign_keys(config: ConfigReader, row: Decoder, model_type: str) -> list[str]:
     """Keys that mean something in another of these families and may change the cache in this one."""
-    if rule.slides is None:
-        config.refuse("sliding_window", "this family has no sliding window")
-    foreign = {*OWN_KEYS} - {*rule.keys}
+    foreign = {*_OWN_KEYS} - {*row.own_keys}
     if not config.config.get("sliding_window"):
         # Without a window there is no layer for it to begin at.
         foreign.discard("max_window_layers")
-    if rule.switch:
+    if row.switch:
         foreign -= {"use_sliding_window", "max_window_layers"}
-    if rule.slides is None:
+    if row.slides is None:
+        config.refuse("sliding_window", "this family has no sliding window")
         foreign.add("sliding_window_size")
-    if not rule.has_layer_types and any(kind != "full_attention" for kind in config.items("layer_types")):
+    if not row.has_layer_types and any(kind != "full_attention" for kind in config.items("layer_types")):
         foreign.add("layer_types")
     if model_type != "generic":
         foreign.add("v_head_dim")
-    for key in sorted(foreign):
-        config.refuse(key, f"may change the cache and {model_type}'s reader does not know it")
+    return sorted(foreign)
 
 
-def _kv_heads(config: ConfigReader, rule: Rule, num_heads: int) -> int:
-    key = "num_key_value_heads"
-    stated = config.integer(key) if rule.states_kv_heads else config.optional_integer(key)
-    if not rule.grouped and stated not in (None, num_heads):
-        raise ModelError(f"{config.name}: num_key_value_heads is {stated}: every head of this family has its own")
-    return config.check_groups(num_heads, stated or num_heads)
+def _kv_heads(config: ConfigReader, row: Decoder, num_heads: int) -> int:
+    key = row.kv_heads_key
+    stated = None
+    if key:
+        stated = config.integer(key) if row.states_kv_heads else config.optional_integer(key)
+    own = row.num_kv_heads or num_heads
+    if stated not in (None, own) and (row.num_kv_heads is not None or not row.grouped):
+        raise config.error(f"{key} is {stated}: this family has {own} by its own keys")
+    return config.check_groups(num_heads, own if row.num_kv_heads else stated or num_heads)
 
 
-def _head_dim(config: ConfigReader, rule: Rule, hidden_size: int | None, num_heads: int) -> int:
-    head_dim = config.head_dim(hidden_size, num_heads)
+def _head_dim(config: ConfigReader, row: Decoder, hidden_size: int | None, num_heads: int) -> int:
+    """The explicit width of a head, else hidden_size / heads, which must come out whole."""
+    stated = config.optional_integer(row.head_dim_key) if row.head_dim_key else None
+    if stated is None:
+        if not row.head_dim_key:
+            config.integer(*row.hidden)
+        head_dim = config.head_dim(hidden_size, num_heads)
+    else:
+        head_dim = stated
     if config.optional_integer("attention_head_dim") not in (None, head_dim):
-        raise ModelError(f"{config.name}: attention_head_dim is not the {head_dim} that the other keys give")
-    if rule.derives_head_dim and hidden_size is not None and head_dim * num_heads != hidden_size:
-        raise ModelError(f"{config.name}: head_dim is {head_dim}: this family derives it from hidden_size")
+        raise config.error(f"attention_head_dim is not the {head_dim} that the other keys give")
+    if row.derives_head_dim and hidden_size is not None and head_dim * num_heads != hidden_size:
+        raise config.error(f"{row.head_dim_key} is {head_dim}: this family derives it from hidden_size")
     return head_dim
 
 
-def _sliding_layers(config: ConfigReader, rule: Rule, num_layers: int) -> list[bool]:
+def _sliding_layers(config: ConfigReader, row: Decoder, num_layers: int) -> list[bool]:
     """Which layers slide: the config's own list where the family has one, else the family's pattern."""
-    stated = config.strings("layer_types", num_layers, LAYER_TYPES) if rule.has_layer_types else None
-    if rule.slides is None or (rule.switch and not config.boolean("use_sliding_window", default=False)):
+    stated = config.strings("layer_types", num_layers, _LAYER_TYPES) if row.has_layer_types else None
+    if row.slides is None or (row.switch and not config.boolean("use_sliding_window", default=False)):
         return [False] * num_layers
-    if not config.optional_integer(*WINDOW_KEYS, least=0):
+    if not config.optional_integer(*_WINDOW_KEYS, least=0):
         if stated is not None and "sliding_attention" in stated:
-            raise ModelError(f"{config.name}: layer_types has sliding_attention and there is no sliding_window")
+            raise config.error("layer_types has sliding_attention and there is no sliding_window")
         return [False] * num_layers
     if stated is not None:
         return [kind == "sliding_attention" for kind in stated]
     config.refuse("layer_types", "contradicts the window, which this family does not list by layer")
-    return rule.slides(config, num_layers)
+    return row.slides(config, num_layers)
+
+
+def _body(config: ConfigReader, row: Decoder, num_layers: int) -> Body:
+    if row.check is not None:
+        row.check(config)
+    width, vocab = config.integer(*row.hidden), config.integer("vocab_size")
+    is_parallel = bool(row.parallel_key) and config.boolean(row.parallel_key, default=False)
+    norms = row.norms[:1] if is_parallel else row.norms
+    if row.experts is None:
+        mlps = [_mlp(config, row, width)] * num_layers
+    else:
+        sparse = sparse_layers(config, row.experts, num_layers)
+        dense = _mlp(config, row, width) if len(sparse) < num_layers else ()
+        mlps = choose(num_layers, sparse, moe(config, row.experts, width), dense)
+    return Body(_around(config, row, width, vocab), mlps, tuple(norm(name, width, row.norm_bias) for name in norms))
+
+
+def _around(config: ConfigReader, row: Decoder, width: int, vocab: int) -> Around:
+    outer = [norm(name, width, row.norm_bias) for name in row.final_norms]
+    for name, keys, default, more in row.tables:
+        outer.append(lookup(name, (config.optional_integer(*keys) or default) + more, width))
+    tied = config.boolean("tie_word_embeddings", default=row.tied)
+    head_bias = _flag(config, row.head_bias)
+    if tied and head_bias:
+        outer.append(other(f"{row.head}.bias", vocab))
+    return around(
+        vocab, width, tied, *outer, embedding=row.embedding, head=row.head, head_bias=head_bias, prefix=row.prefix
+    )
+
+
+def _mlp(config: ConfigReader, row: Decoder, width: int) -> tuple[Weight, ...]:
+    if row.inner_factor:
+        inner = (config.optional_integer(*row.inner) if row.inner else None) or row.inner_factor * width
+    else:
+        inner = config.integer(*row.inner)
+    bias = _flag(config, row.mlp_bias)
+    if row.mlp == "gated":
+        return gated_mlp("mlp", width, inner, bias)
+    if row.mlp == "fused":
+        return (linear("mlp.gate_up_proj", width, 2 * inner, bias), linear("mlp.down_proj", inner, width, bias))
+    found = plain_mlp(*row.mlp_names, width, inner, bias)
+    if row.mlp == "xielu":
+        found += (other("mlp.act_fn.alpha_p", 1), other("mlp.act_fn.alpha_n", 1))
+    return found
+
+
+def _flag(config: ConfigReader, rule: bool | str) -> bool:
+    return config.boolean(rule, default=False) if isinstance(rule, str) else rule

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import Cache, IndexerKeys, LatentAttention
-from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
+from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
+from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer
+from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import Weight, around, gated_mlp, norm, other, replicated
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_layers num_attention_heads num_key_value_heads hidden_size head_dim kv_lora_rank "
-        "q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim attention_bias rope_theta "
-        "rope_scaling rope_parameters rope_interleave first_k_dense_replace moe_layer_freq moe_intermediate_size "
-        "n_routed_experts n_shared_experts num_experts_per_tok num_nextn_predict_layers rms_norm_eps "
-        "ffn_hidden_size index_head_dim index_n_heads index_topk index_topk_freq index_skip_topk_offset "
-        "index_topk_pattern index_share_for_mtp_iteration indexer_types indexer_rope_interleave layer_types "
-        "mlp_layer_types use_mla"
+        "num_key_value_heads head_dim kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim "
+        "v_head_dim index_head_dim index_n_heads index_topk index_topk_freq index_skip_topk_offset index_topk_pattern "
+        "index_share_for_mtp_iteration layer_types mlp_layer_types use_mla"
     ).split()
 )
 
@@ -28,18 +28,43 @@ def _mla(kv_rank: int, q_rank: int, nope: int, rope: int, v_head_dim: int) -> di
     }  # fmt: skip
 
 
-# Source: the configuration class of each, Transformers 5.23.0.
+# Source: the configuration class of each, Transformers 5.23.0; kimi_k2 is read as deepseek_v3.
 _INDEXER: dict[str, object] = {"index_head_dim": 128, "index_topk": 2048}
+_V3 = {
+    "vocab_size": 129280, "intermediate_size": 18432, "n_routed_experts": 256, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "q_lora_rank": 1536,
+}  # fmt: skip
+_V32 = {**_V3, **_INDEXER, "index_n_heads": 64}
 _DEFAULTS: dict[str, dict[str, object]] = {
     "axk1": _mla(512, 1536, 128, 64, 128),
     "axk2": {**_mla(128, 384, 64, 32, 64), **_INDEXER},
     "hy_v4": {**_mla(512, 1536, 192, 64, 256), **_INDEXER},
     "mistral4": _mla(256, 1024, 64, 64, 128),
     "youtu": _mla(512, 1536, 128, 64, 128),
-    "minicpm3": {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32},
-    "deepseek_v32": _INDEXER,
-    "glm_moe_dsa": _INDEXER,
-}
+    "minicpm3": {
+        "kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "vocab_size": 73448,
+        "intermediate_size": 6400,
+    },
+    "deepseek_v2": {
+        "vocab_size": 102400, "intermediate_size": 11008, "n_routed_experts": 64, "n_shared_experts": 2,
+        "moe_intermediate_size": 1407, "first_k_dense_replace": 0, "q_lora_rank": 1536,
+    },
+    "deepseek_v3": {**_V3},
+    "kimi_k2": {**_V3},
+    "deepseek_v32": {**_V32},
+    "glm_moe_dsa": {
+        **_V32, "vocab_size": 154880, "intermediate_size": 12288, "q_lora_rank": 2048, "index_n_heads": 32,
+    },
+    "glm4_moe_lite": {
+        "vocab_size": 154880, "intermediate_size": 10240, "n_routed_experts": 64, "n_shared_experts": 1,
+        "num_experts_per_tok": 4, "moe_intermediate_size": 1536, "q_lora_rank": 768,
+    },
+}  # fmt: skip
+# Their weights are not counted: longcat_flash because the count of Transformers 5.23.0 holds matrices for experts which
+# compute nothing, and the published one does not.
+_NOT_COUNTED = ("axk1", "axk2", "hy_v4", "longcat_flash", "mistral4", "youtu")
+# Families whose configs may list the kind of every layer's MLP.
+_LISTED = ("deepseek_v32", "glm_moe_dsa", "glm4_moe_lite")
 # What layer_types may say, without and with an indexer: the second spells it as older releases did.
 _LAYER_TYPES = (("full_attention",), ("indexed_attention", "deepseek_sparse_attention"))
 _INDEXED = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4")
@@ -51,13 +76,12 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     A null q_lora_rank means an uncompressed query (V2-Lite). Next-token-prediction layers are not part of the model
     that decodes. Source: DeepSeek-V2 paper, section 2.1; DeepseekV3Attention, Transformers 5.23.0.
     """
-    config = config.with_defaults(_DEFAULTS.get(model_type, {}))
+    config = with_defaults(config, _DEFAULTS.get(model_type, {}))
     if not config.boolean("use_mla", default=True):
         raise ModelError(f"{config.name}: use_mla is false: {model_type} without its latent is not modelled")
     num_layers = _num_layers(config, model_type)
     num_heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
-    rank = config.integer("kv_lora_rank")
     rope = config.integer("qk_rope_head_dim")
     v_head_dim = config.optional_integer("v_head_dim") if model_type == "minicpm3" else config.integer("v_head_dim")
     if v_head_dim is None:
@@ -67,21 +91,66 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
             )
         v_head_dim = hidden_size // num_heads
     bias = config.boolean("attention_bias", default=False)
-    attention = AttentionShape(
-        num_heads, num_heads, config.integer("qk_nope_head_dim") + rope, v_head_dim, hidden_size,
-        rope_dim=rope, rope_theta=config.number("rope_theta", default=10_000.0), kv_lora_rank=rank,
+    shape = AttentionShape(
+        num_heads, num_heads, config.integer("qk_nope_head_dim") + rope, v_head_dim, hidden_size, rope_dim=rope,
+        rope_theta=config.number("rope_theta", default=10_000.0), kv_lora_rank=config.integer("kv_lora_rank"),
         q_lora_rank=config.optional_integer("q_lora_rank") or 0, qk_rope_head_dim=rope, qkv_bias=bias, output_bias=bias,
     )  # fmt: skip
-    latent: tuple[Cache, ...] = (LatentAttention(rank, rope),)
     if any(kind not in _LAYER_TYPES[model_type in _INDEXED] for kind in config.items("layer_types")):
         raise ModelError(f"{config.name}: layer_types: layers of another kind than {model_type}'s own are not modelled")
+    plain = (Attention(shape),)
+    mixers = [plain] * num_layers
     if model_type in _INDEXED:
-        latent = (LatentAttention(rank, rope, most_read_tokens=config.integer("index_topk")),)
-        indexed = (*latent, IndexerKeys(config.integer("index_head_dim")))
-        layers = group_layers(indexed if has else latent for has in has_indexer(config, model_type, num_layers))
-    else:
-        layers = group_layers([latent] * num_layers)
-    return config.model(model_type, attention, layers)
+        sparse = Attention(shape, most_read_tokens=config.integer("index_topk"))
+        shared, indexed = (sparse,), (sparse._replace(indexer=_indexer(config, shape)),)
+        mixers = [indexed if has else shared for has in _has_indexer(config, model_type, num_layers)]
+    body = None if model_type in _NOT_COUNTED else lambda: _body(config, model_type, num_layers)
+    return config.model(model_type, mixers, body)
+
+
+def _indexer(config: ConfigReader, shape: AttentionShape) -> Indexer:
+    """Its projections are on every rank (ReplicatedLinear, DeepseekV2MLAAttention of vLLM 0.33.0), as all heads share
+    its keys. Source: DeepseekV32Indexer, Transformers 5.23.0."""
+    heads, head_dim = config.optional_integer("index_n_heads") or 1, config.integer("index_head_dim")
+    width = shape.hidden_size or 0
+    weights = (
+        replicated("self_attn.indexer.wq_b", shape.q_lora_rank, heads * head_dim),
+        replicated("self_attn.indexer.wk", width, head_dim),
+        norm("self_attn.indexer.k_norm", head_dim, bias=True),
+        # Published in 16 or 32 bits where all about it is in 8.
+        other("self_attn.indexer.weights_proj", heads, width),
+    )
+    return Indexer(heads, head_dim, weights)
+
+
+def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
+    """Experts after the first dense layers."""
+    if config.config.get("moe_layer_freq") not in (None, 1):
+        raise ModelError(f"{config.name}: moe_layer_freq: only 1 is known")
+    if model_type in _INDEXED:
+        config.integer("q_lora_rank")  # the indexer's queries are made of it
+    width = config.integer("hidden_size")
+    sparse: Collection[int] = () if model_type == "minicpm3" else _sparse_layers(config, model_type, num_layers)
+    dense: tuple[Weight, ...] = ()
+    if len(sparse) < num_layers:
+        bias = config.boolean("mlp_bias", default=False)
+        dense = gated_mlp("mlp", width, config.integer("intermediate_size"), bias)
+    experts = moe(config, Experts("n_routed_experts", shared=True), width) if sparse else ()
+    tied = config.boolean("tie_word_embeddings", default=model_type == "minicpm3")
+    return Body(
+        around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
+        choose(num_layers, sparse, experts, dense),
+        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
+    )
+
+
+def _sparse_layers(config: ConfigReader, model_type: str, num_layers: int) -> Collection[int]:
+    # GLM-4.7-Flash's class knows the list alone; without one its first layer is dense.
+    if model_type == "glm4_moe_lite":
+        return listed_sparse_layers(config, num_layers, range(1, num_layers))
+    if model_type in _LISTED and config.config.get("mlp_layer_types") is not None:
+        return listed_sparse_layers(config, num_layers, ())
+    return range(min(config.integer("first_k_dense_replace", least=0), num_layers), num_layers)
 
 
 def _num_layers(config: ConfigReader, model_type: str) -> int:
@@ -95,7 +164,7 @@ def _num_layers(config: ConfigReader, model_type: str) -> int:
     return 2 * blocks
 
 
-def has_indexer(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
+def _has_indexer(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
     """Which layers keep keys of their own indexer; the others reuse the last one's choice.
 
     GLM-5.2 says so by a list (indexer_types), a string of F and S (index_topk_pattern), or a step (index_topk_freq)

@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from kvcalc.model.caches import Cache, CompressedAttention
-from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
+from kvcalc.model.caches import CompressedAttention
+from kvcalc.model.experts import Experts, moe, with_defaults
+from kvcalc.model.mixers.attention import AttentionShape, Flops
+from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import Weight, around, linear, norm, other, replicated
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim q_lora_rank o_lora_rank "
-        "o_groups qk_rope_head_dim sliding_window compress_ratios compress_rates compress_rate_csa compress_rate_hca "
-        "compress_rope_theta layer_types mlp_layer_types index_head_dim index_n_heads index_topk num_hash_layers "
-        "hc_mult hc_eps hc_sinkhorn_iters attention_bias rope_theta rope_scaling rope_parameters "
-        "partial_rotary_factor moe_intermediate_size n_routed_experts n_shared_experts num_experts_per_tok "
-        "num_nextn_predict_layers rms_norm_eps expert_dtype"
+        "num_key_value_heads head_dim q_lora_rank o_lora_rank qk_rope_head_dim sliding_window compress_ratios "
+        "compress_rates compress_rate_csa compress_rate_hca compress_rope_theta layer_types mlp_layer_types "
+        "index_head_dim index_n_heads index_topk"
     ).split()
 )
 
 _WINDOW, _SPARSE, _HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 # Source: DeepseekV4Config, Transformers 5.23.0.
-_DEFAULTS = {"sliding_window": 128, "head_dim": 512, "index_head_dim": 128, "index_topk": 512}
+_DEFAULTS = {
+    "sliding_window": 128, "head_dim": 512, "index_head_dim": 128, "index_topk": 512, "vocab_size": 129280,
+    "q_lora_rank": 1024, "o_lora_rank": 1024, "o_groups": 8, "n_routed_experts": 256, "n_shared_experts": 1,
+    "num_experts_per_tok": 6, "hc_mult": 4, "index_n_heads": 64,
+}  # fmt: skip
 _RATES = {_SPARSE: 4, _HEAVY: 128}
 _BY_RATIO = {0: _WINDOW, 4: _SPARSE, 128: _HEAVY}
+
+
+class CompressedMixer(NamedTuple):
+    """Attention over a window and compressed entries, K and V one vector a token that all `num_heads` heads share."""
+
+    cache: CompressedAttention
+    num_heads: int
+    weights: tuple[Weight, ...] = ()
+
+    @property
+    def caches(self) -> tuple[CompressedAttention]:
+        return (self.cache,)
+
+    def flops(self, ranks: int) -> tuple[Flops, ...]:
+        """Of a token in the window."""
+        own = 4 * max(1, self.num_heads // ranks) * self.cache.head_dim
+        return ((own, own),)
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -32,31 +54,110 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     Next-token-prediction layers, which compress_ratios may count, are not part of the model that decodes.
     Source: DeepSeek-V4's paper, section 2.3; DeepseekV4Attention, Transformers 5.23.0.
     """
-    config = config.with_defaults(_DEFAULTS)
+    config = with_defaults(config, _DEFAULTS)
     num_layers = config.num_layers("num_hidden_layers")
     num_heads, head_dim = config.integer("num_attention_heads"), config.integer("head_dim")
     if config.optional_integer("num_key_value_heads") not in (None, 1):
         raise config.error("num_key_value_heads is not 1: K and V are shared by all heads in this family")
-    window, rates = config.integer("sliding_window"), compress_rates(config)
-    kept: dict[str, tuple[Cache, ...]] = {
-        _WINDOW: (CompressedAttention(window, head_dim),),
-        _HEAVY: (CompressedAttention(window, head_dim, rates[_HEAVY]),),
-        _SPARSE: (
-            CompressedAttention(
-                window, head_dim, rates[_SPARSE], config.integer("index_head_dim"), config.integer("index_topk")
-            ),
-        ),
-    }
+    window, rates, width = config.integer("sliding_window"), _compress_rates(config), config.integer("hidden_size")
     shape = AttentionShape(
-        num_heads, 1, head_dim, head_dim, config.integer("hidden_size"),
-        q_lora_rank=config.optional_integer("q_lora_rank") or 0,
+        num_heads, 1, head_dim, head_dim, width, q_lora_rank=config.optional_integer("q_lora_rank") or 0,
         rope_dim=config.optional_integer("qk_rope_head_dim") or 0,
         rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
-    return config.model(model_type, shape, group_layers(kept[kind] for kind in layer_kinds(config, num_layers)))
+    index = config.integer("index_head_dim")
+    plain, prefix = _attention(config, shape, width), "self_attn.compressor"
+    caches = {
+        _WINDOW: CompressedAttention(window, head_dim),
+        _HEAVY: CompressedAttention(window, head_dim, rates[_HEAVY]),
+        _SPARSE: CompressedAttention(window, head_dim, rates[_SPARSE], index, config.integer("index_topk")),
+    }
+    weights = {
+        _WINDOW: plain,
+        _HEAVY: (*plain, *_compressor(prefix, width, head_dim, rates[_HEAVY], 1)),
+        _SPARSE: (
+            *plain, *_compressor(prefix, width, head_dim, rates[_SPARSE], 2), *_indexer(config, shape, rates[_SPARSE]),
+        ),
+    }  # fmt: skip
+    kept = {kind: (CompressedMixer(caches[kind], num_heads, weights[kind]),) for kind in caches}
+    mixers = [kept[kind] for kind in _layer_kinds(config, model_type, num_layers)]
+    body = (lambda: _body(config, width, num_layers)) if model_type == "deepseek_v4" else None
+    return config.model(model_type, mixers, body, attention=shape)
 
 
-def compress_rates(config: ConfigReader) -> dict[str, int]:
+def _body(config: ConfigReader, width: int, num_layers: int) -> Body:
+    """Experts, and what mixes the streams between layers. Source: DeepseekV4DecoderLayer, Transformers 5.23.0."""
+    for key in ("attention_bias", "mlp_bias"):
+        config.refuse(key, "biases of this family are not counted")
+    config.integer("q_lora_rank")  # queries are made of it
+    # One width under two names.
+    inner = config.optional_integer("moe_intermediate_size", "intermediate_size") or 2048
+    sized = config.with_defaults({"moe_intermediate_size": inner})
+    streams = config.integer("hc_mult")
+    mlp = (
+        *moe(sized, Experts("n_routed_experts", shared=True), width),
+        *_mixing("attn_hc", width, streams),
+        *_mixing("ffn_hc", width, streams),
+    )
+    outer = (
+        norm("model.norm", width),
+        other("model.hc_head.hc_fn", streams, streams * width),
+        other("model.hc_head.hc_base", streams),
+        other("model.hc_head.hc_scale", 1),
+    )
+    tied = config.boolean("tie_word_embeddings", default=False)
+    return Body(
+        around(config.integer("vocab_size"), width, tied, *outer),
+        [mlp] * num_layers,
+        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
+    )
+
+
+def _attention(config: ConfigReader, shape: AttentionShape, width: int) -> tuple[Weight, ...]:
+    """The output is projected in groups of heads, each through its own low rank."""
+    heads, head_dim = shape.num_heads, shape.qk_head_dim
+    rank, groups, o_rank = shape.q_lora_rank, config.integer("o_groups"), config.integer("o_lora_rank")
+    return (
+        replicated("self_attn.q_a_proj", width, rank),
+        norm("self_attn.q_a_norm", rank),
+        linear("self_attn.q_b_proj", rank, heads * head_dim),
+        replicated("self_attn.kv_proj", width, head_dim),
+        norm("self_attn.kv_norm", head_dim),
+        linear("self_attn.o_a_proj", heads * head_dim // groups, groups * o_rank),
+        linear("self_attn.o_b_proj", groups * o_rank, width),
+        other("self_attn.sinks", heads),
+    )
+
+
+def _mixing(name: str, width: int, streams: int) -> tuple[Weight, ...]:
+    """What joins the streams into a block's input and spreads its output over them (manifold hyper-connections)."""
+    mixes = streams * (2 + streams)
+    return (other(f"{name}.fn", mixes, streams * width), other(f"{name}.base", mixes), other(f"{name}.scale", 3))
+
+
+def _compressor(prefix: str, width: int, head_dim: int, rate: int, overlap: int) -> tuple[Weight, ...]:
+    """`rate` tokens become an entry; where entries overlap by half both halves have projections of their own."""
+    inner = overlap * head_dim
+    return (
+        replicated(f"{prefix}.kv_proj", width, inner),
+        replicated(f"{prefix}.gate_proj", width, inner),
+        norm(f"{prefix}.kv_norm", head_dim),
+        other(f"{prefix}.position_bias", rate * inner),
+    )
+
+
+def _indexer(config: ConfigReader, shape: AttentionShape, rate: int) -> tuple[Weight, ...]:
+    width = shape.hidden_size or 0
+    heads, head_dim = config.integer("index_n_heads"), config.integer("index_head_dim")
+    prefix = "self_attn.compressor.indexer"
+    return (
+        *_compressor(prefix, width, head_dim, rate, 2),
+        replicated(f"{prefix}.q_b_proj", shape.q_lora_rank, heads * head_dim),
+        other(f"{prefix}.scorer.weights_proj", heads, width),
+    )
+
+
+def _compress_rates(config: ConfigReader) -> dict[str, int]:
     """Tokens an entry stands for, by kind of layer: compress_rates, or the older key of each."""
     stated = config.config.get("compress_rates")
     if stated is not None and not isinstance(stated, Mapping):
@@ -68,13 +169,13 @@ def compress_rates(config: ConfigReader) -> dict[str, int]:
     }
 
 
-def layer_kinds(config: ConfigReader, num_layers: int) -> list[str]:
+def _layer_kinds(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
     """The kind of every layer: listed, by compress_ratios (0, 4 or 128), or V4-Pro's order."""
     kinds = config.strings("layer_types", num_layers, tuple(_BY_RATIO.values()))
     if kinds is not None:
         return kinds
     ratios = config.config.get("compress_ratios")
-    if ratios is None and config.config.get("model_type") != "deepseek_v4":
+    if ratios is None and model_type != "deepseek_v4":
         raise config.error("compress_ratios is missing")
     if ratios is None:
         return [_HEAVY if number < 2 or number % 2 else _SPARSE for number in range(num_layers)]

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcalc.model.caches import CrossAttention, FullAttention
-from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, uniform_layers
+from kvcalc.errors import ModelError
+from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
+from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import Block, Weight, around, linear, lookup, norm, other, plain_mlp, unread
 
-KEYS = frozenset(
-    (
-        "num_layers num_decoder_layers num_hidden_layers num_heads num_attention_heads d_model hidden_size d_kv d_ff "
-        "n_positions relative_attention_num_buckets relative_attention_max_distance feed_forward_proj "
-        "encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim "
-        "decoder_ffn_dim max_source_positions max_target_positions num_mel_bins scale_embedding is_encoder_decoder "
-        "add_cross_attention cross_attention_hidden_size"
-    ).split()
-)
+KEYS = frozenset("add_cross_attention cross_attention_hidden_size".split())
 
 
-class _Keys(NamedTuple):
-    """Where a family states its decoder: layers (best known key first), heads, width, and the longest context."""
+class _Bart(NamedTuple):
+    """A family of BART's make: defaults; learned rows of positions beyond the context (none: positions are computed);
+    the norms of each stack. Source: the configuration and modelling files of Transformers 5.23.0."""
 
-    layers: tuple[str, ...]
-    heads: tuple[str, ...]
-    positions: tuple[str, ...]
-    has_bias: bool
+    vocab_size: int
+    ffn_dim: int
+    more_positions: int | None
+    norms: tuple[str, ...]
 
 
-_T5 = _Keys(("num_decoder_layers", "num_layers"), ("num_heads",), (), has_bias=False)
-_BART = _Keys(("decoder_layers",), ("decoder_attention_heads",), ("max_position_embeddings",), has_bias=True)
-_WHISPER = _Keys(("decoder_layers",), ("decoder_attention_heads",), ("max_target_positions",), has_bias=True)
+_BARTS = {
+    "bart": _Bart(50265, 4096, 2, ("layernorm_embedding",)),
+    "mbart": _Bart(50265, 4096, 2, ("layernorm_embedding", "layer_norm")),
+    "pegasus": _Bart(50265, 4096, 0, ("layer_norm",)),
+    "marian": _Bart(58101, 4096, 0, ()),
+    "m2m_100": _Bart(128112, 4096, None, ("layer_norm",)),
+    "whisper": _Bart(51865, 1536, 0, ("layer_norm",)),
+}
+# Source: T5Config, MT5Config and UMT5Config, Transformers 5.23.0.
+_MT5 = {"vocab_size": 250112, "d_ff": 1024, "relative_attention_num_buckets": 32, "feed_forward_proj": "gated-gelu"}
+_T5S: dict[str, dict[str, object]] = {
+    "t5": {"vocab_size": 32128, "d_ff": 2048, "relative_attention_num_buckets": 32, "feed_forward_proj": "relu"},
+    "mt5": {**_MT5},
+    "umt5": {**_MT5},
+}
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -40,15 +47,114 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     n_positions is no limit. Whisper's encoder always gives max_source_positions. Source: T5Config, BartConfig and
     WhisperConfig, Transformers 5.23.0.
     """
-    keys = _T5 if model_type in ("t5", "mt5", "umt5") else _WHISPER if model_type == "whisper" else _BART
-    num_heads, hidden_size = config.integer(*keys.heads), config.integer("d_model", "hidden_size")
-    num_layers = config.num_layers(next((key for key in keys.layers if config.config.get(key)), keys.layers[0]))
-    width = config.integer("d_kv") if keys is _T5 else config.head_dim(hidden_size, num_heads)
-    shape = AttentionShape(
-        num_heads, num_heads, width, width, hidden_size, qkv_bias=keys.has_bias, output_bias=keys.has_bias
-    )
-    layers = uniform_layers(num_layers, FullAttention(num_heads, width, width), CrossAttention(num_heads, width, width))
-    fixed = config.integer("max_source_positions") if keys is _WHISPER else None
+    return _read_t5(config, model_type) if model_type in _T5S else _read_bart(config, model_type)
+
+
+def _read_t5(config: ConfigReader, model_type: str) -> ModelSpec:
+    config = config.with_defaults(_T5S[model_type])
+    num_heads, hidden_size = config.integer("num_heads"), config.integer("d_model", "hidden_size")
+    layers = "num_decoder_layers" if config.config.get("num_decoder_layers") else "num_layers"
+    num_layers = config.num_layers(layers)
+    width = config.integer("d_kv")
+    shape = AttentionShape(num_heads, num_heads, width, width, hidden_size)
+    own = Attention(shape, names=Projections("layer.0.SelfAttention", "q", "k", "v", "o"))
+    names = Projections("layer.1.EncDecAttention", "q", "k", "v", "o", reads_encoder=True)
+    mixers = (own, Attention(shape, is_cross=True, names=names))
     return config.model(
-        model_type, shape, layers, positions=keys.positions, encoder_tokens=fixed, has_fixed_encoder=fixed is not None
+        model_type, [mixers] * num_layers, lambda: _t5_body(config, model_type, own, num_layers), positions=()
     )
+
+
+def _t5_body(config: ConfigReader, model_type: str, attention: Attention, decoder_layers: int) -> Body:
+    """A decode step reads the decoder alone. Positions are a bias of the scores: umT5 has a table in every layer, the
+    others in the first of each stack.
+
+    Where the config unties the head, as T5 1.1 was published, Transformers ties it nonetheless: not counted. Source:
+    T5ForConditionalGeneration and UMT5ForConditionalGeneration, Transformers 5.23.0.
+    """
+    if config.config.get("tie_word_embeddings") is False:
+        raise ModelError(f"{config.name}: tie_word_embeddings is false, and Transformers ties them: no count is given")
+    width, num_layers = config.integer("d_model", "hidden_size"), config.num_layers("num_layers", "num_hidden_layers")
+    heads, inner = config.integer("num_heads", "num_attention_heads"), config.integer("d_ff")
+    positions = (other("relative_attention_bias", config.integer("relative_attention_num_buckets"), heads),)
+    names = ("wi_0", "wi_1") if config.text("feed_forward_proj").startswith("gated-") else ("wi",)
+    mlp = (
+        *(linear(f"DenseReluDense.{name}", width, inner) for name in names),
+        linear("DenseReluDense.wo", inner, width),
+    )
+    norms = tuple(norm(f"layer.{place}.layer_norm", width) for place in range(3))
+    every = model_type == "umt5"
+    encoder, decoder = "encoder.block.{}.", "decoder.block.{}."
+    blocks = (
+        unread(Block(encoder, range(num_layers), (*attention.weights, *mlp, *norms[:2]))),
+        unread(Block(encoder, range(num_layers if every else 1), positions)),
+        unread(Block("encoder.", (0,), (norm("final_layer_norm", width),))),
+        Block(decoder, range(decoder_layers if every else 1), positions),
+    )
+    last = norm("decoder.final_layer_norm", width)
+    outer = around(config.integer("vocab_size"), width, True, last, embedding="shared", prefix=decoder, blocks=blocks)
+    return Body(outer, [mlp] * decoder_layers, norms)
+
+
+def _read_bart(config: ConfigReader, model_type: str) -> ModelSpec:
+    is_whisper, family = model_type == "whisper", _BARTS[model_type]
+    config = config.with_defaults({
+        "vocab_size": family.vocab_size, "encoder_ffn_dim": family.ffn_dim, "decoder_ffn_dim": family.ffn_dim,
+        "num_mel_bins": 80,
+    })  # fmt: skip
+    num_heads, hidden_size = config.integer("decoder_attention_heads"), config.integer("d_model", "hidden_size")
+    num_layers, width = config.num_layers("decoder_layers"), config.head_dim(hidden_size, num_heads)
+    shape = AttentionShape(num_heads, num_heads, width, width, hidden_size, qkv_bias=True, output_bias=True)
+    # Whisper's keys have no bias.
+    names = Projections(output="out_proj", key_bias=not is_whisper)
+    own = Attention(shape, names=names)
+    cross = Attention(shape, is_cross=True, names=names._replace(prefix="encoder_attn", reads_encoder=True))
+    fixed = config.integer("max_source_positions") if is_whisper else None
+    return config.model(
+        model_type,
+        [(own, cross)] * num_layers,
+        lambda: _bart_body(config, model_type, own, num_layers),
+        positions=("max_target_positions",) if is_whisper else ("max_position_embeddings",),
+        encoder_tokens=fixed,
+        has_fixed_encoder=is_whisper,
+    )
+
+
+def _bart_body(config: ConfigReader, model_type: str, attention: Attention, num_layers: int) -> Body:
+    """A decode step reads the decoder alone. Biases and shifted norms stand throughout."""
+    is_whisper, family = model_type == "whisper", _BARTS[model_type]
+    config.refuse("share_encoder_decoder_embeddings", "only one embedding is counted")
+    width = config.integer("d_model", "hidden_size")
+    encoder = [norm(name, width, bias=True) for name in family.norms]
+    decoder = list(encoder)
+    if family.more_positions is not None:
+        for outer, key in ((encoder, "max_source_positions"), (decoder, "max_target_positions")):
+            rows = config.integer(key if is_whisper else "max_position_embeddings") + family.more_positions
+            outer.append(lookup("embed_positions", rows, width))
+    if is_whisper:
+        # What turns the spectrum into the encoder's input: two convolutions of three columns, with biases.
+        encoder += [
+            other("conv1", width, 3 * config.integer("num_mel_bins"), bias=width),
+            other("conv2", width, 3 * width, bias=width),
+        ]
+    norms = ("self_attn_layer_norm", "final_layer_norm", "encoder_attn_layer_norm")
+    stacked = tuple(norm(name, width, bias=True) for name in norms)
+    layers = range(config.integer("encoder_layers", most=MAX_LAYERS))
+    blocks = (
+        unread(Block("model.encoder.layers.{}.", layers, (
+            *attention.weights, *_mlp(config, width, "encoder"), *stacked[:2],
+        ))),
+        unread(Block("model.encoder.", (0,), tuple(encoder))),
+        Block("model.decoder.", (0,), tuple(decoder)),
+    )  # fmt: skip
+    tied = config.boolean("tie_word_embeddings", default=True)
+    outside = around(
+        config.integer("vocab_size"), width, tied, blocks=blocks, prefix="model.decoder.layers.{}.",
+        embedding="model.decoder.embed_tokens" if is_whisper else "model.shared",
+        head="proj_out" if is_whisper else "lm_head",
+    )  # fmt: skip
+    return Body(outside, [_mlp(config, width, "decoder")] * num_layers, stacked)
+
+
+def _mlp(config: ConfigReader, width: int, stack: str) -> tuple[Weight, ...]:
+    return plain_mlp("fc1", "fc2", width, config.integer(f"{stack}_ffn_dim"), bias=True)

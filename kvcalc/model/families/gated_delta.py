@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from math import gcd
+from collections.abc import Collection
 
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import Cache, RecurrentState
-from kvcalc.model.families.grouped import full_attention, grouped_shape
-from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import ModelSpec, group_layers
+from kvcalc.model.experts import Experts, choose, moe, sparse_layers, with_defaults
+from kvcalc.model.families.grouped import grouped_shape
+from kvcalc.model.layers import Mixer
+from kvcalc.model.mixers.attention import Attention, Projections
+from kvcalc.model.mixers.recurrent import Recurrence, delta_net
+from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import around, gated_mlp, norm
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim layer_types "
-        "full_attention_interval linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim "
-        "linear_num_key_heads linear_num_value_heads mamba_ssm_dtype attention_bias rope_theta rope_scaling "
-        "rope_parameters partial_rotary_factor decoder_sparse_step mlp_only_layers moe_intermediate_size "
-        "num_experts num_experts_per_tok shared_expert_intermediate_size norm_topk_prob rms_norm_eps "
-        "attn_output_gate mtp_num_hidden_layers"
+        "num_key_value_heads head_dim layer_types linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim "
+        "linear_num_key_heads linear_num_value_heads mamba_ssm_dtype decoder_sparse_step"
     ).split()
 )
 
@@ -26,48 +26,77 @@ _SHARED = {
     "head_dim": 256, "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
     "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
 }  # fmt: skip
-_KV_HEADS = {"qwen3_next": 2, "qwen3_5_text": 4, "qwen3_5_moe_text": 2}
+_QWEN: dict[str, dict[str, object]] = {
+    "qwen3_next": {
+        **_SHARED, "num_key_value_heads": 2, "vocab_size": 151936, "intermediate_size": 5632, "num_experts": 512,
+        "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+    },
+    "qwen3_5_text": {**_SHARED, "num_key_value_heads": 4, "vocab_size": 248320, "intermediate_size": 12288},
+    "qwen3_5_moe_text": {
+        **_SHARED, "num_key_value_heads": 2, "vocab_size": 248320, "num_experts": 256, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+    },
+}  # fmt: skip
+# Qwen3.5's experts stand in every layer; Qwen3-Next's may be left out of some.
+_EXPERTS = {
+    "qwen3_next": Experts("num_experts", layers="step", gated_shared=True),
+    "qwen3_5_moe_text": Experts("num_experts", gated_shared=True),
+}
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """K and V in layers of full attention, a state in the others.
 
-    The convolution runs over queries, keys and values of the delta net; its recurrence keeps a matrix of key width by
-    value width for every value head, in fp32. Source: Qwen3NextGatedDeltaNet, Transformers 5.23.0.
+    The query projection of Qwen's attention holds a gate of its output too. Source: Qwen3NextAttention and
+    Qwen3NextGatedDeltaNet, Transformers 5.23.0.
     """
-    config = config.with_defaults(_olmo_defaults(config) if model_type == "olmo_hybrid" else _qwen_defaults(model_type))
+    is_olmo = model_type == "olmo_hybrid"
+    config = with_defaults(config, _olmo_defaults(config) if is_olmo else _QWEN[model_type])
     num_layers = config.num_layers("num_hidden_layers")
-    shape = grouped_shape(config)
+    shape = grouped_shape(config, output_gate=not is_olmo)
     if config.config.get("mamba_ssm_dtype") not in (None, "float32"):
         raise ModelError(f"{config.name}: mamba_ssm_dtype {config.config['mamba_ssm_dtype']!r}: only float32 is known")
+    kept: dict[str, tuple[Mixer, ...]] = {
+        "full_attention": (Attention(shape, names=Projections(qk_norm="head")),),
+        "linear_attention": (_delta_net(config, model_type, shape.hidden_size or 0),),
+    }
+    mixers = [kept[kind] for kind in _layer_types(config, num_layers)]
+    body = None if is_olmo else lambda: _body(config, model_type, num_layers)
+    return config.model(model_type, mixers, body, attention=shape)
+
+
+def _delta_net(config: ConfigReader, model_type: str, width: int) -> Recurrence:
+    """Qwen3-Next joins in two matrices what Qwen3.5 holds in four: queries, keys, values and gate; beta and decay."""
     key, value = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")
-    key_heads = config.integer("linear_num_key_heads")
-    value_heads = config.integer("linear_num_value_heads")
-    channels = 2 * key_heads * key + value_heads * value
-    state: tuple[Cache, ...] = (
-        RecurrentState(
-            channels,
-            config.integer("linear_conv_kernel_dim"),
-            value_heads * key * value,
-            num_heads=gcd(key_heads, value_heads),
-        ),
+    key_heads, value_heads = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")
+    values = value_heads * value
+    channels = 2 * key_heads * key + values
+    inputs = {"qkv": channels, "z": values, "b": value_heads, "a": value_heads}
+    if model_type == "qwen3_next":
+        inputs = {"qkvz": channels + values, "ba": 2 * value_heads}
+    return delta_net(value_heads, key_heads, key, value, config.integer("linear_conv_kernel_dim"), width, inputs)
+
+
+def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
+    """Source: Qwen3NextDecoderLayer and Qwen3_5DecoderLayer, Transformers 5.23.0."""
+    width, rule = config.integer("hidden_size"), _EXPERTS.get(model_type)
+    sparse: Collection[int] = () if rule is None else sparse_layers(config, rule, num_layers)
+    dense = gated_mlp("mlp", width, config.integer("intermediate_size")) if len(sparse) < num_layers else ()
+    tied = config.boolean("tie_word_embeddings", default=False)
+    return Body(
+        around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
+        choose(num_layers, sparse, () if rule is None else moe(config, rule, width), dense),
+        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
     )
-    full: tuple[Cache, ...] = (full_attention(shape),)
-    kinds = layer_types(config, num_layers)
-    return config.model(model_type, shape, group_layers(full if kind == "full_attention" else state for kind in kinds))
 
 
-def layer_types(config: ConfigReader, num_layers: int) -> list[str]:
+def _layer_types(config: ConfigReader, num_layers: int) -> list[str]:
     """The config's own list, else full attention in every full_attention_interval-th layer."""
     kinds = config.strings("layer_types", num_layers, ("linear_attention", "full_attention"))
     if kinds is not None:
         return kinds
     interval = config.integer("full_attention_interval")
     return ["full_attention" if (n + 1) % interval == 0 else "linear_attention" for n in range(num_layers)]
-
-
-def _qwen_defaults(model_type: str) -> dict[str, object]:
-    return {**_SHARED, "num_key_value_heads": _KV_HEADS[model_type]}
 
 
 def _olmo_defaults(config: ConfigReader) -> dict[str, object]:

@@ -6,26 +6,21 @@ Gemma 4's layers that see all have wider heads, and in the larger models fewer o
 from __future__ import annotations
 
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import Cache, FullAttention, SlidingWindowAttention
-from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
+from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
+from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import Weight, around, experts, gated_mlp, linear, lookup, norm, other, router
 
 KEYS = frozenset(
-    (
-        "num_hidden_layers num_attention_heads num_key_value_heads num_global_key_value_heads hidden_size head_dim "
-        "global_head_dim sliding_window layer_types num_kv_shared_layers attention_k_eq_v attention_bias "
-        "rope_parameters rope_theta rope_local_base_freq rope_scaling use_bidirectional_attention "
-        "hidden_size_per_layer_input vocab_size_per_layer_input enable_moe_block num_experts top_k_experts "
-        "moe_intermediate_size activation_sparsity_pattern laurel_rank altup_num_inputs use_double_wide_mlp "
-        "rms_norm_eps"
-    ).split()
+    ("num_key_value_heads head_dim global_head_dim sliding_window layer_types num_kv_shared_layers").split()
 )
 
 # Source: Gemma4TextConfig and Gemma3nTextConfig, Transformers 5.23.0.
 _DEFAULTS: dict[str, dict[str, object]] = {
     "gemma4_text": {
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
-        "sliding_window": 512, "num_kv_shared_layers": 0,
+        "sliding_window": 512, "num_kv_shared_layers": 0, "vocab_size": 262144, "intermediate_size": 9216,
+        "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256,
     },
     "gemma4_unified_text": {
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
@@ -33,9 +28,12 @@ _DEFAULTS: dict[str, dict[str, object]] = {
     },
     "gemma3n_text": {
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512,
-        "num_kv_shared_layers": 15,
+        "num_kv_shared_layers": 15, "vocab_size": 262400, "intermediate_size": 16384,
+        "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "laurel_rank": 64,
+        "altup_num_inputs": 4,
     },
 }  # fmt: skip
+_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _PATTERN = {"gemma4_text": 6, "gemma4_unified_text": 6, "gemma3n_text": 5}
 
 
@@ -50,39 +48,122 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     num_heads = config.integer("num_attention_heads")
     head_dim = config.integer("head_dim")
     num_kv_heads = config.check_groups(num_heads, config.integer("num_key_value_heads"))
-    windowed: tuple[Cache, ...] = (
-        SlidingWindowAttention(config.integer("sliding_window"), num_kv_heads, head_dim, head_dim),
-    )
-    full = (_full(config, model_type, num_heads, num_kv_heads, head_dim),)
-    kinds = layer_types(config, model_type, num_layers)
-    own = num_layers - config.integer("num_kv_shared_layers", least=0, most=num_layers)
-    if set(kinds[:own]) != set(kinds):
-        raise ModelError(f"{config.name}: num_kv_shared_layers leaves no layer whose cache the shared ones could read")
-    nothing: tuple[Cache, ...] = ()
-    layers = [
-        nothing if number >= own else windowed if kind == "sliding_attention" else full
-        for number, kind in enumerate(kinds)
-    ]
     bias = config.boolean("attention_bias", default=False)
-    attention = AttentionShape(
+    shape = AttentionShape(
         num_heads, num_kv_heads, head_dim, head_dim, config.optional_integer("hidden_size"), qkv_bias=bias,
         output_bias=bias, rope_dim=head_dim, rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
-    return config.model(model_type, attention, group_layers(layers))
+    plain = {
+        "sliding_attention": Attention(shape, config.integer("sliding_window"), names=Projections(qk_norm="head")),
+        "full_attention": _full(config, model_type, shape),
+    }
+    kinds = _layer_types(config, model_type, num_layers)
+    own = num_layers - config.integer("num_kv_shared_layers", least=0, most=num_layers)
+    if set(kinds[:own]) != set(kinds):
+        raise ModelError(f"{config.name}: num_kv_shared_layers leaves no layer whose cache the shared ones could read")
+    keeping = {kind: (mixer,) for kind, mixer in plain.items()}
+    # A layer that reads an earlier layer's cache has no key and value projections.
+    sharing = {
+        kind: (mixer._replace(keeps=False, names=mixer.names._replace(has_key=False, has_value=False)),)
+        for kind, mixer in plain.items()
+    }
+    mixers = [(sharing if number >= own else keeping)[kind] for number, kind in enumerate(kinds)]
+    body = None if model_type == "gemma4_unified_text" else lambda: _body(config, model_type, num_layers, own)
+    return config.model(model_type, mixers, body, attention=shape)
 
 
-def _full(config: ConfigReader, model_type: str, num_heads: int, num_kv_heads: int, head_dim: int) -> Cache:
-    """The cache of a layer that sees all. num_global_key_value_heads counts only with attention_k_eq_v."""
+def _full(config: ConfigReader, model_type: str, shape: AttentionShape) -> Attention:
+    """A layer that sees all. num_global_key_value_heads counts only with attention_k_eq_v, where keys are values."""
+    names = Projections(qk_norm="head")
     if model_type == "gemma3n_text":
-        return FullAttention(num_kv_heads, head_dim, head_dim)
-    heads = config.optional_integer("num_global_key_value_heads")
-    if heads is None or not config.boolean("attention_k_eq_v", default=False):
-        heads = num_kv_heads
+        return Attention(shape, names=names)
+    keys_are_values = config.boolean("attention_k_eq_v", default=False)
+    heads = (config.optional_integer("num_global_key_value_heads") if keys_are_values else None) or shape.num_kv_heads
     width = config.integer("global_head_dim")
-    return FullAttention(config.check_groups(num_heads, heads), width, width)
+    wide = shape._replace(num_kv_heads=config.check_groups(shape.num_heads, heads), qk_head_dim=width, v_head_dim=width)
+    return Attention(wide, names=names._replace(has_value=not keys_are_values))
 
 
-def layer_types(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
+def _body(config: ConfigReader, model_type: str, num_layers: int, own: int) -> Body:
+    """An MLP (and experts), and what per-layer inputs add.
+
+    Source: Gemma4TextDecoderLayer and Gemma3nTextDecoderLayer, Transformers 5.23.0.
+    """
+    width = config.integer("hidden_size")
+    beside: tuple[Weight, ...] = ()
+    if config.boolean("enable_moe_block", default=False):
+        beside += _experts(config, width)
+    outer: list[Weight] = [norm("model.norm", width)]
+    per_layer = config.optional_integer("hidden_size_per_layer_input", least=0)
+    if per_layer:
+        beside += (
+            linear("per_layer_input_gate", width, per_layer),
+            linear("per_layer_projection", per_layer, width),
+            norm("post_per_layer_input_norm", width),
+        )
+        inputs = num_layers * per_layer
+        outer += [
+            lookup("model.embed_tokens_per_layer", config.integer("vocab_size_per_layer_input"), inputs),
+            linear("model.per_layer_model_projection", width, inputs),
+            norm("model.per_layer_projection_norm", per_layer),
+        ]
+    if model_type == "gemma3n_text":
+        count = config.integer("altup_num_inputs")
+        beside += _altup(config, width, count)
+        names = ("altup_projections", "altup_unembed_projections")
+        projections = [linear(f"model.{name}.0", width, width) for name in names]
+        outer += experts(projections, count - 1, count - 1)
+    made = {inner: (*gated_mlp("mlp", width, inner), *beside) for inner in set(_widths(config, num_layers, own))}
+    tied = config.boolean("tie_word_embeddings", default=True)
+    return Body(
+        around(config.integer("vocab_size"), width, tied, *outer),
+        [made[inner] for inner in _widths(config, num_layers, own)],
+        tuple(norm(name, width) for name in _NORMS),
+    )
+
+
+def _widths(config: ConfigReader, num_layers: int, own: int) -> list[int]:
+    """One width for all, a width for each (Gemma 3n), or twice the width where keys and values are shared (Gemma 4)."""
+    listed = config.config.get("intermediate_size")
+    if isinstance(listed, list):
+        if len(listed) != num_layers or not all(type(n) is int and n > 0 for n in listed):
+            raise ModelError(f"{config.name}: intermediate_size must give a width for each of {num_layers} layers")
+        return listed
+    inner = config.integer("intermediate_size")
+    doubled = 2 if config.boolean("use_double_wide_mlp", default=False) else 1
+    return [inner] * own + [doubled * inner] * (num_layers - own)
+
+
+def _experts(config: ConfigReader, width: int) -> tuple[Weight, ...]:
+    """The experts beside the MLP of Gemma 4 26B-A4B."""
+    count, inner = config.integer("num_experts"), config.integer("moe_intermediate_size")
+    return (
+        router("router.proj", width, count),
+        other("router.scale", width),
+        other("router.per_expert_scale", count),
+        *experts(gated_mlp("experts.0", width, inner), count, config.integer("top_k_experts", most=count)),
+        norm("post_feedforward_layernorm_1", width),
+        norm("post_feedforward_layernorm_2", width),
+        norm("pre_feedforward_layernorm_2", width),
+    )
+
+
+def _altup(config: ConfigReader, width: int, inputs: int) -> tuple[Weight, ...]:
+    """Gemma 3n's alternating updates and its low-rank residual. Source: Gemma3nTextAltUp, Gemma3nTextLaurelBlock."""
+    rank = config.integer("laurel_rank")
+    return (
+        other("altup.correct_output_scale", width),
+        linear("altup.correction_coefs", inputs, inputs),
+        linear("altup.prediction_coefs", inputs, inputs * inputs),
+        router("altup.modality_router", width, inputs),
+        norm("altup.router_norm", width),
+        linear("laurel.linear_left", width, rank),
+        linear("laurel.linear_right", rank, width),
+        norm("laurel.post_laurel_norm", width),
+    )
+
+
+def _layer_types(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
     """The config's own list, else the family's pattern. Gemma 4's last layer sees all, whatever is written."""
     kinds = config.strings("layer_types", num_layers, ("full_attention", "sliding_attention"))
     pattern = _PATTERN[model_type]

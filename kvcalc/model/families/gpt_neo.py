@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import Cache, FullAttention, SlidingWindowAttention
+from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
+from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
-    (
-        "num_layers num_hidden_layers num_heads num_attention_heads hidden_size attention_types attention_layers "
-        "window_size activation_function layer_norm_epsilon"
-    ).split()
-)
+KEYS = frozenset("attention_types attention_layers window_size".split())
 _KINDS = ("global", "local")
 
 
@@ -25,12 +20,12 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     num_heads = config.integer("num_heads", "num_attention_heads")
     hidden_size = config.integer("hidden_size")
     head_dim = config.head_dim(hidden_size, num_heads)
-    window = config.optional_integer("window_size") or 256
-    full: tuple[Cache, ...] = (FullAttention(num_heads, head_dim, head_dim),)
-    local: tuple[Cache, ...] = (SlidingWindowAttention(window, num_heads, head_dim, head_dim),)
-    attention = AttentionShape(num_heads, num_heads, head_dim, head_dim, hidden_size, output_bias=True)
-    layers = group_layers(local if kind == "local" else full for kind in _kinds(config, num_layers))
-    return config.model(model_type, attention, layers)
+    shape = AttentionShape(num_heads, num_heads, head_dim, head_dim, hidden_size, output_bias=True)
+    kept = {
+        "global": (Attention(shape),),
+        "local": (Attention(shape, config.optional_integer("window_size") or 256),),
+    }
+    return config.model(model_type, [kept[kind] for kind in _kinds(config, num_layers)])
 
 
 def _kinds(config: ConfigReader, num_layers: int) -> list[str]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from kvcalc.model.caches import FullAttention, SlidingWindowAttention
+from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape
-
-GROUPED_KEYS = (
-    "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim attention_bias rope_theta "
-    "rope_scaling rope_parameters rms_norm_eps norm_eps"
-).split()
 
 
-def grouped_shape(config: ConfigReader, *, head_dim: int | None = None, rotary: bool = True) -> AttentionShape:
+def grouped_shape(
+    config: ConfigReader, *, head_dim: int | None = None, rotary: bool = True, output_gate: bool = False
+) -> AttentionShape:
     """Heads, KV heads (all of them where null or absent) and widths. `head_dim` where the family derives its own."""
     num_heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
@@ -22,19 +18,5 @@ def grouped_shape(config: ConfigReader, *, head_dim: int | None = None, rotary: 
     return AttentionShape(
         num_heads, num_kv_heads, width, width, hidden_size, qkv_bias=bias, output_bias=bias,
         rope_dim=width if rotary else 0, rope_theta=config.number("rope_theta", default=10_000.0),
+        output_gate=output_gate,
     )  # fmt: skip
-
-
-def full_attention(shape: AttentionShape) -> FullAttention:
-    """The cache of a layer of this shape that sees all."""
-    return FullAttention(shape.num_kv_heads, shape.qk_head_dim, shape.v_head_dim)
-
-
-def sliding_window(shape: AttentionShape, window: int) -> SlidingWindowAttention:
-    """The cache of a layer of this shape that sees the last `window` tokens."""
-    return SlidingWindowAttention(window, shape.num_kv_heads, shape.qk_head_dim, shape.v_head_dim)
-
-
-def no_attention(config: ConfigReader) -> AttentionShape:
-    """The shape of a model without attention: no heads at all."""
-    return AttentionShape(0, 0, 0, 0, config.integer("hidden_size"))

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from kvcalc.model.caches import FullAttention
+from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, uniform_layers
+from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim kv_channels "
-        "num_local_experts num_experts_per_tok rope_theta rope_scaling rope_parameters rms_norm_eps"
-    ).split()
-)
+KEYS = frozenset("num_key_value_heads head_dim kv_channels".split())
 
 # Source: JetMoeConfig, Transformers 5.23.0.
 _DEFAULTS = {"num_key_value_heads": 16, "kv_channels": 128, "num_experts_per_tok": 2}
@@ -27,8 +22,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     num_kv_heads = config.integer("num_key_value_heads")
     num_heads = num_kv_heads * config.integer("num_experts_per_tok")
     width = config.integer("kv_channels", "head_dim")
-    attention = AttentionShape(
+    shape = AttentionShape(
         num_heads, num_kv_heads, width, width, config.integer("hidden_size"), rope_dim=width,
         rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
-    return config.model(model_type, attention, uniform_layers(num_layers, FullAttention(num_kv_heads, width, width)))
+    return config.model(model_type, [(Attention(shape),)] * num_layers)

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from kvcalc.model.caches import Cache, RecurrentState
-from kvcalc.model.families.grouped import GROUPED_KEYS, full_attention, grouped_shape, sliding_window
-from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import ModelSpec, group_layers
+from kvcalc.model.experts import Experts, choose, moe
+from kvcalc.model.families.grouped import grouped_shape
+from kvcalc.model.layers import Mixer
+from kvcalc.model.mixers.attention import Attention, Projections
+from kvcalc.model.mixers.recurrent import short_convolution
+from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import Weight, around, linear, norm
 
 KEYS = frozenset(
     (
-        *GROUPED_KEYS,
-        *(
-            "layer_types full_attn_idxs conv_L_cache conv_bias conv_dim conv_dim_out conv_use_xavier_init block_dim "
-            "block_ff_dim block_multiple_of block_ffn_dim_multiplier block_auto_adjust_ff_dim num_experts "
-            "num_experts_per_tok num_dense_layers moe_intermediate_size use_expert_bias sliding_window tie_embedding "
-            "num_heads"
-        ).split(),
-    )
+        "num_key_value_heads head_dim layer_types conv_L_cache conv_bias conv_dim conv_dim_out conv_use_xavier_init "
+        "sliding_window"
+    ).split()
 )
 
 # Source: Lfm2Config, Lfm2MoeConfig and Lfm3Config, Transformers 5.23.0.
 _DEFAULTS: dict[str, dict[str, object]] = {
-    "lfm2": {"num_key_value_heads": 8, "conv_L_cache": 3},
-    "lfm2_moe": {"num_key_value_heads": 8, "conv_L_cache": 3},
+    "lfm2": {"num_key_value_heads": 8, "conv_L_cache": 3, "vocab_size": 65536},
+    "lfm2_moe": {
+        "num_key_value_heads": 8, "conv_L_cache": 3, "vocab_size": 65536, "intermediate_size": 7168,
+        "moe_intermediate_size": 1792, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
+    },
     "lfm3": {"num_key_value_heads": 4, "conv_L_cache": 7, "head_dim": 128, "sliding_window": 256},
-}
+}  # fmt: skip
+_NAMES = Projections(output="out_proj", qk_norm="head", qk_norms=("q_layernorm", "k_layernorm"))
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -38,17 +41,58 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     for key in ("conv_dim", "conv_dim_out"):
         if config.optional_integer(key) not in (None, hidden_size):
             raise config.error(f"{key} is not hidden_size {hidden_size}: not modelled")
-    kept: dict[str, tuple[Cache, ...]] = {
-        "conv": (RecurrentState(hidden_size, config.integer("conv_L_cache"), 0),),
-        "full_attention": (full_attention(shape),),
+    # Its projections have no biases, whatever attention_bias says.
+    shape = shape._replace(qkv_bias=False, output_bias=False)
+    bias = config.boolean("conv_bias", default=False)
+    kept: dict[str, tuple[Mixer, ...]] = {
+        "conv": (short_convolution(hidden_size, config.integer("conv_L_cache"), bias),),
+        "full_attention": (Attention(shape, names=_NAMES),),
     }
     if model_type == "lfm3":
-        kept["sliding_attention"] = (sliding_window(shape, config.integer("sliding_window")),)
-    kinds = layer_kinds(config, model_type, num_layers)
-    return config.model(model_type, shape, group_layers(kept[kind] for kind in kinds))
+        kept["sliding_attention"] = (Attention(shape, config.integer("sliding_window"), names=_NAMES),)
+    mixers = [kept[kind] for kind in _layer_kinds(config, model_type, num_layers)]
+    body = None if model_type == "lfm3" else lambda: _body(config, model_type, num_layers)
+    return config.model(model_type, mixers, body, attention=shape)
 
 
-def layer_kinds(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
+def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
+    """An MLP or, after the first layers, experts. Source: Lfm2DecoderLayer and Lfm2MoeDecoderLayer, Transformers
+    5.23.0."""
+    width, inner = config.integer("hidden_size"), _inner(config, model_type)
+    dense: tuple[Weight, ...] = (
+        linear("feed_forward.w1", width, inner),
+        linear("feed_forward.w3", width, inner),
+        linear("feed_forward.w2", inner, width),
+    )
+    mlps = [dense] * num_layers
+    if model_type == "lfm2_moe":
+        first = min(config.integer("num_dense_layers", least=0), num_layers)
+        rule = Experts("num_experts", prefix="feed_forward", names=("w1", "w3", "w2"))
+        mlps = choose(num_layers, range(first, num_layers), moe(config, rule, width), dense)
+    tied = config.boolean("tie_embedding", default=config.boolean("tie_word_embeddings", default=True))
+    return Body(
+        around(config.integer("vocab_size"), width, tied, norm("model.embedding_norm", width)),
+        mlps,
+        (norm("operator_norm", width), norm("ffn_norm", width)),
+    )
+
+
+def _inner(config: ConfigReader, model_type: str) -> int:
+    """LFM2 takes two thirds of what is stated, times a factor, rounded up to a multiple. Source: Lfm2MLP."""
+    if model_type == "lfm2_moe":
+        return config.integer("intermediate_size")
+    inner = config.optional_integer("block_ff_dim") or config.optional_integer("intermediate_size") or 12288
+    if not config.boolean("block_auto_adjust_ff_dim", default=True):
+        return inner
+    inner = 2 * inner // 3
+    if "block_ffn_dim_multiplier" in config.config and config.config["block_ffn_dim_multiplier"] is None:
+        return inner
+    multiple = config.optional_integer("block_multiple_of") or 256
+    inner = int(config.number("block_ffn_dim_multiplier", default=1.0) * inner)
+    return -(-inner // multiple) * multiple
+
+
+def _layer_kinds(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
     """The config's own list, else the family's pattern."""
     windows = ("sliding_attention",) if model_type == "lfm3" else ()
     kinds = config.strings("layer_types", num_layers, ("conv", "full_attention", *windows))

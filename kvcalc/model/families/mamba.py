@@ -2,39 +2,77 @@
 
 from __future__ import annotations
 
-from kvcalc.model.caches import RecurrentState
-from kvcalc.model.families.grouped import no_attention
-from kvcalc.model.families.mamba_state import expanded, mamba2_inner, mamba2_state, mamba_state
-from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import ModelSpec, uniform_layers
+from kvcalc.errors import ModelError
+from kvcalc.model.mixers.recurrent import mamba, mamba2
+from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import around, norm
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers n_layer hidden_size d_model d_inner state_size conv_kernel expand intermediate_size "
-        "use_conv_bias use_bias time_step_rank num_heads head_dim n_groups use_mambapy use_falcon_mambapy chunk_size "
-        "ssm_cfg layer_norm_epsilon mixer_rms_eps"
-    ).split()
-)
+KEYS = frozenset("state_size conv_kernel use_conv_bias head_dim use_mambapy use_falcon_mambapy ssm_cfg".split())
 
 # Source: MambaConfig, FalconMambaConfig and Mamba2Config, Transformers 5.23.0.
 _DEFAULTS: dict[str, dict[str, object]] = {
-    "mamba": {"state_size": 16, "conv_kernel": 4},
-    "falcon_mamba": {"state_size": 16, "conv_kernel": 4},
-    "mamba2": {"state_size": 128, "conv_kernel": 4, "n_groups": 8, "num_heads": 128, "head_dim": 64},
-}
+    "mamba": {"state_size": 16, "conv_kernel": 4, "vocab_size": 50280},
+    "falcon_mamba": {"state_size": 16, "conv_kernel": 4, "vocab_size": 50280},
+    "mamba2": {
+        "state_size": 128, "conv_kernel": 4, "n_groups": 8, "num_heads": 128, "head_dim": 64, "vocab_size": 32768,
+    },
+}  # fmt: skip
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
-    """The same state in every layer. Mamba's inner width is intermediate_size where that is stated."""
+    """The same mixer in every layer. Mamba's inner width is intermediate_size where that is stated.
+
+    Source: MambaMixer and Mamba2Mixer, Transformers 5.23.0.
+    """
     config = config.with_defaults(_DEFAULTS[model_type])
     config.refuse("ssm_cfg", "a config of the original repository; the converted one states its sizes")
-    width, kernel = config.integer("state_size"), config.integer("conv_kernel")
+    state, kernel = config.integer("state_size"), config.integer("conv_kernel")
+    hidden_size = config.integer("hidden_size")
+    bias, conv_bias = config.boolean("use_bias", default=False), config.boolean("use_conv_bias", default=True)
     if model_type == "mamba2":
         inner = mamba2_inner(config, expanded(config, "expand"), "num_heads", "head_dim")
-        state: RecurrentState = mamba2_state(
-            inner, config.integer("num_heads"), config.integer("n_groups"), width, kernel
-        )
+        heads, groups = config.integer("num_heads"), config.integer("n_groups")
+        mixer = mamba2(inner, heads, groups, state, kernel, hidden_size, "mixer", bias=bias, conv_bias=conv_bias)
     else:
-        state = mamba_state(config.optional_integer("intermediate_size") or expanded(config, "expand"), width, kernel)
+        inner = config.optional_integer("intermediate_size") or expanded(config, "expand")
+        rank = time_step_rank(config, "time_step_rank")
+        mixer = mamba(inner, state, kernel, hidden_size, rank, "mixer", bias=bias, conv_bias=conv_bias)
     num_layers = config.num_layers("num_hidden_layers", "n_layer")
-    return config.model(model_type, no_attention(config), uniform_layers(num_layers, state), positions=())
+
+    def body() -> Body:
+        tied = config.boolean("tie_word_embeddings", default=model_type != "mamba2")
+        outer = around(
+            config.integer("vocab_size"), hidden_size, tied, norm("backbone.norm_f", hidden_size),
+            embedding="backbone.embeddings", prefix="backbone.layers.{}.",
+        )  # fmt: skip
+        return Body(outer, norms=(norm("norm", hidden_size),))
+
+    return config.model(model_type, [(mixer,)] * num_layers, body, positions=())
+
+
+def mamba2_inner(config: ConfigReader, inner: int, heads_key: str, head_dim_key: str) -> int:
+    """`inner`, refused where it is not heads x head_dim; a head_dim of "auto" or none is what makes it so."""
+    heads = config.integer(heads_key)
+    stated = config.config.get(head_dim_key)
+    head_dim = inner // heads if stated in (None, "auto") else config.integer(head_dim_key)
+    if heads * head_dim != inner:
+        raise ModelError(
+            f"{config.name}: {heads_key} {heads} x {head_dim_key} {head_dim} is not the inner width {inner}"
+        )
+    return inner
+
+
+def expanded(config: ConfigReader, key: str) -> int:
+    """The inner width, hidden_size times the factor under `key`, which must come out whole."""
+    inner = config.number(key, default=2.0) * config.integer("hidden_size")
+    if inner != int(inner):
+        raise ModelError(f"{config.name}: {key} x hidden_size is {inner}: must be whole")
+    return int(inner)
+
+
+def time_step_rank(config: ConfigReader, key: str) -> int:
+    """The rank of the time step's projection; "auto" or none: a sixteenth of the width, rounded up."""
+    if config.config.get(key) in (None, "auto"):
+        return -(-config.integer("hidden_size") // 16)
+    return config.integer(key)

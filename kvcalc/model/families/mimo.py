@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from kvcalc.model.caches import Cache, FullAttention, SlidingWindowAttention
-from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
+from collections.abc import Collection
+
+from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
+from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
+from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import around, gated_mlp, norm
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim v_head_dim sliding_window "
-        "sliding_window_size attention_chunk_size swa_num_attention_heads swa_num_key_value_heads swa_head_dim "
-        "swa_v_head_dim hybrid_layer_pattern layer_types mlp_layer_types attention_bias rope_theta swa_rope_theta "
-        "rope_scaling rope_parameters partial_rotary_factor moe_layer_freq moe_intermediate_size n_routed_experts "
-        "n_shared_experts num_experts_per_tok attention_value_scale add_swa_attention_sink_bias "
-        "add_full_attention_sink_bias layernorm_epsilon"
+        "num_key_value_heads head_dim v_head_dim sliding_window sliding_window_size attention_chunk_size "
+        "swa_num_key_value_heads swa_head_dim swa_v_head_dim hybrid_layer_pattern layer_types mlp_layer_types"
     ).split()
 )
+
+# Source: MiMoV2FlashConfig, Transformers 5.23.0.
+_DEFAULTS = {
+    "vocab_size": 152576, "intermediate_size": 16384, "n_routed_experts": 256, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+}  # fmt: skip
+_SINKS = Projections(has_sinks=True)
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -24,6 +31,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     attention_chunk_size repeats the window and makes no chunks. Source: MiMoV2FlashConfig, Transformers 5.23.0, and
     the published config's swa_ keys.
     """
+    config = with_defaults(config, _DEFAULTS)
     num_layers = config.num_layers("num_hidden_layers")
     num_heads = config.integer("num_attention_heads", "swa_num_attention_heads")
     head_dim, v_head_dim = config.integer("head_dim", "swa_head_dim"), config.integer("v_head_dim", "swa_v_head_dim")
@@ -31,18 +39,39 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     swa_kv_heads = config.check_groups(num_heads, config.integer("swa_num_key_value_heads"))
     earlier = config.optional_integer("sliding_window_size")
     window = config.integer("sliding_window") if earlier is None else earlier + 1
-    full: tuple[Cache, ...] = (FullAttention(num_kv_heads, head_dim, v_head_dim),)
-    windowed: tuple[Cache, ...] = (SlidingWindowAttention(window, swa_kv_heads, head_dim, v_head_dim),)
-    bias = config.boolean("attention_bias", default=False)
-    attention = AttentionShape(
-        num_heads, num_kv_heads, head_dim, v_head_dim, config.integer("hidden_size"), qkv_bias=bias, rope_dim=head_dim,
+    bias, width = config.boolean("attention_bias", default=False), config.integer("hidden_size")
+    # The output projection never has a bias (MiMoV2FlashAttention).
+    shape = AttentionShape(
+        num_heads, num_kv_heads, head_dim, v_head_dim, width, qkv_bias=bias, rope_dim=head_dim,
         rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
-    layers = group_layers(windowed if slides else full for slides in sliding_layers(config, num_layers))
-    return config.model(model_type, attention, layers)
+    full = (Attention(shape),)
+    windowed = (Attention(shape._replace(num_kv_heads=swa_kv_heads), window, names=_SINKS),)
+
+    def body() -> Body:
+        config.refuse("n_shared_experts", "shared experts of this family are not modelled")
+        dense = gated_mlp("mlp", width, config.integer("intermediate_size"))
+        sparse = moe(config, Experts("n_routed_experts"), width)
+        tied = config.boolean("tie_word_embeddings", default=False)
+        return Body(
+            around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
+            choose(num_layers, _sparse_layers(config, num_layers), sparse, dense),
+            (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
+        )
+
+    mixers = [windowed if slides else full for slides in _sliding_layers(config, num_layers)]
+    return config.model(model_type, mixers, body, attention=shape)
 
 
-def sliding_layers(config: ConfigReader, num_layers: int) -> list[bool]:
+def _sparse_layers(config: ConfigReader, num_layers: int) -> Collection[int]:
+    """moe_layer_freq says it in the published config, mlp_layer_types in Transformers' own; else all but the first."""
+    default: Collection[int] = range(1, num_layers)
+    if config.config.get("mlp_layer_types") is None and config.config.get("moe_layer_freq") is not None:
+        default = [number for number, has in enumerate(config.flags("moe_layer_freq", num_layers)) if has]
+    return listed_sparse_layers(config, num_layers, default)
+
+
+def _sliding_layers(config: ConfigReader, num_layers: int) -> list[bool]:
     """Which layers have the window."""
     stated = config.strings("layer_types", num_layers, ("full_attention", "sliding_attention"))
     if stated is not None:

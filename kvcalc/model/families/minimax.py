@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from kvcalc.model.caches import Cache, RecurrentState
-from kvcalc.model.families.grouped import GROUPED_KEYS, full_attention, grouped_shape
-from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import ModelSpec, group_layers
+from kvcalc.model.caches import RecurrentState
+from kvcalc.model.experts import Experts, moe, with_defaults
+from kvcalc.model.families.grouped import grouped_shape
+from kvcalc.model.layers import Mixer
+from kvcalc.model.mixers.attention import Attention, AttentionShape
+from kvcalc.model.mixers.recurrent import Recurrence
+from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import around, linear, norm
 
 KEYS = frozenset(
-    (
-        *GROUPED_KEYS,
-        *(
-            "layer_types block_size sliding_window num_local_experts num_experts_per_tok full_attn_alpha_factor "
-            "full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor rotary_dim shared_intermediate_size"
-        ).split(),
-    )
+    ("num_key_value_heads head_dim layer_types sliding_window linear_attn_alpha_factor linear_attn_beta_factor").split()
 )
 
-_DEFAULTS = {"num_key_value_heads": 8}
+# Source: MiniMaxConfig, Transformers 5.23.0.
+_DEFAULTS = {
+    "num_key_value_heads": 8, "vocab_size": 32000, "intermediate_size": 14336, "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+_EXPERTS = Experts(inner="intermediate_size", prefix="block_sparse_moe", names=("w1", "w3", "w2"))
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -26,19 +30,44 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     Without layer_types full attention and lightning attention take turns. Source: MiniMaxConfig and
     MiniMaxLightningAttention, Transformers 5.23.0.
     """
-    config = config.with_defaults(_DEFAULTS)
+    config = with_defaults(config, _DEFAULTS)
     config.refuse("sliding_window", "windows of this family are not modelled")
     num_layers = config.num_layers("num_hidden_layers")
-    shape = grouped_shape(config)
-    elements = shape.num_heads * shape.qk_head_dim * shape.qk_head_dim
-    kept: dict[str, tuple[Cache, ...]] = {
-        "full_attention": (full_attention(shape),),
-        "linear_attention": (RecurrentState(0, 1, elements, state_dtype=None, num_heads=shape.num_heads),),
-    }
-    return config.model(model_type, shape, group_layers(kept[kind] for kind in layer_types(config, num_layers)))
+    # Its projections have no biases, whatever attention_bias says.
+    shape = grouped_shape(config)._replace(qkv_bias=False, output_bias=False)
+    kept: dict[str, tuple[Mixer, ...]] = {
+        "full_attention": (Attention(shape),), "linear_attention": (_lightning(shape),),
+    }  # fmt: skip
+    mixers = [kept[kind] for kind in _layer_types(config, num_layers)]
+    return config.model(model_type, mixers, lambda: _body(config, num_layers), attention=shape)
 
 
-def layer_types(config: ConfigReader, num_layers: int) -> list[str]:
+def _lightning(shape: AttentionShape) -> Recurrence:
+    width, inner = shape.hidden_size or 0, shape.num_heads * shape.qk_head_dim
+    state = RecurrentState(0, 1, inner * shape.qk_head_dim, state_dtype=None, num_heads=shape.num_heads)
+    weights = (
+        linear("self_attn.qkv_proj", width, 3 * inner),
+        linear("self_attn.output_gate", width, inner),
+        linear("self_attn.out_proj", inner, width),
+        norm("self_attn.norm", inner),
+    )
+    return Recurrence(state, weights=weights)
+
+
+def _body(config: ConfigReader, num_layers: int) -> Body:
+    """Source: MiniMaxDecoderLayer, Transformers 5.23.0."""
+    if config.optional_integer("shared_intermediate_size", least=0):
+        raise config.error("shared_intermediate_size: a shared expert of this family is not counted")
+    width = config.integer("hidden_size")
+    tied = config.boolean("tie_word_embeddings", default=False)
+    return Body(
+        around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
+        [moe(config, _EXPERTS, width)] * num_layers,
+        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
+    )
+
+
+def _layer_types(config: ConfigReader, num_layers: int) -> list[str]:
     """The config's own list, else full attention and lightning attention in turn."""
     kinds = config.strings("layer_types", num_layers, ("full_attention", "linear_attention"))
     if kinds is not None:

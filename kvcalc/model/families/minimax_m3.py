@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 
-from kvcalc.model.caches import Cache, IndexerKeys
-from kvcalc.model.families.grouped import GROUPED_KEYS, full_attention, grouped_shape
-from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import ModelSpec, group_layers
+from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
+from kvcalc.model.families.grouped import grouped_shape
+from kvcalc.model.mixers.attention import Attention, Indexer, Projections
+from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import around, gated_mlp, linear, norm, replicated
 
 KEYS = frozenset(
     (
-        *GROUPED_KEYS,
-        *(
-            "sparse_attention_config layer_types index_n_heads index_head_dim index_block_size index_topk_blocks "
-            "index_local_blocks rotary_dim partial_rotary_factor moe_layer_freq mlp_layer_types num_local_experts "
-            "num_experts_per_tok n_shared_experts dense_intermediate_size shared_intermediate_size "
-            "moe_intermediate_size first_k_dense_replace num_mtp_modules num_nextn_predict_layers qk_norm_type "
-            "use_qk_norm attention_output_gate"
-        ).split(),
-    )
+        "num_key_value_heads head_dim sparse_attention_config layer_types index_n_heads index_head_dim "
+        "index_block_size index_topk_blocks index_local_blocks mlp_layer_types"
+    ).split()
 )
 
 # Source: MiniMaxM3VLTextConfig, Transformers 5.23.0.
 _DEFAULTS = {
     "num_key_value_heads": 4, "head_dim": 128, "index_head_dim": 128, "index_block_size": 128, "index_topk_blocks": 16,
+    "vocab_size": 200064, "intermediate_size": 3072, "dense_intermediate_size": 12288,
+    "shared_intermediate_size": 3072, "num_local_experts": 128, "num_experts_per_tok": 4,
 }  # fmt: skip
+_EXPERTS = Experts(inner="intermediate_size", prefix="block_sparse_moe", names=("w1", "w3", "w2"))
 _NESTED = {
     "sparse_index_dim": "index_head_dim", "sparse_block_size": "index_block_size",
     "sparse_topk_blocks": "index_topk_blocks",
@@ -39,30 +38,67 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     A step reads the index_topk_blocks blocks picked and no others. Source: MiniMaxM3VLSparseAttention,
     Transformers 5.23.0.
     """
-    nested = config.config.get("sparse_attention_config")
-    if nested is not None and not isinstance(nested, Mapping):
-        raise config.error("sparse_attention_config must be an object")
-    nested = nested or {}
-    config = config.with_defaults(
-        {**_DEFAULTS, **{flat: nested[key] for key, flat in _NESTED.items() if key in nested}}
-    )
+    nested = config.nested("sparse_attention_config")
+    stated = {flat: nested.config[key] for key, flat in _NESTED.items() if key in nested.config}
+    config = with_defaults(config, {**_DEFAULTS, **stated})
     num_layers = config.num_layers("num_hidden_layers")
-    shape = grouped_shape(config)
-    full = full_attention(shape)
+    shape = grouped_shape(config)._replace(qkv_bias=False, output_bias=False)
     read_tokens = config.integer("index_topk_blocks") * config.integer("index_block_size")
-    sparse: tuple[Cache, ...] = (
-        full._replace(most_read_tokens=read_tokens), IndexerKeys(config.integer("index_head_dim")),
-    )  # fmt: skip
-    layers = group_layers(sparse if is_sparse else (full,) for is_sparse in sparse_layers(config, nested, num_layers))
-    return config.model(model_type, shape, layers)
+    heads = nested.optional_integer("sparse_num_index_heads") or config.optional_integer("index_n_heads") or 4
+    names = Projections(qk_norm="head")
+    full = (Attention(shape, names=names),)
+    indexer = _indexer(heads, config.integer("index_head_dim"), config.integer("hidden_size"))
+    sparse = (Attention(shape, most_read_tokens=read_tokens, indexer=indexer, names=names),)
+    mixers = [sparse if is_sparse else full for is_sparse in _sparse_layers(config, nested, num_layers)]
+    return config.model(model_type, mixers, lambda: _body(config, num_layers), attention=shape)
 
 
-def sparse_layers(config: ConfigReader, nested: Mapping[str, object], num_layers: int) -> list[bool]:
+def _indexer(heads: int, head_dim: int, width: int) -> Indexer:
+    """One key for all index heads, so every rank has it."""
+    weights = (
+        linear("self_attn.indexer.q_proj", width, heads * head_dim),
+        replicated("self_attn.indexer.k_proj", width, head_dim),
+        norm("self_attn.indexer.q_norm", head_dim),
+        norm("self_attn.indexer.k_norm", head_dim),
+    )
+    return Indexer(heads, head_dim, weights)
+
+
+def _body(config: ConfigReader, num_layers: int) -> Body:
+    """Experts with a shared one. Source: MiniMaxM3VLDecoderLayer, Transformers 5.23.0."""
+    config.refuse("attention_output_gate", "the weights this adds are not counted")
+    width = config.integer("hidden_size")
+    shared = gated_mlp("block_sparse_moe.shared_experts", width, config.integer("shared_intermediate_size"))
+    dense = gated_mlp("mlp", width, config.integer("dense_intermediate_size"))
+    sparse = (*moe(config, _EXPERTS, width), *shared)
+    tied = config.boolean("tie_word_embeddings", default=False)
+    return Body(
+        around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
+        choose(num_layers, _expert_layers(config, num_layers), sparse, dense),
+        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
+    )
+
+
+def _expert_layers(config: ConfigReader, num_layers: int) -> Collection[int]:
+    """All, unless mlp_layer_types or moe_layer_freq says otherwise.
+
+    first_k_dense_replace, which some published configs have instead, is not read by Transformers: no count there.
+    """
+    default: Collection[int] = range(num_layers)
+    if config.config.get("mlp_layer_types") is None:
+        if config.config.get("moe_layer_freq") is not None:
+            default = [number for number, has in enumerate(config.flags("moe_layer_freq", num_layers)) if has]
+        elif config.optional_integer("first_k_dense_replace", least=0):
+            raise config.error("first_k_dense_replace without moe_layer_freq: Transformers reads the latter alone")
+    return listed_sparse_layers(config, num_layers, default)
+
+
+def _sparse_layers(config: ConfigReader, nested: ConfigReader, num_layers: int) -> list[bool]:
     """Which layers have an indexer: by layer_types, else sparse_attention_freq of sparse_attention_config."""
     kinds = config.strings("layer_types", num_layers, _KINDS)
     if kinds is not None:
         return [kind == "minimax_m3_sparse" for kind in kinds]
-    if nested.get("sparse_attention_freq") is None or nested.get("use_sparse_attention") is False:
+    stated = nested.config
+    if stated.get("sparse_attention_freq") is None or stated.get("use_sparse_attention") is False:
         return [False] * num_layers
-    inner = ConfigReader(nested, f"{config.name}: sparse_attention_config", config.source)
-    return inner.flags("sparse_attention_freq", num_layers)
+    return nested.flags("sparse_attention_freq", num_layers)

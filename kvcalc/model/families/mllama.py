@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from kvcalc.model.caches import Cache, CrossAttention
-from kvcalc.model.families.grouped import GROUPED_KEYS, full_attention, grouped_shape
-from kvcalc.model.reader import MAX_LAYERS, ConfigReader
-from kvcalc.model.spec import ModelSpec, group_layers
+from kvcalc.model.families.grouped import grouped_shape
+from kvcalc.model.mixers.attention import Attention, Projections
+from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import around, gated_mlp, norm, other
 
-KEYS = frozenset((*GROUPED_KEYS, "cross_attention_layers", "cross_attention_hidden_size", "add_cross_attention"))
+KEYS = frozenset(
+    ("num_key_value_heads head_dim cross_attention_layers cross_attention_hidden_size add_cross_attention").split()
+)
 
 # Source: MllamaTextConfig, Transformers 5.23.0.
-_DEFAULTS = {"num_key_value_heads": 8, "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]}
+_DEFAULTS = {
+    "num_key_value_heads": 8, "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38], "vocab_size": 128256,
+    "intermediate_size": 14336,
+}  # fmt: skip
+# The embedding has rows for the image tokens which the head has not.
+_MORE_ROWS = 8
+_CROSS = Projections("cross_attn", qk_norm="head")
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -21,8 +30,21 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     config = config.with_defaults(_DEFAULTS)
     num_layers = config.num_layers("num_hidden_layers")
     shape = grouped_shape(config)
-    full: tuple[Cache, ...] = (full_attention(shape),)
-    cross: tuple[Cache, ...] = (CrossAttention(shape.num_kv_heads, shape.qk_head_dim, shape.v_head_dim),)
-    crossing = config.integers("cross_attention_layers", most=MAX_LAYERS)
-    layers = group_layers(cross if number in crossing else full for number in range(num_layers))
-    return config.model(model_type, shape, layers, encoder_tokens=0)
+    # Its projections have no biases, whatever attention_bias says.
+    shape = shape._replace(qkv_bias=False, output_bias=False)
+    full, cross = (Attention(shape),), (Attention(shape, is_cross=True, names=_CROSS),)
+    crossing = frozenset(config.integers("cross_attention_layers", most=MAX_LAYERS))
+
+    def body() -> Body:
+        """Source: MllamaSelfAttentionDecoderLayer, MllamaCrossAttentionDecoderLayer, Transformers 5.23.0."""
+        config.refuse("tie_word_embeddings", "the embedding has more rows than the head: not counted")
+        width, vocab = config.integer("hidden_size"), config.integer("vocab_size")
+        mlp = gated_mlp("mlp", width, config.integer("intermediate_size"))
+        gated = (*mlp, other("cross_attn_attn_gate", 1), other("cross_attn_mlp_gate", 1))
+        outer = around(vocab, width, False, norm("model.norm", width))
+        outer = outer._replace(embedding=outer.embedding._replace(rows=vocab + _MORE_ROWS))
+        norms = (norm("input_layernorm", width), norm("post_attention_layernorm", width))
+        return Body(outer, [gated if number in crossing else mlp for number in range(num_layers)], norms)
+
+    mixers = [cross if number in crossing else full for number in range(num_layers)]
+    return config.model(model_type, mixers, body, encoder_tokens=0)

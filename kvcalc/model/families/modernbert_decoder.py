@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import Cache, FullAttention, SlidingWindowAttention
+from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
+from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers num_attention_heads hidden_size local_attention sliding_window layer_types "
-        "global_attn_every_n_layers attention_bias rope_parameters global_rope_theta local_rope_theta norm_eps"
-    ).split()
-)
+KEYS = frozenset("local_attention sliding_window layer_types global_attn_every_n_layers".split())
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -31,12 +26,9 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     if kinds is None:
         step = config.optional_integer("global_attn_every_n_layers") or 3
         kinds = ["sliding_attention" if number % step else "full_attention" for number in range(num_layers)]
-    full: tuple[Cache, ...] = (FullAttention(num_heads, head_dim, head_dim),)
-    windowed: tuple[Cache, ...] = (SlidingWindowAttention(window, num_heads, head_dim, head_dim),)
     bias = config.boolean("attention_bias", default=False)
-    attention = AttentionShape(
+    shape = AttentionShape(
         num_heads, num_heads, head_dim, head_dim, hidden_size, qkv_bias=bias, output_bias=bias, rope_dim=head_dim
     )
-    return config.model(
-        model_type, attention, group_layers(full if kind == "full_attention" else windowed for kind in kinds)
-    )
+    full, windowed = (Attention(shape),), (Attention(shape, window),)
+    return config.model(model_type, [full if kind == "full_attention" else windowed for kind in kinds])

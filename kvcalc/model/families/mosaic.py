@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import FullAttention
-from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, uniform_layers
+from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
+from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import Weight, around, experts, linear, norm, plain_mlp, router
 
-KEYS = frozenset(
-    (
-        "n_layers num_hidden_layers n_heads num_attention_heads d_model hidden_size max_seq_len "
-        "max_position_embeddings attn_config ffn_config learned_pos_emb no_bias expansion_ratio num_key_value_heads"
-    ).split()
-)
+KEYS = frozenset("num_key_value_heads".split())
+_PREFIX = "transformer.blocks.{}."
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -23,12 +18,13 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     MPT's training code knows more kinds of attention than its published models and Transformers do: another attn_type
     than multihead_attention is refused. Source: MptAttention and DbrxAttentionConfig, Transformers 5.23.0.
     """
-    inner = _attn_config(config)
+    inner = config.nested("attn_config")
     num_layers = config.num_layers("n_layers", "num_hidden_layers")
     num_heads = config.integer("n_heads", "num_attention_heads")
     hidden_size = config.integer("d_model", "hidden_size")
     head_dim = config.head_dim(hidden_size, num_heads)
-    if model_type == "mpt":
+    is_mpt = model_type == "mpt"
+    if is_mpt:
         if inner.config.get("attn_type") not in (None, "multihead_attention"):
             raise ModelError(f"{config.name}: attn_config.attn_type: only multihead_attention is known")
         num_kv_heads = inner.optional_integer("kv_n_heads") or num_heads
@@ -38,19 +34,51 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         num_kv_heads = config.check_groups(num_heads, inner.optional_integer("kv_n_heads") or 1)
     if config.optional_integer("num_key_value_heads") not in (None, num_kv_heads):
         raise ModelError(f"{config.name}: num_key_value_heads contradicts attn_config")
-    bias = model_type == "mpt" and not config.boolean("no_bias", default=True)
-    attention = AttentionShape(
+    bias = is_mpt and not config.boolean("no_bias", default=True)
+    shape = AttentionShape(
         num_heads, num_kv_heads, head_dim, head_dim, hidden_size, qkv_bias=bias, output_bias=bias,
-        rope_dim=head_dim if model_type == "dbrx" else 0, rope_theta=inner.number("rope_theta", default=10_000.0),
+        rope_dim=0 if is_mpt else head_dim, rope_theta=inner.number("rope_theta", default=10_000.0),
     )  # fmt: skip
-    layers = uniform_layers(num_layers, FullAttention(num_kv_heads, head_dim, head_dim))
-    return config.model(model_type, attention, layers, positions=("max_seq_len", "max_position_embeddings"))
+    names = Projections("attn" if is_mpt else "norm_attn_norm.attn", fused="Wqkv", output="out_proj")
+    return config.model(
+        model_type,
+        [(Attention(shape, names=names),)] * num_layers,
+        lambda: (_mpt if is_mpt else _dbrx)(config, hidden_size, num_layers),
+        positions=("max_seq_len", "max_position_embeddings"),
+    )
 
 
-def _attn_config(config: ConfigReader) -> ConfigReader:
-    inner = config.config.get("attn_config")
-    if inner is None:
-        inner = {}
-    if not isinstance(inner, Mapping):
-        raise ModelError(f"{config.name}: attn_config must be an object")
-    return ConfigReader(inner, config.name, config.source)
+def _mpt(config: ConfigReader, width: int, num_layers: int) -> Body:
+    """Source: MptForCausalLM, Transformers 5.23.0, which reads neither no_bias nor expansion_ratio."""
+    if config.config.get("expansion_ratio") not in (None, 4) or config.config.get("no_bias") is False:
+        raise ModelError(f"{config.name}: expansion_ratio other than 4 and biases are not counted")
+    mlp = plain_mlp("ffn.up_proj", "ffn.down_proj", width, 4 * width)
+    return _body(config, width, [mlp] * num_layers, ("norm_1", "norm_2"), vocab=50368, tied=True)
+
+
+def _dbrx(config: ConfigReader, width: int, num_layers: int) -> Body:
+    """Sizes stand in ffn_config. Source: DbrxBlock, DbrxConfig, Transformers 5.23.0."""
+    ffn = config.nested("ffn_config").with_defaults({"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1})
+    inner, count = ffn.integer("ffn_hidden_size"), ffn.integer("moe_num_experts")
+    matrices = (
+        linear("ffn.experts.mlp.w1", width, inner),
+        linear("ffn.experts.mlp.v1", width, inner),
+        linear("ffn.experts.mlp.w2", inner, width),
+    )
+    mlp = (
+        router("ffn.router.layer", width, count),
+        *experts(matrices, count, ffn.integer("moe_top_k", most=count)),
+    )
+    norms = ("norm_attn_norm.norm_1", "norm_attn_norm.norm_2")
+    return _body(config, width, [mlp] * num_layers, norms, vocab=32000, tied=False)
+
+
+def _body(
+    config: ConfigReader, width: int, mlps: list[tuple[Weight, ...]], norms: tuple[str, ...], *, vocab: int, tied: bool
+) -> Body:
+    rows = config.with_defaults({"vocab_size": vocab}).integer("vocab_size")
+    outer = around(
+        rows, width, config.boolean("tie_word_embeddings", default=tied), norm("transformer.norm_f", width),
+        embedding="transformer.wte", prefix=_PREFIX,
+    )  # fmt: skip
+    return Body(outer, mlps, tuple(norm(name, width) for name in norms))

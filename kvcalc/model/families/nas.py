@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import Cache, FullAttention
+from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
+from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers num_attention_heads num_key_value_heads num_key_value_heads_per_layer hidden_size head_dim "
-        "block_configs attention_bias mlp_bias rope_theta rope_scaling rms_norm_eps"
-    ).split()
-)
+KEYS = frozenset("num_key_value_heads num_key_value_heads_per_layer head_dim block_configs".split())
 
 # Keys of a layer's attention under which it would keep something else than all of its K and V.
 _OTHER_CACHES = (
@@ -36,20 +31,18 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     num_heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
     head_dim = config.head_dim(hidden_size, num_heads)
-    layers: list[tuple[Cache, ...]] = []
-    for heads in _kv_heads(config, num_layers, num_heads):
-        if heads == 0:
-            layers.append(())
-        else:
-            layers.append((FullAttention(config.check_groups(num_heads, heads), head_dim, head_dim),))
-    kept = [caches[0] for caches in layers if caches]
-    num_kv_heads = next((cache.num_kv_heads for cache in kept if isinstance(cache, FullAttention)), num_heads)
     bias = config.boolean("attention_bias", default=False)
-    attention = AttentionShape(
-        num_heads, num_kv_heads, head_dim, head_dim, hidden_size, qkv_bias=bias, output_bias=bias, rope_dim=head_dim,
+    plain = AttentionShape(
+        num_heads, num_heads, head_dim, head_dim, hidden_size, qkv_bias=bias, output_bias=bias, rope_dim=head_dim,
         rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
-    return config.model(model_type, attention, group_layers(layers))
+    counts = _kv_heads(config, num_layers, num_heads)
+    kept: dict[int, tuple[Attention, ...]] = {0: ()}
+    for heads in counts:
+        if heads not in kept:
+            kept[heads] = (Attention(plain._replace(num_kv_heads=config.check_groups(num_heads, heads))),)
+    first = next((heads for heads in counts if heads), num_heads)
+    return config.model(model_type, [kept[n] for n in counts], attention=plain._replace(num_kv_heads=first))
 
 
 def _kv_heads(config: ConfigReader, num_layers: int, num_heads: int) -> list[int]:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import Cache, FullAttention
-from kvcalc.model.families.mamba_state import mamba2_state
-from kvcalc.model.reader import MAX_LAYERS, ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
+from kvcalc.model.experts import with_defaults
+from kvcalc.model.layers import Mixer
+from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
+from kvcalc.model.mixers.recurrent import mamba2
+from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import Weight, around, experts, norm, plain_mlp, router
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim attention_head_dim "
-        "hybrid_override_pattern layers_block_type mtp_hybrid_override_pattern mtp_layers_block_type sliding_window "
-        "ssm_state_size mamba_num_heads mamba_head_dim n_groups conv_kernel expand use_conv_bias "
-        "mamba_ssm_cache_dtype use_mamba_kernels mamba_hidden_act mamba_proj_bias attention_bias mlp_bias use_bias "
-        "rope_theta moe_intermediate_size n_routed_experts n_shared_experts num_experts_per_tok "
-        "moe_shared_expert_intermediate_size moe_latent_size norm_topk_prob rms_norm_eps"
+        "num_key_value_heads head_dim attention_head_dim hybrid_override_pattern mtp_hybrid_override_pattern "
+        "sliding_window ssm_state_size mamba_num_heads mamba_head_dim conv_kernel use_conv_bias mamba_ssm_cache_dtype "
+        "use_mamba_kernels mamba_hidden_act mamba_proj_bias"
     ).split()
 )
 
 # Source: NemotronHConfig, Transformers 5.23.0.
-_DEFAULTS = {"num_key_value_heads": 8, "head_dim": 128, "n_groups": 8, "conv_kernel": 4, "ssm_state_size": 128}
+_DEFAULTS = {
+    "num_key_value_heads": 8, "head_dim": 128, "n_groups": 8, "conv_kernel": 4, "ssm_state_size": 128,
+    "vocab_size": 131072, "intermediate_size": 21504, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
+}  # fmt: skip
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
@@ -32,30 +36,70 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """
     if "attention_head_dim" in config.config:
         config = config.with_defaults({"head_dim": config.config["attention_head_dim"]})
-    config = config.with_defaults(_DEFAULTS)
+    config = with_defaults(config, _DEFAULTS)
     config.refuse("sliding_window", "windows of this family are not modelled")
     if config.config.get("mamba_ssm_cache_dtype") not in (None, "float32"):
         raise ModelError(f"{config.name}: mamba_ssm_cache_dtype: only float32 is known")
     num_heads = config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", "attention_head_dim")
     num_kv_heads = config.check_groups(num_heads, config.integer("num_key_value_heads"))
-    groups, width = config.integer("n_groups"), config.integer("ssm_state_size")
+    hidden_size = config.integer("hidden_size")
     heads = config.integer("mamba_num_heads")
-    inner = heads * config.integer("mamba_head_dim")
-    kept: dict[str, tuple[Cache, ...]] = {
-        "mamba": (mamba2_state(inner, heads, groups, width, config.integer("conv_kernel")),),
-        "attention": (FullAttention(num_kv_heads, head_dim, head_dim),),
+    mamba = mamba2(
+        heads * config.integer("mamba_head_dim"), heads, config.integer("n_groups"), config.integer("ssm_state_size"),
+        config.integer("conv_kernel"), hidden_size, "mixer", bias=config.boolean("use_bias", default=False),
+        conv_bias=config.boolean("use_conv_bias", default=True),
+    )  # fmt: skip
+    shape = AttentionShape(num_heads, num_kv_heads, head_dim, head_dim, hidden_size)
+    if config.boolean("attention_bias", default=False):
+        shape = shape._replace(qkv_bias=True, output_bias=True)
+    kept: dict[str, tuple[Mixer, ...]] = {
+        "mamba": (mamba,),
+        "attention": (Attention(shape, names=Projections("mixer")),),
         "mlp": (),
         "moe": (),
     }
-    bias = config.boolean("attention_bias", default=False)
-    attention = AttentionShape(
-        num_heads, num_kv_heads, head_dim, head_dim, config.integer("hidden_size"), qkv_bias=bias, output_bias=bias
-    )
-    return config.model(model_type, attention, group_layers(kept[kind] for kind in layer_kinds(config)))
+    kinds = _layer_kinds(config)
+    return config.model(model_type, [kept[kind] for kind in kinds], lambda: _body(config, kinds), attention=shape)
 
 
-def layer_kinds(config: ConfigReader) -> list[str]:
+def _body(config: ConfigReader, kinds: list[str]) -> Body:
+    """Source: NemotronHMoE and NemotronHMLP, Transformers 5.23.0."""
+    width = config.integer("hidden_size")
+    mlps: dict[str, tuple[Weight, ...]] = {"mamba": (), "attention": ()}
+    if "mlp" in kinds:
+        bias = config.boolean("mlp_bias", default=False)
+        mlps["mlp"] = plain_mlp("mixer.up_proj", "mixer.down_proj", width, config.integer("intermediate_size"), bias)
+    if "moe" in kinds:
+        mlps["moe"] = _moe(config, width)
+    tied = config.boolean("tie_word_embeddings", default=False)
+    outer = around(
+        config.integer("vocab_size"), width, tied, norm("backbone.norm_f", width), embedding="backbone.embeddings",
+        prefix="backbone.layers.{}.",
+    )  # fmt: skip
+    return Body(outer, [mlps[kind] for kind in kinds], (norm("norm", width),))
+
+
+def _moe(config: ConfigReader, width: int) -> tuple[Weight, ...]:
+    """Experts without a gate; Nemotron 3 Super's and Ultra's work in a narrower width (moe_latent_size)."""
+    count, inner = config.integer("n_routed_experts", "num_local_experts"), config.integer("moe_intermediate_size")
+    bias = config.boolean("mlp_bias", default=False)
+    latent = config.optional_integer("moe_latent_size")
+    matrices = plain_mlp("mixer.experts.0.up_proj", "mixer.experts.0.down_proj", latent or width, inner)
+    found = (
+        router("mixer.gate", width, count),
+        *experts(matrices, count, config.integer("num_experts_per_tok", most=count)),
+        *plain_mlp(
+            "mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj", width,
+            config.integer("moe_shared_expert_intermediate_size"), bias,
+        ),
+    )  # fmt: skip
+    if latent is not None:
+        found += plain_mlp("mixer.fc1_latent_proj", "mixer.fc2_latent_proj", width, latent, bias)
+    return found
+
+
+def _layer_kinds(config: ConfigReader) -> list[str]:
     """The kind of every layer, as many as num_hidden_layers says where it does."""
     pattern = config.config.get("hybrid_override_pattern")
     if pattern is None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from kvcalc.model.caches import Cache, RecurrentState
-from kvcalc.model.families.grouped import GROUPED_KEYS, grouped_shape, sliding_window
+from kvcalc.model.caches import RecurrentState
+from kvcalc.model.families.grouped import grouped_shape
+from kvcalc.model.layers import Mixer
+from kvcalc.model.mixers.attention import Attention
+from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import ModelSpec, group_layers
+from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
-    (*GROUPED_KEYS, *"lru_width attention_window_size conv1d_width block_types _block_types logits_soft_cap".split())
-)
+KEYS = frozenset("num_key_value_heads head_dim attention_window_size".split())
 
 # Source: RecurrentGemmaConfig, Transformers 5.23.0.
 _DEFAULTS = {"attention_window_size": 2048, "conv1d_width": 4}
@@ -24,13 +25,14 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     config = config.with_defaults(_DEFAULTS)
     shape = grouped_shape(config)
     lru_width = config.optional_integer("lru_width") or config.integer("hidden_size")
-    kept: dict[str, tuple[Cache, ...]] = {
-        "recurrent": (RecurrentState(lru_width, config.integer("conv1d_width"), lru_width),),
-        "attention": (sliding_window(shape, config.integer("attention_window_size")),),
+    state = RecurrentState(lru_width, config.integer("conv1d_width"), lru_width)
+    kept: dict[str, tuple[Mixer, ...]] = {
+        "recurrent": (Recurrence(state, "selective", k_width=1),),
+        "attention": (Attention(shape, config.integer("attention_window_size")),),
     }
     pattern = [str(kind) for kind in config.items("block_types") or config.items("_block_types")] or [*_PATTERN]
     if set(pattern) - set(kept):
         raise config.error(f"block_types may hold {' and '.join(kept)} alone")
     num_layers = config.num_layers("num_hidden_layers")
     kinds = (pattern[number % len(pattern)] for number in range(num_layers))
-    return config.model(model_type, shape, group_layers(kept[kind] for kind in kinds))
+    return config.model(model_type, [kept[kind] for kind in kinds], attention=shape)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError
 from kvcalc.model.caches import RecurrentState
-from kvcalc.model.families.grouped import no_attention
+from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import ModelSpec, uniform_layers
+from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers hidden_size attention_hidden_size context_length rescale_every head_size head_size_divisor "
-        "num_attention_heads"
-    ).split()
-)
+KEYS = frozenset("".split())
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -36,5 +31,5 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         per_channel = 3
     state = RecurrentState(2 * hidden_size, 2, per_channel * width)
     num_layers = config.num_layers("num_hidden_layers")
-    spec = config.model(model_type, no_attention(config), uniform_layers(num_layers, state), positions=())
+    spec = config.model(model_type, [(Recurrence(state),)] * num_layers, positions=())
     return spec._replace(in_transformers=model_type == "rwkv")

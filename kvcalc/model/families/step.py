@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import Cache, FullAttention, SlidingWindowAttention
+from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import AttentionShape, ModelSpec, group_layers
+from kvcalc.model.spec import ModelSpec
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads num_attention_groups hidden_size head_dim "
-        "sliding_window layer_types mtp_layer_types mlp_layer_types mtp_mlp_layer_types num_nextn_predict_layers "
-        "num_sliding_attention_heads attention_other_setting rope_theta rope_scaling rope_parameters "
-        "partial_rotary_factors first_k_dense_replace num_experts n_routed_experts moe_num_experts "
-        "num_experts_per_tok moe_top_k moe_intermediate_size share_expert_dim share_expert_dims n_shared_experts "
-        "moe_layers_enum yarn_only_types use_head_wise_attn_gate"
+        "num_key_value_heads head_dim sliding_window layer_types mtp_layer_types mlp_layer_types mtp_mlp_layer_types"
     ).split()
 )
 
@@ -35,17 +30,15 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     num_heads = config.integer("num_attention_heads")
     num_kv_heads = config.check_groups(num_heads, config.integer("num_key_value_heads", "num_attention_groups"))
     head_dim = config.integer("head_dim")
-    _check_sliding_heads(config, num_kv_heads)
-    full: tuple[Cache, ...] = (FullAttention(num_kv_heads, head_dim, head_dim),)
     kinds = _kinds(config, num_layers)
-    windowed = full
-    if "sliding_attention" in kinds:
-        windowed = (SlidingWindowAttention(config.integer("sliding_window"), num_kv_heads, head_dim, head_dim),)
-    attention = AttentionShape(
+    shape = AttentionShape(
         num_heads, num_kv_heads, head_dim, head_dim, config.integer("hidden_size"), rope_dim=head_dim
     )
-    layers = group_layers(full if kind == "full_attention" else windowed for kind in kinds)
-    return config.model(model_type, attention, layers)
+    full = windowed = (Attention(shape),)
+    sliding_heads = _sliding_heads(config, num_heads, num_kv_heads)
+    if "sliding_attention" in kinds:
+        windowed = (Attention(shape._replace(num_heads=sliding_heads), config.integer("sliding_window")),)
+    return config.model(model_type, [full if kind == "full_attention" else windowed for kind in kinds], attention=shape)
 
 
 def _kinds(config: ConfigReader, num_layers: int) -> list[str]:
@@ -58,14 +51,21 @@ def _kinds(config: ConfigReader, num_layers: int) -> list[str]:
     return (kinds or [])[:num_layers]
 
 
-def _check_sliding_heads(config: ConfigReader, num_kv_heads: int) -> None:
-    """attention_other_setting may hold a number of groups too; only the same one is modelled."""
+def _sliding_heads(config: ConfigReader, num_heads: int, num_kv_heads: int) -> int:
+    """Query heads of layers with a window. attention_other_setting may hold KV heads too; only the same number is
+    modelled."""
     other = config.config.get("attention_other_setting")
-    if other is None:
-        return
-    groups = other.get("num_attention_groups") if isinstance(other, dict) else other
-    width = other.get("head_dim") if isinstance(other, dict) else None
-    if groups not in (None, num_kv_heads) or width not in (None, config.integer("head_dim")):
-        raise ModelError(
-            f"{config.name}: attention_other_setting gives sliding layers K and V of their own: not modelled"
-        )
+    own = None
+    if other is not None:
+        groups = other.get("num_attention_groups") if isinstance(other, dict) else other
+        width = other.get("head_dim") if isinstance(other, dict) else None
+        if groups not in (None, num_kv_heads) or width not in (None, config.integer("head_dim")):
+            raise ModelError(
+                f"{config.name}: attention_other_setting gives sliding layers K and V of their own: not modelled"
+            )
+        own = other.get("num_attention_heads") if isinstance(other, dict) else None
+    heads = config.config.get("num_sliding_attention_heads", own)
+    if not isinstance(heads, int):
+        return num_heads
+    config.check_groups(heads, num_kv_heads)
+    return heads

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from kvcalc.model.caches import Cache
-from kvcalc.model.families.grouped import GROUPED_KEYS, full_attention, grouped_shape
-from kvcalc.model.families.mamba_state import expanded, mamba2_inner, mamba2_state, mamba_state
+from kvcalc.model.families.grouped import grouped_shape
+from kvcalc.model.families.mamba import expanded, mamba2_inner, time_step_rank
+from kvcalc.model.layers import Mixer
+from kvcalc.model.mixers.attention import Attention
+from kvcalc.model.mixers.recurrent import mamba, mamba2
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import ModelSpec, group_layers
+from kvcalc.model.spec import ModelSpec
 
 KEYS = frozenset(
     (
-        *GROUPED_KEYS,
-        *(
-            "attention_hidden_size attention_head_dim attn_layer_period attn_layer_offset layers_block_type "
-            "layer_types hybrid_layer_ids n_mamba_heads mamba_headdim mamba_d_state mamba_d_conv mamba_expand "
-            "mamba_dt_rank mamba_ngroups mamba_conv_bias mamba_proj_bias use_mamba_kernels use_conv_bias chunk_size "
-            "num_mem_blocks use_shared_mlp_adapter use_shared_attention_adapter adapter_rank use_mem_rope "
-            "use_long_context kv_channels num_query_groups ffn_hidden_size use_mem_eff_path add_bias_linear"
-        ).split(),
-    )
+        "num_key_value_heads head_dim attention_head_dim attn_layer_period attn_layer_offset layer_types "
+        "hybrid_layer_ids n_mamba_heads mamba_headdim mamba_d_state mamba_d_conv mamba_expand mamba_dt_rank "
+        "mamba_ngroups mamba_conv_bias mamba_proj_bias use_mamba_kernels use_conv_bias kv_channels"
+    ).split()
 )
 
 # Source: ZambaConfig and Zamba2Config, Transformers 5.23.0.
@@ -45,18 +42,19 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     num_heads = config.integer("num_attention_heads")
     width = config.optional_integer("attention_head_dim") or 2 * config.integer("hidden_size") // num_heads
     shape = grouped_shape(config.without("head_dim"), head_dim=width, rotary=model_type == "zamba2")
-    inner = expanded(config, "mamba_expand")
+    inner, hidden_size = expanded(config, "mamba_expand"), config.integer("hidden_size")
     state_size, kernel = config.integer("mamba_d_state"), config.integer("mamba_d_conv")
     if model_type == "zamba":
-        state = mamba_state(inner, state_size, kernel)
+        rank = time_step_rank(config, "mamba_dt_rank")
+        mixer = mamba(inner, state_size, kernel, hidden_size, rank, "mamba")
     else:
         inner = mamba2_inner(config, inner, "n_mamba_heads", "mamba_headdim")
-        state = mamba2_state(
-            inner, config.integer("n_mamba_heads"), config.integer("mamba_ngroups"), state_size, kernel
-        )
-    both: tuple[Cache, ...] = (full_attention(shape), state)
-    layers = group_layers(both if hybrid else (state,) for hybrid in _hybrid_layers(config, model_type, num_layers))
-    return config.model(model_type, shape, layers)
+        heads, groups = config.integer("n_mamba_heads"), config.integer("mamba_ngroups")
+        mixer = mamba2(inner, heads, groups, state_size, kernel, hidden_size, "mamba")
+    alone: tuple[Mixer, ...] = (mixer,)
+    both: tuple[Mixer, ...] = (Attention(shape), mixer)
+    hybrid = _hybrid_layers(config, model_type, num_layers)
+    return config.model(model_type, [both if is_hybrid else alone for is_hybrid in hybrid], attention=shape)
 
 
 def _hybrid_layers(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -50,3 +51,9 @@ def rate(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
+def split(sizes: Mapping[str, Any]) -> str:
+    """`tp 8 x pp 2`: what a replica is split over; empty where it is one device."""
+    parts = (("tp", sizes["tensor_parallel_size"]), ("pp", sizes["pipeline_parallel_size"]))
+    return " x ".join(f"{name} {size}" for name, size in parts if size > 1)

@@ -7,22 +7,22 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, plain_table, size
+from kvcalc.output.human.console import count, plain_table, size, split
 
 
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the engines side by side, and why one refuses."""
-    workload, devices = document["workload"], document["tensor_parallel_size"]
+    workload, devices = document["workload"], split(document)
     parts = [f"{count(workload['context_tokens'])} tokens", f"batch {count(workload['batch_size'])}"]
-    if devices > 1:
-        parts.append(f"tp {devices}")
+    if devices:
+        parts.append(devices)
     console.print(Text.assemble((document["model"]["name"], "bold"), "  ", ", ".join(parts)))
     console.print()
     rows = document["engines"]
     has_pool = any(row["kv_cache_tokens"] is not None for row in rows)
     # Eighty columns: of one sequence on one device the total says it all, and on several devices one device's share.
     held = [("per token", "bytes_per_token"), ("total", "total_bytes")]
-    if devices > 1:
+    if devices:
         held[1] = ("per device", "bytes_per_device")
     elif workload["batch_size"] > 1:
         held.insert(0, ("per sequence", "bytes_per_sequence"))

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, plain_table, size
+from kvcalc.output.human.console import count, plain_table, size, split
 from kvcalc.output.human.fit import describe_devices, print_limits, print_verdict
 from kvcalc.output.human.speed import print_speed
 from kvcalc.units import format_parameters, format_size
@@ -35,8 +35,8 @@ def _heading(document: dict[str, Any], console: Console) -> None:
         f"batch {count(workload['batch_size'])}",
         document["kv_cache"]["dtype"],
     ]
-    if engine["tensor_parallel_size"] > 1:
-        parts.append(f"tp {engine['tensor_parallel_size']}")
+    if devices := split(engine):
+        parts.append(devices)
     if engine["name"] != "logical":
         parts.append(" ".join(str(v) for v in (engine["name"], engine["version"]) if v))
     console.print(", ".join(parts))
@@ -77,7 +77,7 @@ def _totals(document: dict[str, Any], console: Console) -> None:
     table = plain_table(("", "left"), ("", "right"), ("bytes", "right"))
     table.show_header = False
     rows = [("total", cache["total_bytes"]), ("per sequence", cache["bytes_per_sequence"])]
-    if engine["tensor_parallel_size"] > 1:
+    if split(engine):
         rows.append(("per device", cache["bytes_per_device"]))
         rows.append(("all devices", cache["devices_total_bytes"]))
     # One sequence is fixed + tokens x slope: both, even where one is nothing.

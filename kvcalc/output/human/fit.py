@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, plain_table
+from kvcalc.output.human.console import count, plain_table, split
 from kvcalc.output.human.memory_bar import print_bar
 from kvcalc.units import format_size
 
@@ -61,8 +61,8 @@ def describe_devices(hardware: dict[str, Any], engine: dict[str, Any]) -> str:
     number = f"{count(hardware['num_devices'])} x " if hardware["num_devices"] > 1 else ""
     name = "a device" if hardware["name"] == "custom" else hardware["name"]
     text = f"{number}{name} of {format_size(hardware['memory_bytes'], capacity=True)}"
-    if engine["tensor_parallel_size"] > 1:
-        text += f", tp {engine['tensor_parallel_size']}"
+    if devices := split(engine):
+        text += f", {devices}"
     if hardware["replicas"] > 1:
         text += f", {count(hardware['replicas'])} replicas"
     return text

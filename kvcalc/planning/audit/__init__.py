@@ -50,6 +50,7 @@ def audit(
     spec = model or model_of(log, name)
     question = Question(
         log.engine, spec, context_tokens or _context(log), tensor_parallel_size or _tensor_parallel_size(log),
+        parse_count(log.text("pipeline_parallel_size") or "1", "the log's pipeline-parallel size"),
         _dtype(log.text("dtype")), kv_dtype or _dtype(log.text("kv_dtype")) or "auto",
     )  # fmt: skip
     answer = _best(log, question)
@@ -72,6 +73,7 @@ def audit(
         "workload": {
             "context_tokens": answer.setup.context_tokens,
             "tensor_parallel_size": question.tensor_parallel_size,
+            "pipeline_parallel_size": question.pipeline_parallel_size,
             "kv_dtype": answer.setup.dtype.name,
             "kv_dtype_reason": answer.setup.kv_dtype_reason,
         },
@@ -80,7 +82,7 @@ def audit(
         "inputs": sum(figure.verdict == INPUT for figure in answer.figures),
         "explanation": _explanation(log, question, answer),
         "figures": [figure.describe() for figure in sorted(answer.figures, key=lambda figure: figure.line)],
-        "warnings": [*answer.setup.warnings, *log.contradictions],
+        "warnings": [*map(str, answer.setup.notes), *log.contradictions],
     }
 
 

@@ -11,6 +11,7 @@ from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.workload import bind_workload, resolve_workload
 from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note
 from kvcalc.planning.audit.figures import Figure
 from kvcalc.planning.logs import Log
 
@@ -25,6 +26,7 @@ class Question(NamedTuple):
     spec: ModelSpec
     context_tokens: int | None
     tensor_parallel_size: int
+    pipeline_parallel_size: int
     dtype: str | None
     kv_dtype: str
 
@@ -39,7 +41,7 @@ class Setup(NamedTuple):
     context_tokens: int
     rules: Engine
     settings: Mapping[str, str]
-    warnings: tuple[str, ...]
+    notes: tuple[Note, ...]
 
     def pool(self, tokens: int | None = None) -> dict[str, int]:
         """What the engine says of its pool for a request of so many tokens, at full length where none are given.
@@ -70,12 +72,15 @@ def make_setup(question: Question, reading: Reading) -> Setup:
     """The setup of a question read in one way. Raises what its estimate raises: UsageError (2), ModelError (3)."""
     spec, tensor_parallel_size = reading.spec or question.spec, question.tensor_parallel_size
     settings = reading.settings
-    dtype, reason = resolve_kv_dtype(question.engine, spec, question.kv_dtype, settings)
+    dtype, reason = resolve_kv_dtype(question.engine, spec, question.kv_dtype, settings, question.dtype)
     # Without a length in the log it is the model's own, as in the engines.
     context = question.context_tokens or spec.max_position_embeddings
-    workload = resolve_workload(spec, context, 1, question.dtype, dtype, tensor_parallel_size)
+    stages = question.pipeline_parallel_size
+    workload = resolve_workload(
+        spec, context, 1, question.dtype, dtype, tensor_parallel_size, pipeline_parallel_size=stages
+    )
     bound = bind_workload(spec, workload)
     engine = f"{question.engine}@{reading.release}" if reading.release else question.engine
-    rules = load_engine(engine, bound, settings)
+    rules = load_engine(engine, bound, settings, stages)
     share = on_device(bound, tensor_parallel_size)
-    return Setup(bound, share, workload.kv_dtype, reason, workload.context_tokens, rules, settings, workload.warnings)
+    return Setup(bound, share, workload.kv_dtype, reason, workload.context_tokens, rules, settings, workload.notes)

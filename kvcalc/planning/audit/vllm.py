@@ -136,7 +136,7 @@ _Choice = tuple[str, "str | None", str]
 def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], list[list[_Choice]]]:
     """The settings the log states, and the choices it leaves that make a difference to this model and release."""
     plain = {}
-    for fact in ("block_size", "num_speculative_tokens", "pipeline_parallel_size", "max_num_batched_tokens"):
+    for fact in ("block_size", "num_speculative_tokens", "max_num_batched_tokens"):
         text = log.text(fact)
         if text is not None and text != "0":
             plain[fact.replace("_", "-")] = text

@@ -168,13 +168,12 @@ def test_what_is_not_established_is_refused_by_name(config: dict[str, object], m
 
 def test_every_known_type_is_placed_once() -> None:
     from kvcalc.memory.engines.llama_cpp import converted
-    from kvcalc.model.hf_config import FAMILIES
-    from kvcalc.model.remote_code import REMOTE_FAMILIES
+    from kvcalc.model.hf_config import known_types
 
     tables = (converted._LISTED, converted._RULED, converted._FULL_LENGTH, converted._PLAIN, converted._NOT_CONVERTED)
     placed = [name for table in tables for name in table]
     assert len(placed) == len(set(placed))
-    assert set(placed) <= {*FAMILIES, *REMOTE_FAMILIES}
+    assert set(placed) <= {*known_types()}
 
 
 def deepseek_v4(*ratios: int) -> dict[str, object]:

@@ -10,12 +10,13 @@ import kvcalc
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines.vllm.groups import group
 from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, SLIDING, STATE, Demand, Page, unify
-from kvcalc.memory.engines.vllm.stages import stage_bounds
 
 GIB = 1 << 30
 
 
-def pool(model: str, tokens: int, memory: int | None = None, tp: int = 1, **options: Any) -> dict[str, Any]:
+def pool(
+    model: str, tokens: int, memory: int | None = None, tp: int = 1, stages: int = 1, **options: Any
+) -> dict[str, Any]:
     own = {name: value for name, value in options.items() if name not in ("kv_dtype", "dtype")}
     answer = kvcalc.estimate(
         kvcalc.load_model(model),
@@ -24,6 +25,7 @@ def pool(model: str, tokens: int, memory: int | None = None, tp: int = 1, **opti
         engine_settings={name.replace("_", "-"): str(value) for name, value in own.items()},
         kv_memory_bytes=memory,
         tensor_parallel_size=tp,
+        pipeline_parallel_size=stages,
         kv_dtype=options.get("kv_dtype", "auto"),
         dtype=options.get("dtype", "bf16"),
     )
@@ -94,21 +96,16 @@ def test_two_steps_in_flight_unless_told_otherwise() -> None:
 
 
 def test_stages_hold_whole_layers_and_the_largest_counts() -> None:
-    assert stage_bounds(32, 3) == [(0, 10), (11, 21), (22, 31)]
-    assert stage_bounds(62, 4) == [(0, 14), (15, 30), (31, 46), (47, 61)]
-    assert stage_bounds(8, 1) == [(0, 7)]
-    one, three = (pool("llama-3-8b", 8192, pipeline_parallel_size=stages) for stages in (1, 3))
+    one, three = (pool("llama-3-8b", 8192, stages=stages) for stages in (1, 3))
     assert one["bytes_per_block"] == 32 * 65_536
     assert three["bytes_per_block"] == 11 * 65_536
     cache = kvcalc.estimate(
         kvcalc.load_model("llama-3-8b"),
         context_tokens=8192,
         engine="vllm",
-        engine_settings={"pipeline-parallel-size": "3"},
+        pipeline_parallel_size=3,
     )["kv_cache"]
     assert (cache["bytes_per_device"], cache["total_bytes"]) == (11 * 512 * 65_536, 32 * 512 * 65_536)
-    with pytest.raises(UsageError, match="the model has 32 layers"):
-        pool("llama-3-8b", 8192, pipeline_parallel_size=33)
 
 
 def test_pages_become_one_size() -> None:

@@ -19,12 +19,20 @@ from kvcalc.memory.engines.llama_cpp.cells import Cells, cells_for
 from kvcalc.memory.engines.llama_cpp.settings import NO_V, VERSION, Settings, parse_settings
 from kvcalc.model.caches import Cache, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.notes import Note
 
 # kv_cache_types, common/arg.cpp.
 _TYPES = ("fp32", "fp16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
-def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[Dtype, str | None]:
+def cut(num_layers: int, stages: int) -> list[int]:
+    """Layers are split over devices of one size (--split-mode layer, the default) as evenly as one more would be: the
+    output counts as a layer, the last (get_layer_buft_list, llama-model.cpp)."""
+    devices = [number * stages // (num_layers + 1) for number in range(num_layers)]
+    return [devices.count(device) for device in range(stages)]
+
+
+def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str], dtype: str | None) -> tuple[Dtype, str | None]:
     """The types of K and V: --cache-type-k and --cache-type-v, else --kv-dtype for both, else f16 for any model."""
     plain = "fp16" if asked.casefold() == "auto" else asked
     k, v = (parse_dtype(given.get(f"cache-type-{name}", plain), f"--cache-type-{name}") for name in ("k", "v"))
@@ -65,7 +73,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
         }  # fmt: skip
 
     return Engine(
-        "llama.cpp", VERSION, cache_bytes, settings.describe(), _remarks(spec, settings), blocks=blocks, pool=pool,
+        "llama.cpp", VERSION, cache_bytes, settings.describe(), _notes(spec, settings), blocks=blocks, pool=pool,
         growth_tokens=lambda share, dtype: settings.padding, splits_heads=False,
     )  # fmt: skip
 
@@ -83,7 +91,8 @@ def _check_types(spec: ModelSpec, dtype: Dtype, settings: Settings) -> None:
         raise UsageError("--cache-type-v: llama.cpp has one type for K and V where V is a view of K (MLA)")
 
 
-def _remarks(spec: ModelSpec, settings: Settings) -> tuple[str, ...]:
+def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
     if any(isinstance(cache, LatentAttention) for cache in all_caches(spec)) and not settings.is_before(NO_V):
-        return ("llama.cpp before January 2026 keeps the latent once more as V: --before-pull 19067 counts it",)
+        text = "llama.cpp before January 2026 keeps the latent once more as V: --before-pull 19067 counts it"
+        return (Note("engine", "latent-twice", text),)
     return ()

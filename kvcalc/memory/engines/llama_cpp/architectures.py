@@ -69,6 +69,16 @@ class Layers(NamedTuple):
 
         return self._replace(caches=alone(self.caches), not_kept=alone(self.not_kept))
 
+    def held_by(self, stage: ModelSpec) -> Layers:
+        """The caches of a pipeline stage's layers; the window and the widest row stay the whole model's."""
+        counts = {(type(cache), cache): count for cache, count in distinct_caches(stage)}
+
+        def held(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+            found = ((layer, counts.get((type(layer.cache), layer.cache), 0)) for layer in layers)
+            return tuple(layer._replace(num_layers=count) for layer, count in found if count)
+
+        return self._replace(caches=held(self.caches), not_kept=held(self.not_kept))
+
     def is_windowed(self, cache: Cache) -> bool:
         """Whether the cache stands among the windows."""
         return self.window is not None and cache.window is not None
@@ -77,6 +87,8 @@ class Layers(NamedTuple):
 @remembered
 def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
     """The caches of a model. Raises ModelError (exit 3) for a model whose layout is not established."""
+    if spec.whole is not None:
+        return layers_of(spec.whole, settings).held_by(spec)
     has_window_cache = keeps_windows(spec) and not settings.is_before(WINDOWS)
     _check_file(spec)
     every = tuple(Layer(cache, _kept(spec, cache, settings), num_layers) for cache, num_layers in distinct_caches(spec))
@@ -126,7 +138,7 @@ def _kept(spec: ModelSpec, cache: Cache, settings: Settings) -> Cache:
 
 def _written_window(spec: ModelSpec, window: int) -> int:
     """MiMo-V2's file has the config's sliding_window, the current token included (conversion/mimo.py)."""
-    written = spec.config.get("sliding_window")
+    written = spec.stated.get("sliding_window")
     return written if spec.model_type == "mimo_v2_flash" and isinstance(written, int) else window
 
 
@@ -135,7 +147,7 @@ def _check_file(spec: ModelSpec) -> None:
     file speaks for itself."""
     if spec.gguf is not None:
         return
-    config, shape, kind = spec.config, spec.attention, spec.model_type
+    config, shape, kind = spec.stated, spec.attention, spec.model_type
     problem = None
     if kind == "gpt_bigcode" and shape.num_kv_heads != 1:
         problem = "writes one KV head for gpt_bigcode, the model has more"  # conversion/starcoder.py
@@ -159,7 +171,7 @@ def _check_file(spec: ModelSpec) -> None:
 def _leading_dense(spec: ModelSpec) -> int | None:
     """Layers in front without experts, which are those without an indexer; None where they are not the same
     (MiniMaxM3Model of conversion/minimax.py and LLM_ARCH_MINIMAX_M3 of create_memory)."""
-    frequency = spec.config.get("moe_layer_freq")
+    frequency = spec.stated.get("moe_layer_freq")
     if not isinstance(frequency, list):
         return None
     dense = next((number for number, experts in enumerate(frequency) if experts), len(frequency))

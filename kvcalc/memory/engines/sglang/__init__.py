@@ -17,9 +17,11 @@ from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, Layer, enco
 from kvcalc.memory.engines.sglang.models import MINIMAX_M3, WITH_ENCODER, check_model, is_sparse
 from kvcalc.memory.engines.sglang.settings import VERSION, Settings, parse_settings
 from kvcalc.memory.kv_cache import stored_cache_bytes
+from kvcalc.memory.sharding import longer_last, whole_of
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.notes import Note
 
 # DeepSeek sparse attention takes pages of 64 tokens alone (DSATokenToKVPool); MiniMax-M3 has pages of 128 by default on
 # Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
@@ -30,10 +32,15 @@ _M3_PAGE = 128
 _EXTRA_TOKENS = 4
 _INDEX_BYTES = 4
 
+# Pipeline stages: if layers remain, the last ranks get one more each (get_pp_indices, srt/distributed/utils.py).
+cut = longer_last
 
-def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[str | Dtype, str | None]:
+
+def kv_dtype(
+    spec: ModelSpec, asked: str, given: Mapping[str, str], dtype: str | None
+) -> tuple[str | Dtype, str | None]:
     """`auto` follows a checkpoint quantized by modelopt whose cache is fp8 (configure_kv_cache_dtype)."""
-    found = quantized_cache(spec.config, ("modelopt",)) if asked.casefold() == "auto" else None
+    found = quantized_cache(spec.quantization, ("modelopt",)) if asked.casefold() == "auto" else None
     return ("fp8", f"the checkpoint's {found[1]} is fp8") if found and found[0] == "fp8" else (asked, None)
 
 
@@ -53,31 +60,40 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
     # The encoder's tokens stand in front of the decoder's, in rows of the same pool (prepare_encoder_info_extend).
     encoder = encoder_tokens(spec)
 
+    def pool_tokens(share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> tuple[int, int]:
+        # Both pools have as many tokens on every pipeline stage, whichever layers it holds.
+        return _pool_tokens(layers_of(whole_of(share), dtype), settings, tokens + encoder, batch)
+
     def pool(share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
         table = _table_bytes(spec, settings, tokens)
-        return _account(layers_of(share, dtype), settings, dtype, (tokens, encoder), batch, table)
+        made = pool_tokens(share, dtype, tokens, batch)
+        return _account(layers_of(share, dtype), settings, dtype, (tokens, encoder), made, batch, table)
 
     def pool_bytes(share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         layers, page = layers_of(share, dtype), settings.page_size
-        full, window = _pool_tokens(layers, settings, tokens + encoder, batch)
+        full, window = pool_tokens(share, dtype, tokens, batch)
         slots = max(settings.max_mamba_cache_size or 0, batch) + 1
         rows = (full + page) * _row(layers, FULL) + (window + page) * _row(layers, WINDOW) + slots * _row(layers, STATE)
         return rows + _table_bytes(spec, settings, tokens)
 
     def cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
-        layers = layers_of(spec, dtype)
-        full, window = _pool_tokens(layers, settings, tokens + encoder, 1)
-        layer = next(layer for layer in layers if (type(layer.cache), layer.cache) == (type(cache), cache))
+        full, window = pool_tokens(spec, dtype, tokens, 1)
+        layer = next(
+            layer for layer in layers_of(spec, dtype) if (type(layer.cache), layer.cache) == (type(cache), cache)
+        )
         rows = (settings.max_mamba_cache_size or 1) + 1
         if layer.pool != STATE:
             rows = settings.page_size + (full if layer.pool == FULL else window)
         return rows * layer.bytes
 
-    def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
+    def check_context(tokens: int) -> None:
         if settings.context_length is not None and settings.context_length < tokens:
             raise UsageError(f"--context-length {settings.context_length}: shorter than the context of {tokens} tokens")
+
+    def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
+        check_context(tokens)
         page, layers = settings.page_size, layers_of(share, dtype)
-        full, window = _pool_tokens(layers, settings, tokens + encoder, batch)
+        full, window = pool_tokens(share, dtype, tokens, batch)
         found: dict[str, Any] = {
             "block_size": page,
             "bytes_per_block": page * _row(layers, FULL),
@@ -86,11 +102,12 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
             "kv_cache_tokens": None,
             "max_concurrency": None,
             "max_total_num_tokens": full,
-            "swa_max_total_num_tokens": window if _row(layers, WINDOW) else None,
+            "swa_max_total_num_tokens": window or None,
         }
         capacity = None
         if memory_bytes is not None:
-            capacity = _profiled_tokens(layers, settings, memory_bytes)
+            has_full = bool(_row(layers_of(whole_of(share), dtype), FULL))
+            capacity = _profiled_tokens(layers, settings, memory_bytes, has_full)
         if capacity is not None:
             found.update(
                 num_gpu_blocks=capacity // page,
@@ -100,8 +117,9 @@ def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
         return found
 
     return Engine(
-        "sglang", VERSION, cache_bytes, settings._asdict(), _remarks(spec, settings), blocks=blocks, pool=pool,
+        "sglang", VERSION, cache_bytes, settings._asdict(), _notes(spec, settings), blocks=blocks, pool=pool,
         pool_bytes=pool_bytes, growth_tokens=lambda share, dtype: settings.page_size * settings.ratio.denominator,
+        check_context=check_context,
     )  # fmt: skip
 
 
@@ -144,12 +162,13 @@ def _window_tokens(full_tokens: int, settings: Settings) -> int:
 
 
 def _account(
-    layers: list[Layer], settings: Settings, dtype: Dtype, lengths: tuple[int, int], batch: int, table_bytes: int
-) -> list[Line]:
+    layers: list[Layer], settings: Settings, dtype: Dtype, lengths: tuple[int, int], made: tuple[int, int], batch: int,
+    table_bytes: int,
+) -> list[Line]:  # fmt: skip
     """Lines which add up to the pools' bytes; those of no bytes are left out. `lengths`: the decoder's tokens, and the
-    encoder's in front of them."""
+    encoder's in front of them; `made`: the tokens of both pools."""
     tokens, every = lengths[0], sum(lengths)
-    full, window = _pool_tokens(layers, settings, every, batch)
+    full, window = made
     held = [
         batch * layer.num_layers * stored_cache_bytes(layer.cache, tokens, dtype) if layer.stores else 0
         for layer in layers
@@ -202,30 +221,32 @@ def _table_bytes(spec: ModelSpec, settings: Settings, tokens: int) -> int:
     return (settings.max_running_requests + 1) * (longest + _EXTRA_TOKENS) * _INDEX_BYTES
 
 
-def _profiled_tokens(layers: list[Layer], settings: Settings, memory_bytes: int) -> int | None:
+def _profiled_tokens(layers: list[Layer], settings: Settings, memory_bytes: int, has_full: bool) -> int | None:
     """max_total_num_tokens of the memory left for the pools: whole pages, the dummy page not reckoned in.
 
-    States come first, and one dummy state (_handle_max_mamba_cache); None where their number follows the memory too.
+    States come first, and one dummy state (_handle_max_mamba_cache); None where their number follows the memory too,
+    and where a pipeline stage has states alone. `has_full`: whether the model has a pool for all tokens.
     """
     state = _row(layers, STATE)
     if state and settings.max_mamba_cache_size is None:
         return None
     memory_bytes = max(0, memory_bytes - state * ((settings.max_mamba_cache_size or 0) + 1))
-    share: float = settings.swa_full_tokens_ratio if _row(layers, FULL) else 1
+    share: float = settings.swa_full_tokens_ratio if has_full else 1
     window = _row(layers, WINDOW)
     cell = _row(layers, FULL) + share * window if window else _row(layers, FULL)
-    return int(memory_bytes // cell) // settings.page_size * settings.page_size
+    return int(memory_bytes // cell) // settings.page_size * settings.page_size if cell else None
 
 
-def _remarks(spec: ModelSpec, settings: Settings) -> tuple[str, ...]:
+def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
     """What SGLang does by default and this count does not."""
-    remarks = []
+    notes = []
     if settings.max_running_requests is None:
-        remarks.append("the request table follows the memory and is not counted: --max-running-requests counts it")
+        text = "the request table follows the memory and is not counted: --max-running-requests counts it"
+        notes.append(Note("engine", "request-table", text))
     if any(isinstance(cache, RecurrentState) for cache in all_caches(spec)) and not settings.max_mamba_cache_size:
-        remarks.append("one state a sequence; SGLang's radix cache keeps 3 or more: --max-mamba-cache-size counts them")
+        text = "one state a sequence; SGLang's radix cache keeps 3 or more: --max-mamba-cache-size counts them"
+        notes.append(Note("engine", "more-states", text))
     if is_sparse(spec):
-        remarks.append(
-            "SGLang's auto is fp8 on Blackwell and bf16 on Hopper for sparse attention: --kv-dtype says which"
-        )
-    return tuple(remarks)
+        text = "SGLang's auto is fp8 on Blackwell and bf16 on Hopper for sparse attention: --kv-dtype says which"
+        notes.append(Note("engine", "kv-dtype-by-device", text))
+    return tuple(notes)

@@ -14,6 +14,7 @@ from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.engines.sglang.models import ALL_LAYERS, GEMMA4, MINIMAX_M3, WINDOW_POOL, check_model
 from kvcalc.memory.engines.sglang.models import is_sparse as is_sparse
 from kvcalc.memory.kv_cache import stored_cache_bytes
+from kvcalc.memory.sharding import whole_of
 from kvcalc.model.caches import (
     HEADS_CACHES,
     Cache,
@@ -49,21 +50,22 @@ class Layer(NamedTuple):
 
 
 @remembered
-def layers_of(spec: ModelSpec, dtype: Dtype) -> list[Layer]:
+def layers_of(share: ModelSpec, dtype: Dtype) -> list[Layer]:
     """Every cache of one device's share once, and in how many layers it stands.
 
     Raises ModelError (exit 3) for a layout that is not established, UsageError (exit 2) for a dtype SGLang does not
     keep this cache in.
     """
+    spec = whole_of(share)
     check_model(spec)
     known = _SPARSE_DTYPES if is_sparse(spec) else _M3_DTYPES if spec.model_type in MINIMAX_M3 else _DTYPES
     if dtype.name not in known:
         # MiniMax-M3's index keys are in fp8 on Hopper and not elsewhere (get_minimax_sparse_index_dtype).
         raise UsageError(f"--kv-dtype {dtype.name}: not a cache dtype of SGLang counted for {spec.model_type}",
                          f"one of {', '.join(known)}")  # fmt: skip
-    layers = [_layer(spec, cache, num_layers, dtype) for cache, num_layers in distinct_caches(spec)]
+    layers = [_layer(spec, cache, num_layers, dtype) for cache, num_layers in distinct_caches(share)]
     return layers + [
-        _layer(spec, cache, count, dtype)._replace(stores=False) for cache, count in _rows_without_a_cache(spec)
+        _layer(spec, cache, count, dtype)._replace(stores=False) for cache, count in _rows_without_a_cache(share)
     ]
 
 
@@ -74,39 +76,33 @@ def encoder_tokens(spec: ModelSpec) -> int:
     )
 
 
-def _rows_without_a_cache(spec: ModelSpec) -> list[tuple[Cache, int]]:
+def _rows_without_a_cache(share: ModelSpec) -> list[tuple[Cache, int]]:
     """Caches, and layers of them, that a pool has rows for and nothing is kept in.
 
     Gemma's shared layers and Nemotron-NAS' layers without attention have buffers like any other (layer_num of
     _build_mha_kv_pool, layer_types of get_hybrid_layer_ids). Whisper has as many more as the encoder has layers
-    (_derive_model_shapes).
+    (_derive_model_shapes); the first pipeline stage is taken to have those.
     """
+    spec = whole_of(share)
     if spec.model_type not in ALL_LAYERS:
         return []
     caches = all_caches(spec)
     if spec.model_type == "whisper":
-        stated = spec.config.get("encoder_layers")
+        stated = spec.stated.get("encoder_layers")
         if not isinstance(stated, int):
             raise ModelError(f"{spec.name}: encoder_layers is missing")
-        return [(next(cache for cache in caches if isinstance(cache, FullAttention)), stated)]
-    empty = [number for group in spec.layers if not group.caches for number in range(group.first, group.last + 1)]
-    if not empty:
+        is_first = share.layers[0].first == 0
+        return [(next(cache for cache in caches if isinstance(cache, FullAttention)), stated)] if is_first else []
+    empty = [group for group in share.layers if not group.caches]
+    count = sum(group.num_layers for group in empty)
+    if not count:
         return []
     if spec.model_type not in GEMMA4:
-        return [(caches[0], len(empty))]
-    windowed = [number for number in empty if _slides(spec, number)]
-    kinds = ((SlidingWindowAttention, len(windowed)), (FullAttention, len(empty) - len(windowed)))
-    return [(next(cache for cache in caches if isinstance(cache, kind)), count) for kind, count in kinds if count]
-
-
-def _slides(spec: ModelSpec, number: int) -> bool:
-    """Whether a layer of Gemma 4 has the window, of its own or of the layer it shares with."""
-    # Few models need it: start-up pays for it with these alone.
-    from kvcalc.model.families.gemma4 import layer_types
-    from kvcalc.model.reader import ConfigReader
-
-    kinds = layer_types(ConfigReader(spec.config, spec.name, spec.source), spec.model_type, spec.num_layers)
-    return kinds[number] == "sliding_attention"
+        return [(caches[0], count)]
+    # A layer that shares an earlier layer's cache has that layer's window.
+    windowed = sum(group.num_layers for group in empty if any(mixer.window for mixer in group.layer.attention))
+    kinds = ((SlidingWindowAttention, windowed), (FullAttention, count - windowed))
+    return [(next(cache for cache in caches if isinstance(cache, kind)), rows) for kind, rows in kinds if rows]
 
 
 def _layer(spec: ModelSpec, cache: Cache, num_layers: int, dtype: Dtype) -> Layer:
@@ -132,7 +128,7 @@ def _layer(spec: ModelSpec, cache: Cache, num_layers: int, dtype: Dtype) -> Laye
 def _m3_index_bytes(spec: ModelSpec, cache: IndexerKeys, dtype: Dtype) -> int:
     """An index key in the model's dtype; a value beside it unless sparse_disable_index_value says that none is read
     (MiniMaxSparseKVPool). Only the published configs' way is established: disabled in every layer with an indexer."""
-    stated = spec.config.get("sparse_attention_config")
+    stated = spec.stated.get("sparse_attention_config")
     nested = stated if isinstance(stated, Mapping) else {}
     frequency, disabled = nested.get("sparse_attention_freq"), nested.get("sparse_disable_index_value")
     if (
@@ -148,7 +144,6 @@ def _m3_index_bytes(spec: ModelSpec, cache: IndexerKeys, dtype: Dtype) -> int:
 def _state_bytes(spec: ModelSpec, cache: RecurrentState) -> int:
     """The convolution's inputs in bf16 whatever the model's dtype, and the state in fp32 where the config has no
     mamba_ssm_dtype (mamba2_state_dtype)."""
-    stated = spec.config.get("mamba_ssm_dtype")
-    state = DTYPES[_STATE_DTYPES.get(stated, "fp32") if isinstance(stated, str) else "fp32"]
+    state = DTYPES[_STATE_DTYPES.get(spec.state_dtype or "", "fp32")]
     inputs = bytes_of(cache.conv_channels * (cache.conv_kernel - 1), DTYPES["bf16"])
     return inputs + bytes_of(cache.state_elements, state)

@@ -67,7 +67,7 @@ def is_sparse(spec: ModelSpec) -> bool:
 
 def _misread(spec: ModelSpec) -> str | None:
     """Why SGLang would read something else of the cache from this config than it says, or None."""
-    config, kind, shape = spec.config, spec.model_type, spec.attention
+    config, kind, shape = spec.stated, spec.model_type, spec.attention
     if kind == "chatglm" and config.get("multi_query_group_num", 1) != shape.num_kv_heads:
         # ChatGLMConfig of srt/configs/chatglm.py, whose default is one group.
         return "takes multi_query_group_num whatever multi_query_attention says"
@@ -82,7 +82,7 @@ def _misread(spec: ModelSpec) -> str | None:
     if kind == "whisper" and config.get("encoder_attention_heads") != config.get("decoder_attention_heads"):
         return "has one number of heads for Whisper's encoder and decoder, the model two"
     if kind in MINIMAX_M3:
-        quantization = config.get("quantization_config")
+        quantization = spec.quantization
         if isinstance(quantization, Mapping) and quantization.get("quant_method") == "minimax_m3_nvfp4":
             return "keeps packed pages for minimax_m3_nvfp4 on Blackwell and plain ones elsewhere: not modelled"
     return None

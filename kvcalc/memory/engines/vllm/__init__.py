@@ -21,10 +21,11 @@ from kvcalc.memory.engines.vllm.layers import M3_BLOCK, MINIMAX_M3, layers_of
 from kvcalc.memory.engines.vllm.pages import STATE, Demand, Page
 from kvcalc.memory.engines.vllm.releases import Rules, is_newest, rules_of
 from kvcalc.memory.engines.vllm.settings import Settings, parse_settings
-from kvcalc.memory.engines.vllm.stages import stage_bounds
+from kvcalc.memory.sharding import bounds_of, longer_before_last
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.notes import Note
 
 VERSION = "0.33.0"
 
@@ -40,23 +41,26 @@ class _Counted(NamedTuple):
     kinds: list[tuple[tuple[Page, ...], int]]
 
 
-def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str]) -> tuple[str | Dtype, str | None]:
+def kv_dtype(
+    spec: ModelSpec, asked: str, given: Mapping[str, str], dtype: str | None
+) -> tuple[str | Dtype, str | None]:
     """`auto` follows a checkpoint quantized by modelopt (resolve_kv_cache_dtype_string, utils/torch_utils.py), and one
     whose quantization has a kv_cache_scheme, to fp8 (layers/attention/attention.py)."""
     if asked.casefold() != "auto":
         return own_dtype(asked), None
-    found = quantized_cache(spec.config, ("modelopt", "compressed-tensors"))
+    found = quantized_cache(spec.quantization, ("modelopt", "compressed-tensors"))
     return (found[0], f"the checkpoint's {found[1]} is {found[0]}") if found else (asked, None)
 
 
-def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None) -> Engine:
-    """The accounting of vLLM as of a release, of the newest where None, under its own options.
+def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None, stages: int = 1) -> Engine:
+    """The accounting of vLLM as of a release, of the newest where None, under its own options. Layers are grouped over
+    the whole model, and each of the pipeline `stages` holds its part of every group.
 
     A sequence takes what vLLM reserves for its admission: whole blocks of every group, windows with the tokens in
     flight. Raises ModelError (exit 3) for models whose layout in vLLM is not modelled, UsageError (exit 2) for options
     and dtypes it does not take.
     """
-    settings, rules = parse_settings(given), rules_of(release)
+    settings, rules = parse_settings(given)._replace(pipeline_parallel_size=stages), rules_of(release)
     if not rules.two_steps:
         settings = settings._replace(async_scheduling=False)
     in_flight = settings.max_in_flight_tokens if rules.two_steps else settings.max_num_batched_tokens
@@ -92,10 +96,10 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
         found = counted(share, dtype)
         return blocks_of_kinds(found.kinds, demand(tokens)) * found.block_bytes
 
-    def stages_bytes(share: ModelSpec, dtype: Dtype, tokens: int) -> int:
+    def stages_bytes(share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         # Every stage takes as many blocks; each is as large as the stage's largest group.
         found = counted(share, dtype)
-        return blocks_of_kinds(found.kinds, demand(tokens)) * found.stages_block_bytes
+        return batch * blocks_of_kinds(found.kinds, demand(tokens)) * found.stages_block_bytes
 
     def cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
         pages = {(type(layer.cache), layer.cache): layer.page for layer in plan_of(spec, dtype).layers}
@@ -133,7 +137,7 @@ def engine(spec: ModelSpec, given: Mapping[str, str], release: str | None = None
         return account(plan_of(share, dtype), dtype, demand(tokens))
 
     return Engine(
-        "vllm", release or VERSION, cache_bytes, {"rules": rules.name, **settings._asdict()}, _remarks(spec, settings),
+        "vllm", release or VERSION, cache_bytes, {"rules": rules.name, **settings._asdict()}, _notes(spec, settings),
         sequence_bytes, blocks, growth_tokens, lines, stages_bytes=stages_bytes,
     )  # fmt: skip
 
@@ -154,11 +158,12 @@ def _refuse(spec: ModelSpec) -> None:
         raise ModelError(f"{spec.name}: vLLM's layout of Falcon's new architecture is not modelled")
 
 
-def _remarks(spec: ModelSpec, settings: Settings) -> tuple[str, ...]:
+def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
     """What vLLM does by default and this count does not."""
     has_state = any(isinstance(cache, RecurrentState) for cache in all_caches(spec))
     if has_state and spec.attention.num_heads and not settings.enable_prefix_caching:
-        return ("vLLM caches prefixes by default and then keeps one state more: --enable-prefix-caching counts it",)
+        text = "vLLM caches prefixes by default and then keeps one state more: --enable-prefix-caching counts it"
+        return (Note("engine", "one-more-state", text),)
     return ()
 
 
@@ -172,11 +177,8 @@ def _plan(share: ModelSpec, dtype: Dtype, settings: Settings, rules: Rules, newe
     groups = group([layer.page for layer in layers], rules)
     if groups is None:
         raise ModelError(f"{share.name}: {rules.name} cannot make pages of one size of this model's layers")
-    stages = settings.pipeline_parallel_size
-    if stages > share.num_layers:
-        raise UsageError(f"--pipeline-parallel-size {stages}: the model has {share.num_layers} layers")
     split = []
-    for first, last in stage_bounds(share.num_layers, stages):
+    for first, last in bounds_of(longer_before_last(share.num_layers, settings.pipeline_parallel_size)):
         places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
         split.append([part.only(places) for part in groups])
     return Plan(layers, groups, split)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import RecurrentState
-from kvcalc.model.spec import LayerGroup, ModelSpec
-
-# Where configs count their layers for further tokens.
-_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+from kvcalc.model.layers import LayerGroup
+from kvcalc.model.spec import ModelSpec
 
 
 def with_draft_layers(share: ModelSpec) -> ModelSpec:
@@ -16,8 +14,7 @@ def with_draft_layers(share: ModelSpec) -> ModelSpec:
     Source: DeepSeekMTP, GlmMoeDsaMTP and Qwen3_5MTP of vLLM 0.33.0: one decoder layer of the model's own kind, with an
     indexer where the family has one. Raises UsageError (exit 2) where the config names none.
     """
-    stated = next((share.config[key] for key in _KEYS if share.config.get(key)), None)
-    if not isinstance(stated, int):
+    if share.num_draft_layers is None:
         raise UsageError(
             f"--num-speculative-tokens: {share.name} names no layers for further tokens",
             "a draft model of its own is another model: estimate it beside",
@@ -25,4 +22,4 @@ def with_draft_layers(share: ModelSpec) -> ModelSpec:
     attending = [group for group in share.layers if any(not isinstance(c, RecurrentState) for c in group.caches)]
     kept = max(attending, key=lambda group: (len(group.caches), group.last)).caches
     first = share.num_layers
-    return share._replace(layers=(*share.layers, LayerGroup(first, first + stated - 1, kept)))
+    return share._replace(layers=(*share.layers, LayerGroup(first, first + share.num_draft_layers - 1, kept)))

@@ -36,12 +36,10 @@ _KERNEL_BLOCK = 16
 MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
 M3_BLOCK = 128
 
-# Families whose state is in fp32 unless the config says otherwise, and where it may say so; elsewhere a state has the
-# model's dtype (mamba_ssm_cache_dtype `auto`; models/config.py, and kda_state_dtype of mamba_utils.py).
+# Families whose state is in fp32 unless the config says otherwise, and those whose config may say so; elsewhere a state
+# has the model's dtype (mamba_ssm_cache_dtype `auto`; models/config.py, and kda_state_dtype of mamba_utils.py).
 _FP32_STATES = ("nemotron_h", "kimi_linear")
-_STATE_KEYS = {
-    "nemotron_h": "mamba_ssm_cache_dtype", "qwen3_5_text": "mamba_ssm_dtype", "qwen3_5_moe_text": "mamba_ssm_dtype",
-}  # fmt: skip
+_STATED_STATES = ("nemotron_h", "qwen3_5_text", "qwen3_5_moe_text")
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -125,9 +123,8 @@ def _token_page(
 
 
 def _state_dtype(spec: ModelSpec, model_dtype: Dtype) -> Dtype:
-    stated = spec.config.get(_STATE_KEYS.get(spec.model_type, ""))
-    if isinstance(stated, str) and stated in _STATE_DTYPES:
-        return DTYPES[_STATE_DTYPES[stated]]
+    if spec.model_type in _STATED_STATES and spec.state_dtype in _STATE_DTYPES:
+        return DTYPES[_STATE_DTYPES[spec.state_dtype]]
     return DTYPES["fp32"] if spec.model_type in _FP32_STATES else model_dtype
 
 

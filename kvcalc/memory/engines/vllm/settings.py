@@ -14,7 +14,7 @@ _DEFAULT_BATCHED_TOKENS = 8192
 
 class Settings(NamedTuple):
     """`max_num_batched_tokens` is one step's. With async scheduling two steps are in flight, with pipeline stages as
-    many as there are stages (max_concurrent_batches, config/vllm.py)."""
+    many as there are stages (max_concurrent_batches, config/vllm.py); their number is the workload's."""
 
     block_size: int = 16
     max_num_batched_tokens: int = _DEFAULT_BATCHED_TOKENS
@@ -51,7 +51,6 @@ def parse_settings(given: Mapping[str, str]) -> Settings:
         "no-async-scheduling" not in given,
         "enable-prefix-caching" in given,
         number("num-speculative-tokens", plain.num_speculative_tokens),
-        number("pipeline-parallel-size", plain.pipeline_parallel_size),
     )
     if settings.block_size % 16:
         raise UsageError(f"--block-size {settings.block_size}: vLLM's kernels take multiples of 16")

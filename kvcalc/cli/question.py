@@ -1,0 +1,223 @@
+"""What the options ask: their text becomes a model, a workload, devices and an engine's settings.
+
+`given` holds a command's parameters by name, as text, None or a flag. A command need not have all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional, TypeVar
+
+from kvcalc.errors import UsageError
+from kvcalc.memory.engines.options import option_names
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.variants import WhatIf
+from kvcalc.units import parse_bandwidth, parse_count, parse_flops, parse_size, parse_tokens, parse_vllm_tokens
+
+if TYPE_CHECKING:
+    from kvcalc.output.sink import Output
+    from kvcalc.planning.devices import Devices, Gpu
+    from kvcalc.planning.throughput import SpeedQuestion
+
+_Parsed = TypeVar("_Parsed")
+_Given = Mapping[str, Any]
+
+ModelOf = Callable[[Optional[str], WhatIf, dict[str, Optional[str]], bool], tuple[ModelSpec, WhatIf]]
+"""Finds the model, as `model_of` does."""
+
+# The options that describe a model without a config, and the keys of a config they fill.
+_MODEL_FLAGS = {
+    "--layers": "num_hidden_layers",
+    "--heads": "num_attention_heads",
+    "--head-dim": "head_dim",
+    "--hidden-size": "hidden_size",
+    "--sliding-window": "sliding_window",
+}
+
+
+def parsed(given: _Given, option: str, parse: Callable[[str, str], _Parsed]) -> _Parsed | None:
+    """The value of an option, named as on the command line; None if it was not given."""
+    text = given.get(_parameter(option))
+    return None if text is None else parse(text, option)
+
+
+def _parameter(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
+def output_of(given: _Given, kind: str | None = None, formats: tuple[str, ...] | None = None) -> Output:
+    """How the answer is to be printed. With `kind`, a --get path that its documents lack is refused at once."""
+    from kvcalc.output.sink import FORMATS, check_path, choose
+
+    found = choose(given["format"], given["json"], given["get"], given["no_color"], formats or FORMATS)
+    if kind is not None:
+        check_path(found, kind)
+    return found
+
+
+def context_of(given: _Given) -> int | None:
+    """--context, or --max-model-len as vLLM reads it; UsageError if both are given and differ."""
+    asked = parsed(given, "--context", parse_tokens)
+    vllm = parsed(given, "--max-model-len", parse_vllm_tokens)
+    if vllm is None:
+        return asked
+    if asked not in (None, vllm):
+        raise UsageError(f"--context {asked} and --max-model-len {vllm} contradict each other")
+    return vllm
+
+
+def what_if_of(given: _Given) -> WhatIf:
+    """The what-if the options ask for."""
+    attention = given.get("attention")
+    return WhatIf(
+        attention.casefold() if attention else None,
+        parsed(given, "--kv-heads", parse_count),
+        parsed(given, "--kv-lora-rank", parse_count),
+        parsed(given, "--qk-rope-head-dim", parse_count),
+    )
+
+
+def settings_of(given: _Given) -> dict[str, str]:
+    """The engine's own options that were given, by name, as text."""
+    found = {name: given.get(_parameter(name)) for name in option_names()}
+    return {name: str(text).casefold() for name, text in found.items() if text not in (None, False)}
+
+
+def question_of(given: _Given, model_of: ModelOf | None = None) -> tuple[ModelSpec, dict[str, Any]]:
+    """The model, and what `planning.estimate` is asked of it, by the names of its parameters."""
+    find, assume = model_of or load_model_of, given.get("assume_full_attention", False)
+    spec, what_if = find(given["model"], what_if_of(given), flags_of(given), assume)
+    return spec, {**workload_of(given), "what_if": what_if}
+
+
+def workload_of(given: _Given) -> dict[str, Any]:
+    """What `planning.estimate` is asked beside the model and the what-if."""
+    devices, tensor_parallel_size = layout_of(given)
+    return {
+        "context_tokens": context_of(given),
+        "batch_size": parse_count(given["batch"], "--batch"),
+        "dtype": given["dtype"],
+        "kv_dtype": given["kv_dtype"],
+        "engine": given["engine"].casefold(),
+        "engine_settings": settings_of(given),
+        "encoder_tokens": parsed(given, "--encoder-tokens", parse_tokens),
+        "tensor_parallel_size": tensor_parallel_size,
+        "pipeline_parallel_size": stages_of(given),
+        "kv_memory_bytes": parsed(given, "--kv-memory", parse_size),
+        "devices": devices,
+        "speed": speed_of(given),
+    }
+
+
+def flags_of(given: _Given, options: Iterable[str] = _MODEL_FLAGS) -> dict[str, str | None]:
+    """The options that describe a model without a config, as text."""
+    return {option: given.get(_parameter(option)) for option in options}
+
+
+def load_model_of(
+    reference: str | None, what_if: WhatIf, flags: dict[str, str | None], assume_full_attention: bool = False
+) -> tuple[ModelSpec, WhatIf]:
+    """The model by name or path, or by flags alone; and the what-if that is left.
+
+    `flags` maps option to text. They fill the same mapping a config.json does, with model_type `generic`; then
+    --kv-heads is the model's own number and no what-if. UsageError (exit 2) if both ways are mixed.
+    """
+    from kvcalc.model.resolve import load_model
+
+    given = [option for option, text in flags.items() if text is not None]
+    if reference is not None:
+        if given:
+            raise UsageError(f"{given[0]} describes a model without MODEL; {reference!r} is given too")
+        return load_model(reference, assume_full_attention=assume_full_attention), what_if
+    if not given:
+        raise UsageError(
+            "no MODEL", "name a preset (kvcalc models), or describe one: --layers 32 --heads 32 --head-dim 128"
+        )
+    return _generic(flags, what_if.num_kv_heads), what_if._replace(num_kv_heads=None)
+
+
+def _generic(flags: dict[str, str | None], num_kv_heads: int | None) -> ModelSpec:
+    from kvcalc.errors import ModelError
+    from kvcalc.model.hf_config import read_config
+
+    config: dict[str, object] = {_MODEL_FLAGS[o]: parse_count(text, o) for o, text in flags.items() if text is not None}
+    for option in ("--layers", "--heads"):
+        if _MODEL_FLAGS[option] not in config:
+            raise UsageError(
+                f"a model by flags needs {option}", "for example: --layers 32 --heads 32 --kv-heads 8 --head-dim 128"
+            )
+    if num_kv_heads is not None:
+        config["num_key_value_heads"] = num_kv_heads
+    try:
+        return read_config({"model_type": "generic", **config}, "generic", "flags")
+    except ModelError as error:
+        # What is wrong here was typed as an option, so it is a usage error.
+        raise UsageError(error.message.removeprefix("generic: "), error.hint) from None
+
+
+def speed_of(given: _Given) -> SpeedQuestion | None:
+    """What the options ask of speed; None if none of them is given."""
+    names = ("ep", "input_tokens", "output_tokens", "concurrency", "calibrate")
+    if all(given.get(name) is None for name in names):
+        return None
+    from kvcalc.planning.throughput import SpeedQuestion, calibrated
+
+    question = SpeedQuestion(
+        parsed(given, "--ep", parse_count) or 1,
+        parsed(given, "--input-tokens", parse_tokens),
+        parsed(given, "--output-tokens", parse_tokens),
+        parsed(given, "--concurrency", parse_count),
+    )
+    return question if given["calibrate"] is None else calibrated(question, given["calibrate"])
+
+
+def layout_of(given: _Given) -> tuple[Devices | None, int]:
+    """The devices the options name or describe, or None, and the tensor-parallel size.
+
+    Raises GpuError (exit 3) for an unknown name, UsageError (exit 2) for options that contradict each other, and
+    RunError (exit 1) for `local` if there is no device.
+    """
+    size = parsed(given, "--tp", parse_count)
+    if given["gpu"] is None and given["gpu_memory"] is None:
+        for option in ("--num-gpus", "--gpu-bandwidth", "--flops"):
+            if given[_parameter(option)] is not None:
+                raise UsageError(
+                    f"{option}: of which device?", "name it, --gpu h100, or describe it, --gpu-memory 80GB"
+                )
+        return None, size or 1
+    from kvcalc.planning.budget import lay_out
+    from kvcalc.planning.devices import choose_devices
+
+    devices = choose_devices(
+        given["gpu"], parsed(given, "--num-gpus", parse_count), *_figures_of(given), _local_devices
+    )
+    return lay_out(devices, size, stages_of(given))
+
+
+def stages_of(given: _Given) -> int:
+    """The number of pipeline stages."""
+    return parsed(given, "--pp", parse_count) or 1
+
+
+def kinds_of(names: Sequence[str], given: _Given) -> list[Gpu]:
+    """The kinds of device of these names, or the one described by its figures."""
+    figures = _figures_of(given)
+    if not names and figures == (None, None, None):
+        return []
+    from kvcalc.planning.devices import choose_kinds
+
+    return choose_kinds(names, *figures, _local_devices)
+
+
+def _figures_of(given: _Given) -> tuple[int | None, int | None, int | None]:
+    return (
+        parsed(given, "--gpu-memory", parse_size),
+        parsed(given, "--gpu-bandwidth", parse_bandwidth),
+        parsed(given, "--flops", parse_flops),
+    )
+
+
+def _local_devices() -> Devices:
+    from kvcalc.measure.local import local_devices
+
+    return local_devices()

@@ -1,0 +1,105 @@
+"""The options each engine takes, under the engine's own names. Loading this module loads no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from kvcalc.errors import UsageError
+
+
+class Option(NamedTuple):
+    """One option of an engine.
+
+    `metavar` is None for a flag. `default` is what the engine does without the option, in words. `divides_memory`: the
+    option divides a device's memory, so it needs a device.
+    """
+
+    name: str
+    metavar: str | None
+    help: str
+    default: str | None = None
+    aliases: tuple[str, ...] = ()
+    divides_memory: bool = False
+
+    @property
+    def described(self) -> str:
+        """The help and the default, as sentences."""
+        return f"{self.help}." + (f" Default: {self.default}." if self.default else "")
+
+
+OPTIONS: dict[str, tuple[Option, ...]] = {
+    "logical": (),
+    "transformers": (Option("cache", "dynamic|static", "the class of cache", "dynamic"),),
+    "vllm": (
+        Option("block-size", "N", "tokens per block", "16"),
+        Option("max-num-batched-tokens", "N", "tokens in one step", "8192 without a device, else the device's"),
+        Option("no-async-scheduling", None, "one step in flight instead of two"),
+        Option("enable-prefix-caching", None, "count the states that prefix caching keeps"),
+        Option("num-speculative-tokens", "N", "draft tokens per step"),
+        Option(
+            "gpu-memory-utilization", "F", "vLLM's share of the device", "0.92, or 0.9 before 0.21", divides_memory=True
+        ),
+        Option("max-num-seqs", "N", "running requests", "the device's", divides_memory=True),
+        Option("enforce-eager", None, "no CUDA graphs", divides_memory=True),
+    ),
+    "sglang": (
+        Option("page-size", "N", "tokens per page", "1, or 64 with an indexer"),
+        Option("swa-full-tokens-ratio", "R", "size of the sliding-window pool relative to the full pool", "0.8"),
+        Option("max-running-requests", "N", "rows of the request table, which is counted only if this is given"),
+        Option("context-length", "N", "width of the request table", "the model's"),
+        Option("max-mamba-cache-size", "N", "recurrent states", "one per sequence"),
+        Option("mem-fraction-static", "F", "share for the weights and the pool", "the device's", divides_memory=True),
+    ),
+    "tensorrt-llm": (
+        Option("tokens-per-block", "N", "tokens per block", "32"),
+        Option("max-tokens", "N", "tokens in the pool, whatever the memory"),
+        Option("free-gpu-memory-fraction", "F", "the pool's share of the free memory, or of --kv-memory"),
+        Option("max-attention-window", "W,W", "the layers' windows, repeated in turn: 128,32k"),
+    ),
+    "llama.cpp": (
+        Option("cache-type-k", "TYPE", "type of K", "f16", ("-ctk",)),
+        Option("cache-type-v", "TYPE", "type of V", "f16", ("-ctv",)),
+        Option("parallel", "N", "slots, if more than --batch", None, ("-np",)),
+        Option("kv-unified", None, "all slots share one stream", None, ("-kvu",)),
+        Option("ubatch-size", "N", "tokens in one step", "512", ("-ub",)),
+        Option("swa-full", None, "keep all tokens in sliding-window layers"),
+        Option("flash-attn", "on|off|auto", "off pads V", "auto", ("-fa",)),
+        Option("before-pull", "N", "a build from before this pull request: 19067, 16812, 13194 or 12801"),
+    ),
+}
+"""Engine name -> its options."""
+
+
+def option_names() -> Iterable[str]:
+    """The name of every option of every engine, once."""
+    return dict.fromkeys(option.name for options in OPTIONS.values() for option in options)
+
+
+def engines_with(name: str) -> list[str]:
+    """The engines that take the option called `name`."""
+    return [engine for engine, options in OPTIONS.items() if any(option.name == name for option in options)]
+
+
+def check_settings(engines: Iterable[str], settings: Mapping[str, Any], has_device: bool) -> None:
+    """Raise UsageError (exit 2) if none of the engines takes a setting, or if it needs a device and there is none.
+
+    `engines` are names, which may end in a release; `settings` maps option name to text.
+    """
+    names = [engine.partition("@")[0] for engine in engines]
+    taken = {option.name: option for name in names for option in OPTIONS.get(name, ())}
+    for name in settings:
+        if name not in taken:
+            owners = engines_with(name)
+            raise UsageError(
+                f"--{name}: {', '.join(dict.fromkeys(names))} has no such setting",
+                f"--{name} belongs to {', '.join(owners)}" if owners else None,
+            )
+        if taken[name].divides_memory and not has_device:
+            raise UsageError(f"--{name} divides a device's memory, but no device is named", "name one: --gpu h100")
+
+
+def settings_of(engine: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that `engine` takes."""
+    taken = {option.name for option in OPTIONS.get(engine.partition("@")[0], ())}
+    return {name: text for name, text in settings.items() if name in taken}

@@ -1,0 +1,225 @@
+"""Attention: MHA, MQA, GQA and MLA, over all tokens, a window, a chunk or an encoder's output."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcalc.model.caches import (
+    Cache,
+    ChunkedAttention,
+    CrossAttention,
+    FullAttention,
+    IndexerKeys,
+    LatentAttention,
+    SlidingWindowAttention,
+)
+from kvcalc.model.tensors import Weight, linear, norm, other, replicated
+
+Flops = tuple[int, int]
+"""Operations of one decode step and of a prefill, for one query token and one cached token, on one rank."""
+
+
+class AttentionShape(NamedTuple):
+    """The dimensions of an attention module.
+
+    `qk_head_dim` is the width of a query head and of a key head as attention sees them; with MLA it is
+    qk_nope_head_dim + qk_rope_head_dim. `kv_lora_rank` is 0 where there is no latent, `q_lora_rank` 0 where the query
+    is not compressed. `rope_dim` counts the rotated dimensions of a head, 0 where positions are added elsewhere.
+    `output_gate`: the query projection also makes a gate as wide as the heads' output (Qwen3-Next).
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    qk_head_dim: int
+    v_head_dim: int
+    hidden_size: int | None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    rope_dim: int = 0
+    rope_theta: float = 10_000.0
+    kv_lora_rank: int = 0
+    q_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+    output_gate: bool = False
+
+    @property
+    def is_latent(self) -> bool:
+        return self.kv_lora_rank > 0
+
+    @property
+    def qk_nope_head_dim(self) -> int:
+        return self.qk_head_dim - self.qk_rope_head_dim
+
+    @property
+    def kind(self) -> str:
+        """`mla`, or by the number of KV heads `mha`, `mqa` or `gqa`."""
+        if self.is_latent:
+            return "mla"
+        if self.num_kv_heads == self.num_heads:
+            return "mha"
+        return "mqa" if self.num_kv_heads == 1 else "gqa"
+
+    @property
+    def query_rows(self) -> int:
+        """Outputs of the query projection, a gate of the output included."""
+        gate = self.num_heads * self.v_head_dim if self.output_gate else 0
+        return self.num_heads * self.qk_head_dim + gate
+
+
+class Projections(NamedTuple):
+    """What a checkpoint calls the weights of an attention module, and what stands beside the four matrices.
+
+    `fused`: the name of the one matrix that makes queries, keys and values; empty where there are three.
+    `has_key` and `has_value` are False where a layer reads an earlier layer's K and V, or V is K. `reads_encoder`:
+    keys and values were computed when the encoder ran, so a decode step does not read their projections.
+    `qk_norm`: the scale of queries and keys; one all heads share ("head"), the same with a shift ("head_bias"), or one
+    as wide as all heads together ("width").
+    """
+
+    prefix: str = "self_attn"
+    query: str = "q_proj"
+    key: str = "k_proj"
+    value: str = "v_proj"
+    output: str = "o_proj"
+    fused: str = ""
+    has_key: bool = True
+    has_value: bool = True
+    key_bias: bool = True
+    reads_encoder: bool = False
+    qk_norm: str = ""
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    has_sinks: bool = False
+
+
+class Indexer(NamedTuple):
+    """What picks the tokens a step reads: one key a token, scored by `num_heads` index heads."""
+
+    num_heads: int
+    head_dim: int
+    weights: tuple[Weight, ...] = ()
+
+
+class Attention(NamedTuple):
+    """One attention module of a layer.
+
+    `window` and `chunk` bound what it keeps. `is_cross`: it keeps an encoder's output. `keeps` is False where it reads
+    an earlier layer's cache. `most_read_tokens`: an indexer, of this layer or an earlier one, picks so many tokens.
+    """
+
+    shape: AttentionShape
+    window: int | None = None
+    chunk: int | None = None
+    is_cross: bool = False
+    keeps: bool = True
+    most_read_tokens: int | None = None
+    indexer: Indexer | None = None
+    names: Projections = Projections()
+
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        if not self.keeps:
+            return ()
+        kept = self._kept()
+        return (kept,) if self.indexer is None else (kept, IndexerKeys(self.indexer.head_dim))
+
+    def _kept(self) -> Cache:
+        shape = self.shape
+        if shape.is_latent:
+            window = self.window or self.chunk
+            return LatentAttention(shape.kv_lora_rank, shape.qk_rope_head_dim, window, self.most_read_tokens)
+        heads = shape.num_kv_heads, shape.qk_head_dim, shape.v_head_dim
+        if self.is_cross:
+            return CrossAttention(*heads)
+        if self.chunk is not None:
+            return ChunkedAttention(self.chunk, *heads)
+        if self.window is not None:
+            return SlidingWindowAttention(self.window, *heads)
+        return FullAttention(*heads, self.most_read_tokens)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The projections, norms and sinks; nothing where the model's width is not known."""
+        if self.shape.hidden_size is None:
+            return ()
+        made = self._latent_weights() if self.shape.is_latent else self._grouped_weights()
+        return made if self.indexer is None else (*made, *self.indexer.weights)
+
+    @property
+    def parameters(self) -> int | None:
+        """Weights of the module's matrices; biases, norms and an indexer not counted. None where hidden_size is unknown.
+
+        Grouped: W_Q, W_K, W_V and W_O, 4 * hidden_size^2 where all widths are equal. MLA: the query (through its own
+        low rank where the model has one), the joint down-projection of latent and rotary key, the two up-projections
+        W_UK and W_UV, and W_O (DeepSeek-V2 paper, section 2.1 and appendix C).
+        """
+        if self.shape.hidden_size is None:
+            return None
+        return sum(w.rows * w.columns for w in self._replace(indexer=None).weights if w.columns > 1)
+
+    def flops(self, ranks: int) -> tuple[Flops, ...]:
+        """For each of `caches`. Decode attends to the latent itself (absorbed), prefill to the K and V rebuilt of it.
+
+        Cross-attention's are left out: its length is the encoder's, not the context.
+        """
+        if not self.keeps:
+            return ()
+        shape, heads = self.shape, max(1, self.shape.num_heads // ranks)
+        prefill = 2 * heads * (shape.qk_head_dim + shape.v_head_dim)
+        decode = 2 * heads * (2 * shape.kv_lora_rank + shape.qk_rope_head_dim) if shape.is_latent else prefill
+        own = (0, 0) if self.is_cross else (decode, prefill)
+        if self.indexer is None:
+            return (own,)
+        scores = 2 * self.indexer.head_dim * self.indexer.num_heads
+        return own, (scores, scores)
+
+    def _grouped_weights(self) -> tuple[Weight, ...]:
+        shape, names, width = self.shape, self.names, self.shape.hidden_size or 0
+        prefix, heads = f"{names.prefix}." if names.prefix else "", shape.num_kv_heads
+        keys, values = heads * shape.qk_head_dim, heads * shape.v_head_dim
+        if names.fused:
+            made = [
+                linear(f"{prefix}{names.fused}", width, shape.query_rows + keys + values, shape.qkv_bias)._replace(
+                    kv_heads=heads, kv_rows=keys + values
+                )
+            ]
+        else:
+            made = [linear(f"{prefix}{names.query}", width, shape.query_rows, shape.qkv_bias)]
+            read = 0 if names.reads_encoder else 1
+            for name, rows, is_there, bias in (
+                (names.key, keys, names.has_key, shape.qkv_bias and names.key_bias),
+                (names.value, values, names.has_value, shape.qkv_bias),
+            ):
+                if is_there:
+                    one = linear(f"{prefix}{name}", width, rows, bias)
+                    made.append(one._replace(kv_heads=heads, kv_rows=rows, read=read))
+        made.append(linear(f"{prefix}{names.output}", shape.num_heads * shape.v_head_dim, width, shape.output_bias))
+        if names.has_sinks:
+            made.append(other(f"{prefix}sinks", shape.num_heads))
+        if names.qk_norm:
+            is_wide, bias = names.qk_norm == "width", names.qk_norm == "head_bias"
+            counts = (shape.num_heads, heads) if is_wide else (1, 1)
+            for name, count, is_there in zip(names.qk_norms, counts, (True, names.has_key)):
+                if is_there:
+                    made.append(norm(f"{prefix}{name}", count * shape.qk_head_dim, bias))
+        return tuple(made)
+
+    def _latent_weights(self) -> tuple[Weight, ...]:
+        """A bias stands on what reads the model's width and on the output. Source: DeepseekV3Attention, Transformers
+        5.23.0. The down-projections have no heads, so every rank holds them (ReplicatedLinear, DeepseekV2MLAAttention of
+        vLLM 0.33.0)."""
+        shape, width = self.shape, self.shape.hidden_size or 0
+        prefix, rank, q_rank = f"{self.names.prefix}.", shape.kv_lora_rank, shape.q_lora_rank
+        queries: tuple[Weight, ...] = (linear(f"{prefix}q_proj", width, shape.query_rows),)
+        if q_rank:
+            queries = (
+                replicated(f"{prefix}q_a_proj", width, q_rank, shape.qkv_bias),
+                norm(f"{prefix}q_a_layernorm", q_rank),
+                linear(f"{prefix}q_b_proj", q_rank, shape.query_rows),
+            )
+        return (
+            *queries,
+            replicated(f"{prefix}kv_a_proj_with_mqa", width, rank + shape.qk_rope_head_dim, shape.qkv_bias),
+            norm(f"{prefix}kv_a_layernorm", rank),
+            linear(f"{prefix}kv_b_proj", rank, shape.num_heads * (shape.qk_nope_head_dim + shape.v_head_dim)),
+            linear(f"{prefix}o_proj", shape.num_heads * shape.v_head_dim, width, shape.output_bias),
+        )

@@ -1,0 +1,148 @@
+"""Mixers that keep a state of constant size: Mamba, Mamba-2, delta nets and short convolutions."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import NamedTuple
+
+from kvcalc.model.caches import RecurrentState
+from kvcalc.model.mixers.attention import Flops
+from kvcalc.model.tensors import Weight, linear, norm, other
+
+# Every element of a state is read, decayed, added to and summed.
+_FLOPS_PER_ELEMENT = 6
+
+
+class Recurrence(NamedTuple):
+    """A recurrence, or a convolution alone, over the tokens of a sequence.
+
+    `kind` is what runs: `linear` (Mamba-2), `delta` (a gated delta net), `selective` (Mamba), `none` (a convolution
+    alone), or empty where the recurrence is of another kind. `heads` states of `k_width` x `v_width`, with keys of
+    `key_heads` heads; a selective state has `k_width` elements a channel.
+    """
+
+    state: RecurrentState
+    kind: str = ""
+    heads: int = 0
+    key_heads: int = 0
+    k_width: int = 0
+    v_width: int = 0
+    weights: tuple[Weight, ...] = ()
+
+    @property
+    def caches(self) -> tuple[RecurrentState]:
+        return (self.state,)
+
+    def flops(self, ranks: int) -> tuple[Flops, ...]:
+        return ((_FLOPS_PER_ELEMENT * (self.state.state_elements // ranks), 0),)
+
+
+def mamba(
+    inner: int,
+    state_size: int,
+    kernel: int,
+    hidden_size: int,
+    rank: int,
+    prefix: str,
+    *,
+    bias: bool = False,
+    conv_bias: bool = True,
+    has_norms: bool = False,
+) -> Recurrence:
+    """Mamba: a convolution over the inner width, and a state of `state_size` for each of its channels, in fp32.
+
+    Time steps pass through `rank`. `has_norms`: Jamba's norms of what the state's inputs are made of.
+    Source: Mamba's paper, algorithm 2; MambaMixer and JambaMambaMixer, Transformers 5.23.0.
+    """
+    weights: tuple[Weight, ...] = (
+        linear(f"{prefix}.in_proj", hidden_size, 2 * inner, bias),
+        linear(f"{prefix}.x_proj", inner, rank + 2 * state_size),
+        linear(f"{prefix}.dt_proj", rank, inner, bias=True),
+        linear(f"{prefix}.out_proj", inner, hidden_size, bias),
+        other(f"{prefix}.conv1d", inner * (kernel + conv_bias)),
+        other(f"{prefix}.A_log", inner * state_size),
+        other(f"{prefix}.D", inner),
+    )
+    if has_norms:
+        widths = {"dt": rank, "b": state_size, "c": state_size}
+        weights += tuple(norm(f"{prefix}.{name}_layernorm", width) for name, width in widths.items())
+    return Recurrence(
+        RecurrentState(inner, kernel, inner * state_size), "selective", k_width=state_size, weights=weights
+    )
+
+
+def mamba2(
+    inner: int,
+    heads: int,
+    groups: int,
+    state_size: int,
+    kernel: int,
+    hidden_size: int,
+    prefix: str,
+    *,
+    bias: bool = False,
+    conv_bias: bool = True,
+    output_bias: bool | None = None,
+    has_norm: bool = True,
+) -> Recurrence:
+    """Mamba-2: a convolution over the inner width and both group matrices, and heads x head_dim x state_size.
+
+    Source: Mamba2Mixer and BambaMixer, Transformers 5.23.0.
+    """
+    shared = 2 * groups * state_size
+    channels = inner + shared
+    state = RecurrentState(
+        channels, kernel, inner * state_size, num_heads=heads, num_groups=groups, group_channels=shared
+    )
+    weights: tuple[Weight, ...] = (
+        linear(f"{prefix}.in_proj", hidden_size, inner + channels + heads, bias),
+        linear(f"{prefix}.out_proj", inner, hidden_size, bias if output_bias is None else output_bias),
+        other(f"{prefix}.conv1d", channels * (kernel + conv_bias)),
+        other(f"{prefix}.dt_bias", heads),
+        other(f"{prefix}.A_log", heads),
+        other(f"{prefix}.D", heads),
+    )
+    if has_norm:
+        weights += (norm(f"{prefix}.norm", inner),)
+    return Recurrence(state, "linear", heads, groups, state_size, inner // heads, weights)
+
+
+def delta_net(
+    value_heads: int,
+    key_heads: int,
+    key_width: int,
+    value_width: int,
+    kernel: int,
+    hidden_size: int,
+    inputs: dict[str, int],
+    prefix: str = "linear_attn",
+) -> Recurrence:
+    """A gated delta net: a convolution over queries, keys and values, and a matrix of key width by value width for
+    every value head, in fp32. `inputs` names its input projections and their outputs.
+
+    Source: Qwen3NextGatedDeltaNet, Transformers 5.23.0.
+    """
+    values = value_heads * value_width
+    channels = 2 * key_heads * key_width + values
+    state = RecurrentState(
+        channels, kernel, value_heads * key_width * value_width, num_heads=gcd(key_heads, value_heads)
+    )
+    weights = (
+        *(linear(f"{prefix}.in_proj_{name}", hidden_size, outputs) for name, outputs in inputs.items()),
+        linear(f"{prefix}.out_proj", values, hidden_size),
+        other(f"{prefix}.conv1d", channels * kernel),
+        other(f"{prefix}.dt_bias", value_heads),
+        other(f"{prefix}.A_log", value_heads),
+        norm(f"{prefix}.norm", value_width),
+    )
+    return Recurrence(state, "delta", value_heads, key_heads, key_width, value_width, weights)
+
+
+def short_convolution(hidden_size: int, kernel: int, bias: bool = False) -> Recurrence:
+    """LFM2: a gated convolution over the hidden size, without a state. Source: Lfm2ShortConv, Transformers 5.23.0."""
+    weights = (
+        linear("conv.in_proj", hidden_size, 3 * hidden_size, bias),
+        linear("conv.out_proj", hidden_size, hidden_size, bias),
+        other("conv.conv", hidden_size * (kernel + bias)),
+    )
+    return Recurrence(RecurrentState(hidden_size, kernel, 0), "none", weights=weights)

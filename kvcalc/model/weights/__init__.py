@@ -1,1 +1,0 @@
-"""The weights of a model: one counter per family, a config mapping in, named matrices out."""

@@ -1,0 +1,25 @@
+"""What an answer says beside its figures."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# Their texts do not name them.
+_NAMED_PARTS = ("weights", "throughput")
+
+
+class Note(NamedTuple):
+    """One remark: the part of the document it is about, a short code that programs can test, and a sentence.
+
+    `code` is `unknown` if the part is null because a fact is missing.
+    """
+
+    part: str
+    code: str
+    text: str
+
+    def __str__(self) -> str:
+        """The remark as documents and stderr print it."""
+        if self.part in _NAMED_PARTS or self.code == "unknown":
+            return f"{self.part}: {self.text}"
+        return self.text

@@ -1,0 +1,173 @@
+"""Every engine option, in every command that asks an engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from kvcalc.cli.app import COMMANDS
+from kvcalc.cli.batch import Questions
+from kvcalc.cli.json_lines import Line
+from kvcalc.memory.engines.options import OPTIONS, Option, engines_with, option_names
+from tests.conftest import ROOT
+
+MODEL = "llama-3-8b"
+# Its draft layers are counted.
+DRAFTING = "deepseek-v3"
+
+# A command that asks an engine, in the fewest words.
+ASKED = {
+    "estimate": ("estimate", MODEL, "--gpu", "h100"),
+    "fit": ("fit", MODEL, "--gpu", "h100"),
+    "compare": ("compare", MODEL, "--gpu", "h100"),
+    "sweep": ("sweep", MODEL, "--gpu", "h100"),
+    "plan": ("plan", MODEL, "--gpu", "h100", "--input-tokens", "100", "--output-tokens", "10", "--concurrency", "2"),
+}
+VALUES = {
+    "cache": "static", "block-size": "32", "gpu-memory-utilization": "0.9",
+    "swa-full-tokens-ratio": "0.5", "mem-fraction-static": "0.8", "free-gpu-memory-fraction": "0.8",
+    "max-attention-window": "4k", "max-tokens": "100000", "cache-type-k": "q8_0", "cache-type-v": "f16",
+    "flash-attn": "on", "before-pull": "19067", "context-length": "32k",
+}  # fmt: skip
+DECLARED = [(engine, option) for engine, options in OPTIONS.items() for option in options]
+
+
+def words_of(option: Option) -> tuple[str, ...]:
+    return (f"--{option.name}",) if option.metavar is None else (f"--{option.name}", VALUES.get(option.name, "64"))
+
+
+def asked_with(command: str, option: Option) -> list[str]:
+    model = DRAFTING if option.name == "num-speculative-tokens" else MODEL
+    devices = "h200x8" if model == DRAFTING and command != "sweep" and command != "plan" else "h200"
+    return [{MODEL: model, "h100": devices}.get(word, word) for word in ASKED[command]]
+
+
+def parameters_of(command: str) -> dict[str, Any]:
+    module = __import__(f"kvcalc.cli.{COMMANDS[command]}", fromlist=["app"])
+    return {name: parameter for parameter in typer.main.get_command(module.app).params for name in parameter.opts}
+
+
+@pytest.mark.parametrize("command", ASKED)
+@pytest.mark.parametrize(("engine", "option"), DECLARED, ids=lambda v: v if isinstance(v, str) else v.name)
+def test_an_option_is_taken_where_its_engine_is_asked_and_refused_elsewhere(
+    kvcalc: Any, command: str, engine: str, option: Option
+) -> None:
+    taken = kvcalc(*asked_with(command, option), "--engine", engine, *words_of(option), "--format", "json")
+    assert taken.status in (0, 4), taken.err
+    other = next(name for name in ("logical", *OPTIONS) if name not in engines_with(option.name))
+    refused = kvcalc(*ASKED[command], "--engine", other, *words_of(option))
+    assert refused.status == 2
+    assert f"--{option.name}: {other} has no such setting" in refused.err
+    assert f"--{option.name} belongs to {engine}" in refused.err
+
+
+@pytest.mark.parametrize("command", ASKED)
+def test_every_name_of_an_option_is_the_same_option_in_every_command(command: str) -> None:
+    parameters = parameters_of(command)
+    for engine, option in DECLARED:
+        found = parameters[f"--{option.name}"]
+        assert all(parameters[alias] is found for alias in option.aliases)
+        assert found.is_flag is (option.metavar is None)
+        assert f"{engine}: {option.described}" in found.help
+
+
+def test_engines_that_share_an_option_agree_on_what_follows_it() -> None:
+    for name in option_names():
+        shared = [option for _, option in DECLARED if option.name == name]
+        assert len({option.metavar is None for option in shared}) == 1, name
+
+
+def test_batch_takes_every_option_as_a_field() -> None:
+    questions = Questions()
+    for engine, option in DECLARED:
+        for name in (option.name, option.name.replace("-", "_")):
+            value = True if option.metavar is None else VALUES.get(option.name, 64)
+            model = DRAFTING if option.name == "num-speculative-tokens" else MODEL
+            fields = {"model": model, "gpu": "h100", "engine": engine, name: value}
+            answer = questions.answer(Line(1, json.dumps(fields).encode()))
+            assert "error" not in answer, answer
+
+
+@pytest.mark.parametrize(("engine", "file"), [("vllm", "vllm-0.33.0.txt"), ("sglang", "sglang-0.5.23.txt")])
+def test_the_names_are_the_engines_own(engine: str, file: str) -> None:
+    own = set(Path(ROOT, "tests", "engine_options", file).read_text().splitlines())
+    # vLLM's flags of two values have a --no- form; draft tokens are a key of its --speculative-config.
+    known = own | {f"--no-{name.removeprefix('--')}" for name in own} | {"--num-speculative-tokens"}
+    assert {f"--{option.name}" for option in OPTIONS[engine]} <= known
+
+
+def test_a_sweep_gives_each_engine_its_own(kvcalc: Any) -> None:
+    words = ("--context", "100", "--block-size", "64", "--page-size", "128", "--format", "json")
+    points = kvcalc("sweep", MODEL, "--engine", "vllm,sglang", *words).json["points"]
+    alone = [
+        kvcalc("estimate", MODEL, "--context", "100", "--engine", engine, *option, "--json").json["kv_cache"]
+        for engine, option in (("vllm", ("--block-size", "64")), ("sglang", ("--page-size", "128")))
+    ]
+    assert [point["total_bytes"] for point in points] == [answer["total_bytes"] for answer in alone]
+    refused = kvcalc("sweep", MODEL, "--engine", "vllm,sglang", "--ubatch-size", "64")
+    assert refused.status == 2
+    assert "--ubatch-size: vllm, sglang has no such setting" in refused.err
+
+
+def test_every_engine_at_once_takes_its_own(kvcalc: Any) -> None:
+    words = ("--context", "100", "--engine", "all", "--block-size", "64", "--page-size", "128", "--json")
+    rows = {row["name"]: row["block_size"] for row in kvcalc("estimate", MODEL, *words).json["engines"]}
+    assert (rows["vllm"], rows["sglang"]) == (64, 128)
+
+
+@pytest.mark.parametrize("command", ["estimate", "compare", "sweep"])
+def test_an_option_that_divides_a_device_needs_one(kvcalc: Any, command: str) -> None:
+    refused = kvcalc(command, MODEL, "--engine", "vllm", "--gpu-memory-utilization", "0.8")
+    assert refused.status == 2
+    assert "no device is named" in refused.err
+
+
+def test_a_plan_prints_the_settings_it_was_asked_with(kvcalc: Any) -> None:
+    words = (*ASKED["plan"], "--max-num-batched-tokens", "4096", "--enforce-eager", "--block-size", "32", "--json")
+    command = kvcalc(*words).json["plans"][0]["vllm"]
+    assert "--block-size 32 --max-num-batched-tokens 4096 --enforce-eager" in command
+
+
+@pytest.mark.parametrize("command", ["fit", "plan", "compare", "sweep", "estimate"])
+def test_help_shows_the_panels(kvcalc: Any, command: str) -> None:
+    for option in ("-h", "--help"):
+        shown = kvcalc(command, option).out
+        for panel in ("Options", "The device", "The engine's own settings", "Output"):
+            assert f"─ {panel} ─" in shown
+
+
+def test_a_device_of_ones_own_is_swept_and_planned(kvcalc: Any) -> None:
+    own = ("--gpu-memory", "80GB", "--gpu-bandwidth", "3TB/s", "--flops", "900T")
+    (point,) = kvcalc("sweep", MODEL, *own, "--format", "json").json["points"]
+    assert point["fits"] is True
+    assert point["decode_step_seconds"] > 0
+    (row,) = kvcalc("plan", MODEL, *own, *ASKED["plan"][4:], "--json").json["plans"]
+    assert row["feasible"] is True
+    several = kvcalc("sweep", MODEL, "--gpu", "h100,l40s", *own)
+    assert several.status == 2
+    assert "describe one device" in several.err
+
+
+def test_a_sweep_splits_experts_and_stages_as_an_estimate_does(kvcalc: Any) -> None:
+    words = ("qwen3-30b-a3b", "--engine", "vllm", "--tp", "2", "--pp", "2", "--ep", "2", "--gpu", "h100")
+    (point,) = kvcalc("sweep", *words, "--format", "json").json["points"]
+    answer = kvcalc("estimate", *words, "--json").json
+    assert point["bytes_per_device"] == answer["kv_cache"]["bytes_per_device"]
+    assert point["free_bytes"] == answer["fit"]["free_bytes"]
+    assert point["decode_step_seconds"] == pytest.approx(answer["throughput"]["decode_step_seconds"], rel=1e-12)
+    refused = kvcalc("sweep", MODEL, "--ep", "2")
+    assert (refused.status, "no" not in refused.err) == (2, False)
+
+
+@pytest.mark.parametrize("command", ["estimate", "fit", "compare", "sweep"])
+@pytest.mark.parametrize("engine", OPTIONS)
+def test_every_engine_is_cut_into_stages_by_either_name(kvcalc: Any, command: str, engine: str) -> None:
+    words = (command, MODEL, "--engine", engine, "--gpu", "h100", "--format", "json")
+    found = [kvcalc(*words, name, "2") for name in ("--pp", "--pipeline-parallel-size")]
+    assert {result.status for result in found} == {0}, found[0].err
+    assert found[0].out == found[1].out
+    assert kvcalc(*words).out != found[0].out

@@ -1,0 +1,103 @@
+"""Pipeline stages: the layers each holds, and what every engine counts of them."""
+
+from __future__ import annotations
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.engines import ENGINES, stage_bounds
+from kvcalc.memory.sharding import stages_of, whole_of
+from kvcalc.model.presets import preset_names
+from kvcalc.throughput.hardware import find_devices
+
+
+def test_engines_cut_what_does_not_divide_in_their_own_ways() -> None:
+    for name in ("vllm", "logical", "transformers"):
+        assert stage_bounds(name, 32, 3) == ((0, 10), (11, 21), (22, 31))
+        assert stage_bounds(name, 62, 4) == ((0, 14), (15, 30), (31, 46), (47, 61))
+    assert stage_bounds("sglang", 32, 3) == ((0, 9), (10, 20), (21, 31))
+    assert stage_bounds("tensorrt-llm", 32, 3) == ((0, 10), (11, 21), (22, 31))
+    assert stage_bounds("tensorrt-llm", 62, 4) == ((0, 15), (16, 31), (32, 46), (47, 61))
+    # llama.cpp counts the output as one more layer, which is the last device's.
+    assert stage_bounds("llama.cpp", 32, 2) == ((0, 16), (17, 31))
+    assert stage_bounds("llama.cpp", 2, 2) == ((0, 1), (2, 1))
+    for name in ENGINES:
+        assert stage_bounds(name, 8, 1) == ((0, 7),)
+
+
+def test_a_stage_keeps_the_numbers_of_its_layers_and_knows_its_model() -> None:
+    spec = kvcalc.load_model("gemma-3-27b")
+    stages = stages_of(spec, stage_bounds("vllm", 62, 4))
+    assert [(stage.layers[0].first, stage.layers[-1].last) for stage in stages] == [
+        (0, 14),
+        (15, 30),
+        (31, 46),
+        (47, 61),
+    ]
+    assert [stage.num_layers for stage in stages] == [15, 16, 16, 15]
+    assert all(whole_of(stage) is spec for stage in stages)
+    assert whole_of(spec) is spec
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_stages_of_every_engine_hold_the_whole_together(engine: str) -> None:
+    counted = 0
+    for name in preset_names():
+        spec = kvcalc.load_model(name)
+        try:
+            one = kvcalc.estimate(spec, context_tokens=2000, batch_size=3, engine=engine)["kv_cache"]
+        except (ModelError, UsageError):
+            continue
+        three = kvcalc.estimate(spec, context_tokens=2000, batch_size=3, engine=engine, pipeline_parallel_size=3)
+        cache = three["kv_cache"]
+        assert cache["devices_total_bytes"] == cache["total_bytes"], name
+        # vLLM's stages each pad their groups, so that together they may hold more than one device would.
+        assert cache["total_bytes"] == one["total_bytes"] or engine == "vllm", name
+        assert cache["total_bytes"] / 3 <= cache["bytes_per_device"] <= one["total_bytes"], name
+        assert three["engine"]["pipeline_parallel_size"] == 3
+        counted += 1
+    assert counted > 50
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_device_of_two_holds_half_the_layers(engine: str) -> None:
+    spec, largest = kvcalc.load_model("llama-3-8b"), 17 if engine == "llama.cpp" else 16
+    one, two = (
+        kvcalc.estimate(
+            spec, context_tokens=8192, engine=engine, pipeline_parallel_size=n, devices=find_devices(f"h100x{n}")
+        )
+        for n in (1, 2)
+    )
+    held = one["kv_cache"]["bytes_per_device"]
+    assert held % 32 == 0
+    assert two["kv_cache"]["bytes_per_device"] == two["fit"]["kv_cache_bytes"] == held * largest // 32
+    assert two["kv_cache"]["devices_total_bytes"] == two["kv_cache"]["total_bytes"] == held
+    assert two["fit"]["max_batch_size"] > 1.5 * one["fit"]["max_batch_size"]
+    assert two["fit"]["max_context_tokens"] > 1.5 * one["fit"]["max_context_tokens"]
+    for parts in ("request_lines", "pool_lines"):
+        if parts in two["engine"]:
+            assert sum(line["bytes"] for line in two["engine"][parts]) == two["fit"]["kv_cache_bytes"]
+
+
+def test_stages_and_ranks_divide_the_same_cache() -> None:
+    cache = kvcalc.estimate(
+        kvcalc.load_model("llama-3-70b"), engine="sglang", tensor_parallel_size=4, pipeline_parallel_size=2
+    )["kv_cache"]
+    assert cache["bytes_per_device"] == cache["total_bytes"] // 8
+    assert cache["devices_total_bytes"] == cache["total_bytes"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_more_stages_than_layers_are_a_usage_error(engine: str) -> None:
+    with pytest.raises(UsageError, match="the model has 32 layers"):
+        kvcalc.estimate(kvcalc.load_model("llama-3-8b"), engine=engine, pipeline_parallel_size=33)
+    kvcalc.estimate(kvcalc.load_model("llama-3-8b"), engine=engine, pipeline_parallel_size=32)
+
+
+def test_a_stage_is_laid_out_by_what_the_whole_model_has() -> None:
+    # Every layer of gpt-oss's 24 alternates: stages of one layer have windows alone or none.
+    for engine in ("sglang", "llama.cpp"):
+        spec = kvcalc.load_model("gpt-oss-20b")
+        found = kvcalc.estimate(spec, context_tokens=8192, engine=engine, pipeline_parallel_size=spec.num_layers)
+        assert found["kv_cache"]["devices_total_bytes"] == found["kv_cache"]["total_bytes"]

@@ -1,0 +1,88 @@
+"""A question is checked alike, whoever asks it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import UsageError
+from kvcalc.planning.case import Question, make_case
+from kvcalc.throughput.hardware import find_devices
+
+MODEL = kvcalc.load_model("llama-3-8b")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"context_tokens": -1}, "context_tokens -1: must be at least 1"),
+        ({"context_tokens": 0}, "context_tokens 0: must be at least 1"),
+        ({"context_tokens": 8192.0}, "context_tokens 8192.0: not a whole number"),
+        ({"context_tokens": "8k"}, "context_tokens '8k': not a whole number"),
+        ({"batch_size": 0}, "batch_size 0: must be at least 1"),
+        ({"batch_size": True}, "batch_size True: not a whole number"),
+        ({"batch_size": None}, "batch_size None: not a whole number"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size 0"),
+        ({"pipeline_parallel_size": -2}, "pipeline_parallel_size -2"),
+        ({"encoder_tokens": 1.5}, "encoder_tokens 1.5"),
+        ({"kv_memory_bytes": -1}, "kv_memory_bytes -1"),
+        ({"kv_memory_bytes": "40GiB"}, "kv_memory_bytes '40GiB'"),
+        ({"dtype": 16}, "dtype 16: not a name"),
+        ({"kv_dtype": None}, "kv_dtype None: not a name"),
+        ({"engine": None}, "engine None: not a name"),
+        ({"engine": "vlm"}, "'vlm': not an engine"),
+        ({"engine_settings": {"block-size": "32"}}, "logical has no such setting"),
+        ({"engine": "vllm", "engine_settings": {"enforce-eager": True}}, "no device is named"),
+        ({"devices": "h100"}, "devices 'h100'"),
+        ({"devices": find_devices("h100"), "kv_memory_bytes": 2**30}, "both set the cache memory"),
+    ],
+    ids=str,
+)
+def test_python_is_refused_in_one_clear_line(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        kvcalc.estimate(MODEL, **asked)
+    assert said in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_model_may_be_named() -> None:
+    assert kvcalc.estimate("llama-3-8b", context_tokens=8192) == kvcalc.estimate(MODEL, context_tokens=8192)
+    with pytest.raises(kvcalc.KvcalcError, match="llama-3-9b"):
+        kvcalc.estimate("llama-3-9b")
+    with pytest.raises(UsageError, match="not a ModelSpec"):
+        kvcalc.estimate(None)  # type: ignore[arg-type]
+
+
+def test_names_and_settings_are_read_as_on_the_command_line() -> None:
+    typed = kvcalc.estimate(MODEL, engine="VLLM", engine_settings={"block-size": 32})  # type: ignore[dict-item]
+    assert typed == kvcalc.estimate(MODEL, engine="vllm", engine_settings={"block-size": "32"})
+    off = kvcalc.estimate(MODEL, engine="vllm", engine_settings={"no-async-scheduling": False})  # type: ignore[dict-item]
+    assert off == kvcalc.estimate(MODEL, engine="vllm")
+
+
+def test_a_case_at_another_workload_is_the_case_of_that_workload() -> None:
+    for name, engine in (("llama-3-8b", "vllm"), ("gemma-3-27b", "sglang"), ("t5-small", "logical")):
+        model = kvcalc.load_model(name)
+        first = make_case(Question(model, 100, engine=engine))
+        moved, asked = first.at(400, 3), make_case(Question(model, 400, 3, engine=engine))
+        assert moved.workload._replace(notes=()) == asked.workload._replace(notes=())
+        assert moved.spec.layers == asked.spec.layers
+
+
+def test_notes_say_their_part_and_print_as_before() -> None:
+    from kvcalc.planning.estimate import answer_case
+
+    generic = kvcalc.read_config({"model_type": "generic", "num_hidden_layers": 2, "num_attention_heads": 4,
+                                  "head_dim": 8}, "generic", "test")  # fmt: skip
+    found = answer_case(make_case(Question(generic, 8192, devices=find_devices("h100"))))
+    assert [(note.part, note.code) for note in found.notes] == [
+        ("model", "no-dtype"), ("fit", "unknown"), ("throughput", "unknown"),
+    ]  # fmt: skip
+    assert found.document["warnings"] == list(map(str, found.notes))
+    assert found.document["warnings"][1].startswith("fit: the weights of generic")
+    with pytest.raises(kvcalc.KvcalcError, match="the weights of generic"):
+        _ = found.fit
+    beyond = answer_case(make_case(Question(MODEL, 10_000, devices=find_devices("h100"))))
+    assert ("workload", "beyond-model") in {(note.part, note.code) for note in beyond.notes}
