@@ -9,7 +9,8 @@ import pytest
 
 from kvcalc.measure import runner
 from kvcalc.measure.timing import Effort
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.mixers.attention import AttentionShape
+from kvcalc.model.spec import ModelSpec, map_attention
 
 # A model of two narrow layers, and a short run of it.
 SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64", "--layers", "2")
@@ -25,7 +26,12 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
 
 def narrow(spec: ModelSpec) -> ModelSpec:
     """`spec` with a residual stream of 64: its caches, which do not depend on it, without its large projections."""
-    return spec._replace(attention=spec.attention._replace(hidden_size=64))
+
+    def narrowed(shape: AttentionShape) -> AttentionShape:
+        return shape._replace(hidden_size=64)
+
+    whole = map_attention(spec, lambda attention: attention._replace(shape=narrowed(attention.shape)))
+    return whole._replace(attention=narrowed(spec.attention))
 
 
 if __name__ == "__main__":
