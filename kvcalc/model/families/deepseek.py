@@ -6,10 +6,11 @@ from collections.abc import Collection
 
 from kvcalc.errors import ModelError
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import Weight, around, gated_mlp, norm, other, replicated
+from kvcalc.model.tensors import Weight, gated_mlp, norm, other, replicated
 
 KEYS = frozenset(
     (
@@ -136,12 +137,7 @@ def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
         bias = config.boolean("mlp_bias", default=False)
         dense = gated_mlp("mlp", width, config.integer("intermediate_size"), bias)
     experts = moe(config, Experts("n_routed_experts", shared=True), width) if sparse else ()
-    tied = config.boolean("tie_word_embeddings", default=model_type == "minicpm3")
-    return Body(
-        around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
-        choose(num_layers, sparse, experts, dense),
-        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
-    )
+    return decoder_body(config, choose(num_layers, sparse, experts, dense), tied=model_type == "minicpm3")
 
 
 def _sparse_layers(config: ConfigReader, model_type: str, num_layers: int) -> Collection[int]:

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from kvcalc.model.caches import CompressedAttention
 from kvcalc.model.experts import Experts, moe, with_defaults
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.mixers.attention import AttentionShape, Flops
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import Weight, around, linear, norm, other, replicated
+from kvcalc.model.tensors import Weight, linear, norm, other, replicated
 
 KEYS = frozenset(
     (
@@ -100,17 +101,11 @@ def _body(config: ConfigReader, width: int, num_layers: int) -> Body:
         *_mixing("ffn_hc", width, streams),
     )
     outer = (
-        norm("model.norm", width),
         other("model.hc_head.hc_fn", streams, streams * width),
         other("model.hc_head.hc_base", streams),
         other("model.hc_head.hc_scale", 1),
     )
-    tied = config.boolean("tie_word_embeddings", default=False)
-    return Body(
-        around(config.integer("vocab_size"), width, tied, *outer),
-        [mlp] * num_layers,
-        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
-    )
+    return decoder_body(config, [mlp] * num_layers, *outer)
 
 
 def _attention(config: ConfigReader, shape: AttentionShape, width: int) -> tuple[Weight, ...]:

@@ -6,13 +6,13 @@ from collections.abc import Collection
 
 from kvcalc.errors import ModelError
 from kvcalc.model.experts import Experts, choose, moe, sparse_layers, with_defaults
-from kvcalc.model.families.grouped import grouped_shape
+from kvcalc.model.families.common import decoder_body, grouped_shape
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, Projections
 from kvcalc.model.mixers.recurrent import Recurrence, delta_net
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import around, gated_mlp, norm
+from kvcalc.model.tensors import gated_mlp
 
 KEYS = frozenset(
     (
@@ -82,12 +82,7 @@ def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
     width, rule = config.integer("hidden_size"), _EXPERTS.get(model_type)
     sparse: Collection[int] = () if rule is None else sparse_layers(config, rule, num_layers)
     dense = gated_mlp("mlp", width, config.integer("intermediate_size")) if len(sparse) < num_layers else ()
-    tied = config.boolean("tie_word_embeddings", default=False)
-    return Body(
-        around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
-        choose(num_layers, sparse, () if rule is None else moe(config, rule, width), dense),
-        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
-    )
+    return decoder_body(config, choose(num_layers, sparse, () if rule is None else moe(config, rule, width), dense))
 
 
 def _layer_types(config: ConfigReader, num_layers: int) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import around, gated_mlp, linear, norm, other
+from kvcalc.model.tensors import gated_mlp, linear, norm, other
 
 KEYS = frozenset(
     (
@@ -93,17 +94,10 @@ def _body(config: ConfigReader, nested: ConfigReader, num_layers: int) -> Body:
     width = config.integer("hidden_size")
     first = config.optional_integer("first_k_dense_replace", least=0)
     default = range(min(1 if first is None else first, num_layers), num_layers)
-    tied = config.boolean("tie_word_embeddings", default=False)
-    return Body(
-        around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
-        choose(
-            num_layers,
-            listed_sparse_layers(config, num_layers, default),
-            moe(sized, Experts("num_local_experts", shared=True), width),
-            gated_mlp("mlp", width, config.integer("intermediate_size")),
-        ),
-        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
-    )
+    sparse = moe(sized, Experts("num_local_experts", shared=True), width)
+    dense = gated_mlp("mlp", width, config.integer("intermediate_size"))
+    layers = listed_sparse_layers(config, num_layers, default)
+    return decoder_body(config, choose(num_layers, layers, sparse, dense))
 
 
 def _full_layers(config: ConfigReader, nested: ConfigReader, num_layers: int) -> list[bool]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError
 from kvcalc.model.experts import choose
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import around, experts, gated_mlp, norm, router
+from kvcalc.model.tensors import experts, gated_mlp, router
 
 KEYS = frozenset("num_key_value_heads head_dim attention_chunk_size layer_types for_llm_compressor".split())
 
@@ -60,12 +61,7 @@ def _body(config: ConfigReader, width: int, num_layers: int) -> Body:
         *gated_mlp("feed_forward.shared_expert", width, inner),
     )
     dense = gated_mlp("feed_forward", width, config.integer("intermediate_size_mlp"))
-    outer = around(
-        config.integer("vocab_size"), width, config.boolean("tie_word_embeddings", default=False),
-        norm("model.norm", width),
-    )  # fmt: skip
-    norms = (norm("input_layernorm", width), norm("post_attention_layernorm", width))
-    return Body(outer, choose(num_layers, _sparse_layers(config, num_layers), moe, dense), norms)
+    return decoder_body(config, choose(num_layers, _sparse_layers(config, num_layers), moe, dense))
 
 
 def _sparse_layers(config: ConfigReader, num_layers: int) -> list[int]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kvcalc.model.experts import Experts, choose, moe, with_defaults
-from kvcalc.model.families.grouped import grouped_shape
+from kvcalc.model.families.common import decoder_body, grouped_shape
 from kvcalc.model.families.mamba import expanded, mamba2_inner, time_step_rank
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention
 from kvcalc.model.mixers.recurrent import Recurrence, mamba, mamba2
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import Weight, around, gated_mlp, linear, norm
+from kvcalc.model.tensors import Weight, gated_mlp, linear
 
 KEYS = frozenset(
     (
@@ -91,13 +91,8 @@ def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
     """
     width, is_granite = config.integer("hidden_size"), model_type == "granitemoehybrid"
     names = ("input_layernorm", "post_attention_layernorm" if is_granite else "pre_ff_layernorm")
-    last = norm("model.norm" if is_granite else "model.final_layernorm", width)
-    tied = config.boolean("tie_word_embeddings", default=False)
-    return Body(
-        around(config.integer("vocab_size"), width, tied, last),
-        _feed_forward(config, model_type, width, num_layers),
-        tuple(norm(name, width) for name in names),
-    )
+    last = "model.norm" if is_granite else "model.final_layernorm"
+    return decoder_body(config, _feed_forward(config, model_type, width, num_layers), norms=names, last=last)
 
 
 def _feed_forward(config: ConfigReader, model_type: str, width: int, num_layers: int) -> list[tuple[Weight, ...]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import around, gated_mlp, norm
+from kvcalc.model.tensors import gated_mlp
 
 KEYS = frozenset(
     (
@@ -52,12 +53,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         config.refuse("n_shared_experts", "shared experts of this family are not modelled")
         dense = gated_mlp("mlp", width, config.integer("intermediate_size"))
         sparse = moe(config, Experts("n_routed_experts"), width)
-        tied = config.boolean("tie_word_embeddings", default=False)
-        return Body(
-            around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
-            choose(num_layers, _sparse_layers(config, num_layers), sparse, dense),
-            (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
-        )
+        return decoder_body(config, choose(num_layers, _sparse_layers(config, num_layers), sparse, dense))
 
     mixers = [windowed if slides else full for slides in _sliding_layers(config, num_layers)]
     return config.model(model_type, mixers, body, attention=shape)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
-from kvcalc.model.families.grouped import grouped_shape
+from kvcalc.model.families.common import decoder_body, grouped_shape
 from kvcalc.model.mixers.attention import Attention, Indexer, Projections
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import around, gated_mlp, linear, norm, replicated
+from kvcalc.model.tensors import gated_mlp, linear, norm, replicated
 
 KEYS = frozenset(
     (
@@ -71,12 +71,7 @@ def _body(config: ConfigReader, num_layers: int) -> Body:
     shared = gated_mlp("block_sparse_moe.shared_experts", width, config.integer("shared_intermediate_size"))
     dense = gated_mlp("mlp", width, config.integer("dense_intermediate_size"))
     sparse = (*moe(config, _EXPERTS, width), *shared)
-    tied = config.boolean("tie_word_embeddings", default=False)
-    return Body(
-        around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
-        choose(num_layers, _expert_layers(config, num_layers), sparse, dense),
-        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
-    )
+    return decoder_body(config, choose(num_layers, _expert_layers(config, num_layers), sparse, dense))
 
 
 def _expert_layers(config: ConfigReader, num_layers: int) -> Collection[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcalc.model.families.grouped import grouped_shape
+from kvcalc.model.families.common import grouped_shape
 from kvcalc.model.mixers.attention import Attention, Projections
 from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
 from kvcalc.model.spec import ModelSpec

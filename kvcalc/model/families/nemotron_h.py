@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError
 from kvcalc.model.experts import with_defaults
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
 from kvcalc.model.mixers.recurrent import mamba2
 from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import Weight, around, experts, norm, plain_mlp, router
+from kvcalc.model.tensors import Weight, experts, plain_mlp, router
 
 KEYS = frozenset(
     (
@@ -72,12 +73,10 @@ def _body(config: ConfigReader, kinds: list[str]) -> Body:
         mlps["mlp"] = plain_mlp("mixer.up_proj", "mixer.down_proj", width, config.integer("intermediate_size"), bias)
     if "moe" in kinds:
         mlps["moe"] = _moe(config, width)
-    tied = config.boolean("tie_word_embeddings", default=False)
-    outer = around(
-        config.integer("vocab_size"), width, tied, norm("backbone.norm_f", width), embedding="backbone.embeddings",
-        prefix="backbone.layers.{}.",
+    return decoder_body(
+        config, [mlps[kind] for kind in kinds], norms=("norm",), last="backbone.norm_f",
+        embedding="backbone.embeddings", prefix="backbone.layers.{}.",
     )  # fmt: skip
-    return Body(outer, [mlps[kind] for kind in kinds], (norm("norm", width),))
 
 
 def _moe(config: ConfigReader, width: int) -> tuple[Weight, ...]:

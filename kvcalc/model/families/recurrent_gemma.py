@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcalc.model.caches import RecurrentState
-from kvcalc.model.families.grouped import grouped_shape
+from kvcalc.model.families.common import grouped_shape
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention
 from kvcalc.model.mixers.recurrent import Recurrence

@@ -8,7 +8,7 @@ from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset("".split())
+KEYS: frozenset[str] = frozenset()
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:

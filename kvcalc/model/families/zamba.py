@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcalc.model.families.grouped import grouped_shape
+from kvcalc.model.families.common import grouped_shape
 from kvcalc.model.families.mamba import expanded, mamba2_inner, time_step_rank
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention
