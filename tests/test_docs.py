@@ -118,7 +118,7 @@ def test_the_bytes_shown_are_those_a_run_holds(command: str, shown: str, measure
 
     def expected(kind: str, layers: int, tokens: int) -> int:
         document = kvcalc.estimate(spec.head(layers), context_tokens=tokens, what_if=kvcalc.WhatIf(kind))
-        return document["kv_cache"]["total_bytes"]
+        return int(document["kv_cache"]["total_bytes"])
 
     for run in result.json["runs"]:
         kind = run["attention"]

@@ -31,7 +31,8 @@ class MultiHeadLatentAttention(nn.Module):
     are rebuilt from the latent (W_UK, W_UV); with one, W_UK is absorbed into the query and W_UV into the output, and
     attention runs over the latents themselves: the same result, and nothing per head is ever stored.
 
-    `q_lora_rank` 0 projects the query directly. `window` limits every token to the last `window` ones (what-if only).
+    `q_lora_rank` 0 projects the query directly; `qkv_bias` is on what reads the input, a direct query excepted, as in
+    DeepseekV3Attention (Transformers 5.23.0). `window` limits every token to the last `window` ones (what-if only).
     `core` runs single tokens, over the latents; another of `kvcalc.attention.backends` may stand in. `expands` makes
     every decode step rebuild K and V of all cached tokens instead, to show what absorption saves.
     """
@@ -69,7 +70,7 @@ class MultiHeadLatentAttention(nn.Module):
                 nn.Linear(q_lora_rank, query_width, bias=False, **made),
             )
         else:
-            self.q_proj = nn.Linear(hidden_size, query_width, bias=qkv_bias, **made)
+            self.q_proj = nn.Linear(hidden_size, query_width, bias=False, **made)
         self.kv_down = nn.Linear(hidden_size, kv_lora_rank + qk_rope_head_dim, bias=qkv_bias, **made)
         self.kv_norm = nn.RMSNorm(kv_lora_rank, eps=1e-6, device=device, dtype=dtype)
         # One up-projection holds W_UK and W_UV of every head: (heads * (nope + v), rank).

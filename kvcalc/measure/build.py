@@ -56,8 +56,8 @@ def build_layer(
         )  # fmt: skip
     return GroupedAttention(
         shape.hidden_size, shape.num_heads, shape.num_kv_heads, shape.qk_head_dim, shape.v_head_dim,
-        qkv_bias=shape.qkv_bias, output_bias=shape.output_bias, rope_dim=shape.rope_dim, rope_theta=shape.rope_theta,
-        window=window, dtype=dtype, device=device,
+        qkv_bias=shape.qkv_bias, output_bias=shape.output_bias, output_gate=shape.output_gate, rope_dim=shape.rope_dim,
+        rope_theta=shape.rope_theta, window=window, dtype=dtype, device=device,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -473,7 +474,7 @@ def test_what_changes_the_code_makes_another_library(
         lambda: compiler(version="two"),
         lambda: monkeypatch.setattr(native, "_FLAGS", ("-O2",)),
         lambda: monkeypatch.setattr(native, "_EXTRA_FLAGS", ((),)),
-        lambda: monkeypatch.setattr(native.platform, "machine", lambda: "another"),
+        lambda: monkeypatch.setattr(platform, "machine", lambda: "another"),
         lambda: monkeypatch.setattr(native, "_processor", lambda: "another"),
         lambda: monkeypatch.setenv("CC", f"{tmp_path / 'cc'} -g"),
     ):

@@ -164,7 +164,8 @@ def test_warm_up_leaves_no_token_behind(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_seed_gives_the_same_weights_and_inputs() -> None:
-    spec, options = narrow(library.load_model("gpt2")), {"num_layers": 1, "device": "cpu", "backend": "grouped-sdpa"}
+    spec = narrow(library.load_model("gpt2"))
+    options: dict[str, Any] = {"num_layers": 1, "device": "cpu", "backend": "grouped-sdpa"}
     errors = [
         runner.measure(spec, context_tokens=8, steps=2, seed=seed, **options)["runs"][0]["verified"]["max_abs_error"]
         for seed in (1, 1, 2)
