@@ -7,9 +7,9 @@ data_offsets; then the data. Source: the safetensors format, https://github.com/
 from __future__ import annotations
 
 import os
-import stat
 
 from kvcalc.errors import UsageError
+from kvcalc.model.files import list_folder, opened, read_text
 
 INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 256 * 1024 * 1024
@@ -38,15 +38,9 @@ def _shards(folder: str) -> tuple[list[str], int | None]:
     """The names of the safetensors files, and the total size where an index states it."""
     index = os.path.join(folder, INDEX)
     if not os.path.lexists(index):
-        try:
-            entries = sorted(os.listdir(folder))
-        except OSError as error:
-            raise UsageError(f"{folder}: {error.strerror or 'cannot be read'}") from None
         # A folder may hold a second form of the same weights; the Hub's own name is the one that is loaded.
-        found = [entry for entry in entries if entry.endswith(".safetensors")]
+        found = [entry for entry in list_folder(folder) if entry.endswith(".safetensors")]
         return (["model.safetensors"] if "model.safetensors" in found else found), None
-    from kvcalc.model.files import read_text
-
     data = _json_object(read_text(index, MAX_INDEX_BYTES), index)
     places, metadata = data.get("weight_map"), data.get("metadata")
     if not isinstance(places, dict) or not places or not all(_is_file_name(shard) for shard in places.values()):
@@ -64,24 +58,17 @@ def _is_file_name(value: object) -> bool:
 
 def _tensor_bytes(path: str) -> int | None:
     """The bytes of the tensors in one file, which must be as long as its header says; None where it is missing."""
-    try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        with os.fdopen(handle, "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise UsageError(f"{path}: not a regular file")
-            start = file.read(len(_POINTER))
-            if start == _POINTER:
-                return None
-            file.seek(8)
-            length = int.from_bytes(start[:8], "little")
-            if status.st_size < 8 or length > min(MAX_HEADER_BYTES, status.st_size - 8):
-                raise UsageError(f"{path}: damaged: the header's length is {length:,} bytes in {status.st_size:,}")
-            header = file.read(length)
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return None
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or 'cannot be read'}") from None
+    with opened(path) as (file, size):
+        start = file.read(len(_POINTER))
+        if start == _POINTER:
+            return None
+        file.seek(8)
+        length = int.from_bytes(start[:8], "little")
+        if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+            raise UsageError(f"{path}: damaged: the header's length is {length:,} bytes in {size:,}")
+        header = file.read(length)
     try:
         text = header.decode()
     except UnicodeDecodeError:
@@ -96,8 +83,8 @@ def _tensor_bytes(path: str) -> int | None:
             raise UsageError(f"{path}: damaged: tensor {name[:60]!a} has no data_offsets")
         total += offsets[1] - offsets[0]  # type: ignore[index]  # checked above
         end = max(end, offsets[1])  # type: ignore[index]
-    if end != total or end != status.st_size - 8 - length:
-        data = status.st_size - 8 - length
+    data = size - 8 - length
+    if end != total or end != data:
         raise UsageError(f"{path}: damaged: the header describes {end:,} bytes of tensors, the file holds {data:,}")
     return total
 

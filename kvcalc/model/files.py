@@ -1,41 +1,76 @@
-"""Read a small text file, or say in one line why not."""
+"""Open a file, read a small text file, or list a folder; or say in one line why not."""
 
 from __future__ import annotations
 
 import os
 import stat
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import BinaryIO
 
 from kvcalc.errors import UsageError
 
+_SHOWN_FILES = 5
 
-def read_text(path: str, most_bytes: int) -> str:
-    """The UTF-8 text of the regular file at `path`, of at most `most_bytes` bytes.
 
-    Raises UsageError (exit 2) where it is missing, unreadable, too large, no regular file or no UTF-8. The size is
-    checked before reading; a FIFO or a device is refused, since reading it may never end.
+@contextmanager
+def opened(path: str, *, hint: str | None = None) -> Iterator[tuple[BinaryIO, int]]:
+    """The regular file at `path`, opened for reading without a buffer, and its size in bytes.
+
+    Raises UsageError (exit 2) where it is missing, unreadable or no regular file; reading a FIFO or a device may never
+    end.
     """
+    # Opened first and looked at through the handle, so that the file checked is the file read. O_NONBLOCK: opening a
+    # FIFO would otherwise wait for a writer.
+    flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
-        # Opened first and looked at through the handle, so that the file checked is the file read. O_NONBLOCK: opening
-        # a FIFO would otherwise wait for a writer.
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+        handle = os.open(path, os.O_RDONLY | flags)
         try:
             status = os.fstat(handle)
             if stat.S_ISDIR(status.st_mode):
                 raise UsageError(f"{path}: a folder, and no file")
             if not stat.S_ISREG(status.st_mode):
-                raise UsageError(f"{path}: not a regular file", "pipe it instead: kvcalc estimate - < FILE")
-            if status.st_size > most_bytes:
-                raise UsageError(f"{path}: {status.st_size:,} bytes, and no such file needs more than {most_bytes:,}")
-            with os.fdopen(os.dup(handle), "rb") as file:
-                data = file.read(most_bytes + 1)
+                raise UsageError(f"{path}: not a regular file", hint)
+            with os.fdopen(os.dup(handle), "rb", buffering=0) as file:
+                yield file, status.st_size
         finally:
             os.close(handle)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or 'cannot be read'}") from None
     except ValueError:  # a NUL byte in the path
         raise UsageError(f"{path!r}: not a path") from None
+
+
+def read_text(path: str, most_bytes: int) -> str:
+    """The UTF-8 text of the file at `path`, of at most `most_bytes` bytes: the size is checked before reading.
+
+    Raises UsageError (exit 2) where it is too large or no UTF-8, and what `opened` raises.
+    """
+    with opened(path, hint="pipe it instead: kvcalc estimate - < FILE") as (file, size):
+        if size > most_bytes:
+            raise UsageError(f"{path}: {size:,} bytes, and no such file needs more than {most_bytes:,}")
+        data = file.read(most_bytes + 1)
     return decode(data, path, most_bytes)
+
+
+def list_folder(path: str) -> list[str]:
+    """What lies in the folder at `path`, sorted; UsageError (exit 2) where it cannot be read."""
+    try:
+        return sorted(os.listdir(path))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or 'cannot be read'}") from None
+    except ValueError:  # a NUL byte in the path
+        raise UsageError(f"{path!r}: not a path") from None
+
+
+def one_of(folder: str, what: str, names: Sequence[str]) -> UsageError:
+    """The error for a folder that holds several files, of which one must be named. `what` comes before the names."""
+    more = f" and {len(names) - _SHOWN_FILES} more" if len(names) > _SHOWN_FILES else ""
+    return UsageError(
+        f"{folder}: {what} {', '.join(names[:_SHOWN_FILES])}{more}",
+        f"give the path of one: {os.path.join(folder, names[0])}",
+    )
 
 
 def read_stdin(most_bytes: int) -> str:

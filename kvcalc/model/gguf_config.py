@@ -100,10 +100,8 @@ def shared(facts: Facts, model_type: str, *, by_layer: bool) -> Config:
     config: Config = {
         "model_type": model_type, "num_hidden_layers": facts.num_layers, "hidden_size": hidden_size,
         "max_position_embeddings": facts.optional("context_length") or None, "torch_dtype": "float16",
+        "rope_theta": facts.number("rope.freq_base", default=10_000.0),
     }  # fmt: skip
-    theta = facts.number("rope.freq_base")
-    if theta is not None:
-        config["rope_theta"] = theta
     heads = max(facts.by_layer("attention.head_count", 0)) if by_layer else facts.same_in_all("attention.head_count")
     if not heads:
         return config

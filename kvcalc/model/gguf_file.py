@@ -11,12 +11,11 @@ stepping over them takes 0.2 seconds and no memory.
 
 from __future__ import annotations
 
-import os
-import stat
 from struct import Struct
 from typing import Any, BinaryIO, NamedTuple
 
 from kvcalc.errors import ModelError, RunError, UsageError
+from kvcalc.model.files import opened
 from kvcalc.model.reader import MAX_LAYERS
 
 MAGIC = b"GGUF"
@@ -46,6 +45,9 @@ class Unread(NamedTuple):
 
     length: int
 
+    def __repr__(self) -> str:
+        return f"a list of {self.length:,}"
+
 
 class Tensor(NamedTuple):
     """What the header says of a tensor: `shape` as ggml has it (the row first), the type's name, the bytes it takes."""
@@ -74,13 +76,10 @@ class Header(NamedTuple):
 def is_gguf(path: str) -> bool:
     """Whether a regular file begins with the magic; False where it cannot be opened, which its reader will say."""
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except (OSError, ValueError):
+        with opened(path) as (file, _):
+            return file.read(len(MAGIC)) == MAGIC
+    except UsageError:
         return False
-    try:
-        return stat.S_ISREG(os.fstat(handle).st_mode) and os.read(handle, len(MAGIC)) == MAGIC
-    finally:
-        os.close(handle)
 
 
 def read_header(path: str) -> Header:
@@ -89,17 +88,8 @@ def read_header(path: str) -> Header:
     Raises UsageError (exit 2) where the file is missing, no GGUF file, cut off or damaged; ModelError (exit 3) for a
     version, byte order or type that is not known; RunError (exit 1) without the extra `gguf`.
     """
-    try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        with os.fdopen(handle, "rb", buffering=0) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise UsageError(f"{path}: not a regular file")
-            return _read(_Bytes(file, path, status.st_size))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or 'cannot be read'}") from None
-    except ValueError:  # a NUL byte in the path
-        raise UsageError(f"{path!r}: not a path") from None
+    with opened(path) as (file, size):
+        return _read(_Bytes(file, path, size))
 
 
 def package(path: str) -> Any:

@@ -10,11 +10,11 @@ import os
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
+from kvcalc.model.files import list_folder, one_of
 from kvcalc.model.gguf_file import Header, Tensor, is_gguf, read_header
 
 SUFFIX = ".gguf"
 MAX_SHARDS = 1_000
-_SHOWN_FILES = 5
 
 
 class GgufModel(NamedTuple):
@@ -78,12 +78,8 @@ def gguf_in(folder: str) -> str:
 
     Raises UsageError (exit 2) with their names where there are several.
     """
-    try:
-        entries = sorted(os.listdir(folder))
-    except OSError as error:
-        raise UsageError(f"{folder}: {error.strerror or 'cannot be read'}") from None
     found: dict[str, str] = {}
-    for entry in entries:
+    for entry in list_folder(folder):
         if entry.endswith(SUFFIX) and "mmproj" not in entry.casefold():
             shard = _shard_of(entry)
             found.setdefault(shard.file(0) if shard else entry, entry)
@@ -92,11 +88,7 @@ def gguf_in(folder: str) -> str:
         return names[0]
     if not names:
         raise UsageError(f"{folder}: no config.json and no model's GGUF file")
-    more = f" and {len(names) - _SHOWN_FILES} more" if len(names) > _SHOWN_FILES else ""
-    raise UsageError(
-        f"{folder}: {len(names)} GGUF models: {', '.join(names[:_SHOWN_FILES])}{more}",
-        f"give the path of one: {os.path.join(folder, names[0])}",
-    )
+    raise one_of(folder, f"{len(names)} GGUF models:", names)
 
 
 def means_gguf(path: str) -> bool:

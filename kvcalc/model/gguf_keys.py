@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcalc.errors import ModelError
-from kvcalc.model.gguf_file import Unread
-from kvcalc.model.reader import MAX_INTEGER, MAX_LAYERS
+from kvcalc.model.reader import MAX_INTEGER, MAX_LAYERS, ConfigReader
 
 # Keys of attention and of states which change no cache, whatever the architecture: scales, norms, clamps, the query's
 # own compression, how an indexer's queries are made, and the output's.
@@ -48,6 +47,7 @@ class Facts:
 
     def __init__(self, metadata: Mapping[str, object], arch: str, name: str) -> None:
         self.metadata, self.arch, self.name = metadata, arch, name
+        self._reader = ConfigReader(metadata, name, name)
         self.read: set[str] = set()
         self.num_blocks = self.integer("block_count", most=MAX_LAYERS)
         ahead = self.optional("nextn_predict_layers") or 0
@@ -57,7 +57,7 @@ class Facts:
         self.num_layers = self.num_blocks - ahead
 
     def error(self, text: str) -> ModelError:
-        return ModelError(f"{self.name}: {text}")
+        return self._reader.error(text)
 
     def get(self, key: str) -> object:
         """The value under `key`, as it is; None where it is missing."""
@@ -66,8 +66,8 @@ class Facts:
 
     def optional(self, key: str, *, least: int = 0, most: int = MAX_INTEGER) -> int | None:
         """An integer, None where it is missing."""
-        value = self.get(key)
-        return None if value is None else self._checked(key, value, least, most)
+        self.read.add(key)
+        return self._reader.optional_integer(f"{self.arch}.{key}", least=least, most=most)
 
     def integer(self, key: str, *, least: int = 1, most: int = MAX_INTEGER) -> int:
         """An integer that must be there."""
@@ -84,9 +84,9 @@ class Facts:
                 raise self.missing(key)
             return [default] * self.num_layers
         if not isinstance(value, list):
-            return [self._checked(key, value, 0, MAX_INTEGER)] * self.num_layers
+            return [self.integer(key, least=0)] * self.num_layers
         self._check_length(key, len(value))
-        return [self._checked(key, item, 0, MAX_INTEGER) for item in value[: self.num_layers]]
+        return self._reader.integers(f"{self.arch}.{key}", most=MAX_INTEGER)[: self.num_layers]
 
     def same_in_all(self, key: str, default: int | None = None) -> int:
         """One integer, which a list by layer must repeat."""
@@ -101,26 +101,20 @@ class Facts:
         """Booleans by layer, or the step of a pattern; None where the key is missing."""
         value = self.get(key)
         if not isinstance(value, list):
-            return None if value is None else self._checked(key, value, 0, MAX_LAYERS)
+            return self.optional(key, most=MAX_LAYERS)
         self._check_length(key, len(value))
         if any(flag not in (0, 1) for flag in value):
             raise self.error(f"{self.arch}.{key} must hold true or false for every layer")
         return [bool(flag) for flag in value[: self.num_layers]]
 
-    def number(self, key: str) -> float | None:
-        """A number above zero, None where it is missing."""
-        value = self.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-            raise self._bad(key, value, "must be a number above zero")
-        return float(value)
+    def number(self, key: str, default: float) -> float:
+        """A number above zero, `default` where it is missing."""
+        self.read.add(key)
+        return self._reader.number(f"{self.arch}.{key}", default)
 
     def boolean(self, key: str, default: bool) -> bool:
-        value = self.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self._bad(key, value, "must be true or false")
-        return default if value is None else value
+        self.read.add(key)
+        return self._reader.boolean(f"{self.arch}.{key}", default)
 
     def refuse_unread(self) -> None:
         """Raise ModelError for a key nothing asked for, with a value, whose name says that it may change the cache."""
@@ -144,14 +138,3 @@ class Facts:
         # A list may go on for the layers behind those that decode, or leave them out.
         if length not in (self.num_layers, self.num_blocks):
             raise self.error(f"{self.arch}.{key} is a list of {length}: must be one of {self.num_blocks}, by layer")
-
-    def _checked(self, key: str, value: object, least: int, most: int) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self._bad(key, value, "must be an integer")
-        if not least <= value <= most:
-            raise self._bad(key, value, f"must be from {least} to {most:,}")
-        return value
-
-    def _bad(self, key: str, value: object, must: str) -> ModelError:
-        shown = f"a list of {value.length:,}" if isinstance(value, Unread) else ascii(value)[:40]
-        return self.error(f"{self.arch}.{key} is {shown}: {must}")

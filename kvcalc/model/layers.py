@@ -71,11 +71,6 @@ class LayerGroup(NamedTuple):
         return self.last - self.first + 1
 
 
-def uniform_layers(num_layers: int, *caches: Cache) -> tuple[LayerGroup, ...]:
-    """Layers which all hold the same caches."""
-    return (LayerGroup(0, num_layers - 1, caches),)
-
-
 def group_layers(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
     """Runs of the same layer, from every layer in order; equal layers are told by their identity."""
     groups: list[LayerGroup] = []

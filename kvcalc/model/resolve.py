@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model import presets
-from kvcalc.model.files import read_stdin, read_text
+from kvcalc.model.files import list_folder, one_of, read_stdin, read_text
 from kvcalc.model.hf_config import read_config
 from kvcalc.model.spec import ModelSpec
 
@@ -15,8 +15,6 @@ MAX_CONFIG_BYTES = 8 * 1024 * 1024
 MAX_VALUES = 250_000
 """More values than any config holds (one that names every quantized tensor has 70,000): each costs memory."""
 MAX_KEYS = 10_000
-
-_SHOWN_FILES = 5
 
 
 def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelSpec:
@@ -63,10 +61,7 @@ def _is_gguf(path: str) -> bool:
         from kvcalc.model.gguf_files import means_gguf
 
         return means_gguf(path)
-    try:
-        entries = os.listdir(path)
-    except OSError:
-        return False
+    entries = list_folder(path)
     return "config.json" not in entries and any(entry.endswith(".gguf") for entry in entries)
 
 
@@ -113,20 +108,13 @@ def _with_quantization(config: dict[str, object], folder: str) -> dict[str, obje
 
 def _config_in(folder: str) -> str:
     """The config.json of `folder`; UsageError with what lies there instead."""
-    try:
-        entries = sorted(os.listdir(folder))
-    except OSError as error:
-        raise UsageError(f"{folder}: {error.strerror or 'cannot be read'}") from None
+    entries = list_folder(folder)
     if "config.json" in entries:
         return os.path.join(folder, "config.json")
     others = [entry for entry in entries if entry.endswith((".json", ".yaml", ".yml"))]
     if not others:
         raise UsageError(f"{folder}: no config.json", "give the path of a config.json, or of a folder that holds one")
-    more = f" and {len(others) - _SHOWN_FILES} more" if len(others) > _SHOWN_FILES else ""
-    raise UsageError(
-        f"{folder}: no config.json; there are {', '.join(others[:_SHOWN_FILES])}{more}",
-        f"give the path of one: {os.path.join(folder, others[0])}",
-    )
+    raise one_of(folder, "no config.json; there are", others)
 
 
 def _name_of(path: str) -> str:

@@ -8,15 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-LINEAR, EMBEDDING, LOOKUP, HEAD, NORM, ROUTER, OTHER = (
-    "linear",
-    "embedding",
-    "lookup",
-    "head",
-    "norm",
-    "router",
-    "other",
-)
+LINEAR, EMBEDDING, LOOKUP, HEAD, NORM, ROUTER, OTHER = "linear embedding lookup head norm router other".split()
 """What a weight is for. Quantisation takes linear layers alone (and a head it names). One token reads one row of an
 embedding or of another lookup table, and all of anything else."""
 
@@ -149,12 +141,6 @@ def plain_mlp(up: str, down: str, width: int, inner: int, bias: bool = False) ->
 def experts(matrices: Iterable[Weight], copies: int, read: int) -> tuple[Weight, ...]:
     """One expert's matrices, `copies` times, of which one token reads `read`."""
     return tuple(weight._replace(copies=copies, read=read) for weight in matrices)
-
-
-def remaining(num_layers: int, layers: Iterable[int]) -> list[int]:
-    """The layers which are not among `layers`."""
-    among = frozenset(layers)
-    return [number for number in range(num_layers) if number not in among]
 
 
 def unread(block: Block) -> Block:

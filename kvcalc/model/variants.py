@@ -80,9 +80,7 @@ def variant(spec: ModelSpec, kind: str, what_if: WhatIf = WhatIf()) -> ModelSpec
     if reason:
         return reason
     changed = _latent(shape, what_if) if kind == "mla" else _grouped(shape, kind, what_if.num_kv_heads)
-    if isinstance(changed, str):
-        return changed
-    return _changed(spec, changed)
+    return changed if isinstance(changed, str) else _changed(spec, changed)
 
 
 def _cannot_change(spec: ModelSpec, kind: str) -> str | None:
@@ -138,24 +136,19 @@ def _grouped(shape: AttentionShape, kind: str, asked: int | None) -> AttentionSh
         if not divisors:
             return f"no number of groups from 2 to 8 divides {heads} heads"
         num_kv_heads = divisors[0]
-    return shape._replace(num_kv_heads=num_kv_heads, kv_lora_rank=0, q_lora_rank=0, qk_rope_head_dim=0)
+    return _with_heads(shape, num_kv_heads)
 
 
 def _latent(shape: AttentionShape, what_if: WhatIf) -> AttentionShape | str:
     if shape.is_latent:
-        rank, rope = shape.kv_lora_rank, shape.qk_rope_head_dim
-        nope = shape.qk_nope_head_dim
+        rank, rope, nope = shape.kv_lora_rank, shape.qk_rope_head_dim, shape.qk_nope_head_dim
     else:
         if shape.v_head_dim % 2:
             return f"half of head_dim {shape.v_head_dim}, the rotary key's width, is not whole"
         rank, rope = 4 * shape.v_head_dim, shape.v_head_dim // 2
         # The head's own width becomes the part without position; the rotary part comes beside it.
         nope = shape.qk_head_dim
-    rank = what_if.kv_lora_rank or rank
-    rope = what_if.qk_rope_head_dim or rope
-    return shape._replace(
-        num_kv_heads=shape.num_heads, qk_head_dim=nope + rope, kv_lora_rank=rank, qk_rope_head_dim=rope, rope_dim=rope
-    )
+    return _with_latent(shape, nope, what_if.kv_lora_rank or rank, what_if.qk_rope_head_dim or rope)
 
 
 def _changed(spec: ModelSpec, changed: AttentionShape) -> ModelSpec:
@@ -169,27 +162,23 @@ def _changed_mixer(mixer: Attention, own: AttentionShape, changed: AttentionShap
     """Its window and the widths of its keys and values stay its own."""
     shape = mixer.shape
     if not changed.is_latent:
-        return mixer._replace(
-            most_read_tokens=None,
-            shape=shape._replace(
-                num_kv_heads=shape.num_heads if changed.kind == "mha" else changed.num_kv_heads,
-                kv_lora_rank=0,
-                q_lora_rank=0,
-                qk_rope_head_dim=0,
-            ),
-        )
-    if shape.v_head_dim == own.v_head_dim:
-        rank, rope, nope = changed.kv_lora_rank, changed.qk_rope_head_dim, changed.qk_nope_head_dim
+        new = _with_heads(shape, shape.num_heads if changed.kind == "mha" else changed.num_kv_heads)
+    elif shape.v_head_dim == own.v_head_dim:
+        new = _with_latent(shape, changed.qk_nope_head_dim, changed.kv_lora_rank, changed.qk_rope_head_dim)
     else:
         # A layer with heads of its own width: a latent of four heads, as for a model that has none.
-        rank, rope, nope = 4 * shape.v_head_dim, shape.v_head_dim // 2, shape.qk_head_dim
-    return mixer._replace(
-        most_read_tokens=None,
-        shape=shape._replace(
-            num_kv_heads=shape.num_heads, qk_head_dim=nope + rope, kv_lora_rank=rank, qk_rope_head_dim=rope,
-            rope_dim=rope,
-        ),
-    )  # fmt: skip
+        new = _with_latent(shape, shape.qk_head_dim, 4 * shape.v_head_dim, shape.v_head_dim // 2)
+    return mixer._replace(most_read_tokens=None, shape=new)
+
+
+def _with_heads(shape: AttentionShape, num_kv_heads: int) -> AttentionShape:
+    return shape._replace(num_kv_heads=num_kv_heads, kv_lora_rank=0, q_lora_rank=0, qk_rope_head_dim=0)
+
+
+def _with_latent(shape: AttentionShape, nope: int, rank: int, rope: int) -> AttentionShape:
+    return shape._replace(
+        num_kv_heads=shape.num_heads, qk_head_dim=nope + rope, kv_lora_rank=rank, qk_rope_head_dim=rope, rope_dim=rope
+    )
 
 
 def _as_bound(old: Cache, new: Cache) -> Cache:

@@ -12,7 +12,7 @@ from kvcalc.memory.dtypes import DTYPES, Dtype, pair
 from kvcalc.memory.kv_cache import growth, on_device, read_cache_bytes, sequence_bytes
 from kvcalc.memory.workload import bind_workload, resolve_workload
 from kvcalc.model.caches import CompressedAttention, FullAttention, LatentAttention
-from kvcalc.model.layers import uniform_layers
+from kvcalc.model.layers import LayerGroup
 from kvcalc.model.presets import preset_names
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec, all_caches, windows
@@ -56,7 +56,7 @@ def test_block_types_k_beside_v_and_shares(dtype: Dtype, tokens: int, devices: i
 @given(tokens=st.integers(1, 5000))
 def test_two_caps_in_one_cache(tokens: int) -> None:
     spec = bound("llama-7b")._replace(
-        layers=uniform_layers(3, LatentAttention(512, 64, 1000, 700), FullAttention(2, 8, 8, 900))
+        layers=(LayerGroup(0, 2, (LatentAttention(512, 64, 1000, 700), FullAttention(2, 8, 8, 900))),)
     )
     read = read_curve(spec, BF16)
     assert read is not None
