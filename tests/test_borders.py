@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,58 @@ def test_third_parties_stay_in_their_rooms(path: Path) -> None:
 def test_every_room_is_known() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     assert rooms <= set(ROOMS)
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def in_circles() -> set[str]:
+    """Modules that import each other, or lie between such: imports in functions and for type checking count too."""
+    modules = {name_of(path): imports(path) for path in SOURCES}
+    left = {name: (found & modules.keys()) - {name} for name, found in modules.items()}
+    while True:
+        used = set().union(*left.values()) if left else set()
+        ends = [name for name, needed in left.items() if not needed & left.keys() or name not in used]
+        if not ends:
+            return set(left)
+        for name in ends:
+            del left[name]
+
+
+@pytest.mark.parametrize(
+    "room",
+    [
+        pytest.param("planning", marks=pytest.mark.xfail(strict=True, reason="case imports what asks a Case")),
+        *sorted({room_of(path) for path in SOURCES} - {"planning"}),
+    ],
+)
+def test_no_module_imports_in_a_circle(room: str) -> None:
+    assert not {name for name in in_circles() if name.split(".")[1:2] == [room]}
+
+
+def private_names(path: Path) -> Iterator[str]:
+    """Names with an underscore that a module takes from another one, as `from x import _y` or as `x._y`."""
+    tree, modules = ast.parse(path.read_text()), {name_of(source) for source in SOURCES}
+    known: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvcalc"):
+            for alias in node.names:
+                if alias.name.startswith("_") and not alias.name.startswith("__"):
+                    yield f"{node.module}.{alias.name}"
+                if f"{node.module}.{alias.name}" in modules:
+                    known.add(alias.asname or alias.name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known:
+            name = f"{node.value.id}.{node.attr}"
+            if "._" in name and ".__" not in name:
+                yield name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_module_uses_another_ones_private_names(path: Path) -> None:
+    assert not [*private_names(path)]
 
 
 def loaded_by(code: str) -> set[str]:

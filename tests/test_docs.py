@@ -55,17 +55,31 @@ def test_every_option_has_help() -> None:
 SHORT = ("--context", "64", "--steps", "2", "--layers", "1", "--device", "cpu")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.fixture
+def measured(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs `kvcalc measure` in this process: each process of its own would spend seconds on torch and on roofs."""
+    from tests.measure.quick import quicken
+
+    quicken(monkeypatch)
+    return lambda *arguments: kvcalc("measure", *arguments)
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "measure"])
 def test_the_examples_in_help_run(command: str, tmp_path: Path) -> None:
     shutil.copytree(LOGS, tmp_path, dirs_exist_ok=True)
-    if command == "measure":
-        # The record from before, of which an example speaks.
-        assert spawn("measure", "gpt2", *SHORT, "--save", "before.json", cwd=tmp_path).status == 0
     for example in examples_of(command):
-        arguments = shlex.split(example)[1:]
-        if command == "measure" and "--compare" not in arguments:
-            arguments += SHORT
-        result = spawn(*arguments, cwd=tmp_path)
+        result = spawn(*shlex.split(example)[1:], cwd=tmp_path)
+        assert result.status == 0, (example, result.err)
+        assert result.out
+
+
+def test_the_examples_in_measures_help_run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # The record from before, of which an example speaks.
+    assert measured("gpt2", *SHORT, "--save", "before.json").status == 0
+    for example in examples_of("measure"):
+        arguments = shlex.split(example)[2:]
+        result = measured(*arguments, *(() if "--compare" in arguments else SHORT))
         assert result.status == 0, (example, result.err)
         assert result.out
 
@@ -74,8 +88,11 @@ def test_the_torchrun_example_in_help_runs() -> None:
     out = spawn("measure", "--help", env={"COLUMNS": "200", "TERM": "dumb"}).out
     (example,) = (line.strip() for line in out.splitlines() if line.strip().startswith("torchrun "))
     assert example in README
-    arguments = [sys.executable, "-m", "torch.distributed.run", "--standalone", *shlex.split(example)[1:], *SHORT]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
+    options, kvcalc, arguments = example.removeprefix("torchrun ").partition(" -m kvcalc ")
+    assert kvcalc
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *shlex.split(options),
+               "-m", "tests.measure.quick", *shlex.split(arguments), *SHORT]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "runs.0.ranks.1.held_bytes" in done.stdout
 
@@ -84,18 +101,38 @@ def test_there_are_console_examples() -> None:
     assert {command.split()[1] for command, _ in CONSOLE} >= set(COMMANDS)
 
 
-@pytest.mark.parametrize(("command", "shown"), CONSOLE, ids=[command for command, _ in CONSOLE])
-def test_the_output_shown_is_the_output_printed(command: str, shown: str) -> None:
-    """Word for word; of measure, whose times are the machine's own, the bytes."""
-    arguments = shlex.split(command)[1:]
-    if arguments[0] == "measure":
-        document = spawn(*arguments, "--json").out if "--json" not in arguments else spawn(*arguments).out
-        figures = set(re.findall(r"\b\d{1,3}(?:,\d{3})+\b", shown))
-        import json
+MEASURED = [block for block in CONSOLE if block[0].startswith("kvcalc measure ")]
 
-        for run in json.loads(document)["runs"]:
-            assert f"{run['held_bytes']:,}" in figures
-        return
+
+@pytest.mark.parametrize(("command", "shown"), MEASURED, ids=[command for command, _ in MEASURED])
+def test_the_bytes_shown_are_those_a_run_holds(command: str, shown: str, measured: Any) -> None:
+    """Times are the machine's own. The command is run short; bytes of its length are those of the formula."""
+    import kvcalc
+
+    name, *options = shlex.split(command)[2:]
+    given = dict(zip(options[::2], options[1::2]))
+    figures = set(re.findall(r"\b\d{1,3}(?:,\d{3})+\b", shown))
+    result = measured(name, *options, *SHORT, "--json")
+    assert result.status == 0, result.err
+    spec, context = kvcalc.load_model(name), int(given["--context"])
+
+    def expected(kind: str, layers: int, tokens: int) -> int:
+        document = kvcalc.estimate(spec.head(layers), context_tokens=tokens, what_if=kvcalc.WhatIf(kind))
+        return int(document["kv_cache"]["total_bytes"])
+
+    for run in result.json["runs"]:
+        kind = run["attention"]
+        assert run["held_bytes"] == expected(kind, 1, 64)
+        assert f"{expected(kind, int(given['--layers']), context):,}" in figures
+        assert f"{expected(kind, spec.num_layers, context):,}" in figures
+
+
+WORD_FOR_WORD = [block for block in CONSOLE if block not in MEASURED]
+
+
+@pytest.mark.parametrize(("command", "shown"), WORD_FOR_WORD, ids=[command for command, _ in WORD_FOR_WORD])
+def test_the_output_shown_is_the_output_printed(command: str, shown: str) -> None:
+    arguments = shlex.split(command)[1:]
     words = shown.split()
     scripted = {"--json", "--get", "--format"} & set(arguments)
     options = () if scripted else ("--format", "human")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import kvcalc
 from kvcalc.errors import UsageError
+from kvcalc.measure.build import build_layer
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import embedding_bytes, matrices, plain_bytes
@@ -80,6 +82,17 @@ def test_attention_parameters_are_those_of_the_layers_weights(name: str) -> None
             if mixer.keeps:
                 alone = mixer._replace(indexer=None)
                 assert sum(weight.rows * weight.columns for weight in alone.weights if weight.columns > 1) == stated
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_measures_modules_have_the_parameters_of_the_layers(name: str) -> None:
+    spec = kvcalc.load_model(name)
+    mixers = {mixer.shape: mixer for group in spec.layers for mixer in group.layer.attention if mixer.keeps}
+    for shape, mixer in mixers.items():
+        # Where V is K before its norm (Gemma 4), the module still makes a V: the cache holds both all the same.
+        if shape.hidden_size is not None and mixer.names.has_value:
+            built = build_layer(shape, None, torch.bfloat16, torch.device("meta"))
+            assert sum(p.numel() for p in built.parameters() if p.dim() == 2) == mixer.parameters, shape
 
 
 def own_row(name: str) -> int:

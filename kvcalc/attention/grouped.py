@@ -17,8 +17,9 @@ class GroupedAttention(nn.Module):
 
     num_kv_heads = num_heads is MHA, 1 is MQA, any other divisor GQA: query head i reads KV head i // (H / G) (Ainslie
     et al. 2023). `rope_dim` 0 leaves positions to the caller. `window` limits every token to the last `window` ones.
-    `causal` False is an encoder's, or cross-attention. Dropout acts on the weights, in training only. `core` runs
-    single tokens and may be replaced by another of `kvcalc.attention.backends`.
+    `output_gate` multiplies the heads' output by a sigmoid gate of the input (Qwen3NextAttention, Transformers 5.23.0,
+    whose query projection holds the gate's). `causal` False is an encoder's, or cross-attention. Dropout acts on the
+    weights, in training only. `core` runs single tokens and may be replaced by another of `kvcalc.attention.backends`.
 
     Raises ValueError where num_kv_heads does not divide num_heads, or num_heads hidden_size without a head_dim.
     """
@@ -33,6 +34,7 @@ class GroupedAttention(nn.Module):
         *,
         qkv_bias: bool = False,
         output_bias: bool = False,
+        output_gate: bool = False,
         rope_dim: int = 0,
         rope_theta: float = 10_000.0,
         window: int | None = None,
@@ -61,6 +63,7 @@ class GroupedAttention(nn.Module):
         self.k_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=qkv_bias, **made)
         self.v_proj = nn.Linear(hidden_size, num_kv_heads * v_head_dim, bias=qkv_bias, **made)
         self.o_proj = nn.Linear(num_heads * v_head_dim, hidden_size, bias=output_bias, **made)
+        self.gate_proj = nn.Linear(hidden_size, num_heads * v_head_dim, bias=qkv_bias, **made) if output_gate else None
         self.rope = RotaryEmbedding(rope_dim, rope_theta, device=device) if rope_dim else None
 
     def cache_shapes(self) -> tuple[tuple[int, int], ...]:
@@ -85,18 +88,18 @@ class GroupedAttention(nn.Module):
             query = self._heads(self.q_proj(x), self.num_heads)
             one = x.shape[1] == 1
             key, value = cache.views()
-            return self._project(self.attend(query, cache) if one else grouped_attention(query, key, value))
+            return self._project(self.attend(query, cache) if one else grouped_attention(query, key, value), x)
         if cache is not None and x.shape[1] == 1 and mask is None and source is None and not self.training:
             query, key, value = self._project_in(x, cache.length)
             cache.append((key, value))
-            return self._project(self.attend(query, cache))
+            return self._project(self.attend(query, cache), x)
         if source is None and mask is None and not self.training and self._is_plain_prompt(x, cache):
             query, key, value = self._project_in(x, 0)
             if cache is not None:
                 cache.append((key, value))
-            return self._project(causal_attention(query, key, value))
+            return self._project(causal_attention(query, key, value), x)
         query, key, value, mask = self._prepare(x, cache, mask, source)
-        return self._project(grouped_attention(query, key, value, mask, self.dropout if self.training else 0.0))
+        return self._project(grouped_attention(query, key, value, mask, self.dropout if self.training else 0.0), x)
 
     def with_weights(
         self,
@@ -108,7 +111,7 @@ class GroupedAttention(nn.Module):
         """As `forward`, and the attention weights (batch, num_heads, tokens, keys) before dropout."""
         query, key, value, mask = self._prepare(x, cache, mask, source)
         out, weights = attention_with_weights(query, key, value, mask, self.dropout if self.training else 0.0)
-        return self._project(out), weights
+        return self._project(out, x), weights
 
     def attend(self, query: Tensor, cache: TokenCache) -> Tensor:
         """The core of one decode step alone: `query` (batch, num_heads, 1, head_dim) over what is cached."""
@@ -165,8 +168,11 @@ class GroupedAttention(nn.Module):
         """(batch, tokens, heads * width) as (batch, heads, tokens, width)."""
         return projected.view(*projected.shape[:-1], heads, -1).transpose(1, 2)
 
-    def _project(self, out: Tensor) -> Tensor:
-        projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+    def _project(self, out: Tensor, x: Tensor) -> Tensor:
+        heads = out.transpose(1, 2).flatten(2)
+        if self.gate_proj is not None:
+            heads = heads * torch.sigmoid(self.gate_proj(x))
+        projected: Tensor = self.o_proj(heads)
         return projected
 
 

@@ -31,7 +31,8 @@ class MultiHeadLatentAttention(nn.Module):
     are rebuilt from the latent (W_UK, W_UV); with one, W_UK is absorbed into the query and W_UV into the output, and
     attention runs over the latents themselves: the same result, and nothing per head is ever stored.
 
-    `q_lora_rank` 0 projects the query directly. `window` limits every token to the last `window` ones (what-if only).
+    `q_lora_rank` 0 projects the query directly; `qkv_bias` is on what reads the input, a direct query excepted, as in
+    DeepseekV3Attention (Transformers 5.23.0). `window` limits every token to the last `window` ones (what-if only).
     `core` runs single tokens, over the latents; another of `kvcalc.attention.backends` may stand in. `expands` makes
     every decode step rebuild K and V of all cached tokens instead, to show what absorption saves.
     """
@@ -69,7 +70,7 @@ class MultiHeadLatentAttention(nn.Module):
                 nn.Linear(q_lora_rank, query_width, bias=False, **made),
             )
         else:
-            self.q_proj = nn.Linear(hidden_size, query_width, bias=qkv_bias, **made)
+            self.q_proj = nn.Linear(hidden_size, query_width, bias=False, **made)
         self.kv_down = nn.Linear(hidden_size, kv_lora_rank + qk_rope_head_dim, bias=qkv_bias, **made)
         self.kv_norm = nn.RMSNorm(kv_lora_rank, eps=1e-6, device=device, dtype=dtype)
         # One up-projection holds W_UK and W_UV of every head: (heads * (nope + v), rank).
@@ -93,23 +94,23 @@ class MultiHeadLatentAttention(nn.Module):
         if mask is None and start == 0 and x.shape[1] > 1 and (self.window or x.shape[1]) >= x.shape[1]:
             if cache is not None:
                 cache.append((latent,))
-            key, value = self._rebuilt(latent)
+            key, value = self.rebuilt(latent)
             return self._output(causal_attention(torch.cat((query_nope, query_rope), dim=-1), key, value))
         if cache is None:
             mask = combine_masks(causal_mask(x.shape[1], x.shape[1], self.window, x.device), mask)
             return self._output(self._expanded(query_nope, query_rope, latent, mask))
         if x.shape[1] == 1 and mask is None:
             cache.append((latent,))
-            query_nope = query_nope if self.expands else self.per_head(query_nope, self._up()[0])
-            return self._output(self._up_values(self.attend(torch.cat((query_nope, query_rope), dim=-1), cache)))
+            if self.expands:
+                return self._output(self.attend(torch.cat((query_nope, query_rope), dim=-1), cache))
+            return self._output_absorbed(self.attend(self._absorbed(query_nope, query_rope), cache))
         (latent,), mask = extend(cache, (latent,), mask)
         if x.shape[1] > 1:
             mask = combine_masks(causal_mask(x.shape[1], latent.shape[2], self.window, x.device), mask)
         if x.shape[1] >= self.tokens_worth_expanding:
             return self._output(self._expanded(query_nope, query_rope, latent, mask))
-        query = torch.cat((self.per_head(query_nope, self._up()[0]), query_rope), dim=-1)
-        out = grouped_attention(query, latent, latent[..., : self.rank], mask, scale=self.scale)
-        return self._output(self.per_head(out, self._up()[1].transpose(-1, -2)))
+        query = self._absorbed(query_nope, query_rope)
+        return self._output_absorbed(grouped_attention(query, latent, latent[..., : self.rank], mask, scale=self.scale))
 
     def attend(self, query: Tensor, cache: TokenCache) -> Tensor:
         """The core of one decode step alone: `query` (batch, num_heads, 1, width) over what is cached.
@@ -120,7 +121,7 @@ class MultiHeadLatentAttention(nn.Module):
         if not self.expands:
             return self.core.decode(query, cache, scale=self.scale, v_width=self.rank)
         (latent,) = cache.views()
-        key, value = self._rebuilt(latent)
+        key, value = self.rebuilt(latent)
         return self.core(query, key, value)
 
     def core_query_shape(self, batch_size: int) -> tuple[int, int, int, int]:
@@ -152,18 +153,19 @@ class MultiHeadLatentAttention(nn.Module):
         weight = self.kv_up.weight.view(self.num_heads, -1, self.rank)
         return weight[:, : self.nope], weight[:, self.nope :]
 
-    def _up_values(self, out: Tensor) -> Tensor:
-        """What `attend` returns, as values of every head: (batch, num_heads, 1, v_head_dim)."""
-        if self.expands:
-            return out
-        values: Tensor = self.per_head(out, self._up()[1].transpose(-1, -2))
-        return values
+    def _absorbed(self, query_nope: Tensor, query_rope: Tensor) -> Tensor:
+        """The query over latents, W_UK absorbed into it: (batch, num_heads, n, rank + rope)."""
+        return torch.cat((self.per_head(query_nope, self._up()[0]), query_rope), dim=-1)
+
+    def _output_absorbed(self, out: Tensor) -> Tensor:
+        """`_output` of attention over latents: W_UV first."""
+        return self._output(self.per_head(out, self._up()[1].transpose(-1, -2)))
 
     def _expanded(self, query_nope: Tensor, query_rope: Tensor, latent: Tensor, mask: Tensor | None) -> Tensor:
-        key, value = self._rebuilt(latent)
+        key, value = self.rebuilt(latent)
         return grouped_attention(torch.cat((query_nope, query_rope), dim=-1), key, value, mask)
 
-    def _rebuilt(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+    def rebuilt(self, latent: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of every head from the latent, as the paper defines MLA."""
         w_uk, w_uv = self._up()
         content, key_rope = latent[..., : self.rank], latent[..., self.rank :]

@@ -27,9 +27,10 @@ class RotaryEmbedding(nn.Module):
         self.set_frequencies(device)
 
     def set_frequencies(self, device: torch.device | None) -> None:
-        """Compute the frequencies on `device`: at first, and again where the module was built without memory."""
-        exponents = torch.arange(0, self.rope_dim, 2, dtype=torch.float32, device=device) / self.rope_dim
-        self.inverse_frequency = self.theta**-exponents
+        """Put the frequencies on `device`: at first, and again where the module was built without memory."""
+        # Computed on the CPU: on the meta device torch's arange loads its compiler, which takes seconds.
+        exponents = torch.arange(0, self.rope_dim, 2, dtype=torch.float32, device="cpu") / self.rope_dim
+        self.inverse_frequency = (self.theta**-exponents).to(device)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine, each (tokens, rope_dim / 2) in fp32, of integer `positions` (tokens,)."""

@@ -29,8 +29,6 @@ TORCH_DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }  # fmt: skip
 
-# One random block is copied all over the weights: drawing billions of numbers would take longer than the run, and
-# neither bytes nor times depend on them.
 _RANDOM_ELEMENTS = 1 << 20
 
 
@@ -58,18 +56,28 @@ def build_layer(
         )  # fmt: skip
     return GroupedAttention(
         shape.hidden_size, shape.num_heads, shape.num_kv_heads, shape.qk_head_dim, shape.v_head_dim,
-        qkv_bias=shape.qkv_bias, output_bias=shape.output_bias, rope_dim=shape.rope_dim, rope_theta=shape.rope_theta,
-        window=window, dtype=dtype, device=device,
+        qkv_bias=shape.qkv_bias, output_bias=shape.output_bias, output_gate=shape.output_gate, rope_dim=shape.rope_dim,
+        rope_theta=shape.rope_theta, window=window, dtype=dtype, device=device,
     )  # fmt: skip
 
 
-def materialize(layer: Layer, device: torch.device, generator: torch.Generator) -> Layer:
-    """Give a layer built on the meta device its memory on `device`, and weights within 1 / sqrt(fan_in)."""
-    layer.to_empty(device=device)
-    block = _block(generator, device)
+def random_block(seed: int, device: torch.device) -> Tensor:
+    """Random numbers from -1 to 1, to be copied all over a model's weights: drawing billions would take longer than the
+    run, and neither bytes nor times depend on them."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(_RANDOM_ELEMENTS, generator=generator).mul_(2).sub_(1).to(device)
+
+
+def materialize(layer: Layer, device: torch.device, block: Tensor) -> Layer:
+    """Give a layer built on the meta device its memory on `device`, and weights within 1 / sqrt(fan_in): `block`'s."""
+    for module in layer.modules():
+        # Not by to_empty, whose empty_like on the meta device loads sympy, which takes a second.
+        for name, parameter in module.named_parameters(recurse=False):
+            memory = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            setattr(module, name, nn.Parameter(memory, requires_grad=False))
     for module in layer.modules():
         if isinstance(module, nn.Linear):
-            _fill(module.weight.data, block * module.in_features**-0.5)
+            _fill(module.weight.data, block, module.in_features**-0.5)
             if module.bias is not None:
                 module.bias.data.zero_()
         elif isinstance(module, nn.RMSNorm):
@@ -78,7 +86,7 @@ def materialize(layer: Layer, device: torch.device, generator: torch.Generator) 
             module.conv.data.fill_(1.0 / module.shape.kernel)
         elif isinstance(module, RotaryEmbedding):
             module.set_frequencies(device)
-    return layer.eval().requires_grad_(False)
+    return layer.eval()
 
 
 def make_cache(
@@ -113,18 +121,15 @@ def make_part_cache(
         tokens = part.cache.encoder_tokens or 0
         cache = TokenCache(batch_size, layer.cache_shapes(), tokens, None, dtype, device)
         for tensor in cache.tensors:
-            _fill(tensor, _block(torch.Generator().manual_seed(seed), device))
+            _fill(tensor, random_block(seed, device))
         cache.length = tokens
         return cache
     return make_cache(layer, batch_size, max_tokens, dtype, device, storage, seed)
 
 
-def _block(generator: torch.Generator, device: torch.device) -> Tensor:
-    return torch.rand(_RANDOM_ELEMENTS, generator=generator).mul_(2).sub_(1).to(device)
-
-
-def _fill(weight: torch.Tensor, block: torch.Tensor) -> None:
-    flat, block = weight.view(-1), block.to(weight.dtype)
+def _fill(weight: Tensor, block: Tensor, scale: float = 1.0) -> None:
+    flat = weight.view(-1)
+    block = (block[: flat.numel()] * scale).to(weight.dtype)
     for start in range(0, flat.numel(), block.numel()):
         piece = flat[start : start + block.numel()]
         piece.copy_(block[: piece.numel()])

@@ -7,7 +7,8 @@ memory the process had in use is compared, and no caches are made that alone are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from kvcalc.measure.budget import usable_bytes, weights_bytes_of
 from kvcalc.measure.device import MemoryWatch, free_bytes, release
 from kvcalc.measure.faults import explain
 from kvcalc.measure.prefill import Progress, run_layers
-from kvcalc.measure.run import Request, Stack, build, inputs, make_caches
+from kvcalc.measure.stack import Request, Stack, build, inputs, make_caches
 from kvcalc.measure.storage import Storage, predicted_bytes
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.spec import ModelSpec
@@ -77,7 +78,7 @@ def find_capacity(
             return False
         return _fits(spec, at(size), limit)
 
-    with _fraction(device, limit if memory_bytes is not None else None):
+    with _limited(device, limit if memory_bytes is not None else None):
         measured = _bisect(fits, least, predicted)
     if not measured:
         raise DoesNotFitError(f"--until-full {axis}: not even {least} fits in {format_size(limit, capacity=True)}")
@@ -130,22 +131,18 @@ def _fits(spec: ModelSpec, request: Request, limit: int) -> bool:
         return False
     finally:
         if stack is not None:
-            stack.layers.clear()
-            stack.caches.clear()
+            stack.clear()
         release(request.device)
 
 
-class _fraction:
+@contextmanager
+def _limited(device: torch.device, limit: int | None) -> Iterator[None]:
     """Within the block a CUDA device's allocator gives out no more than `limit` bytes; None leaves it as it is."""
-
-    def __init__(self, device: torch.device, limit: int | None) -> None:
-        self._device, self._limit = device, limit
-
-    def __enter__(self) -> None:
-        if self._device.type == "cuda" and self._limit is not None:
-            total = torch.cuda.mem_get_info(self._device)[1]
-            torch.cuda.set_per_process_memory_fraction(self._limit / total, self._device)
-
-    def __exit__(self, *error: object) -> None:
-        if self._device.type == "cuda" and self._limit is not None:
-            torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+    if device.type != "cuda" or limit is None:
+        yield
+        return
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info(device)[1], device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)

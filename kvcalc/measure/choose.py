@@ -12,7 +12,6 @@ from kvcalc.attention.backends import BACKENDS, Backend, Case
 from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.core import attention_with_weights
 from kvcalc.attention.grouped import GroupedAttention
-from kvcalc.attention.latent import MultiHeadLatentAttention
 from kvcalc.errors import RunError, UsageError
 from kvcalc.measure.build import TORCH_DTYPES, AttentionLayer, make_cache
 from kvcalc.measure.storage import Storage
@@ -108,16 +107,14 @@ def error_of(
     for tokens in (_TOKENS - 1, 1):
         cache.append(tuple(random(_BATCH, heads, tokens, width) for heads, width in layer.cache_shapes()))
     query = random(*layer.core_query_shape(_BATCH))
-    if isinstance(layer, MultiHeadLatentAttention):
-        (latent,) = (view.float() for view in cache.views())
-        if layer.expands:
-            key, value = layer._rebuilt(cache.views()[0])
-            reference = attention_with_weights(query.float(), key.float(), value.float())[0]
-        else:
-            reference = attention_with_weights(query.float(), latent, latent[..., : layer.rank], scale=layer.scale)[0]
+    views, scale = cache.views(), None
+    if isinstance(layer, GroupedAttention):
+        key, value = views
+    elif layer.expands:
+        key, value = layer.rebuilt(views[0])
     else:
-        key, value = (view.float() for view in cache.views())
-        reference = attention_with_weights(query.float(), key, value)[0]
+        key, value, scale = views[0], views[0][..., : layer.rank], layer.scale
+    reference = attention_with_weights(query.float(), key.float(), value.float(), scale=scale)[0]
     return float((layer.attend(query, cache).float() - reference).abs().max().item())
 
 

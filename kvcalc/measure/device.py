@@ -44,7 +44,7 @@ def describe_device(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         name, total = torch.cuda.get_device_name(device), torch.cuda.mem_get_info(device)[1]
     else:
-        name, total = _processor(), psutil.virtual_memory().total
+        name, total = processor_name(), psutil.virtual_memory().total
     return {
         "kind": device.type,
         "name": name,
@@ -168,7 +168,7 @@ def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else torch.mps.current_allocated_memory()
 
 
-def _processor() -> str:
+def processor_name() -> str:
     """The processor's name: /proc/cpuinfo on Linux, what the platform says elsewhere."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from kvcalc.measure.budget import weights_bytes_of
 from kvcalc.measure.parts import Part, parts_of
-from kvcalc.measure.run import Request, timings_document
+from kvcalc.measure.run import Measured
 from kvcalc.measure.sharding import share_of_spec
+from kvcalc.measure.stack import Request
 from kvcalc.measure.storage import predicted_bytes, read_bytes
-from kvcalc.measure.timing import Timings, summarize
+from kvcalc.measure.timing import Timings, describe_timings, summarize
 from kvcalc.model.caches import CrossAttention, RecurrentState
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.spec import ModelSpec
@@ -27,13 +28,11 @@ class Figures(NamedTuple):
     read_bytes: int
     weights_bytes: int
 
-    def describe(self, found: dict[str, Any]) -> dict[str, Any]:
-        """The row, but for the self-check, the scaled figures and the ranks. `found` is what `measure.run` took."""
+    def describe(self, found: Measured) -> dict[str, Any]:
+        """The row, but for the self-check, the scaled figures and the ranks."""
         request, spec, batch = self.request, self.spec, self.request.batch_size
-        core, decode, filled = timings_document(found["core"]), timings_document(found["decode"]), found["prefill"]
+        decode, core = describe_timings(found.decode), None if found.core is None else describe_timings(found.core)
         bandwidth, matmul = self.roof["read_bytes_per_second"], self.roof["matmul_flop_per_second"]
-        if decode is None:
-            raise ValueError("a run without decode steps")
         core_read = read_bytes(_attending(spec), request.dtype, request.context_tokens, batch, request.storage)
         core_flop = batch * sum(core_flop_of(p, request.storage.mla, request.context_tokens) for p in parts_of(spec))
         kv_rate = core_read / core["p50"] if core else None
@@ -45,8 +44,8 @@ class Figures(NamedTuple):
             "context_tokens": request.context_tokens,
             "batch_size": batch,
             "predicted_bytes": self.predicted_bytes,
-            "held_bytes": found["held_bytes"],
-            "allocator_bytes": found["allocator_bytes"],
+            "held_bytes": found.held_bytes,
+            "allocator_bytes": found.allocator_bytes,
             "decode_step_seconds": decode,
             "attention_core_seconds": core,
             "predicted_step_seconds": self._step_seconds(core_read, core_flop) if is_cached else None,
@@ -59,12 +58,12 @@ class Figures(NamedTuple):
             },
             "fraction_of_matmul_roof": {
                 "attention_core": core_flop / core["p50"] / matmul if core else None,
-                "prefill": filled["flop_per_second"] / matmul if filled else None,
+                "prefill": found.prefill["flop_per_second"] / matmul if found.prefill else None,
             },
-            "prefill": filled,
-            "memory": found["memory"],
-            "backend": found["backend"] or ("none" if is_cached else "full prefix"),
-            "backends": found["backends"],
+            "prefill": found.prefill,
+            "memory": found.memory,
+            "backend": found.backend,
+            "backends": found.backends,
         }
 
     def _step_seconds(self, core_read: int, core_flop: int) -> float:

@@ -43,9 +43,9 @@ def _seen_by_torch() -> list[tuple[str, int]] | None:
     if torch.backends.mps.is_available():
         import psutil
 
-        from kvcalc.measure.device import _processor
+        from kvcalc.measure.device import processor_name
 
-        return [(_processor(), int(psutil.virtual_memory().total))]
+        return [(processor_name(), int(psutil.virtual_memory().total))]
     return []
 
 

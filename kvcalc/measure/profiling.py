@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,9 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from kvcalc.errors import RunError
 from kvcalc.measure.device import synchronize
 from kvcalc.measure.prefill import run_layers
-
-if TYPE_CHECKING:
-    from kvcalc.measure.run import Request, Stack
+from kvcalc.measure.stack import Request, Stack
 
 
 def write_trace(stack: Stack, hidden_states: Callable[[int], Tensor], request: Request) -> None:

@@ -11,19 +11,21 @@ from kvcalc.measure.bandwidth import read_roof
 from kvcalc.measure.budget import check_fits, chunk_tokens, layers_that_fit, weights_bytes_of
 from kvcalc.measure.capacity import check_axis, find_capacity
 from kvcalc.measure.device import describe_device, free_bytes, release, resolve_device
-from kvcalc.measure.distributed import describe_ranks, device_of, join
+from kvcalc.measure.distributed import ALONE, describe_ranks, device_of, join
 from kvcalc.measure.environment import describe_environment
 from kvcalc.measure.faults import faults
 from kvcalc.measure.figures import Figures, scaled
 from kvcalc.measure.options import check_goes_with, parse_storage
 from kvcalc.measure.parts import parts_of, remarks_on
 from kvcalc.measure.prefill import Progress
-from kvcalc.measure.ranks import check_size, find_place
+from kvcalc.measure.ranks import Place, check_size, find_place
 from kvcalc.measure.remarks import remarks_on_runs
-from kvcalc.measure.run import Request, measure_cached, measure_uncached
+from kvcalc.measure.run import run_with_cache, run_without_cache
 from kvcalc.measure.sharding import share_of_spec
+from kvcalc.measure.stack import Request, Stack
 from kvcalc.measure.storage import predicted_bytes, read_bytes
 from kvcalc.measure.sweep import Sweep, curve
+from kvcalc.measure.timing import Effort
 from kvcalc.measure.verify import verify, verify_state
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.memory.workload import bind_workload, check_tensor_parallel, resolve_workload
@@ -59,6 +61,7 @@ def measure(
     profile: str | None = None,
     seed: int = 0,
     tensor_parallel_size: int = 1,
+    effort: Effort = Effort(),
     progress: Progress = lambda what, done, of: None,
 ) -> dict[str, Any]:
     """The measure document: for each kind of attention asked for, predicted and held bytes and the time of a step.
@@ -66,7 +69,7 @@ def measure(
     `context_tokens` is the final length: context_tokens - steps tokens are prefilled, then `steps` decoded. The first
     `num_layers` layers are built; by default all, or as many as fit. `sweep` runs several contexts and batch sizes,
     `until_full` ("context" or "batch") looks for the largest that fits. With `tensor_parallel_size`, every process that
-    torchrun started calls this, runs its share of the heads and returns the same figures.
+    torchrun started calls this, runs its share of the heads and returns the same figures. `effort` sizes the roofs.
 
     Raises UsageError (2), ModelError (3) for what cannot be run, DoesNotFitError (4) before anything is allocated
     where memory is short, RunError (1) where the run itself fails: out of memory after all, a lost device or rank, NaN.
@@ -99,7 +102,7 @@ def measure(
     wanted = _that_split(wanted, skipped, place.size, all_variants)
     check_goes_with(storage, [spec for _, spec in wanted])
     requests = [
-        Request(each.context_tokens, batch, steps, each.kv_dtype, where, seed, storage=storage, profile=profile)
+        Request(each.context_tokens, batch, steps, each.kv_dtype, where, seed, ALONE, storage, profile, effort)
         for each, (_, batch) in zip(workloads, points)
     ]
     with join(place) as group:
@@ -115,7 +118,7 @@ def measure(
         requests = [request._replace(group=group, device=where) for request in requests]
         with faults(where):
             group.barrier()
-            roof = read_roof(where, requests[0].torch_dtype)
+            roof = read_roof(where, requests[0].torch_dtype, effort)
             runs = []
             for request in requests:
                 for kind, spec in wanted:
@@ -219,7 +222,7 @@ def _that_split(
 
 
 def _prepare(
-    shares: list[ModelSpec], requests: list[Request], place: Any, may_cut: bool, may_skip: bool
+    shares: list[ModelSpec], requests: list[Request], place: Place, may_cut: bool, may_skip: bool
 ) -> tuple[torch.device, int, KvcalcError | None]:
     """This rank's own device, how many layers of its shares fit at every point that fits at all, and why none does
     (None where one does), before anything is allocated."""
@@ -229,8 +232,7 @@ def _prepare(
         device = device_of(device, place)
         for spec in shares:
             parts_of(spec)
-        # On a CPU the ranks of this machine share what is free.
-        free = free_bytes(device) // (1 if device.type == "cuda" else place.local_size)
+        free = _free_bytes(device, place)
         fitting = 0
         for request in requests:
             dtype, tokens, batch, storage = request.dtype, request.context_tokens, request.batch_size, request.storage
@@ -250,13 +252,17 @@ def _prepare(
         return device, layers, error
 
 
+def _free_bytes(device: torch.device, place: Place) -> int:
+    """What is free for this rank: on a CPU the ranks of a machine share it."""
+    return free_bytes(device) // (1 if device.type == "cuda" else place.local_size)
+
+
 def _too_large(spec: ModelSpec, request: Request) -> str | None:
     """Why one point of a sweep is left out."""
     try:
         check_fits(
             spec, request.dtype, request.context_tokens, request.batch_size, request.steps, request.device.type,
-            free_bytes(request.device) // (1 if request.device.type == "cuda" else request.group.place.local_size),
-            request.storage,
+            _free_bytes(request.device, request.group.place), request.storage,
         )  # fmt: skip
     except KvcalcError as error:
         return f"{request.context_tokens:,} tokens, batch {request.batch_size}: {error.message}"
@@ -278,27 +284,25 @@ def _run(
     read = read_bytes(spec, request.dtype, tokens, batch, storage)
     weights = weights_bytes_of(spec, request.dtype)
     if storage.kind == "none":
-        found = measure_uncached(spec, request, report)
+        found = run_without_cache(spec, request, report)
     else:
         chunk = chunk_tokens(spec.attention, tokens, batch, device.type)
-        found = measure_cached(spec, request, report, chunk, weights, read)
-    stack = found["stack"]
-    checked = _verified(whole, stack, request)
-    stack.layers.clear()
-    stack.caches.clear()
+        found = run_with_cache(spec, request, report, chunk, weights, read)
+    checked = _verified(whole, found.stack, request)
+    found.stack.clear()
     release(device)
     figures = Figures(kind, spec, request, roof, predicted, read, weights)
     return {
         **figures.describe(found),
-        "scaled": scaled(model, whole, request, found["decode"]),
+        "scaled": scaled(model, whole, request, found.decode),
         "verified": checked,
         "ranks": describe_ranks(
-            group, device, predicted, found["held_bytes"], found["allocator_bytes"], roof["read_bytes_per_second"]
+            group, device, predicted, found.held_bytes, found.allocator_bytes, roof["read_bytes_per_second"]
         ),
     }
 
 
-def _verified(whole: ModelSpec, stack: Any, request: Request) -> dict[str, Any]:
+def _verified(whole: ModelSpec, stack: Stack, request: Request) -> dict[str, Any]:
     """The self-check of every sort of layer there is; the largest error counts."""
     checks = []
     seen = set()

@@ -54,6 +54,8 @@ def _copy_grouped(whole: GroupedAttention, share: GroupedAttention, rank: int, s
     _copy_rows(whole.q_proj, share.q_proj, rank * share.num_heads * share.head_dim)
     _copy_rows(whole.k_proj, share.k_proj, kv_head * share.head_dim)
     _copy_rows(whole.v_proj, share.v_proj, kv_head * share.v_head_dim)
+    if share.gate_proj is not None and whole.gate_proj is not None:
+        _copy_rows(whole.gate_proj, share.gate_proj, rank * share.num_heads * share.v_head_dim)
 
 
 def _copy_latent(whole: MultiHeadLatentAttention, share: MultiHeadLatentAttention, rank: int) -> None:

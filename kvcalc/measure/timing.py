@@ -32,6 +32,18 @@ class Timings(NamedTuple):
     method: str
 
 
+class Effort(NamedTuple):
+    """How much is read, multiplied and flushed to judge a run's times. None: as much as the device needs.
+
+    `read_bytes` is the buffer of the read roof and `matrix_width` the side of the matmul roof's matrices. `cache_bytes`
+    is the last-level cache that is emptied before each timed call.
+    """
+
+    read_bytes: int | None = None
+    matrix_width: int | None = None
+    cache_bytes: int | None = None
+
+
 def time_call(device: torch.device, call: Callable[[], object]) -> float:
     """Seconds one `call` takes, from an idle device to an idle device."""
     synchronize(device)
@@ -41,10 +53,10 @@ def time_call(device: torch.device, call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def flusher(device: torch.device, bytes_touched: int) -> Callable[[], object] | None:
+def flusher(device: torch.device, bytes_touched: int, effort: Effort = Effort()) -> Callable[[], object] | None:
     """What empties the device's last-level cache, to be called before each timed call; None where the `bytes_touched`
     by a call are so many that it does so itself."""
-    size = last_level_cache_bytes(device)
+    size = last_level_cache_bytes(device) if effort.cache_bytes is None else effort.cache_bytes
     if bytes_touched >= _FLUSHES_ITSELF * size:
         return None
     buffer = torch.zeros(_FLUSH * size // 4, dtype=torch.float32, device=device)
@@ -89,6 +101,12 @@ def summarize(seconds: list[float]) -> dict[str, Any]:
         "n": len(ordered),
         "spread": (p90 - ordered[0]) / p50 if p50 else 0.0,
     }
+
+
+def describe_timings(taken: Timings) -> dict[str, Any]:
+    """`summarize` with the process's CPU time (median) beside it, null where it was not taken."""
+    cpu = None if taken.cpu_seconds is None else summarize(taken.cpu_seconds)["p50"]
+    return {**summarize(taken.seconds), "cpu_p50": cpu, "method": taken.method}
 
 
 def _captured(device: torch.device, call: Callable[[], object]) -> tuple[Callable[[], object], str]:

@@ -33,94 +33,30 @@ class Wrapper(NamedTuple):
     forced: bool = False
 
 
-def _text(*names_and_inner: str) -> dict[str, Wrapper]:
-    """Wrappers that keep their language model in text_config, as "outer inner"."""
-    pairs = (line.split() for line in names_and_inner)
-    return {outer: Wrapper(inner) for outer, inner in pairs}
+# "outer=inner": wrappers that keep their language model in text_config.
+_TEXT = (
+    "aria=aria_text audioflamingo3=qwen2 aya_vision=cohere2 blip-2=opt cohere2_vision=cohere2 "
+    "cohere_compass=cohere_compass_text cosmos3_edge=cosmos3_edge_text cosmos3_omni=qwen3_vl_text "
+    "deepseek_ocr2=deepseek_ocr2_text deepseek_vl=llama deepseek_vl_hybrid=llama emu3=emu3_text_model "
+    "ernie4_5_vl_moe=ernie4_5_vl_moe_text exaone4_5=exaone4 fast_vlm=qwen2 fun_asr_nano=qwen3 fuyu=persimmon "
+    "gemma3=gemma3_text gemma3n=gemma3n_text gemma4=gemma4_text gemma4_unified=gemma4_unified_text "
+    "glm46v=glm4v_text glm4v=glm4v_text glm4v_moe=glm4v_moe_text glm_ocr=glm_ocr_text glmasr=llama glmga=glm4v_text "
+    "got_ocr2=qwen2 granite4_vision=granite4_vision_text granite_docling=granite_docling_text "
+    "granite_speech=granite granite_speech_plus=granite hunyuan_vl=hunyuan_vl_text "
+    "hyperclovax_vision_v2=hyperclovax idefics2=mistral idefics3=llama instructblip=opt instructblipvideo=opt "
+    "internvl=qwen2 janus=llama kimi_k25=deepseek_v3 lfm2_vl=lfm2 lfm3_vl=lfm3 lighton_ocr=qwen3 llama4=llama4_text "
+    "llava=llama llava_next=llama llava_next_video=llama llava_onevision=qwen2 minimax_m3_vl=minimax_m3_vl_text "
+    "mistral3=mistral mllama=mllama_text_model molmo2=molmo2_text moss_transcribe_diarize=qwen3 "
+    "muse_glimmer=muse_glimmer_text muse_spark=muse_spark_text musicflamingo=qwen2 ovis2=qwen2 "
+    "paddleocr_vl=paddleocr_vl_text paligemma=gemma perception_lm=llama pp_chart2table=qwen2 qianfan_ocr=qwen3 "
+    "qwen2_5_omni_thinker=qwen2_5_omni_text qwen2_5_vl=qwen2_5_vl_text qwen2_audio=qwen2 qwen2_vl=qwen2_vl_text "
+    "qwen3_5=qwen3_5_text qwen3_5_moe=qwen3_5_moe_text qwen3_asr=qwen3 qwen3_omni_moe_thinker=qwen3_omni_moe_text "
+    "qwen3_vl=qwen3_vl_text qwen3_vl_moe=qwen3_vl_moe_text shieldgemma2=gemma3_text smolvlm=llama "
+    "vibevoice_asr=qwen2 video_llama_3=qwen2 video_llava=llama vipllava=llama voxtral=llama"
+)
 
-
-_TRANSFORMERS: dict[str, Wrapper] = _text(
-    "aria aria_text",
-    "audioflamingo3 qwen2",
-    "aya_vision cohere2",
-    "blip-2 opt",
-    "cohere2_vision cohere2",
-    "cohere_compass cohere_compass_text",
-    "cosmos3_edge cosmos3_edge_text",
-    "cosmos3_omni qwen3_vl_text",
-    "deepseek_ocr2 deepseek_ocr2_text",
-    "deepseek_vl llama",
-    "deepseek_vl_hybrid llama",
-    "emu3 emu3_text_model",
-    "ernie4_5_vl_moe ernie4_5_vl_moe_text",
-    "exaone4_5 exaone4",
-    "fast_vlm qwen2",
-    "fun_asr_nano qwen3",
-    "fuyu persimmon",
-    "gemma3 gemma3_text",
-    "gemma3n gemma3n_text",
-    "gemma4 gemma4_text",
-    "gemma4_unified gemma4_unified_text",
-    "glm46v glm4v_text",
-    "glm4v glm4v_text",
-    "glm4v_moe glm4v_moe_text",
-    "glm_ocr glm_ocr_text",
-    "glmasr llama",
-    "glmga glm4v_text",
-    "got_ocr2 qwen2",
-    "granite4_vision granite4_vision_text",
-    "granite_docling granite_docling_text",
-    "granite_speech granite",
-    "granite_speech_plus granite",
-    "hunyuan_vl hunyuan_vl_text",
-    "hyperclovax_vision_v2 hyperclovax",
-    "idefics2 mistral",
-    "idefics3 llama",
-    "instructblip opt",
-    "instructblipvideo opt",
-    "internvl qwen2",
-    "janus llama",
-    "kimi_k25 deepseek_v3",
-    "lfm2_vl lfm2",
-    "lfm3_vl lfm3",
-    "lighton_ocr qwen3",
-    "llama4 llama4_text",
-    "llava llama",
-    "llava_next llama",
-    "llava_next_video llama",
-    "llava_onevision qwen2",
-    "minimax_m3_vl minimax_m3_vl_text",
-    "mistral3 mistral",
-    "mllama mllama_text_model",
-    "molmo2 molmo2_text",
-    "moss_transcribe_diarize qwen3",
-    "muse_glimmer muse_glimmer_text",
-    "muse_spark muse_spark_text",
-    "musicflamingo qwen2",
-    "ovis2 qwen2",
-    "paddleocr_vl paddleocr_vl_text",
-    "paligemma gemma",
-    "perception_lm llama",
-    "pp_chart2table qwen2",
-    "qianfan_ocr qwen3",
-    "qwen2_5_omni_thinker qwen2_5_omni_text",
-    "qwen2_5_vl qwen2_5_vl_text",
-    "qwen2_audio qwen2",
-    "qwen2_vl qwen2_vl_text",
-    "qwen3_5 qwen3_5_text",
-    "qwen3_5_moe qwen3_5_moe_text",
-    "qwen3_asr qwen3",
-    "qwen3_omni_moe_thinker qwen3_omni_moe_text",
-    "qwen3_vl qwen3_vl_text",
-    "qwen3_vl_moe qwen3_vl_moe_text",
-    "shieldgemma2 gemma3_text",
-    "smolvlm llama",
-    "vibevoice_asr qwen2",
-    "video_llama_3 qwen2",
-    "video_llava llama",
-    "vipllava llama",
-    "voxtral llama",
-) | {
+_TRANSFORMERS: dict[str, Wrapper] = {
+    **{outer: Wrapper(inner) for outer, _, inner in (pair.partition("=") for pair in _TEXT.split())},
     # The thinker is the language model; the talker, which speaks, keeps a cache of its own and is not counted.
     "qwen2_5_omni": Wrapper("qwen2_5_omni_text", ("thinker_config", "text_config")),
     "qwen3_omni_moe": Wrapper("qwen3_omni_moe_text", ("thinker_config", "text_config")),
@@ -147,57 +83,23 @@ WRAPPERS: dict[str, Wrapper] = {**_TRANSFORMERS, **REMOTE_WRAPPERS}
 # hidden_size, num_hidden_layers and num_attention_heads of the configuration classes: inner configs are published as
 # differences from their class, down to the size of the model (llava-1.5-7b), and only there may these be missing.
 INNER_SIZES: dict[str, tuple[int, int, int]] = {
-    "aria_text": (4_096, 32, 32),
-    "cohere2": (8_192, 40, 64),
-    "cohere_compass_text": (8_192, 40, 64),
-    "cosmos3_edge_text": (2_048, 28, 16),
-    "deepseek_ocr2_text": (4_096, 32, 32),
-    "deepseek_v3": (7_168, 61, 128),
-    "emu3_text_model": (4_096, 32, 32),
-    "ernie4_5": (1_024, 18, 16),
-    "ernie4_5_vl_moe_text": (2_560, 28, 20),
-    "exaone4": (4_096, 32, 32),
-    "gemma": (3_072, 28, 16),
-    "gemma2": (2_304, 26, 8),
-    "gemma3_text": (2_304, 26, 8),
-    "gemma3n_text": (2_048, 35, 8),
-    "gemma4_text": (2_304, 30, 8),
-    "gemma4_unified_text": (2_304, 30, 8),
-    "glm4v_moe_text": (4_096, 46, 96),
-    "glm4v_text": (4_096, 40, 32),
-    "glm_ocr_text": (1_024, 16, 16),
-    "gpt_oss": (2_880, 36, 64),
-    "granite": (4_096, 32, 32),
-    "granite4_vision_text": (4_096, 32, 32),
-    "granite_docling_text": (1_024, 28, 16),
-    "hunyuan_vl_text": (4_096, 32, 32),
-    "hyperclovax": (4_096, 32, 32),
-    "internlm3": (4_096, 48, 32),
-    "llama": (4_096, 32, 32),
-    "llama4_text": (5_120, 48, 40),
-    "mistral": (4_096, 32, 32),
-    "mixtral": (4_096, 32, 32),
-    "molmo2_text": (4_096, 36, 32),
-    "muse_glimmer_text": (6_656, 52, 32),
-    "muse_spark_text": (8_192, 62, 128),
-    "opt": (768, 12, 12),
-    "paddleocr_vl_text": (1_024, 18, 16),
-    "persimmon": (4_096, 36, 64),
-    "phi3": (3_072, 32, 32),
-    "qwen2": (4_096, 32, 32),
-    "qwen2_5_omni_text": (3_584, 28, 28),
-    "qwen2_5_vl_text": (8_192, 80, 64),
-    "qwen2_moe": (2_048, 24, 16),
-    "qwen2_vl_text": (8_192, 80, 64),
-    "qwen3": (4_096, 32, 32),
-    "qwen3_5_moe_text": (2_048, 40, 16),
-    "qwen3_5_text": (4_096, 32, 16),
-    "qwen3_moe": (2_048, 24, 32),
-    "qwen3_omni_moe_text": (2_048, 28, 28),
-    "qwen3_vl_moe_text": (2_048, 24, 16),
-    "qwen3_vl_text": (4_096, 32, 32),
-    "step3p5": (4_096, 45, 64),
-}
+    "aria_text": (4096, 32, 32), "cohere2": (8192, 40, 64), "cohere_compass_text": (8192, 40, 64),
+    "cosmos3_edge_text": (2048, 28, 16), "deepseek_ocr2_text": (4096, 32, 32), "deepseek_v3": (7168, 61, 128),
+    "emu3_text_model": (4096, 32, 32), "ernie4_5": (1024, 18, 16), "ernie4_5_vl_moe_text": (2560, 28, 20),
+    "exaone4": (4096, 32, 32), "gemma": (3072, 28, 16), "gemma2": (2304, 26, 8), "gemma3_text": (2304, 26, 8),
+    "gemma3n_text": (2048, 35, 8), "gemma4_text": (2304, 30, 8), "gemma4_unified_text": (2304, 30, 8),
+    "glm4v_moe_text": (4096, 46, 96), "glm4v_text": (4096, 40, 32), "glm_ocr_text": (1024, 16, 16),
+    "gpt_oss": (2880, 36, 64), "granite": (4096, 32, 32), "granite4_vision_text": (4096, 32, 32),
+    "granite_docling_text": (1024, 28, 16), "hunyuan_vl_text": (4096, 32, 32), "hyperclovax": (4096, 32, 32),
+    "internlm3": (4096, 48, 32), "llama": (4096, 32, 32), "llama4_text": (5120, 48, 40), "mistral": (4096, 32, 32),
+    "mixtral": (4096, 32, 32), "molmo2_text": (4096, 36, 32), "muse_glimmer_text": (6656, 52, 32),
+    "muse_spark_text": (8192, 62, 128), "opt": (768, 12, 12), "paddleocr_vl_text": (1024, 18, 16),
+    "persimmon": (4096, 36, 64), "phi3": (3072, 32, 32), "qwen2": (4096, 32, 32), "qwen2_5_omni_text": (3584, 28, 28),
+    "qwen2_5_vl_text": (8192, 80, 64), "qwen2_moe": (2048, 24, 16), "qwen2_vl_text": (8192, 80, 64),
+    "qwen3": (4096, 32, 32), "qwen3_5_moe_text": (2048, 40, 16), "qwen3_5_text": (4096, 32, 16),
+    "qwen3_moe": (2048, 24, 32), "qwen3_omni_moe_text": (2048, 28, 28), "qwen3_vl_moe_text": (2048, 24, 16),
+    "qwen3_vl_text": (4096, 32, 32), "step3p5": (4096, 45, 64),
+}  # fmt: skip
 
 
 def language_model(

@@ -60,11 +60,11 @@ class Work(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What one tensor-parallel rank reads and computes, in all layers: its shard of the weights, its share of the cache.
+    """What one tensor-parallel rank reads and computes in all layers: its shard of the weights and of the cache.
 
     `dense_bytes` are read by every step. `dense_elements` are multiplied with every token, `head_elements` with the
-    tokens that are sampled from alone. `cache` is the rank's share of the model, whose cache lies in `kv_dtype`; `curve`
-    is what a step reads of it, where that is straight.
+    tokens that are sampled from alone. `cache` is the rank's share of the model, whose cache is in `kv_dtype`; `curve`
+    is what a step reads of it, None if that is not straight.
     """
 
     num_layers: int

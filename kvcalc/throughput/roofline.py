@@ -81,7 +81,7 @@ class SpeedModel:
 
     def decode(self, batch: float, context_tokens: float) -> Step:
         """One step of `batch` sequences, each with `context_tokens` in its cache: one token for each of them."""
-        counts, c, size = self.counts, self.constants, self.layout.tensor_parallel_size
+        counts, c = self.counts, self.constants
         batch = max(1.0, batch / self.layout.pipeline_parallel_size)
         weights = compute = 0.0
         for read, multiply in (
@@ -115,7 +115,7 @@ class SpeedModel:
 
     def roofline(self, batch: float, context_tokens: float) -> float:
         """The ideal seconds of the same step: all bytes at full bandwidth or all operations at full speed."""
-        counts, size = self.counts, self.layout.tensor_parallel_size
+        counts = self.counts
         batch = max(1.0, batch / self.layout.pipeline_parallel_size)
         read = (
             self._dense_read

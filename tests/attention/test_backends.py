@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -158,12 +159,43 @@ def test_many_parts_merge_to_one(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("name", ["native"])
-def test_nan_in_the_cache_is_not_hidden(name: str) -> None:
-    cache = TokenCache(1, ((1, 32), (1, 32)), 100, None, torch.float32, CPU)
-    fill_one = torch.randn(1, 1, 100, 32)
-    cache.append((fill_one, fill_one.clone()))
-    cache.tensors[0][0, 0, 50, 3] = float("nan")
-    assert bool(BACKENDS[name].decode(torch.randn(1, 2, 1, 32), cache).isnan().any())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("side", [0, 1], ids=["key", "value"])
+@pytest.mark.parametrize("token", [50, 96])
+def test_nan_in_the_cache_is_not_hidden(
+    name: str, dtype: torch.dtype, side: int, token: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token 96 is alone in the last of the parts the sequence is split into."""
+    monkeypatch.setattr(native, "_TOKENS_PER_PART", 32)
+    cache = TokenCache(1, ((1, 32), (1, 32)), 97, None, dtype, CPU)
+    cache.append((torch.randn(1, 1, 97, 32, dtype=dtype), torch.randn(1, 1, 97, 32, dtype=dtype)))
+    cache.tensors[side][0, 0, token, 3] = float("nan")
+    assert bool(BACKENDS[name].decode(torch.randn(1, 2, 1, 32, dtype=dtype), cache).isnan().any())
+
+
+@pytest.mark.parametrize("name", ["native"])
+@pytest.mark.parametrize("tokens", [1, 32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_every_bit_pattern_is_read_as_torch_reads_it(name: str, dtype: torch.dtype, tokens: int) -> None:
+    """Keys of zeros weigh all tokens alike: with zeros for the other values, the output is the first value's share.
+
+    One token is converted by way of a tile in fp32, a whole tile of 32 as it is read.
+    """
+    if dtype.itemsize == 1:
+        patterns = torch.arange(256).to(torch.uint8).view(dtype)
+    else:
+        patterns = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+    value = torch.zeros(1, 1, tokens, patterns.numel(), dtype=dtype)
+    value[0, 0, 0] = patterns
+    out = BACKENDS[name](torch.zeros(1, 1, 1, 16), torch.zeros(1, 1, tokens, 16, dtype=dtype), value)
+    torch.testing.assert_close(out[0, 0, 0], patterns.float() / tokens, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["native"])
+def test_a_type_the_native_kernel_does_not_know_is_refused(name: str) -> None:
+    case = Case(CPU, torch.float32, 8, 2, 64, 64)
+    assert BACKENDS[name].why_not(case._replace(stored_dtype=torch.float8_e5m2)) == "reads no float8_e5m2 cache"
+    assert BACKENDS[name].why_not(case._replace(dtype=torch.float64)) == "reads no float64 cache"
 
 
 # Kernels that need a GPU: fakes with the documented signatures, which attend by the layout they are given.
@@ -371,6 +403,97 @@ def test_it_is_compiled_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     native.load()
     monkeypatch.setattr(native, "_compile", lambda *a: pytest.fail("compiled again"))
     native.load()
+
+
+class Compiler:
+    """A compiler which refuses some flags and compiles an empty file, which is quick; `calls` are its arguments."""
+
+    def __init__(self, folder: Path, refused: str, version: str = "one") -> None:
+        self.log, script = folder / "calls", folder / "cc"
+        (real,) = native._compiler()
+        script.write_text(f"""#!/bin/sh
+case "$*" in *--version*) echo {version}; exit 0 ;; esac
+echo "$@" >> {self.log}
+case "$*" in {refused}) echo "error: unrecognized argument" >&2; exit 1 ;; esac
+case "$*" in *" -c "*) for out in "$@"; do :; done; exec {real} -fPIC -x c -c /dev/null -o $out ;; esac
+exec {real} "$@"
+""")
+        script.chmod(0o755)
+
+    def calls(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    def make(refused: str = "none", version: str = "one") -> Compiler:
+        monkeypatch.delenv("CC", raising=False)
+        made = Compiler(tmp_path, refused, version)
+        monkeypatch.setenv("CC", str(tmp_path / "cc"))
+        return made
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return make
+
+
+@pytest.mark.parametrize("name", ["native"])
+@pytest.mark.parametrize(
+    ("refused", "attempts", "kept"),
+    [
+        ("none", 1, {"-march=native", "-mprefer-vector-width=512", "-fopenmp"}),
+        ("*-mprefer*", 2, {"-march=native", "-fopenmp"}),
+        ("*-fopenmp*-c*", 3, {"-march=native"}),
+        ("*-march=native*", 4, {"-fopenmp"}),
+        ("*-march=native*|*-fopenmp*-c*", 5, set()),
+    ],
+)
+def test_a_flag_the_compiler_refuses_is_left_out(
+    name: str, compiler: Any, refused: str, attempts: int, kept: set[str]
+) -> None:
+    made = compiler(refused)
+    native._built()
+    compiled = [call.split() for call in made.calls() if " -c " in call]
+    assert len(compiled) == attempts
+    assert {"-march=native", "-mprefer-vector-width=512", "-fopenmp"} & {*compiled[-1]} == kept
+
+
+@pytest.mark.parametrize("name", ["native"])
+def test_what_changes_the_code_makes_another_library(
+    name: str, compiler: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = tmp_path / "decode.c"
+    source.write_text(native.SOURCE.read_text())
+    monkeypatch.setattr(native, "SOURCE", source)
+    monkeypatch.setattr(native, "_compile", lambda command, made: made.write_text(""))
+    monkeypatch.setattr(native, "_link", lambda command, made, library: library.write_text(""))
+    compiler()
+    libraries = {native._built()}
+    assert libraries == {native._built()}
+    for change in (
+        lambda: source.write_text("int x;"),
+        lambda: compiler(version="two"),
+        lambda: monkeypatch.setattr(native, "_FLAGS", ("-O2",)),
+        lambda: monkeypatch.setattr(native, "_EXTRA_FLAGS", ((),)),
+        lambda: monkeypatch.setattr(platform, "machine", lambda: "another"),
+        lambda: monkeypatch.setattr(native, "_processor", lambda: "another"),
+        lambda: monkeypatch.setenv("CC", f"{tmp_path / 'cc'} -g"),
+    ):
+        before = len(libraries)
+        change()
+        libraries.add(native._built())
+        assert len(libraries) == before + 1
+
+
+def test_a_compiler_that_hangs_is_started_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow = tmp_path / "cc"
+    slow.write_text(f"#!/bin/sh\n[ $1 = --version ] && exit 0\necho again >> {tmp_path / 'calls'}\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CC", str(slow))
+    monkeypatch.setattr(native, "_TIMEOUT_SECONDS", 0.5)
+    reason = native.Native().why_not(Case(CPU, torch.float32, 8, 2, 64, 64))
+    assert reason == f"{slow} does not finish within 0.5 seconds"
+    assert (tmp_path / "calls").read_text() == "again\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="compiles with the system's C++ compiler")

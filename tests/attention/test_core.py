@@ -12,7 +12,11 @@ from kvcalc.attention.backends import BACKENDS
 from kvcalc.attention.core import attention_with_weights, grouped_attention
 from kvcalc.attention.masks import causal_mask, padding_mask
 
-CORES = {name: BACKENDS[name] for name in ("grouped-sdpa", "grouped-matmul", "repeat-kv", "native")}
+CORES = {
+    "grouped_attention": grouped_attention,
+    "attention_with_weights": lambda *given, **named: attention_with_weights(*given, **named)[0],
+}
+SINGLE = {name: BACKENDS[name] for name in ("grouped-sdpa", "grouped-matmul", "repeat-kv", "native")}
 
 
 def tensors(heads: int, groups: int, queries: int, keys: int, v_width: int = 8) -> tuple[torch.Tensor, ...]:
@@ -41,6 +45,14 @@ def test_heads_of_a_group_read_one_copy_and_get_the_same(
     masks = [None, causal_mask(queries, keys), causal_mask(queries, keys) | padding_mask(torch.tensor([9, 7]), keys)]
     for mask in masks if queries > 1 else masks[:1]:
         torch.testing.assert_close(CORES[core](q, k, v, mask), repeated(q, k, v, mask), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", SINGLE)
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+@pytest.mark.parametrize("v_width", [8, 5])
+def test_every_backend_gives_one_query_the_same(backend: str, groups: int, v_width: int) -> None:
+    q, k, v = tensors(6, groups, 1, 9, v_width)
+    torch.testing.assert_close(SINGLE[backend](q, k, v), repeated(q, k, v, None), atol=1e-6, rtol=1e-5)
 
 
 def test_k_and_v_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +111,7 @@ def test_weights_sum_to_one_and_vanish_above_the_diagonal() -> None:
 
 
 def test_another_scale() -> None:
-    q, k, v = tensors(6, 2, 5, 5)
-    for core in CORES.values():
-        torch.testing.assert_close(core(q, k, v, scale=1.0), core(q * 8**0.5, k, v))
+    for cores, queries in ((CORES, 5), (SINGLE, 1)):
+        q, k, v = tensors(6, 2, queries, 5)
+        for core in cores.values():
+            torch.testing.assert_close(core(q, k, v, scale=1.0), core(q * 8**0.5, k, v))

@@ -71,7 +71,9 @@ def test_mha_is_torchs_own_with_the_same_weights(bias: bool, causal: bool, padde
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 3, 6])
 @pytest.mark.parametrize("window", [None, 1, 5, 19, 20, 64])
 @pytest.mark.parametrize(
-    "options", [{}, {"rope_dim": 8}, {"rope_dim": 4, "qkv_bias": True}, {"v_head_dim": 12}], ids=str
+    "options",
+    [{}, {"rope_dim": 8}, {"rope_dim": 4, "qkv_bias": True}, {"v_head_dim": 12}, {"output_gate": True}],
+    ids=str,
 )
 @torch.no_grad()
 def test_prefill_plus_cached_decode_is_one_full_pass(
@@ -143,6 +145,17 @@ def test_dropout_acts_in_training_only() -> None:
     assert not torch.allclose(first, layer(x))
     _, weights = layer.with_weights(x)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, HEADS, TOKENS))
+
+
+@torch.no_grad()
+def test_a_gate_of_zero_halves_the_output() -> None:
+    gated, plain = module(output_gate=True), module()
+    assert gated.gate_proj is not None
+    gated.gate_proj.weight.zero_()
+    plain.load_state_dict({name: w for name, w in gated.state_dict().items() if not name.startswith("gate_proj")})
+    torch.testing.assert_close(gated(inputs()), plain(inputs()) / 2)
+    weighted, _ = gated.with_weights(inputs())
+    torch.testing.assert_close(weighted, gated(inputs()))
 
 
 @torch.no_grad()

@@ -16,23 +16,6 @@ from kvcalc.measure.compare import compare
 from kvcalc.schema import load_schema
 from tests.conftest import ROOT
 
-SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64")
-FAST = (*SMALL, "--layers", "2", "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
-
-
-@pytest.fixture(scope="module")
-def taken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A real record of all four kinds."""
-    from kvcalc.cli.app import run
-    from kvcalc.measure import bandwidth
-
-    path = tmp_path_factory.mktemp("records") / "record.json"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bandwidth, "_BUFFER_BYTES", {"cpu": 1 << 22})
-        assert run(["measure", *FAST, "--attention", "all", "--save", str(path), "--json"]) == 0
-    document: dict[str, Any] = json.loads(path.read_text())
-    return document
-
 
 @pytest.fixture
 def pair(taken: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -50,7 +33,8 @@ def check(document: dict[str, Any]) -> None:
 def test_a_record_and_itself_have_ratio_one_in_every_figure(pair: Any) -> None:
     document = compare(*pair)
     check(document)
-    assert {row["ratio"] for row in document["figures"]} == {1.0}
+    # The clock of CPU time may be too coarse for so small a step, and say 0.
+    assert {row["ratio"] for row in document["figures"] if row["a"]} == {1.0}
     assert (document["differences"], document["left_out"], document["warnings"]) == ([], [], [])
     assert {row["attention"] for row in document["figures"]} == {None, "mha", "mqa", "gqa", "mla"}
     assert {"decode_step_seconds.p50", "held_bytes", "fraction_of_roof.step"} <= set(ratios(document, "gqa"))

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvcalc.measure import bandwidth
 from kvcalc.measure import device as devices
-from kvcalc.measure.timing import summarize
+from kvcalc.measure.timing import Effort, summarize
 
 CPU = torch.device("cpu")
 
@@ -80,6 +81,15 @@ def test_version_1_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_no_limit_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     with_groups(monkeypatch, text)
     assert devices._cgroup_free(str(tmp_path)) is None
+
+
+def test_roofs_are_as_large_as_the_device_needs_or_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "free_bytes", lambda device: 300 << 20)
+    roof = bandwidth.read_roof(CPU, torch.bfloat16, Effort())
+    assert (roof["buffer_bytes"], roof["matmul_dtype"]) == (75 << 20, "bfloat16")
+    assert roof["read_bytes_per_second"] > 1e8
+    assert roof["matmul_flop_per_second"] > 1e8
+    assert bandwidth.read_roof(CPU, torch.float32, Effort(1 << 22, 64))["buffer_bytes"] == 1 << 22
 
 
 def test_percentiles_are_times_that_were_taken() -> None:

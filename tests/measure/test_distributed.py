@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,95 +21,46 @@ from kvcalc.measure.ranks import Place
 from kvcalc.model.variants import side_by_side
 from kvcalc.schema import load_schema
 from tests.conftest import ROOT, Result
+from tests.measure.processes import Command, free_port, places, wait_for
+from tests.measure.quick import FAST
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
 
-SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64", "--layers", "2")
-FAST = (*SMALL, "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
-
-# What every rank runs: the command line, after the lines a test puts before it. The roof is of no interest.
-DRIVER = """\
-import os, sys, time
-%s
-from kvcalc.measure import bandwidth, distributed, run, runner
-bandwidth._BUFFER_BYTES = {"cpu": 1 << 22}
-rank = int(os.environ["RANK"])
-%s
-from kvcalc.__main__ import main
-sys.exit(main())
-"""
-
 
 class Ranks:
-    """Processes started as torchrun starts them, but by hand, so that each one's status and streams can be seen."""
+    """One command on several ranks, started as torchrun starts them, so that each one's status and streams are seen."""
 
-    def __init__(
-        self, folder: Path, arguments: tuple[object, ...], before: str = "", size: int = 2, first: str = ""
-    ) -> None:
-        script = folder / "rank.py"
-        script.write_text(DRIVER % (first, before))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        common = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                  "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "PYTHONPATH": str(ROOT)}  # fmt: skip
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, str(script), "measure", *map(str, arguments)],
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
-                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-            )
-            for rank in range(size)
-        ]  # fmt: skip
+    def __init__(self, start: Any, folder: Path, arguments: tuple[object, ...], before: str, size: int) -> None:
+        self.processes: list[Command] = [
+            start(folder, *arguments, before=f"rank = {rank}\n{before}", environment=place)
+            for rank, place in enumerate(places(size))
+        ]
 
     def results(self, timeout: float = 120) -> list[Result]:
-        found = []
-        for process in self.processes:
-            out, err = process.communicate(timeout=timeout)
-            found.append(Result(process.returncode, out, err))
-        return found
-
-    def end(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+        return [process.result(timeout) for process in self.processes]
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[Any]:
-    started: list[Ranks] = []
+def ranks(start: Any, tmp_path: Path) -> Any:
+    def group(*arguments: object, before: str = "", size: int = 2) -> Ranks:
+        return Ranks(start, tmp_path, arguments, before, size)
 
-    def start(*arguments: object, **options: Any) -> Ranks:
-        started.append(Ranks(tmp_path, arguments, **options))
-        return started[-1]
-
-    yield start
-    for group in started:
-        group.end()
+    return group
 
 
-def wait_for(path: Path, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} did not appear"
-        time.sleep(0.05)
-
-
-def torchrun(*arguments: object, size: int = 2, timeout: float = 240) -> Result:
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), "-m", "kvcalc",
-         "measure", *map(str, arguments)],
-        capture_output=True, text=True, check=False, timeout=timeout, env={**os.environ, "PYTHONPATH": str(ROOT)},
+def torchrun(*arguments: object, nodes: tuple[object, ...] = ("--standalone", "--nproc-per-node", 2)) -> Any:
+    """torchrun with `arguments` as a process: module or script, and what follows."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *map(str, (*nodes, *arguments))],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    return Result(done.returncode, done.stdout, done.stderr)
 
 
-def test_torchrun_shards_every_kind_and_rank_0_reports_all_ranks(tmp_path: Path) -> None:
+def test_every_kind_is_sharded_and_rank_0_reports_all_ranks(ranks: Any, tmp_path: Path) -> None:
     record = tmp_path / "record.json"
-    result = torchrun(*FAST, "--attention", "all", "--tp", 2, "--json", "--save", record)
-    assert result.status == 0, result.err
+    result, other = ranks(*FAST, "--attention", "all", "--tp", 2, "--json", "--save", record).results()
+    assert (result.status, other) == (0, Result(0, "", "")), result.err
     document = json.loads(result.out)
     jsonschema.validate(document, {**load_schema(), "$ref": "#/$defs/measure"})
     assert json.loads(record.read_text()) == document
@@ -134,18 +83,10 @@ def test_torchrun_shards_every_kind_and_rank_0_reports_all_ranks(tmp_path: Path)
 
 def test_two_nodes_meet_by_torchruns_rendezvous() -> None:
     """Two agents of one process each, as on two machines."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    nodes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend",
-             "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test", "-m", "kvcalc", "measure", *FAST,
-             "--tp", "2", "--get", "runs.0.ranks"],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        for _ in range(2)
-    ]  # fmt: skip
+    place = ("--nnodes", 2, "--nproc-per-node", 1, "--rdzv-backend", "c10d", "--rdzv-endpoint",
+             f"127.0.0.1:{free_port()}", "--rdzv-id", "test")  # fmt: skip
+    command = ("-m", "tests.measure.quick", "measure", *FAST, "--tp", 2, "--get", "runs.0.ranks")
+    nodes = [torchrun(*command, nodes=place) for _ in range(2)]
     try:
         outs = [node.communicate(timeout=240) for node in nodes]
     finally:
@@ -159,9 +100,7 @@ def test_two_nodes_meet_by_torchruns_rendezvous() -> None:
 
 def test_ranks_need_no_numpy(ranks: Any) -> None:
     before = "assert sys.modules['numpy'] is None"
-    first, _ = ranks(
-        *FAST, "--tp", 2, "--get", "runs.0.held_bytes", before=before, first="sys.modules['numpy'] = None"
-    ).results()
+    first, _ = ranks(*FAST, "--tp", 2, "--get", "runs.0.held_bytes", before=before).results()
     assert (first.status, first.out) == (0, "10240\n"), first.err
 
 
@@ -266,7 +205,7 @@ if rank == 1:
 def test_a_killed_rank_ends_the_other_at_once_with_one_line(ranks: Any, tmp_path: Path) -> None:
     group = ranks(*FAST, "--tp", 2, "--json", "--save", "record.json", before=STUCK)
     wait_for(tmp_path / "ready")
-    group.processes[1].send_signal(signal.SIGKILL)
+    group.processes[1].signal(signal.SIGKILL)
     killed = time.monotonic()
     first, second = group.results(timeout=30)
     assert time.monotonic() - killed < 20
@@ -275,18 +214,18 @@ def test_a_killed_rank_ends_the_other_at_once_with_one_line(ranks: Any, tmp_path
     assert line.startswith("kvcalc: rank 0 of 2: lost another rank: ")
     assert "own lines" in hint
     assert first.out == ""
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank.py", "ready"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ready"]
 
 
 def test_a_rank_that_hangs_is_waited_for_only_so_long(ranks: Any, tmp_path: Path) -> None:
-    group = ranks(*FAST, "--tp", 2, "--json", before=f"distributed.TIMEOUT_SECONDS = 4\n{STUCK}")
+    group = ranks(*FAST, "--tp", 2, "--json", before=f"distributed.TIMEOUT_SECONDS = 2\n{STUCK}")
     wait_for(tmp_path / "ready")
     began = time.monotonic()
-    out, err = group.processes[0].communicate(timeout=60)
+    first = group.processes[0].result(timeout=60)
     assert time.monotonic() - began < 30
-    assert (group.processes[0].returncode, out) == (1, "")
-    assert err.splitlines()[0].startswith("kvcalc: rank 0 of 2: lost another rank: ")
-    assert len(err.splitlines()) == 2
+    assert (first.status, first.out) == (1, "")
+    assert first.err.splitlines()[0].startswith("kvcalc: rank 0 of 2: lost another rank: ")
+    assert len(first.err.splitlines()) == 2
 
 
 def test_a_fault_in_one_rank_is_that_ranks_line(ranks: Any) -> None:
@@ -307,7 +246,7 @@ if rank == 1:
 def test_sigterm_which_torchrun_sends_is_one_line(ranks: Any, tmp_path: Path) -> None:
     group = ranks(*FAST, "--tp", 2, before=STUCK)
     wait_for(tmp_path / "ready")
-    group.processes[1].send_signal(signal.SIGTERM)
+    group.processes[1].signal(signal.SIGTERM)
     first, second = group.results(timeout=30)
     assert (first.status, second.status) == (1, 1)
     assert second.err == ("kvcalc: rank 1 of 2: stopped from outside, as torchrun does when another rank has ended\n")
@@ -327,10 +266,9 @@ def test_a_signal_is_heard_while_another_rank_does_not_answer(
     group = ranks(*FAST, "--tp", 2, "--save", "record.json", before=STUCK)
     wait_for(tmp_path / "ready")
     time.sleep(1)
-    group.processes[1].send_signal(signal.SIGSTOP)
-    group.processes[0].send_signal(number)
-    out, err = group.processes[0].communicate(timeout=30)
-    assert (group.processes[0].returncode, out, err) == (status, "", f"{line}\n")
+    group.processes[1].signal(signal.SIGSTOP)
+    group.processes[0].signal(number)
+    assert group.processes[0].result(timeout=30) == (status, "", f"{line}\n")
     assert not (tmp_path / "record.json").exists()
 
 
@@ -348,7 +286,7 @@ def test_ctrl_c_reaches_all_and_is_said_once(ranks: Any, tmp_path: Path) -> None
     for rank in (0, 1):
         wait_for(tmp_path / f"ready{rank}")
     for process in group.processes:
-        process.send_signal(signal.SIGINT)
+        process.signal(signal.SIGINT)
     first, second = group.results(timeout=30)
     assert (first.status, second.status) == (130, 130)
     assert (first.out, first.err, second.out, second.err) == ("", "kvcalc: interrupted\n", "", "")
@@ -356,41 +294,43 @@ def test_ctrl_c_reaches_all_and_is_said_once(ranks: Any, tmp_path: Path) -> None
 
 
 def test_torchrun_ends_with_all_its_ranks_when_one_is_killed(tmp_path: Path) -> None:
-    script = tmp_path / "rank.py"
-    before = "def die(*args): os.kill(os.getpid(), 9)\nif rank == 1: run.choose_backends = die"
-    script.write_text(DRIVER % ("", before))
+    script, record = tmp_path / "rank.py", tmp_path / "record.json"
+    script.write_text("""\
+import os, runpy
+from kvcalc.measure import run
+def die(*args): os.kill(os.getpid(), 9)
+if os.environ["RANK"] == "1":
+    run.choose_backends = die
+runpy.run_module("tests.measure.quick", run_name="__main__")
+""")
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script),
-         "measure", *FAST, "--tp", "2", "--json", "--save", str(tmp_path / "record.json")],
-        capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    process = torchrun(script, "measure", *FAST, "--tp", 2, "--json", "--save", record)
+    out, err = process.communicate(timeout=120)
     assert time.monotonic() - began < 100
-    assert (done.returncode, done.stdout) == (1, "")
-    ours = [line for line in done.stderr.splitlines() if line.startswith("kvcalc: ")]
-    assert len(ours) == 1, done.stderr
+    assert (process.returncode, out) == (1, "")
+    ours = [line for line in err.splitlines() if line.startswith("kvcalc: ")]
+    assert len(ours) == 1, err
     assert ours[0].startswith("kvcalc: rank 0 of 2: ")
     assert [path.name for path in tmp_path.iterdir()] == ["rank.py"]
 
 
-def test_a_meeting_point_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    script = tmp_path / "rank.py"
-    script.write_text(DRIVER % ("", "distributed.TIMEOUT_SECONDS = 2"))
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK": "1",
-                   "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": str(ROOT)}  # fmt: skip
-    done = subprocess.run([sys.executable, str(script), "measure", *FAST, "--tp", "2"], capture_output=True, text=True,
-                          check=False, timeout=120, env=environment)  # fmt: skip
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "rank 1 of 2: the ranks do not find each other" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_meeting_point_that_is_not_there_is_one_line(start: Any, tmp_path: Path) -> None:
+    place = {**places(2)[1], "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    before = "distributed.TIMEOUT_SECONDS = 2"
+    found = start(tmp_path, *FAST, "--tp", 2, before=before, environment=place).result()
+    assert (found.status, found.out) == (1, "")
+    assert "rank 1 of 2: the ranks do not find each other" in found.err
+    assert "Traceback" not in found.err
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
 def test_two_gpus_over_nccl() -> None:
-    result = torchrun("llama-3-8b", "--layers", 2, "--context", "2k", "--tp", 2, "--device", "cuda", "--json")
-    assert result.status == 0, result.err
-    (run,) = json.loads(result.out)["runs"]
+    options = ("llama-3-8b", "--layers", 2, "--context", "2k", "--tp", 2, "--device", "cuda", "--json")
+    process = torchrun("-m", "kvcalc", "measure", *options)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    (run,) = json.loads(out)["runs"]
     spec = library.load_model("llama-3-8b").head(2)
     expected = library.estimate(spec, context_tokens=2048, tensor_parallel_size=2)["kv_cache"]["bytes_per_device"]
     assert [rank["held_bytes"] for rank in run["ranks"]] == [expected] * 2

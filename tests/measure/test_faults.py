@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 import traceback
 import weakref
@@ -21,10 +18,8 @@ import kvcalc as library
 from kvcalc.attention.cache import TokenCache
 from kvcalc.errors import KvcalcError, RunError
 from kvcalc.measure import faults, run, runner
-from tests.conftest import ROOT
-
-SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64")
-FAST = (*SMALL, "--layers", "2", "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
+from tests.measure.processes import wait_for
+from tests.measure.quick import FAST, narrow
 
 CPU_FULL = (
     "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
@@ -32,11 +27,6 @@ CPU_FULL = (
 )
 CUDA_FULL = "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which"
 CUDA_LOST = "CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronously reported\nCompile with"
-
-
-@pytest.fixture(autouse=True)
-def small_roof(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcalc.measure.bandwidth._BUFFER_BYTES", {"cpu": 1 << 22, "cuda": 1 << 22, "mps": 1 << 22})
 
 
 def fail_in_decode(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> list[Any]:
@@ -117,7 +107,7 @@ def test_memory_is_free_while_the_error_is_still_held(monkeypatch: pytest.Monkey
     seen = fail_in_decode(monkeypatch, error)
     caught: BaseException | None = None
     try:
-        runner.measure(library.load_model("gpt2"), context_tokens=16, steps=2, num_layers=2, device="cpu")
+        runner.measure(narrow(library.load_model("gpt2")), context_tokens=16, steps=2, num_layers=2, device="cpu")
     except BaseException as raised:
         caught = raised
     assert caught is not None
@@ -135,28 +125,30 @@ def test_a_run_after_a_fault_is_as_good_as_any(kvcalc: Any, monkeypatch: pytest.
     assert kvcalc("measure", *FAST).status == 0
 
 
-def test_real_memory_that_runs_out(tmp_path: Path) -> None:
+def test_real_memory_that_runs_out(start: Any, tmp_path: Path) -> None:
     """The check before the run is told there is plenty, and the kernel says no in the middle of it."""
-    code = """
-import resource, sys
-from kvcalc.measure import bandwidth, runner
-import psutil
-bandwidth._BUFFER_BYTES = {"cpu": 1 << 22}
+    before = """
+import psutil, resource
 runner.free_bytes = lambda device: 1 << 50
 limit = psutil.Process().memory_info().vms + (600 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-from kvcalc.cli.app import run
-sys.exit(run(sys.argv[1:]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, "measure", "llama-7b", "--layers", "4", "--context", "64k", "--device", "cpu",
-         "--save", "record.json"],
-        capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    assert done.stderr.startswith("kvcalc: out of memory")
-    assert len(done.stderr.splitlines()) == 2
+    found = start(
+        tmp_path,
+        "llama-7b",
+        "--layers",
+        4,
+        "--context",
+        "64k",
+        "--device",
+        "cpu",
+        "--save",
+        "record.json",
+        before=before,
+    ).result()
+    assert (found.status, found.out) == (1, ""), found.err
+    assert found.err.startswith("kvcalc: out of memory")
+    assert len(found.err.splitlines()) == 2
     assert not list(tmp_path.iterdir())
 
 
@@ -193,19 +185,21 @@ def test_infinity_in_fp16_offers_bf16() -> None:
     faults.check_finite(torch.tensor([65504.0], dtype=torch.float16), "decode")
 
 
-def test_ctrl_c_is_one_line_130_and_no_record(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kvcalc", "measure", "llama-7b", "--layers", "4", "--context", "16k", "--device", "cpu",
-         "--json", "--save", "record.json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-    time.sleep(6)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "kvcalc: interrupted\n")
-    assert not list(tmp_path.iterdir())
+def test_ctrl_c_is_one_line_130_and_no_record(start: Any, tmp_path: Path) -> None:
+    before = """
+real = run.prefill
+def prefill(*rest):
+    open("ready", "w").close()
+    return real(*rest)
+run.prefill = prefill
+"""
+    options = ("llama-7b", "--layers", 1, "--context", "16k", "--device", "cpu", "--json", "--save", "record.json")
+    process = start(tmp_path, *options, before=before)
+    wait_for(tmp_path / "ready")
+    time.sleep(0.5)
+    process.signal(signal.SIGINT)
+    assert process.result(timeout=60) == (130, "", "kvcalc: interrupted\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["ready"]
 
 
 def test_an_old_record_outlives_every_fault(kvcalc: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

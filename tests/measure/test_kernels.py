@@ -13,23 +13,18 @@ import pytest
 import torch
 
 import kvcalc as library
-from kvcalc.measure import capacity, choose, remarks, run, runner, storage, timing
+from kvcalc.attention.cache import held_bytes
+from kvcalc.measure import capacity, choose, remarks, runner, storage, timing
+from kvcalc.measure.build import build_part
 from kvcalc.measure.parts import parts_of
+from kvcalc.measure.stack import Request, Stack, make_caches
 from kvcalc.measure.sweep import parse_sweep
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.schema import load_schema
+from tests.measure.quick import SMALL, narrow
 
-SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64")
-FAST = (*SMALL, "--layers", "2", "--context", "40", "--steps", "3", "--device", "cpu", "--dtype", "fp32")
+FAST = (*SMALL, "--context", "40", "--steps", "3", "--device", "cpu", "--dtype", "fp32")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Roofs of no interest, and no flushing between calls of no interest either."""
-    monkeypatch.setattr("kvcalc.measure.bandwidth._BUFFER_BYTES", {"cpu": 1 << 22, "cuda": 1 << 22, "mps": 1 << 22})
-    monkeypatch.setattr("kvcalc.measure.bandwidth._MATRIX", {"cpu": 64, "cuda": 64, "mps": 64})
-    monkeypatch.setattr(timing, "last_level_cache_bytes", lambda device: 1 << 16)
 
 
 def check(document: dict[str, Any]) -> None:
@@ -83,27 +78,23 @@ def test_hybrid_and_per_layer_models_hold_what_the_formula_says(name: str, kept:
 
     spec = library.load_model(name)
     spec = bind_workload(spec, workload := resolve_workload(spec, 20, 2, None))
-    request = run.Request(20, 2, 3, workload.kv_dtype, CPU, 0, storage=kept)
-    parts = parts_of(spec)
-    stack = run.Stack(
-        parts,
-        [run.build_part(p, spec.attention.hidden_size or 0, torch.bfloat16, torch.device("meta")) for p in parts],
-        [],
-    )  # fmt: skip
-    run.make_caches(stack, request)
-    assert run.held_bytes(stack.caches) == storage.predicted_bytes(spec, workload.kv_dtype, 20, 2, kept)
+    request = Request(20, 2, 3, workload.kv_dtype, CPU, 0, storage=kept)
+    parts, width, meta = parts_of(spec), spec.attention.hidden_size or 0, torch.device("meta")
+    stack = Stack(parts, [build_part(part, width, torch.bfloat16, meta) for part in parts], [])
+    make_caches(stack, request)
+    assert held_bytes(stack.caches) == storage.predicted_bytes(spec, workload.kv_dtype, 20, 2, kept)
 
 
 @pytest.mark.parametrize("name", ["falcon-h1-tiny-90m", "lfm2-8b-a1b", "mamba2-780m"])
-def test_a_model_with_states_runs(kvcalc: Any, name: str) -> None:
-    result = kvcalc("measure", name, "--layers", "3", "--context", "24", "--steps", "3", "--device", "cpu", "--json")
-    assert result.status == 0, result.err
-    check(result.json)
-    (found,) = result.json["runs"]
+def test_a_model_with_states_runs(name: str) -> None:
+    spec = narrow(library.load_model(name))
+    document = runner.measure(spec, num_layers=3, context_tokens=24, steps=3, device="cpu")
+    check(document)
+    (found,) = document["runs"]
     assert found["held_bytes"] == found["predicted_bytes"] > 0
     assert found["verified"]["ok"]
-    assert any("recurrent layers" in warning for warning in result.json["warnings"])
-    assert found["scaled"]["num_layers"] == library.load_model(name).num_layers
+    assert any("recurrent layers" in warning for warning in document["warnings"])
+    assert found["scaled"]["num_layers"] == spec.num_layers
 
 
 @pytest.mark.parametrize(
@@ -180,7 +171,7 @@ def test_what_does_not_go_together(kvcalc: Any, options: tuple[str, ...], status
     assert len(result.err.splitlines()) <= 3
 
 
-def test_a_sweep_is_a_run_for_every_point_and_a_table(kvcalc: Any) -> None:
+def test_a_sweep_is_a_run_for_every_point_and_a_table(kvcalc: Any, printed: Any) -> None:
     options = ("--sweep", "context=16..40,batch=1:3")
     document = kvcalc("measure", *FAST, *options, "--json").json
     check(document)
@@ -189,9 +180,9 @@ def test_a_sweep_is_a_run_for_every_point_and_a_table(kvcalc: Any) -> None:
     assert [(row["context_tokens"], row["batch_size"]) for row in document["curve"]] == points
     for found in document["runs"]:
         assert found["held_bytes"] == 2 * found["batch_size"] * found["context_tokens"] * 2 * 2 * 16 * 4
-    rows = [*csv.DictReader(io.StringIO(kvcalc("measure", *FAST, *options, "--format", "csv").out))]
+    rows = [*csv.DictReader(io.StringIO(printed(document, *options, "--format", "csv").out))]
     assert [(int(row["context_tokens"]), int(row["batch_size"])) for row in rows] == points
-    human = kvcalc("measure", *FAST, *options, "--format", "human").out
+    human = printed(document, *options, "--format", "human").out
     assert human.count("#") >= 6
     assert "batch" in human
 
@@ -216,7 +207,7 @@ def test_axes_double_or_are_listed(text: str, points: list[tuple[int, int]]) -> 
 
 
 def test_a_model_too_large_runs_the_layers_that_fit_and_scales(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = library.load_model("gpt2")
+    spec = narrow(library.load_model("gpt2"))
     budget = pytest.importorskip("kvcalc.measure.budget")
     three = budget.need_of(spec.head(3), DTYPES["fp32"], 64, 1, "cpu").total_bytes
     monkeypatch.setattr(runner, "free_bytes", lambda device: three * 100 // 85 + 100)
@@ -233,13 +224,13 @@ def test_a_model_too_large_runs_the_layers_that_fit_and_scales(monkeypatch: pyte
 @pytest.mark.parametrize("axis", ["context", "batch"])
 def test_until_full_finds_what_fits(kvcalc: Any, axis: str) -> None:
     """Within the limit by the process's own peak; the largest is near the formula's, and never beyond the limit."""
-    result = kvcalc("measure", *FAST, "--until-full", axis, "--memory", "200M", "--json")
+    result = kvcalc("measure", *FAST, "--until-full", axis, "--memory", "60M", "--json")
     assert result.status == 0, result.err
     check(result.json)
     found = result.json["capacity"]
-    assert found["limit_bytes"] == 200_000_000
+    assert found["limit_bytes"] == 60_000_000
     per_unit = 2 * 2 * 2 * 16 * 4 * (1 if axis == "context" else 40)
-    assert found["measured"] <= found["predicted"] <= 200_000_000 // per_unit
+    assert found["measured"] <= found["predicted"] <= 60_000_000 // per_unit
     assert found["ratio"] > 0.5
 
 
@@ -291,8 +282,10 @@ def test_times_that_spread_are_not_to_be_trusted() -> None:
 
 
 def test_what_is_small_is_flushed_and_what_is_large_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "last_level_cache_bytes", lambda device: 1 << 16)
     assert timing.flusher(CPU, (4 << 16) - 1) is not None
     assert timing.flusher(CPU, 4 << 16) is None
+    assert timing.flusher(CPU, 4 << 16, timing.Effort(cache_bytes=1 << 17)) is not None
     order: list[str] = []
     taken = timing.time_calls(
         CPU, lambda: order.append("call"), 2, lambda: order.append("flush"), lambda: order.append("before")

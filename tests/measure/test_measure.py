@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -18,31 +19,16 @@ from kvcalc.measure.build import build_layer
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.schema import load_schema
 from tests.conftest import PLAIN_PRESETS, ROOT
-
-SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64")
-FAST = (*SMALL, "--layers", "2", "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
+from tests.measure.quick import FAST, narrow
 
 
-@pytest.fixture(autouse=True)
-def small_roof(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The roof of a test is of no interest: a small buffer is enough."""
-    monkeypatch.setattr("kvcalc.measure.bandwidth._BUFFER_BYTES", {"cpu": 1 << 22, "cuda": 1 << 22, "mps": 1 << 22})
-
-
-def test_all_four_kinds_hold_what_the_formula_says(kvcalc: Any) -> None:
-    result = kvcalc("measure", *FAST, "--attention", "all", "--json")
-    assert result.status == 0, result.err
-    document = result.json
-    jsonschema.validate(document, {**load_schema(), "$ref": "#/$defs/measure"})
-    assert [run["attention"] for run in document["runs"]] == ["mha", "mqa", "gqa", "mla"]
+def test_all_four_kinds_hold_what_the_formula_says(taken: dict[str, Any]) -> None:
+    jsonschema.validate(taken, {**load_schema(), "$ref": "#/$defs/measure"})
+    assert [run["attention"] for run in taken["runs"]] == ["mha", "mqa", "gqa", "mla"]
     elements = {"mha": 2 * 8 * 16, "mqa": 2 * 16, "gqa": 2 * 2 * 16, "mla": 4 * 16 + 8}
-    for run in document["runs"]:
-        assert (
-            run["predicted_bytes"]
-            == run["held_bytes"]
-            == run["allocator_bytes"]
-            == 2 * 40 * elements[run["attention"]] * 4
-        )
+    for run in taken["runs"]:
+        expected = 2 * 40 * elements[run["attention"]] * 4
+        assert run["predicted_bytes"] == run["held_bytes"] == run["allocator_bytes"] == expected
         assert run["verified"]["ok"]
         for times in (run["decode_step_seconds"], run["attention_core_seconds"]):
             assert 0 < times["min"] <= times["p50"] <= times["p90"]
@@ -52,7 +38,7 @@ def test_all_four_kinds_hold_what_the_formula_says(kvcalc: Any) -> None:
 @pytest.mark.parametrize("name", PLAIN_PRESETS)
 def test_every_preset_runs_or_is_refused_by_name(name: str) -> None:
     """One layer of each, in its own dtype, beside the estimate of that layer."""
-    spec = library.load_model(name)
+    spec = narrow(library.load_model(name))
     document = runner.measure(spec, context_tokens=24, steps=2, num_layers=1, device="cpu")
     (run,) = document["runs"]
     expected = library.estimate(spec.head(1), context_tokens=24)["kv_cache"]["total_bytes"]
@@ -70,9 +56,8 @@ def test_a_window_is_a_ring_of_the_window(kvcalc: Any) -> None:
 
 
 def test_a_kind_the_model_cannot_have_is_skipped_with_the_reason() -> None:
-    document = runner.measure(
-        library.load_model("falcon-7b"), context_tokens=8, steps=2, num_layers=1, all_variants=True, device="cpu"
-    )
+    spec = narrow(library.load_model("falcon-7b"))
+    document = runner.measure(spec, context_tokens=8, steps=2, num_layers=1, all_variants=True, device="cpu")
     assert [run["attention"] for run in document["runs"]] == ["mha", "mqa", "mla"]
     assert document["skipped"] == [{"attention": "gqa", "reason": "no number of groups from 2 to 8 divides 71 heads"}]
 
@@ -179,16 +164,10 @@ def test_warm_up_leaves_no_token_behind(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_seed_gives_the_same_weights_and_inputs() -> None:
+    spec = narrow(library.load_model("gpt2"))
+    options: dict[str, Any] = {"num_layers": 1, "device": "cpu", "backend": "grouped-sdpa"}
     errors = [
-        runner.measure(
-            library.load_model("gpt2"),
-            context_tokens=8,
-            steps=2,
-            num_layers=1,
-            device="cpu",
-            seed=seed,
-            backend="grouped-sdpa",
-        )["runs"][0]["verified"]["max_abs_error"]
+        runner.measure(spec, context_tokens=8, steps=2, seed=seed, **options)["runs"][0]["verified"]["max_abs_error"]
         for seed in (1, 1, 2)
     ]
     assert errors[0] == errors[1] != errors[2]
@@ -203,7 +182,8 @@ def test_layers_are_the_first_ones_and_said_so(kvcalc: Any) -> None:
 
 
 def test_an_encoder_runs_with_a_warning() -> None:
-    document = runner.measure(library.load_model("bert-base"), context_tokens=16, steps=2, num_layers=1, device="cpu")
+    spec = narrow(library.load_model("bert-base"))
+    document = runner.measure(spec, context_tokens=16, steps=2, num_layers=1, device="cpu")
     assert any("engines keep nothing" in warning for warning in document["warnings"])
     assert document["runs"][0]["held_bytes"] == 2 * 12 * 64 * 16 * 2
 
@@ -289,6 +269,16 @@ def test_the_weights_counted_are_the_weights_built() -> None:
         assert budget.need_of(spec, DTYPES["bf16"], 64, 1, "cpu").weights_bytes == built
 
 
+def test_a_run_loads_neither_torchs_compiler_nor_sympy(start: Any, tmp_path: Path) -> None:
+    """Both take seconds. torch loads them for some operations on its meta device."""
+    before = """
+from kvcalc.measure import record
+record.save = lambda *given: print(*({"sympy", "torch._dynamo"} & {*sys.modules}), file=sys.stderr)
+"""
+    found = start(tmp_path, *FAST, "--attention", "all", "--save", "record.json", before=before).result()
+    assert (found.status, found.err) == (0, "\n")
+
+
 @pytest.mark.parametrize("missing", ["torch", "psutil"])
 def test_without_torch_one_line_says_what_to_install(missing: str) -> None:
     code = (
@@ -302,8 +292,8 @@ def test_without_torch_one_line_says_what_to_install(missing: str) -> None:
     assert done.stderr.splitlines() == [wanted]
 
 
-def test_human_output_names_bytes_times_and_shares(kvcalc: Any) -> None:
-    result = kvcalc("measure", *FAST, "--attention", "all", "--format", "human")
+def test_human_output_names_bytes_times_and_shares(printed: Any, taken: dict[str, Any]) -> None:
+    result = printed(taken, "--format", "human")
     assert result.status == 0
     lines = result.out.splitlines()
     for kind in ("MHA", "MQA", "GQA", "MLA"):

@@ -9,7 +9,6 @@ import os
 import socket
 import stat
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,16 @@ from kvcalc.errors import KvcalcError, RunError
 from kvcalc.measure import environment, record
 from kvcalc.schema import load_schema
 from tests.conftest import ROOT
+from tests.measure.quick import FAST
 
-SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64")
-FAST = (*SMALL, "--layers", "2", "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
 DOCUMENT: dict[str, Any] = {"schema_version": 1, "model": {}, "workload": {}, "device": {}, "roof": {}, "runs": []}
 
 as_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
 
 
-@pytest.fixture(autouse=True)
-def small_roof(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcalc.measure.bandwidth._BUFFER_BYTES", {"cpu": 1 << 22, "cuda": 1 << 22, "mps": 1 << 22})
-
-
 def test_a_record_is_the_json_document(kvcalc: Any, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    result = kvcalc("measure", *FAST, "--attention", "all", "--json", "--save", path, "--seed", "7")
+    result = kvcalc("measure", *FAST, "--json", "--save", path, "--seed", "7")
     assert result.status == 0, result.err
     assert path.read_text() == result.out
     document = record.load(str(path))
@@ -103,24 +96,25 @@ def test_a_full_device_is_one_line(kvcalc: Any) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 100, 1000])
-def test_a_disk_that_fills_up_leaves_the_old_record(tmp_path: Path, limit: int) -> None:
+def test_a_disk_that_fills_up_leaves_the_old_record(start: Any, tmp_path: Path, limit: int) -> None:
     """A limit on the size of files stops the writing in the middle, as a full disk does."""
     path = tmp_path / "record.json"
     path.write_text("old")
-    code = f"""
-import resource, sys
-sys.path.insert(0, {str(ROOT)!r})
-from kvcalc.measure import bandwidth
-bandwidth._BUFFER_BYTES = {{"cpu": 1 << 22}}
-resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
-from kvcalc.cli.app import run
-sys.exit(run(sys.argv[1:]))
+    before = f"""
+import resource
+from kvcalc.measure import record
+save, (_, most) = record.save, resource.getrlimit(resource.RLIMIT_FSIZE)
+def save_on_a_small_disk(*given):
+    resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, most))
+    try:
+        save(*given)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+record.save = save_on_a_small_disk
 """
-    done = subprocess.run([sys.executable, "-c", code, "measure", *FAST, "--json", "--save", str(path)],
-                          capture_output=True, text=True, check=False)  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr == f"kvcalc: cannot save {path}: File too large\n"
-    assert json.loads(done.stdout)["runs"]
+    found = start(tmp_path, *FAST, "--json", "--save", path, before=before).result()
+    assert (found.status, found.err) == (1, f"kvcalc: cannot save {path}: File too large\n")
+    assert found.json["runs"]
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
 

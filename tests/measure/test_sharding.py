@@ -25,6 +25,7 @@ SHAPES = {
     "gqa": GROUPED._replace(num_kv_heads=4),
     "gqa of two": GROUPED._replace(num_kv_heads=2),
     "mqa": GROUPED._replace(num_kv_heads=1),
+    "gated": GROUPED._replace(num_kv_heads=2, output_gate=True),
     "mla": LATENT,
     "mla, plain query": LATENT._replace(q_lora_rank=0),
 }

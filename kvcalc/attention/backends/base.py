@@ -59,17 +59,9 @@ class Backend:
         """Why it is not even tried unless asked for by name; None where it is."""
         return None if self.is_candidate else "a baseline, run only by name"
 
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
-        dropout: float = 0.0,
-        scale: float | None = None,
-    ) -> Tensor:
-        """Attention over plain tensors, as `kvcalc.attention.core.grouped_attention` takes them; masks included."""
-        return attention_with_weights(query, key, value, mask, dropout, scale)[0]
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """The same over plain tensors: `query` (B, H, 1, d), `key` (B, G, s, d), `value` (B, G, s, e)."""
+        return attention_with_weights(query, key, value, scale=scale)[0]
 
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         """`query` (batch, heads, 1, width) over all rows `cache` holds; returns (batch, heads, 1, V's width).
@@ -78,7 +70,7 @@ class Backend:
         1 / sqrt(width).
         """
         key, value = keys_and_values(cache, v_width)
-        return self(query, key, value, scale=scale)
+        return self(query, key, value, scale)
 
 
 def keys_and_values(cache: Cache, v_width: int | None) -> tuple[Tensor, Tensor]:

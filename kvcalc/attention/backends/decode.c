@@ -14,6 +14,7 @@
 
 #define LANES 16
 #define TILE 32
+#define CONVERT __builtin_convertvector
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
@@ -21,8 +22,9 @@ typedef float vec_u __attribute__((vector_size(4 * LANES), aligned(4), may_alias
 typedef int32_t veci __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vecu __attribute__((vector_size(4 * LANES)));
 typedef uint16_t half_u __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef int16_t halfi __attribute__((vector_size(2 * LANES)));
+typedef int16_t halfi_u __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef int8_t byte_u __attribute__((vector_size(LANES), aligned(1), may_alias));
-typedef uint8_t ubyte_u __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 #if defined(__clang__)
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -71,30 +73,32 @@ INLINE float largest_lane(vec a) {
     return a[0];
 }
 
-/* 16 half-precision numbers in the low halves of 32 bits, without the hardware's own conversion: shifted to fp32's
- * place the exponent is short by 112, which one multiplication repairs, subnormals included. */
-INLINE vec widen_half(vecu h) {
-    vecu magnitude = (h & 0x7fffu) << 13;
-    vec value = from_bits(magnitude) * 0x1p112f;
+/* Numbers of fewer bits, sign and magnitude moved to fp32's places, without the hardware's own conversion: their
+ * exponent is then too small, which one multiplication by `repair` corrects, subnormals included. From `special` on,
+ * magnitudes are infinities and NaN, which fp32 writes with its largest exponent. */
+INLINE vec widen_bits(vecu moved, float repair, uint32_t special) {
+    vec value = from_bits(moved) * repair;
     vecu bits;
     memcpy(&bits, &value, sizeof bits);
-    return from_bits(bits | ((h & 0x8000u) << 16));
+    return from_bits(bits | ((vecu)(moved << 1 >= special << 1) & 0x7f800000u));
 }
 
-/* LANES elements of `type` as fp32. */
+/* LANES elements of `type` as fp32. Bytes are widened by way of 16 bits: GCC turns one step into scalar code. */
 INLINE vec load(const char *at, int64_t element, int type) {
     switch (type) {
     case FP32:
         return *(const vec_u *)(at + 4 * element);
     case BF16:
-        return from_bits(__builtin_convertvector(*(const half_u *)(at + 2 * element), vecu) << 16);
-    case FP16:
-        return widen_half(__builtin_convertvector(*(const half_u *)(at + 2 * element), vecu));
+        return from_bits(CONVERT(*(const half_u *)(at + 2 * element), vecu) << 16);
+    case FP16: {
+        vecu h = (vecu)CONVERT(*(const halfi_u *)(at + 2 * element), veci);
+        return widen_bits(h << 13 & 0x8fffe000u, 0x1p112f, 0x7c00u << 13);
+    }
     case INT8:
-        return __builtin_convertvector(*(const byte_u *)(at + element), vec);
-    default: { /* e4m3: half precision with three bits of mantissa, its exponent short by 8 more. */
-        vecu b = __builtin_convertvector(*(const ubyte_u *)(at + element), vecu);
-        return widen_half(((b & 0x80u) << 8) | ((b & 0x7fu) << 7)) * 256.0f;
+        return CONVERT(CONVERT(CONVERT(*(const byte_u *)(at + element), halfi), veci), vec);
+    default: { /* e4m3 has no infinities; of its magnitudes only the last is NaN. */
+        vecu b = (vecu)CONVERT(CONVERT(*(const byte_u *)(at + element), halfi), veci);
+        return widen_bits(b << 20 & 0x87f00000u, 0x1p120f, 0x7fu << 20);
     }
     }
 }
@@ -109,8 +113,8 @@ INLINE float load_one(const char *at, int64_t element, int type) {
 INLINE vec exp_vec(vec x) {
     x = larger(splat(-87.0f), x); /* this way round NaN stays */
     vec n = x * 1.44269504f;
-    veci whole = __builtin_convertvector(n - 0.5f, veci);
-    n = __builtin_convertvector(whole, vec);
+    veci whole = CONVERT(n - 0.5f, veci);
+    n = CONVERT(whole, vec);
     vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     vec p = splat(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
@@ -364,8 +368,8 @@ int64_t kvcalc_decode_work(int64_t batch, int64_t groups, int64_t rows, int64_t 
     return batch * groups * rows * dk + batch * groups * splits * (rows * (dv + 1 + LANES) + TILE * (dk + dv + rows));
 }
 
-/* q (batch, groups * rows, k width) and out (the same, v width), fp32 and dense. Returns 0. */
-int kvcalc_decode(const float *q, const Rows *k, const Rows *v, const Pages *pages, float *out, float *work,
+/* q (batch, groups * rows, k width) and out (the same, v width), fp32 and dense. */
+void kvcalc_decode(const float *q, const Rows *k, const Rows *v, const Pages *pages, float *out, float *work,
                   int64_t batch, int64_t groups, int64_t rows, int64_t tokens, float scale, int type, int64_t splits,
                   int threads) {
     int64_t dk = pad(k->width), dv = pad(v->width), parts = batch * groups * splits;
@@ -393,9 +397,8 @@ int kvcalc_decode(const float *q, const Rows *k, const Rows *v, const Pages *pag
             memset(to, 0, v->width * sizeof(float));
             for (int64_t p = pair * splits; p < (pair + 1) * splits; p++) {
                 const float *from = partial + p * each;
+                /* 0 for a part without tokens. NaN of a part must reach the sums even then. */
                 float weight = expf(from[rows * dv + r] - most);
-                if (!(weight > 0))
-                    continue;
                 for (int l = 0; l < LANES; l++)
                     sum += weight * from[rows * (dv + 1) + r * LANES + l];
                 for (int64_t i = 0; i < v->width; i++)
@@ -404,5 +407,4 @@ int kvcalc_decode(const float *q, const Rows *k, const Rows *v, const Pages *pag
             for (int64_t i = 0; i < v->width; i++)
                 to[i] /= sum;
         }
-    return 0;
 }

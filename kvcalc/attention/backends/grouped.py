@@ -13,11 +13,8 @@ class GroupedSdpa(Backend):
 
     name = "grouped-sdpa"
 
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0,
-        scale: float | None = None,
-    ) -> Tensor:  # fmt: skip
-        return grouped_attention(query, key, value, mask, dropout, scale)
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        return grouped_attention(query, key, value, scale=scale)
 
 
 class GroupedMatmul(Backend):
@@ -32,10 +29,7 @@ class RepeatKv(Backend):
     name = "repeat-kv"
     is_candidate = False
 
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0,
-        scale: float | None = None,
-    ) -> Tensor:  # fmt: skip
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         each = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(each, dim=1), value.repeat_interleave(each, dim=1)
-        return grouped_attention(query, key, value, mask, dropout, scale)
+        return grouped_attention(query, key, value, scale=scale)

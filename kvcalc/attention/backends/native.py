@@ -21,14 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvcalc.attention.backends.base import Backend, Cache, Case, keys_and_values
+from kvcalc.attention.backends.base import Backend, Cache, Case, dtype_name, keys_and_values
 
 SOURCE = Path(__file__).with_name("decode.c")
 
 # -ffast-math lets sums be taken in lanes; infinities stay what they are: they hide tokens.
-_FLAGS = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fPIC", "-w")
-_WIDE = "-mprefer-vector-width=512"
-_OPENMP = "-fopenmp"
+_FLAGS = ("-O3", "-ffast-math", "-fno-finite-math-only", "-fPIC", "-w")
+_NATIVE, _WIDE, _OPENMP = "-march=native", "-mprefer-vector-width=512", "-fopenmp"
+# Not every compiler has all three. Tried in this order, each once, until one compiles: without them the kernel is
+# slower, and just as right.
+_EXTRA_FLAGS = ((_NATIVE, _WIDE, _OPENMP), (_NATIVE, _OPENMP), (_NATIVE,), (_OPENMP,), ())
 _TIMEOUT_SECONDS = 180
 
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3, torch.float8_e4m3fn: 4}
@@ -63,6 +65,9 @@ class Native(Backend):
     def why_not(self, case: Case) -> str | None:
         if case.device.type != "cpu":
             return "runs on CPUs"
+        kept = case.stored_dtype or case.dtype
+        if kept not in _TYPES:
+            return f"reads no {dtype_name(kept)} cache"
         if self._library is None and self._reason is None:
             try:
                 self._library = load()
@@ -70,12 +75,7 @@ class Native(Backend):
                 self._reason = str(error)
         return self._reason
 
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0,
-        scale: float | None = None,
-    ) -> Tensor:  # fmt: skip
-        if mask is not None or dropout or query.shape[2] != 1:
-            return super().__call__(query, key, value, mask, dropout, scale)
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (key, value))
         rows = [_rows(tensor, None, paged=False) for tensor in (key, value)]
         return self._run(query, rows, _Pages(None, 0, 1), key, key.shape[1], key.shape[2], scale)
@@ -83,7 +83,7 @@ class Native(Backend):
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         if cache.layout == "growing" and not cache.scales:
             key, value = keys_and_values(cache, v_width)
-            return self(query, key, value, scale=scale)
+            return self(query, key, value, scale)
         tensors, scales = cache.tensors, cache.scales or (None,) * len(cache.tensors)
         table = getattr(cache, "table", None)
         rows = [_rows(tensor, s, paged=table is not None) for tensor, s in zip(tensors, scales)]
@@ -137,7 +137,7 @@ def load() -> Any:
     library = ctypes.CDLL(str(_built()))
     library.kvcalc_decode_work.restype = ctypes.c_int64
     library.kvcalc_decode_work.argtypes = [ctypes.c_int64] * 6
-    library.kvcalc_decode.restype = ctypes.c_int
+    library.kvcalc_decode.restype = None
     library.kvcalc_decode.argtypes = [
         ctypes.c_void_p, ctypes.POINTER(_Rows), ctypes.POINTER(_Rows), ctypes.POINTER(_Pages), ctypes.c_void_p,
         ctypes.c_void_p, *[ctypes.c_int64] * 4, ctypes.c_float, ctypes.c_int, ctypes.c_int64, ctypes.c_int,
@@ -147,9 +147,10 @@ def load() -> Any:
 
 def _built() -> Path:
     compiler = _compiler()
-    # Another source, compiler or processor is another library.
-    said = _run_compiler([*compiler, "--version"])
-    key = hashlib.sha256("\0".join((SOURCE.read_text(), *compiler, said, _processor())).encode()).hexdigest()[:16]
+    # Another source, compiler, set of flags or processor is another library.
+    version = _run_compiler([*compiler, "--version"])
+    parts = (SOURCE.read_text(), *compiler, version, *_FLAGS, repr(_EXTRA_FLAGS), platform.machine(), _processor())
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     folder = _folder()
     library = folder / f"decode-{key}.so"
     if library.is_file():
@@ -163,11 +164,13 @@ def _built() -> Path:
 
 
 def _compile(compiler: list[str], made: Path) -> None:
-    """With every flag, or without those this compiler does not know: single-threaded and narrower at worst."""
-    for extra in ((_WIDE, _OPENMP), (_OPENMP,), ()):
+    """With the most flags of _EXTRA_FLAGS this compiler takes. Raises OSError where it takes none of the sets."""
+    for extra in _EXTRA_FLAGS:
         try:
             _run_compiler([*compiler, *_FLAGS, *extra, "-c", str(SOURCE), "-o", str(made)])
             return
+        except TimeoutError:
+            raise
         except OSError as error:
             failure = error
     raise failure
@@ -197,8 +200,8 @@ def _compiler() -> list[str]:
 def _run_compiler(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)  # noqa: S603 - the user's own compiler
-    except subprocess.SubprocessError as error:
-        raise OSError(f"{command[0]} does not finish: {error}") from None
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"{command[0]} does not finish within {_TIMEOUT_SECONDS} seconds") from None
     if done.returncode:
         complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
         raise OSError(f"{command[0]} fails: {complaint.strip()}")
@@ -209,9 +212,9 @@ def _processor() -> str:
     """What -march=native depends on: the processor's own list of features where the system shows it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((line for line in file if line.startswith(("flags", "Features"))), platform.machine())
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
+            return next(line for line in file if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return platform.processor()
 
 
 def _folder() -> Path:

@@ -8,14 +8,7 @@ from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import around, linear, lookup, norm, plain_mlp
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers n_layers n_layer num_attention_heads n_heads n_head hidden_size dim n_embd head_dim "
-        "hidden_dim n_inner n_positions is_decoder add_cross_attention cross_attention_hidden_size type_vocab_size "
-        "position_embedding_type layer_norm_eps num_hidden_groups inner_group_num relative_attention pos_att_type "
-        "position_biased_input embedding_size vision_config rotary_emb_fraction qkv_proj_bias conv_kernel_size conv_act"
-    ).split()
-)
+KEYS = frozenset("head_dim add_cross_attention cross_attention_hidden_size conv_kernel_size conv_act".split())
 
 # May be built as decoders. Source: their configuration classes, Transformers 5.23.0. GIT is nothing else: a BERT that
 # reads an image's tokens before the text's.

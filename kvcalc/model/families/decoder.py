@@ -26,15 +26,8 @@ _OWN_KEYS = frozenset(
 
 _KEYS = _OWN_KEYS | frozenset(
     (
-        "num_hidden_layers n_layer num_attention_heads n_head num_key_value_heads hidden_size n_embed head_dim "
-        "v_head_dim sliding_window sliding_window_size layer_types attention_bias use_bidirectional_attention mlp_bias "
-        "position_embedding_type rope_theta rope_scaling rope_parameters rms_norm_eps rope_local_base_freq "
-        "use_qk_norm lm_head_bias ffn_dim word_embed_proj_dim do_layer_norm_before "
-        "query_pre_attn_scalar moe_intermediate_size num_experts num_local_experts num_experts_per_tok "
-        "decoder_sparse_step mlp_only_layers norm_topk_prob shared_expert_intermediate_size first_k_dense_replace "
-        "n_routed_experts n_shared_experts partial_rotary_factor no_rope_layers no_rope_layer_interval "
-        "mlp_layer_types num_attention_heads_per_layer moe_layer_types mtp_layer_types "
-        "mtp_mlp_layer_types"
+        "num_key_value_heads head_dim v_head_dim sliding_window sliding_window_size layer_types decoder_sparse_step "
+        "mlp_layer_types moe_layer_types mtp_layer_types mtp_mlp_layer_types"
     ).split()
 )
 

@@ -198,11 +198,8 @@ _FUSED = {"prefix": "self_attention", "fused": "query_key_value", "output": "den
 _4H = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
 RENAMED_KEYS = frozenset(
     (
-        "n_layer num_layers num_hidden_layers n_head attention_heads num_attention_heads n_embd d_model "
-        "hidden_size num_key_value_heads head_dim kv_channels multi_query multi_query_attention "
-        "multi_query_group_num n_positions n_ctx n_inner dff ffn_dim ffn_hidden_size seq_length rotary_dim "
-        "add_cross_attention activation_function layer_norm_epsilon use_cache_quantization use_cache_kernel "
-        "rope_theta rope_scaling rope_parameters qkv_bias add_qkv_bias rope_ratio"
+        "num_key_value_heads head_dim kv_channels multi_query multi_query_attention multi_query_group_num "
+        "add_cross_attention"
     ).split()
 )
 

@@ -6,20 +6,17 @@ from collections.abc import Collection
 
 from kvcalc.errors import ModelError
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import Weight, around, gated_mlp, norm, other, replicated
+from kvcalc.model.tensors import Weight, gated_mlp, norm, other, replicated
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_layers num_attention_heads num_key_value_heads hidden_size head_dim kv_lora_rank "
-        "q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim attention_bias rope_theta "
-        "rope_scaling rope_parameters rope_interleave first_k_dense_replace moe_layer_freq moe_intermediate_size "
-        "n_routed_experts n_shared_experts num_experts_per_tok num_nextn_predict_layers rms_norm_eps "
-        "ffn_hidden_size index_head_dim index_n_heads index_topk index_topk_freq index_skip_topk_offset "
-        "index_topk_pattern index_share_for_mtp_iteration indexer_types indexer_rope_interleave layer_types "
-        "mlp_layer_types use_mla"
+        "num_key_value_heads head_dim kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim "
+        "v_head_dim index_head_dim index_n_heads index_topk index_topk_freq index_skip_topk_offset index_topk_pattern "
+        "index_share_for_mtp_iteration layer_types mlp_layer_types use_mla"
     ).split()
 )
 
@@ -140,12 +137,7 @@ def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
         bias = config.boolean("mlp_bias", default=False)
         dense = gated_mlp("mlp", width, config.integer("intermediate_size"), bias)
     experts = moe(config, Experts("n_routed_experts", shared=True), width) if sparse else ()
-    tied = config.boolean("tie_word_embeddings", default=model_type == "minicpm3")
-    return Body(
-        around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
-        choose(num_layers, sparse, experts, dense),
-        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
-    )
+    return decoder_body(config, choose(num_layers, sparse, experts, dense), tied=model_type == "minicpm3")
 
 
 def _sparse_layers(config: ConfigReader, model_type: str, num_layers: int) -> Collection[int]:

@@ -7,19 +7,17 @@ from typing import NamedTuple
 
 from kvcalc.model.caches import CompressedAttention
 from kvcalc.model.experts import Experts, moe, with_defaults
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.mixers.attention import AttentionShape, Flops
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import Weight, around, linear, norm, other, replicated
+from kvcalc.model.tensors import Weight, linear, norm, other, replicated
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim q_lora_rank o_lora_rank "
-        "o_groups qk_rope_head_dim sliding_window compress_ratios compress_rates compress_rate_csa compress_rate_hca "
-        "compress_rope_theta layer_types mlp_layer_types index_head_dim index_n_heads index_topk num_hash_layers "
-        "hc_mult hc_eps hc_sinkhorn_iters attention_bias rope_theta rope_scaling rope_parameters "
-        "partial_rotary_factor moe_intermediate_size n_routed_experts n_shared_experts num_experts_per_tok "
-        "num_nextn_predict_layers rms_norm_eps expert_dtype"
+        "num_key_value_heads head_dim q_lora_rank o_lora_rank qk_rope_head_dim sliding_window compress_ratios "
+        "compress_rates compress_rate_csa compress_rate_hca compress_rope_theta layer_types mlp_layer_types "
+        "index_head_dim index_n_heads index_topk"
     ).split()
 )
 
@@ -103,17 +101,11 @@ def _body(config: ConfigReader, width: int, num_layers: int) -> Body:
         *_mixing("ffn_hc", width, streams),
     )
     outer = (
-        norm("model.norm", width),
         other("model.hc_head.hc_fn", streams, streams * width),
         other("model.hc_head.hc_base", streams),
         other("model.hc_head.hc_scale", 1),
     )
-    tied = config.boolean("tie_word_embeddings", default=False)
-    return Body(
-        around(config.integer("vocab_size"), width, tied, *outer),
-        [mlp] * num_layers,
-        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
-    )
+    return decoder_body(config, [mlp] * num_layers, *outer)
 
 
 def _attention(config: ConfigReader, shape: AttentionShape, width: int) -> tuple[Weight, ...]:

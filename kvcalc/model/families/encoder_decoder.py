@@ -10,15 +10,7 @@ from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Block, Weight, around, linear, lookup, norm, other, plain_mlp, unread
 
-KEYS = frozenset(
-    (
-        "num_layers num_decoder_layers num_hidden_layers num_heads num_attention_heads d_model hidden_size d_kv d_ff "
-        "n_positions relative_attention_num_buckets relative_attention_max_distance feed_forward_proj "
-        "encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim "
-        "decoder_ffn_dim max_source_positions max_target_positions num_mel_bins scale_embedding is_encoder_decoder "
-        "add_cross_attention cross_attention_hidden_size"
-    ).split()
-)
+KEYS = frozenset("add_cross_attention cross_attention_hidden_size".split())
 
 
 class _Bart(NamedTuple):

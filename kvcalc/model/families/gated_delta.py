@@ -6,22 +6,18 @@ from collections.abc import Collection
 
 from kvcalc.errors import ModelError
 from kvcalc.model.experts import Experts, choose, moe, sparse_layers, with_defaults
-from kvcalc.model.families.grouped import grouped_shape
+from kvcalc.model.families.common import decoder_body, grouped_shape
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, Projections
 from kvcalc.model.mixers.recurrent import Recurrence, delta_net
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import around, gated_mlp, norm
+from kvcalc.model.tensors import gated_mlp
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim layer_types "
-        "full_attention_interval linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim "
-        "linear_num_key_heads linear_num_value_heads mamba_ssm_dtype attention_bias rope_theta rope_scaling "
-        "rope_parameters partial_rotary_factor decoder_sparse_step mlp_only_layers moe_intermediate_size "
-        "num_experts num_experts_per_tok shared_expert_intermediate_size norm_topk_prob rms_norm_eps "
-        "attn_output_gate mtp_num_hidden_layers"
+        "num_key_value_heads head_dim layer_types linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim "
+        "linear_num_key_heads linear_num_value_heads mamba_ssm_dtype decoder_sparse_step"
     ).split()
 )
 
@@ -86,12 +82,7 @@ def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
     width, rule = config.integer("hidden_size"), _EXPERTS.get(model_type)
     sparse: Collection[int] = () if rule is None else sparse_layers(config, rule, num_layers)
     dense = gated_mlp("mlp", width, config.integer("intermediate_size")) if len(sparse) < num_layers else ()
-    tied = config.boolean("tie_word_embeddings", default=False)
-    return Body(
-        around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
-        choose(num_layers, sparse, () if rule is None else moe(config, rule, width), dense),
-        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
-    )
+    return decoder_body(config, choose(num_layers, sparse, () if rule is None else moe(config, rule, width), dense))
 
 
 def _layer_types(config: ConfigReader, num_layers: int) -> list[str]:

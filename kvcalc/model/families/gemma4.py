@@ -6,20 +6,14 @@ Gemma 4's layers that see all have wider heads, and in the larger models fewer o
 from __future__ import annotations
 
 from kvcalc.errors import ModelError
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import Weight, around, experts, gated_mlp, linear, lookup, norm, other, router
+from kvcalc.model.tensors import Weight, experts, gated_mlp, linear, lookup, norm, other, router
 
 KEYS = frozenset(
-    (
-        "num_hidden_layers num_attention_heads num_key_value_heads num_global_key_value_heads hidden_size head_dim "
-        "global_head_dim sliding_window layer_types num_kv_shared_layers attention_k_eq_v attention_bias "
-        "rope_parameters rope_theta rope_local_base_freq rope_scaling use_bidirectional_attention "
-        "hidden_size_per_layer_input vocab_size_per_layer_input enable_moe_block num_experts top_k_experts "
-        "moe_intermediate_size activation_sparsity_pattern laurel_rank altup_num_inputs use_double_wide_mlp "
-        "rms_norm_eps"
-    ).split()
+    ("num_key_value_heads head_dim global_head_dim sliding_window layer_types num_kv_shared_layers").split()
 )
 
 # Source: Gemma4TextConfig and Gemma3nTextConfig, Transformers 5.23.0.
@@ -100,7 +94,7 @@ def _body(config: ConfigReader, model_type: str, num_layers: int, own: int) -> B
     beside: tuple[Weight, ...] = ()
     if config.boolean("enable_moe_block", default=False):
         beside += _experts(config, width)
-    outer: list[Weight] = [norm("model.norm", width)]
+    outer: list[Weight] = []
     per_layer = config.optional_integer("hidden_size_per_layer_input", least=0)
     if per_layer:
         beside += (
@@ -121,11 +115,8 @@ def _body(config: ConfigReader, model_type: str, num_layers: int, own: int) -> B
         projections = [linear(f"model.{name}.0", width, width) for name in names]
         outer += experts(projections, count - 1, count - 1)
     made = {inner: (*gated_mlp("mlp", width, inner), *beside) for inner in set(_widths(config, num_layers, own))}
-    tied = config.boolean("tie_word_embeddings", default=True)
-    return Body(
-        around(config.integer("vocab_size"), width, tied, *outer),
-        [made[inner] for inner in _widths(config, num_layers, own)],
-        tuple(norm(name, width) for name in _NORMS),
+    return decoder_body(
+        config, [made[inner] for inner in _widths(config, num_layers, own)], *outer, norms=_NORMS, tied=True
     )
 
 

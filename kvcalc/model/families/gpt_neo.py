@@ -7,12 +7,7 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
-    (
-        "num_layers num_hidden_layers num_heads num_attention_heads hidden_size attention_types attention_layers "
-        "window_size activation_function layer_norm_epsilon"
-    ).split()
-)
+KEYS = frozenset("attention_types attention_layers window_size".split())
 _KINDS = ("global", "local")
 
 

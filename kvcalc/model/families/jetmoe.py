@@ -6,12 +6,7 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim kv_channels "
-        "num_local_experts num_experts_per_tok rope_theta rope_scaling rope_parameters rms_norm_eps"
-    ).split()
-)
+KEYS = frozenset("num_key_value_heads head_dim kv_channels".split())
 
 # Source: JetMoeConfig, Transformers 5.23.0.
 _DEFAULTS = {"num_key_value_heads": 16, "kv_channels": 128, "num_experts_per_tok": 2}

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import around, gated_mlp, linear, norm, other
+from kvcalc.model.tensors import gated_mlp, linear, norm, other
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim kv_lora_rank q_lora_rank "
-        "qk_nope_head_dim qk_rope_head_dim v_head_dim mla_use_nope mla_use_output_gate linear_attn_config "
-        "linear_head_dim linear_num_heads linear_conv_kernel_dim layer_types mlp_layer_types model_max_length "
-        "rope_theta rope_scaling rope_parameters num_experts num_experts_per_token num_shared_experts "
-        "routed_expert_hidden_size "
-        "moe_intermediate_size moe_layer_freq moe_renormalize moe_router_activation_func first_k_dense_replace "
-        "num_expert_group topk_group routed_scaling_factor use_grouped_topk rms_norm_eps num_nextn_predict_layers "
-        "attn_res_block_size latent_moe_use_norm activation_situ_linear_beta activation_situ_beta"
+        "num_key_value_heads head_dim kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim "
+        "linear_attn_config linear_head_dim linear_num_heads linear_conv_kernel_dim layer_types mlp_layer_types "
+        "activation_situ_linear_beta"
     ).split()
 )
 
@@ -98,17 +94,10 @@ def _body(config: ConfigReader, nested: ConfigReader, num_layers: int) -> Body:
     width = config.integer("hidden_size")
     first = config.optional_integer("first_k_dense_replace", least=0)
     default = range(min(1 if first is None else first, num_layers), num_layers)
-    tied = config.boolean("tie_word_embeddings", default=False)
-    return Body(
-        around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
-        choose(
-            num_layers,
-            listed_sparse_layers(config, num_layers, default),
-            moe(sized, Experts("num_local_experts", shared=True), width),
-            gated_mlp("mlp", width, config.integer("intermediate_size")),
-        ),
-        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
-    )
+    sparse = moe(sized, Experts("num_local_experts", shared=True), width)
+    dense = gated_mlp("mlp", width, config.integer("intermediate_size"))
+    layers = listed_sparse_layers(config, num_layers, default)
+    return decoder_body(config, choose(num_layers, layers, sparse, dense))
 
 
 def _full_layers(config: ConfigReader, nested: ConfigReader, num_layers: int) -> list[bool]:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from kvcalc.model.experts import Experts, choose, moe
-from kvcalc.model.families.grouped import GROUPED_KEYS, grouped_shape
+from kvcalc.model.families.common import decoder_body, grouped_shape
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, Projections
 from kvcalc.model.mixers.recurrent import short_convolution
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import Weight, around, linear, norm
+from kvcalc.model.tensors import Weight, linear
 
 KEYS = frozenset(
     (
-        *GROUPED_KEYS,
-        *(
-            "layer_types full_attn_idxs conv_L_cache conv_bias conv_dim conv_dim_out conv_use_xavier_init block_dim "
-            "block_ff_dim block_multiple_of block_ffn_dim_multiplier block_auto_adjust_ff_dim num_experts "
-            "num_experts_per_tok num_dense_layers moe_intermediate_size use_expert_bias sliding_window tie_embedding "
-            "num_heads"
-        ).split(),
-    )
+        "num_key_value_heads head_dim layer_types conv_L_cache conv_bias conv_dim conv_dim_out conv_use_xavier_init "
+        "sliding_window"
+    ).split()
 )
 
 # Source: Lfm2Config, Lfm2MoeConfig and Lfm3Config, Transformers 5.23.0.
@@ -75,11 +70,8 @@ def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
         rule = Experts("num_experts", prefix="feed_forward", names=("w1", "w3", "w2"))
         mlps = choose(num_layers, range(first, num_layers), moe(config, rule, width), dense)
     tied = config.boolean("tie_embedding", default=config.boolean("tie_word_embeddings", default=True))
-    return Body(
-        around(config.integer("vocab_size"), width, tied, norm("model.embedding_norm", width)),
-        mlps,
-        (norm("operator_norm", width), norm("ffn_norm", width)),
-    )
+    untied = config.without("tie_word_embeddings")
+    return decoder_body(untied, mlps, norms=("operator_norm", "ffn_norm"), last="model.embedding_norm", tied=tied)
 
 
 def _inner(config: ConfigReader, model_type: str) -> int:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError
 from kvcalc.model.experts import choose
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import around, experts, gated_mlp, norm, router
+from kvcalc.model.tensors import experts, gated_mlp, router
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim attention_chunk_size "
-        "no_rope_layers no_rope_layer_interval layer_types attention_bias rope_theta rope_scaling rope_parameters "
-        "num_local_experts num_experts_per_tok interleave_moe_layer_step moe_layers intermediate_size_mlp "
-        "use_qk_norm attn_scale attn_temperature_tuning floor_scale rms_norm_eps for_llm_compressor"
-    ).split()
-)
+KEYS = frozenset("num_key_value_heads head_dim attention_chunk_size layer_types for_llm_compressor".split())
 
 # Source: Llama4TextConfig, Transformers 5.23.0.
 _DEFAULTS = {
@@ -67,12 +61,7 @@ def _body(config: ConfigReader, width: int, num_layers: int) -> Body:
         *gated_mlp("feed_forward.shared_expert", width, inner),
     )
     dense = gated_mlp("feed_forward", width, config.integer("intermediate_size_mlp"))
-    outer = around(
-        config.integer("vocab_size"), width, config.boolean("tie_word_embeddings", default=False),
-        norm("model.norm", width),
-    )  # fmt: skip
-    norms = (norm("input_layernorm", width), norm("post_attention_layernorm", width))
-    return Body(outer, choose(num_layers, _sparse_layers(config, num_layers), moe, dense), norms)
+    return decoder_body(config, choose(num_layers, _sparse_layers(config, num_layers), moe, dense))
 
 
 def _sparse_layers(config: ConfigReader, num_layers: int) -> list[int]:

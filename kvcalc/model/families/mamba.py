@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from kvcalc.errors import ModelError
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.mixers.recurrent import mamba, mamba2
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import around, norm
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers n_layer hidden_size d_model d_inner state_size conv_kernel expand intermediate_size "
-        "use_conv_bias use_bias time_step_rank num_heads head_dim n_groups use_mambapy use_falcon_mambapy chunk_size "
-        "ssm_cfg layer_norm_epsilon mixer_rms_eps"
-    ).split()
-)
+KEYS = frozenset("state_size conv_kernel use_conv_bias head_dim use_mambapy use_falcon_mambapy ssm_cfg".split())
 
 # Source: MambaConfig, FalconMambaConfig and Mamba2Config, Transformers 5.23.0.
 _DEFAULTS: dict[str, dict[str, object]] = {
@@ -47,12 +41,10 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     num_layers = config.num_layers("num_hidden_layers", "n_layer")
 
     def body() -> Body:
-        tied = config.boolean("tie_word_embeddings", default=model_type != "mamba2")
-        outer = around(
-            config.integer("vocab_size"), hidden_size, tied, norm("backbone.norm_f", hidden_size),
+        return decoder_body(
+            config, (), norms=("norm",), last="backbone.norm_f", tied=model_type != "mamba2",
             embedding="backbone.embeddings", prefix="backbone.layers.{}.",
         )  # fmt: skip
-        return Body(outer, norms=(norm("norm", hidden_size),))
 
     return config.model(model_type, [(mixer,)] * num_layers, body, positions=())
 

@@ -5,27 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kvcalc.model.experts import Experts, choose, moe, with_defaults
-from kvcalc.model.families.grouped import GROUPED_KEYS, grouped_shape
+from kvcalc.model.families.common import decoder_body, grouped_shape
 from kvcalc.model.families.mamba import expanded, mamba2_inner, time_step_rank
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention
 from kvcalc.model.mixers.recurrent import Recurrence, mamba, mamba2
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import Weight, around, gated_mlp, linear, norm
+from kvcalc.model.tensors import Weight, gated_mlp, linear
 
 KEYS = frozenset(
     (
-        *GROUPED_KEYS,
-        *(
-            "attn_layer_period attn_layer_offset attn_layer_indices attn_rotary_emb expert_layer_period "
-            "expert_layer_offset layer_types layers_block_type mamba_d_state mamba_d_conv mamba_expand mamba_dt_rank "
-            "mamba_conv_bias mamba_proj_bias mamba_inner_layernorms mamba_d_ssm mamba_n_heads mamba_d_head "
-            "mamba_n_groups mamba_chunk_size mamba_rms_norm mamba_norm_before_gate mamba_use_mlp use_mamba_kernels "
-            "projectors_bias ssm_multipliers ssm_in_multiplier ssm_out_multiplier num_experts num_local_experts "
-            "num_experts_per_tok shared_intermediate_size position_embedding_type sliding_window normalization_function"
-        ).split(),
-    )
+        "num_key_value_heads head_dim attn_layer_period attn_layer_offset attn_layer_indices layer_types "
+        "mamba_d_state mamba_d_conv mamba_expand mamba_dt_rank mamba_conv_bias mamba_proj_bias mamba_inner_layernorms "
+        "mamba_d_ssm mamba_n_heads mamba_d_head mamba_n_groups mamba_chunk_size mamba_rms_norm mamba_norm_before_gate "
+        "mamba_use_mlp use_mamba_kernels ssm_multipliers ssm_in_multiplier ssm_out_multiplier sliding_window"
+    ).split()
 )
 
 # Source: JambaConfig, BambaConfig, GraniteMoeHybridConfig and FalconH1Config, Transformers 5.23.0.
@@ -96,13 +91,8 @@ def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
     """
     width, is_granite = config.integer("hidden_size"), model_type == "granitemoehybrid"
     names = ("input_layernorm", "post_attention_layernorm" if is_granite else "pre_ff_layernorm")
-    last = norm("model.norm" if is_granite else "model.final_layernorm", width)
-    tied = config.boolean("tie_word_embeddings", default=False)
-    return Body(
-        around(config.integer("vocab_size"), width, tied, last),
-        _feed_forward(config, model_type, width, num_layers),
-        tuple(norm(name, width) for name in names),
-    )
+    last = "model.norm" if is_granite else "model.final_layernorm"
+    return decoder_body(config, _feed_forward(config, model_type, width, num_layers), norms=names, last=last)
 
 
 def _feed_forward(config: ConfigReader, model_type: str, width: int, num_layers: int) -> list[tuple[Weight, ...]]:

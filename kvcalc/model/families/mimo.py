@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import around, gated_mlp, norm
+from kvcalc.model.tensors import gated_mlp
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim v_head_dim sliding_window "
-        "sliding_window_size attention_chunk_size swa_num_attention_heads swa_num_key_value_heads swa_head_dim "
-        "swa_v_head_dim hybrid_layer_pattern layer_types mlp_layer_types attention_bias rope_theta swa_rope_theta "
-        "rope_scaling rope_parameters partial_rotary_factor moe_layer_freq moe_intermediate_size n_routed_experts "
-        "n_shared_experts num_experts_per_tok attention_value_scale add_swa_attention_sink_bias "
-        "add_full_attention_sink_bias layernorm_epsilon"
+        "num_key_value_heads head_dim v_head_dim sliding_window sliding_window_size attention_chunk_size "
+        "swa_num_key_value_heads swa_head_dim swa_v_head_dim hybrid_layer_pattern layer_types mlp_layer_types"
     ).split()
 )
 
@@ -56,12 +53,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         config.refuse("n_shared_experts", "shared experts of this family are not modelled")
         dense = gated_mlp("mlp", width, config.integer("intermediate_size"))
         sparse = moe(config, Experts("n_routed_experts"), width)
-        tied = config.boolean("tie_word_embeddings", default=False)
-        return Body(
-            around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
-            choose(num_layers, _sparse_layers(config, num_layers), sparse, dense),
-            (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
-        )
+        return decoder_body(config, choose(num_layers, _sparse_layers(config, num_layers), sparse, dense))
 
     mixers = [windowed if slides else full for slides in _sliding_layers(config, num_layers)]
     return config.model(model_type, mixers, body, attention=shape)

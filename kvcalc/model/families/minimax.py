@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import Experts, moe, with_defaults
-from kvcalc.model.families.grouped import GROUPED_KEYS, grouped_shape
+from kvcalc.model.families.common import decoder_body, grouped_shape
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import around, linear, norm
+from kvcalc.model.tensors import linear, norm
 
 KEYS = frozenset(
-    (
-        *GROUPED_KEYS,
-        *(
-            "layer_types block_size sliding_window num_local_experts num_experts_per_tok full_attn_alpha_factor "
-            "full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor rotary_dim shared_intermediate_size"
-        ).split(),
-    )
+    ("num_key_value_heads head_dim layer_types sliding_window linear_attn_alpha_factor linear_attn_beta_factor").split()
 )
 
 # Source: MiniMaxConfig, Transformers 5.23.0.
@@ -64,13 +58,7 @@ def _body(config: ConfigReader, num_layers: int) -> Body:
     """Source: MiniMaxDecoderLayer, Transformers 5.23.0."""
     if config.optional_integer("shared_intermediate_size", least=0):
         raise config.error("shared_intermediate_size: a shared expert of this family is not counted")
-    width = config.integer("hidden_size")
-    tied = config.boolean("tie_word_embeddings", default=False)
-    return Body(
-        around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
-        [moe(config, _EXPERTS, width)] * num_layers,
-        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
-    )
+    return decoder_body(config, [moe(config, _EXPERTS, config.integer("hidden_size"))] * num_layers)
 
 
 def _layer_types(config: ConfigReader, num_layers: int) -> list[str]:

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
-from kvcalc.model.families.grouped import GROUPED_KEYS, grouped_shape
+from kvcalc.model.families.common import decoder_body, grouped_shape
 from kvcalc.model.mixers.attention import Attention, Indexer, Projections
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import around, gated_mlp, linear, norm, replicated
+from kvcalc.model.tensors import gated_mlp, linear, norm, replicated
 
 KEYS = frozenset(
     (
-        *GROUPED_KEYS,
-        *(
-            "sparse_attention_config layer_types index_n_heads index_head_dim index_block_size index_topk_blocks "
-            "index_local_blocks rotary_dim partial_rotary_factor moe_layer_freq mlp_layer_types num_local_experts "
-            "num_experts_per_tok n_shared_experts dense_intermediate_size shared_intermediate_size "
-            "moe_intermediate_size first_k_dense_replace num_mtp_modules num_nextn_predict_layers qk_norm_type "
-            "use_qk_norm attention_output_gate"
-        ).split(),
-    )
+        "num_key_value_heads head_dim sparse_attention_config layer_types index_n_heads index_head_dim "
+        "index_block_size index_topk_blocks index_local_blocks mlp_layer_types"
+    ).split()
 )
 
 # Source: MiniMaxM3VLTextConfig, Transformers 5.23.0.
@@ -77,12 +71,7 @@ def _body(config: ConfigReader, num_layers: int) -> Body:
     shared = gated_mlp("block_sparse_moe.shared_experts", width, config.integer("shared_intermediate_size"))
     dense = gated_mlp("mlp", width, config.integer("dense_intermediate_size"))
     sparse = (*moe(config, _EXPERTS, width), *shared)
-    tied = config.boolean("tie_word_embeddings", default=False)
-    return Body(
-        around(config.integer("vocab_size"), width, tied, norm("model.norm", width)),
-        choose(num_layers, _expert_layers(config, num_layers), sparse, dense),
-        (norm("input_layernorm", width), norm("post_attention_layernorm", width)),
-    )
+    return decoder_body(config, choose(num_layers, _expert_layers(config, num_layers), sparse, dense))
 
 
 def _expert_layers(config: ConfigReader, num_layers: int) -> Collection[int]:

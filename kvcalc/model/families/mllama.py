@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from kvcalc.model.families.grouped import GROUPED_KEYS, grouped_shape
+from kvcalc.model.families.common import grouped_shape
 from kvcalc.model.mixers.attention import Attention, Projections
 from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import around, gated_mlp, norm, other
 
-KEYS = frozenset((*GROUPED_KEYS, "cross_attention_layers", "cross_attention_hidden_size", "add_cross_attention"))
+KEYS = frozenset(
+    ("num_key_value_heads head_dim cross_attention_layers cross_attention_hidden_size add_cross_attention").split()
+)
 
 # Source: MllamaTextConfig, Transformers 5.23.0.
 _DEFAULTS = {

@@ -7,12 +7,7 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers num_attention_heads hidden_size local_attention sliding_window layer_types "
-        "global_attn_every_n_layers attention_bias rope_parameters global_rope_theta local_rope_theta norm_eps"
-    ).split()
-)
+KEYS = frozenset("local_attention sliding_window layer_types global_attn_every_n_layers".split())
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:

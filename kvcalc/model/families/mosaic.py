@@ -8,12 +8,7 @@ from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight, around, experts, linear, norm, plain_mlp, router
 
-KEYS = frozenset(
-    (
-        "n_layers num_hidden_layers n_heads num_attention_heads d_model hidden_size max_seq_len "
-        "max_position_embeddings attn_config ffn_config learned_pos_emb no_bias expansion_ratio num_key_value_heads"
-    ).split()
-)
+KEYS = frozenset("num_key_value_heads".split())
 _PREFIX = "transformer.blocks.{}."
 
 

@@ -9,13 +9,7 @@ from kvcalc.model.families.decoder_table import GPT2, RENAMED_KEYS, renamed, row
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-_FALCON_KEYS = frozenset(
-    (
-        "num_hidden_layers n_layer num_attention_heads n_head hidden_size n_embed num_kv_heads n_head_kv "
-        "multi_query new_decoder_architecture parallel_attn alibi bias ffn_hidden_size rope_theta rope_scaling "
-        "rope_parameters layer_norm_epsilon num_ln_in_parallel_attn"
-    ).split()
-)
+_FALCON_KEYS = frozenset("num_kv_heads multi_query".split())
 
 _FALCON = row(
     keys=_FALCON_KEYS, kv_heads_key="", hidden=("hidden_size", "n_embed"), inner=("ffn_hidden_size",), inner_factor=4,

@@ -9,12 +9,7 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers num_attention_heads num_key_value_heads num_key_value_heads_per_layer hidden_size head_dim "
-        "block_configs attention_bias mlp_bias rope_theta rope_scaling rms_norm_eps"
-    ).split()
-)
+KEYS = frozenset("num_key_value_heads num_key_value_heads_per_layer head_dim block_configs".split())
 
 # Keys of a layer's attention under which it would keep something else than all of its K and V.
 _OTHER_CACHES = (

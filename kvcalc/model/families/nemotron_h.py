@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError
 from kvcalc.model.experts import with_defaults
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
 from kvcalc.model.mixers.recurrent import mamba2
 from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import Weight, around, experts, norm, plain_mlp, router
+from kvcalc.model.tensors import Weight, experts, plain_mlp, router
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim attention_head_dim "
-        "hybrid_override_pattern layers_block_type mtp_hybrid_override_pattern mtp_layers_block_type sliding_window "
-        "ssm_state_size mamba_num_heads mamba_head_dim n_groups conv_kernel expand use_conv_bias "
-        "mamba_ssm_cache_dtype use_mamba_kernels mamba_hidden_act mamba_proj_bias attention_bias mlp_bias use_bias "
-        "rope_theta moe_intermediate_size n_routed_experts n_shared_experts num_experts_per_tok "
-        "moe_shared_expert_intermediate_size moe_latent_size norm_topk_prob rms_norm_eps"
+        "num_key_value_heads head_dim attention_head_dim hybrid_override_pattern mtp_hybrid_override_pattern "
+        "sliding_window ssm_state_size mamba_num_heads mamba_head_dim conv_kernel use_conv_bias mamba_ssm_cache_dtype "
+        "use_mamba_kernels mamba_hidden_act mamba_proj_bias"
     ).split()
 )
 
@@ -75,12 +73,10 @@ def _body(config: ConfigReader, kinds: list[str]) -> Body:
         mlps["mlp"] = plain_mlp("mixer.up_proj", "mixer.down_proj", width, config.integer("intermediate_size"), bias)
     if "moe" in kinds:
         mlps["moe"] = _moe(config, width)
-    tied = config.boolean("tie_word_embeddings", default=False)
-    outer = around(
-        config.integer("vocab_size"), width, tied, norm("backbone.norm_f", width), embedding="backbone.embeddings",
-        prefix="backbone.layers.{}.",
+    return decoder_body(
+        config, [mlps[kind] for kind in kinds], norms=("norm",), last="backbone.norm_f",
+        embedding="backbone.embeddings", prefix="backbone.layers.{}.",
     )  # fmt: skip
-    return Body(outer, [mlps[kind] for kind in kinds], (norm("norm", width),))
 
 
 def _moe(config: ConfigReader, width: int) -> tuple[Weight, ...]:

@@ -7,13 +7,7 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
-    (
-        "num_transformer_layers head_dim model_dim num_query_heads num_kv_heads num_gqa_groups qkv_multipliers "
-        "max_context_length rope_max_length rope_freq_constant ffn_dim_divisor ffn_multipliers ffn_with_glu "
-        "normalize_qk_projections share_input_output_layers"
-    ).split()
-)
+KEYS = frozenset("head_dim num_kv_heads".split())
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:

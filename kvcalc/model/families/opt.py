@@ -8,12 +8,7 @@ from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import linear
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim attention_bias ffn_dim "
-        "word_embed_proj_dim do_layer_norm_before position_embedding_type rope_theta mlp_bias"
-    ).split()
-)
+KEYS = frozenset("num_key_value_heads head_dim".split())
 
 _OPT = row(
     keys=KEYS, grouped=False, derives_head_dim=True, rotary=False, bias="enable_bias", mlp="plain",

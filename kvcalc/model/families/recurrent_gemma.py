@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from kvcalc.model.caches import RecurrentState
-from kvcalc.model.families.grouped import GROUPED_KEYS, grouped_shape
+from kvcalc.model.families.common import grouped_shape
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
-    (*GROUPED_KEYS, *"lru_width attention_window_size conv1d_width block_types _block_types logits_soft_cap".split())
-)
+KEYS = frozenset("num_key_value_heads head_dim attention_window_size".split())
 
 # Source: RecurrentGemmaConfig, Transformers 5.23.0.
 _DEFAULTS = {"attention_window_size": 2048, "conv1d_width": 4}

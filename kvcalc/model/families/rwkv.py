@@ -8,12 +8,7 @@ from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
-    (
-        "num_hidden_layers hidden_size attention_hidden_size context_length rescale_every head_size head_size_divisor "
-        "num_attention_heads"
-    ).split()
-)
+KEYS: frozenset[str] = frozenset()
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:

@@ -9,12 +9,7 @@ from kvcalc.model.spec import ModelSpec
 
 KEYS = frozenset(
     (
-        "num_hidden_layers num_attention_heads num_key_value_heads num_attention_groups hidden_size head_dim "
-        "sliding_window layer_types mtp_layer_types mlp_layer_types mtp_mlp_layer_types num_nextn_predict_layers "
-        "num_sliding_attention_heads attention_other_setting rope_theta rope_scaling rope_parameters "
-        "partial_rotary_factors first_k_dense_replace num_experts n_routed_experts moe_num_experts "
-        "num_experts_per_tok moe_top_k moe_intermediate_size share_expert_dim share_expert_dims n_shared_experts "
-        "moe_layers_enum yarn_only_types use_head_wise_attn_gate"
+        "num_key_value_heads head_dim sliding_window layer_types mtp_layer_types mlp_layer_types mtp_mlp_layer_types"
     ).split()
 )
 

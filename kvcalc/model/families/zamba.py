@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcalc.model.families.grouped import GROUPED_KEYS, grouped_shape
+from kvcalc.model.families.common import grouped_shape
 from kvcalc.model.families.mamba import expanded, mamba2_inner, time_step_rank
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention
@@ -12,15 +12,10 @@ from kvcalc.model.spec import ModelSpec
 
 KEYS = frozenset(
     (
-        *GROUPED_KEYS,
-        *(
-            "attention_hidden_size attention_head_dim attn_layer_period attn_layer_offset layers_block_type "
-            "layer_types hybrid_layer_ids n_mamba_heads mamba_headdim mamba_d_state mamba_d_conv mamba_expand "
-            "mamba_dt_rank mamba_ngroups mamba_conv_bias mamba_proj_bias use_mamba_kernels use_conv_bias chunk_size "
-            "num_mem_blocks use_shared_mlp_adapter use_shared_attention_adapter adapter_rank use_mem_rope "
-            "use_long_context kv_channels num_query_groups ffn_hidden_size use_mem_eff_path add_bias_linear"
-        ).split(),
-    )
+        "num_key_value_heads head_dim attention_head_dim attn_layer_period attn_layer_offset layer_types "
+        "hybrid_layer_ids n_mamba_heads mamba_headdim mamba_d_state mamba_d_conv mamba_expand mamba_dt_rank "
+        "mamba_ngroups mamba_conv_bias mamba_proj_bias use_mamba_kernels use_conv_bias kv_channels"
+    ).split()
 )
 
 # Source: ZambaConfig and Zamba2Config, Transformers 5.23.0.

@@ -146,7 +146,7 @@ class Attention(NamedTuple):
 
     @property
     def parameters(self) -> int | None:
-        """Weights of the module's matrices; biases, norms and an indexer not counted. None where hidden_size is unknown.
+        """Weights of the module's matrices; biases, norms and an indexer not counted. None if hidden_size is not known.
 
         Grouped: W_Q, W_K, W_V and W_O, 4 * hidden_size^2 where all widths are equal. MLA: the query (through its own
         low rank where the model has one), the joint down-projection of latent and rotary key, the two up-projections
@@ -204,9 +204,11 @@ class Attention(NamedTuple):
         return tuple(made)
 
     def _latent_weights(self) -> tuple[Weight, ...]:
-        """A bias stands on what reads the model's width and on the output. Source: DeepseekV3Attention, Transformers
-        5.23.0. The down-projections have no heads, so every rank holds them (ReplicatedLinear, DeepseekV2MLAAttention of
-        vLLM 0.33.0)."""
+        """A bias stands on what reads the model's width and on the output (DeepseekV3Attention, Transformers 5.23.0).
+
+        The down-projections have no heads, so every rank holds them whole (ReplicatedLinear in DeepseekV2MLAAttention,
+        vLLM 0.33.0).
+        """
         shape, width = self.shape, self.shape.hidden_size or 0
         prefix, rank, q_rank = f"{self.names.prefix}.", shape.kv_lora_rank, shape.q_lora_rank
         queries: tuple[Weight, ...] = (linear(f"{prefix}q_proj", width, shape.query_rows),)

@@ -1,0 +1,46 @@
+"""What most families have in common: the keys of grouped attention, and what stands around the mixers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvcalc.model.mixers.attention import AttentionShape
+from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.tensors import Weight, around, norm
+
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def grouped_shape(
+    config: ConfigReader, *, head_dim: int | None = None, rotary: bool = True, output_gate: bool = False
+) -> AttentionShape:
+    """Heads, KV heads (all of them where null or absent) and widths. `head_dim` where the family derives its own."""
+    num_heads = config.integer("num_attention_heads")
+    hidden_size = config.integer("hidden_size")
+    width = head_dim or config.head_dim(hidden_size, num_heads)
+    num_kv_heads = config.check_groups(num_heads, config.optional_integer("num_key_value_heads") or num_heads)
+    bias = config.boolean("attention_bias", default=False)
+    return AttentionShape(
+        num_heads, num_kv_heads, width, width, hidden_size, qkv_bias=bias, output_bias=bias,
+        rope_dim=width if rotary else 0, rope_theta=config.number("rope_theta", default=10_000.0),
+        output_gate=output_gate,
+    )  # fmt: skip
+
+
+def decoder_body(
+    config: ConfigReader,
+    mlps: Sequence[tuple[Weight, ...]],
+    *outer: Weight,
+    norms: Sequence[str] = _NORMS,
+    last: str = "model.norm",
+    tied: bool = False,
+    embedding: str = "model.embed_tokens",
+    prefix: str = "model.layers.{}.",
+) -> Body:
+    """The weights beside the mixers of a decoder without shifts in its norms: `mlps` of every layer, its norms, the
+    last norm, `outer`, embedding and head. `tied` is the default of tie_word_embeddings."""
+    width = config.integer("hidden_size")
+    is_tied = config.boolean("tie_word_embeddings", default=tied)
+    ends = (norm(last, width), *outer)
+    made = around(config.integer("vocab_size"), width, is_tied, *ends, embedding=embedding, prefix=prefix)
+    return Body(made, mlps, tuple(norm(name, width) for name in norms))

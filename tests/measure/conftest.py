@@ -1,0 +1,57 @@
+"""What the tests of measure share: small roofs, and processes that have torch loaded."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from kvcalc.cli.app import run
+from kvcalc.measure import runner
+from tests.measure.processes import commands
+from tests.measure.quick import FAST, quicken
+
+# Threads cost more than they bring to runs as small as these.
+torch.set_num_threads(1)
+# Every run ends with a search for garbage, of which torch's modules are none.
+gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small roofs, whose figures no test looks at."""
+    quicken(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def taken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The record of a run of all four kinds. Not to be changed."""
+    path = tmp_path_factory.mktemp("records") / "record.json"
+    with pytest.MonkeyPatch.context() as patch:
+        quicken(patch)
+        assert run(["measure", *FAST, "--attention", "all", "--save", str(path), "--json"]) == 0
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+@pytest.fixture
+def printed(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`printed(document, *options)`: what `kvcalc measure` prints where a run gives `document`."""
+
+    def call(document: dict[str, Any], *options: str) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, "measure", lambda *given, **named: document)
+            return kvcalc("measure", *FAST, *options)
+
+    return call
+
+
+@pytest.fixture
+def start() -> Iterator[Any]:
+    """`start(folder, *arguments, before="...", environment={...})`: a `tests.measure.processes.Command`."""
+    with commands() as function:
+        yield function

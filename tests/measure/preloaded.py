@@ -1,0 +1,15 @@
+"""What the server of `tests.measure.processes` loads before it forks: everything but numpy."""
+
+import gc
+import sys
+
+sys.modules["numpy"] = None  # type: ignore[assignment]
+
+from kvcalc.measure import profiling, record, runner  # noqa: E402, F401, I001 - before torch, whose warning it silences
+import pytest  # noqa: E402, F401
+import torch.distributed  # noqa: E402, F401
+from kvcalc.cli import app, measure  # noqa: E402, F401
+from kvcalc.output import sink, tabular  # noqa: E402, F401
+
+# A process forked from here searches none of this for garbage.
+gc.freeze()

@@ -1,0 +1,120 @@
+"""kvcalc commands in processes of their own, forked from one server which has loaded torch once.
+
+They are started, signalled and killed as any process, and need no second for torch. The server has no numpy, which
+kvcalc does not need, so no process has it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, Result
+
+_CONTEXT: Any = multiprocessing.get_context("forkserver")
+
+
+def _start_server() -> None:
+    """Start the server, if it does not run yet."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        _CONTEXT.set_forkserver_preload(["tests.measure.preloaded"])
+        multiprocessing.forkserver.ensure_running()
+
+
+def _run(folder: str, streams: str, arguments: list[str], environment: dict[str, str], before: str) -> None:
+    assert "tests.measure.preloaded" in sys.modules, "the server could not load torch"
+    os.chdir(folder)
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(os.path.join(streams, name), os.O_WRONLY | os.O_CREAT), number)
+    sys.argv = ["kvcalc", "measure", *arguments]
+    exec("import os, sys, time\nfrom kvcalc.measure import distributed, run, runner\n" + before, {})
+    from kvcalc.__main__ import main
+    from tests.measure.quick import quicken
+
+    quicken(pytest.MonkeyPatch())
+    sys.exit(main())
+
+
+class Command:
+    """`kvcalc measure ARGUMENTS` in `folder`, after the Python lines `before`."""
+
+    def __init__(
+        self, folder: Path, *arguments: object, before: str = "", environment: dict[str, str] | None = None
+    ) -> None:
+        _start_server()
+        self._streams = tempfile.TemporaryDirectory()
+        given = (str(folder), self._streams.name, [*map(str, arguments)], environment or {}, before)
+        self._process = _CONTEXT.Process(target=_run, args=given)
+        self._process.start()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        os.kill(self._process.pid, number)
+
+    def result(self, timeout: float = 120) -> Result:
+        """What it left, once it has ended."""
+        self._process.join(timeout)
+        assert self._process.exitcode is not None, f"still running after {timeout} s"
+        out, err = (Path(self._streams.name, name) for name in ("out", "err"))
+        return Result(self._process.exitcode, out.read_text(), err.read_text())
+
+    def end(self) -> None:
+        """Kill it, if it has not ended, and remove what it wrote."""
+        with suppress(ValueError):
+            self._process.kill()
+        self._process.join()
+        self._streams.cleanup()
+
+
+@contextmanager
+def commands() -> Iterator[Any]:
+    """A function that starts a `Command`; all are ended with the block."""
+    started: list[Command] = []
+
+    def start(folder: Path, *arguments: object, **options: Any) -> Command:
+        started.append(Command(folder, *arguments, **options))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for command in started:
+            command.end()
+
+
+def wait_for(path: Path, seconds: float = 60) -> None:
+    """Return when there is a file at `path`."""
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def places(size: int) -> list[dict[str, str]]:
+    """The environment of each of `size` ranks, as torchrun sets it on one machine."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size),
+              "LOCAL_WORLD_SIZE": str(size)}  # fmt: skip
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]

@@ -1,0 +1,41 @@
+"""kvcalc with small roofs, whose figures a test does not look at: `python -m tests.measure.quick measure ...`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+import pytest
+
+from kvcalc.measure import runner
+from kvcalc.measure.timing import Effort
+from kvcalc.model.mixers.attention import AttentionShape
+from kvcalc.model.spec import ModelSpec, map_attention
+
+# A model of two narrow layers, and a short run of it.
+SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64", "--layers", "2")
+FAST = (*SMALL, "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
+
+EFFORT = Effort(read_bytes=1 << 22, matrix_width=64, cache_bytes=1 << 16)
+
+
+def quicken(patch: pytest.MonkeyPatch) -> None:
+    """Within `patch`, every run in this process takes EFFORT."""
+    patch.setattr(runner, "measure", functools.partial(runner.measure, effort=EFFORT))
+
+
+def narrow(spec: ModelSpec) -> ModelSpec:
+    """`spec` with a residual stream of 64: its caches, which do not depend on it, without its large projections."""
+
+    def narrowed(shape: AttentionShape) -> AttentionShape:
+        return shape._replace(hidden_size=64)
+
+    whole = map_attention(spec, lambda attention: attention._replace(shape=narrowed(attention.shape)))
+    return whole._replace(attention=narrowed(spec.attention))
+
+
+if __name__ == "__main__":
+    from kvcalc.__main__ import main
+
+    quicken(pytest.MonkeyPatch())
+    sys.exit(main())
