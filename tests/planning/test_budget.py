@@ -104,6 +104,13 @@ def test_there_is_no_budget_where_the_weights_are_not_known(unknown: dict[str, A
     assert found == "the weights of llama-3-8b are not known: no one says"
 
 
+@pytest.mark.parametrize("unknown", [{"bytes": None}, {"width": None}])
+def test_what_is_not_known_is_not_divided_at_another_length_either(unknown: dict[str, Any]) -> None:
+    found = Budget(ask(), WEIGHTS._replace(**unknown), Reserve((), {}, varies=True), 0, 0)
+    with pytest.raises(ValueError, match="not known"):
+        found.pool_at(100, 1)
+
+
 def test_the_system_of_a_shared_memory_keeps_a_quarter() -> None:
     apple = TEN._replace(vendor="Apple")
     assert budget_of("logical", gpu=apple).pool_bytes == budget_of("logical").pool_bytes - 10 * GIB // 4
