@@ -47,11 +47,11 @@ def _parameter(option: str) -> str:
 
 def output_of(given: _Given, kind: str | None = None, formats: tuple[str, ...] | None = None) -> Output:
     """How the answer is to be printed. With `kind`, a --get path that its documents lack is refused at once."""
-    from kvcalc.output.sink import FORMATS, check_path, choose
+    from kvcalc.output.sink import FORMATS, choose
 
     found = choose(given["format"], given["json"], given["get"], given["no_color"], formats or FORMATS)
     if kind is not None:
-        check_path(found, kind)
+        found.check_path(kind)
     return found
 
 

@@ -21,11 +21,9 @@ def render(document: dict[str, Any], console: Console) -> None:
         table.add_row(Text(family, "bold"))
         for row in rows:
             name = f"  {row['name']}{' *' if row['file'] else ''}"
-            token, lengths = (
-                size(row["bytes_per_token_16_bit"]),
-                (row["sliding_window"], row["max_position_embeddings"]),
-            )
-            table.add_row(name, attention(row["attention"]), count(row["num_layers"]), token, *map(count, lengths))
+            kind, token = attention(row["attention"]), size(row["bytes_per_token_16_bit"])
+            lengths = count(row["sliding_window"]), count(row["max_position_embeddings"])
+            table.add_row(name, kind, count(row["num_layers"]), token, *lengths)
     console.print(table)
     console.print(_CAPTION)
     if any(row["file"] for row in document["models"]):
