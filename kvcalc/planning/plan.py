@@ -164,19 +164,14 @@ def _row(traffic: Traffic, gpu: Gpu, price: float | None, warnings: list[str]) -
     question, answer, serving = traffic.question, found.probe.answer.document, found.probe.serving
     warnings += [f"{gpu.name}: {note}" for note in found.probe.answer.notes if note.part == "throughput"]
     row.update(
-        tensor_parallel_size=found.tensor_parallel_size,
-        pipeline_parallel_size=found.pipeline_parallel_size,
-        replicas=found.replicas,
+        **dict(zip(Option._fields[:3], found)),
         num_devices=found.num_devices,
         requests_per_replica=found.probe.running,
         kv_dtype=answer["kv_cache"]["dtype"],
         weights_dtype=answer["weights"]["dtype"],
         free_bytes=answer["fit"]["free_bytes"],
         max_batch_size=answer["fit"]["max_batch_size"],
-        ttft_seconds=serving["ttft_seconds"],
-        tpot_seconds=serving["tpot_seconds"],
-        tpot_low_seconds=serving["tpot_low_seconds"],
-        tpot_high_seconds=serving["tpot_high_seconds"],
+        **{key: serving[key] for key in ("ttft_seconds", "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds")},
         tokens_per_second=found.replicas * serving["tokens_per_second"],
         requests_per_second=found.replicas * serving["requests_per_second"],
         tokens_per_second_per_device=found.replicas * serving["tokens_per_second"] / found.num_devices,
