@@ -28,9 +28,7 @@ def parse_size(text: str, option: str) -> int:
     base = 1024 if letters[1:] in ("i", "I") else 1000
     power = _power(letters[:1])
     if not number or power is None or letters[1:] not in ("", "i", "I"):
-        raise UsageError(
-            f"{option} {_shown(text)}: not a size", "write 80G (80 x 10^9 bytes), 80GiB (80 x 2^30) or plain bytes"
-        )
+        raise _refused(text, option, "a size", "80G (80 x 10^9 bytes), 80GiB (80 x 2^30) or plain bytes")
     if power and "." in number:
         from fractions import Fraction
 
@@ -47,7 +45,7 @@ def parse_bandwidth(text: str, option: str) -> int:
     except UsageError:
         found = 0
     if found < 1:
-        raise UsageError(f"{option} {_shown(text)}: not a bandwidth", "write 3.35TB/s or 900GB/s")
+        raise _refused(text, option, "a bandwidth", "3.35TB/s or 900GB/s")
     return found
 
 
@@ -68,7 +66,7 @@ def parse_flops(text: str, option: str) -> int:
     except UsageError:
         found = 0
     if found < 1:
-        raise UsageError(f"{option} {_shown(text)}: not a rate of operations", "write 989T (989 x 10^12 a second)")
+        raise _refused(text, option, "a rate of operations", "989T (989 x 10^12 a second)")
     return found
 
 
@@ -77,10 +75,8 @@ def parse_tokens(text: str, option: str) -> int:
     number, letter = _split(text)
     power = _power(letter)
     if not number or power is None:
-        raise UsageError(
-            f"{option} {_shown(text)}: not a token count", "write 8192, 131_072, 8k (8,192) or 1M (1,048,576)"
-        )
-    return _at_least_one(_whole(number, 1024**power, f"{option} {_shown(text)}", "tokens"), text, option)
+        raise _refused(text, option, "a token count", "8192, 131_072, 8k (8,192) or 1M (1,048,576)")
+    return _whole_tokens(number, 1024**power, text, option)
 
 
 def parse_vllm_tokens(text: str, option: str) -> int:
@@ -91,11 +87,8 @@ def parse_vllm_tokens(text: str, option: str) -> int:
     number, letter = _split(text)
     power = _power(letter)
     if not number or power is None or ("." in number and not letter.islower()):
-        raise UsageError(
-            f"{option} {_shown(text)}: not a length as vLLM reads it", "write 8192, 8k (8,000), 25.6k or 8K (8,192)"
-        )
-    base = 1000 if letter.islower() else 1024
-    return _at_least_one(_whole(number, base**power, f"{option} {_shown(text)}", "tokens"), text, option)
+        raise _refused(text, option, "a length as vLLM reads it", "8192, 8k (8,000), 25.6k or 8K (8,192)")
+    return _whole_tokens(number, (1000 if letter.islower() else 1024) ** power, text, option)
 
 
 def parse_count(text: str, option: str, least: int = 1) -> int:
@@ -114,7 +107,7 @@ def parse_seconds(text: str, option: str) -> float:
     number, unit = _split(text)
     scale = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}.get(unit.strip().lower())
     if not number or scale is None or not float(number) > 0:
-        raise UsageError(f"{option} {_shown(text)}: not a time above 0", "write 1.5s, 30ms or plain seconds")
+        raise _refused(text, option, "a time above 0", "1.5s, 30ms or plain seconds")
     return float(number) * scale
 
 
@@ -122,7 +115,7 @@ def parse_rate(text: str, option: str) -> float:
     """So many a second, whole or not, above 0; UsageError otherwise."""
     number, rest = _split(text)
     if not number or rest or not float(number) > 0:
-        raise UsageError(f"{option} {_shown(text)}: not a number above 0", "write 20 or 0.5")
+        raise _refused(text, option, "a number above 0", "20 or 0.5")
     return float(number)
 
 
@@ -198,10 +191,15 @@ def _whole(number: str, scale: int, what: str, unit: str) -> int:
     return value.numerator
 
 
-def _at_least_one(value: int, text: str, option: str) -> int:
+def _whole_tokens(number: str, scale: int, text: str, option: str) -> int:
+    value = _whole(number, scale, f"{option} {_shown(text)}", "tokens")
     if value < 1:
         raise UsageError(f"{option} {_shown(text)}: must be at least 1")
     return value
+
+
+def _refused(text: str, option: str, what: str, example: str) -> UsageError:
+    return UsageError(f"{option} {_shown(text)}: not {what}", f"write {example}")
 
 
 def _shown(text: str) -> str:

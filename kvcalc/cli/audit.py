@@ -3,7 +3,6 @@
 from typing import Annotated
 
 import typer
-from typer.core import TyperOption
 
 from kvcalc.cli import options as o
 from kvcalc.cli.question import context_of, output_of, parsed
@@ -13,39 +12,27 @@ app = typer.Typer(add_completion=False, context_settings={"help_option_names": [
 # A log from an engine's start on is some hundred kilobytes; a day's is more than anyone means to audit.
 MAX_LOG_BYTES = 64 * 1024 * 1024
 
-EPILOG = """Examples:
-
+EPILOG = o.epilog("""Examples:
   kvcalc audit vllm.log
-
   kvcalc audit vllm.log --json
-
   kvcalc audit sglang.log --model llama-3-8b --tp 1 --get unexplained
-"""
+""")
 
 
-def _options() -> list[TyperOption]:
-    return [
-        o.value(
-            "--model", metavar="MODEL", help="A preset, a config.json or a .gguf file, if the log names no known model."
-        ),
-        o.value("--engine", metavar="NAME", help="The log's engine: vllm, sglang, tensorrt-llm, llama.cpp."),
-        o.value(
-            "--tp", "--tensor-parallel-size", metavar="T",
-            help="Devices, whatever the log says. Default: the log's, or 1.",
-        ),
-        o.value(
-            "--kv-dtype", "--kv-cache-dtype", metavar="TYPE",
-            help="Type of the cache, whatever the log says. Also --kv-cache-dtype.",
-        ),
-        o.value(
-            "--context", "-c", metavar="N", help="Most tokens per sequence, whatever the log says: 8192, 8k (8,192)."
-        ),
-        o.max_model_len(),
-        *o.output(),
-    ]  # fmt: skip
+OPTIONS = [
+    o.value("--model", "MODEL", "A preset, a config.json or a .gguf file, if the log names no known model."),
+    o.value("--engine", "NAME", "The log's engine: vllm, sglang, tensorrt-llm, llama.cpp."),
+    o.value("--tp --tensor-parallel-size", "T", "Devices, whatever the log says. Default: the log's, or 1."),
+    o.value(
+        "--kv-dtype --kv-cache-dtype", "TYPE", "Type of the cache, whatever the log says. Also --kv-cache-dtype."
+    ),
+    o.value("--context -c", "N", "Most tokens per sequence, whatever the log says: 8192, 8k (8,192)."),
+    *o.shared("max-model-len"),
+    *o.output(),
+]  # fmt: skip
 
 
-@app.command(epilog=EPILOG, cls=o.taking(_options))
+@app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
 def audit(
     ctx: typer.Context,
     log: Annotated[str, typer.Argument(metavar="LOG", help="An engine's log from its start on, or - for stdin.")],
@@ -54,7 +41,6 @@ def audit(
     from kvcalc.errors import MismatchError, UsageError
     from kvcalc.model.files import read_stdin, read_text
     from kvcalc.model.resolve import load_model
-    from kvcalc.output.sink import emit
     from kvcalc.planning.audit import audit as ask
     from kvcalc.units import parse_count
 
@@ -72,6 +58,6 @@ def audit(
         kv_dtype=given["kv_dtype"],
         context_tokens=context_of(given),
     )
-    emit(document, output, "audit")
+    output.emit(document, "audit")
     if document["unexplained"]:
         raise MismatchError(f"{document['unexplained']} of the log's numbers unexplained", document["explanation"])

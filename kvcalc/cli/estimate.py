@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperOption
 
 from kvcalc.cli import options as o
 from kvcalc.cli.question import output_of, question_of
@@ -15,72 +14,56 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
-EPILOG = """Examples:
-
+EPILOG = o.epilog("""Examples:
   kvcalc estimate llama-3-70b --context 8192
-
   kvcalc estimate deepseek-v3 --context 128k --batch 16 --json
-
   kvcalc estimate llama-7b --attention gqa --kv-heads 4
-
   kvcalc estimate --layers 32 --heads 32 --kv-heads 8 --head-dim 128
-
   kvcalc estimate mistral-7b-v0.1 --context 32k --get kv_cache.total_bytes
-
   kvcalc estimate llama-3-8b --context 8k --kv-memory 40GiB
-
   kvcalc estimate gpt-oss-120b --context 32k --engine all
-
   kvcalc estimate llama-3-70b --context 8k --gpu h100x4 --engine vllm --check
-
   kvcalc estimate llama-3-70b --gpu h100x4 --dtype fp8 --engine vllm --batch 16
-
   kvcalc estimate qwen3-32b --gpu h200 --engine sglang --input-tokens 2k --output-tokens 500 --concurrency 32
-"""
+""")
 
 
-def _options() -> list[TyperOption]:
-    return [
-        *o.workload(),
-        o.engine(
-            "Count as this engine does: logical (the formula), transformers, vllm, sglang, tensorrt-llm, llama.cpp; "
-            "all: side by side. vllm@0.11 counts as that release did."
-        ),
-        *o.kv_memory(),
-        o.flag("--check", help="Exit with code 4 if it does not fit; needs --gpu or --kv-memory."),
-        *o.what_if(),
-        o.flag(
-            "--assume-full-attention",
-            help="For an unrecognised config, print an upper bound: every layer keeps K and V of all tokens.",
-        ),
-        *o.device(),
-        *o.speed(),
-        *o.serving(),
-        *o.engine_settings(),
-        o.layers(),
-        *o.model_by_flags(),
-        *o.output(),
-    ]
+OPTIONS = [
+    *o.shared(o.WORKLOAD),
+    o.engine(
+        "Count as this engine does: logical (the formula), transformers, vllm, sglang, tensorrt-llm, llama.cpp; "
+        "all: side by side. vllm@0.11 counts as that release did."
+    ),
+    *o.shared("kv-memory"),
+    o.flag("--check", "Exit with code 4 if it does not fit; needs --gpu or --kv-memory."),
+    *o.shared(o.WHAT_IF),
+    o.flag(
+        "--assume-full-attention",
+        "For an unrecognised config, print an upper bound: every layer keeps K and V of all tokens.",
+    ),
+    *o.shared(f"{o.DEVICE} {o.SPEED} {o.SERVING}"),
+    *o.engine_settings(),
+    *o.shared(f"layers {o.MODEL_BY_FLAGS}"),
+    *o.output(),
+]
 
 
-@app.command(epilog=EPILOG, cls=o.taking(_options))
+@app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
 def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     """How big is the KV cache of a model, and what would it be as MHA, MQA, GQA and MLA?"""
     from kvcalc.errors import DoesNotFitError
-    from kvcalc.output.sink import emit
 
     output = output_of(ctx.params)
     spec, question = question_of(ctx.params)
     if not ctx.params["check"]:
-        document, kind = answer(spec, question)
-        emit(document, output, kind)
+        output.emit(*answer(spec, question))
         return
     if question["devices"] is None and question["kv_memory_bytes"] is None:
         raise UsageError("--check: into what?", "name a device, --gpu h100, or a memory, --kv-memory 40GiB")
     if question["engine"] == "all":
         raise UsageError("--check asks one engine", "for example: --check --engine vllm")
     found = _estimate(spec, question)
-    emit(found.document, output, "estimate")
+    output.emit(found.document, "estimate")
     if not found.fit["fits"]:
         raise typer.Exit(DoesNotFitError.exit_code)
 

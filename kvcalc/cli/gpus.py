@@ -10,38 +10,25 @@ app = typer.Typer(
     add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True
 )
 
-EPILOG = """Examples:
-
+EPILOG = o.epilog("""Examples:
   kvcalc gpus
-
   kvcalc gpus show h100
-
   kvcalc gpus --json
-"""
+""")
 
 
-@app.callback(epilog=EPILOG, cls=o.taking(o.output, base=TyperGroup))
-def gpus(
-    ctx: typer.Context,
-) -> None:
+@app.callback(epilog=EPILOG, cls=o.taking(*o.output(), base=TyperGroup))
+def gpus(ctx: typer.Context) -> None:
     """The devices --gpu knows: memory, bandwidth, dense operations a second, and what joins several of them."""
-    if ctx.invoked_subcommand is not None:
-        return
-    from kvcalc.output.sink import emit
-    from kvcalc.planning.gpus import list_gpus
+    if ctx.invoked_subcommand is None:
+        from kvcalc.planning.gpus import list_gpus
 
-    output = output_of(ctx.params)
-    emit(list_gpus(), output, "gpus")
+        output_of(ctx.params).emit(list_gpus(), "gpus")
 
 
-@app.command(epilog="Example:\n\n  kvcalc gpus show mi300x", cls=o.taking(o.output))
-def show(
-    ctx: typer.Context,
-    name: str = typer.Argument(metavar="NAME", help="A device's name or alias."),
-) -> None:
+@app.command(epilog="Example:\n\n  kvcalc gpus show mi300x", cls=o.taking(*o.output()))
+def show(ctx: typer.Context, name: str = typer.Argument(metavar="NAME", help="A device's name or alias.")) -> None:
     """One device: every figure kvcalc has of it, and their source."""
-    from kvcalc.output.sink import emit
     from kvcalc.planning.gpus import show_gpu
 
-    output = output_of(ctx.params)
-    emit(show_gpu(name), output, "gpus_show")
+    output_of(ctx.params).emit(show_gpu(name), "gpus_show")

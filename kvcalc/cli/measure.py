@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
-from typer.core import TyperOption
 
 from kvcalc.cli import options as o
 from kvcalc.cli.question import context_of, flags_of, load_model_of, output_of, parsed, what_if_of
@@ -19,69 +18,54 @@ app = typer.Typer(add_completion=False, context_settings={"help_option_names": [
 
 _WITH_COMPARE = ("compare", "format", "json", "get", "no_color")
 
-EPILOG = """Examples:
-
+EPILOG = o.epilog("""Examples:
   kvcalc measure llama-7b --layers 2 --context 2048 --attention all
-
   kvcalc measure gpt2 --context 512 --steps 16 --json
-
   kvcalc measure --layers 2 --heads 8 --kv-heads 2 --head-dim 64 --hidden-size 512 --context 1k
-
   kvcalc measure gpt2 --context 1024 --save after.json
-
   kvcalc measure gpt2 --layers 2 --sweep context=256..1k,batch=1:4 --steps 4 --format csv
-
   kvcalc measure gpt2 --layers 2 --context 512 --steps 8 --block-size 16 --kv-dtype int8
-
   kvcalc measure --compare before.json after.json
 
   torchrun --nproc-per-node 2 -m kvcalc measure llama-3-8b --layers 2 --tp 2
 
 Needs torch: pip install 'kvcalc[measure]'
-"""
+""")
 
 
-def _options() -> list[TyperOption]:
-    return [
-        *o.context(),
-        o.batch(),
-        o.value("--steps", "-k", metavar="K", default="32", help="Decode steps to time; the last ends at the context."),
-        o.value("--layers", metavar="L", help="Build the first L layers. Default: as many as fit."),
-        o.value("--attention", metavar="KIND", help="mha, mqa, gqa or mla instead of the model's own, or all of them."),
-        o.value("--device", metavar="auto|cpu|cuda|mps", default="auto", help="Where to run."),
-        o.value(
-            "--dtype", metavar="TYPE", help="bf16, fp16 or fp32, for weights and cache. Default: the config's."
-        ),
-        o.value(
-            "--tp", "--tensor-parallel-size", metavar="T", default="1",
-            help="Devices that split the heads, one of torchrun's processes each. Also --tensor-parallel-size.",
-        ),
-        o.value("--save", metavar="FILE", help="Write the record, the --json document, to FILE."),
-        o.value(
-            "--backend", metavar="NAME", default="auto",
-            help="Attention kernel of a step; auto times all that can run and picks the fastest.",
-        ),
-        o.value(
-            "--cache", metavar="KIND", default="preallocated",
-            help="preallocated; grow: concatenated at every step; none: the prefix runs again.",
-        ),
-        o.value("--block-size", metavar="N", help="Keep the cache in blocks of N tokens, behind a table."),
-        o.value(
-            "--kv-dtype", "--kv-cache-dtype", metavar="TYPE", help="fp8 or int8 with a scale per row; auto: --dtype's."
-        ),
-        o.value("--mla", metavar="FORM", default="absorbed", help="absorbed; expanded: rebuild K and V at every step."),
-        o.value("--sweep", metavar="AXES", help="One run per point: context=1k..128k,batch=1..64 (doubling)."),
-        o.value("--until-full", metavar="AXIS", help="Find the largest context or batch that really fits."),
-        o.value("--memory", metavar="SIZE", help="Memory --until-full may fill. Default: what is free."),
-        o.value("--profile", metavar="FILE", help="Write a torch profiler trace of one step."),
-        o.value("--seed", metavar="S", default="0", help="Seed of the random weights and inputs."),
-        *o.what_if_sizes(),
-        *o.model_by_flags(),
-        *o.output(),
-    ]  # fmt: skip
+OPTIONS = [
+    *o.shared("context max-model-len batch"),
+    o.value("--steps -k", "K", "Decode steps to time; the last ends at the context.", "32"),
+    o.value("--layers", "L", "Build the first L layers. Default: as many as fit."),
+    o.value("--attention", "KIND", "mha, mqa, gqa or mla instead of the model's own, or all of them."),
+    o.value("--device", "auto|cpu|cuda|mps", "Where to run.", "auto"),
+    o.value("--dtype", "TYPE", "bf16, fp16 or fp32, for weights and cache. Default: the config's."),
+    o.value(
+        "--tp --tensor-parallel-size", "T",
+        "Devices that split the heads, one of torchrun's processes each. Also --tensor-parallel-size.", "1",
+    ),
+    o.value("--save", "FILE", "Write the record, the --json document, to FILE."),
+    o.value(
+        "--backend", "NAME", "Attention kernel of a step; auto times all that can run and picks the fastest.", "auto"
+    ),
+    o.value(
+        "--cache", "KIND", "preallocated; grow: concatenated at every step; none: the prefix runs again.",
+        "preallocated",
+    ),
+    o.value("--block-size", "N", "Keep the cache in blocks of N tokens, behind a table."),
+    o.value("--kv-dtype --kv-cache-dtype", "TYPE", "fp8 or int8 with a scale per row; auto: --dtype's."),
+    o.value("--mla", "FORM", "absorbed; expanded: rebuild K and V at every step.", "absorbed"),
+    o.value("--sweep", "AXES", "One run per point: context=1k..128k,batch=1..64 (doubling)."),
+    o.value("--until-full", "AXIS", "Find the largest context or batch that really fits."),
+    o.value("--memory", "SIZE", "Memory --until-full may fill. Default: what is free."),
+    o.value("--profile", "FILE", "Write a torch profiler trace of one step."),
+    o.value("--seed", "S", "Seed of the random weights and inputs.", "0"),
+    *o.shared(f"{o.WHAT_IF_SIZES} {o.MODEL_BY_FLAGS}"),
+    *o.output(),
+]  # fmt: skip
 
 
-@app.command(epilog=EPILOG, cls=o.taking(_options))
+@app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
 def measure(
     ctx: typer.Context,
     model: o.Model = None,
@@ -91,7 +75,6 @@ def measure(
     ] = None,
 ) -> None:
     """Run a model's attention layers on this device: do they hold the predicted bytes, and how long is a step?"""
-    from kvcalc.output.sink import check_path, emit
     from kvcalc.units import parse_count, parse_size
 
     given = ctx.params
@@ -102,7 +85,7 @@ def measure(
             _check_alone(ctx)
             _compare(compare, output)
             return
-        check_path(output, "measure")
+        output.check_path("measure")
         every = given["attention"] is not None and given["attention"].casefold() == "all"
         flags = ("--heads", "--head-dim", "--hidden-size", "--sliding-window", *(() if model else ("--layers",)))
         spec, what_if = load_model_of(
@@ -136,7 +119,7 @@ def measure(
             )  # fmt: skip
         if not speaks:
             return
-        emit(document, output, "measure")
+        output.emit(document, "measure")
         try:
             check_bytes(document)
         except KvcalcError as error:
@@ -163,11 +146,10 @@ def _compare(files: tuple[str, str], output: "Output") -> None:
     """--compare: torch is not needed for it."""
     from kvcalc.measure.compare import compare
     from kvcalc.measure.record import load
-    from kvcalc.output.sink import check_path, emit
 
-    check_path(output, "measure_compare")
+    output.check_path("measure_compare")
     a, b = map(load, files)
-    emit(compare(a, b, files), output, "measure_compare")
+    output.emit(compare(a, b, files), "measure_compare")
 
 
 @contextlib.contextmanager

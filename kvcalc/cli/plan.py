@@ -1,7 +1,6 @@
 """`kvcalc plan`: how many devices does this traffic take, and how are they started?"""
 
 import typer
-from typer.core import TyperOption
 
 from kvcalc.cli import options as o
 from kvcalc.cli.question import kinds_of, output_of, parsed, settings_of
@@ -10,54 +9,48 @@ from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_tokens
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
-EPILOG = """For each kind of device the smallest layout that fits and meets the targets: tensor parallelism within a
+EPILOG = o.epilog("""\
+For each kind of device the smallest layout that fits and meets the targets: tensor parallelism within a
 fast link, pipeline stages where that is not enough, and replicas. The status is 4 where no device will do.
 
 Examples:
-
   kvcalc plan llama-3-70b --input-tokens 7k --output-tokens 1k --concurrency 64 --gpu h100
-
   kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --requests-per-second 20 --max-tpot 30ms --max-ttft 1s
-
   kvcalc plan gpt-oss-120b --input-tokens 2k --output-tokens 500 --concurrency 100 --price h100=2.5 --price l40s=0.9
-
   kvcalc plan llama-3.1-8b --lengths lengths.csv --concurrency 200 --gpu l40s --engine sglang --json
-"""
+""")
 
 
-def _options() -> list[TyperOption]:
-    return [
-        o.value("--input-tokens", metavar="N", help="Tokens per prompt: 2048, 2k."),
-        o.value("--output-tokens", metavar="N", help="Tokens per answer."),
-        o.value("--lengths", metavar="CSV", help="Instead: a file with a prompt's and an answer's length per row."),
-        o.value("--concurrency", metavar="N", help="Requests in flight, over all replicas."),
-        o.value("--requests-per-second", metavar="R", help="Instead of --concurrency: a rate."),
-        o.value("--max-ttft", metavar="TIME", help="Longest time to the first token: 1s, 500ms."),
-        o.value("--max-tpot", metavar="TIME", help="Longest time from one token to the next: 30ms."),
-        o.value("--max-gpus", metavar="N", default="1024", help="Most devices in a plan."),
-        o.engine("Whose memory and speed: vllm, sglang, ...", "vllm"),
-        o.dtype(),
-        o.kv_dtype(),
-        o.value(
-            "--gpu", metavar="NAME", multiple=True, panel="The device",
-            help="A kind of device; repeat for more. Default: the kinds most often rented.",
-        ),
-        o.value(
-            "--price", metavar="NAME=P", multiple=True, panel="The device",
-            help="Price of one device per hour: h100=2.5; repeat for more.",
-        ),
-        *o.device_figures(),
-        *o.engine_settings(),
-        *o.output(),
-    ]  # fmt: skip
+OPTIONS = [
+    o.value("--input-tokens", "N", "Tokens per prompt: 2048, 2k."),
+    o.value("--output-tokens", "N", "Tokens per answer."),
+    o.value("--lengths", "CSV", "Instead: a file with a prompt's and an answer's length per row."),
+    o.value("--concurrency", "N", "Requests in flight, over all replicas."),
+    o.value("--requests-per-second", "R", "Instead of --concurrency: a rate."),
+    o.value("--max-ttft", "TIME", "Longest time to the first token: 1s, 500ms."),
+    o.value("--max-tpot", "TIME", "Longest time from one token to the next: 30ms."),
+    o.value("--max-gpus", "N", "Most devices in a plan.", "1024"),
+    o.engine("Whose memory and speed: vllm, sglang, ...", "vllm"),
+    *o.shared("dtype kv-dtype"),
+    o.value(
+        "--gpu", "NAME", "A kind of device; repeat for more. Default: the kinds most often rented.",
+        multiple=True, panel="The device",
+    ),
+    o.value(
+        "--price", "NAME=P", "Price of one device per hour: h100=2.5; repeat for more.",
+        multiple=True, panel="The device",
+    ),
+    *o.shared(o.DEVICE_FIGURES),
+    *o.engine_settings(),
+    *o.output(),
+]  # fmt: skip
 
 
-@app.command(epilog=EPILOG, cls=o.taking(_options))
+@app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
 def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     """How many devices serve this traffic, at what cost, and with which flags?"""
     from kvcalc.model.files import read_text
     from kvcalc.model.resolve import load_model
-    from kvcalc.output.sink import emit
     from kvcalc.planning.lengths import MAX_LENGTHS_BYTES, one_length, parse_lengths
     from kvcalc.planning.plan import COMMON_GPUS, Targets, parse_price, refuse_empty
     from kvcalc.planning.plan import plan as ask
@@ -96,5 +89,5 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         prices=prices,
         max_devices=parse_count(given["max_gpus"], "--max-gpus"),
     )
-    emit(document, output, "plan")
+    output.emit(document, "plan")
     refuse_empty(document)

@@ -16,7 +16,7 @@ from kvcalc.units import parse_bandwidth, parse_count, parse_flops, parse_size, 
 
 if TYPE_CHECKING:
     from kvcalc.output.sink import Output
-    from kvcalc.planning.devices import Devices, Gpu
+    from kvcalc.planning.devices import Devices, Figures, Gpu
     from kvcalc.planning.throughput import SpeedQuestion
 
 _Parsed = TypeVar("_Parsed")
@@ -47,11 +47,11 @@ def _parameter(option: str) -> str:
 
 def output_of(given: _Given, kind: str | None = None, formats: tuple[str, ...] | None = None) -> Output:
     """How the answer is to be printed. With `kind`, a --get path that its documents lack is refused at once."""
-    from kvcalc.output.sink import FORMATS, check_path, choose
+    from kvcalc.output.sink import FORMATS, choose
 
     found = choose(given["format"], given["json"], given["get"], given["no_color"], formats or FORMATS)
     if kind is not None:
-        check_path(found, kind)
+        found.check_path(kind)
     return found
 
 
@@ -188,10 +188,8 @@ def layout_of(given: _Given) -> tuple[Devices | None, int]:
     from kvcalc.planning.budget import lay_out
     from kvcalc.planning.devices import choose_devices
 
-    devices = choose_devices(
-        given["gpu"], parsed(given, "--num-gpus", parse_count), *_figures_of(given), _local_devices
-    )
-    return lay_out(devices, size, stages_of(given))
+    number = parsed(given, "--num-gpus", parse_count)
+    return lay_out(choose_devices(given["gpu"], number, _figures_of(given), _local_devices), size, stages_of(given))
 
 
 def stages_of(given: _Given) -> int:
@@ -206,10 +204,10 @@ def kinds_of(names: Sequence[str], given: _Given) -> list[Gpu]:
         return []
     from kvcalc.planning.devices import choose_kinds
 
-    return choose_kinds(names, *figures, _local_devices)
+    return choose_kinds(names, figures, _local_devices)
 
 
-def _figures_of(given: _Given) -> tuple[int | None, int | None, int | None]:
+def _figures_of(given: _Given) -> Figures:
     return (
         parsed(given, "--gpu-memory", parse_size),
         parsed(given, "--gpu-bandwidth", parse_bandwidth),

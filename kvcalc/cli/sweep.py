@@ -3,7 +3,6 @@
 from itertools import islice
 
 import typer
-from typer.core import TyperOption
 
 from kvcalc.cli import options as o
 from kvcalc.cli.question import kinds_of, output_of, parsed, settings_of, speed_of, stages_of, what_if_of
@@ -18,57 +17,42 @@ FORMATS = ("human", "tsv", "csv", "jsonl", "json")
 MOST_SHOWN = 40
 MOST_HELD = 100_000
 
-EPILOG = """Ranges: 1k..1M doubles from 1,024 up to 1,048,576; 4k..64k:4k adds 4k each time; commas make lists of both.
+EPILOG = o.epilog("""\
+Ranges: 1k..1M doubles from 1,024 up to 1,048,576; 4k..64k:4k adds 4k each time; commas make lists of both.
 
 Examples:
-
   kvcalc sweep llama-3-70b --context 1k..128k
-
   kvcalc sweep gemma-3-27b --context 1k..128k --batch 1,8,64 --kv-dtype bf16,fp8 --tp 1..8 --format csv
-
   kvcalc sweep deepseek-v3 --context 4k..64k:4k --format jsonl
-
   kvcalc sweep gpt-oss-120b --context 8k,32k --engine vllm,sglang --kv-memory 40GiB
-
   kvcalc sweep llama-3.1-8b --context 8k..128k --batch 1..64 --gpu l40s,h100
-"""
+""")
 
 
-def _options() -> list[TyperOption]:
-    return [
-        o.value(
-            "--context", "-c", metavar="RANGE", help="Tokens per sequence: 8k, 1k..1M, 4k..64k:4k, or a list of these."
-        ),
-        o.value("--batch", "-b", metavar="RANGE", default="1", help="Sequences: 1,8,64 or 1..64."),
-        o.dtype(),
-        o.value(
-            "--kv-dtype", "--kv-cache-dtype", metavar="LIST", default="auto", help="Types of the cache: bf16,fp8."
-        ),
-        o.encoder_tokens(),
-        o.value(
-            "--tp", "--tensor-parallel-size", metavar="RANGE", default="1", help="Devices that split the heads: 1..8."
-        ),
-        o.pp(),
-        o.engine("Count as these engines do.", metavar="LIST"),
-        o.value("--kv-memory", metavar="SIZE", help="Cache memory per device: which points fit."),
-        *o.what_if(),
-        o.value("--plot", metavar="FILE", help="Also plot memory over context to FILE.svg or .png (extra `plot`)."),
-        o.value(
-            "--gpu", metavar="LIST", panel="The device",
-            help="Devices: which points fit, and how fast they are. --tp of each.",
-        ),
-        *o.device_figures(),
-        *o.speed(),
-        *o.engine_settings(),
-        *o.output("human|tsv|csv|jsonl|json", " jsonl: one object per line."),
-    ]  # fmt: skip
+OPTIONS = [
+    o.value("--context -c", "RANGE", "Tokens per sequence: 8k, 1k..1M, 4k..64k:4k, or a list of these."),
+    o.value("--batch -b", "RANGE", "Sequences: 1,8,64 or 1..64.", "1"),
+    *o.shared("dtype"),
+    o.value("--kv-dtype --kv-cache-dtype", "LIST", "Types of the cache: bf16,fp8.", "auto"),
+    *o.shared("encoder-tokens"),
+    o.value("--tp --tensor-parallel-size", "RANGE", "Devices that split the heads: 1..8.", "1"),
+    *o.shared("pp"),
+    o.engine("Count as these engines do.", metavar="LIST"),
+    o.value("--kv-memory", "SIZE", "Cache memory per device: which points fit."),
+    *o.shared(o.WHAT_IF),
+    o.value("--plot", "FILE", "Also plot memory over context to FILE.svg or .png (extra `plot`)."),
+    o.value("--gpu", "LIST", "Devices: which points fit, and how fast they are. --tp of each.", panel="The device"),
+    *o.shared(f"{o.DEVICE_FIGURES} {o.SPEED}"),
+    *o.engine_settings(),
+    *o.output("human|tsv|csv|jsonl|json", " jsonl: one object per line."),
+]
 
 
-@app.command(epilog=EPILOG, cls=o.taking(_options))
+@app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
 def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
     """A grid of contexts, batches, cache types, devices and engines: one row a point, as fast as it can be written."""
     from kvcalc.model.resolve import load_model
-    from kvcalc.output.sink import emit, warn
+    from kvcalc.output.sink import warn
     from kvcalc.planning.axis import parse_axis, parse_names
     from kvcalc.planning.combination import COLUMNS
     from kvcalc.planning.sweep import sweep as ask
@@ -105,10 +89,10 @@ def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
                 f"--get looks into a document held in memory, and {grid.num_points:,} points are too many",
                 f"up to {MOST_HELD:,}; or --format jsonl, and pick from its lines",
             )
-        emit({**grid.head(), "points": list(grid.points()), "warnings": grid.warnings}, output, "sweep")
+        output.emit({**grid.head(), "points": list(grid.points()), "warnings": grid.warnings}, "sweep")
     elif output.format == "human":
         shown = {"points": list(islice(grid.points(), MOST_SHOWN)), "chart": grid.chart(most_contexts=60, most_lines=8)}
-        emit({**grid.head(), **shown, "warnings": grid.warnings}, output, "sweep")
+        output.emit({**grid.head(), **shown, "warnings": grid.warnings}, "sweep")
     elif output.format == "json":
         from kvcalc.output.rows import write_document
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from kvcalc.errors import UsageError, nearest
 
+_BREAKS = str.maketrans("\t\n\r", "   ")
+
 
 def look_up(document: Any, path: str) -> Any:
     """The value at `path`; list items by number. UsageError (exit 2) naming the part that is not there."""
@@ -62,6 +64,11 @@ def bare(value: Any) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def one_line(text: str) -> str:
+    """A cell must not break its row: tabs and newlines become spaces."""
+    return text.translate(_BREAKS)
 
 
 def scalars(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

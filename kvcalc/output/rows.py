@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kvcalc.output.paths import bare
+from kvcalc.output.paths import bare, one_line
 
 Block = tuple[dict[str, Any], tuple[str, ...], Iterable[tuple[Any, ...]], bool]
 """Columns all rows have alike, the names of the others, the rows' values of those, and whether these are all whole
@@ -72,7 +72,7 @@ def _text(value: Any, format: str) -> str:
         return json.dumps(value, allow_nan=False)
     text = bare(value)
     if format == "tsv":
-        return text.replace("\t", " ").replace("\n", " ").replace("\r", " ")
+        return one_line(text)
     if text.isalnum():
         return text
     buffer = io.StringIO()

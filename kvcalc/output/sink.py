@@ -18,6 +18,45 @@ class Output(NamedTuple):
     path: str | None
     color: bool
 
+    def emit(self, document: dict[str, Any], kind: str) -> None:
+        """Print `document` like this. `kind` names the command's human renderer in kvcalc.output.human.
+
+        Warnings go to stderr where the format does not carry them (human, --get, and tables).
+        """
+        warnings = document.get("warnings", ())
+        if self.path is not None:
+            from kvcalc.output.paths import bare, look_up
+
+            text = bare(look_up(document, self.path)) + "\n"
+            warn(warnings)
+        elif self.format == "json":
+            import json
+
+            text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+        elif self.format in ("tsv", "csv"):
+            from kvcalc.output.tabular import is_table, tabulate
+
+            text = tabulate(document, self.format)
+            if is_table(document):
+                warn(warnings)
+        else:
+            from kvcalc.output.human import render
+
+            render(document, kind, self.color)
+            sys.stdout.flush()
+            warn(warnings)
+            return
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def check_path(self, kind: str) -> None:
+        """Refuse a --get path which no document of `kind` has, before a long run is spent on it."""
+        if self.path is not None:
+            from kvcalc.output.paths import check_against_schema
+            from kvcalc.schema import load_schema
+
+            check_against_schema(load_schema(), kind, self.path)
+
 
 def choose(
     format: str | None, json: bool, path: str | None, no_color: bool, formats: tuple[str, ...] = FORMATS
@@ -34,50 +73,6 @@ def choose(
         )
     chosen = "json" if json else format or ("human" if sys.stdout.isatty() else "tsv")
     return Output(chosen, path, color=not no_color)
-
-
-def emit(document: dict[str, Any], output: Output, kind: str) -> None:
-    """Print `document` as `output` says. `kind` names the command's human renderer in kvcalc.output.human.
-
-    Warnings go to stderr where the format does not carry them (human, --get, and tables).
-    """
-    if output.path is not None:
-        from kvcalc.output.paths import bare, look_up
-
-        text = bare(look_up(document, output.path)) + "\n"
-        _warn(document)
-    elif output.format == "json":
-        import json
-
-        text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    elif output.format in ("tsv", "csv"):
-        from kvcalc.output.tabular import is_table, tabulate
-
-        text = tabulate(document, output.format)
-        if is_table(document):
-            _warn(document)
-    else:
-        from kvcalc.output.human import render
-
-        render(document, kind, output.color)
-        sys.stdout.flush()
-        _warn(document)
-        return
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def check_path(output: Output, kind: str) -> None:
-    """Refuse a --get path which no document of `kind` has, before a long run is spent on it."""
-    if output.path is not None:
-        from kvcalc.output.paths import check_against_schema
-        from kvcalc.schema import load_schema
-
-        check_against_schema(load_schema(), kind, output.path)
-
-
-def _warn(document: dict[str, Any]) -> None:
-    warn(document.get("warnings", ()))
 
 
 def warn(warnings: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ import csv
 import io
 from typing import Any
 
-from kvcalc.output.paths import bare, scalars
+from kvcalc.output.paths import bare, one_line, scalars
 
 
 def tabulate(document: dict[str, Any], format: str) -> str:
@@ -16,7 +16,7 @@ def tabulate(document: dict[str, Any], format: str) -> str:
         buffer = io.StringIO()
         csv.writer(buffer, lineterminator="\n").writerows(rows)
         return buffer.getvalue()
-    return "".join("\t".join(_one_line(cell) for cell in row) + "\n" for row in rows)
+    return "".join("\t".join(one_line(cell) for cell in row) + "\n" for row in rows)
 
 
 def is_table(document: dict[str, Any]) -> bool:
@@ -27,11 +27,6 @@ def is_table(document: dict[str, Any]) -> bool:
 def _table(document: dict[str, Any]) -> list[list[str]] | None:
     keys = ("models", "gpus", "files", "engines", "plans", "figures", "curve")
     rows = next((document[key] for key in keys if document.get(key)), None)
-    if not isinstance(rows, list) or not rows:
+    if not isinstance(rows, list):
         return None
     return [list(rows[0]), *([bare(value) for value in row.values()] for row in rows)]
-
-
-def _one_line(text: str) -> str:
-    """A cell must not break its row: tabs and newlines become spaces."""
-    return text.replace("\t", " ").replace("\n", " ").replace("\r", " ")

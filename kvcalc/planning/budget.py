@@ -20,6 +20,7 @@ from kvcalc.memory.workload import Workload
 from kvcalc.notes import Note
 from kvcalc.planning.capacity import Beside, capacity, largest_batch
 from kvcalc.planning.case import Case
+from kvcalc.planning.gpus import describe_gpu
 from kvcalc.planning.weights import DeviceWeights, device_weights
 from kvcalc.throughput.hardware import Devices
 from kvcalc.units import format_size
@@ -58,12 +59,8 @@ class Budget(NamedTuple):
 
 def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
     """The engine's settings, those whose defaults it takes from the device filled in."""
-    gpu = devices.gpu
-    name = engine.partition("@")[0]
-    return {
-        **device_settings(name, gpu.memory_bytes, gpu.device_class, gpu.name, release_of(engine)),
-        **settings,
-    }
+    gpu, name = devices.gpu, engine.partition("@")[0]
+    return {**device_settings(name, gpu.memory_bytes, gpu.device_class, gpu.name, release_of(engine)), **settings}
 
 
 def budget(case: Case) -> Budget | str:
@@ -136,25 +133,8 @@ def count_replicas(num_devices: int, workload: Workload) -> int:
 
 def describe_hardware(case: Case) -> dict[str, Any]:
     """The `hardware` part of a document: one device's figures, and how many there are."""
-    gpu, number = case.devices.gpu, case.devices.num_devices
-    link = gpu.interconnect
-    return {
-        "name": gpu.name,
-        "vendor": gpu.vendor,
-        "device_class": gpu.device_class,
-        "num_devices": number,
-        "replicas": count_replicas(number, case.workload),
-        "memory_bytes": gpu.memory_bytes,
-        "memory_type": gpu.memory_type,
-        "bandwidth_bytes_per_second": gpu.bandwidth_bytes_per_second or None,
-        "flops_per_second": dict(gpu.flops_per_second),
-        "interconnect": None if link is None else link._asdict(),
-        "pcie_bytes_per_second": gpu.pcie_bytes_per_second,
-        "tdp_watts": gpu.tdp_watts,
-        "source": gpu.source,
-        "date": gpu.date,
-        "note": gpu.note,
-    }
+    gpu, number = case.devices
+    return describe_gpu(gpu, {"num_devices": number, "replicas": count_replicas(number, case.workload)})
 
 
 def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
@@ -201,9 +181,8 @@ def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
     if one > found.pool_bytes:
         longest = fit["max_context_tokens"] if workload.batch_size == 1 else None
         estimated = f"; the longest context that fits is {longest:,}" if longest else ""
-        return (
-            f"one request of {tokens} needs {format_size(one)} of cache on a device, and {there} are there{estimated}"
-        )
+        needed = f"{format_size(one)} of cache on a device"
+        return f"one request of {tokens} needs {needed}, and {there} are there{estimated}"
     return (
         f"{workload.batch_size:,} requests of {tokens} need {format_size(fit['kv_cache_bytes'])} of cache on a device, "
         f"and {there} are there: {fit['max_batch_size']:,} fit"

@@ -42,7 +42,7 @@ def capacity(case: Case, kv_memory_bytes: int, notes: list[Note], beside: Beside
         "kv_cache_memory_bytes": kv_memory_bytes,
         "free_bytes": kv_memory_bytes - here,
         "max_context_tokens": longest,
-        "max_batch_size": _largest_batch(lambda sequences: held(workload.context_tokens, sequences), kv_memory_bytes),
+        "max_batch_size": largest_batch(case, kv_memory_bytes, workload.context_tokens, beside),
         "lines": None,
     }
 
@@ -51,7 +51,17 @@ def largest_batch(case: Case, kv_memory_bytes: int, tokens: int, beside: Beside 
     """The most sequences of `tokens` tokens whose cache is within `kv_memory_bytes` on each device; None if memory sets
     no limit."""
     held = _held(case, beside)
-    return _largest_batch(lambda sequences: held(tokens, sequences), kv_memory_bytes)
+    one = held(tokens, 1)
+    if not one:
+        return None
+    if one > kv_memory_bytes:
+        return 0
+    # A second sequence may take less than the first, which brings the pool; none takes less than nothing.
+    another = max(1, held(tokens, 2) - one)
+    too_many = 2 + (kv_memory_bytes - one) // another
+    while held(tokens, too_many) <= kv_memory_bytes:
+        too_many *= 2
+    return kv_cache.most_that_fit(lambda sequences: held(tokens, sequences), kv_memory_bytes, too_many)
 
 
 def _held(case: Case, beside: Beside | None) -> Callable[[int, int], int]:
@@ -63,18 +73,3 @@ def _held(case: Case, beside: Beside | None) -> Callable[[int, int], int]:
         return rules.batch_bytes(device, dtype, tokens, sequences) + more
 
     return held
-
-
-def _largest_batch(bytes_of_batch: Callable[[int], int], memory_bytes: int) -> int | None:
-    """The most sequences that fit; None where they take nothing."""
-    one = bytes_of_batch(1)
-    if not one:
-        return None
-    if one > memory_bytes:
-        return 0
-    # A second sequence may take less than the first, which brings the pool; none takes less than nothing.
-    another = max(1, bytes_of_batch(2) - one)
-    too_many = 2 + (memory_bytes - one) // another
-    while bytes_of_batch(too_many) <= memory_bytes:
-        too_many *= 2
-    return kv_cache.most_that_fit(bytes_of_batch, memory_bytes, too_many)

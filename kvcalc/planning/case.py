@@ -29,8 +29,8 @@ class Question(NamedTuple):
     """What is asked, with nothing resolved: None and `auto` stand for a default.
 
     `kv_memory_bytes` is the memory for the cache on one device. `devices` are what the model runs on; then `speed` says
-    what else is asked of its speed. `engine_settings` maps the engine's own options to their text; a flag may be True or
-    False. `what_if` replaces the model's attention.
+    what else is asked of its speed. `engine_settings` maps the engine's own options to their text; a flag may be True
+    or False. `what_if` replaces the model's attention.
     """
 
     model: ModelSpec

@@ -46,24 +46,23 @@ def checkpoint_of(spec: ModelSpec) -> str:
 
 def vllm_command(spec: ModelSpec, layout: Layout) -> str:
     """`vllm serve ...` for one replica."""
-    flags = ["--tensor-parallel-size", str(layout.tensor_parallel_size)]
-    if layout.pipeline_parallel_size > 1:
-        flags += ["--pipeline-parallel-size", str(layout.pipeline_parallel_size)]
-    flags += ["--max-model-len", str(layout.context_tokens), "--max-num-seqs", str(layout.max_running)]
-    flags += _types(layout, {"fp8": "fp8"})
-    flags += _settings("vllm", layout, flags)
+    sizes = ("--tensor-parallel-size", "--pipeline-parallel-size", "--max-model-len", "--max-num-seqs")
+    flags = _flags("vllm", layout, sizes, {"fp8": "fp8"})
     return shlex.join(["vllm", "serve", checkpoint_of(spec), *flags])
 
 
 def sglang_command(spec: ModelSpec, layout: Layout) -> str:
     """`python -m sglang.launch_server ...` for one replica."""
-    flags = ["--tp-size", str(layout.tensor_parallel_size)]
-    if layout.pipeline_parallel_size > 1:
-        flags += ["--pp-size", str(layout.pipeline_parallel_size)]
-    flags += ["--context-length", str(layout.context_tokens), "--max-running-requests", str(layout.max_running)]
-    flags += _types(layout, {"fp8": "fp8_e4m3"})
-    flags += _settings("sglang", layout, flags)
+    sizes = ("--tp-size", "--pp-size", "--context-length", "--max-running-requests")
+    flags = _flags("sglang", layout, sizes, {"fp8": "fp8_e4m3"})
     return shlex.join(["python", "-m", "sglang.launch_server", "--model-path", checkpoint_of(spec), *flags])
+
+
+def _flags(engine: str, layout: Layout, sizes: tuple[str, ...], cache_names: Mapping[str, str]) -> list[str]:
+    """The options of a layout. `sizes` are the engine's names of its first four; one pipeline stage needs none."""
+    given = [(name, str(size)) for name, size in zip(sizes, layout) if name != sizes[1] or size != 1]
+    flags = [word for pair in given for word in pair] + _types(layout, cache_names)
+    return flags + _settings(engine, layout, flags)
 
 
 def _settings(engine: str, layout: Layout, flags: list[str]) -> list[str]:

@@ -15,27 +15,15 @@ from kvcalc.planning.estimate import answer_case
 from kvcalc.planning.figures import FIGURES
 from kvcalc.schema import SCHEMA_VERSION
 
-# What a row takes of its own estimate: its key, the part of the document, and the key there.
-_TAKEN = (
-    ("attention", "model", "attention"),
-    ("num_layers", "model", "num_layers"),
-    ("num_kv_heads", "model", "num_kv_heads"),
-    ("max_position_embeddings", "model", "max_position_embeddings"),
-    ("kv_dtype", "kv_cache", "dtype"),
-    *((name, "kv_cache", name) for name in FIGURES),
-    ("parameters", "weights", "parameters"),
-    ("active_parameters_per_token", "weights", "active_parameters_per_token"),
-    ("weights_bytes", "weights", "bytes"),
-    ("weights_dtype", "weights", "dtype"),
-    ("fits", "fit", "fits"),
-    ("free_bytes", "fit", "free_bytes"),
-    ("max_context_tokens", "fit", "max_context_tokens"),
-    ("max_batch_size", "fit", "max_batch_size"),
-    ("decode_step_seconds", "throughput", "decode_step_seconds"),
-    ("decode_tokens_per_second", "throughput", "decode_tokens_per_second"),
-    ("prefill_seconds", "throughput", "prefill_seconds"),
-    ("bound_by", "throughput", "bound_by"),
-)
+# What a row takes of its own estimate: by the part of the document, the keys there; and the row's own names of some.
+_TAKEN = {
+    "model": ("attention", "num_layers", "num_kv_heads", "max_position_embeddings"),
+    "kv_cache": ("dtype", *FIGURES),
+    "weights": ("parameters", "active_parameters_per_token", "bytes", "dtype"),
+    "fit": ("fits", "free_bytes", "max_context_tokens", "max_batch_size"),
+    "throughput": ("decode_step_seconds", "decode_tokens_per_second", "prefill_seconds", "bound_by"),
+}
+_RENAMED = {"kv_cache.dtype": "kv_dtype", "weights.bytes": "weights_bytes", "weights.dtype": "weights_dtype"}
 
 
 def parse_attentions(text: str | None) -> tuple[str | None, ...]:
@@ -108,13 +96,12 @@ def _answers(
 
 
 def _row(name: str, kind: str | None, answer: dict[str, Any] | KvcalcError, warnings: list[str]) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": name, **{key: None for key, _, _ in _TAKEN}, "reason": None, "exit_code": 0}
+    taken = [(part, key, _RENAMED.get(f"{part}.{key}", key)) for part, keys in _TAKEN.items() for key in keys]
+    row: dict[str, Any] = {"name": name, **{own: None for _, _, own in taken}, "reason": None, "exit_code": 0}
     label = f"{name} as {kind}" if kind else name
     if isinstance(answer, KvcalcError):
         warnings.append(f"{label}: {answer.message}")
         return {**row, "attention": kind, "reason": answer.message, "exit_code": answer.exit_code}
     warnings += [f"{label}: {warning}" for warning in answer["warnings"]]
-    for key, part, source in _TAKEN:
-        if answer[part] is not None:
-            row[key] = answer[part][source]
+    row.update({own: answer[part][key] for part, key, own in taken if answer[part] is not None})
     return row

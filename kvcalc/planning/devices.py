@@ -10,48 +10,38 @@ from kvcalc.throughput.hardware import LOCAL, Devices, Gpu, find_devices, own_gp
 __all__ = ["Devices", "Gpu", "choose_devices", "choose_kinds"]
 
 
+Figures = tuple["int | None", "int | None", "int | None"]
+"""A device's memory in bytes, its bandwidth in bytes a second and its bf16 operations a second."""
+
+
 def choose_devices(
-    name: str | None,
-    num_devices: int | None,
-    memory_bytes: int | None,
-    bandwidth_bytes_per_second: int | None,
-    flops_per_second: int | None,
-    local: Callable[[], Devices],
+    name: str | None, num_devices: int | None, figures: Figures, local: Callable[[], Devices]
 ) -> Devices:
     """The devices called `name` (`h100x8`), or described by their memory, with the figures given in place of theirs.
 
     `local` says what is here, for the name `local`. `num_devices` of the answer is 1 where no number is given. Raises
     GpuError (exit 3) for a name nobody knows, UsageError (exit 2) for what contradicts itself, and what `local` raises.
     """
-    number = 1
-    named = None
+    number, named = 1, None
     if name is not None and name.casefold() == LOCAL:
         named = local().gpu
     elif name is not None:
         named, number = find_devices(name)
         if num_devices is not None and number not in (1, num_devices):
             raise UsageError(f"--gpu {name} and --num-gpus {num_devices} contradict each other")
-    gpu = own_gpu(named, memory_bytes, bandwidth_bytes_per_second, flops_per_second)
-    return Devices(gpu, num_devices or number)
+    return Devices(own_gpu(named, *figures), num_devices or number)
 
 
-def choose_kinds(
-    names: Sequence[str],
-    memory_bytes: int | None,
-    bandwidth_bytes_per_second: int | None,
-    flops_per_second: int | None,
-    local: Callable[[], Devices],
-) -> list[Gpu]:
+def choose_kinds(names: Sequence[str], figures: Figures, local: Callable[[], Devices]) -> list[Gpu]:
     """The kinds of device of these names; how many of each is left to the layout. The figures describe one device.
 
     Raises what `choose_devices` does, and UsageError (exit 2) for a name with a number or figures for several names.
     """
-    figures = memory_bytes, bandwidth_bytes_per_second, flops_per_second
     if len(names) > 1 and figures != (None, None, None):
         raise UsageError("--gpu-memory, --gpu-bandwidth and --flops describe one device, but --gpu names several")
     found: dict[str, Gpu] = {}
     for name in names or (None,):
-        devices = choose_devices(name, None, *figures, local)
+        devices = choose_devices(name, None, figures, local)
         if devices.num_devices != 1:
             raise UsageError(f"--gpu {name}: how many devices is not asked of a kind here", f"--gpu {devices.gpu.name}")
         found[devices.gpu.name] = devices.gpu

@@ -101,11 +101,7 @@ def answer_case(case: Case) -> Answer:
     document = {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(case.spec),
-        "workload": {
-            "context_tokens": workload.context_tokens,
-            "batch_size": workload.batch_size,
-            "encoder_tokens": workload.encoder_tokens,
-        },
+        "workload": {name: getattr(workload, name) for name in ("context_tokens", "batch_size", "encoder_tokens")},
         "engine": {
             "name": rules.name,
             "version": rules.version,
@@ -136,14 +132,8 @@ def _describe_cache(case: Case) -> dict[str, Any]:
         **dict(zip(FIGURES, cache_figures(case))),
         "formulas": formulas(rows, tokens, batch, dtype),
         "layers": [
-            {
-                "first": row.first,
-                "last": row.last,
-                "kind": row.cache.kind,
-                "window": row.cache.window,
-                "bytes_per_layer": row.bytes_per_layer,
-            }
-            for row in rows
+            {"first": first, "last": last, "kind": cache.kind, "window": cache.window, "bytes_per_layer": size}
+            for first, last, cache, size in rows
         ],
     }
 
@@ -180,24 +170,18 @@ def _variant_bytes(spec: ModelSpec, workload: Workload) -> int:
     return stored_sequence_bytes(spec, workload.kv_dtype, workload.context_tokens)
 
 
+_VARIANT = (
+    "attention", "own", "num_kv_heads", "kv_lora_rank", "qk_rope_head_dim", "bytes_per_token", "total_bytes",
+    "ratio_to_mha", "attention_parameters_per_layer", "reason",
+)  # fmt: skip
+
+
 def _describe_variant(kind: str, spec: ModelSpec | str, model: ModelSpec, mha_bytes: int, case: Case) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "attention": kind,
-        "own": False,
-        "num_kv_heads": None,
-        "kv_lora_rank": None,
-        "qk_rope_head_dim": None,
-        "bytes_per_token": None,
-        "total_bytes": None,
-        "ratio_to_mha": None,
-        "attention_parameters_per_layer": None,
-        "reason": None,
-    }
+    row: dict[str, Any] = {**dict.fromkeys(_VARIANT), "attention": kind, "own": False}
     if isinstance(spec, str):
         return {**row, "reason": spec}
     workload, rules = case.workload, case.rules
     shape, dtype, tokens = spec.attention, workload.kv_dtype, workload.context_tokens
-
     try:
         growth = rules.growth(spec, dtype, tokens)
         held = rules.replica_bytes(spec, dtype, tokens, workload.batch_size)

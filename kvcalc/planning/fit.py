@@ -25,12 +25,9 @@ def fit(model: ModelSpec, devices: Devices, **asked: Any) -> dict[str, Any]:
     """
     case = make_case(Question(model, devices=devices, **asked))
     found = answer_case(case)
+    taken = {key: found.document[key] for key in _TAKEN}
     smallest = None if found.fit["fits"] else _smallest(case)
-    return {
-        **{key: found.document[key] for key in _TAKEN},
-        "smallest": smallest,
-        "warnings": found.document["warnings"],
-    }
+    return {**taken, "smallest": smallest, "warnings": found.document["warnings"]}
 
 
 def _smallest(case: Case) -> dict[str, Any] | None:
@@ -46,7 +43,6 @@ def _smallest(case: Case) -> dict[str, Any] | None:
         except UsageError:
             continue  # this model, or this engine, is not split so
         if found and found["fits"]:
-            return {
-                "num_devices": devices.num_devices, "tensor_parallel_size": size, "pipeline_parallel_size": stages
-            }  # fmt: skip
+            sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": stages}
+            return {"num_devices": devices.num_devices, **sizes}
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.schema import SCHEMA_VERSION
@@ -19,23 +20,21 @@ def list_gpus() -> dict[str, Any]:
 def show_gpu(name: str) -> dict[str, Any]:
     """One device as its file states it; GpuError (exit 3) with the nearest names for an unknown one."""
     gpu = find_gpu(name)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "name": gpu.name,
-        "vendor": gpu.vendor,
-        "device_class": gpu.device_class,
-        "aliases": list(gpu.aliases),
-        "memory_bytes": gpu.memory_bytes,
-        "memory_type": gpu.memory_type,
-        "bandwidth_bytes_per_second": gpu.bandwidth_bytes_per_second,
+    return {"schema_version": SCHEMA_VERSION, **describe_gpu(gpu, {"aliases": list(gpu.aliases)})}
+
+
+def describe_gpu(gpu: Gpu, more: Mapping[str, Any]) -> dict[str, Any]:
+    """A device's figures, with `more` after what it is called. A rate that is not known is null."""
+    link = gpu.interconnect
+    figures = {
+        **gpu._asdict(),
+        "bandwidth_bytes_per_second": gpu.bandwidth_bytes_per_second or None,
         "flops_per_second": dict(gpu.flops_per_second),
-        "interconnect": None if gpu.interconnect is None else gpu.interconnect._asdict(),
-        "pcie_bytes_per_second": gpu.pcie_bytes_per_second,
-        "tdp_watts": gpu.tdp_watts,
-        "source": gpu.source,
-        "date": gpu.date,
-        "note": gpu.note,
+        "interconnect": None if link is None else link._asdict(),
     }
+    del figures["aliases"]
+    named = {key: figures.pop(key) for key in ("name", "vendor", "device_class")}
+    return {**named, **more, **figures}
 
 
 def _row(gpu: Gpu) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 
@@ -25,10 +25,6 @@ class Lengths(NamedTuple):
     num_requests: int
     file: str | None = None
 
-    def describe(self) -> dict[str, Any]:
-        """What stands under `lengths` in a document."""
-        return self._asdict()
-
 
 def one_length(input_tokens: int, output_tokens: int) -> Lengths:
     """Requests that are all alike."""
@@ -44,9 +40,8 @@ def parse_lengths(text: str, name: str) -> Lengths:
     inputs = outputs = held = longest = count = 0
     for number, line in enumerate(text.splitlines(), 1):
         cells = [cell.strip().strip('"').strip() for cell in line.split(",")]
-        if cells == [""]:
-            continue
-        if number == 1 and len(cells) == 2 and not any(cell[:1].isdecimal() for cell in cells):
+        is_header = number == 1 and len(cells) == 2 and not any(cell[:1].isdecimal() for cell in cells)
+        if cells == [""] or is_header:
             continue
         if len(cells) != 2 or not all(cell.isascii() and cell.isdecimal() for cell in cells):
             raise UsageError(f"{name}: row {number}: not a prompt's and an answer's tokens", "one pair a row: 2048,500")

@@ -26,6 +26,12 @@ from kvcalc.schema import SCHEMA_VERSION
 
 NO_FAMILY = "other"
 
+# What a row of the list takes of its model's description.
+_FROM_MODEL = (
+    "attention", "num_layers", "num_attention_heads", "num_kv_heads", "head_dim", "sliding_window",
+    "max_position_embeddings",
+)  # fmt: skip
+
 
 def list_models(family: str | None = None) -> dict[str, Any]:
     """Every preset with its attention, its layers and the bytes one token adds to an empty 16-bit cache, by family.
@@ -94,16 +100,17 @@ def check_models(paths: Sequence[str]) -> dict[str, Any]:
         except KvcalcError as caught:
             error = caught
             worst = max(worst, caught.exit_code)
-        rows.append(
-            {
-                "file": path,
-                "name": name,
-                "ok": error is None,
-                "exit_code": error.exit_code if error else 0,
-                "error": error.message.removeprefix(f"{path}: ") if error else None,
-                "hint": error.hint if error else None,
-            }
-        )
+        row: dict[str, Any] = {
+            "file": path,
+            "name": name,
+            "ok": error is None,
+            "exit_code": 0,
+            "error": None,
+            "hint": None,
+        }
+        if error is not None:
+            row.update(exit_code=error.exit_code, error=error.message.removeprefix(f"{path}: "), hint=error.hint)
+        rows.append(row)
     return {"schema_version": SCHEMA_VERSION, "exit_code": worst, "files": rows}
 
 
@@ -122,13 +129,7 @@ def _row(preset: Preset) -> dict[str, Any]:
     return {
         "name": preset.name,
         "family": preset.family,
-        "attention": model["attention"],
-        "num_layers": model["num_layers"],
-        "num_attention_heads": model["num_attention_heads"],
-        "num_kv_heads": model["num_kv_heads"],
-        "head_dim": model["head_dim"],
-        "sliding_window": model["sliding_window"],
-        "max_position_embeddings": model["max_position_embeddings"],
+        **{key: model[key] for key in _FROM_MODEL},
         "bytes_per_token_16_bit": sum(
             _bytes_per_token(cache) * group.num_layers for group in spec.layers for cache in group.caches
         ),

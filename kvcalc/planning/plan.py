@@ -87,23 +87,21 @@ def plan(
     targets: Targets,
     *,
     engine: str = "vllm",
-    engine_settings: Mapping[str, Any] | None = None,
-    dtype: str | None = None,
-    kv_dtype: str = "auto",
     prices: Mapping[str, float] | None = None,
     max_devices: int = DEFAULT_MAX_DEVICES,
+    **asked: Any,
 ) -> dict[str, Any]:
     """The plan document: for each device its smallest layout, or what is missing.
 
-    `prices` are per device and hour, by the device's name. Raises ModelError (exit 3) where the weights or the speed
-    are not known, UsageError (exit 2) for a question that cannot be asked. A plan without any feasible device is a
-    document too: `refuse_empty` raises for it.
+    `prices` are per device and hour, by the device's name; `asked` is the rest of a `Question`. Raises ModelError
+    (exit 3) where the weights or the speed are not known, UsageError (exit 2) for a question that cannot be asked. A
+    plan without any feasible device is a document too: `refuse_empty` raises for it.
     """
     prices = prices or {}
     for name in prices:
         if name not in {gpu.name for gpu in gpus}:
             raise UsageError(f"--price {name}: not among the devices asked about", f"--gpu {name}")
-    question = Question(model, engine=engine, engine_settings=engine_settings, dtype=dtype, kv_dtype=kv_dtype)
+    question = Question(model, engine=engine, **asked)
     traffic = Traffic(question, lengths, targets, max_devices)
     warnings: list[str] = []
     rows = [_row(traffic, gpu, prices.get(gpu.name), warnings) for gpu in gpus]
@@ -115,9 +113,9 @@ def plan(
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(model),
-        "lengths": lengths.describe(),
+        "lengths": lengths._asdict(),
         "targets": targets._asdict(),
-        "engine": {"name": engine, "kv_dtype": kv_dtype, "dtype": dtype},
+        "engine": {"name": engine, "kv_dtype": question.kv_dtype, "dtype": question.dtype},
         "best": _best(rows),
         "plans": rows,
         "warnings": list(dict.fromkeys(warnings)),
@@ -156,27 +154,22 @@ def _best(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _row(traffic: Traffic, gpu: Gpu, price: float | None, warnings: list[str]) -> dict[str, Any]:
-    found, trouble, hint = _search(traffic, gpu)
+    found = _search(traffic, gpu)
     row: dict[str, Any] = dict.fromkeys(ROW)
-    row.update(gpu=gpu.name, feasible=found is not None, price_per_hour=price)
-    if found is None:
-        return {**row, "reason": trouble, "hint": hint}
+    row.update(gpu=gpu.name, feasible=isinstance(found, Option), price_per_hour=price)
+    if isinstance(found, str):
+        return {**row, "reason": found}
     question, answer, serving = traffic.question, found.probe.answer.document, found.probe.serving
     warnings += [f"{gpu.name}: {note}" for note in found.probe.answer.notes if note.part == "throughput"]
     row.update(
-        tensor_parallel_size=found.tensor_parallel_size,
-        pipeline_parallel_size=found.pipeline_parallel_size,
-        replicas=found.replicas,
+        **dict(zip(Option._fields[:3], found)),
         num_devices=found.num_devices,
         requests_per_replica=found.probe.running,
         kv_dtype=answer["kv_cache"]["dtype"],
         weights_dtype=answer["weights"]["dtype"],
         free_bytes=answer["fit"]["free_bytes"],
         max_batch_size=answer["fit"]["max_batch_size"],
-        ttft_seconds=serving["ttft_seconds"],
-        tpot_seconds=serving["tpot_seconds"],
-        tpot_low_seconds=serving["tpot_low_seconds"],
-        tpot_high_seconds=serving["tpot_high_seconds"],
+        **{key: serving[key] for key in ("ttft_seconds", "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds")},
         tokens_per_second=found.replicas * serving["tokens_per_second"],
         requests_per_second=found.replicas * serving["requests_per_second"],
         tokens_per_second_per_device=found.replicas * serving["tokens_per_second"] / found.num_devices,
@@ -206,22 +199,17 @@ ROW = (
 )  # fmt: skip
 
 
-def _search(traffic: Traffic, gpu: Gpu) -> tuple[Option | None, str | None, str | None]:
+def _search(traffic: Traffic, gpu: Gpu) -> Option | str:
     """The layout with the fewest devices, of equals the fastest; else what the largest layout is short of."""
-    trouble, hint = "no way to split it over devices", None
+    trouble = "no way to split it over devices"
     for sizes in _layouts(gpu):
-        options = []
-        for tensor, stages in sizes:
-            if tensor * stages > traffic.max_devices:
-                continue
-            found = _smallest(traffic, gpu, tensor, stages)
-            if isinstance(found, Option):
-                options.append(found)
-            elif found is not None:
-                trouble = found
+        within = [(tensor, stages) for tensor, stages in sizes if tensor * stages <= traffic.max_devices]
+        found = [_smallest(traffic, gpu, tensor, stages) for tensor, stages in within]
+        options = [one for one in found if isinstance(one, Option)]
         if options:
-            return min(options, key=_devices_then_speed), None, None
-    return None, trouble, hint
+            return min(options, key=_devices_then_speed)
+        trouble = next((one for one in reversed(found) if isinstance(one, str)), trouble)
+    return trouble
 
 
 def _devices_then_speed(option: Option) -> tuple[int, float]:

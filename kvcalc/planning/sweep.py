@@ -16,7 +16,7 @@ from kvcalc.memory.engines.options import check_settings, settings_of
 from kvcalc.memory.workload import BEYOND_MODEL, resolve_workload
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.variants import WhatIf, apply
+from kvcalc.model.variants import apply
 from kvcalc.notes import Note
 from kvcalc.planning.axis import Axis
 from kvcalc.planning.case import Question
@@ -24,7 +24,6 @@ from kvcalc.planning.combination import COLUMNS, Combination, Row, combine
 from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from kvcalc.planning.throughput import SpeedQuestion
     from kvcalc.throughput.hardware import Devices, Gpu
 
 # So many batches are spelt out, to be gone through again and again.
@@ -151,32 +150,28 @@ def sweep(
     kv_dtypes: Sequence[str] = ("auto",),
     gpus: Sequence[Gpu] = (),
     tensor_parallel_sizes: Axis,
-    pipeline_parallel_size: int = 1,
     engines: Sequence[str] = ("logical",),
     engine_settings: Mapping[str, str] | None = None,
-    speed: SpeedQuestion | None = None,
-    dtype: str | None = None,
-    encoder_tokens: int | None = None,
-    kv_memory_bytes: int | None = None,
-    what_if: WhatIf = WhatIf(),
+    **asked: Any,
 ) -> Sweep:
     """The grid of every engine, cache type, device, tensor-parallel size, context and batch.
 
-    `engine_settings` may hold options of several engines; each takes its own, and one of them must have each. `speed`
-    is asked of every device. A combination that is refused keeps its rows, without figures and with the reason. If all
-    are refused, the first refusal is raised: UsageError (exit 2) or ModelError (exit 3). So is an unknown engine or
-    cache type.
+    `asked` is the rest of a `Question`, put to each of them: `speed` to every device. `engine_settings` may hold
+    options of several engines; each takes its own, and one of them must have each. A combination that is refused keeps
+    its rows, without figures and with the reason. If all are refused, the first refusal is raised: UsageError (exit 2)
+    or ModelError (exit 3). So is an unknown engine or cache type.
     """
-    spec, settings = apply(model, what_if), engine_settings or {}
+    question = Question(model, **asked)
+    spec, settings = apply(model, question.what_if), engine_settings or {}
     for engine in engines:
         check_engine(engine)
     check_settings(engines, settings, has_device=bool(gpus))
-    if speed is not None and not gpus:
+    if question.speed is not None and not gpus:
         raise UsageError("--ep and --calibrate are of a device, and none is named", "name one: --gpu h100")
     for kv_dtype in kv_dtypes:
         if kv_dtype != "auto":
-            _check_kv_dtype(kv_dtype, engines, spec, dtype)
-    if gpus and kv_memory_bytes is not None:
+            _check_kv_dtype(kv_dtype, engines, spec, question.dtype)
+    if gpus and question.kv_memory_bytes is not None:
         raise UsageError("--kv-memory and a device: both set the cache memory", "use one of them")
     if contexts is None:
         contexts = Axis([(resolve_workload(spec).context_tokens,)])
@@ -185,15 +180,12 @@ def sweep(
     if limit is not None and contexts.largest > limit:
         text = f"contexts up to {contexts.largest:,} are beyond the model's max_position_embeddings of {limit:,}"
         notes.append(Note("workload", BEYOND_MODEL, text))
-    question = Question(
-        model, contexts.smallest, 1, dtype, pipeline_parallel_size=pipeline_parallel_size,
-        encoder_tokens=encoder_tokens, kv_memory_bytes=kv_memory_bytes, speed=speed, what_if=what_if,
-    )  # fmt: skip
+    question = question._replace(context_tokens=contexts.smallest)
     combinations = tuple(
         combine(
             question._replace(
                 engine=engine, engine_settings=settings_of(engine, settings), kv_dtype=kv_dtype,
-                tensor_parallel_size=size, devices=_devices(gpu, size * pipeline_parallel_size),
+                tensor_parallel_size=size, devices=_devices(gpu, size * question.pipeline_parallel_size),
             ),
             batches.largest,
             notes,
@@ -207,7 +199,7 @@ def sweep(
     if len(refusals) == len(combinations):
         raise refusals[0]
     warnings = list(dict.fromkeys([*spec.remarks, *map(str, notes)]))
-    return Sweep(spec, kv_memory_bytes, contexts, batches, combinations, warnings)
+    return Sweep(spec, question.kv_memory_bytes, contexts, batches, combinations, warnings)
 
 
 def _devices(gpu: Gpu | None, number: int) -> Devices | None:

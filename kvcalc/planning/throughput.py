@@ -13,7 +13,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.weights import stored_weights
 from kvcalc.throughput.constants import Regime
 from kvcalc.throughput.counts import Layout
-from kvcalc.throughput.roofline import SpeedModel, Step
+from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.speed import StoredWeights, check_layout, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ def describe_throughput(case: Case, running_limit: RunningLimit, notes: list[Not
         "tokens_per_second_per_sequence": 1 / step.seconds,
         "prefill_seconds": model.prefill(context_tokens, batch_size).seconds,
         "bound_by": step.bound_by,
-        "parts": _parts(step),
+        # The first of a step is their sum.
+        "parts": {f"{name}_seconds": seconds for name, seconds in list(step._asdict().items())[1:]},
         "roofline_decode_step_seconds": roofline,
         "low": max(roofline, step.seconds * low),
         "high": step.seconds * high,
@@ -110,22 +111,8 @@ def describe_throughput(case: Case, running_limit: RunningLimit, notes: list[Not
     }
 
 
-def _parts(step: Step) -> dict[str, float]:
-    return {
-        "weights_seconds": step.weights,
-        "kv_seconds": step.kv,
-        "compute_seconds": step.compute,
-        "overhead_seconds": step.overhead,
-        "communication_seconds": step.communication,
-    }
-
-
 def _describe_serving(
-    speed: Speed,
-    lengths: tuple[int, int],
-    concurrency: int | None,
-    limit: int | None,
-    factors: tuple[float, float],
+    speed: Speed, lengths: tuple[int, int], concurrency: int | None, limit: int | None, factors: tuple[float, float]
 ) -> tuple[dict[str, Any], list[str]]:
     # Most questions are of a step alone, and start without it.
     from kvcalc.throughput.serving import serve

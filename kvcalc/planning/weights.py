@@ -180,14 +180,12 @@ def _bytes_of(
     weights: ModelWeights | None, spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: list[Note]
 ) -> tuple[str | None, WeightBytes | None]:
     """The name of what the weights are stored in, and their bytes."""
-    if (asked is None and spec.quantization) or (asked is not None and asked.name in FILE_TYPES):
-        scheme = _scheme(spec, asked, model_dtype, notes)
-        if scheme is None:
-            return None, None
-        return scheme.name, None if weights is None else quantized_bytes(weights, model_dtype, scheme)
-    linear = _linear(asked)
-    size = None if weights is None else plain_bytes(weights, model_dtype, linear)
-    return (linear or model_dtype).name, size
+    storage = _storage(spec, asked, model_dtype, notes)
+    if storage is None or weights is None:
+        return storage and storage.name, None
+    if storage.scheme is not None:
+        return storage.name, quantized_bytes(weights, model_dtype, storage.scheme)
+    return storage.name, plain_bytes(weights, model_dtype, storage.linear)
 
 
 def stored_weights(model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype) -> StoredWeights | str:
@@ -204,19 +202,28 @@ def stored_weights(model: ModelSpec, spec: ModelSpec, dtype: str | None, model_d
         dtype = held.dtype
         if dtype.casefold() not in {**DTYPES, **FILE_TYPES}:
             return f"how fast weights of type {dtype} are read is not known"
-    asked = parse_weight_dtype(dtype)
-    scheme, linear, notes = None, _linear(asked), list[Note]()
+    notes: list[Note] = []
+    storage = _storage(spec, parse_weight_dtype(dtype), model_dtype, notes)
+    if storage is None:
+        return notes[0].text
+    return StoredWeights(weights, model_dtype, storage.linear, storage.scheme, storage.name)
+
+
+class Storage(NamedTuple):
+    """What weights are stored in: a scheme, or the type of linear layers where it is not the model's own."""
+
+    name: str
+    scheme: Scheme | None
+    linear: Dtype | None
+
+
+def _storage(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: list[Note]) -> Storage | None:
+    """What the weights are stored in; None, with a note, if that is not modelled."""
     if (asked is None and spec.quantization) or (asked is not None and asked.name in FILE_TYPES):
-        scheme, linear = _scheme(spec, asked, model_dtype, notes), None
-        if scheme is None:
-            return notes[0].text
-    name = scheme.name if scheme is not None else (linear or model_dtype).name
-    return StoredWeights(weights, model_dtype, linear, scheme, name)
-
-
-def _linear(asked: Dtype | None) -> Dtype | None:
-    """The type of linear layers where it is not the model's own."""
-    return asked if asked is not None and not asked.is_float else None
+        scheme = _scheme(spec, asked, model_dtype, notes)
+        return None if scheme is None else Storage(scheme.name, scheme, None)
+    linear = asked if asked is not None and not asked.is_float else None
+    return Storage((linear or model_dtype).name, None, linear)
 
 
 def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: list[Note]) -> Scheme | None:

@@ -7,8 +7,15 @@ from typing import Any
 
 from kvcalc.output.human.console import make_console
 
+# Documents whose renderer is in the module of the command's main one: kind -> module and function.
+_BESIDE = {
+    "models_show": ("models", "render_show"),
+    "models_check": ("models", "render_check"),
+    "gpus_show": ("gpus", "render_show"),
+}
+
 
 def render(document: dict[str, Any], kind: str, color: bool) -> None:
     """Print `document` with the renderer of document `kind` (estimate, measure, models, models_show, ...)."""
-    module = import_module(f"kvcalc.output.human.{kind}")
-    module.render(document, make_console(color))
+    module, function = _BESIDE.get(kind, (kind, "render"))
+    getattr(import_module(f"kvcalc.output.human.{module}"), function)(document, make_console(color))

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, plain_table
+from kvcalc.output.human.console import count, name_engine, plain_table
 
 _STYLES = {"equal": "green", "unexplained": "bold red", "input": "dim"}
 
@@ -15,13 +15,14 @@ _STYLES = {"equal": "green", "unexplained": "bold red", "input": "dim"}
 def render(document: dict[str, Any], console: Console) -> None:
     """Print what the log is of, a row for each number, and the sum."""
     engine, workload = document["engine"], document["workload"]
-    console.print(Text.assemble((document["model"]["name"], "bold"), "  ", _run(engine, workload)))
+    run = [name_engine(engine), f"{count(workload['context_tokens'])} tokens", workload["kv_dtype"]]
+    if workload["tensor_parallel_size"] > 1:
+        run.append(f"tp {workload['tensor_parallel_size']}")
+    console.print(Text.assemble((document["model"]["name"], "bold"), "  ", ", ".join(run)))
     for rule in engine["rules"]:
         console.print(f"  {rule}", style="dim")
     console.print()
-    table = plain_table(
-        ("line", "right"), ("number", "left"), ("printed", "right"), ("computed", "right"), ("", "left"), ("by", "left")
-    )
+    table = plain_table(">line", "number", ">printed", ">computed", "", "by")
     for column in table.columns[1:5]:
         column.no_wrap = True
     for row in document["figures"]:
@@ -35,15 +36,5 @@ def render(document: dict[str, Any], console: Console) -> None:
     console.print(words, style="bold red" if document["unexplained"] else "")
 
 
-def _run(engine: dict[str, Any], workload: dict[str, Any]) -> str:
-    version = f" {engine['version']}" if engine["version"] else ""
-    parts = [f"{engine['name']}{version}", f"{count(workload['context_tokens'])} tokens", workload["kv_dtype"]]
-    if workload["tensor_parallel_size"] > 1:
-        parts.append(f"tp {workload['tensor_parallel_size']}")
-    return ", ".join(parts)
-
-
 def _value(value: Any, unit: str) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2f}x" if unit == "x" else count(value)
+    return f"{value:.2f}x" if unit == "x" and value is not None else count(value)

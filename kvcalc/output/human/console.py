@@ -1,14 +1,17 @@
-"""The rich console and the few marks all human output shares."""
+"""The rich console, the tables and the few marks all human output shares."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from kvcalc.units import format_count, format_size
+
+Column = tuple[str, str, Callable[[Any], str]]
+"""A column of a list of rows: its heading as `plain_table` takes it, the rows' key, and how a value is printed."""
 
 
 def make_console(color: bool) -> Console:
@@ -19,11 +22,23 @@ def make_console(color: bool) -> Console:
     return Console(no_color=None if color else True, markup=False, emoji=False, highlight=False)
 
 
-def plain_table(*columns: tuple[str, str]) -> Table:
-    """A table without lines; `columns` are (heading, "left" or "right")."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading, justify in columns:
-        table.add_column(heading, justify=justify, no_wrap=justify == "right")  # type: ignore[arg-type]  # a Literal
+def plain_table(*headings: str) -> Table:
+    """A table without lines. A `>` before a heading puts its column flush right; without headings there is no header
+    line."""
+    has_header = any(heading.strip(">") for heading in headings)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=has_header)
+    for heading in headings:
+        is_right = heading.startswith(">")
+        table.add_column(heading.removeprefix(">"), justify="right" if is_right else "left", no_wrap=is_right)
+    return table
+
+
+def table_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[Column]) -> Table:
+    """A table of a document's rows; one that holds a reason instead of figures is dim."""
+    table = plain_table(*(heading for heading, _, _ in columns))
+    for row in rows:
+        cells = [print_(row[key]) for _, key, print_ in columns]
+        table.add_row(*cells, style="dim" if row.get("reason") else "")
     return table
 
 
@@ -37,6 +52,26 @@ def count(value: Any) -> str:
     return "-" if value is None else format_count(value)
 
 
+def text(value: str | None) -> str:
+    """A name, or a dash."""
+    return value or "-"
+
+
+def yes_or_no(value: bool | None) -> str:
+    """Yes, no, or a dash."""
+    return {True: "yes", False: "no", None: "-"}[value]
+
+
+def attention(kind: str | None) -> str:
+    """A kind of attention: MHA, MQA, GQA and MLA in capitals, or a dash."""
+    return text(kind) if kind in (None, "hybrid", "none") else str(kind).upper()
+
+
+def percent(share: float | None) -> str:
+    """A share in whole percents, or a dash."""
+    return "-" if share is None else f"{share:.0%}"
+
+
 def duration(seconds: float | None) -> str:
     """Seconds with three figures, in milliseconds below one second, or a dash."""
     if seconds is None:
@@ -46,6 +81,11 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
+def short_duration(seconds: float | None) -> str:
+    """A duration in three digits, in microseconds below one millisecond, or a dash."""
+    return f"{seconds * 1e6:.3g} us" if seconds is not None and seconds < 0.9995e-3 else duration(seconds)
+
+
 def rate(value: float | None) -> str:
     """So many a second: whole from a hundred on, three figures below, or a dash."""
     if value is None:
@@ -53,7 +93,22 @@ def rate(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
+def byte_rate(bytes_per_second: float | None) -> str:
+    """Bytes per second in powers of 1024, or a dash."""
+    return "-" if bytes_per_second is None else f"{format_size(int(bytes_per_second), capacity=True)}/s"
+
+
 def split(sizes: Mapping[str, Any]) -> str:
     """`tp 8 x pp 2`: what a replica is split over; empty where it is one device."""
     parts = (("tp", sizes["tensor_parallel_size"]), ("pp", sizes["pipeline_parallel_size"]))
     return " x ".join(f"{name} {size}" for name, size in parts if size > 1)
+
+
+def describe_workload(workload: Mapping[str, Any]) -> list[str]:
+    """`8,192 tokens` and `batch 4`."""
+    return [f"{count(workload['context_tokens'])} tokens", f"batch {count(workload['batch_size'])}"]
+
+
+def name_engine(engine: Mapping[str, Any]) -> str:
+    """The engine with the release its account is of, if it has one."""
+    return " ".join(str(value) for value in (engine["name"], engine["version"]) if value)

@@ -7,31 +7,24 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, plain_table, size, split
+from kvcalc.output.human.console import Column, count, describe_workload, size, split, table_of, text
 
 
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the engines side by side, and why one refuses."""
-    workload, devices = document["workload"], split(document)
-    parts = [f"{count(workload['context_tokens'])} tokens", f"batch {count(workload['batch_size'])}"]
-    if devices:
-        parts.append(devices)
-    console.print(Text.assemble((document["model"]["name"], "bold"), "  ", ", ".join(parts)))
+    rows, workload, devices = document["engines"], document["workload"], split(document)
+    asked = ", ".join(filter(None, [*describe_workload(workload), devices]))
+    console.print(Text.assemble((document["model"]["name"], "bold"), f"  {asked}"))
     console.print()
-    rows = document["engines"]
-    has_pool = any(row["kv_cache_tokens"] is not None for row in rows)
+    columns: list[Column] = [("", "name", text), ("KV type", "dtype", text)]
     # Eighty columns: of one sequence on one device the total says it all, and on several devices one device's share.
-    held = [("per token", "bytes_per_token"), ("total", "total_bytes")]
-    if devices:
-        held[1] = ("per device", "bytes_per_device")
-    elif workload["batch_size"] > 1:
-        held.insert(0, ("per sequence", "bytes_per_sequence"))
-    pool = [("blocks", "num_gpu_blocks"), ("tokens", "kv_cache_tokens")] if has_pool else []
-    table = plain_table(("", "left"), ("KV type", "left"), *((name, "right") for name, _ in (*held, *pool)))
-    for row in rows:
-        cells = [*(size(row[key]) for _, key in held), *(count(row[key]) for _, key in pool)]
-        table.add_row(row["name"], row["dtype"] or "-", *cells, style="dim" if row["reason"] else "")
-    console.print(table)
+    if workload["batch_size"] > 1 and not devices:
+        columns.append((">per sequence", "bytes_per_sequence", size))
+    columns.append((">per token", "bytes_per_token", size))
+    columns.append((">per device", "bytes_per_device", size) if devices else (">total", "total_bytes", size))
+    if any(row["kv_cache_tokens"] is not None for row in rows):
+        columns += [(">blocks", "num_gpu_blocks", count), (">tokens", "kv_cache_tokens", count)]
+    console.print(table_of(rows, columns))
     for row in rows:
         note = row["reason"] or row["kv_dtype_reason"]
         if note:

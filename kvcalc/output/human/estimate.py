@@ -7,7 +7,15 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, plain_table, size, split
+from kvcalc.output.human.console import (
+    attention,
+    count,
+    describe_workload,
+    name_engine,
+    plain_table,
+    size,
+    split,
+)
 from kvcalc.output.human.fit import describe_devices, print_limits, print_verdict
 from kvcalc.output.human.speed import print_speed
 from kvcalc.units import format_parameters, format_size
@@ -28,18 +36,12 @@ def render(document: dict[str, Any], console: Console) -> None:
 
 
 def _heading(document: dict[str, Any], console: Console) -> None:
-    model, workload, engine = document["model"], document["workload"], document["engine"]
+    model, engine = document["model"], document["engine"]
     console.print(Text.assemble((model["name"], "bold"), f"  {_describe(model)}"))
-    parts = [
-        f"{count(workload['context_tokens'])} tokens",
-        f"batch {count(workload['batch_size'])}",
-        document["kv_cache"]["dtype"],
-    ]
-    if devices := split(engine):
-        parts.append(devices)
+    parts = [*describe_workload(document["workload"]), document["kv_cache"]["dtype"], split(engine)]
     if engine["name"] != "logical":
-        parts.append(" ".join(str(v) for v in (engine["name"], engine["version"]) if v))
-    console.print(", ".join(parts))
+        parts.append(name_engine(engine))
+    console.print(", ".join(filter(None, parts)))
     console.print()
 
 
@@ -47,16 +49,12 @@ def _describe(model: dict[str, Any]) -> str:
     layers = f"{count(model['num_layers'])} layers"
     if model["attention"] == "none":
         return f"no attention, {layers} of {count(model['hidden_size'])}"
-    kind = model["attention"] if model["attention"] == "hybrid" else model["attention"].upper()
-    heads = f"{count(model['num_attention_heads'])} heads"
+    said = f"{attention(model['attention'])}, {layers}, {count(model['num_attention_heads'])} heads"
     if model["kv_lora_rank"]:
-        return f"{kind}, {layers}, {heads}, latent {model['kv_lora_rank']} + {model['qk_rope_head_dim']}"
-    widths = {model["head_dim"], model["v_head_dim"]}
-    width = (
-        f"of {model['head_dim']}" if len(widths) == 1 else f"of {model['head_dim']} (K) and {model['v_head_dim']} (V)"
-    )
+        return f"{said}, latent {model['kv_lora_rank']} + {model['qk_rope_head_dim']}"
+    k, v = model["head_dim"], model["v_head_dim"]
     kv_heads = f"{count(model['num_kv_heads'])} KV head" + ("s" if model["num_kv_heads"] > 1 else "")
-    return f"{kind}, {layers}, {heads}, {kv_heads} {width}"
+    return f"{said}, {kv_heads} of {k}" + ("" if k == v else f" (K) and {v} (V)")
 
 
 def _formula(document: dict[str, Any], console: Console) -> None:
@@ -74,8 +72,7 @@ def _formula(document: dict[str, Any], console: Console) -> None:
 
 def _totals(document: dict[str, Any], console: Console) -> None:
     cache, engine = document["kv_cache"], document["engine"]
-    table = plain_table(("", "left"), ("", "right"), ("bytes", "right"))
-    table.show_header = False
+    table = plain_table("", ">", ">")
     rows = [("total", cache["total_bytes"]), ("per sequence", cache["bytes_per_sequence"])]
     if split(engine):
         rows.append(("per device", cache["bytes_per_device"]))
@@ -84,8 +81,7 @@ def _totals(document: dict[str, Any], console: Console) -> None:
     rows.append(("  fixed", cache["fixed_bytes_per_sequence"]))
     rows.append(("  per token", cache["bytes_per_token"]))
     for label, value in rows:
-        style = "bold" if label == "total" else ""
-        table.add_row(label, size(value), count(value), style=style)
+        table.add_row(label, size(value), count(value), style="bold" if label == "total" else "")
     console.print(table)
     console.print()
 
@@ -113,7 +109,7 @@ def _lines(document: dict[str, Any], console: Console) -> None:
         console.print(f"{document['kv_cache']['dtype']}: {engine['kv_dtype_reason']}", style="dim")
     for key, title in (("request_lines", "one request on a device"), ("pool_lines", "the batch on a device")):
         if key in engine:
-            table = plain_table((title, "left"), ("", "right"), ("bytes", "right"))
+            table = plain_table(title, ">", ">bytes")
             for line in engine[key]:
                 table.add_row(line["name"], size(line["bytes"]), count(line["bytes"]))
             console.print(table)
@@ -147,14 +143,7 @@ def _variants(document: dict[str, Any], console: Console) -> None:
     if None not in reasons:
         console.print(f"no what-if: {reasons[0]}", style="dim")
         return
-    table = plain_table(
-        ("", "left"),
-        ("KV heads", "right"),
-        ("bytes/token", "right"),
-        ("total", "right"),
-        ("of MHA", "right"),
-        ("params/layer", "right"),
-    )
+    table = plain_table("", ">KV heads", ">bytes/token", ">total", ">of MHA", ">params/layer")
     notes: dict[str, list[str]] = {}
     chosen = _chosen(document)
     for row in document["variants"]:
@@ -162,20 +151,10 @@ def _variants(document: dict[str, Any], console: Console) -> None:
         if row["reason"] is not None:
             notes.setdefault(row["reason"], []).append(name)
         style = "bold" if row is chosen else ("dim" if row["reason"] else "")
-        kv_heads = (
-            f"latent {row['kv_lora_rank']}+{row['qk_rope_head_dim']}"
-            if row["kv_lora_rank"]
-            else count(row["num_kv_heads"])
-        )
-        table.add_row(
-            name,
-            kv_heads,
-            count(row["bytes_per_token"]),
-            size(row["total_bytes"]),
-            ratio(row["ratio_to_mha"]),
-            count(row["attention_parameters_per_layer"]),
-            style=style,
-        )
+        latent = f"latent {row['kv_lora_rank']}+{row['qk_rope_head_dim']}" if row["kv_lora_rank"] else None
+        token, parameters = count(row["bytes_per_token"]), count(row["attention_parameters_per_layer"])
+        sizes = [token, size(row["total_bytes"]), ratio(row["ratio_to_mha"]), parameters]
+        table.add_row(name, latent or count(row["num_kv_heads"]), *sizes, style=style)
     console.print(table)
     said = [f"{', '.join(names)}: {reason}" for reason, names in notes.items()]
     if any(row["own"] for row in document["variants"]):

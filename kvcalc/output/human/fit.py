@@ -7,20 +7,17 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, plain_table, split
+from kvcalc.output.human.console import count, describe_workload, name_engine, plain_table, split
 from kvcalc.output.human.memory_bar import print_bar
 from kvcalc.units import format_size
 
 
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the fit document."""
-    model, workload, engine = (document[key] for key in ("model", "workload", "engine"))
-    hardware = document["hardware"]
-    named = " ".join(str(value) for value in (engine["name"], engine["version"]) if value)
-    console.print(Text.assemble((model["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
-    asked = [f"{count(workload['context_tokens'])} tokens", f"batch {count(workload['batch_size'])}"]
+    engine, hardware = document["engine"], document["hardware"]
+    console.print(Text.assemble((document["model"]["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
     kinds = [f"weights {document['weights']['dtype']}", f"cache {document['kv_cache']['dtype']}"]
-    console.print(", ".join([*asked, *kinds, named]))
+    console.print(", ".join([*describe_workload(document["workload"]), *kinds, name_engine(engine)]))
     if hardware["note"]:
         console.print(f"{hardware['name']}: {hardware['note']}", style="dim")
     console.print()
@@ -43,16 +40,14 @@ def print_verdict(document: dict[str, Any], console: Console) -> None:
 def print_limits(document: dict[str, Any], console: Console) -> None:
     """The longest context and the largest batch."""
     fit, workload = document["fit"], document["workload"]
-    table = plain_table(("", "left"), ("", "right"))
-    table.show_header = False
-    context, batch = fit["max_context_tokens"], fit["max_batch_size"]
-    table.add_row(f"longest context at batch {count(workload['batch_size'])}", limit(context, "tokens"))
-    table.add_row(f"largest batch at {count(workload['context_tokens'])} tokens", limit(batch, "sequences"))
+    tokens, batch = describe_workload(workload)
+    table = plain_table("", ">")
+    table.add_row(f"longest context at {batch}", _limit(fit["max_context_tokens"], "tokens"))
+    table.add_row(f"largest batch at {tokens}", _limit(fit["max_batch_size"], "sequences"))
     console.print(table)
 
 
-def limit(value: int | None, unit: str) -> str:
-    """The most that fits."""
+def _limit(value: int | None, unit: str) -> str:
     return "no limit" if value is None else f"{count(value)} {unit if value != 1 else unit[:-1]}"
 
 

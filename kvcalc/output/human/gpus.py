@@ -1,4 +1,4 @@
-"""`kvcalc gpus` for a person."""
+"""`kvcalc gpus` and `kvcalc gpus show` for a person."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import plain_table
+from kvcalc.output.human.console import count, plain_table
 from kvcalc.units import format_size
 
 _CAPTION = """16 bit (bf16, or fp16 where there is none) and fp8: dense TFLOPS. link: GB/s out of one
@@ -17,32 +17,44 @@ device, and how many are joined; kvcalc gpus show NAME says the rest, and the so
 
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the list, a heading for each vendor, in 80 columns."""
-    table = plain_table(
-        ("device", "left"), ("memory", "right"), ("GB/s", "right"), ("16 bit", "right"), ("fp8", "right"),
-        ("link", "right"),
-    )  # fmt: skip
+    table = plain_table("device", ">memory", ">GB/s", ">16 bit", ">fp8", ">link")
     for vendor, rows in groupby(document["gpus"], lambda row: row["vendor"]):
         table.add_row(Text(vendor, "bold"))
         for row in rows:
-            table.add_row(
-                f"  {row['name']}",
-                format_size(row["memory_bytes"], capacity=True),
-                figure(row["bandwidth_bytes_per_second"], 10**9),
-                figure(row["half_flops_per_second"], 10**12),
-                figure(row["fp8_flops_per_second"], 10**12),
-                link(row["interconnect_bytes_per_second"], row["interconnect_devices"]),
-            )
+            memory, joined = format_size(row["memory_bytes"], capacity=True), row["interconnect_devices"]
+            link = "-" if joined is None else f"{_figure(row['interconnect_bytes_per_second'], 10**9)} x {joined:,}"
+            flops = [_figure(row[f"{dtype}_flops_per_second"], 10**12) for dtype in ("half", "fp8")]
+            table.add_row(f"  {row['name']}", memory, _figure(row["bandwidth_bytes_per_second"], 10**9), *flops, link)
     console.print(table)
     console.print(_CAPTION)
 
 
-def link(bytes_per_second: int | None, devices: int | None) -> str:
-    """What joins devices: one direction of one device, and how many it joins."""
-    return "-" if devices is None else f"{figure(bytes_per_second, 10**9)} x {devices:,}"
+def render_show(document: dict[str, Any], console: Console) -> None:
+    """Print one device's figures and their source."""
+    console.print(Text.assemble((document["name"], "bold"), f"  {document['vendor']}, {document['device_class']}"))
+    if document["aliases"]:
+        console.print(f"also {', '.join(document['aliases'])}")
+    console.print(f"source {document['source']} ({document['date']})")
+    if document["note"]:
+        console.print(document["note"])
+    console.print()
+    table = plain_table("", ">", "")
+    memory = document["memory_bytes"]
+    table.add_row("memory", format_size(memory, capacity=True), f"{document['memory_type']}, {count(memory)} bytes")
+    table.add_row("bandwidth", _figure(document["bandwidth_bytes_per_second"], 10**9), "GB/s")
+    for dtype, value in document["flops_per_second"].items():
+        table.add_row(dtype, _figure(value, 10**12), "dense TFLOPS")
+    joined = document["interconnect"]
+    if joined:
+        rate = _figure(joined["bytes_per_second"], 10**9)
+        table.add_row("link", rate, f"GB/s one direction: {joined['name']}, joins {count(joined['devices'])}")
+    if document["pcie_bytes_per_second"]:
+        table.add_row("PCIe", _figure(document["pcie_bytes_per_second"], 10**9), "GB/s one direction")
+    if document["tdp_watts"]:
+        table.add_row("power", count(document["tdp_watts"]), "W")
+    console.print(table)
 
 
-def figure(value: int | None, scale: int) -> str:
+def _figure(value: int | None, scale: int) -> str:
     """A published figure in units of `scale`, with a decimal only where it has one; a dash for none."""
-    if not value:
-        return "-"
-    return f"{value / scale:,.1f}".removesuffix(".0")
+    return f"{value / scale:,.1f}".removesuffix(".0") if value else "-"

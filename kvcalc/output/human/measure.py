@@ -7,25 +7,20 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human import measure_curve
-from kvcalc.output.human.console import count, plain_table
-from kvcalc.output.human.measure_format import percent, rate, seconds
+from kvcalc.output.human.console import byte_rate, count, describe_workload, percent, plain_table, short_duration
 from kvcalc.units import format_size
+
+_BAR_COLUMNS = 20
 
 
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the measure document."""
     model, workload, device = document["model"], document["workload"], document["device"]
-    console.print(
-        Text.assemble(
-            (model["name"], "bold"),
-            f"  {count(model['num_layers'])} attention layers on {device['kind']} ({device['name']})",
-        )
-    )
-    console.print(
-        f"{count(workload['context_tokens'])} tokens, batch {count(workload['batch_size'])}, {workload['dtype']}, "
-        f"{workload['steps']} steps, reads at most {rate(document['roof']['read_bytes_per_second'])}"
-    )
+    built = f"{count(model['num_layers'])} attention layers on {device['kind']} ({device['name']})"
+    console.print(Text.assemble((model["name"], "bold"), f"  {built}"))
+    reads = f"reads at most {byte_rate(document['roof']['read_bytes_per_second'])}"
+    asked = [*describe_workload(workload), workload["dtype"], f"{workload['steps']} steps", reads]
+    console.print(", ".join(asked))
     if workload["tensor_parallel_size"] > 1:
         console.print(
             f"heads over {workload['tensor_parallel_size']} ranks: the bytes are each rank's, the times the slowest's"
@@ -35,7 +30,7 @@ def render(document: dict[str, Any], console: Console) -> None:
         console.print(f"cache: {kept}")
     console.print()
     if document["curve"]:
-        measure_curve.render(document, console)
+        _curve(document["curve"], console)
     else:
         _bytes(document, console)
         console.print()
@@ -47,59 +42,45 @@ def render(document: dict[str, Any], console: Console) -> None:
         console.print(f"{skip['attention'].upper()} skipped: {skip['reason']}", style="dim")
 
 
+def _curve(rows: list[dict[str, Any]], console: Console) -> None:
+    """A row for every point of a sweep. Bars are to one scale, the longest step a full one."""
+    longest = max(row["decode_step_seconds"] for row in rows)
+    table = plain_table("", ">tokens", ">batch", ">step p50", "", ">tokens/s", ">KV read", ">of roof")
+    last = None
+    for row in rows:
+        kind, step = row["attention"].upper(), row["decode_step_seconds"]
+        point = [count(row["context_tokens"]), count(row["batch_size"]), short_duration(step)]
+        bar = "#" * max(1, round(_BAR_COLUMNS * step / longest))
+        read = byte_rate(row["kv_read_bytes_per_second"])
+        speed = [f"{row['tokens_per_second']:,.0f}", read, percent(row["fraction_of_roof"])]
+        table.add_row("" if kind == last else kind, *point, bar, *speed)
+        last = kind
+    console.print(table)
+
+
 def _bytes(document: dict[str, Any], console: Console) -> None:
-    table = plain_table(
-        ("", "left"),
-        ("predicted bytes", "right"),
-        ("held bytes", "right"),
-        ("", "left"),
-        ("allocator", "right"),
-        ("self-check", "left"),
-    )
+    table = plain_table("", ">predicted bytes", ">held bytes", "", ">allocator", "self-check")
     for run in document["runs"]:
-        check = run["verified"]
+        check, kind = run["verified"], run["attention"].upper()
         passed = Text("ok", "green") if check["ok"] else Text(f"off by {check['max_abs_error']}", "bold red")
         for row in run["ranks"] or [run]:
-            rank = row.get("rank", 0)
-            equal = row["held_bytes"] == row["predicted_bytes"]
-            table.add_row(
-                f"{'' if rank else run['attention'].upper():<3} rank {rank}"
-                if run["ranks"]
-                else run["attention"].upper(),
-                count(row["predicted_bytes"]),
-                count(row["held_bytes"]),
-                Text("equal", "green") if equal else Text("DIFFER", "bold red"),
-                count(row["allocator_bytes"]),
-                Text() if rank else passed,
-            )
+            rank, predicted, held = row.get("rank", 0), row["predicted_bytes"], row["held_bytes"]
+            name = f"{'' if rank else kind:<3} rank {rank}" if run["ranks"] else kind
+            verdict = Text("equal", "green") if held == predicted else Text("DIFFER", "bold red")
+            allocated = count(row["allocator_bytes"])
+            table.add_row(name, count(predicted), count(held), verdict, allocated, Text() if rank else passed)
     console.print(table)
 
 
 def _times(document: dict[str, Any], console: Console) -> None:
     """Each share of the roof stands behind the time it belongs to: a whole step's, then attention's alone."""
-    table = plain_table(
-        ("", "left"),
-        ("step p50", "right"),
-        ("p90", "right"),
-        ("of roof", "right"),
-        ("core p50", "right"),
-        ("KV read", "right"),
-        ("of roof", "right"),
-        ("backend", "left"),
-    )
+    table = plain_table("", ">step p50", ">p90", ">of roof", ">core p50", ">KV read", ">of roof", "backend")
     for run in document["runs"]:
-        step, share = run["decode_step_seconds"], run["fraction_of_roof"]
-        core = run["attention_core_seconds"] or {"p50": None}
-        table.add_row(
-            run["attention"].upper(),
-            seconds(step["p50"]),
-            seconds(step["p90"]),
-            percent(share["step"]),
-            seconds(core["p50"]),
-            rate(run["kv_read_bytes_per_second"]),
-            percent(share["attention_core"]),
-            run["backend"],
-        )
+        core, share = run["attention_core_seconds"] or {"p50": None}, run["fraction_of_roof"]
+        steps = [short_duration(run["decode_step_seconds"][quantile]) for quantile in ("p50", "p90")]
+        read = [byte_rate(run["kv_read_bytes_per_second"]), percent(share["attention_core"])]
+        kind = run["attention"].upper()
+        table.add_row(kind, *steps, percent(share["step"]), short_duration(core["p50"]), *read, run["backend"])
     console.print(table)
 
 
@@ -128,7 +109,7 @@ def _notes(document: dict[str, Any], console: Console) -> None:
                 f"{percent(run['fraction_of_matmul_roof']['prefill'])} of the matmul rate"
             )
         timed = [
-            f"{row['name']} {seconds(row['seconds'])}"
+            f"{row['name']} {short_duration(row['seconds'])}"
             for row in run["backends"]
             if row["seconds"] is not None and row["layer"] == run["backends"][0]["layer"]
         ]
@@ -137,7 +118,7 @@ def _notes(document: dict[str, Any], console: Console) -> None:
         if scaled:
             console.print(
                 f"scaled to all {scaled['num_layers']} layers, {kind}: {count(scaled['predicted_bytes'])} bytes, "
-                f"step {seconds(scaled['decode_step_seconds'])}"
+                f"step {short_duration(scaled['decode_step_seconds'])}"
             )
 
 

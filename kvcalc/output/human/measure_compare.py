@@ -6,8 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from kvcalc.output.human.console import plain_table
-from kvcalc.output.human.measure_format import rate, seconds
+from kvcalc.output.human.console import byte_rate, plain_table, short_duration
 from kvcalc.units import format_count
 
 
@@ -19,22 +18,18 @@ def render(document: dict[str, Any], console: Console) -> None:
         console.print(f"{letter.upper()}  {side['file']}: {side['model']} on {side['device']}{taken}")
     if document["differences"]:
         console.print()
-        table = plain_table(("differs", "left"), ("A", "left"), ("B", "left"))
+        table = plain_table("differs", "A", "B")
         for row in document["differences"]:
             table.add_row(row["path"], _bare(row["a"]), _bare(row["b"]))
         console.print(table)
     console.print()
-    table = plain_table(("", "left"), ("figure", "left"), ("A", "right"), ("B", "right"), ("B/A", "right"))
+    table = plain_table("", "figure", ">A", ">B", ">B/A")
     last = None
     for row in document["figures"]:
         kind = (row["attention"] or "").upper()
-        table.add_row(
-            "" if kind == last else kind,
-            row["figure"],
-            _value(row["figure"], row["a"]),
-            _value(row["figure"], row["b"]),
-            "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
-        )
+        values = [_value(row["figure"], row[side]) for side in ("a", "b")]
+        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
+        table.add_row("" if kind == last else kind, row["figure"], *values, ratio)
         last = kind
     console.print(table)
     for row in document["left_out"]:
@@ -45,11 +40,11 @@ def _value(figure: str, value: float) -> str:
     """A figure in the unit its path names."""
     parts = figure.split(".")
     if any(part.endswith("bytes_per_second") for part in parts):
-        return rate(value)
+        return byte_rate(value)
     if any(part.startswith("fraction_of_") for part in parts):
         return f"{value:.1%}"
     if any(part.endswith("_seconds") for part in parts):
-        return seconds(value)
+        return short_duration(value)
     return format_count(value) if isinstance(value, int) else f"{value:,.4g}"
 
 

@@ -21,19 +21,13 @@ def print_bar(fit: dict[str, Any], console: Console) -> None:
     parts = {kind: sum(line["bytes"] for line in lines if line["kind"] == kind) for kind in _KINDS}
     device = fit["device_bytes"]
     console.print(bar(parts, device))
-    table = plain_table(("", "left"), ("", "right"), ("", "right"))
-    table.show_header = False
+    table = plain_table("", ">", ">")
     for line in sorted(lines, key=lambda line: _KINDS.index(line["kind"])):
-        if line["kind"] == "free" and line["bytes"] < 0:
-            table.add_row("  missing", format_size(-line["bytes"]), _share(-line["bytes"], device), style="bold")
-        else:
-            is_capacity = line["kind"] == "free"
-            mark = MARKS[line["kind"]]
-            table.add_row(
-                f"{mark} {line['name']}",
-                format_size(line["bytes"], capacity=is_capacity),
-                _share(line["bytes"], device),
-            )
+        is_free, is_missing = line["kind"] == "free", line["bytes"] < 0
+        name = "  missing" if is_missing else f"{MARKS[line['kind']]} {line['name']}"
+        size = format_size(abs(line["bytes"]), capacity=is_free and not is_missing)
+        share = f"{100 * abs(line['bytes']) / device:.1f} %"
+        table.add_row(name, size, share, style="bold" if is_missing else "")
     console.print(table)
 
 
@@ -52,7 +46,3 @@ def bar(parts: dict[str, int], device_bytes: int) -> str:
         end = min(_WIDTH - 1, device_bytes * _WIDTH // whole)
         return f"[{drawn[:end]}|{drawn[end:]}]"
     return f"[{drawn}]"
-
-
-def _share(size: int, whole: int) -> str:
-    return f"{100 * size / whole:.1f} %"

@@ -1,4 +1,4 @@
-"""`kvcalc models` for a person."""
+"""`kvcalc models`, `kvcalc models show` and `kvcalc models check` for a person."""
 
 from __future__ import annotations
 
@@ -8,33 +8,49 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, plain_table, size
+from kvcalc.output.human.console import attention, count, plain_table, size
+from kvcalc.output.paths import bare, scalars
 
 _CAPTION = "KV/token: what a token adds at 16 bit, windows not full; compressed: the mean"
 
 
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the list of presets, a heading for each family. One table, so that columns stand under each other."""
-    table = plain_table(
-        ("model", "left"),
-        ("attention", "left"),
-        ("layers", "right"),
-        ("KV/token", "right"),
-        ("window", "right"),
-        ("context", "right"),
-    )
+    table = plain_table("model", "attention", ">layers", ">KV/token", ">window", ">context")
     for family, rows in groupby(document["models"], lambda row: row["family"] or "other"):
         table.add_row(Text(family, "bold"))
         for row in rows:
-            table.add_row(
-                f"  {row['name']}{' *' if row['file'] else ''}",
-                row["attention"] if row["attention"] in ("hybrid", "none") else row["attention"].upper(),
-                count(row["num_layers"]),
-                size(row["bytes_per_token_16_bit"]),
-                count(row["sliding_window"]),
-                count(row["max_position_embeddings"]),
-            )
+            name = f"  {row['name']}{' *' if row['file'] else ''}"
+            kind, token = attention(row["attention"]), size(row["bytes_per_token_16_bit"])
+            lengths = count(row["sliding_window"]), count(row["max_position_embeddings"])
+            table.add_row(name, kind, count(row["num_layers"]), token, *lengths)
     console.print(table)
     console.print(_CAPTION)
     if any(row["file"] for row in document["models"]):
         console.print("* your own; kvcalc models show NAME says where it lies")
+
+
+def render_show(document: dict[str, Any], console: Console) -> None:
+    """Print one preset's facts and their source."""
+    console.print(Text(document["name"], "bold"))
+    if document["family"]:
+        console.print(f"family {document['family']}")
+    if document["aliases"]:
+        console.print(f"also {', '.join(document['aliases'])}")
+    # A link is for copying: never broken over lines.
+    console.print(f"source {document['source']} ({document['date']})", soft_wrap=True)
+    if document["file"]:
+        console.print(f"your own, in {document['file']}", soft_wrap=True)
+    if document["note"]:
+        console.print(document["note"])
+    console.print()
+    table = plain_table("", "")
+    for key, value in scalars(document["config"]):
+        table.add_row(key, bare(value))
+    console.print(table)
+
+
+def render_check(document: dict[str, Any], console: Console) -> None:
+    """Print one line for each file: ok, or what is wrong with it."""
+    for row in document["files"]:
+        console.print(f"{row['file']}: {'ok' if row['ok'] else row['error']}", soft_wrap=True)

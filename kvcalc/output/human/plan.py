@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, duration, plain_table, rate
+from kvcalc.output.human.console import Column, count, duration, rate, table_of, text
 
 _WIDTH = 78
 
@@ -18,33 +18,28 @@ def render(document: dict[str, Any], console: Console) -> None:
     rows = document["plans"]
     console.print(Text.assemble((document["model"]["name"], "bold"), f"  {_question(document)}"))
     console.print()
-    has_cost = any(row["cost_per_hour"] is not None for row in rows)
-    columns = [("devices", "right"), ("layout", "left"), ("TTFT", "right"), ("TPOT", "right"), ("tok/s", "right")]
-    costs = [("an hour", "right"), ("1M tokens out", "right")] if has_cost else [("tok/s each", "right")]
-    table = plain_table(("", "left"), *columns, *costs)
-    for row in rows:
-        name = f"{row['gpu']} *" if row["gpu"] == document["best"] and len(rows) > 1 else row["gpu"]
-        cells = [name, count(row["num_devices"]), _layout(row), duration(row["ttft_seconds"])]
-        cells += [duration(row["tpot_seconds"]), rate(row["tokens_per_second"])]
-        if has_cost:
-            cells += [_money(row["cost_per_hour"]), _money(row["cost_per_million_output_tokens"])]
-        else:
-            cells.append(rate(row["tokens_per_second_per_device"]))
-        table.add_row(*cells, style="" if row["feasible"] else "dim")
-    console.print(table)
-    if document["best"] is not None and len(rows) > 1:
-        why = (
-            "cheapest" if all(row["cost_per_hour"] is not None for row in rows if row["feasible"]) else "fewest devices"
-        )
-        console.print(f"* {why}", style="dim")
+    best = [row for row in rows if row["gpu"] == document["best"]]
+    has_choice = best and len(rows) > 1
+    columns: list[Column] = [
+        ("", "gpu", lambda name: f"{name} *" if has_choice and name == document["best"] else text(name)),
+        (">devices", "num_devices", count), ("layout", "layout", text), (">TTFT", "ttft_seconds", duration),
+        (">TPOT", "tpot_seconds", duration), (">tok/s", "tokens_per_second", rate),
+    ]  # fmt: skip
+    if any(row["cost_per_hour"] is not None for row in rows):
+        columns += [(">an hour", "cost_per_hour", _money), (">1M tokens out", "cost_per_million_output_tokens", _money)]
+    else:
+        columns.append((">tok/s each", "tokens_per_second_per_device", rate))
+    console.print(table_of([{**row, "layout": _layout(row)} for row in rows], columns))
+    if has_choice:
+        has_prices = all(row["cost_per_hour"] is not None for row in rows if row["feasible"])
+        console.print(f"* {'cheapest' if has_prices else 'fewest devices'}", style="dim")
     for row in rows:
         if row["reason"]:
             console.print(f"{row['gpu']}: {row['reason']}", style="dim", soft_wrap=True)
-    for row in rows:
-        if row["gpu"] == document["best"]:
-            low, high = duration(row["tpot_low_seconds"]), duration(row["tpot_high_seconds"])
-            console.print(f"{row['gpu']}: TPOT {low} to {high} by the error of the fit", style="dim")
-            _commands(row, console)
+    for row in best:
+        low, high = duration(row["tpot_low_seconds"]), duration(row["tpot_high_seconds"])
+        console.print(f"{row['gpu']}: TPOT {low} to {high} by the error of the fit", style="dim")
+        _commands(row, console)
 
 
 def _question(document: dict[str, Any]) -> str:

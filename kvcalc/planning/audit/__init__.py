@@ -81,7 +81,7 @@ def audit(
         "unexplained": count_unexplained(answer.figures),
         "inputs": sum(figure.verdict == INPUT for figure in answer.figures),
         "explanation": _explanation(log, question, answer),
-        "figures": [figure.describe() for figure in sorted(answer.figures, key=lambda figure: figure.line)],
+        "figures": [figure._asdict() for figure in sorted(answer.figures, key=lambda figure: figure.line)],
         "warnings": [*map(str, answer.setup.notes), *log.contradictions],
     }
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvcalc.planning.logs import Record
 
@@ -60,40 +60,48 @@ class Figure(NamedTuple):
     verdict: str
     rule: str
 
-    def describe(self) -> dict[str, Any]:
-        """The figure as it stands in a document."""
-        return self._asdict()
+
+def given(record: Record, part: str, name: str, unit: str, rule: str) -> Figure:
+    """A number taken as it stands, of one part of its line."""
+    return Figure(record.line, name, record.parts[part], unit, None, None, INPUT, rule)
 
 
-def given(record: Record, name: str, printed: str, unit: str, rule: str) -> Figure:
-    """A number taken as it stands."""
-    return Figure(record.line, name, printed, unit, None, None, INPUT, rule)
-
-
-def check_size(record: Record, name: str, printed: Printed, computed: int, rule: str) -> Figure:
+def check_size(record: Record, part: str, name: str, computed: int, rule: str, least_decimals: int = 0) -> Figure:
     """A size printed with few digits: equal where the computed one rounds to it."""
-    equal = printed.holds(computed)
-    difference = None if equal else printed.middle - computed
-    return Figure(record.line, name, printed.text, "bytes", computed, difference, EQUAL if equal else UNEXPLAINED, rule)
+    printed = parse_printed(record.parts[part], least_decimals)
+    difference = None if printed.holds(computed) else printed.middle - computed
+    return _checked(record, name, printed.text, "bytes", computed, difference, rule)
 
 
-def check_count(record: Record, name: str, printed: str, computed: int, unit: str, rule: str) -> Figure:
+def check_sizes(record: Record, sizes: Mapping[str, tuple[str, int]], number: int, words: str) -> list[Figure]:
+    """`number` rows of every part of `sizes` the line has: its name, and the bytes of one row, `{}` in the words."""
+    return [
+        check_size(record, part, name, number * size, words.format(f"{size:,} bytes"))
+        for part, (name, size) in sizes.items()
+        if part in record.parts
+    ]
+
+
+def check_count(record: Record, part: str, name: str, computed: int, unit: str, rule: str) -> Figure:
     """A whole number: equal where it is the same."""
-    value = int(printed.replace(",", ""))
-    difference = None if value == computed else value - computed
-    return Figure(
-        record.line, name, printed, unit, computed, difference, UNEXPLAINED if difference else EQUAL, rule
-    )  # fmt: skip
+    printed = record.parts[part]
+    return _checked(record, name, printed, unit, computed, int(printed.replace(",", "")) - computed or None, rule)
 
 
-def check_ratio(record: Record, name: str, printed: str, computed: float, rule: str) -> Figure:
-    """A ratio printed with so many decimals, as `%.2f` gives them."""
-    digits = printed.rstrip("x")
+def check_ratio(record: Record, part: str, name: str, computed: float, rule: str) -> Figure:
+    """A ratio printed with so many decimals, as `%.2f` gives them, and an x."""
+    digits = record.parts[part]
     decimals = len(digits.partition(".")[2])
     # Half of the last digit, and the last bit of a quotient in floating point.
     equal = abs(Fraction(digits) - Fraction(computed)) <= Fraction(1, 2 * 10**decimals) + Fraction(1, 10**9)
-    difference = None if equal else float(digits) - computed
-    return Figure(record.line, name, printed, "x", computed, difference, EQUAL if equal else UNEXPLAINED, rule)
+    return _checked(record, name, f"{digits}x", "x", computed, None if equal else float(digits) - computed, rule)
+
+
+def _checked(
+    record: Record, name: str, printed: str, unit: str, computed: float, difference: float | None, rule: str
+) -> Figure:
+    verdict = EQUAL if difference is None else UNEXPLAINED
+    return Figure(record.line, name, printed, unit, computed, difference, verdict, rule)
 
 
 def count_equal(figures: Iterable[Figure]) -> int:

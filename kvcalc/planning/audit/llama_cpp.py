@@ -16,7 +16,15 @@ from kvcalc.memory.engines.llama_cpp.cells import cells_for
 from kvcalc.memory.engines.llama_cpp.settings import LATENT, NO_V, PADDING, WINDOWS, parse_settings
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.audit.figures import Figure, check_count, check_size, count_equal, given, parse_printed
+from kvcalc.planning.audit.figures import (
+    Figure,
+    check_count,
+    check_size,
+    check_sizes,
+    count_equal,
+    given,
+    parse_printed,
+)
 from kvcalc.planning.audit.setup import Reading, Setup
 from kvcalc.planning.logs import Log, Record
 
@@ -167,22 +175,18 @@ def _check_part(record: Record, part: Part, log: Log, setup: Setup) -> list[Figu
     cells = part.cells * part.streams
     figures = []
     if "cells" in record.parts:
-        text = record.parts["cells"]
         if log.text("context_tokens") is None and part.name != "window":
-            figures.append(given(record, "cells", text, "cells", "no n_ctx in the log: an input"))
+            figures.append(given(record, "cells", "cells", "cells", "no n_ctx in the log: an input"))
         else:
-            figures.append(check_count(record, "cells", text, part.cells, "cells", f"{part.name}: cells of a stream"))
+            words = f"{part.name}: cells of a stream"
+            figures.append(check_count(record, "cells", "cells", part.cells, "cells", words))
         if setup.spec.model_type == _LAYERS_WITHOUT:
             total, words = setup.spec.num_layers, "all of the model's, those without attention too"
         else:
             total, words = part.layers, "layers with a cache"
-        figures.append(check_count(record, "layers", record.parts["layers"], total, "layers", words))
+        figures.append(check_count(record, "layers", "layers", total, "layers", words))
     sizes = {"size": ("cache_bytes", part.k + part.v), "k": ("k_bytes", part.k), "v": ("v_bytes", part.v)}
-    for group, (name, size) in sizes.items():
-        if group in record.parts:
-            words = f"{cells:,} cells x {size:,} bytes"
-            figures.append(check_size(record, name, parse_printed(record.parts[group]), cells * size, words))
-    return figures
+    return figures + check_sizes(record, sizes, cells, f"{cells:,} cells x {{}}")
 
 
 def _check_buffer(log: Log, record: Record, layers: Layers, setup: Setup) -> list[Figure]:
@@ -194,21 +198,18 @@ def _check_buffer(log: Log, record: Record, layers: Layers, setup: Setup) -> lis
         return []
     part = parts[0]
     per_layer = part.cells * part.streams * (part.k + part.v) // part.layers
-    printed = parse_printed(record.parts["size"])
-    held = min(part.layers, max(1, round(printed.middle / per_layer)))
+    held = min(part.layers, max(1, round(parse_printed(record.parts["size"]).middle / per_layer)))
     words = f"{held} of {part.layers} layers x {per_layer:,} bytes on {record.parts['device']}"
-    return [check_size(record, "buffer_bytes", printed, held * per_layer, words)]
+    return [check_size(record, "size", "buffer_bytes", held * per_layer, words)]
 
 
 def _check_states(record: Record, layers: Layers, setup: Setup) -> list[Figure]:
     """States in fp32 for every slot. The layers printed are the model's, those without a state counted."""
     slots = parse_settings(setup.settings).parallel
     r, s = _state_bytes(layers)
-    figures = [
-        check_count(record, "slots", record.parts["slots"], slots, "slots", "sequences that may run"),
-        check_count(record, "layers", record.parts["layers"], setup.spec.num_layers, "layers", "all of the model's"),
+    sizes = {"size": ("state_bytes", r + s), "r": ("r_bytes", r), "s": ("s_bytes", s)}
+    return [
+        check_count(record, "slots", "slots", slots, "slots", "sequences that may run"),
+        check_count(record, "layers", "layers", setup.spec.num_layers, "layers", "all of the model's"),
+        *check_sizes(record, sizes, slots, f"{slots} slots x {{}}"),
     ]
-    for part, name, size in (("size", "state_bytes", r + s), ("r", "r_bytes", r), ("s", "s_bytes", s)):
-        words = f"{slots} slots x {size:,} bytes"
-        figures.append(check_size(record, name, parse_printed(record.parts[part]), slots * size, words))
-    return figures

@@ -13,18 +13,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.logs import Log
 
 # Architectures of llama.cpp of which every layer keeps K and V of every token, all of one width (src/models).
-_PLAIN = (
-    "llama",
-    "qwen2",
-    "qwen2moe",
-    "qwen3",
-    "qwen3moe",
-    "command-r",
-    "stablelm",
-    "starcoder2",
-    "codeshell",
-    "olmo2",
-)
+_PLAIN = "llama qwen2 qwen2moe qwen3 qwen3moe command-r stablelm starcoder2 codeshell olmo2".split()
 
 _HINT = "name it: --model PRESET (kvcalc models), or --model PATH of its config.json"
 

@@ -14,7 +14,7 @@ from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, Layer, is_s
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import HEADS_CACHES, IndexerKeys, RecurrentState
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.audit.figures import Figure, check_count, check_size, count_equal, given, parse_printed
+from kvcalc.planning.audit.figures import Figure, check_count, check_sizes, count_equal, given
 from kvcalc.planning.audit.setup import Reading, Setup
 from kvcalc.planning.logs import Log, Record
 
@@ -37,9 +37,8 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
             settings[fact.replace("_", "-")] = text
     yield Reading(settings, (), partial(check, False))
     if is_sparse(spec):
-        yield Reading(
-            settings, ("the indexer's keys are left out, as before pull request 11309",), partial(check, True)
-        )
+        taken = ("the indexer's keys are left out, as before pull request 11309",)
+        yield Reading(settings, taken, partial(check, True))
 
 
 def check(without_indexer: bool, log: Log, setup: Setup) -> list[Figure]:
@@ -54,12 +53,12 @@ def check(without_indexer: bool, log: Log, setup: Setup) -> list[Figure]:
         figures += _check_pool(record, totals, layers, setup)
     tokens = {record.parts["tokens"] for record in pools if "tokens" in record.parts}
     for record in totals:
-        total = record.parts["total"]
         if tokens:
-            nearest = min(map(int, tokens), key=lambda n: abs(n - int(total)))
-            figures.append(check_count(record, record.name, total, nearest, "tokens", "the pool's tokens"))
+            total = int(record.parts["total"])
+            nearest = min(map(int, tokens), key=lambda n: abs(n - total))
+            figures.append(check_count(record, "total", record.name, nearest, "tokens", "the pool's tokens"))
         else:
-            figures.append(given(record, record.name, total, "tokens", _INPUT))
+            figures.append(given(record, "total", record.name, "tokens", _INPUT))
     for record in log.named("states"):
         figures += _check_states(record, layers)
     return figures
@@ -75,24 +74,15 @@ def _check_pool(record: Record, totals: list[Record], layers: list[Layer], setup
     for pool in (FULL, WINDOW):
         rows = [_row(layer, setup) for layer in layers if layer.pool == pool]
         if rows:
-            row = Row(sum(r.k for r in rows), sum(r.v for r in rows))
-            words = f"({int(stated):,} tokens + a page of {page}) x {{:,}} bytes" + (
-                " of the windows' layers" if pool == WINDOW else ""
-            )
-            tries.append(_sizes(record, row, int(stated) + page, words))
+            k, v = sum(row.k for row in rows), sum(row.v for row in rows)
+            sizes = {"k": ("k_bytes", k), "v": ("v_bytes", v), "kv": ("kv_bytes", k + v)}
+            whose = " of the windows' layers" if pool == WINDOW else ""
+            words = f"({int(stated):,} tokens + a page of {page}) x {{}}{whose}"
+            tries.append(check_sizes(record, sizes, int(stated) + page, words))
     best = max(tries, key=count_equal)
     if "tokens" in record.parts:
-        return [given(record, "tokens", stated, "tokens", _INPUT), *best]
+        return [given(record, "tokens", "tokens", "tokens", _INPUT), *best]
     return best
-
-
-def _sizes(record: Record, row: Row, rows: int, words: str) -> list[Figure]:
-    sizes = {"k": ("k_bytes", row.k), "v": ("v_bytes", row.v), "kv": ("kv_bytes", row.k + row.v)}
-    return [
-        check_size(record, name, parse_printed(record.parts[part]), rows * size, words.format(size))
-        for part, (name, size) in sizes.items()
-        if part in record.parts
-    ]
 
 
 def _row(layer: Layer, setup: Setup) -> Row:
@@ -112,12 +102,6 @@ def _check_states(record: Record, layers: list[Layer]) -> list[Figure]:
             conv += layer.num_layers * bytes_of(inputs, DTYPES["bf16"])
             total += layer.num_layers * layer.bytes
 
-    def check_states(name: str, part: str, size: int) -> Figure:
-        words = f"({slots - 1:,} + 1 states) x {size:,} bytes"
-        return check_size(record, name, parse_printed(record.parts[part]), slots * size, words)
-
-    return [
-        given(record, "max_mamba_cache_size", record.parts["slots"], "states", _INPUT),
-        check_states("conv_state_bytes", "conv", conv),
-        check_states("ssm_state_bytes", "ssm", total - conv),
-    ]
+    sizes = {"conv": ("conv_state_bytes", conv), "ssm": ("ssm_state_bytes", total - conv)}
+    taken = given(record, "slots", "max_mamba_cache_size", "states", _INPUT)
+    return [taken, *check_sizes(record, sizes, slots, f"({slots - 1:,} + 1 states) x {{}}")]

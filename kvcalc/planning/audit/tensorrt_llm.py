@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.audit.figures import Figure, check_count, check_size, given, parse_printed
+from kvcalc.planning.audit.figures import Figure, check_count, check_size, given
 from kvcalc.planning.audit.setup import Reading, Setup
 from kvcalc.planning.logs import Log
 
@@ -36,32 +36,29 @@ def check(log: Log, setup: Setup) -> list[Figure]:
     figures: list[Figure] = []
     counts = log.named("pool", "tokens")
     for record in counts:
-        text = record.parts["tokens"]
-        figures.append(given(record, "tokens", text, "tokens", _INPUT))
+        figures.append(given(record, "tokens", "tokens", "tokens", _INPUT))
         if "size" in record.parts:
-            words = f"{int(text):,} tokens x {token:,} bytes"
-            figures.append(
-                check_size(record, "pool_bytes", parse_printed(record.parts["size"]), int(text) * token, words)
-            )
+            tokens = int(record.parts["tokens"])
+            words = f"{tokens:,} tokens x {token:,} bytes"
+            figures.append(check_size(record, "size", "pool_bytes", tokens * token, words))
+    # The tokens of the first pool's line; None where the log has none.
+    held = int(counts[0].parts["tokens"]) if counts else None
     for record in log.named("pool_bytes"):
-        tokens = round_up(int(counts[0].parts["tokens"]), block) if counts else None
-        if tokens is None:
-            figures.append(given(record, record.name, record.parts["bytes"], "bytes", "no tokens in the log: an input"))
+        if held is None:
+            figures.append(given(record, "bytes", record.name, "bytes", "no tokens in the log: an input"))
         else:
+            tokens = round_up(held, block)
             words = f"{tokens:,} tokens in whole blocks x {token:,} bytes"
-            figures.append(check_count(record, record.name, record.parts["bytes"], tokens * token, "bytes", words))
+            figures.append(check_count(record, "bytes", record.name, tokens * token, "bytes", words))
     for record in log.named("blocks"):
-        text = record.parts["blocks"]
-        if not counts:
-            figures.append(given(record, "num_blocks", text, "blocks", _INPUT))
-            continue
-        tokens = int(counts[0].parts["tokens"])
-        words = f"{tokens:,} tokens / {block} a block"
-        figures.append(check_count(record, "num_blocks", text, ceil_div(tokens, block), "blocks", words))
+        if held is None:
+            figures.append(given(record, "blocks", "num_blocks", "blocks", _INPUT))
+        else:
+            words = f"{held:,} tokens / {block} a block"
+            figures.append(check_count(record, "blocks", "num_blocks", ceil_div(held, block), "blocks", words))
+    longest = int(log.text("block_window") or setup.context_tokens)
+    words = f"{longest:,} tokens / {block} a block"
     for record in log.named("pages"):
-        longest = int(log.text("block_window") or setup.context_tokens)
-        words = f"{longest:,} tokens / {block} a block"
-        figures.append(
-            check_count(record, "blocks_per_sequence", record.parts["pages"], ceil_div(longest, block), "blocks", words)
-        )
+        blocks = ceil_div(longest, block)
+        figures.append(check_count(record, "pages", "blocks_per_sequence", blocks, "blocks", words))
     return figures

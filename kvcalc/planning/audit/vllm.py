@@ -160,10 +160,8 @@ def _switch(log: Log, fact: str, option: str, words: str, given: str) -> list[_C
     """On or off as the log says; else on, which is today's default, then off. The option stands for `given`."""
     stated = (log.text(fact) or "").casefold()
     values = [stated] if stated in ("true", "false") else ["true", "false"]
-    choices: list[_Choice] = []
-    for value in values:
-        choices.append((option, "" if value == given else None, f"{words} {'on' if value == 'true' else 'off'}"))
-    return choices
+    named = {"true": f"{words} on", "false": f"{words} off"}
+    return [(option, "" if value == given else None, named[value]) for value in values]
 
 
 def _version(log: Log) -> tuple[int, int, int] | None:
@@ -181,14 +179,14 @@ def check_v1(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
     block, needed = found["bytes_per_block"], found["request_bytes"]
     # A model of states alone has blocks as long as a request, here as in the engine's accounting.
     pool = Pool(block, min(sizes, default=setup.context_tokens), len(groups), needed // block)
+    words = "the least with a page that holds a state"
     figures = [
-        check_count(record, record.name, record.parts["block_size"], found["block_size"], "tokens",
-                    "the least with a page that holds a state")
+        check_count(record, "block_size", record.name, found["block_size"], "tokens", words)
         for record in log.named("attention_block_size")
-    ]  # fmt: skip
+    ]
     for record in log.named("request_bytes"):
         words = f"{pool.request_blocks:,} blocks of {block:,} bytes for {setup.context_tokens:,} tokens"
-        figures.append(check_size(record, record.name, _gib(record.parts["needed"]), needed, words))
+        figures.append(check_size(record, "needed", record.name, needed, words, _DECIMALS))
     figures += [_longest(log, setup, record) for record in log.named("max_model_len")]
     return figures + _pool_figures(log, pool, _TOKENS[rules.tokens], setup.context_tokens)
 
@@ -205,11 +203,11 @@ def check_v0(log: Log, setup: Setup) -> list[Figure]:
     block_size = _parsed(setup).block_size
     block = block_size * sum(page.token_bytes for page in pages)
     swap = log.text("swap_space_gib") or _SWAP_GIB
+    words, blocks = f"swap space of {swap} GiB // {block:,} bytes a block", int(float(swap) * _GIB) // block
     figures = [
-        check_count(record, record.name, record.parts["cpu_blocks"], int(float(swap) * _GIB) // block, "blocks",
-                    f"swap space of {swap} GiB // {block:,} bytes a block")
+        check_count(record, "cpu_blocks", record.name, blocks, "blocks", words)
         for record in log.named("num_cpu_blocks")
-    ]  # fmt: skip
+    ]
     pool = Pool(block, block_size, 1, setup.context_tokens / block_size)
     return figures + _pool_figures(log, pool, _BY_BLOCKS, setup.context_tokens)
 
@@ -221,7 +219,7 @@ def _pool_figures(log: Log, pool: Pool, rule: Rule, length: int) -> list[Figure]
     """
     memories = log.named("available_memory")
     words = f"{_INPUT_MEMORY}; blocks of {pool.block_bytes:,} bytes"
-    figures = [given(m, "available_memory", m.parts["memory"], "bytes", words) for m in memories]
+    figures = [given(memory, "memory", memory.name, "bytes", words) for memory in memories]
     ranges = [_fitting(_gib(memory.parts["memory"]), pool) for memory in memories]
     stated = log.named("num_gpu_blocks")
     for record in stated:
@@ -233,16 +231,14 @@ def _pool_figures(log: Log, pool: Pool, rule: Rule, length: int) -> list[Figure]
             known = [_solve(int(tokens.parts["tokens"].replace(",", "")), pool, rule, length)]
         made = [_pair(tokens, concurrency, n, pool, rule, length) for span in known for n in span]
         if not made:
-            only = concurrency or tokens
-            reason = "no memory and no blocks in the log: an input"
-            figures += [
-                given(only, only.name, next(reversed(only.parts.values())), "x" if concurrency else "tokens", reason)
-            ]
+            # Without the tokens, or there would be blocks that give them.
+            words = "no memory and no blocks in the log: an input"
+            figures.append(given(concurrency, "concurrency", concurrency.name, "x", words))
             continue
         best = max(made, key=count_equal)
         if not blocks and tokens and best[0].verdict == EQUAL:
             solved = f"{best[0].rule}; no memory in the log: an input"
-            best[0] = given(tokens, tokens.name, tokens.parts["tokens"], "tokens", solved)
+            best[0] = given(tokens, "tokens", tokens.name, "tokens", solved)
         figures += best
     return figures
 
@@ -255,11 +251,11 @@ def _pair(
     if tokens is not None:
         counted = rule.tokens(pool, blocks, length)
         text = rule.words.format(pool=pool, blocks=blocks, length=length)
-        figures.append(check_count(tokens, tokens.name, tokens.parts["tokens"], counted, "tokens", text))
+        figures.append(check_count(tokens, "tokens", tokens.name, counted, "tokens", text))
     if concurrency is not None:
         text = f"{blocks:,} blocks / {pool.request_blocks:,g} a request"
-        printed = concurrency.parts["concurrency"] + "x"
-        figures.append(check_ratio(concurrency, concurrency.name, printed, blocks / pool.request_blocks, text))
+        ratio = blocks / pool.request_blocks
+        figures.append(check_ratio(concurrency, "concurrency", concurrency.name, ratio, text))
     return figures
 
 
@@ -277,49 +273,43 @@ def _fitting(memory: Printed, pool: Pool) -> list[int]:
 def _solve(tokens: int, pool: Pool, rule: Rule, length: int) -> list[int]:
     """The numbers of blocks that give these tokens; where none does, the next that gives more."""
 
+    def tokens_of(blocks: int) -> int:
+        return rule.tokens(pool, blocks, length)
+
     def most_below(limit: int) -> int:
-        return most_that_fit(
-            lambda blocks: rule.tokens(pool, blocks, length), limit, _too_many(limit, pool, rule, length)
-        )
+        too_many = 1
+        while tokens_of(too_many) <= limit:
+            too_many *= 2
+        return most_that_fit(tokens_of, limit, too_many)
 
     first = most_below(tokens - 1) + 1
     return list(range(first, max(most_below(tokens), first) + 1))
 
 
-def _too_many(tokens: int, pool: Pool, rule: Rule, length: int) -> int:
-    """A number of blocks that gives more than these tokens."""
-    blocks = 1
-    while rule.tokens(pool, blocks, length) <= tokens:
-        blocks *= 2
-    return blocks
-
-
 def _check_blocks(record: Record, blocks: int, ranges: list[list[int]], memories: list[Record], pool: Pool) -> Figure:
     """The number of blocks, which the memory printed beside it gives; an input where none is."""
     if not ranges:
-        return given(record, record.name, record.parts["gpu_blocks"], "blocks", "no memory in the log: an input")
-    if any(blocks in span for span in ranges):
-        return check_count(record, record.name, record.parts["gpu_blocks"], blocks, "blocks",
-                           f"as many of {pool.block_bytes:,} bytes as fit, its rounding aside")  # fmt: skip
-    words = f"{memories[0].parts['memory']} // {pool.block_bytes:,} bytes a block"
-    return check_count(record, record.name, record.parts["gpu_blocks"], ranges[0][0], "blocks", words)
+        return given(record, "gpu_blocks", record.name, "blocks", "no memory in the log: an input")
+    words, computed = f"as many of {pool.block_bytes:,} bytes as fit, its rounding aside", blocks
+    if not any(blocks in span for span in ranges):
+        words, computed = f"{memories[0].parts['memory']} // {pool.block_bytes:,} bytes a block", ranges[0][0]
+    return check_count(record, "gpu_blocks", record.name, computed, "blocks", words)
 
 
 def _longest(log: Log, setup: Setup, record: Record) -> Figure:
     """The longest request that fits in the memory: so long, and one token more does not fit."""
-    text = record.parts["longest"]
     memories = [_gib(memory.parts["memory"]) for memory in log.named("available_memory")]
     if not memories:
-        return given(record, "max_model_len", text, "tokens", "no memory in the log: an input")
+        return given(record, "longest", record.name, "tokens", "no memory in the log: an input")
 
     def needed(tokens: int) -> int:
         return setup.pool(tokens)["request_bytes"] if tokens else 0
 
-    longest = int(text)
+    longest = int(record.parts["longest"])
     explained = any(needed(longest) <= memory.high and needed(longest + 1) > memory.low for memory in memories)
     found = longest if explained else most_that_fit(needed, memories[0].middle, setup.context_tokens + 1)
     words = f"the longest request in {memories[0].text}, its rounding aside"
-    return check_count(record, "max_model_len", text, found, "tokens", words)
+    return check_count(record, "longest", record.name, found, "tokens", words)
 
 
 def _parsed(setup: Setup) -> Settings:
