@@ -26,6 +26,7 @@ from kvcalc.model.caches import (
     RecurrentState,
     SlidingWindowAttention,
 )
+from kvcalc.model.layers import LayerGroup
 from kvcalc.model.spec import ModelSpec, all_caches
 
 # Kernels take blocks of 16 tokens and multiples; with MLA beside states, of more (`Rules.mla_block`).
@@ -75,6 +76,24 @@ def layers_of(spec: ModelSpec, dtype: Dtype, settings: Settings, rules: Rules) -
                 pages.append((cache, _token_page(spec, cache, dtype, settings.block_size, sparse, whole)))
         layers += [Layer(number, *page) for number in range(group.first, group.last + 1) for page in pages]
     return _beside_states(layers, settings.block_size, rules.mla_block)
+
+
+def with_draft_layers(share: ModelSpec) -> ModelSpec:
+    """`share` with the layers for further tokens (MTP), which speculative decoding runs beside the model's own: as many
+    as the config names, each with a cache like that of the last layer that attends and keeps the most.
+
+    Source: DeepSeekMTP, GlmMoeDsaMTP and Qwen3_5MTP of vLLM 0.33.0: one decoder layer of the model's own kind, with an
+    indexer where the family has one. Raises UsageError (exit 2) where the config names none.
+    """
+    if share.num_draft_layers is None:
+        raise UsageError(
+            f"--num-speculative-tokens: {share.name} names no layers for further tokens",
+            "a draft model of its own is another model: estimate it beside",
+        )
+    attending = [group for group in share.layers if any(not isinstance(c, RecurrentState) for c in group.caches)]
+    kept = max(attending, key=lambda group: (len(group.caches), group.last)).caches
+    first = share.num_layers
+    return share._replace(layers=(*share.layers, LayerGroup(first, first + share.num_draft_layers - 1, kept)))
 
 
 def _kept_whole(spec: ModelSpec, rules: Rules) -> tuple[type[Cache], ...]:
