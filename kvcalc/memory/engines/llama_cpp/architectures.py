@@ -66,16 +66,14 @@ class Layers(NamedTuple):
 
     def only(self, cache: Cache) -> Layers:
         """One layer with this cache alone."""
-
-        def alone(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-            same = (layer for layer in layers if (type(layer.cache), layer.cache) == (type(cache), cache))
-            return tuple(layer._replace(num_layers=1) for layer in same)[:1]
-
-        return self._replace(caches=alone(self.caches), not_kept=alone(self.not_kept))
+        return self._in_layers([(cache, 1)])
 
     def held_by(self, stage: ModelSpec) -> Layers:
         """The caches of a pipeline stage's layers; the window and the widest row stay the whole model's."""
-        counts = {(type(cache), cache): count for cache, count in distinct_caches(stage)}
+        return self._in_layers(distinct_caches(stage))
+
+    def _in_layers(self, caches: list[tuple[Cache, int]]) -> Layers:
+        counts = {(type(cache), cache): count for cache, count in caches}
 
         def held(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
             found = ((layer, counts.get((type(layer.cache), layer.cache), 0)) for layer in layers)
