@@ -12,14 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, checked_caches, read_cache_bytes, sequence_bytes, stored_cache_bytes
-from kvcalc.model.caches import (
-    Cache,
-    CompressedAttention,
-    CrossAttention,
-    FullAttention,
-    LatentAttention,
-    RecurrentState,
-)
+from kvcalc.model.caches import Cache, CompressedAttention, CrossAttention, RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 
@@ -73,9 +66,7 @@ def read_sequence_bytes(spec: ModelSpec, dtype: Dtype, tokens: int) -> int:
 
 def most_read(cache: Cache) -> int | None:
     """Tokens of a cache one step reads at most; None where it reads all."""
-    caps = [cache.window]
-    if isinstance(cache, (FullAttention, LatentAttention)):
-        caps.append(cache.most_read_tokens)
+    caps = (cache.window, getattr(cache, "most_read_tokens", None))
     return min((cap for cap in caps if cap is not None), default=None)
 
 

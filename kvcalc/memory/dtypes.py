@@ -26,44 +26,47 @@ class Dtype(NamedTuple):
         return self.bits >= 16
 
 
+def by_name(*dtypes: Dtype) -> dict[str, Dtype]:
+    """The types under their own names."""
+    return {dtype.name: dtype for dtype in dtypes}
+
+
 # Block formats: nvfp4 has an fp8 scale per 16 elements, mxfp4 and mxfp8 an 8-bit exponent per 32 (OCP Microscaling
 # v1.0); q8_0 ... iq4_nl hold 32 elements with an fp16 scale (and minimum) per block (ggml-common.h, llama.cpp).
 # int8, fp8 and int4 are bare: scales, where an engine keeps any, are that engine's.
-DTYPES = {
-    dtype.name: dtype
-    for dtype in (
-        Dtype("fp32", 32, 1, 4),
-        Dtype("fp16", 16, 1, 2),
-        Dtype("bf16", 16, 1, 2),
-        Dtype("fp8", 8, 1, 1),
-        Dtype("int8", 8, 1, 1),
-        Dtype("int4", 4, 2, 1),
-        Dtype("mxfp8", 8, 32, 33),
-        Dtype("mxfp4", 4, 32, 17),
-        Dtype("nvfp4", 4, 16, 9),
-        Dtype("q8_0", 8, 32, 34),
-        Dtype("q5_1", 5, 32, 24),
-        Dtype("q5_0", 5, 32, 22),
-        Dtype("q4_1", 4, 32, 20),
-        Dtype("q4_0", 4, 32, 18),
-        Dtype("iq4_nl", 4, 32, 18),
-    )
-}
+DTYPES = by_name(
+    Dtype("fp32", 32, 1, 4),
+    Dtype("fp16", 16, 1, 2),
+    Dtype("bf16", 16, 1, 2),
+    Dtype("fp8", 8, 1, 1),
+    Dtype("int8", 8, 1, 1),
+    Dtype("int4", 4, 2, 1),
+    Dtype("mxfp8", 8, 32, 33),
+    Dtype("mxfp4", 4, 32, 17),
+    Dtype("nvfp4", 4, 16, 9),
+    Dtype("q8_0", 8, 32, 34),
+    Dtype("q5_1", 5, 32, 24),
+    Dtype("q5_0", 5, 32, 22),
+    Dtype("q4_1", 4, 32, 20),
+    Dtype("q4_0", 4, 32, 18),
+    Dtype("iq4_nl", 4, 32, 18),
+)
+
+# What llama.cpp stores weights in under one name, by the type of most of their matrices; never a cache
+# (kvcalc.memory.quantization.k_quants says which matrix has which).
+FILE_TYPES = by_name(
+    Dtype("q4_k_s", 4, 256, 144),
+    Dtype("q4_k_m", 4, 256, 144),
+    Dtype("q5_k_s", 5, 256, 176),
+    Dtype("q5_k_m", 5, 256, 176),
+    Dtype("q6_k", 6, 256, 210),
+)
 
 # Other spellings of the same types, as torch, vLLM and people write them.
 _ALIASES = {
-    "float32": "fp32",
-    "f32": "fp32",
-    "float": "fp32",
-    "float16": "fp16",
-    "f16": "fp16",
-    "half": "fp16",
-    "bfloat16": "bf16",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-    "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
-}
+    "float32": "fp32", "f32": "fp32", "float": "fp32", "float16": "fp16", "f16": "fp16", "half": "fp16",
+    "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
+}  # fmt: skip
 
 
 def parse_dtype(text: str, option: str) -> Dtype:
@@ -74,20 +77,6 @@ def parse_dtype(text: str, option: str) -> Dtype:
         hint = nearest(text, (*DTYPES, *_ALIASES)) or f"one of {', '.join(DTYPES)}"
         raise UsageError(f"{option} {text[:40]!a}: not a dtype", hint)
     return found
-
-
-# What llama.cpp stores weights in under one name, by the type of most of their matrices; never a cache
-# (kvcalc.memory.quantization.k_quants says which matrix has which).
-FILE_TYPES = {
-    dtype.name: dtype
-    for dtype in (
-        Dtype("q4_k_s", 4, 256, 144),
-        Dtype("q4_k_m", 4, 256, 144),
-        Dtype("q5_k_s", 5, 256, 176),
-        Dtype("q5_k_m", 5, 256, 176),
-        Dtype("q6_k", 6, 256, 210),
-    )
-}
 
 
 def parse_weight_dtype(text: str | None) -> Dtype | None:

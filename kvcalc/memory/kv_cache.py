@@ -69,7 +69,7 @@ class CacheRow(NamedTuple):
 def cache_rows(
     spec: ModelSpec, dtype: Dtype, context_tokens: int, count: CountBytes = stored_cache_bytes
 ) -> list[CacheRow]:
-    """One row per cache of every run of layers that keep the same. `count` gives its bytes.
+    """One row per cache of every run of layers that keep the same. `count`: its bytes, the formula's or an engine's.
 
     Raises UsageError where the dtype's blocks do not divide a token's row.
     """

@@ -102,8 +102,7 @@ class Case(NamedTuple):
         asked = self.question
         if self.encoder_follows_context:
             return make_case(asked._replace(context_tokens=context_tokens, batch_size=batch_size))
-        if self.rules.check_context is not None:
-            self.rules.check_context(context_tokens)
+        self.rules.check_context(context_tokens)
         return self._replace(workload=self.workload._replace(context_tokens=context_tokens, batch_size=batch_size))
 
 
@@ -136,8 +135,7 @@ def make_case(question: Question) -> Case:
             f"--tp {workload.tensor_parallel_size}: heads split over devices are not counted for {asked.engine}",
             f"--pp {workload.tensor_parallel_size} splits the layers",
         )
-    if rules.check_context is not None:
-        rules.check_context(workload.context_tokens)
+    rules.check_context(workload.context_tokens)
     if devices is not None:
         from kvcalc.planning.budget import count_replicas
         from kvcalc.planning.throughput import check_speed

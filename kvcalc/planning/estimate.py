@@ -140,14 +140,15 @@ def _describe_cache(case: Case) -> dict[str, Any]:
 
 def _describe_blocks(case: Case, memory: int | None) -> dict[str, Any]:
     """What an engine says of its pool, on one device, and where the bytes go; nothing for those that have none."""
-    workload, rules, device = case.workload, case.rules, case.share
+    workload, rules = case.workload, case.rules
     dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.batch_size
-    found: dict[str, Any] = dict(rules.blocks(device, dtype, tokens, batch, memory)) if rules.blocks else {}
-    if rules.lines is not None:
-        found["request_lines"] = [line._asdict() for line in rules.lines(device, dtype, tokens)]
-    if rules.pool is not None:
-        found["pool_lines"] = [line._asdict() for line in rules.pool(device, dtype, tokens, batch)]
-    return found
+    device = rules.largest_stage(case.share, dtype, tokens, batch)
+    found = rules.blocks(device, dtype, tokens, batch, memory)
+    accounts = {
+        "request_lines": rules.lines(device, dtype, tokens),
+        "pool_lines": rules.pool(device, dtype, tokens, batch),
+    }
+    return found | {name: [line._asdict() for line in lines] for name, lines in accounts.items() if lines is not None}
 
 
 def _describe_variants(case: Case) -> list[dict[str, Any]]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvcalc.errors import GpuError, KvcalcError, UsageError, nearest
 from kvcalc.model.compiled_presets import compiled_mapping
 from kvcalc.model.files import read_text
 from kvcalc.model.preset_folders import shipped_files
 from kvcalc.model.presets import presets_folder
-from kvcalc.units import parse_count
+from kvcalc.units import parse_count, parse_size
 
 LOCAL = "local"
 CUSTOM = "custom"
@@ -60,11 +60,6 @@ class Gpu(NamedTuple):
     date: str | None
     note: str | None = None
 
-    @property
-    def shares_host_memory(self) -> bool:
-        """Whether its memory is the machine's own (Apple, GB10, Ryzen AI Max)."""
-        return self.memory_type is not None and self.memory_type.startswith("LPDDR")
-
 
 class Devices(NamedTuple):
     """So many of one device."""
@@ -76,11 +71,6 @@ class Devices(NamedTuple):
 def gpus_folder() -> str:
     """The folder of the devices that ship with kvcalc."""
     return os.path.join(os.path.dirname(presets_folder()), "gpus")
-
-
-def gpu_names() -> list[str]:
-    """The names of the shipped devices, sorted. Reads the folder, not the files."""
-    return [name for name, _ in shipped_files(gpus_folder())]
 
 
 def all_gpus() -> list[Gpu]:
@@ -101,11 +91,10 @@ def find_devices(text: str) -> Devices:
     found = _look_up(text)
     if found is not None:
         return Devices(found, 1)
-    name, number = _split_count(text)
-    found = None if number is None else _look_up(name)
-    if found is None or number is None:
-        raise _unknown(name)
-    return Devices(found, number)
+    for name, _, digits in (text.rpartition("x"), text.rpartition("X"), text.partition("x")[::-1]):
+        if name and digits.isdecimal() and len(digits) <= 6:
+            return Devices(find_gpu(name), parse_count(digits, "--gpu"))
+    raise _unknown(text)
 
 
 @lru_cache(maxsize=256)
@@ -162,13 +151,12 @@ def own_gpu(
         flops = {} if flops_per_second is None else {"bf16": flops_per_second, "fp16": flops_per_second}
         rate = bandwidth_bytes_per_second or 0
         return Gpu(CUSTOM, None, None, memory_bytes, None, rate, flops, None, None, None, (), "options", None)
-    changed = base
-    if memory_bytes is not None:
-        changed = changed._replace(memory_bytes=memory_bytes)
-    if bandwidth_bytes_per_second is not None:
-        changed = changed._replace(bandwidth_bytes_per_second=bandwidth_bytes_per_second)
-    if flops_per_second is not None:
-        changed = changed._replace(flops_per_second=_scaled(base.flops_per_second, flops_per_second))
+    given: dict[str, Any] = {
+        "memory_bytes": memory_bytes,
+        "bandwidth_bytes_per_second": bandwidth_bytes_per_second,
+        "flops_per_second": None if flops_per_second is None else _scaled(base.flops_per_second, flops_per_second),
+    }
+    changed = base._replace(**{name: figure for name, figure in given.items() if figure is not None})
     return changed if changed == base else changed._replace(source=f"{base.source}; changed by options")
 
 
@@ -189,14 +177,6 @@ def fold(name: str) -> str:
         folded = shorter
 
 
-def _split_count(text: str) -> tuple[str, int | None]:
-    """The name and the number in `h100x8` or `8xh100`; None where there is no number."""
-    for name, _, digits in (text.rpartition("x"), text.rpartition("X"), text.partition("x")[::-1]):
-        if name and digits.isdecimal() and len(digits) <= 6:
-            return name, parse_count(digits, "--gpu")
-    return text, None
-
-
 def load_gpu(path: str) -> Gpu:
     """The device in the shipped file at `path`; UsageError or GpuError where it is none."""
     file = os.path.basename(path)
@@ -213,40 +193,32 @@ def load_gpu(path: str) -> Gpu:
 
 
 def _read(mapping: dict[object, object]) -> Gpu:
-    from kvcalc.units import parse_size
-
     facts = {str(key): value for key, value in mapping.items()}
-    tflops = facts["dense_tflops"]
+    tflops, aliases = facts.pop("dense_tflops"), facts.pop("aliases", None) or []
     if not isinstance(tflops, dict) or set(tflops) - set(FLOP_DTYPES):
         raise ValueError(f"dense_tflops are of {', '.join(FLOP_DTYPES)}")
-    aliases = facts.get("aliases") or []
     if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
         raise ValueError("aliases are a list of names")
+    note = facts.pop("note", None)
     gpu = Gpu(
-        name=_text(facts["name"]),
-        vendor=_text(facts["vendor"]),
-        device_class=_text(facts["device_class"]),
-        memory_bytes=parse_size(_text(facts["memory"]), "memory"),
-        memory_type=_text(facts["memory_type"]),
-        bandwidth_bytes_per_second=_scale(facts["bandwidth_gb_per_second"], 10**9),
+        name=_text(facts.pop("name")),
+        vendor=_text(facts.pop("vendor")),
+        device_class=_text(facts.pop("device_class")),
+        memory_bytes=parse_size(_text(facts.pop("memory")), "memory"),
+        memory_type=_text(facts.pop("memory_type")),
+        bandwidth_bytes_per_second=_scale(facts.pop("bandwidth_gb_per_second"), 10**9),
         flops_per_second={str(dtype): _scale(value, 10**12) for dtype, value in tflops.items()},
-        interconnect=_interconnect(facts.get("interconnect")),
-        pcie_bytes_per_second=_optional(facts.get("pcie_gb_per_second"), 10**9),
-        tdp_watts=_optional(facts.get("tdp_watts"), 1),
+        interconnect=_interconnect(facts.pop("interconnect", None)),
+        pcie_bytes_per_second=_optional(facts.pop("pcie_gb_per_second", None), 10**9),
+        tdp_watts=_optional(facts.pop("tdp_watts", None), 1),
         aliases=tuple(aliases),
-        source=_text(facts["source"]),
-        date=str(facts["date"]),
-        note=None if facts.get("note") is None else _text(facts["note"]),
+        source=_text(facts.pop("source")),
+        date=str(facts.pop("date")),
+        note=None if note is None else _text(note),
     )
-    if unknown := set(facts) - _KEYS:
-        raise ValueError(f"{min(unknown)!r} is not a device's key")
+    if facts:
+        raise ValueError(f"{min(facts)!r} is not a device's key")
     return gpu
-
-
-_KEYS = {
-    "name", "vendor", "aliases", "source", "date", "note", "device_class", "memory", "memory_type",
-    "bandwidth_gb_per_second", "dense_tflops", "interconnect", "pcie_gb_per_second", "tdp_watts",
-}  # fmt: skip
 
 
 def _interconnect(value: object) -> Interconnect | None:
@@ -254,8 +226,8 @@ def _interconnect(value: object) -> Interconnect | None:
         return None
     if not isinstance(value, dict):
         raise ValueError("interconnect is a mapping")
-    devices = value["devices"]
-    return Interconnect(_text(value["name"]), _scale(value["gb_per_second"], 10**9), _scale(devices, 1))
+    name, rate, devices = value["name"], value["gb_per_second"], value["devices"]
+    return Interconnect(_text(name), _scale(rate, 10**9), _scale(devices, 1))
 
 
 def _text(value: object) -> str:

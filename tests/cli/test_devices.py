@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcalc.throughput.hardware import gpu_names
+from kvcalc.throughput.hardware import all_gpus
 from tests.conftest import spawn
 
 
@@ -92,7 +92,7 @@ def test_engines_side_by_side_on_a_device(kvcalc: Any) -> None:
 
 def test_the_list_in_every_format(kvcalc: Any) -> None:
     names = [row["name"] for row in kvcalc("gpus", "--json").json["gpus"]]
-    assert sorted(names) == gpu_names()
+    assert sorted(names) == [gpu.name for gpu in all_gpus()]
     lines = kvcalc("gpus", "--format", "tsv").out.splitlines()
     assert len(lines) == len(names) + 1
     assert lines[0].startswith("name\tvendor\t")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcalc.memory.curves import stored_sequence_bytes
+from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine
 from kvcalc.memory.kv_cache import stored_cache_bytes
+from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec
 
 
-def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
+class Logical(Engine):
     """What attention must store, and nothing else."""
-    return Engine("logical", None, stored_cache_bytes, {}, sequence_bytes=stored_sequence_bytes)
+
+    name = "logical"
+
+    def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
+        return stored_cache_bytes(cache, tokens, dtype)
+
+    def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        return batch * stored_sequence_bytes(share, dtype, tokens)

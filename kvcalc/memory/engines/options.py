@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UsageError
+from kvcalc.units import parse_count
 
 
 class Option(NamedTuple):
@@ -103,3 +104,52 @@ def settings_of(engine: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that `engine` takes."""
     taken = {option.name for option in OPTIONS.get(engine.partition("@")[0], ())}
     return {name: text for name, text in settings.items() if name in taken}
+
+
+class Given(NamedTuple):
+    """An engine's settings, option name to text, each read as what it is: as given, else `otherwise`, else by the
+    default that the option declares.
+
+    Every reader raises UsageError (exit 2) for a text that is no such value.
+    """
+
+    engine: str
+    settings: Mapping[str, str]
+
+    def count(self, name: str, otherwise: int | None = None) -> int:
+        """A whole number of at least 1."""
+        if otherwise is not None and name not in self.settings:
+            return otherwise
+        return parse_count(self._text(name), f"--{name}")
+
+    def optional_count(self, name: str) -> int | None:
+        """A whole number of at least 1; None where it is not given."""
+        return self.count(name) if name in self.settings else None
+
+    def choice(self, name: str, what: str = "a choice") -> str:
+        """One of the words in the option's metavar."""
+        text, known = self._text(name), (self._option(name).metavar or "").split("|")
+        if text not in known:
+            raise UsageError(f"--{name} {text!r}: not {what}", f"one of {', '.join(known)}")
+        return text
+
+    def share(self, name: str, otherwise: float | None = None, *, below_one: bool = False) -> float:
+        """A number above 0 and at most 1, or below 1 with `below_one`."""
+        if otherwise is not None and name not in self.settings:
+            return otherwise
+        text = self._text(name)
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value <= 1 or (below_one and value == 1):
+            hint = None if otherwise is None else f"the default is {otherwise:g}"
+            most = "below" if below_one else "at most"
+            raise UsageError(f"--{name} {text[:40]!a}: must be above 0 and {most} 1", hint)
+        return value
+
+    def _text(self, name: str) -> str:
+        return self.settings[name] if name in self.settings else self._option(name).default or ""
+
+    def _option(self, name: str) -> Option:
+        return next(option for option in OPTIONS[self.engine] if option.name == name)

@@ -11,22 +11,19 @@ from typing import Any, NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of, parse_weight_dtype
-from kvcalc.memory.engines import Engine, Line
+from kvcalc.memory.engines import BlockPool, Engine, Line, Resolved, lines_of, not_established
 from kvcalc.memory.engines.checkpoint import quantized_cache
-from kvcalc.memory.engines.rounding import ceil_div
+from kvcalc.memory.engines.options import Given
+from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.memory.sharding import longer_first
 from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, IndexerKeys, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, windows
 from kvcalc.notes import Note
-from kvcalc.units import parse_count, parse_tokens
+from kvcalc.units import parse_tokens
 
-VERSION = "001541bad83b"
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
 _WITH_FP8_CACHE = ("fp8", "nvfp4")
-
-# Pipeline stages (Mapping.pp_layers, tensorrt_llm/mapping.py): if layers remain, the first ranks get one more each.
-cut = longer_first
 
 # The pool takes a number of KV heads for every layer, 0 where attention is left out or a linear map (NemotronNASModel,
 # tensorrt_llm/_torch/models/modeling_nemotron_nas.py; num_kv_heads_per_layer of KVCacheManager).
@@ -39,115 +36,91 @@ class Settings(NamedTuple):
     `max_attention_window` is the windows of the layers in turn, again and again; None where there is one pool.
     """
 
-    tokens_per_block: int = 32
-    max_tokens: int | None = None
-    free_gpu_memory_fraction: float | None = None
-    max_attention_window: tuple[int, ...] | None = None
-
-    def describe(self) -> dict[str, object]:
-        """The settings used, by the names of their options."""
-        windows = self.max_attention_window
-        return {**self._asdict(), "max_attention_window": None if windows is None else list(windows)}
+    tokens_per_block: int
+    max_tokens: int | None
+    free_gpu_memory_fraction: float | None
+    max_attention_window: list[int] | None
 
 
-def kv_dtype(
-    spec: ModelSpec, asked: str, given: Mapping[str, str], dtype: str | None
-) -> tuple[str | Dtype, str | None]:
-    """`auto` follows a checkpoint quantized by modelopt, whose kv_cache_quant_algo the engine reads (quant_mode). Those
-    that modelopt's fp8 and nvfp4 recipes write say fp8, so that it is fp8 too where such weights are asked for
-    (TensorRT-LLM 1.0, performance overview)."""
-    if asked.casefold() != "auto":
-        return asked, None
-    found = quantized_cache(spec.quantization, ("modelopt",))
-    if found:
-        return found[0], f"the checkpoint's {found[1]} is {found[0]}"
-    weights = parse_weight_dtype(dtype)
-    if weights is not None and weights.name in _WITH_FP8_CACHE:
-        return "fp8", f"modelopt's {weights.name} checkpoints carry an fp8 cache"
-    return asked, None
-
-
-def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
+class TensorrtLlm(Engine):
     """The accounting of one pool for all layers: a sequence takes whole blocks, in windowed layers too.
 
     Raises ModelError (exit 3) for models whose layout is not established, UsageError (exit 2) for options and dtypes it
     does not take.
     """
-    settings = _parse(given)
-    _refuse(spec)
 
-    def blocks_of(tokens: int) -> int:
-        return ceil_div(tokens, settings.tokens_per_block)
+    name = "tensorrt-llm"
+    version = "001541bad83b"
 
-    def cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
-        return blocks_of(tokens) * settings.tokens_per_block * _row_bytes(cache, dtype)
+    def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
+        super().__init__(spec, settings, stages, release)
+        self.chosen = _parse(settings)
+        self.block = self.chosen.tokens_per_block
+        self.settings = self.chosen._asdict()
+        _refuse(spec)
+        if windows(spec):
+            text = "takes whole blocks for windows too; --max-attention-window divides the memory by window"
+            self.notes = (Note("engine", "whole-windows", f"TensorRT-LLM {text}"),)
 
-    def sequence_bytes(share: ModelSpec, dtype: Dtype, tokens: int) -> int:
-        return blocks_of(tokens) * settings.tokens_per_block * _token_bytes(share, dtype)
+    @staticmethod
+    def cut(num_layers: int, stages: int) -> list[int]:
+        """If layers remain, the first ranks get one more each (Mapping.pp_layers, tensorrt_llm/mapping.py)."""
+        return longer_first(num_layers, stages)
 
-    def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
+    @staticmethod
+    def kv_dtype(spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None) -> Resolved:
+        """`auto` follows a checkpoint quantized by modelopt, whose kv_cache_quant_algo the engine reads (quant_mode).
+        Those that modelopt's fp8 and nvfp4 recipes write say fp8, so that it is fp8 too where such weights are asked
+        for (TensorRT-LLM 1.0, performance overview)."""
+        if asked.casefold() != "auto":
+            return asked, None
+        found = quantized_cache(spec.quantization, ("modelopt",))
+        if found:
+            return found[0], f"the checkpoint's {found[1]} is {found[0]}"
+        weights = parse_weight_dtype(dtype)
+        if weights is not None and weights.name in _WITH_FP8_CACHE:
+            return "fp8", f"modelopt's {weights.name} checkpoints carry an fp8 cache"
+        return asked, None
+
+    def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
+        return round_up(tokens, self.block) * _row_bytes(cache, dtype)
+
+    def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        return batch * round_up(tokens, self.block) * _token_bytes(share, dtype)
+
+    def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        return self.block
+
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         token_bytes = _token_bytes(share, dtype)
-        pools = _window_pools(share, dtype, settings, tokens, memory_bytes)
-        if pools:
-            counts = [pool["num_gpu_blocks"] for pool in pools]
-            fitting = None if None in counts else min(counts)
-        else:
-            fitting = _fitting_blocks(settings, token_bytes, memory_bytes)
-        return {
-            "block_size": settings.tokens_per_block,
-            "bytes_per_block": settings.tokens_per_block * token_bytes,
-            "request_bytes": sequence_bytes(share, dtype, tokens),
-            "num_gpu_blocks": fitting,
-            "kv_cache_tokens": None if fitting is None else fitting * settings.tokens_per_block,
-            "max_concurrency": None if fitting is None else fitting / blocks_of(tokens),
-            "window_pools": pools or None,
-        }
+        pools = _window_pools(share, dtype, self.chosen, tokens, memory)
+        counts = [pool["num_gpu_blocks"] for pool in pools] or [_fitting_blocks(self.chosen, token_bytes, memory)]
+        found = BlockPool(self.block, self.block * token_bytes, self.held_bytes(share, dtype, tokens, 1))
+        if None not in counts:
+            fitting = min(counts)
+            found = BlockPool(*found[:3], fitting, fitting * self.block, fitting / ceil_div(tokens, self.block))
+        return {**found._asdict(), "window_pools": pools or None}
 
-    def lines(share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
-        stored = whole = layout = 0
+    def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
+        sizes = dict.fromkeys(("stored", "windows kept whole", "another layout or dtype"), 0)
         for cache, num_layers in distinct_caches(share):
             held = num_layers * stored_cache_bytes(cache, tokens, dtype)
-            needed = num_layers * tokens * _row_bytes(cache, dtype)
-            stored += held
-            if cache.window is None:
-                layout += needed - held
-            else:
-                whole += needed - held
-        rounding = sequence_bytes(share, dtype, tokens) - stored - whole - layout
-        named = {
-            "stored": stored, "windows kept whole": whole, "another layout or dtype": layout,
-            "blocks rounded up": rounding,
-        }  # fmt: skip
-        return [Line(name, size) for name, size in named.items() if size]
-
-    return Engine(
-        "tensorrt-llm", VERSION, cache_bytes, settings.describe(), _notes(spec), sequence_bytes, blocks,
-        lambda share, dtype: settings.tokens_per_block, lines,
-    )  # fmt: skip
+            beside = "another layout or dtype" if cache.window is None else "windows kept whole"
+            sizes["stored"] += held
+            sizes[beside] += num_layers * tokens * _row_bytes(cache, dtype) - held
+        return lines_of({**sizes, "blocks rounded up": self.held_bytes(share, dtype, tokens, 1) - sum(sizes.values())})
 
 
-def _parse(given: Mapping[str, str]) -> Settings:
-    plain = Settings()
-    fraction = None
-    if "free-gpu-memory-fraction" in given:
-        text = given["free-gpu-memory-fraction"]
-        try:
-            fraction = float(text)
-        except ValueError:
-            fraction = 0.0
-        if not 0 < fraction < 1:
-            raise UsageError(f"--free-gpu-memory-fraction {text[:40]!a}: must be above 0 and below 1")
+def _parse(settings: Mapping[str, str]) -> Settings:
+    given, windows, fraction = Given("tensorrt-llm", settings), settings.get("max-attention-window"), None
+    if "free-gpu-memory-fraction" in settings:
+        fraction = given.share("free-gpu-memory-fraction", below_one=True)
     return Settings(
-        parse_count(given["tokens-per-block"], "--tokens-per-block") if "tokens-per-block" in given
-        else plain.tokens_per_block,
-        parse_count(given["max-tokens"], "--max-tokens") if "max-tokens" in given else None,
+        given.count("tokens-per-block"),
+        given.optional_count("max-tokens"),
         fraction,
-        _parse_windows(given["max-attention-window"]) if "max-attention-window" in given else None,
-    )  # fmt: skip
-
-
-def _parse_windows(text: str) -> tuple[int, ...]:
-    return tuple(parse_tokens(part, "--max-attention-window") for part in text.split(","))
+        None if windows is None else [parse_tokens(part, "--max-attention-window") for part in windows.split(",")],
+    )
 
 
 def _refuse(spec: ModelSpec) -> None:
@@ -156,16 +129,15 @@ def _refuse(spec: ModelSpec) -> None:
     widths = {width for c in caches if isinstance(c, HEADS_CACHES) for width in (c.k_head_dim, c.v_head_dim)}
     has_latent = any(isinstance(cache, LatentAttention) for cache in caches)
     if not caches or (spec.model_type not in _HEADS_BY_LAYER and any(not group.caches for group in spec.layers)):
-        raise ModelError(f"{spec.name}: TensorRT-LLM's layout of layers without a cache is not established")
+        raise not_established(spec, "TensorRT-LLM", "layers without a cache")
     for cache in caches:
         if isinstance(cache, CrossAttention) or not isinstance(cache, (*HEADS_CACHES, LatentAttention, IndexerKeys)):
-            kind = cache.kind.replace("_", " ")
-            raise ModelError(f"{spec.name}: TensorRT-LLM's layout of {kind} is not established")
+            raise not_established(spec, "TensorRT-LLM", cache.kind)
     if len(widths) > 1 or (widths and has_latent):
         raise ModelError(f"{spec.name}: TensorRT-LLM's pool has one head_dim for K and V of all layers, the model more")
     indexed = [any(isinstance(cache, IndexerKeys) for cache in group.caches) for group in spec.layers]
     if any(indexed) and not (all(indexed) and has_latent):
-        raise ModelError(f"{spec.name}: TensorRT-LLM's layout of indexers in some layers is not established")
+        raise not_established(spec, "TensorRT-LLM", "indexers in some layers")
 
 
 def _row_bytes(cache: Cache, dtype: Dtype) -> int:
@@ -228,10 +200,3 @@ def _window_pools(
         }
         for window in sorted(rows)
     ]
-
-
-def _notes(spec: ModelSpec) -> tuple[Note, ...]:
-    if windows(spec):
-        text = "TensorRT-LLM takes whole blocks for windows too; --max-attention-window divides the memory by window"
-        return (Note("engine", "whole-windows", text),)
-    return ()

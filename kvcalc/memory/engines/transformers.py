@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from kvcalc.errors import ModelError, UsageError
+from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine
+from kvcalc.memory.engines.options import Given
 from kvcalc.memory.kv_cache import sequence_bytes, state_bytes, stored_cache_bytes
 from kvcalc.model.caches import (
     Cache,
@@ -23,11 +24,8 @@ from kvcalc.model.caches import (
 )
 from kvcalc.model.spec import ModelSpec, all_caches, windows
 
-VERSION = "5.23.0"
-KINDS = ("dynamic", "static")
 
-
-def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
+class Transformers(Engine):
     """The accounting of the cache called `settings["cache"]`, dynamic (the default) or static.
 
     - A windowed layer keeps the last window - 1 tokens: the next token's own row completes the window
@@ -46,44 +44,49 @@ def engine(spec: ModelSpec, settings: Mapping[str, str]) -> Engine:
     A static cache is counted at a length of the context. ModelError (exit 3) for a dynamic window of 1 token, whose
     slice from minus zero keeps all, and for what Transformers has no cache of; UsageError (exit 2) for an unknown kind.
     """
-    kind = settings.get("cache", "dynamic")
-    if kind not in KINDS:
-        raise UsageError(f"--cache {kind!r}: not a kind of cache", f"one of {', '.join(KINDS)}")
-    if kind == "dynamic" and 1 in windows(spec):
-        raise ModelError(f"{spec.name}: Transformers' cache with a window of 1 token is not modelled")
-    if not spec.in_transformers:
-        raise ModelError(
-            f"{spec.name}: Transformers {VERSION} has no class that reads a {spec.model_type} config like this one",
-            "count with --engine logical",
-        )
 
-    _refuse_unheld(spec, kind)
+    name = "transformers"
+    version = "5.23.0"
 
-    def held_bytes(cache: Cache, tokens: int, dtype: Dtype, in_view: bool = True) -> int:
+    def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
+        super().__init__(spec, settings, stages, release)
+        kind = Given("transformers", settings).choice("cache", "a kind of cache")
+        self.is_dynamic = kind == "dynamic"
+        self.settings = {"cache": kind}
+        if self.is_dynamic and 1 in windows(spec):
+            raise ModelError(f"{spec.name}: Transformers' cache with a window of 1 token is not modelled")
+        if not spec.in_transformers:
+            raise ModelError(
+                f"{spec.name}: Transformers {self.version} has no class that reads a {spec.model_type} config like "
+                "this one",
+                "count with --engine logical",
+            )
+        _refuse_unheld(spec, kind)
+
+    def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype, in_view: bool = True) -> int:
         """`in_view`: of a windowed layer the window alone, not the prefill it is a view of."""
+        model_type = self.spec.model_type
         if isinstance(cache, RecurrentState):
-            return state_bytes(cache, cache.conv_kernel - (spec.model_type == "rwkv"), dtype)
+            return state_bytes(cache, cache.conv_kernel - (model_type == "rwkv"), dtype)
         if isinstance(cache, CompressedAttention):
             held = stored_cache_bytes(cache._replace(window=cache.window - 1), tokens, dtype)
             return held if cache.compress_rate else 2 * held
-        if spec.model_type == "gpt_neo" and isinstance(cache, SlidingWindowAttention):
+        if model_type == "gpt_neo" and isinstance(cache, SlidingWindowAttention):
             cache = FullAttention(*cache[1:])
-        if kind == "dynamic" and cache.window is not None:
+        if self.is_dynamic and cache.window is not None:
             if in_view:
                 tokens = min(tokens, cache.window - 1)
             elif isinstance(cache, (SlidingWindowAttention, ChunkedAttention)):
                 cache = FullAttention(cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
-        if spec.model_type == "falcon" and isinstance(cache, FullAttention) and cache.num_kv_heads > 1:
-            cache = cache._replace(num_kv_heads=spec.attention.num_heads)
+        if model_type == "falcon" and isinstance(cache, FullAttention) and cache.num_kv_heads > 1:
+            cache = cache._replace(num_kv_heads=self.spec.attention.num_heads)
         return stored_cache_bytes(cache, tokens, dtype)
 
-    def storage(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, object]:
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, object]:
         if any(isinstance(cache, CompressedAttention) for cache in all_caches(share)):
             return {"storage_bytes": None}  # views of views: not modelled
-        count = partial(held_bytes, in_view=False)
+        count = partial(self.cache_bytes, in_view=False)
         return {"storage_bytes": batch * sequence_bytes(share, dtype, tokens, count)}
-
-    return Engine("transformers", VERSION, held_bytes, {"cache": kind}, blocks=storage)
 
 
 def _refuse_unheld(spec: ModelSpec, kind: str) -> None:

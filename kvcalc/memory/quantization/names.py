@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+_Entry = TypeVar("_Entry")
 
 Match = Callable[[str], bool]
 """Whether a module's name is meant."""
@@ -23,16 +26,10 @@ def transformers_match(patterns: Sequence[str]) -> Match:
     ends = tuple(patterns)
     starts = [pattern for pattern in patterns if _is_plain(pattern)]
     whole, prefixes = frozenset(starts), tuple(f"{start}." for start in starts)
-    expressions = [rf"(?:{p})(?:(?<=\.)|(?=\.|$))" for p in patterns if not _is_plain(p)]
-    search = _compile(expressions)
-
-    def match(name: str) -> bool:
-        return any(
-            n in whole or n.startswith(prefixes) or n.endswith(ends) or (search is not None and search(n))
-            for n in aliases(name)
-        )
-
-    return match
+    search = _compile([rf"(?:{p})(?:(?<=\.)|(?=\.|$))" for p in patterns if not _is_plain(p)])
+    return lambda name: any(
+        n in whole or n.startswith(prefixes) or n.endswith(ends) or search(n) for n in aliases(name)
+    )
 
 
 def compressed_match(patterns: Sequence[str], class_names: Iterable[str]) -> Match:
@@ -45,7 +42,7 @@ def compressed_match(patterns: Sequence[str], class_names: Iterable[str]) -> Mat
         return lambda name: True
     whole = frozenset(patterns)
     search = _compile([f"(?:{pattern[3:]})" for pattern in patterns if pattern.startswith("re:")])
-    return lambda name: any(n in whole or (search is not None and search(n)) for n in aliases(name))
+    return lambda name: any(n in whole or search(n) for n in aliases(name))
 
 
 def glob_match(patterns: Sequence[str]) -> Match:
@@ -55,17 +52,15 @@ def glob_match(patterns: Sequence[str]) -> Match:
     stars = tuple(p[:-1] for p in patterns if p.endswith("*") and "*" not in p[:-1])
     others = [p for p in patterns if "*" in p and not (p.endswith("*") and "*" not in p[:-1])]
     whole, prefixes = frozenset(plain), (*stars, *(f"{name}." for name in plain))
-    search = None
+    search = _compile([])
     if others:
         from fnmatch import translate
 
         search = _compile([translate(pattern) for pattern in others])
-    return lambda name: any(
-        n in whole or n.startswith(prefixes) or (search is not None and search(n)) for n in aliases(name)
-    )
+    return lambda name: any(n in whole or n.startswith(prefixes) or search(n) for n in aliases(name))
 
 
-def nearest_entry(name: str, table: dict[str, object]) -> object | None:
+def nearest_entry(name: str, table: Mapping[str, _Entry]) -> _Entry | None:
     """What `table` holds for a module, or for the closest module it stands in (experts are listed as one)."""
     for found in aliases(name):
         while found:
@@ -79,10 +74,10 @@ def _is_plain(pattern: str) -> bool:
     return not any(char in pattern for char in "*+?[](){}|^$\\")
 
 
-def _compile(expressions: list[str]) -> Callable[[str], object] | None:
+def _compile(expressions: list[str]) -> Callable[[str], object]:
     """One expression for all, matched from the start; ValueError where one is no regular expression."""
     if not expressions:
-        return None
+        return lambda name: None
     import re
 
     try:

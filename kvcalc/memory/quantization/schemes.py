@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from kvcalc.memory.quantization.formats import (
-    FP8_CHANNEL,
-    FP8_MODELOPT,
-    FP8_TENSOR,
-    MXFP4,
-    MXFP8,
-    NVFP4,
-    NVFP4_WEIGHT_ONLY,
-    Format,
-    fp8_block,
-)
+from kvcalc.memory.quantization import formats
+from kvcalc.memory.quantization.formats import Format
 from kvcalc.memory.quantization.names import Match, compressed_match, glob_match, nearest_entry, transformers_match
 from kvcalc.model.tensors import HEAD, LINEAR
 
@@ -46,12 +37,12 @@ def read_scheme(config: Mapping[str, object], base_bytes: int) -> Scheme:
     Raises UnknownSchemeError for a method or setting that is not modelled.
     """
     method = config.get("quant_method")
-    if method == "modelopt" or (method is None and "quant_algo" in config):
-        return _modelopt(config)._replace(by_layer=_tells_layers_apart(config))
+    if method is None and "quant_algo" in config:
+        method = "modelopt"
     reader = _METHODS.get(method) if isinstance(method, str) else None
     if reader is None:
         raise UnknownSchemeError(f"quant_method {_shown(method)}")
-    if config.get("quant_algo") is not None:
+    if reader is not _modelopt and config.get("quant_algo") is not None:
         raise UnknownSchemeError(f"quant_method {method} with quant_algo {_shown(config['quant_algo'])}")
     try:
         return reader(config, base_bytes)._replace(by_layer=_tells_layers_apart(config))
@@ -62,27 +53,21 @@ def read_scheme(config: Mapping[str, object], base_bytes: int) -> Scheme:
 def _fp8(config: Mapping[str, object], base_bytes: int) -> Scheme:
     """Fine-grained fp8. Source: FP8Linear, Transformers 5.23.0."""
     block = config.get("weight_block_size")
-    if block is None:
-        form = FP8_MODELOPT if config.get("activation_scheme") == "static" else FP8_TENSOR
-    elif isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):
-        form = fp8_block(block[0], block[1])
-    else:
-        raise UnknownSchemeError(f"weight_block_size {_shown(block)}")
+    form = formats.FP8_MODELOPT if config.get("activation_scheme") == "static" else formats.FP8_TENSOR
+    if block is not None:
+        form = formats.fp8_block(*_block(block, "weight_block_size"))
     return Scheme("fp8", _linear_but(_strings(config, "modules_to_not_convert", "ignored_layers"), form))
 
 
 def _fbgemm_fp8(config: Mapping[str, object], base_bytes: int) -> Scheme:
     """An fp32 scale a row. Source: FbgemmFp8Linear, Transformers 5.23.0."""
-    return Scheme("fp8", _linear_but(_strings(config, "modules_to_not_convert"), FP8_CHANNEL))
+    return Scheme("fp8", _linear_but(_strings(config, "modules_to_not_convert"), formats.FP8_CHANNEL))
 
 
 def _mxfp4(config: Mapping[str, object], base_bytes: int) -> Scheme:
     """Experts alone. Source: Mxfp4GptOssExperts, Transformers 5.23.0."""
-    skipped = transformers_match(_strings(config, "modules_to_not_convert"))
-    return Scheme(
-        "mxfp4",
-        lambda name, role: MXFP4 if role == LINEAR and ".experts." in name and not skipped(name) else None,
-    )
+    linear = _linear_but(_strings(config, "modules_to_not_convert"), formats.MXFP4)
+    return Scheme("mxfp4", lambda name, role: linear(name, role) if ".experts." in name else None)
 
 
 def _gptq(config: Mapping[str, object], base_bytes: int) -> Scheme:
@@ -150,13 +135,11 @@ def _compressed_format(
     if strategy is None:
         strategy = "group" if group else "tensor"
     if kind == "float" and bits == 4 and group in (16, 32):
-        if group == 32:
-            return MXFP4
-        return NVFP4 if inputs is not None else NVFP4_WEIGHT_ONLY
+        nvfp4 = formats.NVFP4_WEIGHT_ONLY if inputs is None else formats.NVFP4
+        return formats.MXFP4 if group == 32 else nvfp4
     known = (kind == "float" and bits == 8) or (kind == "int" and bits in (2, 3, 4, 8))
     if not known or strategy not in ("tensor", "channel", "group", "block") or (strategy == "group" and not group):
         raise UnknownSchemeError(f"compressed-tensors {_shown(kind)} of {_shown(bits)} bits by {_shown(strategy)}")
-    packed = layout == "pack-quantized"
     static = inputs is not None and inputs.get("dynamic") is False
     form = Format(
         "fp8" if kind == "float" else f"int{bits}", int(str(bits)),
@@ -165,11 +148,8 @@ def _compressed_format(
         zero_points=weights.get("symmetric") is False, constant_bytes=base_bytes if static else 0,
     )  # fmt: skip
     if strategy == "block":
-        block = weights.get("block_structure")
-        if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)):
-            raise UnknownSchemeError(f"block_structure {_shown(block)}")
-        form = form._replace(block=(block[0], block[1]))
-    if packed:
+        form = form._replace(block=_block(weights.get("block_structure"), "block_structure"))
+    if layout == "pack-quantized":
         # weight_shape: two 64-bit integers; with activation order by group also a group number a column.
         index = 4 if weights.get("actorder") == "group" else 0
         form = form._replace(word_bits=32, index_bytes=index, constant_bytes=form.constant_bytes + 16)
@@ -180,31 +160,26 @@ def _compressed_format(
 
 # Source: the exporter of TensorRT Model Optimizer (modelopt 0.37), quant_utils.
 _ALGORITHMS = {
-    "FP8": FP8_MODELOPT,
-    "NVFP4": NVFP4,
-    "W4A16_NVFP4": NVFP4_WEIGHT_ONLY,
-    "MXFP8": MXFP8,
-    "FP8_PB_WO": fp8_block(128, 128),
-}
+    "FP8": formats.FP8_MODELOPT, "NVFP4": formats.NVFP4, "W4A16_NVFP4": formats.NVFP4_WEIGHT_ONLY,
+    "MXFP8": formats.MXFP8, "FP8_PB_WO": formats.fp8_block(128, 128),
+}  # fmt: skip
 
 
-def _modelopt(config: Mapping[str, object]) -> Scheme:
+def _modelopt(config: Mapping[str, object], base_bytes: int) -> Scheme:
     algorithm = config.get("quant_algo")
     excluded = glob_match(_strings(config, "ignore", "exclude_modules"))
     if algorithm == "MIXED_PRECISION":
         table = config.get("quantized_layers")
         if not isinstance(table, dict) or not table:
             raise UnknownSchemeError("MIXED_PRECISION without quantized_layers")
-        for entry in table.values():
-            _algorithm(entry.get("quant_algo") if isinstance(entry, Mapping) else entry)
-
-        def mixed(name: str, role: str) -> Format | None:
-            if role not in (LINEAR, HEAD) or excluded(name):
-                return None
-            entry = nearest_entry(name, table)
-            return _algorithm(entry.get("quant_algo")) if isinstance(entry, Mapping) else None
-
-        return Scheme("mixed", mixed)
+        forms: dict[str, Format | None] = {}
+        for module, entry in table.items():
+            form = _algorithm(entry.get("quant_algo") if isinstance(entry, Mapping) else entry)
+            forms[module] = form if isinstance(entry, Mapping) else None
+        return Scheme(
+            "mixed",
+            lambda name, role: nearest_entry(name, forms) if role in (LINEAR, HEAD) and not excluded(name) else None,
+        )
     form = _algorithm(algorithm)
     return Scheme(form.name, lambda name, role: form if role == LINEAR and not excluded(name) else None)
 
@@ -248,15 +223,18 @@ def _strings(config: Mapping[str, object], *keys: str) -> list[str]:
     return found
 
 
+def _block(value: object, key: str) -> tuple[int, int]:
+    """Rows and columns that share a scale."""
+    if isinstance(value, list) and len(value) == 2 and all(type(n) is int and n > 0 for n in value):
+        return value[0], value[1]
+    raise UnknownSchemeError(f"{key} {_shown(value)}")
+
+
 def _shown(value: object) -> str:
     return ascii(value)[:60]
 
 
 _METHODS = {
-    "fp8": _fp8,
-    "fbgemm_fp8": _fbgemm_fp8,
-    "mxfp4": _mxfp4,
-    "gptq": _gptq,
-    "awq": _awq,
+    "fp8": _fp8, "fbgemm_fp8": _fbgemm_fp8, "mxfp4": _mxfp4, "gptq": _gptq, "awq": _awq, "modelopt": _modelopt,
     "compressed-tensors": _compressed_tensors,
-}
+}  # fmt: skip

@@ -23,19 +23,30 @@ def no_layers(config: ConfigReader, num_layers: int) -> list[bool]:
     return [False] * num_layers
 
 
-def full_every(step: int, *keys: str) -> Pattern:
+class OneFullIn:
+    """One layer in every `step` sees all: the last of them, or the first where `full_first`; one of `keys` may name
+    another step."""
+
+    def __init__(self, step: int, keys: tuple[str, ...] = (), full_first: bool = False) -> None:
+        self.step, self.keys, self.full_first = step, keys, full_first
+
+    def __call__(self, config: ConfigReader, num_layers: int) -> list[bool]:
+        return self.sliding(num_layers, config.optional_integer(*self.keys) if self.keys else None)
+
+    def sliding(self, num_layers: int, step: int | None = None) -> list[bool]:
+        """Whether each layer slides, whatever a config says; at another `step` where one is given."""
+        step = step or self.step
+        return [number % step != (0 if self.full_first else step - 1) for number in range(num_layers)]
+
+
+def full_every(step: int, *keys: str) -> OneFullIn:
     """The last of every `step` layers sees all; one of `keys` may name another step."""
-
-    def slides(config: ConfigReader, num_layers: int) -> list[bool]:
-        found = config.optional_integer(*keys) if keys else None
-        return [(number + 1) % (found or step) != 0 for number in range(num_layers)]
-
-    return slides
+    return OneFullIn(step, keys)
 
 
-def full_first_of(step: int) -> Pattern:
+def full_first_of(step: int) -> OneFullIn:
     """The first of every `step` layers sees all."""
-    return lambda config, num_layers: [number % step != 0 for number in range(num_layers)]
+    return OneFullIn(step, full_first=True)
 
 
 def full_last_of(step: int) -> Pattern:

@@ -48,9 +48,9 @@ class Setup(NamedTuple):
 
         Raises ModelError (exit 3) where it keeps none: for encoders.
         """
-        if self.rules.blocks is None:
-            raise ModelError(f"{self.spec.name}: {self.rules.name}'s pool for encoders is not counted")
         found = self.rules.blocks(self.share, self.dtype, tokens or self.context_tokens, 1, None)
+        if not found:
+            raise ModelError(f"{self.spec.name}: {self.rules.name}'s pool for encoders is not counted")
         return {name: value for name, value in found.items() if isinstance(value, int)}
 
 

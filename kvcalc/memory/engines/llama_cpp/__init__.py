@@ -11,12 +11,11 @@ from typing import Any
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype, pair, parse_dtype
-from kvcalc.memory.engines import Engine, Line
-from kvcalc.memory.engines.llama_cpp import deepseek_v4
+from kvcalc.memory.engines import Engine, Line, Resolved
 from kvcalc.memory.engines.llama_cpp.account import account
-from kvcalc.memory.engines.llama_cpp.architectures import layers_of
+from kvcalc.memory.engines.llama_cpp.architectures import DEEPSEEK_V4, layers_of
 from kvcalc.memory.engines.llama_cpp.cells import Cells, cells_for
-from kvcalc.memory.engines.llama_cpp.settings import NO_V, VERSION, Settings, parse_settings
+from kvcalc.memory.engines.llama_cpp.settings import NO_V, VERSION, parse_settings
 from kvcalc.model.caches import Cache, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.notes import Note
@@ -25,74 +24,94 @@ from kvcalc.notes import Note
 _TYPES = ("fp32", "fp16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
-def cut(num_layers: int, stages: int) -> list[int]:
-    """Layers are split over devices of one size (--split-mode layer, the default) as evenly as one more would be: the
-    output counts as a layer, the last (get_layer_buft_list, llama-model.cpp)."""
-    devices = [number * stages // (num_layers + 1) for number in range(num_layers)]
-    return [devices.count(device) for device in range(stages)]
-
-
-def kv_dtype(spec: ModelSpec, asked: str, given: Mapping[str, str], dtype: str | None) -> tuple[Dtype, str | None]:
-    """The types of K and V: --cache-type-k and --cache-type-v, else --kv-dtype for both, else f16 for any model."""
-    plain = "fp16" if asked.casefold() == "auto" else asked
-    k, v = (parse_dtype(given.get(f"cache-type-{name}", plain), f"--cache-type-{name}") for name in ("k", "v"))
-    for used in (k, v):
-        if used.name not in _TYPES:
-            raise UsageError(f"--kv-dtype {used.name}: not a cache type of llama.cpp", f"one of {', '.join(_TYPES)}")
-    default = asked.casefold() == "auto" and not {"cache-type-k", "cache-type-v"} <= set(given)
-    return pair(k, v), "f16 is llama.cpp's default, whatever the model's type" if default else None
-
-
-def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
+class LlamaCpp(Engine):
     """The accounting of a context with a slot for each sequence (or more: --parallel), every slot as long as --context.
 
     Slots have streams of cells of their own; with --kv-unified they share one. Raises ModelError (exit 3) for models
     llama.cpp does not run or whose layout is not established, UsageError (exit 2) for what it refuses itself.
     """
-    settings = parse_settings(given)
-    if spec.model_type in deepseek_v4.MODEL_TYPES:
-        return deepseek_v4.engine(spec, settings, lambda share, dtype: _check_types(share, dtype, settings))
-    layers_of(spec, settings)
 
-    def cells(share: ModelSpec, tokens: int, batch: int) -> Cells:
-        return cells_for(settings, tokens, batch, layers_of(share, settings).window)
+    name = "llama.cpp"
+    version = VERSION
+    splits_heads = False
 
-    def pool(share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
-        _check_types(share, dtype, settings)
-        return account(layers_of(share, settings), cells(share, tokens, batch), dtype, settings.transposes_v)
+    def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
+        super().__init__(spec, settings, stages, release)
+        self.chosen = parse_settings(settings)
+        self.settings = self.chosen.describe()
+        self.check_model()
+        if self._views_v(spec):
+            text = "llama.cpp before January 2026 keeps the latent once more as V: --before-pull 19067 counts it"
+            self.notes = (Note("engine", "latent-twice", text),)
 
-    def cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
-        alone = layers_of(spec, settings).only(cache)
-        return sum(line.bytes for line in account(alone, cells(spec, tokens, 1), dtype, settings.transposes_v))
+    @classmethod
+    def for_model(cls, spec: ModelSpec) -> type[Engine]:
+        if spec.model_type not in DEEPSEEK_V4:
+            return cls
+        from kvcalc.memory.engines.llama_cpp.deepseek_v4 import DeepseekV4
 
-    def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
-        made = cells(share, tokens, batch)
+        return DeepseekV4
+
+    @staticmethod
+    def cut(num_layers: int, stages: int) -> list[int]:
+        """Layers are split over devices of one size (--split-mode layer, the default) as evenly as one more would be:
+        the output counts as a layer, the last (get_layer_buft_list, llama-model.cpp)."""
+        devices = [number * stages // (num_layers + 1) for number in range(num_layers)]
+        return [devices.count(device) for device in range(stages)]
+
+    @staticmethod
+    def kv_dtype(spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None) -> Resolved:
+        """The types of K and V: --cache-type-k and --cache-type-v, else --kv-dtype for both, else f16 for any model."""
+        plain = "fp16" if asked.casefold() == "auto" else asked
+        k, v = (parse_dtype(settings.get(f"cache-type-{name}", plain), f"--cache-type-{name}") for name in ("k", "v"))
+        unknown = next((used.name for used in (k, v) if used.name not in _TYPES), None)
+        if unknown:
+            raise UsageError(f"--kv-dtype {unknown}: not a cache type of llama.cpp", f"one of {', '.join(_TYPES)}")
+        default = asked.casefold() == "auto" and not {"cache-type-k", "cache-type-v"} <= set(settings)
+        return pair(k, v), "f16 is llama.cpp's default, whatever the model's type" if default else None
+
+    def check_model(self) -> None:
+        """Raises ModelError (exit 3) for a model llama.cpp does not run, or whose layout is not established."""
+        layers_of(self.spec, self.chosen)
+
+    def window(self, share: ModelSpec) -> int | None:
+        """The one window llama.cpp keeps, or None."""
+        return layers_of(share, self.chosen).window
+
+    def cells(self, share: ModelSpec, tokens: int, batch: int) -> Cells:
+        return cells_for(self.chosen, tokens, batch, self.window(share))
+
+    def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
+        alone = layers_of(self.spec, self.chosen).only(cache)
+        return sum(
+            line.bytes for line in account(alone, self.cells(self.spec, tokens, 1), dtype, self.chosen.transposes_v)
+        )
+
+    def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        return sum(line.bytes for line in self.pool(share, dtype, tokens, batch))
+
+    def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        return self.chosen.padding
+
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+        made = self.cells(share, tokens, batch)
         return {
             "n_ctx": made.n_ctx, "n_ctx_seq": made.cells, "n_seq_max": made.slots, "n_stream": made.streams,
-            "window_cells": made.window_cells if layers_of(share, settings).window else None,
+            "window_cells": made.window_cells if self.window(share) else None,
         }  # fmt: skip
 
-    return Engine(
-        "llama.cpp", VERSION, cache_bytes, settings.describe(), _notes(spec, settings), blocks=blocks, pool=pool,
-        growth_tokens=lambda share, dtype: settings.padding, splits_heads=False,
-    )  # fmt: skip
+    def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
+        self.check_types(share, dtype)
+        return account(layers_of(share, self.chosen), self.cells(share, tokens, batch), dtype, self.chosen.transposes_v)
 
+    def check_types(self, share: ModelSpec, dtype: Dtype) -> None:
+        """What llama_init_from_model refuses."""
+        v = dtype.v or dtype
+        if v.block_elements > 1 and self.chosen.transposes_v:
+            raise UsageError(f"--cache-type-v {v.name}: llama.cpp keeps a quantized V with --flash-attn on alone")
+        if dtype.v and self._views_v(share):
+            raise UsageError("--cache-type-v: llama.cpp has one type for K and V where V is a view of K (MLA)")
 
-def _check_types(spec: ModelSpec, dtype: Dtype, settings: Settings) -> None:
-    """What llama_init_from_model refuses."""
-    v = dtype.v or dtype
-    if v.block_elements > 1 and settings.transposes_v:
-        raise UsageError(f"--cache-type-v {v.name}: llama.cpp keeps a quantized V with --flash-attn on alone")
-    if (
-        dtype.v
-        and not settings.is_before(NO_V)
-        and any(isinstance(cache, LatentAttention) for cache in all_caches(spec))
-    ):
-        raise UsageError("--cache-type-v: llama.cpp has one type for K and V where V is a view of K (MLA)")
-
-
-def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
-    if any(isinstance(cache, LatentAttention) for cache in all_caches(spec)) and not settings.is_before(NO_V):
-        text = "llama.cpp before January 2026 keeps the latent once more as V: --before-pull 19067 counts it"
-        return (Note("engine", "latent-twice", text),)
-    return ()
+    def _views_v(self, share: ModelSpec) -> bool:
+        latent = any(isinstance(cache, LatentAttention) for cache in all_caches(share))
+        return latent and not self.chosen.is_before(NO_V)

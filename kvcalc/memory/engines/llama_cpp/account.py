@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
-from kvcalc.memory.engines import Line
+from kvcalc.memory.engines import Line, lines_of
 from kvcalc.memory.engines.llama_cpp.architectures import Layers
 from kvcalc.memory.engines.llama_cpp.cells import Cells
 from kvcalc.memory.kv_cache import stored_cache_bytes
@@ -12,57 +14,42 @@ from kvcalc.model.caches import HEADS_CACHES, Cache, IndexerKeys, RecurrentState
 
 
 def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool) -> list[Line]:
-    """Lines which add up to the bytes of the context; those of no bytes are left out.
+    """Lines which add up to the bytes of the context.
 
     A row of K and a row of V for every cell; a state in fp32 for every slot, whatever its own type.
     """
-    stored = windows = whole = beside = padding = slots = states = wider = keyed = 0
-    anew = -sum(
-        layer.num_layers * cells.batch * stored_cache_bytes(layer.cache, cells.tokens, dtype)
-        for layer in layers.not_kept
-    )
+    sizes: defaultdict[str, int] = defaultdict(int)
+    for layer in layers.not_kept:
+        held = layer.num_layers * cells.batch * stored_cache_bytes(layer.cache, cells.tokens, dtype)
+        sizes["stored"] += held
+        sizes["K and V of the encoder made anew"] -= held
     for layer in layers.caches:
         cache, kept, count = layer
         held = cells.batch * stored_cache_bytes(cache, cells.tokens, dtype)
-        stored += count * held
+        sizes["stored"] += count * held
         if isinstance(cache, RecurrentState):
             state = _state_bytes(cache)
-            states += count * (cells.batch * state - held)
-            slots += count * (cells.slots - cells.batch) * state
+            sizes["states in fp32"] += count * (cells.batch * state - held)
+            sizes["slots beside the batch"] += count * (cells.slots - cells.batch) * state
             continue
         row = _row_bytes(kept, dtype)
         windowed = layers.is_windowed(cache)
         stream = row * (cells.window_cells if windowed else cells.cells)
         # Streams of slots no sequence of the batch is in.
         used = min(cells.streams, cells.batch)
-        slots += count * (cells.streams - used) * stream
+        sizes["slots beside the batch"] += count * (cells.streams - used) * stream
         if windowed:
-            windows += count * (used * stream - held)
+            sizes["cells of windows beside the window"] += count * (used * stream - held)
         else:
+            beside = "V beside the indexer's keys" if isinstance(cache, IndexerKeys) else "K and V beside the latent"
             needed = cells.batch * cells.tokens * row
-            if isinstance(cache, IndexerKeys):
-                keyed += count * (needed - held)
-            elif cache.window is None:
-                beside += count * (needed - held)
-            else:
-                whole += count * (needed - held)
-            padding += count * (used * stream - needed)
+            sizes[beside if cache.window is None else "windows kept whole"] += count * (needed - held)
+            sizes["cells rounded up"] += count * (used * stream - needed)
         if transposes_v and layer.has_heads and isinstance(kept, HEADS_CACHES):
             spare = layers.widest_v - kept.num_kv_heads * kept.v_head_dim
-            wider += count * cells.streams * stream // row * bytes_of(spare, dtype.v or dtype)
-    named = {
-        "stored": stored - anew,
-        "cells of windows beside the window": windows,
-        "windows kept whole": whole,
-        "K and V beside the latent": beside,
-        "V beside the indexer's keys": keyed,
-        "K and V of the encoder made anew": anew,
-        "cells rounded up": padding,
-        "slots beside the batch": slots,
-        "states in fp32": states,
-        "V padded to the widest layer's": wider,
-    }
-    return [Line(name, size) for name, size in named.items() if size]
+            padded = count * cells.streams * stream // row * bytes_of(spare, dtype.v or dtype)
+            sizes["V padded to the widest layer's"] += padded
+    return lines_of(sizes)
 
 
 def _state_bytes(cache: RecurrentState) -> int:

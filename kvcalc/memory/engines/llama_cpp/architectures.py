@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvcalc.errors import ModelError
+from kvcalc.memory.engines import not_established
 from kvcalc.memory.engines.llama_cpp.converted import keeps_windows
 from kvcalc.memory.engines.llama_cpp.settings import LATENT, NO_V, WINDOWS, Settings
 from kvcalc.model.caches import (
@@ -29,6 +30,9 @@ _CHUNK = 8192
 
 # n_layer_kv_from_start is not read from the file (models/gemma3n.cpp).
 _GEMMA3N_OWN = 20
+
+# Types with a cache of their own (deepseek_v4.py).
+DEEPSEEK_V4 = ("deepseek_v4", "deepseek_ref")
 
 _T5 = ("mt5", "t5", "umt5")
 _M3 = ("minimax_m3", "minimax_m3_vl_text")
@@ -62,16 +66,14 @@ class Layers(NamedTuple):
 
     def only(self, cache: Cache) -> Layers:
         """One layer with this cache alone."""
-
-        def alone(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-            same = (layer for layer in layers if (type(layer.cache), layer.cache) == (type(cache), cache))
-            return tuple(layer._replace(num_layers=1) for layer in same)[:1]
-
-        return self._replace(caches=alone(self.caches), not_kept=alone(self.not_kept))
+        return self._in_layers([(cache, 1)])
 
     def held_by(self, stage: ModelSpec) -> Layers:
         """The caches of a pipeline stage's layers; the window and the widest row stay the whole model's."""
-        counts = {(type(cache), cache): count for cache, count in distinct_caches(stage)}
+        return self._in_layers(distinct_caches(stage))
+
+    def _in_layers(self, caches: list[tuple[Cache, int]]) -> Layers:
+        counts = {(type(cache), cache): count for cache, count in caches}
 
         def held(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
             found = ((layer, counts.get((type(layer.cache), layer.cache), 0)) for layer in layers)
@@ -99,11 +101,11 @@ def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
         raise ModelError(f"{spec.name}: llama.cpp keeps no cache for it")
     for cache, _, _ in layers:
         if isinstance(cache, (CompressedAttention, CrossAttention)):
-            raise ModelError(f"{spec.name}: llama.cpp's layout of {cache.kind.replace('_', ' ')} is not established")
+            raise not_established(spec, "llama.cpp", cache.kind)
         if isinstance(cache, ChunkedAttention) and cache.chunk != _CHUNK:
             raise ModelError(f"{spec.name}: llama.cpp has chunks of {_CHUNK:,} tokens, not of {cache.chunk:,}")
         if isinstance(cache, IndexerKeys) and settings.before_pull is not None:
-            raise ModelError(f"{spec.name}: llama.cpp's layout of sparse attention in older builds is not established")
+            raise not_established(spec, "llama.cpp", "sparse attention in older builds")
     windows = {layer.cache.window for layer in layers if layer.cache.window is not None}
     if len(windows) > 1:
         raise ModelError(f"{spec.name}: llama.cpp has one window for all layers, the model {len(windows)}")

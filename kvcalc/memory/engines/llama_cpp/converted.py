@@ -6,21 +6,10 @@ Source: the classes registered in conversion/ and load_arch_hparams of src/model
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import ModelError
+from kvcalc.model.families.decoder_table import DECODERS
+from kvcalc.model.families.window_patterns import OneFullIn, full_every, full_first_of
 from kvcalc.model.spec import ModelSpec
-
-
-class Pattern(NamedTuple):
-    """One layer in every `step` sees all: the last of them, the first where `full_first`."""
-
-    step: int
-    full_first: bool = False
-
-    def slides(self, number: int) -> bool:
-        return number % self.step != (0 if self.full_first else self.step - 1)
-
 
 # A second cache for windows (swa_type). The file lists the layers that have them.
 _LISTED = (
@@ -28,10 +17,11 @@ _LISTED = (
     "mimo_v2_flash muse_glimmer_text olmo3 step3p5 step3p7"
 ).split()
 
-# The same, but which layers have them is the architecture's own rule (load_swa_pattern) and not in the file.
-_RULED = {
-    "afmoe": Pattern(4), "cohere2": Pattern(4), "gemma2": Pattern(2), "gemma3_text": Pattern(6),
-    "gpt_oss": Pattern(2), "laguna": Pattern(4, full_first=True), "llama4_text": Pattern(4),
+# The same, but which layers have them is the architecture's own rule (load_swa_pattern) and not in the file: the
+# model's own where its config need not list them, and llama.cpp's for those whose configs do.
+_RULED: dict[str, OneFullIn] = {
+    **{kind: DECODERS[kind]["slides"] for kind in ("afmoe", "cohere2", "gemma2", "gemma3_text", "gpt_oss")},
+    "laguna": full_first_of(4), "llama4_text": full_every(4),
 }  # fmt: skip
 
 # Their windows are not kept as such: every token has its cell.
@@ -71,7 +61,11 @@ def keeps_windows(spec: ModelSpec) -> bool:
     and for windows in more or fewer layers than the architecture has them.
     """
     kind = spec.model_type
-    windowed = _windowed_layers(spec)
+    windowed = [
+        any(cache.window is not None for cache in group.caches)
+        for group in spec.layers
+        for _ in range(group.num_layers)
+    ]
     if kind == "exaone4":
         return spec.num_layers == _EXAONE4_LAYERS and any(windowed)
     if kind in _NOT_CONVERTED:
@@ -84,23 +78,10 @@ def keeps_windows(spec: ModelSpec) -> bool:
         raise ModelError(f"{spec.name}: llama.cpp's layout of {kind} with windows is not established")
     pattern = _RULED.get(kind)
     # How many have windows makes the bytes, not which. A GGUF file is read by the same rule already.
-    if (
-        pattern
-        and spec.gguf is None
-        and sum(windowed) != sum(pattern.slides(number) for number in range(len(windowed)))
-    ):
+    if pattern and spec.gguf is None and sum(windowed) != sum(pattern.sliding(len(windowed))):
         which = "first" if pattern.full_first else "last"
         raise ModelError(
             f"{spec.name}: llama.cpp's {kind} sees all in the {which} of every {pattern.step} layers, whatever the "
             f"config says; the model has {sum(windowed)} layers with windows"
         )
     return pattern is not None or kind in _LISTED
-
-
-def _windowed_layers(spec: ModelSpec) -> list[bool]:
-    """For every layer whether it has a window."""
-    return [
-        any(cache.window is not None for cache in group.caches)
-        for group in spec.layers
-        for _ in range(group.num_layers)
-    ]

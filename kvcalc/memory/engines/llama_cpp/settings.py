@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
-from kvcalc.units import parse_count
+from kvcalc.memory.engines.options import Given
 
 VERSION = "llama-cpp-python 0.3.36"
 
@@ -23,12 +23,12 @@ class Settings(NamedTuple):
     `before_pull`: counted as a build from before that pull request, so from before the later ones too.
     """
 
-    parallel: int = 1
-    kv_unified: bool = False
-    ubatch_size: int = 512
-    swa_full: bool = False
-    flash_attn: str = "auto"
-    before_pull: int | None = None
+    parallel: int
+    kv_unified: bool
+    ubatch_size: int
+    swa_full: bool
+    flash_attn: str
+    before_pull: int | None
 
     def is_before(self, pull: int) -> bool:
         """Whether the build lacks this pull request."""
@@ -58,21 +58,18 @@ class Settings(NamedTuple):
         }  # fmt: skip
 
 
-def parse_settings(given: Mapping[str, str]) -> Settings:
+def parse_settings(settings: Mapping[str, str]) -> Settings:
     """The options given, each checked. Raises UsageError (exit 2)."""
-    plain = Settings()
-    flash_attn = given.get("flash-attn", plain.flash_attn)
-    if flash_attn not in ("on", "off", "auto"):
-        raise UsageError(f"--flash-attn {flash_attn!r}: not a choice", "one of on, off, auto")
-    before = parse_count(given["before-pull"], "--before-pull") if "before-pull" in given else None
+    given = Given("llama.cpp", settings)
+    flash_attn, before = given.choice("flash-attn"), given.optional_count("before-pull")
     if before is not None and before not in _PULLS:
         known = ", ".join(map(str, _PULLS))
         raise UsageError(f"--before-pull {before}: kvcalc knows no change of the cache by it", f"one of {known}")
     return Settings(
-        parse_count(given["parallel"], "--parallel") if "parallel" in given else plain.parallel,
-        "kv-unified" in given,
-        parse_count(given["ubatch-size"], "--ubatch-size") if "ubatch-size" in given else plain.ubatch_size,
-        "swa-full" in given,
+        given.count("parallel", 1),
+        "kv-unified" in settings,
+        given.count("ubatch-size"),
+        "swa-full" in settings,
         flash_attn,
         before,
     )

@@ -5,12 +5,13 @@ Source: memory_pool.py, pool_configurator.py and kv_cache_configurator.py, SGLan
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import Engine, Line
+from kvcalc.memory.engines import BlockPool, Engine, Line, Resolved, lines_of
 from kvcalc.memory.engines.checkpoint import quantized_cache
 from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, Layer, encoder_tokens, layers_of
@@ -32,95 +33,121 @@ _M3_PAGE = 128
 _EXTRA_TOKENS = 4
 _INDEX_BYTES = 4
 
-# Pipeline stages: if layers remain, the last ranks get one more each (get_pp_indices, srt/distributed/utils.py).
-cut = longer_last
 
-
-def kv_dtype(
-    spec: ModelSpec, asked: str, given: Mapping[str, str], dtype: str | None
-) -> tuple[str | Dtype, str | None]:
-    """`auto` follows a checkpoint quantized by modelopt whose cache is fp8 (configure_kv_cache_dtype)."""
-    found = quantized_cache(spec.quantization, ("modelopt",)) if asked.casefold() == "auto" else None
-    return ("fp8", f"the checkpoint's {found[1]} is fp8") if found and found[0] == "fp8" else (asked, None)
-
-
-def engine(spec: ModelSpec, given: Mapping[str, str]) -> Engine:
+class Sglang(Engine):
     """The accounting of pools just large enough for a batch at full context.
 
     Raises ModelError (exit 3) for models whose pools are not established, UsageError (exit 2) for options and dtypes it
     does not take.
     """
-    page = _SPARSE_PAGE if is_sparse(spec) else _M3_PAGE if spec.model_type in MINIMAX_M3 else 1
-    settings = parse_settings(given, page)
-    if is_sparse(spec) and settings.page_size != _SPARSE_PAGE:
-        raise UsageError(f"--page-size {settings.page_size}: sparse attention takes pages of {_SPARSE_PAGE} tokens")
-    check_model(spec)
-    if spec.model_type in WITH_ENCODER and settings.max_running_requests is not None:
-        raise UsageError("--max-running-requests: the request table beside an encoder is not established")
-    # The encoder's tokens stand in front of the decoder's, in rows of the same pool (prepare_encoder_info_extend).
-    encoder = encoder_tokens(spec)
 
-    def pool_tokens(share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> tuple[int, int]:
-        # Both pools have as many tokens on every pipeline stage, whichever layers it holds.
-        return _pool_tokens(layers_of(whole_of(share), dtype), settings, tokens + encoder, batch)
+    name = "sglang"
+    version = VERSION
 
-    def pool(share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
-        table = _table_bytes(spec, settings, tokens)
-        made = pool_tokens(share, dtype, tokens, batch)
-        return _account(layers_of(share, dtype), settings, dtype, (tokens, encoder), made, batch, table)
+    def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
+        super().__init__(spec, settings, stages, release)
+        page = _SPARSE_PAGE if is_sparse(spec) else _M3_PAGE if spec.model_type in MINIMAX_M3 else 1
+        self.chosen = parse_settings(settings, page)
+        self.page = self.chosen.page_size
+        self.settings = self.chosen._asdict()
+        if is_sparse(spec) and self.page != _SPARSE_PAGE:
+            raise UsageError(f"--page-size {self.page}: sparse attention takes pages of {_SPARSE_PAGE} tokens")
+        check_model(spec)
+        if spec.model_type in WITH_ENCODER and self.chosen.max_running_requests is not None:
+            raise UsageError("--max-running-requests: the request table beside an encoder is not established")
+        # The encoder's tokens stand in front of the decoder's, in rows of the same pool (prepare_encoder_info_extend).
+        self.encoder = encoder_tokens(spec)
+        self.notes = _notes(spec, self.chosen)
 
-    def pool_bytes(share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        layers, page = layers_of(share, dtype), settings.page_size
-        full, window = pool_tokens(share, dtype, tokens, batch)
-        slots = max(settings.max_mamba_cache_size or 0, batch) + 1
-        rows = (full + page) * _row(layers, FULL) + (window + page) * _row(layers, WINDOW) + slots * _row(layers, STATE)
-        return rows + _table_bytes(spec, settings, tokens)
+    @staticmethod
+    def cut(num_layers: int, stages: int) -> list[int]:
+        """If layers remain, the last ranks get one more each (get_pp_indices, srt/distributed/utils.py)."""
+        return longer_last(num_layers, stages)
 
-    def cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
-        full, window = pool_tokens(spec, dtype, tokens, 1)
+    @staticmethod
+    def kv_dtype(spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None) -> Resolved:
+        """`auto` follows a checkpoint quantized by modelopt whose cache is fp8 (configure_kv_cache_dtype)."""
+        found = quantized_cache(spec.quantization, ("modelopt",)) if asked.casefold() == "auto" else None
+        return ("fp8", f"the checkpoint's {found[1]} is fp8") if found and found[0] == "fp8" else (asked, None)
+
+    def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
+        full, window = self._pool_tokens(self.spec, dtype, tokens, 1)
         layer = next(
-            layer for layer in layers_of(spec, dtype) if (type(layer.cache), layer.cache) == (type(cache), cache)
+            layer for layer in layers_of(self.spec, dtype) if (type(layer.cache), layer.cache) == (type(cache), cache)
         )
-        rows = (settings.max_mamba_cache_size or 1) + 1
+        rows = (self.chosen.max_mamba_cache_size or 1) + 1
         if layer.pool != STATE:
-            rows = settings.page_size + (full if layer.pool == FULL else window)
+            rows = self.page + (full if layer.pool == FULL else window)
         return rows * layer.bytes
 
-    def check_context(tokens: int) -> None:
-        if settings.context_length is not None and settings.context_length < tokens:
-            raise UsageError(f"--context-length {settings.context_length}: shorter than the context of {tokens} tokens")
+    def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        layers, page = layers_of(share, dtype), self.page
+        full, window = self._pool_tokens(share, dtype, tokens, batch)
+        slots = max(self.chosen.max_mamba_cache_size or 0, batch) + 1
+        rows = (full + page) * _row(layers, FULL) + (window + page) * _row(layers, WINDOW) + slots * _row(layers, STATE)
+        return rows + self._table_bytes(tokens)
 
-    def blocks(share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory_bytes: int | None) -> dict[str, Any]:
-        check_context(tokens)
-        page, layers = settings.page_size, layers_of(share, dtype)
-        full, window = pool_tokens(share, dtype, tokens, batch)
-        found: dict[str, Any] = {
-            "block_size": page,
-            "bytes_per_block": page * _row(layers, FULL),
-            "request_bytes": sum(line.bytes for line in pool(share, dtype, tokens, 1)),
-            "num_gpu_blocks": None,
-            "kv_cache_tokens": None,
-            "max_concurrency": None,
-            "max_total_num_tokens": full,
-            "swa_max_total_num_tokens": window or None,
-        }
-        capacity = None
-        if memory_bytes is not None:
+    def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        return self.page * self.chosen.ratio.denominator
+
+    def check_context(self, tokens: int) -> None:
+        length = self.chosen.context_length
+        if length is not None and length < tokens:
+            raise UsageError(f"--context-length {length}: shorter than the context of {tokens} tokens")
+
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+        self.check_context(tokens)
+        page, layers = self.page, layers_of(share, dtype)
+        found = BlockPool(page, page * _row(layers, FULL), self.held_bytes(share, dtype, tokens, 1))
+        if memory is not None:
             has_full = bool(_row(layers_of(whole_of(share), dtype), FULL))
-            capacity = _profiled_tokens(layers, settings, memory_bytes, has_full)
-        if capacity is not None:
-            found.update(
-                num_gpu_blocks=capacity // page,
-                kv_cache_tokens=capacity,
-                max_concurrency=capacity / round_up(tokens + encoder, page),
-            )
-        return found
+            capacity = _profiled_tokens(layers, self.chosen, memory, has_full)
+            if capacity is not None:
+                concurrency = capacity / round_up(tokens + self.encoder, page)
+                found = BlockPool(*found[:3], capacity // page, capacity, concurrency)
+        full, window = self._pool_tokens(share, dtype, tokens, batch)
+        return {**found._asdict(), "max_total_num_tokens": full, "swa_max_total_num_tokens": window or None}
 
-    return Engine(
-        "sglang", VERSION, cache_bytes, settings._asdict(), _notes(spec, settings), blocks=blocks, pool=pool,
-        pool_bytes=pool_bytes, growth_tokens=lambda share, dtype: settings.page_size * settings.ratio.denominator,
-        check_context=check_context,
-    )  # fmt: skip
+    def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
+        layers, page, every = layers_of(share, dtype), self.page, tokens + self.encoder
+        full, window = self._pool_tokens(share, dtype, tokens, batch)
+        paged = batch * round_up(every, page)
+        slots = max(self.chosen.max_mamba_cache_size or 0, batch)
+        sizes: defaultdict[str, int] = defaultdict(int)
+        for layer in layers:
+            row = layer.num_layers * layer.bytes
+            stored = batch * layer.num_layers * stored_cache_bytes(layer.cache, tokens, dtype) if layer.stores else 0
+            sizes["stored"] += stored
+            if layer.pool == STATE:
+                sizes["another layout or dtype"] += batch * row - stored
+                sizes["states beside the batch"] += (slots - batch) * row
+            elif layer.pool == WINDOW:
+                beside = "window pool beside the windows" if layer.stores else "rows nothing is kept in"
+                sizes[beside] += window * row - stored
+            else:
+                beside = "windows kept whole" if layer.cache.window is not None else "another layout or dtype"
+                if self.encoder or not layer.stores or layer.cache.kind == "cross_attention":
+                    beside = "rows nothing is kept in"
+                sizes[beside] += batch * every * row - stored
+                sizes["pages rounded up"] += (paged - batch * every) * row
+                sizes["tokens the window pool's share calls for"] += (full - paged) * row
+        sizes["dummy page"] = page * (_row(layers, FULL) + _row(layers, WINDOW))
+        sizes["dummy state"] = _row(layers, STATE)
+        sizes["request table"] = self._table_bytes(tokens)
+        return lines_of(sizes)
+
+    def _pool_tokens(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> tuple[int, int]:
+        """Tokens of both pools: as many on every pipeline stage, whichever layers it holds."""
+        return _pool_tokens(layers_of(whole_of(share), dtype), self.chosen, tokens + self.encoder, batch)
+
+    def _table_bytes(self, tokens: int) -> int:
+        """req_to_token: a row for every request that may run, and one spare (ReqToTokenPool). 0 where the number of
+        requests follows the memory."""
+        requests = self.chosen.max_running_requests
+        if requests is None:
+            return 0
+        longest = self.chosen.context_length or max(self.spec.max_position_embeddings or 0, tokens)
+        return (requests + 1) * (longest + _EXTRA_TOKENS) * _INDEX_BYTES
 
 
 @remembered
@@ -159,66 +186,6 @@ def _widest_window(layers: list[Layer]) -> int:
 
 def _window_tokens(full_tokens: int, settings: Settings) -> int:
     return int(full_tokens * settings.swa_full_tokens_ratio) // settings.page_size * settings.page_size
-
-
-def _account(
-    layers: list[Layer], settings: Settings, dtype: Dtype, lengths: tuple[int, int], made: tuple[int, int], batch: int,
-    table_bytes: int,
-) -> list[Line]:  # fmt: skip
-    """Lines which add up to the pools' bytes; those of no bytes are left out. `lengths`: the decoder's tokens, and the
-    encoder's in front of them; `made`: the tokens of both pools."""
-    tokens, every = lengths[0], sum(lengths)
-    full, window = made
-    held = [
-        batch * layer.num_layers * stored_cache_bytes(layer.cache, tokens, dtype) if layer.stores else 0
-        for layer in layers
-    ]
-    needed = [batch * every * layer.num_layers * layer.bytes if layer.pool != STATE else 0 for layer in layers]
-    whole = layout = rounding = larger = share = states = unused = 0
-    paged = batch * round_up(every, settings.page_size)
-    slots = max(settings.max_mamba_cache_size or 0, batch)
-    for layer, stored, all_tokens in zip(layers, held, needed):
-        row = layer.num_layers * layer.bytes
-        if layer.pool == STATE:
-            layout += batch * row - stored
-            states += (slots - batch) * row
-        elif layer.pool == WINDOW:
-            if layer.stores:
-                share += window * row - stored
-            else:
-                unused += window * row
-        else:
-            rounding += paged * row - all_tokens
-            larger += (full - paged) * row
-            if every > tokens or not layer.stores or layer.cache.kind == "cross_attention":
-                unused += all_tokens - stored
-            elif layer.cache.window is None:
-                layout += all_tokens - stored
-            else:
-                whole += all_tokens - stored
-    named = {
-        "stored": sum(held),
-        "windows kept whole": whole,
-        "window pool beside the windows": share,
-        "another layout or dtype": layout,
-        "rows nothing is kept in": unused,
-        "pages rounded up": rounding,
-        "tokens the window pool's share calls for": larger,
-        "dummy page": settings.page_size * (_row(layers, FULL) + _row(layers, WINDOW)),
-        "states beside the batch": states,
-        "dummy state": _row(layers, STATE),
-        "request table": table_bytes,
-    }
-    return [Line(name, size) for name, size in named.items() if size]
-
-
-def _table_bytes(spec: ModelSpec, settings: Settings, tokens: int) -> int:
-    """req_to_token: a row for every request that may run, and one spare (ReqToTokenPool). 0 where the number of
-    requests follows the memory."""
-    if settings.max_running_requests is None:
-        return 0
-    longest = settings.context_length or max(spec.max_position_embeddings or 0, tokens)
-    return (settings.max_running_requests + 1) * (longest + _EXTRA_TOKENS) * _INDEX_BYTES
 
 
 def _profiled_tokens(layers: list[Layer], settings: Settings, memory_bytes: int, has_full: bool) -> int | None:

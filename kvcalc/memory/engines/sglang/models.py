@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcalc.errors import ModelError
+from kvcalc.memory.engines import not_established
 from kvcalc.memory.engines.sglang.settings import VERSION
 from kvcalc.model.caches import CompressedAttention, CrossAttention, IndexerKeys, LatentAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, all_caches, kv_head_counts
@@ -53,7 +54,7 @@ def check_model(spec: ModelSpec) -> None:
             or (isinstance(cache, CrossAttention) and kind not in WITH_ENCODER)
             or (isinstance(cache, LatentAttention) and cache.window is not None)
         ):
-            raise ModelError(f"{spec.name}: SGLang's layout of {cache.kind.replace('_', ' ')} is not established")
+            raise not_established(spec, "SGLang", cache.kind)
     problem = _misread(spec)
     if problem:
         raise ModelError(f"{spec.name}: SGLang {VERSION} {problem}")

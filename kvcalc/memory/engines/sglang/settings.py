@@ -7,8 +7,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from kvcalc.errors import UsageError
-from kvcalc.units import parse_count, parse_tokens
+from kvcalc.memory.engines.options import Given
+from kvcalc.units import parse_tokens
 
 VERSION = "0.5.23"
 
@@ -36,27 +36,14 @@ def _as_written(ratio: float) -> Fraction:
     return Fraction(str(ratio))
 
 
-def parse_settings(given: Mapping[str, str], default_page_size: int) -> Settings:
+def parse_settings(settings: Mapping[str, str], default_page_size: int) -> Settings:
     """The options given, each checked. Raises UsageError (exit 2)."""
-
-    def number(option: str) -> int | None:
-        return parse_count(given[option], f"--{option}") if option in given else None
-
-    context = parse_tokens(given["context-length"], "--context-length") if "context-length" in given else None
+    given = Given("sglang", settings)
+    context = parse_tokens(settings["context-length"], "--context-length") if "context-length" in settings else None
     return Settings(
-        number("page-size") or default_page_size,
-        _ratio(given.get("swa-full-tokens-ratio", "0.8")),
-        number("max-running-requests"),
+        given.count("page-size", default_page_size),
+        given.share("swa-full-tokens-ratio"),
+        given.optional_count("max-running-requests"),
         context,
-        number("max-mamba-cache-size"),
+        given.optional_count("max-mamba-cache-size"),
     )
-
-
-def _ratio(text: str) -> float:
-    try:
-        ratio = float(text)
-    except ValueError:
-        ratio = 0.0
-    if not 0 < ratio <= 1:
-        raise UsageError(f"--swa-full-tokens-ratio {text[:40]!a}: must be above 0 and at most 1")
-    return ratio

@@ -6,10 +6,8 @@ customize_spec, vLLM 0.33.0.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import UsageError
-from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
+from kvcalc.memory.dtypes import DTYPES, Dtype, by_name, bytes_of
 from kvcalc.model.caches import HeadsCache, LatentAttention
 
 PLAIN = ("fp32", "fp16", "bf16", "fp8")
@@ -19,17 +17,19 @@ NEWEST_ONLY = (
     "nvfp4", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "fp8_ds_mla", "nvfp4_ds_mla",
 )  # fmt: skip
 
+_KNOWN = ", ".join((*PLAIN, *NEWEST_ONLY))
+
 # Another name for a layout: fp8_inc is fp8, and nvfp4_4over6 is laid out as nvfp4 (is_nvfp4).
 _ALIASES = {"fp8_inc": "fp8", "nvfp4_4over6": "nvfp4"}
 
 # Bare elements: the scales are in the layout.
-_OWN = {
-    dtype.name: dtype
-    for dtype in (
-        Dtype("int8_per_token_head", 8), Dtype("fp8_per_token_head", 8), Dtype("int4_per_token_head", 4, 2, 1),
-        Dtype("fp8_ds_mla", 8), DTYPES["nvfp4"]._replace(name="nvfp4_ds_mla"),
-    )
-}  # fmt: skip
+_OWN = by_name(
+    Dtype("int8_per_token_head", 8),
+    Dtype("fp8_per_token_head", 8),
+    Dtype("int4_per_token_head", 4, 2, 1),
+    Dtype("fp8_ds_mla", 8),
+    DTYPES["nvfp4"]._replace(name="nvfp4_ds_mla"),
+)
 
 # Some layers stay in the model's dtype, or the layout is a kernel's on one platform.
 _NOT_COUNTED = ("turboquant_", "octave_", "ultraquant_")
@@ -38,21 +38,10 @@ _NOT_COUNTED = ("turboquant_", "octave_", "ultraquant_")
 _HEAD_SCALES_BYTES = 2 * 4
 
 
-class _Sparse(NamedTuple):
-    """One token of sparse attention's packed layout, for 512 latent and 64 rotary dimensions."""
-
-    bytes: int
-    what: str
-
-
-# MLAAttention.get_kv_cache_spec; FlashMLA's layouts are drawn in flashmla_sparse.py.
-_PACKED = {
-    # 512 in fp8, a scale in fp32 for each 128 of them, and the 64 rotary ones in 16 bits.
-    "fp8": _Sparse(656, "fp8_ds_mla"),
-    "fp8_ds_mla": _Sparse(656, "fp8_ds_mla"),
-    # 512 in fp4, a scale in fp8 for each 16 of them, and the 64 rotary ones in fp8.
-    "nvfp4_ds_mla": _Sparse(352, "nvfp4_ds_mla"),
-}
+# Bytes of one token in sparse attention's packed layouts, for 512 latent and 64 rotary dimensions
+# (MLAAttention.get_kv_cache_spec; FlashMLA's layouts are drawn in flashmla_sparse.py): 512 in fp8, a scale in fp32 for
+# each 128 of them, and the 64 rotary ones in 16 bits; 512 in fp4, a scale in fp8 for each 16, and the 64 in fp8.
+_PACKED = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 
 
 def own_dtype(asked: str) -> Dtype | str:
@@ -60,7 +49,7 @@ def own_dtype(asked: str) -> Dtype | str:
     type vLLM has and kvcalc does not count."""
     name = asked.casefold()
     if name.startswith(_NOT_COUNTED):
-        raise UsageError(f"--kv-dtype {asked[:40]}: vLLM's own type, not counted here", f"one of {_known()}")
+        raise UsageError(f"--kv-dtype {asked[:40]}: vLLM's own type, not counted here", f"one of {_KNOWN}")
     name = _ALIASES.get(name, name)
     return _OWN.get(name, name if name in DTYPES else asked)
 
@@ -68,7 +57,7 @@ def own_dtype(asked: str) -> Dtype | str:
 def check_dtype(dtype: Dtype, newest: bool) -> None:
     """Raises UsageError (exit 2) for a type vLLM, or the release asked for, does not keep a cache in."""
     if dtype.name not in (*PLAIN, *NEWEST_ONLY):
-        raise UsageError(f"--kv-dtype {dtype.name}: not a cache dtype of vLLM counted here", f"one of {_known()}")
+        raise UsageError(f"--kv-dtype {dtype.name}: not a cache dtype of vLLM counted here", f"one of {_KNOWN}")
     if dtype.name in NEWEST_ONLY and not newest:
         raise UsageError(f"--kv-dtype {dtype.name}: counted for the newest vLLM alone", f"one of {', '.join(PLAIN)}")
 
@@ -88,19 +77,15 @@ def heads_bytes(cache: HeadsCache, dtype: Dtype) -> int:
 
 def latent_bytes(cache: LatentAttention, dtype: Dtype, sparse: bool) -> int:
     """One token's latent and rotary key in one layer. Raises UsageError (exit 2) for a type no backend takes."""
-    packed = _PACKED.get(dtype.name) if sparse else None
+    layout = "fp8_ds_mla" if dtype.name == "fp8" else dtype.name
+    packed = _PACKED.get(layout) if sparse else None
     if packed is not None:
         if (cache.kv_lora_rank, cache.qk_rope_head_dim) != (512, 64):
-            raise UsageError(
-                f"--kv-dtype {dtype.name}: {packed.what} is a layout for a rank of 512 and 64 rotary dimensions alone"
-            )
-        return packed.bytes
+            text = f"{layout} is a layout for a rank of 512 and 64 rotary dimensions alone"
+            raise UsageError(f"--kv-dtype {dtype.name}: {text}")
+        return packed
     if dtype.name in NEWEST_ONLY:
         where = "a latent of sparse attention" if sparse else "a latent"
         hint = "one of fp8_ds_mla, nvfp4_ds_mla, bf16" if sparse else "one of bf16, fp8"
         raise UsageError(f"--kv-dtype {dtype.name}: vLLM does not keep {where} in it", hint)
     return bytes_of(cache.kv_lora_rank + cache.qk_rope_head_dim, dtype)
-
-
-def _known() -> str:
-    return ", ".join((*PLAIN, *NEWEST_ONLY))

@@ -5,6 +5,7 @@ Source: get_kv_cache_groups and _get_kv_cache_groups_uniform_page_size, core/kv_
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 from kvcalc.memory.engines.rounding import ceil_div
@@ -77,25 +78,14 @@ def block_bytes(groups: list[Group]) -> int:
     return max(group.block_bytes for group in groups)
 
 
-def request_blocks(groups: list[Group], demand: Demand) -> int:
-    """Blocks one request may hold at most, all groups together."""
-    return blocks_of_kinds(kinds_of_groups(groups), demand)
-
-
-def blocks_of_kinds(kinds: list[tuple[tuple[Page, ...], int]], demand: Demand) -> int:
-    """The same of `kinds_of_groups`."""
+def request_blocks(kinds: list[tuple[tuple[Page, ...], int]], demand: Demand) -> int:
+    """Blocks one request may hold at most of all groups, given by `kinds_of_groups`."""
     blocks = 0
     for pages, count in kinds:
         blocks += count * (pages[0].blocks(demand) if len(pages) == 1 else max(page.blocks(demand) for page in pages))
     return blocks
 
 
-@remembered
 def kinds_of_groups(groups: list[Group]) -> list[tuple[tuple[Page, ...], int]]:
     """The different pages of each group that has any, and how many groups have the same."""
-    found: dict[tuple[Page, ...], int] = {}
-    for group in groups:
-        pages = _summary(group)[1]
-        if pages:
-            found[pages] = found.get(pages, 0) + 1
-    return list(found.items())
+    return list(Counter(filter(None, (_summary(group)[1] for group in groups))).items())

@@ -18,14 +18,13 @@ from kvcalc.memory.engines.vllm.settings import Settings
 from kvcalc.model.caches import (
     HEADS_CACHES,
     Cache,
-    ChunkedAttention,
     CompressedAttention,
     CrossAttention,
     IndexerKeys,
     LatentAttention,
     RecurrentState,
-    SlidingWindowAttention,
 )
+from kvcalc.model.layers import LayerGroup
 from kvcalc.model.spec import ModelSpec, all_caches
 
 # Kernels take blocks of 16 tokens and multiples; with MLA beside states, of more (`Rules.mla_block`).
@@ -41,6 +40,10 @@ M3_BLOCK = 128
 _FP32_STATES = ("nemotron_h", "kimi_linear")
 _STATED_STATES = ("nemotron_h", "qwen3_5_text", "qwen3_5_moe_text")
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+_PAGES = {
+    "full_attention": FULL, "sliding_window_attention": SLIDING, "chunked_attention": CHUNKED, "cross_attention": CROSS,
+}  # fmt: skip
 
 
 class Layer(NamedTuple):
@@ -77,12 +80,31 @@ def layers_of(spec: ModelSpec, dtype: Dtype, settings: Settings, rules: Rules) -
     return _beside_states(layers, settings.block_size, rules.mla_block)
 
 
-def _kept_whole(spec: ModelSpec, rules: Rules) -> tuple[type[Cache], ...]:
+def with_draft_layers(share: ModelSpec) -> ModelSpec:
+    """`share` with the layers for further tokens (MTP), which speculative decoding runs beside the model's own: as many
+    as the config names, each with a cache like that of the last layer that attends and keeps the most.
+
+    Source: DeepSeekMTP, GlmMoeDsaMTP and Qwen3_5MTP of vLLM 0.33.0: one decoder layer of the model's own kind, with an
+    indexer where the family has one. Raises UsageError (exit 2) where the config names none.
+    """
+    if share.num_draft_layers is None:
+        raise UsageError(
+            f"--num-speculative-tokens: {share.name} names no layers for further tokens",
+            "a draft model of its own is another model: estimate it beside",
+        )
+    attending = [group for group in share.layers if any(not isinstance(c, RecurrentState) for c in group.caches)]
+    kept = max(attending, key=lambda group: (len(group.caches), group.last)).caches
+    first = share.num_layers
+    return share._replace(layers=(*share.layers, LayerGroup(first, first + share.num_draft_layers - 1, kept)))
+
+
+def _kept_whole(spec: ModelSpec, rules: Rules) -> tuple[str, ...]:
     """Kinds of caches that this release keeps for every token."""
-    kinds = {type(cache) for cache in all_caches(spec)}
-    windows = rules.windows == "always" or (rules.windows == "alone" and kinds == {SlidingWindowAttention})
-    found: list[type[Cache]] = [] if windows else [SlidingWindowAttention]
-    return tuple(found if rules.chunks else [*found, ChunkedAttention])
+    window = "sliding_window_attention"
+    alone = {cache.kind for cache in all_caches(spec)} == {window}
+    windows = rules.windows == "always" or (rules.windows == "alone" and alone)
+    found = () if windows else (window,)
+    return found if rules.chunks else (*found, "chunked_attention")
 
 
 def _state_bytes(spec: ModelSpec, cache: RecurrentState, speculative_tokens: int) -> int:
@@ -94,18 +116,11 @@ def _state_bytes(spec: ModelSpec, cache: RecurrentState, speculative_tokens: int
 
 
 def _token_page(
-    spec: ModelSpec, cache: Cache, dtype: Dtype, block_size: int, sparse: bool, whole: tuple[type[Cache], ...]
+    spec: ModelSpec, cache: Cache, dtype: Dtype, block_size: int, sparse: bool, whole: tuple[str, ...]
 ) -> Page:
     if isinstance(cache, HEADS_CACHES):
-        kind, span = FULL, 0
-        if isinstance(cache, whole):
-            pass
-        elif isinstance(cache, SlidingWindowAttention):
-            kind, span = SLIDING, cache.window
-        elif isinstance(cache, ChunkedAttention):
-            kind, span = CHUNKED, cache.chunk
-        elif isinstance(cache, CrossAttention):
-            kind = CROSS
+        kind = FULL if cache.kind in whole else _PAGES[cache.kind]
+        span = cache.window or 0 if kind in (SLIDING, CHUNKED) else 0
         width = (cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
         return Page(kind, block_size, heads_bytes(cache, dtype), span, width)
     if isinstance(cache, LatentAttention) and cache.window is None:

@@ -49,23 +49,21 @@ class Page(NamedTuple):
     def bytes(self) -> int:
         return self.padded_bytes or self.own_bytes
 
-    def blocks(self, demand: Demand) -> int:
-        """Pages one request may hold at most: what vLLM reserves for its admission.
+    def tokens(self, demand: Demand) -> int:
+        """Tokens whose rows a request may hold in this layer at most, before blocks. A chunk holds its earlier tokens
+        and those in flight."""
+        if self.kind == SLIDING:
+            return min(self.span - 1 + demand.max_in_flight_tokens, demand.max_model_len)
+        if self.kind == CHUNKED:
+            return min(self.span + demand.max_in_flight_tokens, demand.max_model_len)
+        return demand.encoder_tokens if self.kind == CROSS else demand.max_model_len
 
-        A window may begin inside a block: one block more. A chunk holds its earlier tokens and those in flight.
-        """
+    def blocks(self, demand: Demand) -> int:
+        """Pages one request may hold at most: what vLLM reserves for its admission. A window may begin inside a block:
+        one block more."""
         if self.kind == STATE:
             return demand.state_blocks
-        if self.kind == CROSS:
-            tokens = demand.encoder_tokens
-        elif self.kind == SLIDING:
-            tokens = min(self.span - 1 + demand.max_in_flight_tokens, demand.max_model_len)
-            return ceil_div(tokens, self.block_size) + 1
-        elif self.kind == CHUNKED:
-            tokens = min(self.span + demand.max_in_flight_tokens, demand.max_model_len)
-        else:
-            tokens = demand.max_model_len
-        return ceil_div(tokens, self.block_size)
+        return ceil_div(self.tokens(demand), self.block_size) + (self.kind == SLIDING)
 
 
 def need_the_same_tokens(pages: list[Page]) -> bool:
