@@ -7,11 +7,9 @@ from typing import Union
 import torch
 from torch import Tensor, nn
 
-from kvcalc.attention.cache import TokenCache
+from kvcalc.attention.cache import GrowingCache, PagedCache, TokenCache
 from kvcalc.attention.grouped import GroupedAttention
-from kvcalc.attention.growing import GrowingCache
 from kvcalc.attention.latent import MultiHeadLatentAttention
-from kvcalc.attention.paged import PagedCache
 from kvcalc.attention.recurrent import RecurrentMixer, StateCache, StateShape
 from kvcalc.attention.rope import RotaryEmbedding
 from kvcalc.errors import ModelError

@@ -63,18 +63,16 @@ def test_a_kind_the_model_cannot_have_is_skipped_with_the_reason() -> None:
 
 
 def test_a_tensor_one_row_too_long_is_found_out(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = TokenCache._allocate
+    real = TokenCache._shape
 
-    def longer(
-        self: TokenCache, batch: int, heads: int, width: int, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
+    def longer(self: TokenCache, batch: int, heads: int, width: int) -> tuple[int, ...]:
         self.capacity += 1
         try:
-            return real(self, batch, heads, width, dtype, device)
+            return real(self, batch, heads, width)
         finally:
             self.capacity -= 1
 
-    monkeypatch.setattr(TokenCache, "_allocate", longer)
+    monkeypatch.setattr(TokenCache, "_shape", longer)
     result = kvcalc("measure", *FAST, "--json")
     predicted, held = 2 * 40 * 2 * 2 * 16 * 4, 2 * 41 * 2 * 2 * 16 * 4
     assert result.status == 5
