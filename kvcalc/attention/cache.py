@@ -22,6 +22,7 @@ class TokenCache:
     """
 
     layout = "dense"
+    block_size: int | None = None
     table: Tensor | None = None
 
     def __init__(
@@ -156,6 +157,7 @@ class PagedCache(TokenCache):
     """
 
     layout = "paged"
+    block_size: int
     table: Tensor
 
     def __init__(self, batch_size: int, *given: Any, block_size: int, seed: int = 0) -> None:
