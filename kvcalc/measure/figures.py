@@ -83,7 +83,6 @@ def scaled(model: ModelSpec, run: ModelSpec, request: Request, taken: Timings) -
     were run."""
     if run.num_layers == model.num_layers:
         return None
-
     whole, part = (share_of_spec(spec, request.group.size) for spec in (model, run))
     step_bytes = [weights_bytes_of(spec, request.dtype) + read_bytes(spec, request) for spec in (whole, part)]
     factor = step_bytes[0] / step_bytes[1]
