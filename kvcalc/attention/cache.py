@@ -1,4 +1,4 @@
-"""Preallocated caches, written in place: no copy, no growth, and bytes that can be counted.
+"""Caches whose bytes can be counted: preallocated and written in place, in blocks, or grown by concatenation.
 
 A cache with a window is a ring: token p lies in slot p % window and replaces token p - window. With a `stored_dtype` of
 8 bits every row (one token, one head) is kept divided by its own scale, an fp32 number beside it.
@@ -22,6 +22,8 @@ class TokenCache:
     """
 
     layout = "dense"
+    block_size: int | None = None
+    table: Tensor | None = None
 
     def __init__(
         self,
@@ -38,14 +40,16 @@ class TokenCache:
         self.max_tokens = max_tokens
         self.length = 0
         """Tokens seen; the last min(length, capacity) of them are held."""
-        kept = stored_dtype or dtype
-        self.tensors = tuple(self._allocate(batch_size, heads, width, kept, device) for heads, width in shapes)
-        self.scales = tuple(
-            self._allocate(batch_size, heads, 1, torch.float32, device) for heads, _ in shapes if stored_dtype
-        )
 
-    def _allocate(self, batch_size: int, heads: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.zeros(batch_size, heads, self.capacity, width, dtype=dtype, device=device)
+        def allocate(heads: int, width: int, kept: torch.dtype) -> Tensor:
+            return torch.zeros(self._shape(batch_size, heads, width), dtype=kept, device=device)
+
+        self.tensors = tuple(allocate(heads, width, stored_dtype or dtype) for heads, width in shapes)
+        self.scales = tuple(allocate(heads, 1, torch.float32) for heads, _ in shapes if stored_dtype)
+
+    def _shape(self, batch_size: int, heads: int, width: int) -> tuple[int, ...]:
+        """The shape one tensor is allocated in."""
+        return (batch_size, heads, self.capacity, width)
 
     @property
     def held(self) -> int:
@@ -67,12 +71,6 @@ class TokenCache:
         start = self.length % self.capacity if self.length > self.capacity else 0
         return tuple(torch.cat((v[:, :, start:], v[:, :, :start]), dim=2) if start else v for v in self.views())
 
-    def _read(self, tensor: Tensor) -> Tensor:
-        return tensor[:, :, : self.held]
-
-    def _write(self, tensor: Tensor, first: int, last: int, rows: Tensor) -> None:
-        tensor[:, :, first:last] = rows
-
     def append(self, rows: tuple[Tensor, ...]) -> None:
         """Write the next tokens' rows, one tensor (batch, heads, tokens, width) per cache tensor, in place.
 
@@ -81,21 +79,28 @@ class TokenCache:
         tokens = rows[0].shape[2]
         if self.length + tokens > self.max_tokens:
             raise ValueError(f"{self.length} + {tokens} tokens do not fit a cache of {self.max_tokens}")
-        kept = min(tokens, self.capacity)
-        first = (self.length + tokens - kept) % self.capacity
-        before_end = min(kept, self.capacity - first)
-        for tensor, new in self._pieces(tuple(row[:, :, tokens - kept :] for row in rows)):
-            self._write(tensor, first, first + before_end, new[:, :, :before_end])
-            if before_end < kept:
-                self._write(tensor, 0, kept - before_end, new[:, :, before_end:])
+        rows = tuple(row[:, :, max(0, tokens - self.capacity) :] for row in rows)
+        if self.stored_dtype is not None:
+            quantized, scales = zip(*(quantize(row, self.stored_dtype) for row in rows))
+            rows = (*quantized, *scales)
+        self._store(rows, tokens)
         self.length += tokens
 
-    def _pieces(self, rows: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor]]:
-        """Every tensor of the cache with the rows that go into it: quantized, and their scales, where it is 8-bit."""
-        if self.stored_dtype is None:
-            return list(zip(self.tensors, rows))
-        pairs = [quantize(row, self.stored_dtype) for row in rows]
-        return [*zip(self.tensors, (q for q, _ in pairs)), *zip(self.scales, (scale for _, scale in pairs))]
+    def _store(self, rows: tuple[Tensor, ...], tokens: int) -> None:
+        """Put the last rows of the `tokens` new ones, at most `capacity`, into each tensor and each scale."""
+        kept = rows[0].shape[2]
+        first = (self.length + tokens - kept) % self.capacity
+        before_end = min(kept, self.capacity - first)
+        for tensor, new in zip((*self.tensors, *self.scales), rows):
+            self._write(tensor, first, new[:, :, :before_end])
+            if before_end < kept:
+                self._write(tensor, 0, new[:, :, before_end:])
+
+    def _read(self, tensor: Tensor) -> Tensor:
+        return tensor[:, :, : self.held]
+
+    def _write(self, tensor: Tensor, first: int, rows: Tensor) -> None:
+        tensor[:, :, first : first + rows.shape[2]] = rows
 
     def rewind(self, length: int) -> None:
         """Forget the tokens from `length` on, so that the same positions can be written again.
@@ -106,6 +111,85 @@ class TokenCache:
         if length > self.length or (self.length > self.capacity and self.length - length > 1):
             raise ValueError(f"cannot rewind from {self.length} to {length} tokens")
         self.length = length
+
+
+class GrowingCache(TokenCache):
+    """As `TokenCache`, but each `append` makes new tensors of the old rows and the new ones, as naive code does: every
+    step copies all that is held. A baseline.
+
+    They are as long as the tokens held, so the bytes held are the same at the end; while one is made, two exist.
+    """
+
+    layout = "growing"
+
+    def _shape(self, batch_size: int, heads: int, width: int) -> tuple[int, ...]:
+        return (batch_size, heads, 0, width)
+
+    def in_order(self) -> tuple[Tensor, ...]:
+        """The held rows, oldest first: they always lie so."""
+        return self.views()
+
+    def _store(self, rows: tuple[Tensor, ...], tokens: int) -> None:
+        # After a rewind more rows are there than are held: those are the forgotten ones.
+        pieces = [(old[:, :, : self.held], new) for old, new in zip((*self.tensors, *self.scales), rows)]
+        # A cut view would keep the storage of the whole.
+        grown = [torch.cat(piece, dim=2)[:, :, -self.capacity :].contiguous() for piece in pieces]
+        self.tensors, self.scales = tuple(grown[: len(self.tensors)]), tuple(grown[len(self.tensors) :])
+
+    def rewind(self, length: int) -> None:
+        """As `TokenCache.rewind`. A window's oldest row is gone for good: the first row stands in for it."""
+        full = self.length > self.capacity
+        super().rewind(length)
+        if full:
+            self.tensors, self.scales = (
+                tuple(torch.cat((t[:, :, :1], t[:, :, :-1]), dim=2) for t in kept)
+                for kept in (self.tensors, self.scales)
+            )
+
+
+class PagedCache(TokenCache):
+    """As `TokenCache`, but every tensor is a pool (blocks, block_size, heads, width), as serving engines keep it, and
+    `table` (batch, blocks of a sequence), int32, says which block holds which tokens.
+
+    Every sequence has blocks for its whole capacity, its last one perhaps half empty. The blocks lie in a random order,
+    as they do in a server after a while, the same for the same `seed`. Source: Kwon et al. 2023, "Efficient Memory
+    Management for Large Language Model Serving with PagedAttention".
+    """
+
+    layout = "paged"
+    block_size: int
+    table: Tensor
+
+    def __init__(self, batch_size: int, *given: Any, block_size: int, seed: int = 0) -> None:
+        """`batch_size` and `given` as `TokenCache` takes them."""
+        self.block_size = block_size
+        super().__init__(batch_size, *given)
+        device = self.tensors[0].device
+        order = torch.randperm(batch_size * self.num_blocks, generator=torch.Generator().manual_seed(seed))
+        self.table = order.view(batch_size, self.num_blocks).to(device, torch.int32)
+        # Made once: a step may be captured into a graph, which copies nothing from the host.
+        self._slots = torch.arange(self.capacity, device=device)
+        self._blocks = self.table.long()
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of one sequence."""
+        return -(-self.capacity // self.block_size)
+
+    def _shape(self, batch_size: int, heads: int, width: int) -> tuple[int, ...]:
+        return (batch_size * self.num_blocks, self.block_size, heads, width)
+
+    def _read(self, tensor: Tensor) -> Tensor:
+        """The held rows, gathered through the table: a copy."""
+        used = -(-self.held // self.block_size)
+        blocks = _as_bytes(tensor)[self._blocks[:, :used]].view(tensor.dtype)
+        return blocks.flatten(1, 2)[:, : self.held].transpose(1, 2)
+
+    def _write(self, tensor: Tensor, first: int, rows: Tensor) -> None:
+        slots = self._slots[first : first + rows.shape[2]]
+        blocks = self._blocks[:, slots // self.block_size]
+        new = rows.transpose(1, 2).contiguous()
+        _as_bytes(tensor)[blocks, slots % self.block_size] = _as_bytes(new)
 
 
 def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -119,9 +203,11 @@ def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def held_bytes(caches: Iterable[Any]) -> int:
     """Bytes of the storage behind the caches' tensors, scales included; storage that tensors share counts once."""
-    storages = {
-        storage.data_ptr(): storage.nbytes()
-        for cache in caches
-        for storage in (tensor.untyped_storage() for tensor in (*cache.tensors, *cache.scales))
-    }
+    tensors = (tensor for cache in caches for tensor in (*cache.tensors, *cache.scales))
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
     return sum(storages.values())
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """A view that can be indexed: torch does not index 8-bit floats."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

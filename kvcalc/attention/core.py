@@ -6,7 +6,6 @@ repeated. Materialising the repeat, as `repeat_kv` does, throws away the bandwid
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,10 +28,13 @@ def grouped_attention(
     batch, heads, queries, width = query.shape
     groups = key.shape[1]
     rows = query.reshape(batch, groups, heads // groups * queries, width)
-    may_attend = None if mask is None else ~_group_rows(mask, heads // groups)
+    may_attend = None
+    if mask is not None:
+        # Tiled for the query heads of a group: (B or 1, 1, group_size * q or 1, s).
+        may_attend = ~(mask if mask.shape[-2] == 1 else mask.repeat(1, 1, heads // groups, 1))
     out = F.scaled_dot_product_attention(rows, key, value, attn_mask=may_attend, dropout_p=dropout, scale=scale)
     out = out.reshape(batch, heads, queries, value.shape[-1])
-    return out if mask is None else _zero_empty_rows(out, mask)
+    return out if mask is None else out.masked_fill(mask.all(dim=-1, keepdim=True), 0.0)
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
@@ -44,9 +46,8 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
         raise ValueError(
             f"{query.shape[2]} queries and {key.shape[2]} keys: the causal flag is aligned to the first key"
         )
-    each = query.shape[1] // key.shape[1]
-    if each > 1:
-        key, value = key.repeat_interleave(each, dim=1), value.repeat_interleave(each, dim=1)
+    if query.shape[1] != key.shape[1]:
+        key, value = repeat_heads(query, key, value)
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
 
 
@@ -79,10 +80,12 @@ def attention_with_weights(
     return out.reshape(batch, heads, queries, value.shape[-1]), weights
 
 
-def _group_rows(mask: Tensor, group_size: int) -> Tensor:
-    """A mask over q queries, tiled for the query heads of a group: (B or 1, 1, group_size * q or 1, s)."""
-    return mask if mask.shape[-2] == 1 else mask.repeat(1, 1, group_size, 1)
+def repeat_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies of `key` and `value` with one of their heads per head of `query`."""
+    each = query.shape[1] // key.shape[1]
+    return key.repeat_interleave(each, dim=1), value.repeat_interleave(each, dim=1)
 
 
-def _zero_empty_rows(out: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask.all(dim=-1, keepdim=True), torch.zeros((), dtype=out.dtype, device=out.device), out)
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(batch, tokens, heads * width) as (batch, heads, tokens, width)."""
+    return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kvcalc.attention.backends import BACKENDS, Backend
 from kvcalc.attention.cache import TokenCache
-from kvcalc.attention.core import attention_with_weights, causal_attention, grouped_attention
+from kvcalc.attention.core import attention_with_weights, causal_attention, grouped_attention, split_heads
 from kvcalc.attention.masks import causal_mask, combine_masks
 from kvcalc.attention.rope import RotaryEmbedding
 
@@ -85,19 +85,22 @@ class GroupedAttention(nn.Module):
         it holds them (then `source` may be empty of tokens).
         """
         if self.is_cross and cache is not None:
-            query = self._heads(self.q_proj(x), self.num_heads)
-            one = x.shape[1] == 1
+            query = split_heads(self.q_proj(x), self.num_heads)
             key, value = cache.views()
-            return self._project(self.attend(query, cache) if one else grouped_attention(query, key, value), x)
-        if cache is not None and x.shape[1] == 1 and mask is None and source is None and not self.training:
-            query, key, value = self._project_in(x, cache.length)
-            cache.append((key, value))
-            return self._project(self.attend(query, cache), x)
-        if source is None and mask is None and not self.training and self._is_plain_prompt(x, cache):
-            query, key, value = self._project_in(x, 0)
-            if cache is not None:
-                cache.append((key, value))
-            return self._project(causal_attention(query, key, value), x)
+            out = self.attend(query, cache) if x.shape[1] == 1 else grouped_attention(query, key, value)
+            return self._project(out, x)
+        if source is None and mask is None and not self.training:
+            start = 0 if cache is None else cache.length
+            is_step = cache is not None and x.shape[1] == 1
+            # The tokens are the first ones, and each sees all up to itself.
+            is_prompt = self.causal and start == 0 and (self.window or x.shape[1]) >= x.shape[1]
+            if is_step or is_prompt:
+                query, key, value = self._project_in(x, start)
+                if cache is not None:
+                    cache.append((key, value))
+                if cache is not None and is_step:
+                    return self._project(self.attend(query, cache), x)
+                return self._project(causal_attention(query, key, value), x)
         query, key, value, mask = self._prepare(x, cache, mask, source)
         return self._project(grouped_attention(query, key, value, mask, self.dropout if self.training else 0.0), x)
 
@@ -124,49 +127,30 @@ class GroupedAttention(nn.Module):
     def _prepare(
         self, x: Tensor, cache: TokenCache | None, mask: Tensor | None, source: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        if source is not None:
-            return self._prepare_cross(self._heads(self.q_proj(x), self.num_heads), cache, mask, source)
-        query, key, value = self._project_in(x, 0 if cache is None else cache.length)
-        if cache is None:
-            return query, key, value, combine_masks(self._causal(x, x.shape[1]), mask)
-        (key, value), mask = extend(cache, (key, value), mask)
-        if x.shape[1] > 1:
-            mask = combine_masks(self._causal(x, key.shape[2]), mask)
+        if source is None:
+            query, key, value = self._project_in(x, 0 if cache is None else cache.length)
+            if cache is not None:
+                (key, value), mask = extend(cache, (key, value), mask)
+            if self.causal and (cache is None or x.shape[1] > 1):
+                mask = combine_masks(causal_mask(x.shape[1], key.shape[2], self.window, x.device), mask)
+            return query, key, value, mask
+        query = split_heads(self.q_proj(x), self.num_heads)
+        if cache is None or not cache.length or source.shape[1]:
+            key, value = (split_heads(project(source), self.num_kv_heads) for project in (self.k_proj, self.v_proj))
+            if cache is None:
+                return query, key, value, mask
+            cache.append((key, value))
+        key, value = cache.views()
         return query, key, value, mask
-
-    def _is_plain_prompt(self, x: Tensor, cache: TokenCache | None) -> bool:
-        """Whether the tokens of `x` are the first ones, and each sees all up to itself."""
-        return self.causal and (cache is None or cache.length == 0) and (self.window or x.shape[1]) >= x.shape[1]
 
     def _project_in(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of the tokens of `x`, which stand at `start` and after."""
-        query = self._heads(self.q_proj(x), self.num_heads)
-        key = self._heads(self.k_proj(x), self.num_kv_heads)
-        value = self._heads(self.v_proj(x), self.num_kv_heads)
+        query = split_heads(self.q_proj(x), self.num_heads)
+        key, value = (split_heads(project(x), self.num_kv_heads) for project in (self.k_proj, self.v_proj))
         if self.rope is not None:
             positions = torch.arange(start, start + x.shape[1], device=x.device)
             query, key = self.rope(query, positions), self.rope(key, positions)
         return query, key, value
-
-    def _prepare_cross(
-        self, query: Tensor, cache: TokenCache | None, mask: Tensor | None, source: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        if cache is not None and cache.length and not source.shape[1]:
-            key, value = cache.views()
-            return query, key, value, mask
-        key = self._heads(self.k_proj(source), self.num_kv_heads)
-        value = self._heads(self.v_proj(source), self.num_kv_heads)
-        if cache is not None:
-            cache.append((key, value))
-            key, value = cache.views()
-        return query, key, value, mask
-
-    def _causal(self, x: Tensor, keys: int) -> Tensor | None:
-        return causal_mask(x.shape[1], keys, self.window, x.device) if self.causal else None
-
-    def _heads(self, projected: Tensor, heads: int) -> Tensor:
-        """(batch, tokens, heads * width) as (batch, heads, tokens, width)."""
-        return projected.view(*projected.shape[:-1], heads, -1).transpose(1, 2)
 
     def _project(self, out: Tensor, x: Tensor) -> Tensor:
         heads = out.transpose(1, 2).flatten(2)

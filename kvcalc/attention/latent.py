@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kvcalc.attention.backends import BACKENDS, Backend
 from kvcalc.attention.cache import TokenCache
-from kvcalc.attention.core import causal_attention, grouped_attention
+from kvcalc.attention.core import causal_attention, grouped_attention, split_heads
 from kvcalc.attention.grouped import extend
 from kvcalc.attention.masks import causal_mask, combine_masks
 from kvcalc.attention.rope import RotaryEmbedding
@@ -96,19 +96,18 @@ class MultiHeadLatentAttention(nn.Module):
                 cache.append((latent,))
             key, value = self.rebuilt(latent)
             return self._output(causal_attention(torch.cat((query_nope, query_rope), dim=-1), key, value))
-        if cache is None:
-            mask = combine_masks(causal_mask(x.shape[1], x.shape[1], self.window, x.device), mask)
-            return self._output(self._expanded(query_nope, query_rope, latent, mask))
-        if x.shape[1] == 1 and mask is None:
+        if cache is not None and x.shape[1] == 1 and mask is None:
             cache.append((latent,))
             if self.expands:
                 return self._output(self.attend(torch.cat((query_nope, query_rope), dim=-1), cache))
             return self._output_absorbed(self.attend(self._absorbed(query_nope, query_rope), cache))
-        (latent,), mask = extend(cache, (latent,), mask)
-        if x.shape[1] > 1:
+        if cache is not None:
+            (latent,), mask = extend(cache, (latent,), mask)
+        if cache is None or x.shape[1] > 1:
             mask = combine_masks(causal_mask(x.shape[1], latent.shape[2], self.window, x.device), mask)
-        if x.shape[1] >= self.tokens_worth_expanding:
-            return self._output(self._expanded(query_nope, query_rope, latent, mask))
+        if cache is None or x.shape[1] >= self.tokens_worth_expanding:
+            key, value = self.rebuilt(latent)
+            return self._output(grouped_attention(torch.cat((query_nope, query_rope), dim=-1), key, value, mask))
         query = self._absorbed(query_nope, query_rope)
         return self._output_absorbed(grouped_attention(query, latent, latent[..., : self.rank], mask, scale=self.scale))
 
@@ -141,7 +140,7 @@ class MultiHeadLatentAttention(nn.Module):
     def _project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """The query without and with position, (B, H, n, nope) and (B, H, n, rope), and the cache's new rows."""
         positions = torch.arange(start, start + x.shape[1], device=x.device)
-        query = self.q_proj(x).view(*x.shape[:-1], self.num_heads, -1).transpose(1, 2)
+        query = split_heads(self.q_proj(x), self.num_heads)
         query_nope, query_rope = query[..., : self.nope], query[..., self.nope :]
         down = self.kv_down(x)[:, None]
         latent = self.kv_norm(down[..., : self.rank])
@@ -160,10 +159,6 @@ class MultiHeadLatentAttention(nn.Module):
     def _output_absorbed(self, out: Tensor) -> Tensor:
         """`_output` of attention over latents: W_UV first."""
         return self._output(self.per_head(out, self._up()[1].transpose(-1, -2)))
-
-    def _expanded(self, query_nope: Tensor, query_rope: Tensor, latent: Tensor, mask: Tensor | None) -> Tensor:
-        key, value = self.rebuilt(latent)
-        return grouped_attention(torch.cat((query_nope, query_rope), dim=-1), key, value, mask)
 
     def rebuilt(self, latent: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of every head from the latent, as the paper defines MLA."""

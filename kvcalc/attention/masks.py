@@ -6,6 +6,8 @@ inverts is `kvcalc.attention.core`.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -40,8 +42,5 @@ def padding_mask(lengths: Tensor, key_tokens: int) -> Tensor:
 
 def combine_masks(*masks: Tensor | None) -> Tensor | None:
     """A position is hidden where any mask hides it. None where no mask is given."""
-    combined: Tensor | None = None
-    for mask in masks:
-        if mask is not None:
-            combined = mask if combined is None else combined | mask
-    return combined
+    given = [mask for mask in masks if mask is not None]
+    return reduce(torch.logical_or, given) if given else None

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvcalc.attention.core import repeat_heads, split_heads
+
 
 class StateShape(NamedTuple):
     """Sizes of one layer: `kind` as above, `heads` states of k_width x v_width, keys and queries of `key_heads`.
@@ -41,14 +43,18 @@ class StateShape(NamedTuple):
         return (self.heads, self.k_width, self.v_width) if self.kind != "none" else (0,)
 
     @property
+    def in_widths(self) -> list[int]:
+        """What the input is projected to: the convolution's channels, the output's gate, decays and betas of heads."""
+        return [self.channels, self.out_width, 2 * self.heads if self.kind in ("linear", "delta") else 0]
+
+    @property
     def out_width(self) -> int:
         return self.heads * self.v_width if self.kind in ("linear", "delta") else self.channels
 
     def parameters(self, hidden_size: int) -> int:
         """Of the projections, biases, norms and the convolution not counted."""
-        extra = 2 * self.heads if self.kind in ("linear", "delta") else 0
         inner = self.channels * (2 * self.k_width + 1) if self.kind == "selective" else 0
-        return hidden_size * (self.channels + 2 * self.out_width + extra) + inner
+        return hidden_size * (sum(self.in_widths) + self.out_width) + inner
 
 
 class StateCache:
@@ -96,8 +102,7 @@ class RecurrentMixer(nn.Module):
         super().__init__()
         self.shape = shape
         made = {"device": device, "dtype": dtype}
-        extra = 2 * shape.heads if shape.kind in ("linear", "delta") else 0
-        self.in_proj = nn.Linear(hidden_size, shape.channels + shape.out_width + extra, bias=False, **made)
+        self.in_proj = nn.Linear(hidden_size, sum(shape.in_widths), bias=False, **made)
         self.conv = nn.Parameter(torch.empty(shape.channels, shape.kernel, device=device, dtype=dtype))
         if shape.kind == "selective":
             self.x_proj = nn.Linear(shape.channels, 2 * shape.k_width + 1, bias=False, **made)
@@ -107,11 +112,7 @@ class RecurrentMixer(nn.Module):
     def forward(self, x: Tensor, cache: StateCache) -> Tensor:
         """Mix the tokens of `x`, (batch, tokens, hidden_size), which follow those `cache` has seen; the same shape."""
         shape = self.shape
-        mixed, gate, rest = torch.split(
-            self.in_proj(x),
-            [shape.channels, shape.out_width, self.in_proj.out_features - shape.channels - shape.out_width],
-            dim=-1,
-        )
+        mixed, gate, rest = torch.split(self.in_proj(x), shape.in_widths, dim=-1)
         mixed = self._convolve(mixed, cache.tensors[0])
         if shape.kind == "none":
             out = mixed
@@ -141,9 +142,8 @@ class RecurrentMixer(nn.Module):
         keys = shape.key_heads * shape.k_width
         # Mamba-2 has its values first; the order is of no consequence here.
         query, key, value = torch.split(x.float(), [keys, keys, shape.out_width], dim=-1)
-        query, key = (_heads(part, shape.key_heads).repeat_interleave(shape.heads // shape.key_heads, 1)
-                      for part in (query, key))  # fmt: skip
-        value = _heads(value, shape.heads)
+        value = split_heads(value, shape.heads)
+        query, key = repeat_heads(value, *(split_heads(part, shape.key_heads) for part in (query, key)))
         decay, beta = (part.transpose(1, 2).float() for part in torch.split(rest, shape.heads, dim=-1))
         total = F.logsigmoid(decay + 4.0).cumsum(-1)
         beta = beta.sigmoid()[..., None]
@@ -174,8 +174,3 @@ class RecurrentMixer(nn.Module):
             state.mul_((dt * rates).exp()).add_(dt * x[:, t, :, None].to(state.dtype) * write[:, t, None])
             outputs.append((state * read[:, t, None]).sum(-1))
         return torch.stack(outputs, dim=1)
-
-
-def _heads(x: Tensor, heads: int) -> Tensor:
-    """(batch, tokens, heads * width) as (batch, heads, tokens, width)."""
-    return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)

@@ -7,17 +7,14 @@ from typing import Union
 import torch
 from torch import Tensor, nn
 
-from kvcalc.attention.cache import TokenCache
+from kvcalc.attention.cache import GrowingCache, PagedCache, TokenCache
 from kvcalc.attention.grouped import GroupedAttention
-from kvcalc.attention.growing import GrowingCache
 from kvcalc.attention.latent import MultiHeadLatentAttention
-from kvcalc.attention.paged import PagedCache
 from kvcalc.attention.recurrent import RecurrentMixer, StateCache, StateShape
 from kvcalc.attention.rope import RotaryEmbedding
 from kvcalc.errors import ModelError
 from kvcalc.measure.parts import Part
 from kvcalc.measure.storage import Storage
-from kvcalc.model.caches import CrossAttention, RecurrentState
 from kvcalc.model.mixers.attention import AttentionShape
 
 AttentionLayer = Union[GroupedAttention, MultiHeadLatentAttention]
@@ -77,7 +74,7 @@ def materialize(layer: Layer, device: torch.device, block: Tensor) -> Layer:
             setattr(module, name, nn.Parameter(memory, requires_grad=False))
     for module in layer.modules():
         if isinstance(module, nn.Linear):
-            _fill(module.weight.data, block, module.in_features**-0.5)
+            fill(module.weight.data, block, module.in_features**-0.5)
             if module.bias is not None:
                 module.bias.data.zero_()
         elif isinstance(module, nn.RMSNorm):
@@ -94,40 +91,15 @@ def make_cache(
     storage: Storage = Storage(), seed: int = 0,
 ) -> TokenCache:  # fmt: skip
     """The cache of one layer of attention: what its module keeps, for `max_tokens` tokens or its window."""
-    shapes, window = layer.cache_shapes(), layer.window
     stored = TORCH_DTYPES[storage.kv_dtype] if storage.kv_dtype else None
+    given = (batch_size, layer.cache_shapes(), max_tokens, layer.window, dtype, device, stored)
     if storage.block_size is not None:
-        return PagedCache(
-            batch_size, shapes, max_tokens, window, dtype, device, stored, block_size=storage.block_size, seed=seed
-        )
-    kind = GrowingCache if storage.kind == "grow" else TokenCache
-    return kind(batch_size, shapes, max_tokens, window, dtype, device, stored)
+        return PagedCache(*given, block_size=storage.block_size, seed=seed)
+    return GrowingCache(*given) if storage.kind == "grow" else TokenCache(*given)
 
 
-def make_part_cache(
-    part: Part, layer: Layer, batch_size: int, max_tokens: int, dtype: torch.dtype, device: torch.device,
-    storage: Storage, seed: int,
-) -> LayerCache:  # fmt: skip
-    """The cache of any part. An encoder's K and V are there from the start, at random; they and states are never in
-    blocks or in 8 bits."""
-    if isinstance(part.cache, RecurrentState) and isinstance(part.shape, StateShape):
-        conv, state = (
-            TORCH_DTYPES[name] if name else dtype for name in (part.cache.conv_dtype, part.cache.state_dtype)
-        )
-        return StateCache(batch_size, part.shape, conv, state, device)
-    if isinstance(layer, RecurrentMixer):
-        raise TypeError("a recurrent module without a state")
-    if isinstance(part.cache, CrossAttention):
-        tokens = part.cache.encoder_tokens or 0
-        cache = TokenCache(batch_size, layer.cache_shapes(), tokens, None, dtype, device)
-        for tensor in cache.tensors:
-            _fill(tensor, random_block(seed, device))
-        cache.length = tokens
-        return cache
-    return make_cache(layer, batch_size, max_tokens, dtype, device, storage, seed)
-
-
-def _fill(weight: Tensor, block: Tensor, scale: float = 1.0) -> None:
+def fill(weight: Tensor, block: Tensor, scale: float = 1.0) -> None:
+    """Copy `block` all over `weight`, multiplied by `scale`."""
     flat = weight.view(-1)
     block = (block[: flat.numel()] * scale).to(weight.dtype)
     for start in range(0, flat.numel(), block.numel()):

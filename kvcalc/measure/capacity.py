@@ -15,12 +15,11 @@ import torch
 
 from kvcalc.attention.cache import TokenCache
 from kvcalc.errors import DoesNotFitError, KvcalcError, RunError, UsageError
-from kvcalc.measure.budget import usable_bytes, weights_bytes_of
+from kvcalc.measure.budget import predicted_bytes, usable_bytes, weights_bytes_of
 from kvcalc.measure.device import MemoryWatch, free_bytes, release
 from kvcalc.measure.faults import explain
-from kvcalc.measure.prefill import Progress, run_layers
-from kvcalc.measure.stack import Request, Stack, build, inputs, make_caches
-from kvcalc.measure.storage import Storage, predicted_bytes
+from kvcalc.measure.stack import Progress, Request, Stack, build, inputs, make_caches
+from kvcalc.measure.storage import Storage
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.spec import ModelSpec
 from kvcalc.units import format_size
@@ -59,13 +58,12 @@ def find_capacity(
     def at(size: int) -> Request:
         return request._replace(context_tokens=size) if axis == "context" else request._replace(batch_size=size)
 
-    def cache_bytes(size: int) -> int:
-        sized = at(size)
-        return predicted_bytes(spec, sized.dtype, sized.context_tokens, sized.batch_size, sized.storage)
+    def needed(size: int) -> int:
+        return weights + predicted_bytes(spec, at(size))
 
     most = _MOST_TOKENS if axis == "context" else _MOST_SEQUENCES
     least = 2 if axis == "context" else 1
-    predicted = most_that_fit(lambda n: weights + cache_bytes(max(n, least)), limit, most)
+    predicted = most_that_fit(lambda n: needed(max(n, least)), limit, most)
     if predicted == most - 1:
         raise RunError(f"--until-full {axis}: the cache does not grow, any number fits")
     trials = 0
@@ -74,9 +72,7 @@ def find_capacity(
         nonlocal trials
         trials += 1
         progress(f"until full: {size:,}", trials, 16)
-        if weights + cache_bytes(size) > limit:
-            return False
-        return _fits(spec, at(size), limit)
+        return needed(size) <= limit and _fits(spec, at(size), limit)
 
     with _limited(device, limit if memory_bytes is not None else None):
         measured = _bisect(fits, least, predicted)
@@ -121,7 +117,7 @@ def _fits(spec: ModelSpec, request: Request, limit: int) -> bool:
                     tensor.zero_()
                 if isinstance(cache, TokenCache) and not cache.length:
                     cache.length = request.context_tokens - 1
-            run_layers(stack.layers, stack.caches, inputs(spec, request)(1))
+            stack.run(inputs(spec, request)(1))
         peak = watch.describe()["peak_bytes"]
         return peak is None or peak <= limit
     except (RuntimeError, MemoryError) as error:

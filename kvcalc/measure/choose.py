@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kvcalc.attention.backends import BACKENDS, Backend, Case
 from kvcalc.attention.cache import TokenCache
-from kvcalc.attention.core import attention_with_weights
 from kvcalc.attention.grouped import GroupedAttention
-from kvcalc.errors import RunError, UsageError
-from kvcalc.measure.build import TORCH_DTYPES, AttentionLayer, make_cache
+from kvcalc.errors import RunError
+from kvcalc.measure.build import AttentionLayer, make_cache
+from kvcalc.measure.faults import first_line
 from kvcalc.measure.storage import Storage
 from kvcalc.measure.timing import time_call
 
@@ -34,23 +34,22 @@ class Choice(NamedTuple):
     rows: list[dict[str, Any]]
 
 
-def check_name(name: str) -> None:
-    """Raise UsageError (exit 2) for a backend nobody knows."""
-    if name != "auto" and name not in BACKENDS:
-        raise UsageError(f"--backend {name[:40]!a}: not a backend", f"auto or one of {', '.join(BACKENDS)}")
+class _InFp32(Backend):
+    """What the backends are compared with: the same rows, computed on in fp32."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        return super().__call__(query.float(), key.float(), value.float(), scale)
 
 
-def case_of(layer: AttentionLayer, device: torch.device, dtype: torch.dtype, storage: Storage) -> Case:
+def case_of(layer: AttentionLayer, cache: TokenCache, query: Tensor) -> Case:
     """What a backend would be asked to run for `layer`."""
-    layout = "paged" if storage.block_size is not None else "growing" if storage.kind == "grow" else "dense"
-    stored = TORCH_DTYPES[storage.kv_dtype] if storage.kv_dtype else None
+    asked = query.device, query.dtype, layer.num_heads
+    kept = cache.layout, cache.stored_dtype, cache.block_size
     if isinstance(layer, GroupedAttention):
-        return Case(device, dtype, layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.v_head_dim, layout,
-                    stored, storage.block_size)  # fmt: skip
+        return Case(*asked, layer.num_kv_heads, layer.head_dim, layer.v_head_dim, *kept)
     if layer.expands:
-        return Case(device, dtype, layer.num_heads, layer.num_heads, layer.nope + layer.rope_width, layer.v_head_dim)
-    return Case(device, dtype, layer.num_heads, 1, layer.rank + layer.rope_width, layer.rank, layout, stored,
-                storage.block_size, is_latent=True)  # fmt: skip
+        return Case(*asked, layer.num_heads, layer.nope + layer.rope_width, layer.v_head_dim)
+    return Case(*asked, 1, layer.rank + layer.rope_width, layer.rank, *kept, is_latent=True)
 
 
 def choose(layer: AttentionLayer, cache: TokenCache, query: Tensor, storage: Storage, name: str = "auto") -> Choice:
@@ -58,19 +57,22 @@ def choose(layer: AttentionLayer, cache: TokenCache, query: Tensor, storage: Sto
 
     `query` is as `layer.attend` takes it. Raises RunError (exit 1) where the one asked for cannot run here or is wrong.
     """
-    case = case_of(layer, query.device, query.dtype, storage)
+    case = case_of(layer, cache, query)
     rows: list[dict[str, Any]] = []
     best: tuple[float, Backend] | None = None
     before = layer.core
     for backend in BACKENDS.values():
         row: dict[str, Any] = {"name": backend.name, "seconds": None, "max_abs_error": None, "reason": None}
         rows.append(row)
-        row["reason"] = _why_not(backend, case, name)
+        if name in ("auto", backend.name):
+            row["reason"] = (backend.why_not_unasked(case) if name == "auto" else None) or backend.why_not(case)
+        else:
+            row["reason"] = f"not asked for (--backend {name})"
         if row["reason"]:
             continue
         try:
             layer.core = backend
-            row["max_abs_error"] = error_of(backend, layer, query.device, query.dtype, storage)
+            row["max_abs_error"] = error_of(layer, query.device, query.dtype, storage)
             if not row["max_abs_error"] <= TOLERANCES[query.dtype]:
                 row["reason"] = f"differs from fp32 by {row['max_abs_error']:.2g}"
                 continue
@@ -79,7 +81,7 @@ def choose(layer: AttentionLayer, cache: TokenCache, query: Tensor, storage: Sto
             raise
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             # A kernel library that does not take this shape, device or torch release: its own words.
-            row["reason"] = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            row["reason"] = first_line(error)[:200]
             continue
         finally:
             layer.core = before
@@ -91,10 +93,8 @@ def choose(layer: AttentionLayer, cache: TokenCache, query: Tensor, storage: Sto
     return Choice(best[1], rows)
 
 
-def error_of(
-    backend: Backend, layer: AttentionLayer, device: torch.device, dtype: torch.dtype, storage: Storage
-) -> float:
-    """The largest error of `backend` against fp32, over a small cache of the same heads, types and layout.
+def error_of(layer: AttentionLayer, device: torch.device, dtype: torch.dtype, storage: Storage) -> float:
+    """The largest error of the layer's backend against fp32, over a small cache of the same heads, types and layout.
 
     Compared with attention over the rows as the cache gives them back: what quantizing loses is not the kernel's.
     """
@@ -107,21 +107,11 @@ def error_of(
     for tokens in (_TOKENS - 1, 1):
         cache.append(tuple(random(_BATCH, heads, tokens, width) for heads, width in layer.cache_shapes()))
     query = random(*layer.core_query_shape(_BATCH))
-    views, scale = cache.views(), None
-    if isinstance(layer, GroupedAttention):
-        key, value = views
-    elif layer.expands:
-        key, value = layer.rebuilt(views[0])
-    else:
-        key, value, scale = views[0], views[0][..., : layer.rank], layer.scale
-    reference = attention_with_weights(query.float(), key.float(), value.float(), scale=scale)[0]
-    return float((layer.attend(query, cache).float() - reference).abs().max().item())
-
-
-def _why_not(backend: Backend, case: Case, name: str) -> str | None:
-    if name not in ("auto", backend.name):
-        return f"not asked for (--backend {name})"
-    return (backend.why_not_unasked(case) if name == "auto" else None) or backend.why_not(case)
+    out, core = layer.attend(query, cache), layer.core
+    layer.core = _InFp32()
+    reference = layer.attend(query, cache)
+    layer.core = core
+    return float((out.float() - reference).abs().max().item())
 
 
 def _seconds(layer: AttentionLayer, cache: TokenCache, query: Tensor) -> float:

@@ -63,7 +63,11 @@ def compare(a: dict[str, Any], b: dict[str, Any], names: tuple[str, str] = ("A",
         "differences": work + _of_runs(a, b) + _differences(a, b, dict.fromkeys(_SETTING, _NO_SETTING)),
         "figures": figures,
         "left_out": left_out,
-        "warnings": _warnings(a, b, names),
+        "warnings": [
+            f"{name} does not say its environment: driver and versions are unknown"
+            for record, name in zip((a, b), names)
+            if not _part(record, "environment")
+        ],
     }
 
 
@@ -97,16 +101,10 @@ def _untrusted(run: dict[str, Any], name: str) -> str | None:
 
 def _pairs(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float, float]]:
     """(path, a, b) of every number at the same path in both, in a's order. Lists are not entered."""
-    for key, mine in a.items():
-        path, theirs = f"{prefix}.{key}" if prefix else key, b.get(key)
-        if isinstance(mine, dict) and isinstance(theirs, dict):
-            yield from _pairs(mine, theirs, path)
-        elif (
-            isinstance(mine, (int, float))
-            and isinstance(theirs, (int, float))
-            and bool not in (type(mine), type(theirs))
-        ):
-            yield path, mine, theirs
+    theirs = dict(_leaves(b, prefix))
+    for path, mine in _leaves(a, prefix):
+        if all(isinstance(number, (int, float)) and type(number) is not bool for number in (mine, theirs.get(path))):
+            yield path, mine, theirs[path]
 
 
 def _is_rate(path: str) -> bool:
@@ -136,12 +134,14 @@ def _differences(a: dict[str, Any], b: dict[str, Any], parts: dict[str, tuple[st
     return found
 
 
-def _leaves(value: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """(path, value) of everything in a mapping that is no mapping itself."""
     for key, item in value.items():
+        path = f"{prefix}.{key}" if prefix else key
         if isinstance(item, dict):
-            yield from _leaves(item, f"{path}.{key}")
+            yield from _leaves(item, path)
         else:
-            yield f"{path}.{key}", item
+            yield path, item
 
 
 def _of_runs(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
@@ -153,14 +153,6 @@ def _of_runs(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
         if kind in others
         for key in ("num_layers", "backend")
         if mine.get(key) != others[kind].get(key)
-    ]
-
-
-def _warnings(a: dict[str, Any], b: dict[str, Any], names: tuple[str, str]) -> list[str]:
-    return [
-        f"{name} does not say its environment: driver and versions are unknown"
-        for record, name in ((a, names[0]), (b, names[1]))
-        if not _part(record, "environment")
     ]
 
 

@@ -84,34 +84,29 @@ class MemoryWatch:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._before: int | None = None
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-            self._before: int | None = torch.cuda.memory_allocated(device)
-        else:
-            self._before = _resident_peak(reset=True) if device.type == "cpu" else None
+            self._before = torch.cuda.memory_allocated(device)
+        elif device.type == "cpu":
+            self._before = _resident_peak(reset=True)
 
     def describe(self) -> dict[str, Any]:
         """The `memory` part of a run: growth of the peak, what the allocator reserves, and the unused share of that.
 
         None where the device or system does not say.
         """
+        peak = reserved = fragmentation = None
         if self._device.type == "cuda":
-            reserved, allocated = (
-                torch.cuda.memory_reserved(self._device),
-                torch.cuda.memory_allocated(self._device),
+            peak, reserved = (
+                ask(self._device) for ask in (torch.cuda.max_memory_allocated, torch.cuda.memory_reserved)
             )
-            peak: int | None = torch.cuda.max_memory_allocated(self._device) - (self._before or 0)
-            return {
-                "peak_bytes": peak,
-                "reserved_bytes": reserved,
-                "fragmentation": (reserved - allocated) / reserved if reserved else 0.0,
-            }
-        now = _resident_peak(reset=False) if self._before is not None else None
-        return {
-            "peak_bytes": None if now is None or self._before is None else max(0, now - self._before),
-            "reserved_bytes": None,
-            "fragmentation": None,
-        }
+            unused = reserved - torch.cuda.memory_allocated(self._device)
+            fragmentation = unused / reserved if reserved else 0.0
+        elif self._before is not None:
+            peak = _resident_peak(reset=False)
+        grown = None if peak is None or self._before is None else max(0, peak - self._before)
+        return {"peak_bytes": grown, "reserved_bytes": reserved, "fragmentation": fragmentation}
 
 
 def _resident_peak(reset: bool) -> int | None:

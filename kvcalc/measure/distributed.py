@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from kvcalc.errors import KvcalcError, RunError, UsageError
 from kvcalc.measure.build import AttentionLayer, build_layer
+from kvcalc.measure.faults import first_line
 from kvcalc.measure.ranks import Place, RankError
 from kvcalc.measure.sharding import copy_share, share_of_shape
 from kvcalc.measure.signals import heard
@@ -63,11 +64,7 @@ class Group:
 
     def slowest(self, seconds: list[float]) -> list[float]:
         """Of every step the time of the rank that took longest."""
-        if self.size == 1:
-            return seconds
-        times = torch.tensor(seconds, dtype=torch.float64)
-        _talk(lambda: dist.all_reduce(times, op=dist.ReduceOp.MAX))
-        return [float(time) for time in times.tolist()]
+        return [max(times) for times in zip(*self.gather(seconds))]
 
     def first(self, value: T) -> T:
         """Rank 0's `value`, on every rank: for a choice all must make alike."""
@@ -155,27 +152,6 @@ def device_of(device: torch.device, place: Place) -> torch.device:
     return own
 
 
-def describe_ranks(
-    group: Group, device: torch.device, predicted: int, held: int, allocator: int, roof: float
-) -> list[dict[str, Any]] | None:
-    """The `ranks` part of a run: what each rank holds and how fast its device reads; None for a process alone.
-
-    The same list on every rank; nothing in it names a machine.
-    """
-    if group.size == 1:
-        return None
-    return group.gather(
-        {
-            "rank": group.rank,
-            "device": str(device),
-            "predicted_bytes": predicted,
-            "held_bytes": held,
-            "allocator_bytes": allocator,
-            "read_bytes_per_second": roof,
-        }
-    )
-
-
 def _start() -> None:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     try:
@@ -203,5 +179,4 @@ def _sum_over_ranks(module: nn.Module, arguments: Any, output: Tensor) -> Tensor
 
 def _reason(error: Exception) -> str:
     """The first line of torch's message, without the place in its source and its advice."""
-    line = (str(error).splitlines() or [type(error).__name__])[0]
-    return re.sub(r"^(\[[^\]]*\] )+", "", line).partition(". This is typically")[0].strip().rstrip(".")
+    return re.sub(r"^(\[[^\]]*\] )+", "", first_line(error)).partition(". This is typically")[0].strip().rstrip(".")

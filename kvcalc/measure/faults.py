@@ -47,7 +47,7 @@ def explain(error: BaseException) -> RunError | None:
     if isinstance(error, KvcalcError) or not isinstance(error, (RuntimeError, MemoryError)):
         return None
     text = str(error)
-    line = (text.strip().splitlines() or [type(error).__name__])[0]
+    line = first_line(error)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in text for sign in _NO_MEMORY):
         return RunError(
             f"out of memory{_wanted(text)}", "run fewer layers (--layers), a smaller batch or a shorter context"
@@ -58,6 +58,11 @@ def explain(error: BaseException) -> RunError | None:
     if (accelerator_error and isinstance(error, accelerator_error)) or any(sign in text for sign in _LOST):
         return RunError(f"the device failed: {line}", "its driver's log says why; a new process may find it again")
     return None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, its kind where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def check_finite(output: Tensor, what: str) -> None:

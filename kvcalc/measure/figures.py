@@ -1,79 +1,65 @@
 """What was measured, as the figures of a `runs` row: rates, shares of both roofs, what the roofs predict, what all
-layers would take. Arithmetic alone."""
+layers would take, and which figures are not to be trusted. Arithmetic alone."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from kvcalc.measure.budget import weights_bytes_of
+from kvcalc.measure.budget import predicted_bytes, read_bytes, weights_bytes_of
 from kvcalc.measure.parts import Part, parts_of
 from kvcalc.measure.run import Measured
 from kvcalc.measure.sharding import share_of_spec
 from kvcalc.measure.stack import Request
-from kvcalc.measure.storage import predicted_bytes, read_bytes
-from kvcalc.measure.timing import Timings, describe_timings, summarize
+from kvcalc.measure.timing import MOST_SPREAD, Timings, describe_timings, summarize
 from kvcalc.model.caches import CrossAttention, RecurrentState
-from kvcalc.model.mixers.attention import AttentionShape
+from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.spec import ModelSpec
 
 
-class Figures(NamedTuple):
-    """One run of `spec`, this rank's share: bytes its cache must hold, and a step reads of cache and weights."""
-
-    kind: str
-    spec: ModelSpec
-    request: Request
-    roof: dict[str, Any]
-    predicted_bytes: int
-    read_bytes: int
-    weights_bytes: int
-
-    def describe(self, found: Measured) -> dict[str, Any]:
-        """The row, but for the self-check, the scaled figures and the ranks."""
-        request, spec, batch = self.request, self.spec, self.request.batch_size
-        decode, core = describe_timings(found.decode), None if found.core is None else describe_timings(found.core)
-        bandwidth, matmul = self.roof["read_bytes_per_second"], self.roof["matmul_flop_per_second"]
-        core_read = read_bytes(_attending(spec), request.dtype, request.context_tokens, batch, request.storage)
-        core_flop = batch * sum(core_flop_of(p, request.storage.mla, request.context_tokens) for p in parts_of(spec))
-        kv_rate = core_read / core["p50"] if core else None
-        is_cached = request.storage.kind != "none"
-        step_bytes = self.weights_bytes + (self.read_bytes if is_cached else 0)
-        return {
-            "attention": self.kind,
-            "num_layers": spec.num_layers,
-            "context_tokens": request.context_tokens,
-            "batch_size": batch,
-            "predicted_bytes": self.predicted_bytes,
-            "held_bytes": found.held_bytes,
-            "allocator_bytes": found.allocator_bytes,
-            "decode_step_seconds": decode,
-            "attention_core_seconds": core,
-            "predicted_step_seconds": self._step_seconds(core_read, core_flop) if is_cached else None,
-            "tokens_per_second": batch / decode["p50"],
-            "kv_read_bytes_per_second": kv_rate,
-            "attention_core_flop_per_second": core_flop / core["p50"] if core else None,
-            "fraction_of_roof": {
-                "attention_core": kv_rate / bandwidth if kv_rate else None,
-                "step": step_bytes / decode["p50"] / bandwidth,
-            },
-            "fraction_of_matmul_roof": {
-                "attention_core": core_flop / core["p50"] / matmul if core else None,
-                "prefill": found.prefill["flop_per_second"] / matmul if found.prefill else None,
-            },
-            "prefill": found.prefill,
-            "memory": found.memory,
-            "backend": found.backend,
-            "backends": found.backends,
-        }
-
-    def _step_seconds(self, core_read: int, core_flop: int) -> float:
-        """What both roofs of this run allow a step at best: projections, attention and states one after the other, each
-        bound by what it reads or by what it multiplies. No launches, no links."""
-        bandwidth, matmul = self.roof["read_bytes_per_second"], self.roof["matmul_flop_per_second"]
-        products = 2 * self.request.batch_size * self.weights_bytes // self.request.dtype.block_bytes
-        seconds: float = max(self.weights_bytes / bandwidth, products / matmul)
-        seconds += max(core_read / bandwidth, core_flop / matmul)
-        return seconds + float((self.read_bytes - core_read) / bandwidth)
+def describe_run(kind: str, spec: ModelSpec, request: Request, roof: dict[str, Any], found: Measured) -> dict[str, Any]:
+    """The row of one run of `spec`, this rank's share, but for the self-check, the scaled figures and the ranks."""
+    batch, bandwidth, matmul = request.batch_size, roof["read_bytes_per_second"], roof["matmul_flop_per_second"]
+    decode, core = describe_timings(found.decode), None if found.core is None else describe_timings(found.core)
+    weights, read = weights_bytes_of(spec, request.dtype), read_bytes(spec, request)
+    core_read = read_bytes(_attending(spec), request)
+    core_flop = batch * sum(core_flop_of(p, request.storage.mla, request.context_tokens) for p in parts_of(spec))
+    kv_rate = core_read / core["p50"] if core else None
+    predicted_step = None
+    if request.storage.kind == "none":
+        read = 0
+    else:
+        # What both roofs allow a step at best: projections, attention and states one after the other, each bound by
+        # what it reads or by what it multiplies. No launches, no links.
+        products = 2 * batch * weights // request.dtype.block_bytes
+        predicted_step = max(weights / bandwidth, products / matmul) + max(core_read / bandwidth, core_flop / matmul)
+        predicted_step += (read - core_read) / bandwidth
+    return {
+        "attention": kind,
+        "num_layers": spec.num_layers,
+        "context_tokens": request.context_tokens,
+        "batch_size": batch,
+        "predicted_bytes": predicted_bytes(spec, request),
+        "held_bytes": found.held_bytes,
+        "allocator_bytes": found.allocator_bytes,
+        "decode_step_seconds": decode,
+        "attention_core_seconds": core,
+        "predicted_step_seconds": predicted_step,
+        "tokens_per_second": batch / decode["p50"],
+        "kv_read_bytes_per_second": kv_rate,
+        "attention_core_flop_per_second": core_flop / core["p50"] if core else None,
+        "fraction_of_roof": {
+            "attention_core": kv_rate / bandwidth if kv_rate else None,
+            "step": (weights + read) / decode["p50"] / bandwidth,
+        },
+        "fraction_of_matmul_roof": {
+            "attention_core": core_flop / core["p50"] / matmul if core else None,
+            "prefill": found.prefill["flop_per_second"] / matmul if found.prefill else None,
+        },
+        "prefill": found.prefill,
+        "memory": found.memory,
+        "backend": found.backend,
+        "backends": found.backends,
+    }
 
 
 def core_flop_of(part: Part, mla: str, tokens: int) -> int:
@@ -85,12 +71,11 @@ def core_flop_of(part: Part, mla: str, tokens: int) -> int:
     seen = tokens if part.window is None else min(tokens, part.window)
     if isinstance(part.cache, CrossAttention):
         seen = part.cache.encoder_tokens or 0
-    if not shape.is_latent:
-        return 2 * shape.num_heads * (shape.qk_head_dim + shape.v_head_dim) * seen
-    if mla == "absorbed":
-        return 2 * shape.num_heads * (2 * shape.kv_lora_rank + shape.qk_rope_head_dim) * seen
-    rebuilt = shape.kv_lora_rank * (shape.qk_nope_head_dim + shape.v_head_dim)
-    return 2 * shape.num_heads * (rebuilt + shape.qk_head_dim + shape.v_head_dim) * seen
+    absorbed, rebuilt = Attention(shape).flops(1)[0]
+    if not shape.is_latent or mla == "absorbed":
+        return absorbed * seen
+    rebuilding = 2 * shape.num_heads * shape.kv_lora_rank * (shape.qk_nope_head_dim + shape.v_head_dim)
+    return (rebuilding + rebuilt) * seen
 
 
 def scaled(model: ModelSpec, run: ModelSpec, request: Request, taken: Timings) -> dict[str, Any] | None:
@@ -98,22 +83,38 @@ def scaled(model: ModelSpec, run: ModelSpec, request: Request, taken: Timings) -
     were run."""
     if run.num_layers == model.num_layers:
         return None
-
-    def step_bytes(spec: ModelSpec) -> int:
-        share = share_of_spec(spec, request.group.size)
-        read = read_bytes(share, request.dtype, request.context_tokens, request.batch_size, request.storage)
-        return weights_bytes_of(share, request.dtype) + read
-
-    factor = step_bytes(model) / step_bytes(run)
-    share = share_of_spec(model, request.group.size)
+    whole, part = (share_of_spec(spec, request.group.size) for spec in (model, run))
+    step_bytes = [weights_bytes_of(spec, request.dtype) + read_bytes(spec, request) for spec in (whole, part)]
+    factor = step_bytes[0] / step_bytes[1]
     return {
         "num_layers": model.num_layers,
         "factor": factor,
-        "predicted_bytes": predicted_bytes(
-            share, request.dtype, request.context_tokens, request.batch_size, request.storage
-        ),
+        "predicted_bytes": predicted_bytes(whole, request),
         "decode_step_seconds": summarize(taken.seconds)["p50"] * factor,
     }
+
+
+def remarks_on_runs(runs: list[dict[str, Any]]) -> list[str]:
+    """A line for every run whose times are no measure of the device's memory, or spread too wide."""
+    found = []
+    for run in runs:
+        whose = run["attention"]
+        if len({(r["context_tokens"], r["batch_size"]) for r in runs}) > 1:
+            whose += f" at {run['context_tokens']:,} tokens, batch {run['batch_size']}"
+        share = run["fraction_of_roof"]["attention_core"]
+        if share is not None and share > 1:
+            found.append(
+                f"{whose}: its cache of {run['held_bytes']:,} bytes was read faster than memory is: from the "
+                "processor's own cache"
+            )
+        for what, key in (("step", "decode_step_seconds"), ("attention core", "attention_core_seconds")):
+            times = run[key]
+            if times is not None and times["spread"] > MOST_SPREAD:
+                found.append(
+                    f"{whose}: the times of its {what} spread by {times['spread']:.0%} of their median and are not to "
+                    "be trusted: something else was running"
+                )
+    return found
 
 
 def _attending(spec: ModelSpec) -> ModelSpec:

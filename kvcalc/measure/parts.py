@@ -88,7 +88,10 @@ def _shape_of(spec: ModelSpec, layer: int, cache: Cache, mixer: Mixer) -> Attent
         what = "compressed attention" if isinstance(cache, CompressedAttention) else cache.kind.replace("_", " ")
         raise ModelError(f"{spec.name}: measure does not run {what}")
     if isinstance(mixer, Recurrence):
-        return _state_shape(spec, mixer)
+        if not mixer.kind:
+            raise ModelError(f"{spec.name}: measure does not run the recurrence of {spec.model_type}")
+        sizes = (mixer.heads, mixer.key_heads, mixer.k_width, mixer.v_width)
+        return StateShape(mixer.kind, mixer.state.conv_channels, mixer.state.conv_kernel, *sizes)
     if not isinstance(mixer, Attention):
         raise ModelError(f"{spec.name}: measure does not run layer {layer}")
     shape = mixer.shape
@@ -102,12 +105,3 @@ def _shape_of(spec: ModelSpec, layer: int, cache: Cache, mixer: Mixer) -> Attent
         )
     rope = 0 if mixer.is_cross or not shape.rope_dim else min(shape.rope_dim, shape.qk_head_dim)
     return shape._replace(rope_dim=rope - rope % 2)
-
-
-def _state_shape(spec: ModelSpec, mixer: Recurrence) -> StateShape:
-    if not mixer.kind:
-        raise ModelError(f"{spec.name}: measure does not run the recurrence of {spec.model_type}")
-    state = mixer.state
-    return StateShape(
-        mixer.kind, state.conv_channels, state.conv_kernel, mixer.heads, mixer.key_heads, mixer.k_width, mixer.v_width
-    )

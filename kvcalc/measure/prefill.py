@@ -5,68 +5,52 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvcalc.attention.latent import HeadProduct
-from kvcalc.measure.build import Layer, LayerCache
+from kvcalc.measure.budget import chunk_tokens
+from kvcalc.measure.build import Layer
 from kvcalc.measure.parts import Part
+from kvcalc.measure.stack import Progress, Request, Stack
 from kvcalc.measure.timing import time_call
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.spec import ModelSpec
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many tokens or steps are done, and of how many."""
-
-
-class Filled(NamedTuple):
-    """How a prompt was run: tokens of each sequence, chunk size, and seconds of all chunks together."""
-
-    tokens: int
-    chunk: int
-    seconds: float
-
 
 def prefill(
-    layers: Sequence[Layer], caches: Sequence[LayerCache], hidden_states: Callable[[int], Tensor], tokens: int,
-    chunk: int, progress: Progress, device: torch.device,
-) -> Filled:  # fmt: skip
-    """Run `tokens` prompt tokens, at least one, through the layers, `chunk` at a time.
+    stack: Stack, spec: ModelSpec, hidden_states: Callable[[int], Tensor], request: Request, progress: Progress
+) -> dict[str, Any]:
+    """Fill the caches with the prompt, all tokens but those of the timed steps; `hidden_states(n)` makes the inputs of
+    n tokens, which is not timed.
 
-    `hidden_states(n)` makes the inputs of n tokens; making them is not timed.
+    Returns the `prefill` part of a run, but for its share of the matmul roof: tokens per second, and the FLOP of the
+    work. Projections take 2 FLOP a weight and token; attention 2 x (k + v widths) for every head and every pair of a
+    token with one it may see. A recurrence's own FLOP are not counted.
     """
+    tokens, chunk = request.context_tokens - request.steps, chunk_tokens(spec.attention, request)
     seconds = 0.0
-    with fast_projections(layers, hidden_states(chunk)):
+    with fast_projections(stack.layers, hidden_states(chunk)):
         for done in range(0, tokens, chunk):
             progress("prefill", done, tokens)
             x = hidden_states(min(chunk, tokens - done))
-            seconds += time_call(device, partial(run_layers, layers, caches, x))
+            seconds += time_call(request.device, partial(stack.run, x))
     progress("prefill", tokens, tokens)
-    return Filled(tokens, chunk, seconds)
-
-
-def describe_prefill(parts: Sequence[Part], spec: ModelSpec, batch: int, filled: Filled) -> dict[str, Any]:
-    """The `prefill` part of a run, but for its share of the matmul roof: tokens per second, and the FLOP of the work.
-
-    Projections take 2 FLOP a weight and token; attention 2 x (k + v widths) for every head and every pair of a token
-    with one it may see. A recurrence's own FLOP are not counted.
-    """
     hidden, flop = spec.attention.hidden_size or 0, 0
-    for part in parts:
-        flop += 2 * part.parameters(hidden) * filled.tokens
+    for part in stack.parts:
+        flop += 2 * part.parameters(hidden) * tokens
         if isinstance(part.shape, AttentionShape):
-            pairs = _pairs(filled.tokens, part)
-            flop += 2 * part.shape.num_heads * (part.shape.qk_head_dim + part.shape.v_head_dim) * pairs
+            flop += 2 * part.shape.num_heads * (part.shape.qk_head_dim + part.shape.v_head_dim) * _pairs(tokens, part)
     return {
-        "tokens": filled.tokens,
-        "chunk_tokens": filled.chunk,
-        "seconds": filled.seconds,
-        "tokens_per_second": batch * filled.tokens / filled.seconds,
-        "flop": batch * flop,
-        "flop_per_second": batch * flop / filled.seconds,
+        "tokens": tokens,
+        "chunk_tokens": chunk,
+        "seconds": seconds,
+        "tokens_per_second": request.batch_size * tokens / seconds,
+        "flop": request.batch_size * flop,
+        "flop_per_second": request.batch_size * flop / seconds,
     }
 
 
@@ -78,39 +62,26 @@ def _pairs(tokens: int, part: Part) -> int:
     return seen * (seen + 1) // 2 + (tokens - seen) * seen
 
 
-def run_layers(layers: Sequence[Layer], caches: Sequence[LayerCache], x: Tensor) -> Tensor:
-    """One pass through the attention layers with their residual connections; the caches grow by the tokens of `x`."""
-    for layer, cache in zip(layers, caches):
-        x = x + layer(x, cache)
-    return x
-
-
 @contextmanager
 def fast_projections(layers: Sequence[Layer], sample: Tensor) -> Iterator[None]:
     """Within the block, projections run in fp32 where that is faster on `sample`, as they do on CPUs whose 16-bit
     matrix products are emulated (2 to 6 times slower there). Weights, results and caches keep their dtype."""
     modules = [module for layer in layers for module in layer.modules()]
-    linears = [module for module in modules if isinstance(module, nn.Linear)]
-    if sample.device.type != "cpu" or sample.dtype == torch.float32:
-        yield
-        return
-    first = max((m for m in linears if m.in_features == sample.shape[-1]), key=lambda m: m.out_features)
-    native, widened = (
-        [time_call(sample.device, c) for _ in range(2)]
-        for c in (partial(first, sample), partial(_widened, first, sample))
-    )
-    if min(native) <= min(widened):
-        yield
-        return
-    products = [module for module in modules if isinstance(module, HeadProduct)]
-    for linear in linears:
-        linear.forward = partial(_widened, linear)  # type: ignore[method-assign]
-    for product in products:
-        product.forward = _widened_product  # type: ignore[method-assign]
+    forwards: dict[nn.Module, Callable[..., Tensor]] = {}
+    if sample.device.type == "cpu" and sample.dtype != torch.float32:
+        linears = [module for module in modules if isinstance(module, nn.Linear)]
+        first = max((m for m in linears if m.in_features == sample.shape[-1]), key=lambda m: m.out_features)
+        calls = partial(first, sample), partial(_widened, first, sample)
+        native, widened = (min(time_call(sample.device, call) for _ in range(2)) for call in calls)
+        if widened < native:
+            forwards = {linear: partial(_widened, linear) for linear in linears}
+            forwards |= {module: _widened_product for module in modules if isinstance(module, HeadProduct)}
+    for module, forward in forwards.items():
+        module.forward = forward
     try:
         yield
     finally:
-        for module in (*linears, *products):
+        for module in forwards:
             del module.forward
 
 

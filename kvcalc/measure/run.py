@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,11 +14,13 @@ from torch import Tensor
 from kvcalc.attention.backends import BACKENDS
 from kvcalc.attention.cache import TokenCache, held_bytes
 from kvcalc.attention.recurrent import RecurrentMixer, StateCache
+from kvcalc.errors import RunError
+from kvcalc.measure.budget import read_bytes, weights_bytes_of
 from kvcalc.measure.choose import choose
-from kvcalc.measure.device import MemoryWatch
+from kvcalc.measure.device import MemoryWatch, synchronize
 from kvcalc.measure.faults import check_finite
-from kvcalc.measure.prefill import Progress, describe_prefill, prefill, run_layers
-from kvcalc.measure.stack import Request, Stack, build, inputs, make_caches, random_query
+from kvcalc.measure.prefill import prefill
+from kvcalc.measure.stack import Progress, Request, Stack, build, inputs, make_caches, random_query
 from kvcalc.measure.storage import Storage
 from kvcalc.measure.timing import Timings, flusher, time_call, time_calls
 from kvcalc.model.spec import ModelSpec
@@ -62,61 +65,69 @@ def choose_backends(stack: Stack, request: Request) -> list[dict[str, Any]]:
     return rows
 
 
-def time_decode(stack: Stack, hidden_states: Callable[[int], Tensor], request: Request, report: Progress,
-                bytes_touched: int) -> tuple[Timings, Tensor]:  # fmt: skip
+def time_decode(
+    stack: Stack, hidden_states: Callable[[int], Tensor], request: Request, report: Progress, bytes_touched: int
+) -> tuple[Timings, Tensor]:
     """Time `steps` decode steps of all layers, and return the last one's output.
 
     On a CPU each step adds the next token. A CUDA graph repeats one step: there the last token is written again and
     again, over caches that are full, after the others were decoded untimed.
     """
-    layers, caches, device = stack.layers, stack.caches, request.device
     outputs: list[Tensor] = []
 
     def step(x: Tensor) -> None:
         outputs.clear()
-        outputs.append(run_layers(layers, caches, x))
+        outputs.append(stack.run(x))
 
-    warm_up(stack, hidden_states, request)
-    flush = flusher(device, bytes_touched, request.effort)
-    if device.type == "cuda" and request.group.size == 1:
+    warm_up(stack, hidden_states)
+    flush = flusher(request.device, bytes_touched, request.effort)
+    if request.device.type == "cuda" and request.group.size == 1:
         for _ in range(request.steps - 1):
             step(hidden_states(1))
-        x, ahead = hidden_states(1), [cache.length for cache in caches]
+        x, ahead = hidden_states(1), [cache.length for cache in stack.caches]
         step(x)
 
         def again() -> None:
-            for cache, length in zip(caches, ahead):
+            for cache, length in zip(stack.caches, ahead):
                 if isinstance(cache, TokenCache) and cache.length > length:
                     cache.rewind(length)
             step(x)
 
-        timings = time_calls(device, again, request.steps, flush, may_capture=request.storage.kind != "grow")
-        return timings, outputs[0]
-    seconds: list[float] = []
-    cpu: list[float] = []
-    for number in range(request.steps):
-        report("decode", number, request.steps)
+        may_capture = request.storage.kind != "grow"
+        return time_calls(request.device, again, request.steps, flush, may_capture=may_capture), outputs[0]
+
+    def next_step(number: int) -> Callable[[], object]:
         x = hidden_states(1)
         if flush is not None:
             flush()
+        return partial(step, x)
+
+    return time_steps(next_step, request, report), outputs[0]
+
+
+def time_steps(prepare: Callable[[int], Callable[[], object]], request: Request, report: Progress) -> Timings:
+    """Time `steps` steps, each once; `prepare(number)` gives the call of one, and is not timed."""
+    seconds, cpu = [], []
+    for number in range(request.steps):
+        report("decode", number, request.steps)
+        step = prepare(number)
         # Together, so that no rank's time holds its waiting for another to begin.
         request.group.barrier()
         before = time.process_time()
-        seconds.append(time_call(device, partial(step, x)))
+        seconds.append(time_call(request.device, step))
         cpu.append(time.process_time() - before)
     report("decode", request.steps, request.steps)
-    taken = Timings(request.group.slowest(seconds), cpu if device.type == "cpu" else None, "wall clock")
-    return taken, outputs[0]
+    return Timings(request.group.slowest(seconds), cpu if request.device.type == "cpu" else None, "wall clock")
 
 
-def warm_up(stack: Stack, hidden_states: Callable[[int], Tensor], request: Request) -> None:
+def warm_up(stack: Stack, hidden_states: Callable[[int], Tensor]) -> None:
     """Some steps that are taken back: the caches are as they were."""
     for cache in stack.caches:
         if isinstance(cache, StateCache) and WARM_UP_STEPS:
             cache.keep()
     starts = [cache.length for cache in stack.caches]
     for number in range(WARM_UP_STEPS):
-        run_layers(stack.layers, stack.caches, hidden_states(1))
+        stack.run(hidden_states(1))
         for cache, start in zip(stack.caches, starts):
             if isinstance(cache, TokenCache) or number == WARM_UP_STEPS - 1:
                 cache.rewind(start)
@@ -137,47 +148,32 @@ def time_core(stack: Stack, request: Request, report: Progress, bytes_touched: i
             layer.attend(queries[layer.core_query_shape(1)], cache)
 
     report("attention core", 0, request.steps)
-    flush = flusher(request.device, bytes_touched, request.effort)
-    taken = time_calls(
-        request.device, step, request.steps, flush, request.group.barrier, may_capture=request.group.size == 1
-    )
+    flush, alone = flusher(request.device, bytes_touched, request.effort), request.group.size == 1
+    taken = time_calls(request.device, step, request.steps, flush, request.group.barrier, may_capture=alone)
     report("attention core", request.steps, request.steps)
     return taken._replace(seconds=request.group.slowest(taken.seconds))
 
 
-def run_with_cache(
-    spec: ModelSpec, request: Request, report: Progress, chunk: int, weights_bytes: int, cache_bytes: int
-) -> Measured:
+def run_with_cache(spec: ModelSpec, request: Request, report: Progress) -> Measured:
     """Build, fill, choose, time. Frees nothing."""
     watch = MemoryWatch(request.device)
+    cache_bytes = read_bytes(spec, request)
     with torch.inference_mode():
         stack = build(spec, request, report)
         allocator_bytes = make_caches(stack, request)
         hidden_states = inputs(spec, request)
-        filled = prefill(
-            stack.layers, stack.caches, hidden_states, request.context_tokens - request.steps, chunk, report,
-            request.device,
-        )  # fmt: skip
+        filled = prefill(stack, spec, hidden_states, request, report)
         rows = choose_backends(stack, request)
-        decode, output = time_decode(stack, hidden_states, request, report, weights_bytes + cache_bytes)
+        touched = weights_bytes_of(spec, request.dtype) + cache_bytes
+        decode, output = time_decode(stack, hidden_states, request, report, touched)
         check_finite(output, "decode")
         core = time_core(stack, request, report, cache_bytes)
         if request.profile is not None:
-            from kvcalc.measure.profiling import write_trace
-
-            write_trace(stack, hidden_states, request)
+            write_trace(stack, hidden_states, request, request.profile)
     attending = stack.attention()
-    return Measured(
-        stack,
-        held_bytes(stack.caches),
-        allocator_bytes,
-        describe_prefill(stack.parts, spec, request.batch_size, filled),
-        attending[0][0].core.name if attending else "none",
-        rows,
-        decode,
-        core,
-        watch.describe(),
-    )
+    backend = attending[0][0].core.name if attending else "none"
+    held = held_bytes(stack.caches)
+    return Measured(stack, held, allocator_bytes, filled, backend, rows, decode, core, watch.describe())
 
 
 def run_without_cache(spec: ModelSpec, request: Request, report: Progress) -> Measured:
@@ -197,11 +193,36 @@ def run_without_cache(spec: ModelSpec, request: Request, report: Progress) -> Me
 
         first = request.context_tokens - request.steps + 1
         step(first)
-        seconds = []
-        for number in range(request.steps):
-            report("decode", number, request.steps)
-            request.group.barrier()
-            seconds.append(time_call(request.device, partial(step, first + number)))
+        decode = time_steps(lambda number: partial(step, first + number), request, report)
         check_finite(outputs[0], "decode")
-    decode = Timings(request.group.slowest(seconds), None, "wall clock")
+    # No CPU time: the record of such a run has none.
+    decode = decode._replace(cpu_seconds=None)
     return Measured(stack, 0, 0, None, "full prefix", [], decode, None, watch.describe())
+
+
+def write_trace(stack: Stack, hidden_states: Callable[[int], Tensor], request: Request, path: str) -> None:
+    """`--profile FILE`: profile the last token's step once more, and write the trace, for chrome://tracing or
+    https://ui.perfetto.dev; rank 0's alone, of several.
+
+    Raises RunError (exit 1) where the file cannot be written.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    # The profiler's library reports its own start and stop on stderr, unless told before it is first used.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    activities = [ProfilerActivity.CPU]
+    if request.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    for cache in stack.caches:
+        if isinstance(cache, TokenCache) and cache.length == request.context_tokens:
+            cache.rewind(cache.length - 1)
+    with profile(activities=activities, record_shapes=True) as profiler:
+        stack.run(hidden_states(1))
+        synchronize(request.device)
+    if request.group.rank == 0:
+        try:
+            profiler.export_chrome_trace(path)
+        except (OSError, RuntimeError) as error:
+            raise RunError(f"cannot write {path}: {str(error).splitlines()[0]}") from None
+        if not os.path.exists(path):
+            raise RunError(f"cannot write {path}: the profiler left nothing there")

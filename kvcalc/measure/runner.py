@@ -8,22 +8,19 @@ import torch
 
 from kvcalc.errors import KvcalcError, MismatchError, RunError, UsageError
 from kvcalc.measure.bandwidth import read_roof
-from kvcalc.measure.budget import check_fits, chunk_tokens, layers_that_fit, weights_bytes_of
+from kvcalc.measure.budget import check_fits, layers_that_fit
 from kvcalc.measure.capacity import check_axis, find_capacity
 from kvcalc.measure.device import describe_device, free_bytes, release, resolve_device
-from kvcalc.measure.distributed import ALONE, describe_ranks, device_of, join
+from kvcalc.measure.distributed import ALONE, device_of, join
 from kvcalc.measure.environment import describe_environment
 from kvcalc.measure.faults import faults
-from kvcalc.measure.figures import Figures, scaled
-from kvcalc.measure.options import check_goes_with, parse_storage
+from kvcalc.measure.figures import describe_run, remarks_on_runs, scaled
 from kvcalc.measure.parts import parts_of, remarks_on
-from kvcalc.measure.prefill import Progress
 from kvcalc.measure.ranks import Place, check_size, find_place
-from kvcalc.measure.remarks import remarks_on_runs
 from kvcalc.measure.run import run_with_cache, run_without_cache
 from kvcalc.measure.sharding import share_of_spec
-from kvcalc.measure.stack import Request, Stack
-from kvcalc.measure.storage import predicted_bytes, read_bytes
+from kvcalc.measure.stack import Progress, Request, Stack
+from kvcalc.measure.storage import check_goes_with, parse_storage
 from kvcalc.measure.sweep import Sweep, curve
 from kvcalc.measure.timing import Effort
 from kvcalc.measure.verify import verify, verify_state
@@ -234,13 +231,12 @@ def _prepare(
             parts_of(spec)
         free = _free_bytes(device, place)
         fitting = 0
-        for request in requests:
-            dtype, tokens, batch, storage = request.dtype, request.context_tokens, request.batch_size, request.storage
+        for request in (request._replace(device=device) for request in requests):
             try:
                 for spec in shares:
-                    fits = layers_that_fit(spec, dtype, tokens, batch, device.type, free, storage)
+                    fits = layers_that_fit(spec, request, free)
                     if fits < spec.num_layers and not (may_cut and fits):
-                        check_fits(spec, dtype, tokens, batch, request.steps, device.type, free, storage)
+                        check_fits(spec, request, free)
                     layers = min(layers, fits)
                 fitting += 1
             except KvcalcError as error:
@@ -260,10 +256,7 @@ def _free_bytes(device: torch.device, place: Place) -> int:
 def _too_large(spec: ModelSpec, request: Request) -> str | None:
     """Why one point of a sweep is left out."""
     try:
-        check_fits(
-            spec, request.dtype, request.context_tokens, request.batch_size, request.steps, request.device.type,
-            _free_bytes(request.device, request.group.place), request.storage,
-        )  # fmt: skip
+        check_fits(spec, request, _free_bytes(request.device, request.group.place))
     except KvcalcError as error:
         return f"{request.context_tokens:,} tokens, batch {request.batch_size}: {error.message}"
     return None
@@ -273,32 +266,25 @@ def _run(
     kind: str, whole: ModelSpec, model: ModelSpec, request: Request, roof: dict[str, Any], progress: Progress
 ) -> dict[str, Any]:
     """Measure one kind of attention, this rank's share of it, and free what it took. `model` has all its layers."""
-    spec, group, device = share_of_spec(whole, request.group.size), request.group, request.device
-    tokens, batch, storage = request.context_tokens, request.batch_size, request.storage
+    spec, group = share_of_spec(whole, request.group.size), request.group
 
     def report(what: str, done: int, of: int) -> None:
         progress(f"{kind} {what}", done, of)
 
-    # From the formula alone: nothing here may come from a tensor.
-    predicted = predicted_bytes(spec, request.dtype, tokens, batch, storage)
-    read = read_bytes(spec, request.dtype, tokens, batch, storage)
-    weights = weights_bytes_of(spec, request.dtype)
-    if storage.kind == "none":
-        found = run_without_cache(spec, request, report)
-    else:
-        chunk = chunk_tokens(spec.attention, tokens, batch, device.type)
-        found = run_with_cache(spec, request, report, chunk, weights, read)
+    found = (run_without_cache if request.storage.kind == "none" else run_with_cache)(spec, request, report)
     checked = _verified(whole, found.stack, request)
     found.stack.clear()
-    release(device)
-    figures = Figures(kind, spec, request, roof, predicted, read, weights)
+    release(request.device)
+    row = describe_run(kind, spec, request, roof, found)
+    # What each rank holds and how fast its device reads, the same list on every rank; nothing in it names a machine.
+    held = {key: row[key] for key in ("predicted_bytes", "held_bytes", "allocator_bytes")}
+    rate = roof["read_bytes_per_second"]
+    mine = {"rank": group.rank, "device": str(request.device), **held, "read_bytes_per_second": rate}
     return {
-        **figures.describe(found),
+        **row,
         "scaled": scaled(model, whole, request, found.decode),
         "verified": checked,
-        "ranks": describe_ranks(
-            group, device, predicted, found.held_bytes, found.allocator_bytes, roof["read_bytes_per_second"]
-        ),
+        "ranks": group.gather(mine) if group.size > 1 else None,
     }
 
 
@@ -312,13 +298,10 @@ def _verified(whole: ModelSpec, stack: Stack, request: Request) -> dict[str, Any
             continue
         seen.add(sort)
         if isinstance(part.shape, AttentionShape):
-            own = next(
-                p.shape for p in parts_of(whole) if p.layer == part.layer and isinstance(p.shape, AttentionShape)
-            )
-            checks.append(
-                verify(own, part.window, request.device, layer.core, request.seed, request.group, request.storage)
-            )
+            layers = (p.shape for p in parts_of(whole) if p.layer == part.layer)
+            own = next(shape for shape in layers if isinstance(shape, AttentionShape))
+            checks.append(verify(own, part.window, layer.core, request))
         else:
-            checks.append(verify_state(part.shape, request.device, request.seed))
+            checks.append(verify_state(part.shape, request))
     failed = [check for check in checks if not check["ok"]]
     return (failed or sorted(checks, key=lambda check: check["max_abs_error"] or 0.0))[-1]

@@ -7,7 +7,7 @@ output is the sum over ranks (Shoeybi et al. 2019, "Megatron-LM", section 3).
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from kvcalc.attention.grouped import GroupedAttention
 from kvcalc.attention.latent import MultiHeadLatentAttention
@@ -45,7 +45,7 @@ def copy_share(whole: nn.Module, share: nn.Module, rank: int, size: int) -> None
     first = rank * share.o_proj.in_features
     share.o_proj.weight.data.copy_(whole.o_proj.weight.data[:, first : first + share.o_proj.in_features])
     if share.o_proj.bias is not None:
-        share.o_proj.bias.data.copy_(whole.o_proj.bias.data if rank == 0 else _zeros_like(whole.o_proj.bias.data))
+        share.o_proj.bias.data.copy_(whole.o_proj.bias.data * (rank == 0))
 
 
 def _copy_grouped(whole: GroupedAttention, share: GroupedAttention, rank: int, size: int) -> None:
@@ -75,7 +75,3 @@ def _copy_rows(whole: nn.Module, share: nn.Module, first: int) -> None:
     """The rows of `whole`'s weight and bias from `first` on, as many as `share` has."""
     for mine, theirs in zip(share.parameters(), whole.parameters()):
         mine.data.copy_(theirs.data[first : first + mine.shape[0]])
-
-
-def _zeros_like(tensor: Tensor) -> Tensor:
-    return tensor.new_zeros(tensor.shape)

@@ -10,25 +10,29 @@ from torch import Tensor
 
 from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.latent import MultiHeadLatentAttention
-from kvcalc.attention.recurrent import RecurrentMixer
+from kvcalc.attention.recurrent import RecurrentMixer, StateCache, StateShape
 from kvcalc.measure.build import (
     TORCH_DTYPES,
     AttentionLayer,
     Layer,
     LayerCache,
     build_part,
-    make_part_cache,
+    fill,
+    make_cache,
     materialize,
     random_block,
 )
 from kvcalc.measure.device import allocated_by
 from kvcalc.measure.distributed import ALONE, Group
 from kvcalc.measure.parts import Part, parts_of
-from kvcalc.measure.prefill import Progress
 from kvcalc.measure.storage import Storage
 from kvcalc.measure.timing import Effort
 from kvcalc.memory.dtypes import Dtype
+from kvcalc.model.caches import CrossAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many tokens or steps are done, and of how many."""
 
 
 class Request(NamedTuple):
@@ -65,6 +69,12 @@ class Stack(NamedTuple):
             if not isinstance(layer, RecurrentMixer) and isinstance(cache, TokenCache)
         ]
 
+    def run(self, x: Tensor) -> Tensor:
+        """One pass through the layers with their residual connections; the caches grow by the tokens of `x`."""
+        for layer, cache in zip(self.layers, self.caches):
+            x = x + layer(x, cache)
+        return x
+
     def clear(self) -> None:
         """Let go of the modules and their caches."""
         self.layers.clear()
@@ -89,19 +99,30 @@ def build(spec: ModelSpec, request: Request, report: Progress) -> Stack:
 
 def make_caches(stack: Stack, request: Request) -> int:
     """Fill `stack.caches`; returns by how many bytes the device's allocator grew."""
-    tokens = request.context_tokens
-    made, allocator_bytes = allocated_by(
-        request.device,
-        lambda: [
-            make_part_cache(
-                part, layer, request.batch_size, tokens, request.torch_dtype, request.device, request.storage,
-                request.seed,
-            )
-            for part, layer in zip(stack.parts, stack.layers)
-        ],
-    )  # fmt: skip
+    pairs = zip(stack.parts, stack.layers)
+    made, allocator_bytes = allocated_by(request.device, lambda: [_cache_of(*pair, request) for pair in pairs])
     stack.caches.extend(made)
     return allocator_bytes
+
+
+def _cache_of(part: Part, layer: Layer, request: Request) -> LayerCache:
+    """The cache of any part. An encoder's K and V are there from the start, at random; they and states are never in
+    blocks or in 8 bits."""
+    dtype, device, batch_size = request.torch_dtype, request.device, request.batch_size
+    if isinstance(part.cache, RecurrentState) and isinstance(part.shape, StateShape):
+        named = (part.cache.conv_dtype, part.cache.state_dtype)
+        conv, state = (TORCH_DTYPES[name] if name else dtype for name in named)
+        return StateCache(batch_size, part.shape, conv, state, device)
+    if isinstance(layer, RecurrentMixer):
+        raise TypeError("a recurrent module without a state")
+    if isinstance(part.cache, CrossAttention):
+        tokens = part.cache.encoder_tokens or 0
+        cache = TokenCache(batch_size, layer.cache_shapes(), tokens, None, dtype, device)
+        for tensor in cache.tensors:
+            fill(tensor, random_block(request.seed, device))
+        cache.length = tokens
+        return cache
+    return make_cache(layer, batch_size, request.context_tokens, dtype, device, request.storage, request.seed)
 
 
 def inputs(spec: ModelSpec, request: Request) -> Callable[[int], Tensor]:

@@ -1,32 +1,20 @@
-"""How a run keeps its cache: preallocated, in blocks, grown, in 8 bits, or not at all; and the bytes each predicts.
-
-The bytes come from the formula: nothing here may come from a tensor.
-"""
+"""How a run keeps its cache: preallocated, in blocks, grown, in 8 bits, or not at all; and what goes together."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcalc.memory import kv_cache
-from kvcalc.memory.dtypes import DTYPES, Dtype
-from kvcalc.model.caches import (
-    HEADS_CACHES,
-    Cache,
-    ChunkedAttention,
-    CrossAttention,
-    FullAttention,
-    LatentAttention,
-    RecurrentState,
-    SlidingWindowAttention,
-)
-from kvcalc.model.spec import ModelSpec
+import torch
+
+from kvcalc.attention.backends import BACKENDS
+from kvcalc.errors import UsageError
+from kvcalc.memory.dtypes import DTYPES, Dtype, parse_dtype
+from kvcalc.model.caches import CrossAttention, LatentAttention, RecurrentState
+from kvcalc.model.spec import ModelSpec, all_caches
 
 KINDS = ("preallocated", "grow", "none")
 MLA_FORMS = ("absorbed", "expanded")
 QUANTIZED = ("fp8", "int8")
-
-# A quantized row (one token, one head) has a scale in fp32.
-_SCALE_BYTES = 4
 
 
 class Storage(NamedTuple):
@@ -47,42 +35,34 @@ class Storage(NamedTuple):
         return DTYPES[self.kv_dtype] if self.kv_dtype else dtype
 
 
-def predicted_bytes(spec: ModelSpec, dtype: Dtype, tokens: int, batch: int, storage: Storage = Storage()) -> int:
-    """Bytes the caches of `batch` sequences must hold: the formula's, blocks rounded up and scales added."""
-    if storage.is_plain or storage.kind == "none":
-        return 0 if storage.kind == "none" else kv_cache.stored_bytes(spec, dtype, tokens, batch)
-    return batch * _sum(spec, dtype, tokens, storage, storage.block_size or 1)
+def parse_storage(
+    kv_dtype: str | None, cache: str, block_size: int | None, mla: str, backend: str, device: torch.device
+) -> Storage:
+    """The options of the cache, or a UsageError (exit 2) for those that do not go together."""
+    if backend != "auto" and backend not in BACKENDS:
+        raise UsageError(f"--backend {backend[:40]!a}: not a backend", f"auto or one of {', '.join(BACKENDS)}")
+    for option, value, allowed in (("--cache", cache, KINDS), ("--mla", mla, MLA_FORMS)):
+        if value not in allowed:
+            raise UsageError(f"{option} {value[:40]!a}: one of {', '.join(allowed)}")
+    kept = None if kv_dtype is None or kv_dtype == "auto" else parse_dtype(kv_dtype, "--kv-dtype").name
+    if kept is not None and kept not in QUANTIZED:
+        raise UsageError(
+            f"--kv-dtype {kv_dtype}: measure keeps a cache in {' or '.join(QUANTIZED)}, or in what it computes in",
+            "auto, and --dtype for the latter",
+        )
+    if cache == "none" and (kept or block_size or mla == "expanded" or backend != "auto"):
+        raise UsageError("--cache none keeps nothing: no --kv-dtype, --block-size, --mla or --backend goes with it")
+    if cache == "grow" and block_size:
+        raise UsageError("--cache grow concatenates: no --block-size goes with it")
+    if kept == "fp8" and device.type == "mps":
+        raise UsageError("--kv-dtype fp8: Apple's GPU has none", "--kv-dtype int8")
+    return Storage(cache, block_size, kept, mla, backend)
 
 
-def read_bytes(spec: ModelSpec, dtype: Dtype, tokens: int, batch: int, storage: Storage = Storage()) -> int:
-    """Bytes of cache one decode step reads: every held row, and its scales; no more of a block than is held."""
-    if storage.kv_dtype is None:
-        return kv_cache.decode_read_bytes(spec, dtype, tokens, batch)
-    return batch * _sum(spec, dtype, tokens, storage, 1)
-
-
-def _sum(spec: ModelSpec, dtype: Dtype, tokens: int, storage: Storage, block_size: int) -> int:
-    return sum(
-        group.num_layers * _cache_bytes(cache, dtype, tokens, storage, block_size)
-        for group in spec.layers
-        for cache in group.caches
-    )
-
-
-def _cache_bytes(cache: Cache, dtype: Dtype, tokens: int, storage: Storage, block_size: int) -> int:
-    """One sequence's bytes in one layer's cache. States and an encoder's K and V have no blocks and no other type."""
-    if isinstance(cache, (RecurrentState, CrossAttention)):
-        return kv_cache.stored_cache_bytes(cache, tokens, dtype)
-    kept = tokens if cache.window is None else min(tokens, cache.window)
-    rows = -(-kept // block_size) * block_size
-    scales = 0
-    if storage.kv_dtype:
-        scales = rows * _SCALE_BYTES * (2 * cache.num_kv_heads if isinstance(cache, HEADS_CACHES) else 1)
-    return kv_cache.stored_cache_bytes(_whole(cache), rows, storage.dtype(dtype)) + scales
-
-
-def _whole(cache: Cache) -> Cache:
-    """The same rows without a window: as many as are asked for."""
-    if isinstance(cache, (SlidingWindowAttention, ChunkedAttention)):
-        return FullAttention(cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
-    return cache._replace(window=None) if isinstance(cache, LatentAttention) else cache
+def check_goes_with(storage: Storage, specs: list[ModelSpec]) -> None:
+    """Raise UsageError (exit 2) where no model of `specs` has what `storage` asks for, or one has what it cannot do."""
+    caches = [cache for spec in specs for cache in all_caches(spec)]
+    if storage.mla == "expanded" and not any(isinstance(cache, LatentAttention) for cache in caches):
+        raise UsageError("--mla expanded: no attention to be run has a latent", "--attention mla")
+    if storage.kind == "none" and any(isinstance(cache, (CrossAttention, RecurrentState)) for cache in caches):
+        raise UsageError("--cache none: a recurrent state or an encoder's K and V are not computed again each step")

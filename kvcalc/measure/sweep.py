@@ -9,6 +9,7 @@ from kvcalc.errors import UsageError
 from kvcalc.units import parse_count, parse_tokens
 
 _AXES = ("context", "batch")
+_OF_RUN = ("context_tokens", "batch_size", "attention", "num_layers", "predicted_bytes", "held_bytes")
 _EXAMPLE = "as in context=1k..128k,batch=1..64: doubling from the first to the last; or context=1k:4k:16k"
 _MOST_POINTS = 256
 
@@ -35,9 +36,7 @@ def curve(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         step, core = run["decode_step_seconds"], run["attention_core_seconds"]
         rows.append(
             {
-                **{key: run[key] for key in ("context_tokens", "batch_size", "attention", "num_layers")},
-                "predicted_bytes": run["predicted_bytes"],
-                "held_bytes": run["held_bytes"],
+                **{key: run[key] for key in _OF_RUN},
                 "decode_step_seconds": step["p50"],
                 "tokens_per_second": run["tokens_per_second"],
                 "attention_core_seconds": core["p50"] if core else None,

@@ -74,19 +74,22 @@ def time_calls(
     for _ in range(_WARM_UP_CALLS):
         call()
     synchronize(device)
+    replay, method = call, "wall clock"
     if device.type == "cuda":
         replay, method = _captured(device, call) if may_capture else (call, "CUDA events")
-        return Timings([_between_events(replay, flush, before) for _ in range(count)], None, method)
     seconds, cpu_seconds = [], []
     for _ in range(count):
         for prepare in (before, flush):
             if prepare is not None:
                 prepare()
+        if device.type == "cuda":
+            seconds.append(_between_events(replay))
+            continue
         synchronize(device)
         cpu = time.process_time()
         seconds.append(time_call(device, call))
         cpu_seconds.append(time.process_time() - cpu)
-    return Timings(seconds, cpu_seconds if device.type == "cpu" else None, "wall clock")
+    return Timings(seconds, cpu_seconds if device.type == "cpu" else None, method)
 
 
 def summarize(seconds: list[float]) -> dict[str, Any]:
@@ -131,13 +134,8 @@ def _captured(device: torch.device, call: Callable[[], object]) -> tuple[Callabl
     return graph.replay, "CUDA graph"
 
 
-def _between_events(
-    call: Callable[[], object], flush: Callable[[], object] | None, before: Callable[[], object] | None
-) -> float:
+def _between_events(call: Callable[[], object]) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    for prepare in (before, flush):
-        if prepare is not None:
-            prepare()
     start.record()
     call()
     end.record()

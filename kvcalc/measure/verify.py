@@ -10,12 +10,13 @@ import torch
 from kvcalc.attention.latent import MultiHeadLatentAttention
 from kvcalc.attention.recurrent import RecurrentMixer, StateCache, StateShape
 from kvcalc.measure.build import build_layer, make_cache
-from kvcalc.measure.distributed import ALONE, Group
+from kvcalc.measure.stack import Request
 from kvcalc.measure.storage import Storage
 from kvcalc.model.mixers.attention import AttentionShape
 
 TOLERANCE = 1e-4
 _TOKENS, _DECODED, _CHUNK, _BATCH = 24, 8, 7, 2
+_CUTS = [*range(0, _TOKENS - _DECODED, _CHUNK), *range(_TOKENS - _DECODED, _TOKENS + 1)]
 
 
 def small_shape(shape: AttentionShape, size: int = 1) -> AttentionShape:
@@ -43,16 +44,14 @@ def small_shape(shape: AttentionShape, size: int = 1) -> AttentionShape:
     )
 
 
-def verify(
-    shape: AttentionShape, window: int | None, device: torch.device, core: Any, seed: int, group: Group = ALONE,
-    storage: Storage = Storage(),
-) -> dict[str, Any]:  # fmt: skip
-    """Run the small shape both ways in fp32 on `device`: the `verified` part of a run.
+def verify(shape: AttentionShape, window: int | None, core: Any, request: Request) -> dict[str, Any]:
+    """Run the small shape both ways in fp32 on the request's device: the `verified` part of a run.
 
     `core` is the decode kernel that was timed. A window becomes one short enough for the ring to turn. Of several
     ranks each makes the full pass with the whole layer and decodes with its share; the largest error counts.
     """
-    torch.manual_seed(seed)
+    group, storage, device = request.group, request.storage, request.device
+    torch.manual_seed(request.seed)
     small, span = small_shape(shape, group.size), None if window is None else 9
     layer = build_layer(small, span, torch.float32, device).eval()
     share = group.share_of(layer, small, span)
@@ -63,17 +62,17 @@ def verify(
         x = group.same(torch.randn(_BATCH, _TOKENS, 64, device=device))
         full = layer(x)
         cache = make_cache(share, _BATCH, _TOKENS, torch.float32, device, _small_storage(storage))
-        cuts = [*range(0, _TOKENS - _DECODED, _CHUNK), *range(_TOKENS - _DECODED, _TOKENS + 1)]
-        parts = [share(x[:, a:b], cache) for a, b in pairwise(cuts)]
+        parts = [share(x[:, a:b], cache) for a, b in pairwise(_CUTS)]
         errors = group.gather((torch.cat(parts, dim=1) - full).abs().max().item())
     # max() would lose a NaN that does not stand first.
     error = next((e for e in errors if e != e), max(errors))
     return _checked(error)
 
 
-def verify_state(shape: StateShape, device: torch.device, seed: int) -> dict[str, Any]:
+def verify_state(shape: StateShape, request: Request) -> dict[str, Any]:
     """The same of a recurrent layer: its tokens at once, and in pieces, the last ones one by one."""
-    torch.manual_seed(seed)
+    torch.manual_seed(request.seed)
+    device = request.device
     small = shape
     if shape.kind in ("linear", "delta"):
         heads, key_heads = (4, 2) if shape.heads != shape.key_heads else (4, 4)
@@ -86,7 +85,7 @@ def verify_state(shape: StateShape, device: torch.device, seed: int) -> dict[str
     with torch.inference_mode():
         x = torch.randn(_BATCH, _TOKENS, 64, device=device)
         outputs = []
-        for cuts in ([0, _TOKENS], [*range(0, _TOKENS - _DECODED, _CHUNK), *range(_TOKENS - _DECODED, _TOKENS + 1)]):
+        for cuts in ([0, _TOKENS], _CUTS):
             cache = StateCache(_BATCH, small, torch.float32, torch.float32, device)
             outputs.append(torch.cat([layer(x[:, a:b], cache) for a, b in pairwise(cuts)], dim=1))
         return _checked((outputs[0] - outputs[1]).abs().max().item())

@@ -12,10 +12,8 @@ import pytest
 import torch
 
 from kvcalc.attention.backends import BACKENDS, Case, native
-from kvcalc.attention.cache import TokenCache
+from kvcalc.attention.cache import GrowingCache, PagedCache, TokenCache
 from kvcalc.attention.core import attention_with_weights
-from kvcalc.attention.growing import GrowingCache
-from kvcalc.attention.paged import PagedCache
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 HERE = ("grouped-sdpa", "grouped-matmul", "native", "repeat-kv")

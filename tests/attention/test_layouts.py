@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvcalc.attention.cache import TokenCache, held_bytes
-from kvcalc.attention.growing import GrowingCache
-from kvcalc.attention.paged import PagedCache
+from kvcalc.attention.cache import GrowingCache, PagedCache, TokenCache, held_bytes
 
 CPU = torch.device("cpu")
 SHAPES = ((3, 4), (3, 5))

@@ -5,9 +5,10 @@ import sys
 
 sys.modules["numpy"] = None  # type: ignore[assignment]
 
-from kvcalc.measure import profiling, record, runner  # noqa: E402, F401, I001 - before torch, whose warning it silences
+from kvcalc.measure import record, runner  # noqa: E402, F401, I001 - before torch, whose warning it silences
 import pytest  # noqa: E402, F401
-import torch.distributed  # noqa: E402, F401
+import torch.distributed  # noqa: E402
+import torch.profiler  # noqa: E402, F401
 from kvcalc.cli import app, measure  # noqa: E402, F401
 from kvcalc.output import sink, tabular  # noqa: E402, F401
 

@@ -14,7 +14,7 @@ import torch
 
 import kvcalc as library
 from kvcalc.attention.cache import held_bytes
-from kvcalc.measure import capacity, choose, remarks, runner, storage, timing
+from kvcalc.measure import budget, capacity, choose, figures, runner, storage, timing
 from kvcalc.measure.build import build_part
 from kvcalc.measure.parts import parts_of
 from kvcalc.measure.stack import Request, Stack, make_caches
@@ -82,7 +82,7 @@ def test_hybrid_and_per_layer_models_hold_what_the_formula_says(name: str, kept:
     parts, width, meta = parts_of(spec), spec.attention.hidden_size or 0, torch.device("meta")
     stack = Stack(parts, [build_part(part, width, torch.bfloat16, meta) for part in parts], [])
     make_caches(stack, request)
-    assert held_bytes(stack.caches) == storage.predicted_bytes(spec, workload.kv_dtype, 20, 2, kept)
+    assert held_bytes(stack.caches) == budget.predicted_bytes(spec, request)
 
 
 @pytest.mark.parametrize("name", ["falcon-h1-tiny-90m", "lfm2-8b-a1b", "mamba2-780m"])
@@ -208,8 +208,7 @@ def test_axes_double_or_are_listed(text: str, points: list[tuple[int, int]]) -> 
 
 def test_a_model_too_large_runs_the_layers_that_fit_and_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = narrow(library.load_model("gpt2"))
-    budget = pytest.importorskip("kvcalc.measure.budget")
-    three = budget.need_of(spec.head(3), DTYPES["fp32"], 64, 1, "cpu").total_bytes
+    three = budget.need_of(spec.head(3), Request(64, 1, 4, DTYPES["fp32"], CPU, 0)).total_bytes
     monkeypatch.setattr(runner, "free_bytes", lambda device: three * 100 // 85 + 100)
     document = runner.measure(spec, context_tokens=64, steps=4, device="cpu", dtype="fp32")
     check(document)
@@ -276,7 +275,7 @@ def test_times_that_spread_are_not_to_be_trusted() -> None:
         "attention": "mha", "context_tokens": 1, "batch_size": 1, "held_bytes": 1,
         "fraction_of_roof": {"attention_core": 0.5}, "decode_step_seconds": steady, "attention_core_seconds": wild,
     }  # fmt: skip
-    (line,) = remarks.remarks_on_runs([row])
+    (line,) = figures.remarks_on_runs([row])
     assert "not to be trusted" in line
     assert "attention core" in line
 

@@ -16,6 +16,7 @@ from kvcalc.attention.cache import TokenCache
 from kvcalc.measure import budget, runner, verify
 from kvcalc.measure import run as one_run
 from kvcalc.measure.build import build_layer
+from kvcalc.measure.stack import Request
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.schema import load_schema
 from tests.conftest import PLAIN_PRESETS, ROOT
@@ -63,18 +64,16 @@ def test_a_kind_the_model_cannot_have_is_skipped_with_the_reason() -> None:
 
 
 def test_a_tensor_one_row_too_long_is_found_out(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = TokenCache._allocate
+    real = TokenCache._shape
 
-    def longer(
-        self: TokenCache, batch: int, heads: int, width: int, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
+    def longer(self: TokenCache, batch: int, heads: int, width: int) -> tuple[int, ...]:
         self.capacity += 1
         try:
-            return real(self, batch, heads, width, dtype, device)
+            return real(self, batch, heads, width)
         finally:
             self.capacity -= 1
 
-    monkeypatch.setattr(TokenCache, "_allocate", longer)
+    monkeypatch.setattr(TokenCache, "_shape", longer)
     result = kvcalc("measure", *FAST, "--json")
     predicted, held = 2 * 40 * 2 * 2 * 16 * 4, 2 * 41 * 2 * 2 * 16 * 4
     assert result.status == 5
@@ -238,27 +237,31 @@ def test_a_model_without_a_width_is_refused(kvcalc: Any) -> None:
     assert "--hidden-size" in result.err
 
 
+def asked(dtype: str, context_tokens: int) -> Request:
+    return Request(context_tokens, 1, 8, DTYPES[dtype], torch.device("cpu"), 0)
+
+
 def test_what_would_fit_really_fits() -> None:
     """The context a refusal names is the longest whose need is within what may be used."""
-    spec, dtype, free = library.load_model("llama-7b").head(2), DTYPES["fp16"], 4 << 30
+    spec, free = library.load_model("llama-7b").head(2), 4 << 30
     with pytest.raises(library.KvcalcError) as caught:
-        budget.check_fits(spec, dtype, 10**6, 1, 8, "cpu", free)
+        budget.check_fits(spec, asked("fp16", 10**6), free)
     assert caught.value.exit_code == 4
     hint = caught.value.hint or ""
     longest = int(hint.split(" tokens")[0].split()[-1].replace(",", ""))
-    budget.check_fits(spec, dtype, longest, 1, 8, "cpu", free)
+    budget.check_fits(spec, asked("fp16", longest), free)
     with pytest.raises(library.KvcalcError):
-        budget.check_fits(spec, dtype, longest + 1, 1, 8, "cpu", free)
+        budget.check_fits(spec, asked("fp16", longest + 1), free)
 
 
 def test_the_layers_a_refusal_offers_really_fit() -> None:
-    spec, dtype, free = library.load_model("deepseek-v3"), DTYPES["bf16"], 8 << 30
+    spec, request, free = library.load_model("deepseek-v3"), asked("bf16", 4096), 8 << 30
     with pytest.raises(library.KvcalcError) as caught:
-        budget.check_fits(spec, dtype, 4096, 1, 8, "cpu", free)
+        budget.check_fits(spec, request, free)
     layers = int((caught.value.hint or "").split()[-1])
-    budget.check_fits(spec.head(layers), dtype, 4096, 1, 8, "cpu", free)
+    budget.check_fits(spec.head(layers), request, free)
     with pytest.raises(library.KvcalcError):
-        budget.check_fits(spec.head(layers + 1), dtype, 4096, 1, 8, "cpu", free)
+        budget.check_fits(spec.head(layers + 1), request, free)
 
 
 def test_the_weights_counted_are_the_weights_built() -> None:
@@ -266,7 +269,7 @@ def test_the_weights_counted_are_the_weights_built() -> None:
         spec = library.load_model(name).head(1)
         layer = build_layer(spec.attention, None, torch.bfloat16, torch.device("meta"))
         built = sum(p.numel() * 2 for p in layer.parameters() if p.dim() == 2)
-        assert budget.need_of(spec, DTYPES["bf16"], 64, 1, "cpu").weights_bytes == built
+        assert budget.need_of(spec, asked("bf16", 64)).weights_bytes == built
 
 
 def test_a_run_loads_neither_torchs_compiler_nor_sympy(start: Any, tmp_path: Path) -> None:

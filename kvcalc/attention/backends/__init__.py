@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from kvcalc.attention.backends.base import Backend, Case
-from kvcalc.attention.backends.flash_attn import FlashAttn
-from kvcalc.attention.backends.flashinfer import FlashInfer
-from kvcalc.attention.backends.flashmla import FlashMla
+from kvcalc.attention.backends.base import Backend, Case, GroupedMatmul, GroupedSdpa, RepeatKv
 from kvcalc.attention.backends.flex import Flex
-from kvcalc.attention.backends.grouped import GroupedMatmul, GroupedSdpa, RepeatKv
+from kvcalc.attention.backends.libraries import FlashAttn, FlashInfer, FlashMla
 from kvcalc.attention.backends.native import Native
 
 __all__ = ["BACKENDS", "Backend", "Case"]

@@ -1,4 +1,5 @@
-"""What a decode backend is: one way to run attention of single tokens over a cache."""
+"""What a decode backend is, one way to run attention of single tokens over a cache; and the backends of plain PyTorch:
+the query heads of a group as query rows of their one KV head, fused or in plain matrix products."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from kvcalc.attention.core import attention_with_weights
+from kvcalc.attention.core import attention_with_weights, grouped_attention, repeat_heads
 
 
 class Case(NamedTuple):
@@ -33,6 +34,7 @@ class Cache(Protocol):
     """What of a cache a backend may read: see `kvcalc.attention.cache.TokenCache` and its kinds."""
 
     layout: str
+    table: Tensor | None
     tensors: tuple[Tensor, ...]
     scales: tuple[Tensor, ...]
 
@@ -69,32 +71,38 @@ class Backend:
         `v_width`: the cache is one tensor, and V the first so many elements of its rows (MLA). `scale` replaces
         1 / sqrt(width).
         """
-        key, value = keys_and_values(cache, v_width)
-        return self(query, key, value, scale)
+        if v_width is None:
+            key, value = cache.views()
+            return self(query, key, value, scale)
+        (latent,) = cache.views()
+        return self(query, latent, latent[..., :v_width], scale)
 
 
-def keys_and_values(cache: Cache, v_width: int | None) -> tuple[Tensor, Tensor]:
-    """The held rows of K and V; of a latent its front as V."""
-    if v_width is None:
-        key, value = cache.views()
-        return key, value
-    (latent,) = cache.views()
-    return latent, latent[..., :v_width]
+class GroupedSdpa(Backend):
+    """torch's scaled_dot_product_attention over one copy of K and V, without a causal flag."""
+
+    name = "grouped-sdpa"
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        return grouped_attention(query, key, value, scale=scale)
+
+
+class GroupedMatmul(Backend):
+    """Two batched matrix products with a softmax in fp32 between them: on some devices faster for one query."""
+
+    name = "grouped-matmul"
+
+
+class RepeatKv(Backend):
+    """K and V materialised once per query head before attention: what grouping exists to avoid, as a baseline."""
+
+    name = "repeat-kv"
+    is_candidate = False
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        return grouped_attention(query, *repeat_heads(query, key, value), scale=scale)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """torch.bfloat16 as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
-
-
-def needs_half_on_cuda(case: Case) -> str | None:
-    """The reason of a kernel that runs on CUDA devices, in 16 bits, over caches in those 16 bits."""
-    if case.device.type != "cuda":
-        return "runs on CUDA devices"
-    if case.dtype not in (torch.float16, torch.bfloat16):
-        return f"computes in 16 bits, not {dtype_name(case.dtype)}"
-    if case.stored_dtype is not None:
-        return f"reads no {dtype_name(case.stored_dtype)} cache with a scale per row"
-    if case.layout == "growing":
-        return "reads preallocated caches"
-    return None

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvcalc.attention.backends.base import Backend, Cache, Case, dtype_name, keys_and_values
+from kvcalc.attention.backends.base import Backend, Cache, Case, dtype_name
 
 SOURCE = Path(__file__).with_name("decode.c")
 
@@ -82,18 +82,15 @@ class Native(Backend):
 
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         if cache.layout == "growing" and not cache.scales:
-            key, value = keys_and_values(cache, v_width)
-            return self(query, key, value, scale)
-        tensors, scales = cache.tensors, cache.scales or (None,) * len(cache.tensors)
-        table = getattr(cache, "table", None)
+            return super().decode(query, cache, scale, v_width)
+        tensors, scales, table = cache.tensors, cache.scales or (None, None), cache.table
         rows = [_rows(tensor, s, paged=table is not None) for tensor, s in zip(tensors, scales)]
         if v_width is not None:
             rows.append(_rows(tensors[0], scales[0], paged=table is not None))
             rows[1].width = v_width
-        pages = _Pages(None, 0, 1)
+        pages, groups = _Pages(None, 0, 1), tensors[0].shape[1]
         if table is not None:
-            pages = _Pages(table.data_ptr(), table.stride(0), tensors[0].shape[1])
-        groups = tensors[0].shape[1 if table is None else 2]
+            pages, groups = _Pages(table.data_ptr(), table.stride(0), tensors[0].shape[1]), tensors[0].shape[2]
         return self._run(query, rows, pages, tensors[0], groups, cache.held, scale)
 
     def _run(
