@@ -20,7 +20,7 @@ from kvcalc.memory.sharding import shard, stage_weights
 from kvcalc.memory.weights import plain_bytes
 from kvcalc.model.presets import preset_names
 from kvcalc.model.spec import ModelSpec, has_cross_attention, weights_of
-from kvcalc.planning.throughput import SpeedQuestion
+from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.schema import load_schema
 from kvcalc.throughput.constants import load_constants
 from kvcalc.throughput.counts import Layout

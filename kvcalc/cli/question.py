@@ -17,7 +17,7 @@ from kvcalc.units import parse_bandwidth, parse_count, parse_flops, parse_size, 
 if TYPE_CHECKING:
     from kvcalc.output.sink import Output
     from kvcalc.planning.devices import Devices, Figures, Gpu
-    from kvcalc.planning.throughput import SpeedQuestion
+    from kvcalc.planning.layout import SpeedQuestion
 
 _Parsed = TypeVar("_Parsed")
 _Given = Mapping[str, Any]
@@ -160,7 +160,7 @@ def speed_of(given: _Given) -> SpeedQuestion | None:
     names = ("ep", "input_tokens", "output_tokens", "concurrency", "calibrate")
     if all(given.get(name) is None for name in names):
         return None
-    from kvcalc.planning.throughput import SpeedQuestion, calibrated
+    from kvcalc.planning.layout import SpeedQuestion, calibrated
 
     question = SpeedQuestion(
         parsed(given, "--ep", parse_count) or 1,
@@ -185,8 +185,8 @@ def layout_of(given: _Given) -> tuple[Devices | None, int]:
                     f"{option}: of which device?", "name it, --gpu h100, or describe it, --gpu-memory 80GB"
                 )
         return None, size or 1
-    from kvcalc.planning.budget import lay_out
     from kvcalc.planning.devices import choose_devices
+    from kvcalc.planning.layout import lay_out
 
     number = parsed(given, "--num-gpus", parse_count)
     return lay_out(choose_devices(given["gpu"], number, _figures_of(given), _local_devices), size, stages_of(given))

@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kvcalc.errors import UsageError
 from kvcalc.memory.reserve import (
     ACTIVATION,
     RESERVE,
     Held,
     Question,
     Reserve,
-    device_settings,
     release_of,
     reserve_of,
 )
-from kvcalc.memory.workload import Workload
 from kvcalc.notes import Note
 from kvcalc.planning.capacity import Beside, capacity, largest_batch
 from kvcalc.planning.case import Case
 from kvcalc.planning.gpus import describe_gpu
+from kvcalc.planning.layout import count_replicas
 from kvcalc.planning.weights import DeviceWeights, device_weights
-from kvcalc.throughput.hardware import Devices
 from kvcalc.units import format_size
 
 
@@ -55,12 +52,6 @@ class Budget(NamedTuple):
         if not self.reserve.varies:
             return None
         return lambda tokens, sequences: self.pool_bytes - self.pool_at(tokens, sequences)
-
-
-def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
-    """The engine's settings, those whose defaults it takes from the device filled in."""
-    gpu, name = devices.gpu, engine.partition("@")[0]
-    return {**device_settings(name, gpu.memory_bytes, gpu.device_class, gpu.name, release_of(engine)), **settings}
 
 
 def budget(case: Case) -> Budget | str:
@@ -98,37 +89,6 @@ def _divide(case: Case, weights: DeviceWeights, tokens: int, sequences: int) -> 
     pool = int(left * reserve.share) if left > 0 else left
     offered = left if "free-gpu-memory-fraction" in settings else pool
     return Budget(case, weights, reserve, pool, offered)
-
-
-def lay_out(devices: Devices | None, tensor_parallel_size: int | None, stages: int) -> tuple[Devices | None, int]:
-    """The devices, and the tensor-parallel size where it is not given: all devices of a stage; and where there is one
-    device alone, as many as the layout takes. UsageError (exit 2) where stages do not divide the devices."""
-    if devices is None:
-        return None, tensor_parallel_size or 1
-    if tensor_parallel_size is None:
-        if devices.num_devices == 1:
-            return devices._replace(num_devices=stages), 1
-        size, rest = divmod(devices.num_devices, stages)
-        if rest:
-            raise UsageError(f"--pipeline-parallel-size {stages} does not divide {devices.num_devices} devices")
-        return devices, size
-    if devices.num_devices == 1:
-        return devices._replace(num_devices=tensor_parallel_size * stages), tensor_parallel_size
-    return devices, tensor_parallel_size
-
-
-def count_replicas(num_devices: int, workload: Workload) -> int:
-    """How many replicas of the model the devices hold; UsageError (exit 2) where they do not make whole ones."""
-    size, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
-    needed = size * stages
-    replicas, rest = divmod(num_devices, needed)
-    if rest or not replicas:
-        asked = f"--tp {size}" + (f" --pp {stages}" if stages > 1 else "")
-        raise UsageError(
-            f"{num_devices} device{'s' if num_devices > 1 else ''} and {asked}: {needed} are needed for one replica",
-            f"--num-gpus {needed}, or another --tp",
-        )
-    return replicas
 
 
 def describe_hardware(case: Case) -> dict[str, Any]:

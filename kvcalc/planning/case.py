@@ -21,7 +21,7 @@ from kvcalc.model.variants import WhatIf, apply
 from kvcalc.notes import Note
 
 if TYPE_CHECKING:
-    from kvcalc.planning.throughput import SpeedQuestion
+    from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.throughput.hardware import Devices
 
 
@@ -117,7 +117,7 @@ def make_case(question: Question) -> Case:
     settings, devices = asked.engine_settings or {}, asked.devices
     check_engine(asked.engine)
     if devices is not None:
-        from kvcalc.planning.budget import with_device
+        from kvcalc.planning.layout import with_device
 
         settings = with_device(asked.engine, settings, devices)
     elif asked.speed is not None:
@@ -137,8 +137,7 @@ def make_case(question: Question) -> Case:
         )
     rules.check_context(workload.context_tokens)
     if devices is not None:
-        from kvcalc.planning.budget import count_replicas
-        from kvcalc.planning.throughput import check_speed
+        from kvcalc.planning.layout import check_speed, count_replicas
 
         if asked.kv_memory_bytes is not None:
             raise UsageError("--kv-memory and a device: both set the cache memory", "use one of them")

@@ -21,7 +21,7 @@ from kvcalc.planning.weights import describe_weights
 from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from kvcalc.planning.throughput import SpeedQuestion
+    from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.throughput.hardware import Devices
 
 
@@ -47,7 +47,7 @@ def estimate(
     `model` may also be a name or a path, as `load_model` takes it.
     `kv_memory_bytes` is the memory there is for the cache on one device; with it `fit` says what it holds.
     `devices` are what the model is to run on: then `fit` says what the engine has for the cache there, and what for.
-    With them `throughput` says how fast, and `speed` what else is asked of that (planning.throughput.SpeedQuestion).
+    With them `throughput` says how fast, and `speed` what else is asked of that (planning.layout.SpeedQuestion).
     `what_if` replaces the model's attention. Raises UsageError, ModelError (see `KvcalcError.exit_code`).
     """
     if isinstance(model, str):

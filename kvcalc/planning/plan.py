@@ -19,8 +19,8 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.case import Question, make_case
 from kvcalc.planning.commands import Layout, sglang_command, vllm_command
 from kvcalc.planning.estimate import Answer, answer_case
+from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths
-from kvcalc.planning.throughput import SpeedQuestion
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from kvcalc.units import format_size

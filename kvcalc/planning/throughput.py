@@ -5,36 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcalc.errors import UsageError
-from kvcalc.memory.workload import Workload
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
+from kvcalc.planning.case import Case
+from kvcalc.planning.layout import SpeedQuestion, layout_of
 from kvcalc.planning.weights import stored_weights
 from kvcalc.throughput.constants import Regime
-from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.roofline import SpeedModel
-from kvcalc.throughput.speed import StoredWeights, check_layout, outside, range_factors, speed_model
+from kvcalc.throughput.speed import StoredWeights, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
-    from kvcalc.planning.case import Case
     from kvcalc.throughput.calibrate import Calibration
+    from kvcalc.throughput.counts import Layout
     from kvcalc.throughput.hardware import Gpu
 
 
 RunningLimit = Callable[[int], "int | None"]
 """The most requests of so many tokens that run at once; None where memory sets no limit."""
-
-
-class SpeedQuestion(NamedTuple):
-    """What is asked of speed beside the workload. With `input_tokens` and `output_tokens` requests are served,
-    `concurrency` of them in flight; None: as many as fit."""
-
-    expert_parallel_size: int = 1
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    concurrency: int | None = None
-    calibration: Calibration | None = None
 
 
 class Speed(NamedTuple):
@@ -43,31 +31,6 @@ class Speed(NamedTuple):
     model: SpeedModel
     regime: Regime
     weight_dtype: str
-
-
-def calibrated(question: SpeedQuestion, path: str) -> SpeedQuestion:
-    """The question with the constants of the record in the file at `path`. UsageError (exit 2) where that is none."""
-    from kvcalc.throughput.calibrate import read_calibration
-
-    return question._replace(calibration=read_calibration(path))
-
-
-def check_speed(question: SpeedQuestion | None, workload: Workload) -> None:
-    """UsageError (exit 2) if one of the two lengths of requests is missing, or the ranks cannot share the experts."""
-    question = question or SpeedQuestion()
-    given, taken = question.input_tokens, question.output_tokens
-    if given is None and taken is None:
-        if question.concurrency is not None:
-            raise UsageError("--concurrency needs --input-tokens and --output-tokens", "--batch asks of one step")
-    elif given is None or taken is None:
-        missing = "--input-tokens" if given is None else "--output-tokens"
-        raise UsageError(f"serving needs {missing} too", "for example --input-tokens 2k --output-tokens 500")
-    check_layout(_layout_of(question, workload))
-
-
-def _layout_of(question: SpeedQuestion, workload: Workload) -> Layout:
-    size, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
-    return Layout(size, stages, question.expert_parallel_size)
 
 
 def describe_throughput(case: Case, running_limit: RunningLimit, notes: list[Note]) -> dict[str, Any] | None:
@@ -151,7 +114,7 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     gpu, question, workload = case.devices.gpu, case.question.speed or SpeedQuestion(), case.workload
     if question.calibration is not None and gpu.bandwidth_bytes_per_second:
         notes += question.calibration.doubts(gpu)
-    layout = _layout_of(question, workload)
+    layout = layout_of(question, workload)
     key = (
         workload.kv_dtype, workload.model_dtype, case.question.dtype, case.question.engine, layout,
         question.calibration, gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second, *gpu.flops_per_second.items(),

@@ -12,8 +12,9 @@ from kvcalc.memory.sharding import Width
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.budget import Budget, budget, count_replicas, describe_fit, describe_hardware, lay_out, with_device
+from kvcalc.planning.budget import Budget, budget, describe_fit, describe_hardware
 from kvcalc.planning.case import Case, Question, make_case
+from kvcalc.planning.layout import count_replicas, lay_out, with_device
 from kvcalc.planning.weights import DeviceWeights
 from kvcalc.throughput.hardware import Devices, Gpu, find_devices, find_gpu, own_gpu
 
@@ -106,7 +107,7 @@ def test_there_is_no_budget_where_the_weights_are_not_known(unknown: dict[str, A
 
 @pytest.mark.parametrize("unknown", [{"bytes": None}, {"width": None}])
 def test_what_is_not_known_is_not_divided_at_another_length_either(unknown: dict[str, Any]) -> None:
-    found = Budget(ask(), WEIGHTS._replace(**unknown), Reserve((), {}, varies=True), 0, 0)
+    found = Budget(ask(), WEIGHTS._replace(**unknown), Reserve([], {}, varies=True), 0, 0)
     with pytest.raises(ValueError, match="not known"):
         found.pool_at(100, 1)
 
@@ -274,7 +275,7 @@ def test_a_model_without_a_cache_has_no_limit_but_its_weights() -> None:
     case = ask("vllm", context=512, model=load_model("bert-base"))
     # Just enough, and a byte too little.
     for pool, limit in ((0, None), (-1, 0)):
-        found = Budget(case, WEIGHTS, Reserve((), {}), pool, pool)
+        found = Budget(case, WEIGHTS, Reserve([], {}), pool, pool)
         fit, _ = described(found)
         assert (fit["max_context_tokens"], fit["max_batch_size"]) == (limit, limit)
         assert found.running_limit(512) == limit
@@ -303,5 +304,5 @@ def test_what_else_grows_with_the_question_shrinks_the_limits() -> None:
 
 
 def test_no_share_of_nothing_is_no_line() -> None:
-    found = Budget(ask(), WEIGHTS, Reserve((Held("reserve", "all", 0),), {}), 6 * GIB, 6 * GIB)
+    found = Budget(ask(), WEIGHTS, Reserve([Held("reserve", "all", 0)], {}), 6 * GIB, 6 * GIB)
     assert [line["name"] for line in described(found).fit["lines"]] == ["weights", "KV cache", "all", "free"]

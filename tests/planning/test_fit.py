@@ -10,8 +10,8 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import KvcalcError, ModelError, UsageError
-from kvcalc.planning.budget import lay_out
 from kvcalc.planning.fit import fit
+from kvcalc.planning.layout import lay_out
 from kvcalc.throughput.hardware import Devices, find_devices, find_gpu, own_gpu
 
 GIB = 2**30

@@ -60,7 +60,7 @@ def words(asked: dict[str, Any]) -> list[str]:
 
 
 def ask_python(model: str, asked: dict[str, Any]) -> dict[str, Any]:
-    from kvcalc.planning.throughput import SpeedQuestion
+    from kvcalc.planning.layout import SpeedQuestion
 
     names = {"context": "context_tokens", "batch": "batch_size", "tp": "tensor_parallel_size",
              "pp": "pipeline_parallel_size", "encoder-tokens": "encoder_tokens"}  # fmt: skip

@@ -8,7 +8,7 @@ import kvcalc
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines import ENGINES
 from kvcalc.model.presets import preset_names
-from kvcalc.planning.throughput import SpeedQuestion
+from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
 
 

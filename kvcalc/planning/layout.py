@@ -1,0 +1,90 @@
+"""How replicas are laid out on devices and what is asked of their speed, checked before anything is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.memory.reserve import device_settings, release_of
+from kvcalc.memory.workload import Workload
+from kvcalc.throughput.counts import Layout
+from kvcalc.throughput.hardware import Devices
+from kvcalc.throughput.speed import check_layout
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.calibrate import Calibration
+
+
+class SpeedQuestion(NamedTuple):
+    """What is asked of speed beside the workload. With `input_tokens` and `output_tokens` requests are served,
+    `concurrency` of them in flight; None: as many as fit."""
+
+    expert_parallel_size: int = 1
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    concurrency: int | None = None
+    calibration: Calibration | None = None
+
+
+def calibrated(question: SpeedQuestion, path: str) -> SpeedQuestion:
+    """The question with the constants of the record in the file at `path`. UsageError (exit 2) where that is none."""
+    from kvcalc.throughput.calibrate import read_calibration
+
+    return question._replace(calibration=read_calibration(path))
+
+
+def check_speed(question: SpeedQuestion | None, workload: Workload) -> None:
+    """UsageError (exit 2) if one of the two lengths of requests is missing, or the ranks cannot share the experts."""
+    question = question or SpeedQuestion()
+    given, taken = question.input_tokens, question.output_tokens
+    if given is None and taken is None:
+        if question.concurrency is not None:
+            raise UsageError("--concurrency needs --input-tokens and --output-tokens", "--batch asks of one step")
+    elif given is None or taken is None:
+        missing = "--input-tokens" if given is None else "--output-tokens"
+        raise UsageError(f"serving needs {missing} too", "for example --input-tokens 2k --output-tokens 500")
+    check_layout(layout_of(question, workload))
+
+
+def layout_of(question: SpeedQuestion, workload: Workload) -> Layout:
+    """How one replica's model is divided among its devices."""
+    size, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
+    return Layout(size, stages, question.expert_parallel_size)
+
+
+def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
+    """The engine's settings, those whose defaults it takes from the device filled in."""
+    gpu, name = devices.gpu, engine.partition("@")[0]
+    return {**device_settings(name, gpu.memory_bytes, gpu.device_class, gpu.name, release_of(engine)), **settings}
+
+
+def lay_out(devices: Devices | None, tensor_parallel_size: int | None, stages: int) -> tuple[Devices | None, int]:
+    """The devices, and the tensor-parallel size where it is not given: all devices of a stage; and where there is one
+    device alone, as many as the layout takes. UsageError (exit 2) where stages do not divide the devices."""
+    if devices is None:
+        return None, tensor_parallel_size or 1
+    if tensor_parallel_size is None:
+        if devices.num_devices == 1:
+            return devices._replace(num_devices=stages), 1
+        size, rest = divmod(devices.num_devices, stages)
+        if rest:
+            raise UsageError(f"--pipeline-parallel-size {stages} does not divide {devices.num_devices} devices")
+        return devices, size
+    if devices.num_devices == 1:
+        return devices._replace(num_devices=tensor_parallel_size * stages), tensor_parallel_size
+    return devices, tensor_parallel_size
+
+
+def count_replicas(num_devices: int, workload: Workload) -> int:
+    """How many replicas of the model the devices hold; UsageError (exit 2) where they do not make whole ones."""
+    size, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
+    needed = size * stages
+    replicas, rest = divmod(num_devices, needed)
+    if rest or not replicas:
+        asked = f"--tp {size}" + (f" --pp {stages}" if stages > 1 else "")
+        raise UsageError(
+            f"{num_devices} device{'s' if num_devices > 1 else ''} and {asked}: {needed} are needed for one replica",
+            f"--num-gpus {needed}, or another --tp",
+        )
+    return replicas
