@@ -59,7 +59,7 @@ def sglang_command(spec: ModelSpec, layout: Layout) -> str:
 
 
 def _flags(engine: str, layout: Layout, sizes: tuple[str, ...], cache_names: Mapping[str, str]) -> list[str]:
-    """The options of a layout. `sizes` are the engine's names of its first four; one pipeline stage needs none."""
+    """The options of a layout. `sizes` are the engine's names for its first four fields; one stage needs no option."""
     given = [(name, str(size)) for name, size in zip(sizes, layout) if name != sizes[1] or size != 1]
     flags = [word for pair in given for word in pair] + _types(layout, cache_names)
     return flags + _settings(engine, layout, flags)

@@ -65,7 +65,7 @@ def describe_throughput(case: Case, running_limit: RunningLimit, notes: list[Not
         "tokens_per_second_per_sequence": 1 / step.seconds,
         "prefill_seconds": model.prefill(context_tokens, batch_size).seconds,
         "bound_by": step.bound_by,
-        # The first of a step is their sum.
+        # The first field of a step is the sum of the others.
         "parts": {f"{name}_seconds": seconds for name, seconds in list(step._asdict().items())[1:]},
         "roofline_decode_step_seconds": roofline,
         "low": max(roofline, step.seconds * low),

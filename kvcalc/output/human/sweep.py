@@ -10,7 +10,7 @@ from rich.text import Text
 from kvcalc.output.chart import draw_chart
 from kvcalc.output.human.console import Column, count, duration, rate, size, table_of, text, yes_or_no
 
-# These stand in the table only where they change; where they do not, the heading says them after these words.
+# A column only if its values differ; otherwise the heading names the one value, after the word in _WORDS.
 _CHANGING: tuple[Column, ...] = (
     ("engine", "engine", text), ("KV type", "kv_dtype", text), ("device", "gpu", text),
     (">tp", "tensor_parallel_size", count), (">batch", "batch_size", count),

@@ -74,7 +74,10 @@ def check_size(record: Record, part: str, name: str, computed: int, rule: str, l
 
 
 def check_sizes(record: Record, sizes: Mapping[str, tuple[str, int]], number: int, words: str) -> list[Figure]:
-    """`number` rows of every part of `sizes` the line has: its name, and the bytes of one row, `{}` in the words."""
+    """The sizes a line prints. `sizes` maps a part to its name and the bytes of one row; the cache has `number` rows.
+
+    `{}` in `words` stands for the bytes of a row.
+    """
     return [
         check_size(record, part, name, number * size, words.format(f"{size:,} bytes"))
         for part, (name, size) in sizes.items()

@@ -231,7 +231,7 @@ def _pool_figures(log: Log, pool: Pool, rule: Rule, length: int) -> list[Figure]
             known = [_solve(int(tokens.parts["tokens"].replace(",", "")), pool, rule, length)]
         made = [_pair(tokens, concurrency, n, pool, rule, length) for span in known for n in span]
         if not made:
-            # Without the tokens, or there would be blocks that give them.
+            # Printed tokens would have given the blocks, so the line has a concurrency alone.
             words = "no memory and no blocks in the log: an input"
             figures.append(given(concurrency, "concurrency", concurrency.name, "x", words))
             continue
