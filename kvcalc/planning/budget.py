@@ -61,7 +61,7 @@ def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> d
     gpu = devices.gpu
     name = engine.partition("@")[0]
     return {
-        **device_settings(name, gpu.memory_bytes, gpu.device_class, gpu.name, release_of(engine)),
+        **device_settings(name, gpu.memory_bytes, gpu.name, release_of(engine)),
         **settings,
     }
 
@@ -83,7 +83,6 @@ def _divide(case: Case, weights: DeviceWeights, tokens: int, sequences: int) -> 
         raise ValueError("weights that are not known leave nothing to divide")
     question = Question(
         memory_bytes=gpu.memory_bytes,
-        weights_bytes=weights.bytes,
         width=weights.width,
         ranks=workload.tensor_parallel_size * workload.pipeline_parallel_size,
         context_tokens=tokens,
@@ -92,8 +91,6 @@ def _divide(case: Case, weights: DeviceWeights, tokens: int, sequences: int) -> 
         num_heads=spec.attention.num_heads,
         is_latent=spec.attention.is_latent,
         release=release_of(case.question.engine),
-        device_class=gpu.device_class,
-        device_name=gpu.name,
         is_apple=gpu.vendor == "Apple",
     )
     reserve = reserve_of(case.engine_name, question)

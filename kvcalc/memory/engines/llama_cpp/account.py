@@ -45,9 +45,9 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool) -> l
             needed = cells.batch * cells.tokens * row
             sizes[beside if cache.window is None else "windows kept whole"] += count * (needed - held)
             sizes["cells rounded up"] += count * (used * stream - needed)
-        if transposes_v and layer.has_heads and isinstance(kept, HEADS_CACHES):
-            spare = layers.widest_v - kept.num_kv_heads * kept.v_head_dim
-            padded = count * cells.streams * stream // row * bytes_of(spare, dtype.v or dtype)
+        if transposes_v and layer.has_heads:
+            spare = bytes_of(layers.widest_v - layer.v_row, dtype.v or dtype)
+            padded = count * cells.streams * stream // row * spare
             sizes["V padded to the widest layer's"] += padded
     return lines_of(sizes)
 
