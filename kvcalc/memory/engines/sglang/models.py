@@ -11,9 +11,10 @@ from typing import Any
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.engines import not_established
-from kvcalc.memory.engines.sglang.settings import VERSION
 from kvcalc.model.caches import CompressedAttention, CrossAttention, IndexerKeys, LatentAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, all_caches, kv_head_counts
+
+VERSION = "0.5.23"
 
 GEMMA4 = ("gemma4_text", "gemma4_unified_text")
 MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
