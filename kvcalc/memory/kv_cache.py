@@ -74,11 +74,7 @@ def cache_rows(
     Raises UsageError where the dtype's blocks do not divide a token's row.
     """
     # Layers come in runs, and most runs repeat one of two or three caches: each is counted once.
-    held = [(cache, count(cache, context_tokens, dtype)) for cache, _ in checked_caches(spec, dtype)]
-    if len(held) == 1:
-        ((cache, size),) = held
-        return [CacheRow(first, last, cache, size) for first, last, caches in cache_runs(spec) for _ in caches]
-    sizes = {(type(cache), cache): size for cache, size in held}
+    sizes = {(type(cache), cache): count(cache, context_tokens, dtype) for cache, _ in checked_caches(spec, dtype)}
     return [
         CacheRow(first, last, cache, sizes[type(cache), cache])
         for first, last, caches in cache_runs(spec)

@@ -29,14 +29,13 @@ class Held(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A device's memory, what lies on it, and the engine's own settings (option name to text).
+    """A device's memory, what runs on it, and the engine's own settings (option name to text).
 
     `ranks`: tensor-parallel ranks times pipeline stages. `is_latent`: it is an MLA model. `is_apple`: its memory is
     managed by macOS. `release`: the engine's, None for the newest.
     """
 
     memory_bytes: int
-    weights_bytes: int
     width: Width
     ranks: int
     context_tokens: int
@@ -45,8 +44,6 @@ class Question(NamedTuple):
     num_heads: int = 0
     is_latent: bool = False
     release: tuple[int, ...] | None = None
-    device_class: str | None = None
-    device_name: str = ""
     is_apple: bool = False
 
     def driver(self, context_mib: int, nccl_mib: int = 0) -> list[Held]:
@@ -197,7 +194,7 @@ _VLLM_GRAPHS_SINCE = (0, 21)
 
 
 def device_settings(
-    engine: str, memory_bytes: int, device_class: str | None, device_name: str, release: tuple[int, ...] | None
+    engine: str, memory_bytes: int, device_name: str, release: tuple[int, ...] | None
 ) -> dict[str, str]:
     """Settings whose defaults `engine` takes from the device, for those not given: vLLM's tokens of one step and its
     requests, the API server's by device (get_batch_defaults, engine/arg_utils.py)."""

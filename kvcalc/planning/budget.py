@@ -71,7 +71,6 @@ def _divide(case: Case, weights: DeviceWeights, tokens: int, sequences: int) -> 
         raise ValueError("weights that are not known leave nothing to divide")
     question = Question(
         memory_bytes=gpu.memory_bytes,
-        weights_bytes=weights.bytes,
         width=weights.width,
         ranks=workload.tensor_parallel_size * workload.pipeline_parallel_size,
         context_tokens=tokens,
@@ -80,8 +79,6 @@ def _divide(case: Case, weights: DeviceWeights, tokens: int, sequences: int) -> 
         num_heads=spec.attention.num_heads,
         is_latent=spec.attention.is_latent,
         release=release_of(case.question.engine),
-        device_class=gpu.device_class,
-        device_name=gpu.name,
         is_apple=gpu.vendor == "Apple",
     )
     reserve = reserve_of(case.engine_name, question)

@@ -56,7 +56,7 @@ def layout_of(question: SpeedQuestion, workload: Workload) -> Layout:
 def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
     """The engine's settings, those whose defaults it takes from the device filled in."""
     gpu, name = devices.gpu, engine.partition("@")[0]
-    return {**device_settings(name, gpu.memory_bytes, gpu.device_class, gpu.name, release_of(engine)), **settings}
+    return {**device_settings(name, gpu.memory_bytes, gpu.name, release_of(engine)), **settings}
 
 
 def lay_out(devices: Devices | None, tensor_parallel_size: int | None, stages: int) -> tuple[Devices | None, int]:

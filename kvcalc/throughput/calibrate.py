@@ -85,8 +85,7 @@ def read_calibration(path: str) -> Calibration:
     layers = run.get("num_layers")
     if type(layers) is not int or layers < 1:
         raise _refused(path, "runs[].num_layers is no whole number of at least 1")
-    device = record.get("device")
-    described = device if isinstance(device, dict) else {}
+    described = _part(record, "device")
     beyond = step * max(0.0, 1 - step_share)
     # What the step's bytes would take at the roof, less the cache's: the projections'.
     projections = step * step_share - core * read_share
@@ -107,17 +106,20 @@ def _run(path: str, record: dict[str, Any]) -> dict[str, Any]:
     found = [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
     if not found:
         raise _refused(path, "it has no runs")
-    model = record.get("model")
-    own = model.get("attention") if isinstance(model, dict) else None
+    own = _part(record, "model").get("attention")
     return next((run for run in found if run.get("attention") == own), found[0])
 
 
 def _number(path: str, mapping: dict[str, Any], key: str, inner: str) -> float:
-    part = mapping.get(key)
-    value = part.get(inner) if isinstance(part, dict) else None
+    value = _part(mapping, key).get(inner)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
         raise _refused(path, f"{key}.{inner} is no number above 0")
     return float(value)
+
+
+def _part(mapping: dict[str, Any], key: str) -> dict[str, Any]:
+    part = mapping.get(key)
+    return part if isinstance(part, dict) else {}
 
 
 def _refused(path: str, why: str) -> UsageError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,14 +69,13 @@ class Regime(NamedTuple):
     `low` and `high` are the 10th and the 90th percentile with a family or a device left out, whichever is wider.
     """
 
-    device_kinds: tuple[str, ...]
-    weight_classes: tuple[str, ...]
+    device_kinds: Sequence[str]
+    weight_classes: Sequence[str]
     largest_batch: int
     largest_tensor_parallel_size: int
     has_experts: bool
     low: float
     high: float
-    rows: int
 
 
 # Stored types that are read and multiplied alike. A block format's kernels are those of its width.
@@ -104,13 +103,8 @@ def load_constants(engine: str, gpu: Gpu) -> tuple[Constants, Regime]:
     entry = _table()["engines"][engine]
     kind = device_kind(gpu)
     values = {**entry["constants"], **entry.get("by_device_kind", {}).get(kind, {})}
-    fitted = entry["fitted"]
-    low, high = entry["range"]
-    regime = Regime(
-        tuple(fitted["device_kinds"]), tuple(fitted["weight_classes"]), fitted["largest_batch"],
-        fitted["largest_tensor_parallel_size"], fitted["has_experts"], low, high, fitted["rows"],
-    )  # fmt: skip
-    return Constants(**values), regime
+    fitted = [entry["fitted"][name] for name in Regime._fields[:-2]]
+    return Constants(**values), Regime(*fitted, *entry["range"])
 
 
 @lru_cache(maxsize=1)

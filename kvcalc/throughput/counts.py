@@ -13,7 +13,7 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import embedding_bytes, matrices
-from kvcalc.model.caches import Cache, RecurrentState
+from kvcalc.model.caches import RecurrentState
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import EMBEDDING, HEAD, LINEAR, LOOKUP, ROUTER, ModelWeights
 
@@ -136,14 +136,12 @@ def count(
             row = experts.setdefault((weight.copies, min(weight.read, weight.copies)), [0, 0])
             row[0] += layers * one_bytes
             row[1] += layers * elements
-            continue
-        if weight.role == HEAD:
+        elif weight.role == HEAD:
             head_bytes += one_bytes
             head_elements += elements
-            continue
-        dense_bytes += layers * one_bytes
-        if weight.role in (LINEAR, ROUTER):
-            dense += layers * elements
+        else:
+            dense_bytes += layers * one_bytes
+            dense += layers * elements if weight.role in (LINEAR, ROUTER) else 0
     if weights.tied:
         head_bytes += embedding_bytes(held, base, scheme)
         head_elements += held.embedding.parameters
@@ -170,12 +168,9 @@ def _work(spec: ModelSpec, ranks: int) -> list[Work]:
     found: dict[int | None, list[int]] = {}
     for group in spec.layers:
         for cache, (decode, prefill) in zip(group.caches, group.layer.flops(ranks)):
-            row = found.setdefault(_most_tokens(cache), [0, 0])
+            # A state is as large as one token.
+            most = 1 if isinstance(cache, RecurrentState) else most_read(cache)
+            row = found.setdefault(most, [0, 0])
             row[0] += group.num_layers * decode
             row[1] += group.num_layers * prefill
     return [Work(decode, prefill, most) for most, (decode, prefill) in found.items()]
-
-
-def _most_tokens(cache: Cache) -> int | None:
-    """How many tokens a query looks at, at most; a state is as large as one."""
-    return 1 if isinstance(cache, RecurrentState) else most_read(cache)

@@ -48,8 +48,7 @@ def speed_model(
 
 def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) -> list[str]:
     """What of this question was not in the fit, in words; empty where all was."""
-    found = []
-    kind = device_kind(model.gpu)
+    found, kind, link = [], device_kind(model.gpu), model.gpu.interconnect
     if kind not in regime.device_kinds:
         known = model.gpu.device_class is not None
         found.append(f"devices like {model.gpu.name} ({kind})" if known else "a device whose kind is not known")
@@ -62,8 +61,8 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
         found.append(f"--tp beyond {regime.largest_tensor_parallel_size}")
     if model.counts.experts and not regime.has_experts:
         found.append("models with experts")
-    if model.gpu.interconnect is not None and layout.devices > model.gpu.interconnect.devices:
-        found.append(f"more than the {model.gpu.interconnect.devices} devices {model.gpu.interconnect.name} joins")
+    if link is not None and layout.devices > link.devices:
+        found.append(f"more than the {link.devices} devices {link.name} joins")
     return found
 
 

@@ -17,9 +17,9 @@ MEMORY = 80 * GIB
 
 
 def ask(engine: str, width: Width = LLAMA_8B, **changes: Any) -> Any:
-    question = Question(MEMORY, 15 * GIB, width, 1, 4096, 1, {})
+    question = Question(MEMORY, width, 1, 4096, 1, {})
     settings = {
-        **device_settings(engine, MEMORY, "hopper", "h100-sxm", changes.get("release")),
+        **device_settings(engine, MEMORY, "h100-sxm", changes.get("release")),
         **changes.pop("settings", {}),
     }
     return reserve_of(engine, question._replace(settings=settings, **changes))
@@ -75,7 +75,7 @@ def test_vllm_settings() -> None:
      (119, "gb10", 2048, 256), (178, "b200-sxm", 16384, 1024)],
 )  # fmt: skip
 def test_vllm_takes_its_step_from_the_device(memory: int, name: str, tokens: int, requests: int) -> None:
-    found = device_settings("vllm", memory * GIB, None, name, None)
+    found = device_settings("vllm", memory * GIB, name, None)
     assert found == {"max-num-batched-tokens": str(tokens), "max-num-seqs": str(requests)}
 
 

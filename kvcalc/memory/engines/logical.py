@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvcalc.memory.curves import stored_sequence_bytes
+from kvcalc.memory.curves import stored_curve, stored_sequence_bytes
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine
-from kvcalc.memory.kv_cache import stored_cache_bytes
+from kvcalc.memory.kv_cache import Growth, stored_cache_bytes
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec
 
@@ -20,3 +20,7 @@ class Logical(Engine):
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return batch * stored_sequence_bytes(share, dtype, tokens)
+
+    def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
+        curve = stored_curve(spec, dtype)
+        return super().growth(spec, dtype, tokens) if curve is None else curve.growth_at(tokens)

@@ -13,15 +13,7 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.kv_cache import sequence_bytes, state_bytes, stored_cache_bytes
-from kvcalc.model.caches import (
-    Cache,
-    ChunkedAttention,
-    CompressedAttention,
-    CrossAttention,
-    FullAttention,
-    RecurrentState,
-    SlidingWindowAttention,
-)
+from kvcalc.model.caches import HEADS_CACHES, Cache, CompressedAttention, CrossAttention, FullAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, all_caches, windows
 
 
@@ -71,13 +63,11 @@ class Transformers(Engine):
         if isinstance(cache, CompressedAttention):
             held = stored_cache_bytes(cache._replace(window=cache.window - 1), tokens, dtype)
             return held if cache.compress_rate else 2 * held
-        if model_type == "gpt_neo" and isinstance(cache, SlidingWindowAttention):
-            cache = FullAttention(*cache[1:])
-        if self.is_dynamic and cache.window is not None:
-            if in_view:
-                tokens = min(tokens, cache.window - 1)
-            elif isinstance(cache, (SlidingWindowAttention, ChunkedAttention)):
-                cache = FullAttention(cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
+        is_whole = model_type == "gpt_neo" or (self.is_dynamic and not in_view)
+        if is_whole and cache.window is not None and isinstance(cache, HEADS_CACHES):
+            cache = FullAttention(cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
+        if self.is_dynamic and in_view and cache.window is not None:
+            tokens = min(tokens, cache.window - 1)
         if model_type == "falcon" and isinstance(cache, FullAttention) and cache.num_kv_heads > 1:
             cache = cache._replace(num_kv_heads=self.spec.attention.num_heads)
         return stored_cache_bytes(cache, tokens, dtype)

@@ -11,8 +11,8 @@ from itertools import product
 from typing import NamedTuple
 
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, pair, parse_dtype
+from kvcalc.memory.engines.llama_cpp.account import cells_for
 from kvcalc.memory.engines.llama_cpp.architectures import Layer, Layers, layers_of
-from kvcalc.memory.engines.llama_cpp.cells import cells_for
 from kvcalc.memory.engines.llama_cpp.settings import LATENT, NO_V, PADDING, WINDOWS, parse_settings
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.spec import ModelSpec

@@ -12,9 +12,8 @@ from typing import Any
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype, pair, parse_dtype
 from kvcalc.memory.engines import Engine, Line, Resolved
-from kvcalc.memory.engines.llama_cpp.account import account
+from kvcalc.memory.engines.llama_cpp.account import Cells, account, cells_for
 from kvcalc.memory.engines.llama_cpp.architectures import DEEPSEEK_V4, layers_of
-from kvcalc.memory.engines.llama_cpp.cells import Cells, cells_for
 from kvcalc.memory.engines.llama_cpp.settings import NO_V, VERSION, parse_settings
 from kvcalc.model.caches import Cache, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches

@@ -1,16 +1,50 @@
-"""The bytes of a context, each part by its name."""
+"""The cells of a context, rounded up, in one stream for each slot or one for all; and its bytes by name.
+
+Source: llama_context::llama_context, llama-context.cpp, and llama_kv_cache_iswa, llama-kv-cache-iswa.cpp.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.engines import Line, lines_of
 from kvcalc.memory.engines.llama_cpp.architectures import Layers
-from kvcalc.memory.engines.llama_cpp.cells import Cells
+from kvcalc.memory.engines.llama_cpp.settings import Settings
+from kvcalc.memory.engines.rounding import round_up
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import HEADS_CACHES, Cache, IndexerKeys, RecurrentState
+
+
+class Cells(NamedTuple):
+    """`batch` sequences of `tokens` in `slots`, in `streams` of `cells` each; `window_cells` where a window is kept."""
+
+    tokens: int
+    batch: int
+    slots: int
+    streams: int
+    cells: int
+    window_cells: int
+
+    @property
+    def n_ctx(self) -> int:
+        return self.cells * self.streams
+
+
+def cells_for(settings: Settings, tokens: int, batch: int, window: int | None, *, shares_windows: bool = True) -> Cells:
+    """The cells of a context in which `batch` sequences of `tokens` fit. `shares_windows`: whether the slots of a
+    unified context share their windows' cells as well."""
+    slots = max(settings.parallel, batch)
+    unified = settings.has_one_stream
+    streams = 1 if unified else slots
+    cells = round_up(tokens * batch if unified else tokens, settings.padding)
+    window_cells = cells
+    if window is not None and not settings.swa_full:
+        kept = window * (slots if unified and shares_windows else 1) + settings.ubatch_size
+        window_cells = round_up(min(cells, kept), settings.padding)
+    return Cells(tokens, batch, slots, streams, cells, window_cells)
 
 
 def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool) -> list[Line]:
@@ -45,9 +79,9 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool) -> l
             needed = cells.batch * cells.tokens * row
             sizes[beside if cache.window is None else "windows kept whole"] += count * (needed - held)
             sizes["cells rounded up"] += count * (used * stream - needed)
-        if transposes_v and layer.has_heads and isinstance(kept, HEADS_CACHES):
-            spare = layers.widest_v - kept.num_kv_heads * kept.v_head_dim
-            padded = count * cells.streams * stream // row * bytes_of(spare, dtype.v or dtype)
+        if transposes_v and layer.has_heads:
+            spare = bytes_of(layers.widest_v - layer.v_row, dtype.v or dtype)
+            padded = count * cells.streams * stream // row * spare
             sizes["V padded to the widest layer's"] += padded
     return lines_of(sizes)
 

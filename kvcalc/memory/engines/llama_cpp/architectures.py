@@ -51,6 +51,11 @@ class Layer(NamedTuple):
         """Whether its V is among those padded to one width; an indexer's stand in a cache of their own."""
         return isinstance(self.kept, HEADS_CACHES) and not isinstance(self.cache, IndexerKeys)
 
+    @property
+    def v_row(self) -> int:
+        """Elements of its row of V, where that is among them; else 0."""
+        return self.kept.token_rows()[1] if self.has_heads else 0
+
 
 class Layers(NamedTuple):
     """Every cache with the number of layers that have it. `window` is the one window llama.cpp keeps, or None.
@@ -109,13 +114,8 @@ def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
     windows = {layer.cache.window for layer in layers if layer.cache.window is not None}
     if len(windows) > 1:
         raise ModelError(f"{spec.name}: llama.cpp has one window for all layers, the model {len(windows)}")
-    widths = (
-        layer.kept.num_kv_heads * layer.kept.v_head_dim
-        for layer in layers
-        if layer.has_heads and isinstance(layer.kept, HEADS_CACHES)
-    )
     window = _written_window(spec, max(windows)) if has_window_cache and windows else None
-    return Layers(layers, window, max(widths, default=0), not_kept)
+    return Layers(layers, window, max(layer.v_row for layer in layers), not_kept)
 
 
 def _kept(spec: ModelSpec, cache: Cache, settings: Settings) -> Cache:

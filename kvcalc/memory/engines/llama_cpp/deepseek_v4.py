@@ -14,7 +14,7 @@ from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.engines import Line, lines_of, not_established
 from kvcalc.memory.engines.llama_cpp import LlamaCpp
-from kvcalc.memory.engines.llama_cpp.cells import Cells, cells_for
+from kvcalc.memory.engines.llama_cpp.account import Cells, cells_for
 from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import Cache, CompressedAttention

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import BlockPool, Engine, Line, Resolved, lines_of
 from kvcalc.memory.engines.checkpoint import quantized_cache
+from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, Layer, encoder_tokens, layers_of
-from kvcalc.memory.engines.sglang.models import MINIMAX_M3, WITH_ENCODER, check_model, is_sparse
-from kvcalc.memory.engines.sglang.settings import VERSION, Settings, parse_settings
+from kvcalc.memory.engines.sglang.models import MINIMAX_M3, VERSION, WITH_ENCODER, check_model, is_sparse
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.memory.sharding import longer_last, whole_of
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.notes import Note
+from kvcalc.units import parse_tokens
 
 # DeepSeek sparse attention takes pages of 64 tokens alone (DSATokenToKVPool); MiniMax-M3 has pages of 128 by default on
 # Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
@@ -32,6 +34,32 @@ _M3_PAGE = 128
 # Tokens of a request's row in the table beside its context (get_req_to_token_extra_context_len), in int32.
 _EXTRA_TOKENS = 4
 _INDEX_BYTES = 4
+
+
+class Settings(NamedTuple):
+    """`max_running_requests` follows the memory where it is not given, and with it the request table: not counted then.
+
+    `max_mamba_cache_size` is the number of states, one for each sequence where it is not given.
+    """
+
+    page_size: int
+    swa_full_tokens_ratio: float
+    max_running_requests: int | None
+    context_length: int | None
+    max_mamba_cache_size: int | None
+
+
+def _parse_settings(settings: Mapping[str, str], default_page_size: int) -> Settings:
+    """The options given, each checked. Raises UsageError (exit 2)."""
+    given = Given("sglang", settings)
+    context = parse_tokens(settings["context-length"], "--context-length") if "context-length" in settings else None
+    return Settings(
+        given.count("page-size", default_page_size),
+        given.share("swa-full-tokens-ratio"),
+        given.optional_count("max-running-requests"),
+        context,
+        given.optional_count("max-mamba-cache-size"),
+    )
 
 
 class Sglang(Engine):
@@ -47,8 +75,10 @@ class Sglang(Engine):
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
         page = _SPARSE_PAGE if is_sparse(spec) else _M3_PAGE if spec.model_type in MINIMAX_M3 else 1
-        self.chosen = parse_settings(settings, page)
+        self.chosen = _parse_settings(settings, page)
         self.page = self.chosen.page_size
+        # The window pool's share of the full pool's tokens, as it was written.
+        self.ratio = Fraction(str(self.chosen.swa_full_tokens_ratio))
         self.settings = self.chosen._asdict()
         if is_sparse(spec) and self.page != _SPARSE_PAGE:
             raise UsageError(f"--page-size {self.page}: sparse attention takes pages of {_SPARSE_PAGE} tokens")
@@ -88,7 +118,7 @@ class Sglang(Engine):
         return rows + self._table_bytes(tokens)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
-        return self.page * self.chosen.ratio.denominator
+        return self.page * self.ratio.denominator
 
     def check_context(self, tokens: int) -> None:
         length = self.chosen.context_length
@@ -137,8 +167,29 @@ class Sglang(Engine):
         return lines_of(sizes)
 
     def _pool_tokens(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> tuple[int, int]:
-        """Tokens of both pools: as many on every pipeline stage, whichever layers it holds."""
-        return _pool_tokens(layers_of(whole_of(share), dtype), self.chosen, tokens + self.encoder, batch)
+        """Tokens of both pools: whole pages for every sequence, and the window pool's share of them. They have as many
+        on every pipeline stage, whichever layers it holds.
+
+        The window pool must hold every sequence's window, and SGLang does not start where it holds no more than a
+        window and a page (validate_swa_pool_size): where the share is less, both pools are larger. A model of windows
+        alone has no other pool, and no share is taken.
+        """
+        layers, page, tokens = layers_of(whole_of(share), dtype), self.page, tokens + self.encoder
+        full = batch * round_up(tokens, page)
+        span = _widest_window(layers)
+        if not span:
+            return full, 0
+        least = max(round_up(span + page + 1, page), batch * round_up(min(tokens, span), page))
+        if not _row(layers, FULL):
+            return 0, max(full, least)
+        full = max(full, round_up(ceil_div(least * self.ratio.denominator, self.ratio.numerator), page))
+        while self._window_tokens(full) < least:
+            # The share is taken in floating point, which may fall short of a whole number.
+            full += page
+        return full, self._window_tokens(full)
+
+    def _window_tokens(self, full_tokens: int) -> int:
+        return int(full_tokens * self.chosen.swa_full_tokens_ratio) // self.page * self.page
 
     def _table_bytes(self, tokens: int) -> int:
         """req_to_token: a row for every request that may run, and one spare (ReqToTokenPool). 0 where the number of
@@ -156,36 +207,10 @@ def _row(layers: list[Layer], pool: str) -> int:
     return sum(layer.num_layers * layer.bytes for layer in layers if layer.pool == pool)
 
 
-def _pool_tokens(layers: list[Layer], settings: Settings, tokens: int, batch: int) -> tuple[int, int]:
-    """Tokens of both pools: whole pages for every sequence, and the window pool's share of them.
-
-    The window pool must hold every sequence's window, and SGLang does not start where it holds no more than a window
-    and a page (validate_swa_pool_size): where the share is less, both pools are larger. A model of windows alone has
-    no other pool, and no share is taken.
-    """
-    page = settings.page_size
-    full = batch * round_up(tokens, page)
-    span = _widest_window(layers)
-    if not span:
-        return full, 0
-    least = max(round_up(span + page + 1, page), batch * round_up(min(tokens, span), page))
-    if not _row(layers, FULL):
-        return 0, max(full, least)
-    full = max(full, round_up(ceil_div(least * settings.ratio.denominator, settings.ratio.numerator), page))
-    while _window_tokens(full, settings) < least:
-        # The share is taken in floating point, which may fall short of a whole number.
-        full += page
-    return full, _window_tokens(full, settings)
-
-
 @remembered
 def _widest_window(layers: list[Layer]) -> int:
     """The widest window in the windows' pool; 0 where there is no such pool."""
     return max((layer.cache.window or 0 for layer in layers if layer.pool == WINDOW), default=0)
-
-
-def _window_tokens(full_tokens: int, settings: Settings) -> int:
-    return int(full_tokens * settings.swa_full_tokens_ratio) // settings.page_size * settings.page_size
 
 
 def _profiled_tokens(layers: list[Layer], settings: Settings, memory_bytes: int, has_full: bool) -> int | None:

@@ -7,12 +7,14 @@ Source: EntryClass of srt/models, is_hybrid_swa_model and get_total_num_kv_heads
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.engines import not_established
-from kvcalc.memory.engines.sglang.settings import VERSION
 from kvcalc.model.caches import CompressedAttention, CrossAttention, IndexerKeys, LatentAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, all_caches, kv_head_counts
+
+VERSION = "0.5.23"
 
 GEMMA4 = ("gemma4_text", "gemma4_unified_text")
 MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
@@ -75,7 +77,8 @@ def _misread(spec: ModelSpec) -> str | None:
     if kind == "nemotron-nas":
         if len(kv_head_counts(spec)) > 1:
             return "has one number of KV heads for all layers of nemotron-nas, the model more"
-        if any(_attention(block).get("replace_with_linear") for block in _blocks(config)):
+        blocks: Any = config.get("block_configs") or []
+        if any((block.get("attention") or {}).get("replace_with_linear") for block in blocks):
             return "reads no layers whose attention is a linear map"
     if kind == "hy_v4" and config.get("indexer_types") is None:
         # Without the list every layer owns an indexer (dsa_layer_skips_topk).
@@ -87,13 +90,3 @@ def _misread(spec: ModelSpec) -> str | None:
         if isinstance(quantization, Mapping) and quantization.get("quant_method") == "minimax_m3_nvfp4":
             return "keeps packed pages for minimax_m3_nvfp4 on Blackwell and plain ones elsewhere: not modelled"
     return None
-
-
-def _blocks(config: Mapping[str, object]) -> list[object]:
-    blocks = config.get("block_configs")
-    return blocks if isinstance(blocks, list) else []
-
-
-def _attention(block: object) -> Mapping[str, object]:
-    inner = block.get("attention") if isinstance(block, Mapping) else None
-    return inner if isinstance(inner, Mapping) else {}

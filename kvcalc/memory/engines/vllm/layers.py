@@ -154,10 +154,8 @@ def _beside_states(layers: list[Layer], block_size: int, mla_block: int) -> list
         align = max(align, mla_block)
     token_bytes = max(page.token_bytes for page in tokens)
     block = max(block_size, align * ceil_div(max(states), align * token_bytes))
-
-    def beside(page: Page) -> Page:
-        return (
-            page._replace(padded_bytes=block * token_bytes) if page.kind == STATE else page._replace(block_size=block)
-        )
-
-    return [layer._replace(page=beside(layer.page)) for layer in layers]
+    for place, (number, cache, page) in enumerate(layers):
+        is_state = page.kind == STATE
+        page = page._replace(padded_bytes=block * token_bytes) if is_state else page._replace(block_size=block)
+        layers[place] = Layer(number, cache, page)
+    return layers
