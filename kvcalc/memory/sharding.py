@@ -88,23 +88,26 @@ def shard(weights: ModelWeights, size: int) -> ModelWeights:
     return ModelWeights(weights.embedding.on_rank(size), weights.tied, tuple(blocks))
 
 
-def stage_weights(weights: ModelWeights, first: int, last: int, num_layers: int) -> ModelWeights:
-    """The weights of the pipeline stage that has the layers `first` to `last` of `num_layers`.
+def stage_weights(weights: ModelWeights, bounds: Bounds) -> list[ModelWeights]:
+    """The weights of every pipeline stage.
 
     The embedding is the first stage's, what stands after the layers the last one's; a tied embedding is on both.
     """
-    is_first, is_last = first == 0, last == num_layers - 1
-    blocks = []
-    for block in weights.blocks:
-        if "{" in block.prefix:
-            numbers = [number for number in block.numbers if first <= number <= last]
-            if numbers:
-                blocks.append(Block(block.prefix, numbers, block.weights))
-        elif is_last:
-            blocks.append(block)
-    holds_table = is_first or (is_last and weights.tied)
-    embedding = weights.embedding if holds_table else weights.embedding._replace(rows=0)
-    return ModelWeights(embedding, weights.tied, tuple(blocks))
+    stages = []
+    for place, (first, last) in enumerate(bounds):
+        is_last = place == len(bounds) - 1
+        blocks = []
+        for block in weights.blocks:
+            if "{" in block.prefix:
+                numbers = [number for number in block.numbers if first <= number <= last]
+                if numbers:
+                    blocks.append(Block(block.prefix, numbers, block.weights))
+            elif is_last:
+                blocks.append(block)
+        holds_table = place == 0 or (is_last and weights.tied)
+        embedding = weights.embedding if holds_table else weights.embedding._replace(rows=0)
+        stages.append(ModelWeights(embedding, weights.tied, tuple(blocks)))
+    return stages
 
 
 def width_of(weights: ModelWeights, size: int) -> Width:

@@ -16,6 +16,8 @@ MAX_VALUES = 250_000
 """More values than any config holds (one that names every quantized tensor has 70,000): each costs memory."""
 MAX_KEYS = 10_000
 
+_Read = Callable[[Mapping[str, object], str, str], ModelSpec]
+
 
 def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelSpec:
     """The model `reference` names.
@@ -38,11 +40,7 @@ def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelS
     if not _is_path(reference):
         preset = presets.find_preset(reference)
         if preset is not None:
-            return (
-                _read_upper_bound(preset.config, preset.name, preset.source)
-                if assume_full_attention
-                else spec_of(preset)
-            )
+            return _read_preset(preset, read)
         if not os.path.exists(reference):
             raise presets.unknown_preset(reference)
     path = os.path.expanduser(reference)
@@ -82,12 +80,15 @@ def _read_upper_bound(config: Mapping[str, object], name: str, source: str) -> M
     return read_upper_bound(config, name, source)
 
 
-def _load_path(path: str, read: Callable[[Mapping[str, object], str, str], ModelSpec]) -> ModelSpec:
+def _read_preset(preset: presets.Preset, read: _Read) -> ModelSpec:
+    return spec_of(preset) if read is read_config else read(preset.config, preset.name, preset.source)
+
+
+def _load_path(path: str, read: _Read) -> ModelSpec:
     if os.path.isdir(path):
         path = _config_in(path)
     if path.endswith((".yaml", ".yml")):
-        preset = presets.load_preset(path)
-        return spec_of(preset) if read is read_config else read(preset.config, preset.name, preset.source)
+        return _read_preset(presets.load_preset(path), read)
     config = _json_object(read_text(path, MAX_CONFIG_BYTES), path)
     folder, file = os.path.split(path)
     if file != "config.json":

@@ -94,7 +94,7 @@ def device_weights(
 
     parts = [weights]
     if len(stages) > 1:
-        parts = [stage_weights(weights, first, last, spec.num_layers) for first, last in stages]
+        parts = stage_weights(weights, stages)
     sizes = [(size_of(shard(part, ranks)), size_of(part)) for part in parts]
     share, whole = max(sizes)
     counted = size_of(weights)

@@ -56,7 +56,7 @@ def test_mla_keeps_its_down_projections_and_routers_whole() -> None:
 
 def test_stages_add_up_and_each_end_has_its_table() -> None:
     weights = weights_of("llama-3-8b")
-    parts = [stage_weights(weights, first, last, 32) for first, last in ((0, 15), (16, 31))]
+    parts = stage_weights(weights, ((0, 15), (16, 31)))
     assert sum(map(bytes_of, parts)) == bytes_of(weights)
     layers = 2 * 16 * (2 * Q + 2 * KV + 3 * MLP + 2 * NORM)
     assert [bytes_of(part) - layers for part in parts] == [2 * TABLE, 2 * (TABLE + NORM)]
@@ -65,7 +65,7 @@ def test_stages_add_up_and_each_end_has_its_table() -> None:
 def test_a_tied_table_is_on_both_ends() -> None:
     weights = weights_of("gemma-2-2b")
     layers = 1 + max(number for block in weights.blocks for number in block.numbers)
-    ends = [stage_weights(weights, 0, 9, layers), stage_weights(weights, 10, layers - 1, layers)]
+    ends = stage_weights(weights, ((0, 9), (10, layers - 1)))
     assert sum(map(bytes_of, ends)) == bytes_of(weights) + 2 * weights.embedding.parameters
 
 
@@ -78,3 +78,13 @@ def test_the_widest_module_of_llama_is_its_mlp() -> None:
 def test_experts_are_as_wide_as_those_a_token_is_sent_to() -> None:
     # Mixtral: 2 of 8 experts of 14336; both halves of two experts enter, and two rows of the middle.
     assert width_of(weights_of("mixtral-8x7b"), 1) == (2 * 2 * 14336 + 2 * 14336, 4096, 32000, 32, True)
+
+
+def test_an_empty_last_stage_alone_has_what_stands_after_the_layers() -> None:
+    # llama.cpp puts both layers of two on the first of two devices, and the output on the second.
+    weights = specs.weights_of(load_model("llama-7b").head(2))
+    assert weights is not None
+    first, last = stage_weights(weights, ((0, 1), (2, 1)))
+    assert [block.prefix for block in last.blocks] == [""]
+    assert not any(block.prefix == "" for block in first.blocks)
+    assert (first.embedding.rows, last.embedding.rows) == (32_000, 0)

@@ -117,7 +117,7 @@ def test_a_rank_holds_its_part_of_split_weights_rounded_up_and_all_of_whole_ones
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_stage_holds_its_own_layers_and_the_ends_their_tables(tied: bool) -> None:
     model = ModelWeights(EMBED, tied, (LAYER, SECOND, END))
-    first, middle, last = (stage_weights(model, *bounds, 4) for bounds in ((0, 0), (1, 2), (3, 3)))
+    first, middle, last = stage_weights(model, ((0, 0), (1, 2), (3, 3)))
     assert {number for _, number in held(first)} == {0}
     assert {number for _, number in held(middle)} == {1, 2}
     assert ("layers.{}.attn.down", 1) in held(middle)
@@ -128,7 +128,7 @@ def test_a_stage_holds_its_own_layers_and_the_ends_their_tables(tied: bool) -> N
     # A tied table is read at both ends.
     assert [part.embedding.rows for part in (first, middle, last)] == [101, 0, 101 if tied else 0]
     assert [part.tied for part in (first, middle, last)] == [tied] * 3
-    only = stage_weights(model, 0, 3, 4)
+    (only,) = stage_weights(model, ((0, 3),))
     assert (held(only), only.embedding) == (held(model), EMBED)
 
 

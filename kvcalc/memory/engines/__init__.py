@@ -29,6 +29,11 @@ ENGINES = {
     "tensorrt-llm": ("tensorrt_llm", "TensorrtLlm"),
     "llama.cpp": ("llama_cpp", "LlamaCpp"),
 }
+# Model types an engine counts in a class of their own.
+_OF_TYPE = {
+    ("llama.cpp", "deepseek_v4"): ("llama_cpp.deepseek_v4", "DeepseekV4"),
+    ("llama.cpp", "deepseek_ref"): ("llama_cpp.deepseek_v4", "DeepseekV4"),
+}
 
 # Engines seen to reserve a pool for encoder models all the same: SGLang for bge-m3 (sgl-project/sglang#7590),
 # llama.cpp of early 2025 for BERT and nomic-embed (ggml-org/llama.cpp#12836, #12817).
@@ -94,11 +99,6 @@ class Engine(ABC):
         self.spec = spec
         self.settings: dict[str, object] = {}
         self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()
-
-    @classmethod
-    def for_model(cls, spec: ModelSpec) -> type[Engine]:
-        """The class that counts this model."""
-        return cls
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:
@@ -176,11 +176,11 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
     nothing of an encoder after its forward pass. Raises UsageError (exit 2) for an unknown name or a setting the
     engine does not have, ModelError (exit 3) for a model whose layout in the engine is not established.
     """
-    engine, release = _class_of(name)
+    engine, release = _class_of(name, spec.model_type)
     name, settings = name.partition("@")[0], settings or {}
     check_settings([name], settings, has_device=True)
     if not spec.is_encoder or name == "logical":
-        return engine.for_model(spec)(spec, settings, stages, release)
+        return engine(spec, settings, stages, release)
     nothing, pool = _NoCache(spec, settings, 1, None), _POOLS_FOR_ENCODERS.get(name)
     nothing.name = name
     if pool:
@@ -212,8 +212,8 @@ def not_established(spec: ModelSpec, engine: str, what: str) -> ModelError:
     return ModelError(f"{spec.name}: {engine}'s layout of {what.replace('_', ' ')} is not established")
 
 
-def _class_of(asked: str) -> tuple[type[Engine], str | None]:
-    """An engine's class and the release asked for, None for the newest."""
+def _class_of(asked: str, model_type: str = "") -> tuple[type[Engine], str | None]:
+    """The class of an engine that counts a type of model, and the release asked for, None for the newest."""
     name, at, release = asked.partition("@")
     if name not in ENGINES:
         raise UsageError(f"--engine {name!r}: not an engine", nearest(name, ENGINES) or f"one of {', '.join(ENGINES)}")
@@ -221,5 +221,5 @@ def _class_of(asked: str) -> tuple[type[Engine], str | None]:
         raise UsageError(f"--engine {asked[:40]!r}: releases are told apart for {', '.join(_WITH_RELEASES)} alone")
     if at and not release:
         raise UsageError(f"--engine {asked!r}: a release is missing", f"write {name}@0.11, or {name} for the newest")
-    module, engine = ENGINES[name]
+    module, engine = _OF_TYPE.get((name, model_type), ENGINES[name])
     return getattr(import_module(f"kvcalc.memory.engines.{module}"), engine), release or None

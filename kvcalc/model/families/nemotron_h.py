@@ -33,7 +33,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """hybrid_override_pattern names every layer: M Mamba-2, * attention, - an MLP, E experts.
 
     Mamba-2's convolution runs over its inner width and both its group matrices; its state is heads x head_dim x
-    ssm_state_size, in mamba_ssm_cache_dtype (fp32). Source: NemotronHMamba2Mixer, Transformers 5.23.0.
+    ssm_state_size, in mamba_ssm_cache_dtype (fp32). Attention has no biases, whatever attention_bias says. Source:
+    NemotronHMamba2Mixer and NemotronHAttention, Transformers 5.23.0.
     """
     if "attention_head_dim" in config.config:
         config = config.with_defaults({"head_dim": config.config["attention_head_dim"]})
@@ -52,8 +53,6 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         conv_bias=config.boolean("use_conv_bias", default=True),
     )  # fmt: skip
     shape = AttentionShape(num_heads, num_kv_heads, head_dim, head_dim, hidden_size)
-    if config.boolean("attention_bias", default=False):
-        shape = shape._replace(qkv_bias=True, output_bias=True)
     kept: dict[str, tuple[Mixer, ...]] = {
         "mamba": (mamba,),
         "attention": (Attention(shape, names=Projections("mixer")),),

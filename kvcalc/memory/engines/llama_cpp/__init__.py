@@ -13,7 +13,7 @@ from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype, pair, parse_dtype
 from kvcalc.memory.engines import Engine, Line, Resolved
 from kvcalc.memory.engines.llama_cpp.account import Cells, account, cells_for
-from kvcalc.memory.engines.llama_cpp.architectures import DEEPSEEK_V4, layers_of
+from kvcalc.memory.engines.llama_cpp.architectures import layers_of
 from kvcalc.memory.engines.llama_cpp.settings import NO_V, VERSION, parse_settings
 from kvcalc.model.caches import Cache, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches
@@ -42,14 +42,6 @@ class LlamaCpp(Engine):
         if self._views_v(spec):
             text = "llama.cpp before January 2026 keeps the latent once more as V: --before-pull 19067 counts it"
             self.notes = (Note("engine", "latent-twice", text),)
-
-    @classmethod
-    def for_model(cls, spec: ModelSpec) -> type[Engine]:
-        if spec.model_type not in DEEPSEEK_V4:
-            return cls
-        from kvcalc.memory.engines.llama_cpp.deepseek_v4 import DeepseekV4
-
-        return DeepseekV4
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:

@@ -31,9 +31,6 @@ _CHUNK = 8192
 # n_layer_kv_from_start is not read from the file (models/gemma3n.cpp).
 _GEMMA3N_OWN = 20
 
-# Types with a cache of their own (deepseek_v4.py).
-DEEPSEEK_V4 = ("deepseek_v4", "deepseek_ref")
-
 _T5 = ("mt5", "t5", "umt5")
 _M3 = ("minimax_m3", "minimax_m3_vl_text")
 
