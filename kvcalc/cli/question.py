@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 from kvcalc.errors import UsageError
@@ -41,6 +42,7 @@ def parsed(given: _Given, option: str, parse: Callable[[str, str], _Parsed]) -> 
     return None if text is None else parse(text, option)
 
 
+@cache
 def _parameter(option: str) -> str:
     return option.removeprefix("--").replace("-", "_")
 
@@ -79,8 +81,8 @@ def what_if_of(given: _Given) -> WhatIf:
 
 def settings_of(given: _Given) -> dict[str, str]:
     """The engine's own options that were given, by name, as text."""
-    found = {name: given.get(_parameter(name)) for name in option_names()}
-    return {name: str(text).casefold() for name, text in found.items() if text not in (None, False)}
+    found = ((name, given.get(_parameter(name))) for name in option_names())
+    return {name: str(text).casefold() for name, text in found if text is not None and text is not False}
 
 
 def question_of(given: _Given, model_of: ModelOf | None = None) -> tuple[ModelSpec, dict[str, Any]]:

@@ -19,34 +19,42 @@ _MOST_KEPT = 16_384
 _kept: dict[tuple[Any, ...], tuple[object, Any]] = {}
 
 
-def _remembering(identities: int) -> Callable[[Callable[_Asked, _Answer]], Callable[_Asked, _Answer]]:
-    """The decorator of functions whose first one or two arguments count by identity."""
+def remembered_of_two(function: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]:
+    """`remembered` of a function whose first two arguments count by identity."""
 
-    def decorate(function: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]:
-        @wraps(function)
-        def ask(*given: _Asked.args, **named: _Asked.kwargs) -> _Answer:
-            key: tuple[Any, ...] = (function, id(given[0]), id(given[identities - 1]), given[identities:])
-            if named:
-                key = (*key, *named.items())
-            found = _kept.get(key)
-            if found is not None:
-                answer: _Answer = found[1]
-                return answer
-            return _keep(key, given[:identities], function(*given, **named))
+    @wraps(function)
+    def ask(*given: _Asked.args, **named: _Asked.kwargs) -> _Answer:
+        key: tuple[Any, ...] = (function, id(given[0]), id(given[1]), given[2:])
+        if named:
+            key = (*key, *named.items())
+        found = _kept.get(key)
+        if found is not None:
+            answer: _Answer = found[1]
+            return answer
+        return _keep(key, given[:2], function(*given, **named))
 
-        return ask
-
-    return decorate
+    return ask
 
 
-remembered = _remembering(1)
-"""A function that computes something of its first argument, asked once for each.
+def remembered(function: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]:
+    """`function`, which computes something of its first argument, asked once for each.
 
-The first argument counts by identity and must never change, nor what is returned; the others must be hashable, and few
-in kind: no token counts. An exception is raised anew each time."""
+    The first argument counts by identity and must never change, nor what is returned; the others must be hashable, and
+    few in kind: no token counts. An exception is raised anew each time.
+    """
 
-remembered_of_two = _remembering(2)
-"""The same of a function whose first two arguments count by identity."""
+    @wraps(function)
+    def ask(*given: _Asked.args, **named: _Asked.kwargs) -> _Answer:
+        key: tuple[Any, ...] = (function, id(given[0]), given[1:])
+        if named:
+            key = (*key, *named.items())
+        found = _kept.get(key)
+        if found is not None:
+            answer: _Answer = found[1]
+            return answer
+        return _keep(key, given[0], function(*given, **named))
+
+    return ask
 
 
 def forget() -> None:

@@ -52,12 +52,13 @@ class Question(NamedTuple):
 class Case(NamedTuple):
     """A question that has been checked and resolved.
 
-    `spec` is the model with the what-if, bound to the workload. `settings` are the engine's, with those whose defaults
-    depend on the device filled in.
+    `spec` is the model with the what-if, bound to the workload; `share` is what one tensor-parallel rank holds of it
+    in all layers. `settings` are the engine's, with those whose defaults depend on the device filled in.
     """
 
     question: Question
     spec: ModelSpec
+    share: ModelSpec
     workload: Workload
     rules: Engine
     settings: Mapping[str, str]
@@ -80,11 +81,6 @@ class Case(NamedTuple):
         if self.question.devices is None:
             raise ValueError("this case has no devices")
         return self.question.devices
-
-    @property
-    def share(self) -> ModelSpec:
-        """What one tensor-parallel rank holds of the model, in all its layers."""
-        return on_device(self.spec, self.workload.tensor_parallel_size)
 
     @property
     def stages(self) -> Bounds:
@@ -152,7 +148,9 @@ def make_case(question: Question) -> Case:
                 "and engines keep 0",
             )
         )  # fmt: skip
-    return Case(asked, spec, workload, rules, settings, reason, tuple(notes))
+    return Case(
+        asked, spec, on_device(spec, workload.tensor_parallel_size), workload, rules, settings, reason, tuple(notes)
+    )
 
 
 def _checked(question: Question) -> Question:

@@ -7,7 +7,8 @@ many bytes one sequence takes in one layer's cache.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -139,15 +140,20 @@ class Engine(ABC):
 
     def batch_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         """Bytes a batch takes on one rank of the pipeline stage that holds most."""
-        return max([self.held_bytes(stage, dtype, tokens, batch) for stage in self._stages(share)])
+        if not self.bounds:
+            return self.held_bytes(share, dtype, tokens, batch)
+        return max([self.held_bytes(stage, dtype, tokens, batch) for stage in stages_of(share, self.bounds)])
 
     def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         """Bytes a batch takes on one rank of every pipeline stage together."""
-        return sum([self.held_bytes(stage, dtype, tokens, batch) for stage in self._stages(share)])
+        stages = stages_of(share, self.bounds) if self.bounds else (share,)
+        return sum([self.held_bytes(stage, dtype, tokens, batch) for stage in stages])
 
     def largest_stage(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> ModelSpec:
         """The part of a share that the pipeline stage holding most has."""
-        return max(self._stages(share), key=lambda stage: self.held_bytes(stage, dtype, tokens, batch))
+        if not self.bounds:
+            return share
+        return max(stages_of(share, self.bounds), key=lambda stage: self.held_bytes(stage, dtype, tokens, batch))
 
     def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
         """Bytes a batch takes in one replica of the model, before it is split over devices."""
@@ -156,9 +162,6 @@ class Engine(ABC):
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         """How a replica's bytes grow at a context."""
         return growth(lambda t: self.replica_bytes(spec, dtype, t), tokens, self.growth_tokens(spec, dtype))
-
-    def _stages(self, share: ModelSpec) -> Sequence[ModelSpec]:
-        return stages_of(share, self.bounds) if self.bounds else (share,)
 
 
 class _NoCache(Engine):
@@ -212,6 +215,7 @@ def not_established(spec: ModelSpec, engine: str, what: str) -> ModelError:
     return ModelError(f"{spec.name}: {engine}'s layout of {what.replace('_', ' ')} is not established")
 
 
+@cache
 def _class_of(asked: str, model_type: str = "") -> tuple[type[Engine], str | None]:
     """The class of an engine that counts a type of model, and the release asked for, None for the newest."""
     name, at, release = asked.partition("@")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UsageError
@@ -72,9 +73,10 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
 """Engine name -> its options."""
 
 
-def option_names() -> Iterable[str]:
+@cache
+def option_names() -> tuple[str, ...]:
     """The name of every option of every engine, once."""
-    return dict.fromkeys(option.name for options in OPTIONS.values() for option in options)
+    return tuple(dict.fromkeys(option.name for options in OPTIONS.values() for option in options))
 
 
 def engines_with(name: str) -> list[str]:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcalc.memory.engines.rounding import ceil_div
-
 FULL, SLIDING, CHUNKED, MLA, STATE, CROSS = "full", "sliding", "chunked", "mla", "state", "cross"
 
 # Kinds of which layers of any width may stand in one group: all keep a slot for every token.
@@ -63,7 +61,8 @@ class Page(NamedTuple):
         one block more."""
         if self.kind == STATE:
             return demand.state_blocks
-        return ceil_div(self.tokens(demand), self.block_size) + (self.kind == SLIDING)
+        tokens = demand.max_model_len if self.kind in _EVERY_TOKEN else self.tokens(demand)
+        return -(-tokens // self.block_size) + (self.kind == SLIDING)
 
 
 def need_the_same_tokens(pages: list[Page]) -> bool:
