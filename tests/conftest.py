@@ -98,3 +98,11 @@ def generic() -> dict[str, object]:
         "hidden_size": 512,
         "head_dim": 64,
     }
+
+
+def preset_names() -> list[str]:
+    """The names of the shipped presets, sorted."""
+    from kvcalc.model.preset_folders import shipped_files
+    from kvcalc.model.presets import presets_folder
+
+    return [name for name, _ in shipped_files(presets_folder())]

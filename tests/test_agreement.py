@@ -18,7 +18,6 @@ from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.engines import ENGINES, stage_bounds
 from kvcalc.memory.sharding import shard, stage_weights
 from kvcalc.memory.weights import plain_bytes
-from kvcalc.model.presets import preset_names
 from kvcalc.model.spec import ModelSpec, has_cross_attention, weights_of
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.schema import load_schema
@@ -26,6 +25,7 @@ from kvcalc.throughput.constants import load_constants
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import all_gpus, find_devices
 from kvcalc.throughput.speed import StoredWeights, range_factors, speed_model
+from tests.conftest import preset_names
 
 BF16 = DTYPES["bf16"]
 VALIDATOR = jsonschema.Draft202012Validator({**load_schema(), "$ref": "#/$defs/estimate"})

@@ -170,7 +170,7 @@ def test_ci_runs_the_readmes_test_command() -> None:
 
 
 def test_every_preset_the_readme_names_exists() -> None:
-    from kvcalc.model.presets import preset_names
+    from tests.conftest import preset_names
 
     for command, _ in CONSOLE:
         words = shlex.split(command)

@@ -12,11 +12,11 @@ from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import embedding_bytes, matrices, plain_bytes
 from kvcalc.memory.workload import bind_workload, check_tensor_parallel, resolve_workload
-from kvcalc.model.presets import preset_names
 from kvcalc.model.spec import weights_of
 from kvcalc.model.tensors import LOOKUP
 from kvcalc.model.variants import layer_parameters
 from kvcalc.throughput.counts import Layout, count
+from tests.conftest import preset_names
 
 BF16 = DTYPES["bf16"]
 RANKS = (1, 2, 8, 16)

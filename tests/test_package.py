@@ -42,7 +42,7 @@ def test_presets_inside_the_package_win_over_those_beside_it(tmp_path: Path, mon
     beside, inside = tmp_path / "presets" / "models", tmp_path / "kvcalc" / "presets" / "models"
     shutil.copytree(ROOT / "presets" / "models", beside)
     assert presets.presets_folder() == str(beside)
-    assert "gpt2" in presets.preset_names()
+    assert "gpt2" in [preset.name for preset in presets.shipped_presets()]
     inside.mkdir(parents=True)
     assert presets.presets_folder() == str(inside)
 

@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from kvcalc.model.presets import preset_names, presets_folder
+from kvcalc.model.presets import presets_folder
 from kvcalc.schema import SCHEMA_VERSION, load_schema
-from tests.conftest import ROOT, one_of_each_type
+from tests.conftest import ROOT, one_of_each_type, preset_names
 
 SCHEMA = load_schema()
 

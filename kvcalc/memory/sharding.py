@@ -3,7 +3,7 @@ which a step's activations follow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvcalc.model.memo import remembered
@@ -12,10 +12,6 @@ from kvcalc.model.tensors import LOOKUP, NORM, OTHER, ROUTER, Block, ModelWeight
 
 # Weights no step's activations follow: norms, routers and vectors, and lookup tables beside the embedding.
 _BESIDE = (NORM, ROUTER, OTHER, LOOKUP)
-
-
-Cut = Callable[[int, int], list[int]]
-"""How many of so many layers each of so many pipeline stages holds."""
 
 Bounds = tuple[tuple[int, int], ...]
 """The first and the last layer of every pipeline stage."""

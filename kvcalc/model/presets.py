@@ -57,11 +57,6 @@ def presets_folder() -> str:
     return shipped_folder(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def preset_names() -> list[str]:
-    """The names of the shipped presets, sorted. Reads the folder, not the files."""
-    return [name for name, _ in shipped_files(presets_folder())]
-
-
 def find_preset(name: str) -> Preset | None:
     """The preset called `name`, by its own name or an alias, letter case aside; None where there is none.
 

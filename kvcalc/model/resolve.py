@@ -29,7 +29,11 @@ def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelS
     missing. `assume_full_attention`: an upper bound (`upper_bound`) where the config is not understood, and the windows
     left out where it is.
     """
-    read = _read_upper_bound if assume_full_attention else read_config
+    read: _Read = read_config
+    if assume_full_attention:
+        from kvcalc.model.upper_bound import read_upper_bound
+
+        read = read_upper_bound
     if reference == "-":
         return read(_json_object(read_stdin(MAX_CONFIG_BYTES), "stdin"), "stdin", "stdin")
     if reference.startswith("hf:"):
@@ -72,12 +76,6 @@ def _is_path(reference: str) -> bool:
     looks = reference.startswith((".", "~", os.sep)) or reference.endswith((".json", ".gguf", ".yaml", ".yml", os.sep))
     # `meta-llama/Meta-Llama-3-70B` has a separator and is an alias; it is a path only where something lies there.
     return looks or (os.sep in reference and os.path.exists(reference))
-
-
-def _read_upper_bound(config: Mapping[str, object], name: str, source: str) -> ModelSpec:
-    from kvcalc.model.upper_bound import read_upper_bound
-
-    return read_upper_bound(config, name, source)
 
 
 def _read_preset(preset: presets.Preset, read: _Read) -> ModelSpec:

@@ -146,7 +146,7 @@ def test_huge_contexts_are_exact(kvcalc: Any, tokens: int) -> None:
 
 
 def test_models_lists_every_preset(kvcalc: Any) -> None:
-    from kvcalc.model.presets import preset_names
+    from tests.conftest import preset_names
 
     document = kvcalc("models", "--json").json
     assert sorted(row["name"] for row in document["models"]) == preset_names()

@@ -13,9 +13,9 @@ from kvcalc.memory.kv_cache import growth, on_device, read_cache_bytes, sequence
 from kvcalc.memory.workload import bind_workload, resolve_workload
 from kvcalc.model.caches import CompressedAttention, FullAttention, LatentAttention
 from kvcalc.model.layers import LayerGroup
-from kvcalc.model.presets import preset_names
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec, all_caches, windows
+from tests.conftest import preset_names
 
 BF16 = DTYPES["bf16"]
 

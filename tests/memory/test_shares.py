@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.memory.sharding import (
     Bounds,
-    Cut,
     bounds_of,
     longer_before_last,
     longer_first,
@@ -44,7 +45,7 @@ CUTS = (longer_before_last, longer_first, longer_last)
 @pytest.mark.parametrize("cut", CUTS)
 @given(layers=st.integers(1, 300), stages=st.integers(1, 300))
 def test_a_cut_gives_every_layer_to_one_stage_and_no_stage_two_more_than_another(
-    cut: Cut, layers: int, stages: int
+    cut: Callable[[int, int], list[int]], layers: int, stages: int
 ) -> None:
     sizes = cut(layers, stages)
     assert (len(sizes), sum(sizes)) == (stages, layers)

@@ -8,8 +8,8 @@ import kvcalc
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines import ENGINES, stage_bounds
 from kvcalc.memory.sharding import stages_of, whole_of
-from kvcalc.model.presets import preset_names
 from kvcalc.throughput.hardware import find_devices
+from tests.conftest import preset_names
 
 
 def test_engines_cut_what_does_not_divide_in_their_own_ways() -> None:

@@ -12,9 +12,10 @@ from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.kv_cache import stored_bytes
 from kvcalc.model.caches import CrossAttention
-from kvcalc.model.presets import find_preset, load_preset, preset_names, presets_folder, shipped_presets
+from kvcalc.model.presets import find_preset, load_preset, presets_folder, shipped_presets
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
+from tests.conftest import preset_names
 
 GOOD = """\
 name: tiny

@@ -13,10 +13,9 @@ import kvcalc
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.json_lines import Line
 from kvcalc.errors import KvcalcError
-from kvcalc.model.presets import preset_names
 from kvcalc.planning.figures import FIGURES
 from kvcalc.throughput.hardware import Devices, find_gpu
-from tests.conftest import Result
+from tests.conftest import Result, preset_names
 
 ENGINES = ("logical", "transformers", "vllm", "vllm@0.11", "sglang", "tensorrt-llm", "llama.cpp")
 GPUS = ("h100", "h200", "l40s", "a100", "mi300x", "rtx-4090", "b200")

@@ -7,9 +7,9 @@ import pytest
 import kvcalc
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines import ENGINES
-from kvcalc.model.presets import preset_names
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
+from tests.conftest import preset_names
 
 
 @pytest.mark.parametrize("gpu", ["l4", "b200"])

@@ -9,13 +9,13 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.model.presets import preset_names
 from kvcalc.planning.axis import Axis
 from kvcalc.planning.combination import COLUMNS
 from kvcalc.planning.estimate import estimate
 from kvcalc.planning.figures import FIGURES
 from kvcalc.planning.sweep import Sweep, sweep
 from kvcalc.throughput.hardware import Devices, find_gpu
+from tests.conftest import preset_names
 
 
 def grid(name: str, contexts: tuple[int, ...] = (4096,), batches: tuple[int, ...] = (1,), **options: Any) -> Sweep:

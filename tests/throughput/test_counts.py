@@ -102,7 +102,7 @@ def test_quantised_weights_are_fewer_bytes_and_as_many_operations(counts_of: Mak
 
 
 def test_every_preset_whose_weights_are_counted_has_counts(counts_of: MakeCounts) -> None:
-    from kvcalc.model.presets import preset_names
+    from tests.conftest import preset_names
 
     counted = 0
     for name in preset_names():

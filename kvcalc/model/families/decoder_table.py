@@ -61,7 +61,6 @@ class Decoder:
     output_bias: bool | str = "attention_bias"
 
     vocab_size: int | None = None
-    intermediate_size: int | None = None
     tied: bool = False
     prefix: str = "model.layers.{}."
     embedding: str = "model.embed_tokens"

@@ -9,8 +9,8 @@ from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.engines import ENGINES, load_engine
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.workload import bind_workload, resolve_workload
-from kvcalc.model.presets import preset_names
 from kvcalc.model.resolve import load_model
+from tests.conftest import preset_names
 
 
 @pytest.mark.parametrize("name", preset_names())
