@@ -23,6 +23,7 @@ RequiredModel = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL_HELP)
 
 # Headings in the help.
 _DEVICE, _SPEED, _LOAD, _OUTPUT = "Device", "Speed", "Server load", "Output"
+_DRAFTING = "Speculative decoding"
 _BY_FLAGS = "A model without a config"
 
 
@@ -62,6 +63,17 @@ _SHARED_OPTIONS: tuple[tuple[Any, ...], ...] = (
     ("--input-tokens", "N", "Tokens per prompt. The context is --input-tokens plus --output-tokens.", None, _LOAD),
     ("--output-tokens", "N", "Tokens per answer.", None, _LOAD),
     ("--concurrency", "N", "Concurrent requests. Default: as many as fit. Requests that do not fit wait.", None, _LOAD),
+    ("--prefix-hit-rate", "R",
+     "Share of the prompt's tokens that are found in the prefix cache: 0.3 or 30%. They take no prefill, but as much "
+     "memory as before.", None, _LOAD),
+    ("--speculative", "METHOD:N",
+     "Draft N tokens per step with mtp, eagle, draft or ngram: mtp:3. mtp uses the model's own layers, draft a "
+     "--draft-model.", None, _DRAFTING),
+    ("--acceptance-length", "L",
+     "Mean number of tokens that a step gives, from 1 to N + 1: 2.4. Engines print it. The speed needs it.", None,
+     _DRAFTING),
+    ("--draft-model", "MODEL",
+     "Model that drafts, or the config of an EAGLE head: a name or a path, as for MODEL.", None, _DRAFTING),
     ("--attention", "KIND", "Compute the cache as if the model had mha, mqa, gqa or mla."),
     ("--kv-heads", "G", "Number of KV heads, for --attention or for a model described by options."),
     ("--kv-lora-rank", "R", "Width of MLA's latent, for --attention mla."),
@@ -80,6 +92,8 @@ DEVICE_FIGURES = "gpu-memory gpu-bandwidth flops"
 DEVICE = f"gpu num-gpus {DEVICE_FIGURES}"
 # Options that change the speed, besides the workload; and the load of a server.
 SPEED, SERVING = "ep calibrate", "input-tokens output-tokens concurrency"
+# Drafted tokens, and prompts that are partly cached.
+DRAFTING, PREFIX = "speculative acceptance-length draft-model", "prefix-hit-rate"
 # An attention other than the model's own.
 WHAT_IF_SIZES = "kv-heads kv-lora-rank qk-rope-head-dim"
 WHAT_IF = f"attention {WHAT_IF_SIZES}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Union
 import typer
 
 from kvcalc.cli import options as o
+from kvcalc.cli.drafting import hit_rate_of, speculation_of
 from kvcalc.cli.question import kinds_of, output_of, parsed, settings_of
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_tokens
@@ -58,7 +59,7 @@ OPTIONS = [
         "--price", "LIST", "Price of one device per hour: h100=2.5,l40s=0.9.",
         panel="Device", several=True,
     ),
-    *o.shared(o.DEVICE_FIGURES),
+    *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} {o.DRAFTING}"),
     *o.engine_settings(),
     *o.output(path="plans.0.num_devices"),
 ]  # fmt: skip
@@ -85,6 +86,8 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         engine_settings=settings_of(given),
         dtype=given["dtype"],
         kv_dtype=given["kv_dtype"],
+        speculative=speculation_of(given, load_model),
+        prefix_hit_rate=hit_rate_of(given),
         prices=prices,
         max_devices=parse_count(given["max_gpus"], "--max-gpus"),
         allow_beyond_limit=given["allow_beyond_limit"],

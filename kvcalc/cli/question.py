@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
+from kvcalc.cli.drafting import hit_rate_of, speculation_of
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.options import option_names
 from kvcalc.model.spec import ModelSpec
@@ -97,11 +98,11 @@ def question_of(given: _Given, model_of: ModelOf | None = None) -> tuple[ModelSp
     """The model, and the other fields of the `Question` by name."""
     find, assume = model_of or load_model_of, given.get("assume_full_attention", False)
     spec, what_if = find(given["model"], what_if_of(given), flags_of(given), assume)
-    return spec, {**workload_of(given), "what_if": what_if}
+    return spec, {**workload_of(given, lambda name: find(name, WhatIf(), {}, False)[0]), "what_if": what_if}
 
 
-def workload_of(given: _Given) -> dict[str, Any]:
-    """The fields of the `Question` other than the model and the what-if."""
+def workload_of(given: _Given, load: Callable[[str], ModelSpec] | None = None) -> dict[str, Any]:
+    """The fields of the `Question` other than the model and the what-if. `load` reads the draft model."""
     return {
         "context_tokens": context_of(given),
         "batch_size": parse_count(given["batch"], "--batch"),
@@ -115,6 +116,7 @@ def workload_of(given: _Given) -> dict[str, Any]:
         "kv_memory_bytes": parsed(given, "--kv-memory", parse_size),
         "devices": devices_of(given),
         "speed": speed_of(given),
+        "speculative": speculation_of(given, load or _load_by_name),
     }
 
 
@@ -147,6 +149,10 @@ def load_model_of(
     return _generic(flags, what_if.num_kv_heads), what_if._replace(num_kv_heads=None)
 
 
+def _load_by_name(reference: str) -> ModelSpec:
+    return load_model_of(reference, WhatIf(), {})[0]
+
+
 def _generic(flags: dict[str, str | None], num_kv_heads: int | None) -> ModelSpec:
     from kvcalc.errors import ModelError
     from kvcalc.model.hf_config import read_config
@@ -169,7 +175,7 @@ def _generic(flags: dict[str, str | None], num_kv_heads: int | None) -> ModelSpe
 
 def speed_of(given: _Given) -> SpeedQuestion | None:
     """The options for throughput, or None if none of them is given."""
-    names = ("ep", "input_tokens", "output_tokens", "concurrency", "calibrate")
+    names = ("ep", "input_tokens", "output_tokens", "concurrency", "calibrate", "prefix_hit_rate")
     if all(given.get(name) is None for name in names):
         return None
     from kvcalc.planning.layout import SpeedQuestion, calibrated
@@ -179,6 +185,7 @@ def speed_of(given: _Given) -> SpeedQuestion | None:
         parsed(given, "--input-tokens", parse_tokens),
         parsed(given, "--output-tokens", parse_tokens),
         parsed(given, "--concurrency", parse_count),
+        prefix_hit_rate=hit_rate_of(given),
     )
     return question if given.get("calibrate") is None else calibrated(question, given["calibrate"])
 

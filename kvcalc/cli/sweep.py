@@ -5,6 +5,7 @@ from itertools import islice
 import typer
 
 from kvcalc.cli import options as o
+from kvcalc.cli.drafting import speculation_of
 from kvcalc.cli.question import kinds_of, output_of, parsed, settings_of, speed_of, stages_of, what_if_of
 from kvcalc.errors import UsageError
 from kvcalc.notes import describe_notes
@@ -50,7 +51,7 @@ OPTIONS = [
         "--gpu", "LIST", "Devices: h100,l40s or h100x4. Shows which points fit and how fast they are.",
         panel="Device", several=True,
     ),
-    *o.shared(f"{o.DEVICE_FIGURES} {o.SPEED}"),
+    *o.shared(f"{o.DEVICE_FIGURES} {o.SPEED} {o.PREFIX} {o.DRAFTING}"),
     *o.engine_settings(),
     *o.output("human|tsv|csv|jsonl|json", " jsonl is one object per line.", "points.0.total_bytes"),
 ]  # fmt: skip
@@ -82,6 +83,7 @@ def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
         engine_settings=settings_of(given),
         gpus=kinds_of(o.names_of(given["gpu"], "--gpu"), given),
         speed=speed_of(given),
+        speculative=speculation_of(given, load_model),
         dtype=given["dtype"],
         encoder_tokens=parsed(given, "--encoder-tokens", parse_tokens),
         kv_memory_bytes=parsed(given, "--kv-memory", parse_size),

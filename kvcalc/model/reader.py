@@ -27,6 +27,7 @@ _STATE_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 STATED: dict[str, tuple[str, ...]] = {
     "chatglm": ("multi_query_group_num",),
     "hy_v4": ("indexer_types",),
+    "llama": ("draft_vocab_size",),
     "mimo_v2_flash": ("sliding_window",),
     "minicpm3": ("num_key_value_heads",),
     "minimax_m3": ("moe_layer_freq", "sparse_attention_config"),

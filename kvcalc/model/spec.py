@@ -48,6 +48,8 @@ class ModelSpec(NamedTuple):
     `quantization` is the config's quantization_config, and `expert_dtype` the type that the config names separately
     for experts.
     `num_draft_layers` is the number of layers for multi-token prediction (MTP), which speculative decoding runs.
+    `first_draft_layer` is set if tokens are drafted: the layers from this number on belong to what drafts them, and not
+    to the model (`kvcalc.model.drafting`).
     `state_dtype` is the type that the config names for recurrent states (for example float32). `stated` holds the
     published keys that an engine or its converter reads by its own rules; `reader.STATED` lists them by model type.
     `checkpoint` is the folder of the config.json, which may also hold the weights, or None. `in_transformers` is
@@ -73,6 +75,7 @@ class ModelSpec(NamedTuple):
     quantization: object = None
     expert_dtype: object = None
     num_draft_layers: int | None = None
+    first_draft_layer: int | None = None
     state_dtype: str | None = None
     stated: Mapping[str, object] = {}
     checkpoint: str | None = None

@@ -58,6 +58,13 @@ def budget(case: Case) -> Budget | str:
     weights = device_weights(case.model, spec, case.question.dtype, workload.model_dtype, ranks, case.stages)
     if weights.bytes is None or weights.width is None:
         return f"the weights of {spec.name} are not known: {weights.reason}"
+    if case.question.speculative is not None:
+        from kvcalc.planning.drafting import draft_weights
+
+        drafts = draft_weights(case)
+        if isinstance(drafts, str):
+            return drafts
+        weights = weights._replace(bytes=weights.bytes + drafts, draft_bytes=drafts)
     return _divide(case, weights, workload.context_tokens, workload.batch_size)
 
 
@@ -111,7 +118,10 @@ def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
     held = found.reserve.held
     left = device_bytes - (found.weights.bytes or 0) - found.reserve.held_bytes()
     unused = left - found.pool_bytes
-    lines = [Held(WEIGHTS, "weights", found.weights.bytes or 0), Held(KV_CACHE, "KV cache", fit["kv_cache_bytes"])]
+    drafts = found.weights.draft_bytes
+    lines = [Held(WEIGHTS, "weights", (found.weights.bytes or 0) - drafts)]
+    lines += [Held(WEIGHTS, "draft weights", drafts)] if drafts else []
+    lines += [Held(KV_CACHE, "KV cache", fit["kv_cache_bytes"])]
     lines += [part for part in held if part.kind == ACTIVATION]
     lines += [part for part in held if part.kind == RESERVE]
     if unused:

@@ -15,6 +15,7 @@ from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import Bounds
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
+from kvcalc.model.drafting import Speculation
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_cross_attention
 from kvcalc.model.variants import WhatIf, apply
@@ -32,7 +33,8 @@ class Question(NamedTuple):
     reserve would leave. The model runs on `devices`; without a `tensor_parallel_size` it is split over all of them.
     `speed` has the options for throughput. If it includes the lengths of requests, the context is the prompt and the
     answer of one request, and `batch_size` follows from the requests. `engine_settings` maps the engine's own options
-    to their text; a flag may be True or False. `what_if` replaces the model's attention.
+    to their text; a flag may be True or False. `what_if` replaces the model's attention. `speculative` says how tokens
+    are drafted, or is None if they are not.
     """
 
     model: ModelSpec
@@ -49,17 +51,20 @@ class Question(NamedTuple):
     devices: Devices | None = None
     speed: SpeedQuestion | None = None
     what_if: WhatIf = WhatIf()
+    speculative: Speculation | None = None
 
 
 class Case(NamedTuple):
     """A question that has been checked and resolved.
 
-    `spec` is the model with the what-if applied, bound to the workload. `share` is one tensor-parallel rank's share of
-    all its layers. `settings` are the engine's settings, including the defaults that depend on the device.
+    `spec` is the model with the what-if applied, bound to the workload. `cached` has all layers with a cache: those of
+    `spec`, and those that draft tokens. `share` is one tensor-parallel rank's share of `cached`. `settings` are the
+    engine's settings, including the defaults that depend on the device.
     """
 
     question: Question
     spec: ModelSpec
+    cached: ModelSpec
     share: ModelSpec
     workload: Workload
     rules: Engine
@@ -128,9 +133,13 @@ def make_case(question: Question) -> Case:
         spec, asked.context_tokens, asked.batch_size, asked.dtype, resolved, size,
         asked.encoder_tokens, asked.pipeline_parallel_size,
     )  # fmt: skip
-    spec = bind_workload(spec, workload)
+    cached = spec = bind_workload(spec, workload)
+    if asked.speculative is not None:
+        from kvcalc.planning import drafting
+
+        settings, cached = drafting.engine_settings(asked, settings), drafting.with_layers(asked, spec, workload)
     check_settings([asked.engine], settings, has_device=devices is not None)
-    rules = _rules_of(spec, asked.engine, workload.pipeline_parallel_size, *sorted(settings.items()))
+    rules = _rules_of(cached, asked.engine, workload.pipeline_parallel_size, *sorted(settings.items()))
     if workload.tensor_parallel_size > 1 and not rules.splits_heads:
         raise LayoutError(
             f"--tp {workload.tensor_parallel_size}: tensor parallelism is not supported for {asked.engine}",
@@ -146,8 +155,10 @@ def make_case(question: Question) -> Case:
     if spec.is_encoder and rules.name == "logical":
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))
-    share = on_device(spec, workload.tensor_parallel_size)
-    return Case(asked, spec, share, workload, rules, settings, reason, tuple(notes))
+    if asked.speculative is not None:
+        rules = drafting.look_ahead(asked, rules)
+    share = on_device(cached, workload.tensor_parallel_size)
+    return Case(asked, spec, cached, share, workload, rules, settings, reason, tuple(notes))
 
 
 def _checked(question: Question) -> Question:

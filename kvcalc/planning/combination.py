@@ -183,13 +183,15 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
     always = bool(outside(first, regime, found.weight_dtype, 1))
     inside_factors, outside_factors = range_factors(regime, False), range_factors(regime, True)
 
+    hit_rate = 0.0 if case.question.speed is None else case.question.speed.prefix_hit_rate
+
     def at(tokens: int, batch: int) -> Row:
         there = speed_of(case.at(tokens, batch), []) if case.encoder_follows_context else found
         model = first if isinstance(there, str) else there.model
         step = model.decode(batch, tokens).seconds
         low, high = outside_factors if always or batch > regime.largest_batch else inside_factors
         shortest = max(model.roofline(batch, tokens), step * low)
-        return step, shortest, step * high, batch / step, model.prefill(tokens, batch).seconds
+        return step, shortest, step * high, batch * model.tokens_per_step / step, model.prefill(tokens, batch, hit_rate * tokens).seconds
 
     return at
 
@@ -201,6 +203,6 @@ def _curves(case: Case) -> tuple[Curve, Curve, Curve] | None:
     """
     if case.rules.name != "logical" or case.workload.pipeline_parallel_size > 1 or case.encoder_follows_context:
         return None
-    spec, share, dtype = case.spec, case.share, case.workload.kv_dtype
+    spec, share, dtype = case.cached, case.share, case.workload.kv_dtype
     stored, device, read = stored_curve(spec, dtype), stored_curve(share, dtype), read_curve(spec, dtype)
     return None if stored is None or device is None or read is None else (stored, device, read)

@@ -72,6 +72,11 @@ def answer_case(case: Case) -> Answer:
             division, kv_memory_bytes = found.reserve.settings, max(found.offered_bytes, 0)
             # If not even one request fits, there is no speed to report.
             throughput = None if fit["max_batch_size"] == 0 else describe_throughput(case, notes)
+    speculative = None
+    if case.question.speculative is not None:
+        from kvcalc.planning.drafting import describe_speculative
+
+        speculative = describe_speculative(case, throughput is not None)
     document = {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(case.spec),
@@ -92,6 +97,7 @@ def answer_case(case: Case) -> Answer:
         "hardware": hardware,
         "fit": fit,
         "throughput": throughput,
+        "speculative": speculative,
         "warnings": describe_notes(notes),
     }
     return Answer(document, tuple(notes))
@@ -113,11 +119,11 @@ def _describe_workload(case: Case) -> dict[str, Any]:
 def _describe_cache(case: Case) -> dict[str, Any]:
     workload = case.workload
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
-    rows = kv_cache.cache_rows(case.spec, dtype, tokens, case.rules.cache_bytes)
+    rows = kv_cache.cache_rows(case.cached, dtype, tokens, case.rules.cache_bytes)
     return {
         "dtype": dtype.name,
         **dict(zip(FIGURES, cache_figures(case))),
-        "formulas": formulas(case.spec, tokens, batch, dtype),
+        "formulas": formulas(case.cached, tokens, batch, dtype),
         "layers": [
             {"first": first, "last": last, "kind": cache.kind, "window": cache.window, "bytes_per_layer": size}
             for first, last, cache, size in rows
@@ -168,6 +174,9 @@ def _describe_variant(kind: str, spec: ModelSpec | str, model: ModelSpec, mha_by
     if isinstance(spec, str):
         return _refused(kind, spec)
     workload, rules = case.workload, case.rules
+    if case.question.speculative is not None:
+        # The variants are of the model alone, without the layers that draft tokens.
+        spec = spec._replace(first_draft_layer=spec.num_layers)
     shape, dtype, tokens = spec.attention, workload.kv_dtype, workload.context_tokens
     try:
         growth = rules.growth(spec, dtype, tokens)

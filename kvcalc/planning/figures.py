@@ -13,7 +13,7 @@ FIGURES = (
 
 def cache_figures(case: Case) -> tuple[int, ...]:
     """The bytes of a case, in the order of `FIGURES`."""
-    spec, workload, rules, device = case.spec, case.workload, case.rules, case.share
+    spec, workload, rules, device = case.cached, case.workload, case.rules, case.share
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
     growth = rules.growth(spec, dtype, tokens)
     return (

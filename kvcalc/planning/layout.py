@@ -21,6 +21,7 @@ class SpeedQuestion(NamedTuple):
     """The options for throughput, in addition to the workload.
 
     With `input_tokens` and `output_tokens`, requests are served, `concurrency` of them at once (None: as many as fit).
+    `prefix_hit_rate` is the share of a prompt's tokens that the prefix cache has, from 0 to below 1.
     """
 
     expert_parallel_size: int = 1
@@ -28,6 +29,7 @@ class SpeedQuestion(NamedTuple):
     output_tokens: int | None = None
     concurrency: int | None = None
     calibration: Calibration | None = None
+    prefix_hit_rate: float = 0.0
 
     @property
     def request_tokens(self) -> int | None:

@@ -16,6 +16,7 @@ from kvcalc.planning.case import Question
 from kvcalc.planning.checkpoint import Checkpoint, checkpoint_of
 from kvcalc.planning.commands import Layout, sglang_command, vllm_command
 from kvcalc.planning.grouped_notes import RowNote, group_notes
+from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.replicas import (
     POINT_CONFIDENCE,
@@ -47,13 +48,15 @@ def plan(
     prices: Mapping[str, float] | None = None,
     max_devices: int = DEFAULT_MAX_DEVICES,
     allow_beyond_limit: bool = False,
+    prefix_hit_rate: float = 0.0,
     **asked: Any,
 ) -> dict[str, Any]:
     """The plan document: for each device and engine, the smallest layout or the reason why there is none.
 
     `gpus` are kinds of device. A `Devices` limits the number of its kind, up to `max_devices`. `prices` are per device
     and hour, by device name. `engine_settings` may hold options of several engines; each engine takes its own. Requests
-    longer than the model's limit do not fit unless `allow_beyond_limit` is set. `asked` has the other fields of a
+    longer than the model's limit do not fit unless `allow_beyond_limit` is set. `prefix_hit_rate` is the share of a
+    prompt's tokens that the prefix cache has. `asked` has the other fields of a
     `Question`.
 
     Raises UsageError (exit 2) for an invalid question. If every row is refused, the first refusal is raised: ModelError
@@ -65,7 +68,8 @@ def plan(
     _check(kinds, prices, targets)
     settings = asked.pop("engine_settings", None) or {}
     check_settings([kind.engine for kind in kinds], settings, has_device=True)
-    question = Question(model, engine_settings=settings, **asked)
+    speed = SpeedQuestion(prefix_hit_rate=prefix_hit_rate) if prefix_hit_rate else None
+    question = Question(model, engine_settings=settings, speed=speed, **asked)
     traffic = Traffic(question, lengths, targets, allow_beyond_limit)
     checkpoint = checkpoint_of(model, question.dtype)
     found = [_search_or_refuse(traffic, kind) for kind in kinds]

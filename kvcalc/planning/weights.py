@@ -61,13 +61,15 @@ def _described(
 class DeviceWeights(NamedTuple):
     """The weights on the device that holds the most: their bytes, the bytes every rank holds, and their widths.
 
-    If the bytes are not known, `bytes` is None and `reason` says why.
+    If the bytes are not known, `bytes` is None and `reason` says why. `draft_bytes` of them are weights that only draft
+    tokens.
     """
 
     bytes: int | None
     replicated_bytes: int
     width: Width | None
     reason: str | None
+    draft_bytes: int = 0
 
 
 @remembered_of_two

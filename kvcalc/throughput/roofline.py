@@ -47,8 +47,11 @@ class SpeedModel:
     """The speed of a model on a layout of devices with an engine. After construction, `decode` is only arithmetic.
 
     `weight_dtype` is the name of the stored type of the weights. Batch and context are those of the whole replica. With
-    pipeline stages, each stage holds batch / stages sequences at a time.
+    pipeline stages, each stage holds batch / stages sequences at a time. `tokens_per_step` is the mean number of tokens
+    that a step gives a sequence: more than 1 only if tokens are drafted (`kvcalc.throughput.drafting`).
     """
+
+    tokens_per_step = 1.0
 
     def __init__(self, counts: Counts, gpu: Gpu, weight_dtype: str, constants: Constants) -> None:
         layout = counts.layout
@@ -79,17 +82,22 @@ class SpeedModel:
         self._reduce = 2 * token_bytes * 2 * (size - 1) / size / self.link
         self._latency = 2 * counts.num_layers * c.all_reduce_seconds * size**c.all_reduce_power if size > 1 else 0.0
 
-    def decode(self, batch: float, context_tokens: float) -> Step:
-        """One decode step of `batch` sequences with `context_tokens` tokens in the cache. Each gets one new token."""
+    def decode(self, batch: float, context_tokens: float, query_tokens: int = 1) -> Step:
+        """One decode step of `batch` sequences with `context_tokens` tokens in the cache.
+
+        Each sequence computes `query_tokens` tokens: the next one, and the drafted tokens that the step checks. They
+        read the weights and the cache once.
+        """
         counts, c = self.counts, self.constants
         batch = max(1.0, batch / self.layout.pipeline_parallel_size)
+        tokens = batch * query_tokens
         weights = compute = 0.0
         for read, multiply in (
-            (self._dense_read * self._dense_overhead, batch * self._dense_multiply * c.compute_overhead),
-            (self._head_read * self._head_overhead, batch * self._head_multiply * c.compute_overhead),
+            (self._dense_read * self._dense_overhead, tokens * self._dense_multiply * c.compute_overhead),
+            (self._head_read * self._head_overhead, tokens * self._head_multiply * c.compute_overhead),
             (
-                counts.expert_bytes(batch) / self.bandwidth * c.expert_overhead,
-                batch * self._expert_multiply * c.compute_overhead * c.expert_compute_overhead,
+                counts.expert_bytes(tokens) / self.bandwidth * c.expert_overhead,
+                tokens * self._expert_multiply * c.compute_overhead * c.expert_compute_overhead,
             ),
         ):
             a, b = _overlap(read, multiply, c.roof_power)
@@ -97,57 +105,66 @@ class SpeedModel:
             compute += b
         kv, scores = _overlap(
             batch * counts.kv_read_bytes(context_tokens) / self.bandwidth * c.kv_overhead,
-            batch * counts.attention_flops(context_tokens) / self.attention_flops * c.attention_compute_overhead,
+            tokens * counts.attention_flops(context_tokens) / self.attention_flops * c.attention_compute_overhead,
             c.roof_power,
         )
         overhead = (
             self._launch
-            + batch * (c.sequence_seconds + self._pass)
+            + batch * (c.sequence_seconds + query_tokens * self._pass)
             + counts.attention_layers * context_tokens * c.kv_token_seconds
         )
         for row in counts.experts:
-            touched = row.touched(batch) / self.layout.expert_parallel_size
+            touched = row.touched(tokens) / self.layout.expert_parallel_size
             overhead += counts.moe_layers * touched * c.expert_seconds
-        communication = self._latency + batch * self._reduce * c.link_overhead
+        communication = self._latency + tokens * self._reduce * c.link_overhead
         compute += scores
         seconds = weights + kv + compute + overhead + communication
         return Step(seconds, weights, kv, compute, overhead, communication)
 
-    def roofline(self, batch: float, context_tokens: float) -> float:
+    def roofline(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:
         """The ideal seconds of the same step: all bytes at full bandwidth, or all operations at full speed."""
         counts = self.counts
         batch = max(1.0, batch / self.layout.pipeline_parallel_size)
+        tokens = batch * query_tokens
         read = (
             self._dense_read
             + self._head_read
-            + (counts.expert_bytes(batch) + batch * counts.kv_read_bytes(context_tokens)) / self.bandwidth
+            + (counts.expert_bytes(tokens) + batch * counts.kv_read_bytes(context_tokens)) / self.bandwidth
         )
-        multiply = batch * (self._dense_multiply + self._head_multiply + self._expert_multiply)
-        multiply += batch * counts.attention_flops(context_tokens) / self.attention_flops
+        multiply = tokens * (self._dense_multiply + self._head_multiply + self._expert_multiply)
+        multiply += tokens * counts.attention_flops(context_tokens) / self.attention_flops
         return max(read, multiply)
 
-    def prefill_work(self, tokens: float) -> Step:
-        """The time a prompt of `tokens` tokens adds to steps that run anyway: no reading of weights, no launches."""
+    def prefill_work(self, tokens: float, cached_tokens: float = 0.0) -> Step:
+        """The time a prompt of `tokens` tokens adds to steps that run anyway: no reading of weights, no launches.
+
+        The first `cached_tokens` of them are found in the prefix cache. Only the others are computed, and they attend
+        to all tokens before them.
+        """
         counts, c = self.counts, self.constants
+        scores = counts.prefill_attention_flops(tokens)
+        if cached_tokens:
+            scores -= counts.prefill_attention_flops(cached_tokens)
+            tokens -= cached_tokens
         compute = (
             c.prefill_overhead * tokens * (self._dense_multiply + c.prefill_expert_overhead * self._expert_multiply)
         )
-        compute += counts.prefill_attention_flops(tokens) / self.attention_flops * c.prefill_attention_overhead
+        compute += scores / self.attention_flops * c.prefill_attention_overhead
         communication = tokens * self._reduce * c.link_overhead
         overhead = tokens * self._pass
         stages = self.layout.pipeline_parallel_size
         parts = (0.0, 0.0, compute / stages, overhead / stages, communication / stages)
         return Step(sum(parts), *parts)
 
-    def prefill(self, tokens: float, batch: int = 1) -> Step:
-        """The time of `batch` prompts of `tokens` tokens until their first tokens. Nothing is cached before.
+    def prefill(self, tokens: float, batch: int = 1, cached_tokens: float = 0.0) -> Step:
+        """The time of `batch` prompts of `tokens` tokens until their first tokens, if no other request runs.
 
-        No other request runs at the same time.
+        `cached_tokens` of each prompt are found in the prefix cache.
         """
         counts, c, stages = self.counts, self.constants, self.layout.pipeline_parallel_size
-        work = self.prefill_work(tokens)
+        work = self.prefill_work(tokens, cached_tokens)
         read = (self._dense_read + self._head_read) * self._dense_overhead
-        read += counts.expert_bytes(tokens * batch) / self.bandwidth * c.expert_overhead
+        read += counts.expert_bytes((tokens - cached_tokens) * batch) / self.bandwidth * c.expert_overhead
         weights, compute = _overlap(read, batch * work.compute * stages, c.roof_power)
         parts = (
             weights,

@@ -130,7 +130,8 @@ class Vllm(Engine):
 
     def _make_plan(self, share: ModelSpec, dtype: Dtype) -> Plan:
         check_dtype(dtype, self.is_newest)
-        if self.chosen.num_speculative_tokens:
+        # With --speculative the share has its drafting layers already.
+        if self.chosen.num_speculative_tokens and share.first_draft_layer is None:
             share = with_draft_layers(share)
         layers = layers_of(share, dtype, self.chosen, self.rules)
         if not layers:

@@ -24,6 +24,7 @@ from kvcalc.model.caches import (
     LatentAttention,
     RecurrentState,
 )
+from kvcalc.model.drafting import mtp_like
 from kvcalc.model.layers import LayerGroup
 from kvcalc.model.spec import ModelSpec, all_caches
 
@@ -83,18 +84,15 @@ def layers_of(spec: ModelSpec, dtype: Dtype, settings: Settings, rules: Rules) -
 def with_draft_layers(share: ModelSpec) -> ModelSpec:
     """`share` with the multi-token prediction layers (MTP) that speculative decoding adds to the model.
 
-    The config names the number of these layers. Each has the same caches as the last of the attention layers with the
-    most caches. Source: DeepSeekMTP, GlmMoeDsaMTP and Qwen3_5MTP of vLLM 0.33.0: one decoder layer of the model's own
-    kind, with an indexer if the family has one. Raises UsageError (exit 2) if the config names no such layers.
+    Raises UsageError (exit 2) if the config names no such layers.
     """
     if share.num_draft_layers is None:
         raise UsageError(
             f"--num-speculative-tokens: {share.name} has no multi-token prediction (MTP) layers",
             "estimate a separate draft model on its own",
         )
-    attending = [group for group in share.layers if any(not isinstance(c, RecurrentState) for c in group.caches)]
-    kept = max(attending, key=lambda group: (len(group.caches), group.last)).caches
     first = share.num_layers
+    kept = mtp_like(share).caches
     return share._replace(layers=(*share.layers, LayerGroup(first, first + share.num_draft_layers - 1, kept)))
 
 

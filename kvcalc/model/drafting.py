@@ -1,0 +1,204 @@
+"""What drafts tokens in speculative decoding: its layers, its weights, and what it keeps in the cache.
+
+The drafting part is described like a model, with the same layers, so that its bytes, its split over devices and its
+time come from the same functions as the model's own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.model.caches import RecurrentState
+from kvcalc.model.layers import Layer, LayerGroup
+from kvcalc.model.memo import remembered_of_two
+from kvcalc.model.mixers.attention import Attention
+from kvcalc.model.spec import ModelSpec, has_cross_attention, weights_of
+from kvcalc.model.tensors import HEAD, Block, ModelWeights, Weight, norm, other
+
+MTP, EAGLE, DRAFT, NGRAM = METHODS = ("mtp", "eagle", "draft", "ngram")
+MOST_TOKENS = 64
+"""More tokens than an engine drafts in one step."""
+
+
+class Speculation(NamedTuple):
+    """Speculative decoding: each step drafts `num_tokens` tokens, and the model checks them all at once.
+
+    `method` is one of `METHODS`. `acceptance_length` is the mean number of tokens that a step gives a sequence, with
+    the one that the model computes itself: from 1 to `num_tokens` + 1. Only the speed needs it. `draft_model` is the
+    model that drafts (`draft`), or the config of an EAGLE head (`eagle`).
+    """
+
+    method: str
+    num_tokens: int
+    acceptance_length: float | None = None
+    draft_model: ModelSpec | None = None
+
+    def __str__(self) -> str:
+        return f"{self.method}:{self.num_tokens}"
+
+
+class Drafter(NamedTuple):
+    """The part that drafts tokens.
+
+    `spec` has the layers of one pass, and `read` the weights of one pass: the layers, and the output head, which may be
+    the model's own. `layers` are all drafting layers, and `held` their weights without the tables that they share with
+    the model; both weights are None if they are not known. `like_model`: the weights are stored like the model's.
+    `is_model`: it is a model of its own, with a dtype of its own.
+    """
+
+    spec: ModelSpec
+    layers: tuple[LayerGroup, ...]
+    read: ModelWeights | None
+    held: ModelWeights | None
+    like_model: bool = False
+    is_model: bool = False
+
+
+def mtp_like(spec: ModelSpec) -> LayerGroup:
+    """The layers that a multi-token prediction layer (MTP) is like: the last of the attention layers with most caches.
+
+    Source: DeepSeekMTP, GlmMoeDsaMTP and Qwen3_5MTP of vLLM 0.33.0: one decoder layer of the model's own kind, with an
+    indexer if the family has one.
+    """
+    attending = [group for group in spec.layers if any(not isinstance(c, RecurrentState) for c in group.caches)]
+    return max(attending, key=lambda group: (len(group.caches), group.last))
+
+
+@remembered_of_two
+def drafter_of(spec: ModelSpec, draft_model: ModelSpec | None, method: str) -> Drafter | None:
+    """What drafts tokens for `spec`, which is bound to its workload, like `draft_model`. None for n-grams.
+
+    Raises UsageError (exit 2) if the model cannot be drafted for in this way.
+    """
+    if method == NGRAM:
+        return None
+    if method == MTP:
+        return _mtp(spec)
+    if method == EAGLE:
+        return _eagle(spec, draft_model)
+    if draft_model is None:
+        raise ValueError("the method needs a draft model")
+    if draft_model.is_encoder or has_cross_attention(draft_model):
+        raise UsageError(
+            f"--draft-model {draft_model.name}: only a decoder without cross-attention can draft tokens",
+            "use a small model of the same family",
+        )
+    weights = weights_of(draft_model)
+    return Drafter(draft_model, draft_model.layers, weights, weights, is_model=True)
+
+
+@remembered_of_two
+def with_drafter(spec: ModelSpec, drafter: Drafter | None) -> ModelSpec:
+    """`spec` with the layers that draft tokens after its own, so that their cache is counted with the model's."""
+    first = spec.num_layers
+    layers = () if drafter is None else drafter.layers
+    moved = (group._replace(first=first + group.first, last=first + group.last) for group in layers)
+    return spec._replace(layers=(*spec.layers, *moved), first_draft_layer=first)
+
+
+def _mtp(spec: ModelSpec) -> Drafter:
+    """The MTP layers of the config.
+
+    A layer concatenates the normed embedding and the normed hidden state, projects them to the model's width, and runs
+    one decoder layer and a norm. It shares the embedding and the output head with the model. Each pass runs one layer;
+    further passes reuse the layers in turn. Every rank is counted with the whole projection, in 16 or 32 bits.
+    Source: DeepSeekMultiTokenPredictorLayer (deepseek_mtp.py) and Qwen3_5MultiTokenPredictor (qwen3_5_mtp.py) of vLLM;
+    DeepSeek-V3 technical report, section 2.2.
+    """
+    if not spec.num_draft_layers:
+        raise UsageError(
+            f"--speculative mtp: {spec.name} has no multi-token prediction (MTP) layers",
+            "use eagle, draft with --draft-model MODEL, or ngram, for example --speculative ngram:3",
+        )
+    like, width = mtp_like(spec), spec.attention.hidden_size or 0
+    more = (other("eh_proj", width, 2 * width), *(norm(name, width) for name in ("enorm", "hnorm", "shared_head.norm")))
+    group = LayerGroup(0, spec.num_draft_layers - 1, like.caches, like.layer._replace(mlp=(*like.layer.mlp, *more)))
+    return _sharing(spec, (group,), one_pass=(group._replace(last=0),), like_model=True)
+
+
+def _eagle(spec: ModelSpec, head: ModelSpec | None) -> Drafter:
+    """An EAGLE-3 head: one decoder layer that also reads hidden states of the model.
+
+    A projection joins three of the model's hidden states, and the query, key and value projections read the embedding
+    beside it, so they are twice as wide. Weights are in 16 or 32 bits. Source: LlamaDecoderLayer and LlamaModel of
+    llama_eagle3.py, vLLM. Without the head's config, the layer is like the model's last one and shares the model's
+    output head (EAGLE paper, section 4.1: one decoder layer of the model). With it, the layer is the config's, and
+    `draft_vocab_size` sets an output head of its own.
+    """
+    if head is None and (spec.attention.is_latent or _has_experts(spec) or not _attends(mtp_like(spec).layer)):
+        raise UsageError(
+            f"--speculative eagle: the config of {spec.name} does not tell what its EAGLE head looks like",
+            "give the head's own config.json: --draft-model PATH",
+        )
+    if head is not None and not all(_attends(group.layer) for group in head.layers):
+        raise UsageError(
+            f"--draft-model {head.name}: not an EAGLE head, whose layers all have attention",
+            "for a small model that drafts: --speculative draft:N --draft-model MODEL",
+        )
+    own = (mtp_like(spec)._replace(first=0, last=0),) if head is None else head.layers
+    width = (spec if head is None else head).attention.hidden_size or 0
+    states = 3 * (spec.attention.hidden_size or width)
+    groups = []
+    for place, group in enumerate(own):
+        more = (norm("hidden_norm", width), *_doubled(group.layer))
+        if place == 0:
+            more = (other("fc", width, states), norm("norm", width), *more)
+        groups.append(group._replace(layer=group.layer._replace(mlp=(*group.layer.mlp, *more))))
+    if head is None:
+        return _sharing(spec, tuple(groups))
+    rows = head.stated.get("draft_vocab_size")
+    own_head = Weight("lm_head", rows, width, HEAD) if isinstance(rows, int) and rows > 0 else None
+    return _sharing(spec, tuple(groups), own_head=own_head)
+
+
+def _sharing(
+    spec: ModelSpec,
+    layers: tuple[LayerGroup, ...],
+    *,
+    one_pass: tuple[LayerGroup, ...] | None = None,
+    own_head: Weight | None = None,
+    like_model: bool = False,
+) -> Drafter:
+    """A drafter with `layers`, which shares the model's embedding, and the model's output head unless it has its own.
+
+    A pass runs the layers of `one_pass`, or all.
+    """
+    passed = one_pass or layers
+    alone = spec._replace(layers=passed, num_draft_layers=None)
+    around = spec.around
+    if around is None:
+        return Drafter(alone, layers, None, None, like_model)
+
+    # The layers come after the model's in the checkpoint, and so do their names.
+    first = spec.num_layers
+
+    def blocks(groups: tuple[LayerGroup, ...]) -> tuple[Block, ...]:
+        return tuple(Block(around.prefix, range(first + g.first, first + g.last + 1), g.layer.weights) for g in groups)
+
+    ends = (weight for block in around.blocks for weight in block.weights if weight.role == HEAD)
+    heads = tuple(ends) if own_head is None else (own_head,)
+    read = ModelWeights(
+        around.embedding, around.tied and own_head is None, (*blocks(passed), Block("", (0,), heads))
+    )  # fmt: skip
+    kept = () if own_head is None else (Block("", (0,), (own_head,)),)
+    held = ModelWeights(around.embedding._replace(rows=0), False, (*blocks(layers), *kept))
+    return Drafter(alone, layers, read, held, like_model)
+
+
+def _doubled(layer: Layer) -> list[Weight]:
+    """The second halves of the query, key and value projections, which read the hidden state beside the embedding."""
+    found = []
+    for mixer in layer.attention:
+        names = mixer.names
+        entering = {names.query, names.key, names.value, names.fused}
+        found += [w._replace(name=f"{w.name}.2") for w in mixer.weights if w.name.rpartition(".")[2] in entering]
+    return found
+
+
+def _has_experts(spec: ModelSpec) -> bool:
+    return any(weight.copies > 1 for group in spec.layers for weight in group.layer.mlp)
+
+
+def _attends(layer: Layer) -> bool:
+    return bool(layer.mixers) and all(isinstance(mixer, Attention) and mixer.keeps for mixer in layer.mixers)

@@ -1,0 +1,117 @@
+"""The speed of a model with drafted tokens (speculative decoding).
+
+Each step drafts N tokens and then checks them: the model computes N + 1 tokens of every sequence at once, and reads its
+weights and the cache once. Of these tokens, a sequence keeps L in the mean, the acceptance length:
+    step = the model's step with N + 1 tokens a sequence + N passes of the drafter
+    time per output token = step / L
+"""
+
+from __future__ import annotations
+
+from kvcalc.throughput.counts import Counts
+from kvcalc.throughput.roofline import SpeedModel, Step
+
+MOST_BATCH = 65_536
+"""The largest batch that is tried when the batch at which drafting stops paying is searched."""
+# Batches to try are this far apart (as a ratio). Between two of them the first slow batch is found by bisection.
+_STRIDE = 1.05
+
+
+class DraftingModel(SpeedModel):
+    """The speed of `target` when `num_tokens` tokens are drafted in each step, of which it accepts some.
+
+    A step gives a sequence `acceptance_length` tokens in the mean. `drafter` is the part that drafts them, or None if
+    drafting takes no time on the device (n-grams). `starts_with_accepted`: the first pass of the drafter computes all
+    tokens that the step checked, because it works on hidden states of the model (MTP and EAGLE); a draft model computes
+    one token in each pass.
+    """
+
+    def __init__(
+        self,
+        target: SpeedModel,
+        drafter: SpeedModel | None,
+        num_tokens: int,
+        acceptance_length: float,
+        starts_with_accepted: bool,
+    ) -> None:
+        # Everything that depends on the device, the layout and the constants is the target's.
+        self.__dict__.update(target.__dict__)
+        self.target, self.drafter = target, drafter
+        self.num_tokens, self.tokens_per_step = num_tokens, acceptance_length
+        self._first_tokens = num_tokens + 1 if starts_with_accepted else 1
+
+    def decode(self, batch: float, context_tokens: float, query_tokens: int = 1) -> Step:
+        """One step of `batch` sequences: drafting, and checking the drafted tokens."""
+        return _sum(self.verify(batch, context_tokens, query_tokens), self.draft(batch, context_tokens))
+
+    def verify(self, batch: float, context_tokens: float, query_tokens: int = 1) -> Step:
+        """The target's share of a step: it computes the drafted tokens and one more."""
+        return self.target.decode(batch, context_tokens, query_tokens + self.num_tokens)
+
+    def draft(self, batch: float, context_tokens: float) -> Step:
+        """The drafter's share of a step: one pass per drafted token."""
+        if self.drafter is None or not self.num_tokens:
+            return _NOTHING
+        first = self.drafter.decode(batch, context_tokens, self._first_tokens)
+        if self.num_tokens == 1:
+            return first
+        other = self.drafter.decode(batch, context_tokens)
+        return Step(*(one + (self.num_tokens - 1) * more for one, more in zip(first, other)))
+
+    def roofline(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:
+        """The ideal seconds of the same step: the target's and every pass of the drafter, one after another."""
+        ideal = self.target.roofline(batch, context_tokens, query_tokens + self.num_tokens)
+        if self.drafter is None or not self.num_tokens:
+            return ideal
+        ideal += self.drafter.roofline(batch, context_tokens, self._first_tokens)
+        return ideal + (self.num_tokens - 1) * self.drafter.roofline(batch, context_tokens)
+
+    def prefill_work(self, tokens: float, cached_tokens: float = 0.0) -> Step:
+        """The same for a prompt. The drafter computes the prompt too, because it keeps a cache of its own."""
+        work = self.target.prefill_work(tokens, cached_tokens)
+        return work if self.drafter is None else _sum(work, self.drafter.prefill_work(tokens, cached_tokens))
+
+    def prefill(self, tokens: float, batch: int = 1, cached_tokens: float = 0.0) -> Step:
+        """The time of prompts until their first tokens. The drafter computes them after the target."""
+        alone = self.target.prefill(tokens, batch, cached_tokens)
+        return alone if self.drafter is None else _sum(alone, self.drafter.prefill(tokens, batch, cached_tokens))
+
+    def speedup(self, batch: float, context_tokens: float) -> float:
+        """The time per output token without drafting, divided by the time with it."""
+        drafted = self.decode(batch, context_tokens).seconds / self.tokens_per_step
+        return self.target.decode(batch, context_tokens).seconds / drafted
+
+    def break_even_batch(self, context_tokens: float) -> int | None:
+        """The smallest batch at which drafting no longer shortens the time per output token.
+
+        None if it shortens the time at every batch up to `MOST_BATCH`.
+        """
+        paying, batch = 0, 1
+        while self.speedup(batch, context_tokens) > 1:
+            if batch >= MOST_BATCH:
+                return None
+            paying, batch = batch, min(MOST_BATCH, max(batch + 1, int(batch * _STRIDE)))
+        while batch - paying > 1:
+            middle = (batch + paying) // 2
+            if self.speedup(middle, context_tokens) > 1:
+                paying = middle
+            else:
+                batch = middle
+        return batch
+
+
+def drafter_model(target: SpeedModel, counts: Counts, weight_dtype: str) -> SpeedModel:
+    """The speed of a drafter with these counts, on the target's devices.
+
+    Its passes are part of the target's step. So the time that a step and each of its sequences take on the host counts
+    only once, with the target.
+    """
+    constants = target.constants._replace(step_seconds=0.0, sequence_seconds=0.0)
+    return SpeedModel(counts, target.gpu, weight_dtype, constants)
+
+
+_NOTHING = Step(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _sum(first: Step, second: Step) -> Step:
+    return Step(*(one + other for one, other in zip(first, second)))
