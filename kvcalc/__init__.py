@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "KvcalcError": "kvcalc.errors",
     "ModelSpec": "kvcalc.model.spec",
+    "Speculation": "kvcalc.model.drafting",
     "SpeedQuestion": "kvcalc.planning.layout",
     "WhatIf": "kvcalc.model.variants",
     "audit": "kvcalc.api",
@@ -37,6 +38,7 @@ _EXPORTS = {
 __all__ = [
     "KvcalcError",
     "ModelSpec",
+    "Speculation",
     "SpeedQuestion",
     "WhatIf",
     "__version__",
@@ -57,6 +59,7 @@ __all__ = [
 if TYPE_CHECKING:
     from kvcalc.api import audit, compare, estimate, fit, gpus, models, plan, score, sweep
     from kvcalc.errors import KvcalcError
+    from kvcalc.model.drafting import Speculation
     from kvcalc.model.hf_config import read_config
     from kvcalc.model.resolve import load_model
     from kvcalc.model.spec import ModelSpec

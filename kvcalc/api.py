@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from kvcalc.documents import Audit, Compare, Estimate, FitDocument, Gpus, Models, Plan, Score, Sweep
+    from kvcalc.model.drafting import Speculation
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.throughput.hardware import Devices, Gpu
 
@@ -37,6 +38,7 @@ class Asked(TypedDict, total=False):
     kv_memory_bytes: int | None
     speed: SpeedQuestion | None
     what_if: WhatIf
+    speculative: Speculation | None
 
 
 def estimate(
@@ -55,6 +57,7 @@ def estimate(
     devices: Devices | None = None,
     speed: SpeedQuestion | None = None,
     what_if: WhatIf = WhatIf(),
+    speculative: Speculation | None = None,
 ) -> Estimate:
     """The document of `kvcalc estimate`: the bytes of the cache, and with `devices` whether it fits and how fast it is.
 
@@ -62,13 +65,15 @@ def estimate(
     the model is split over all `devices`. `kv_memory_bytes` is the memory for the cache on one device.
     `engine_settings` maps the engine's own options to their values, for example `{"block-size": 32}`. `speed` describes
     requests to serve: `SpeedQuestion(input_tokens=2048, output_tokens=500, concurrency=32)`. `what_if` replaces the
-    model's attention. Raises KvcalcError; its `exit_code` is the exit code of the command line.
+    model's attention. `speculative` says how tokens are drafted: `Speculation("mtp", 3, acceptance_length=2.4)`. Raises
+    KvcalcError; its `exit_code` is the exit code of the command line.
     """
     from kvcalc.planning.estimate import answer
 
     question = Question(
         _model(model), context_tokens, batch_size, dtype, kv_dtype, engine, engine_settings, tensor_parallel_size,
         pipeline_parallel_size, encoder_tokens, kv_memory_bytes, devices, speed, what_if,
+        speculative,
     )  # fmt: skip
     return cast("Estimate", answer(question).document)
 
@@ -117,7 +122,7 @@ def sweep(
 
     `gpus` are names of devices, for example `h100x4`. Without `tensor_parallel_sizes`, the model is split over the
     number of devices in the name. `asked` may have `dtype`, `pipeline_parallel_size`, `encoder_tokens`,
-    `kv_memory_bytes`, `speed` and `what_if`.
+    `kv_memory_bytes`, `speed`, `speculative` and `what_if`.
     """
     from kvcalc.notes import describe_notes
     from kvcalc.planning.axis import Axis
@@ -157,7 +162,8 @@ def plan(
 
     Give either `concurrency` or `requests_per_second`. With a `confidence` of 80, times are judged at the upper end of
     their range, with 50 at the point estimate. `asked` may have `engines` (or `engine`), `engine_settings`, `dtype`,
-    `kv_dtype`, `prices` (device name to price per hour), `max_devices` and `allow_beyond_limit`.
+    `kv_dtype`, `prices` (device name to price per hour), `max_devices`, `allow_beyond_limit`, `prefix_hit_rate` and
+    `speculative`.
     """
     from kvcalc.errors import UsageError
     from kvcalc.planning.lengths import one_length

@@ -26,6 +26,7 @@ class Estimate(TypedDict):
     hardware: Hardware | None
     fit: Fit | None
     throughput: Throughput | None
+    speculative: Speculative | None
     warnings: list[Warning]
 
 
@@ -228,6 +229,7 @@ class Workload(TypedDict):
     input_tokens: int | None
     output_tokens: int | None
     concurrency: int | None
+    prefix_hit_rate: float | None
 
 
 class Engine(TypedDict):
@@ -780,6 +782,7 @@ class FitDocument(TypedDict):
     weights: Weights
     hardware: Hardware
     fit: Fit
+    speculative: Speculative | None
     smallest: FitDocumentSmallest | None
     warnings: list[Warning]
 
@@ -826,6 +829,25 @@ class Serving(TypedDict):
     tokens_per_second_per_device: float
     requests_per_second: float
     prefill_share: float
+
+
+class Speculative(TypedDict):
+    """drafted tokens (speculative decoding), on one device of one replica; seconds are null if the speed is not known."""
+
+    method: Literal["mtp", "eagle", "draft", "ngram"]
+    num_draft_tokens: int
+    acceptance_length: float | None
+    draft_model: str | None
+    num_layers: int
+    first_layer: int | None
+    lookahead_tokens: int
+    weights_bytes: int | None
+    cache_bytes: int
+    verify_seconds: float | None
+    draft_seconds: float | None
+    seconds_without_drafting: float | None
+    speedup: float | None
+    break_even_batch: int | None
 
 
 class Sweep(TypedDict):
@@ -968,6 +990,15 @@ class PlanTargets(TypedDict):
     confidence: Literal[50, 80]
 
 
+class PlanSpeculative(TypedDict):
+    """how tokens are drafted."""
+
+    method: Literal["mtp", "eagle", "draft", "ngram"]
+    num_draft_tokens: int
+    acceptance_length: float | None
+    draft_model: str | None
+
+
 class Plan(TypedDict):
     """kvcalc plan: for each kind of device, the smallest layout that serves the traffic."""
 
@@ -978,6 +1009,8 @@ class Plan(TypedDict):
     engines: list[str]
     dtype: str | None
     kv_dtype: str
+    prefix_hit_rate: float | None
+    speculative: PlanSpeculative | None
     best: PlanRow | None
     plans: list[PlanRow]
     warnings: list[Warning]

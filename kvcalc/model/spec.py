@@ -135,10 +135,14 @@ def distinct_caches(spec: ModelSpec) -> list[tuple[Cache, int]]:
 
 @remembered
 def cache_runs(spec: ModelSpec) -> list[tuple[int, int, tuple[Cache, ...]]]:
-    """Return the runs of layers with the same caches, whatever their MLPs: first layer, last layer and caches."""
+    """Return the runs of layers with the same caches, whatever their MLPs: first layer, last layer and caches.
+
+    Layers that draft tokens are runs of their own.
+    """
     runs: list[tuple[int, int, tuple[Cache, ...]]] = []
     for group in spec.layers:
-        if runs and runs[-1][2] == group.caches and [*map(type, runs[-1][2])] == [*map(type, group.caches)]:
+        is_alike = runs and group.first != spec.first_draft_layer
+        if is_alike and runs[-1][2] == group.caches and [*map(type, runs[-1][2])] == [*map(type, group.caches)]:
             runs[-1] = (runs[-1][0], group.last, group.caches)
         else:
             runs.append((group.first, group.last, group.caches))

@@ -15,13 +15,13 @@ from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import Bounds
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
-from kvcalc.model.drafting import Speculation
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_cross_attention
 from kvcalc.model.variants import WhatIf, apply
 from kvcalc.notes import Note
 
 if TYPE_CHECKING:
+    from kvcalc.model.drafting import Speculation
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.throughput.hardware import Devices
 
@@ -127,7 +127,9 @@ def make_case(question: Question) -> Case:
 
         settings = with_device(asked.engine, settings, devices)
     elif asked.speed is not None:
-        raise UsageError("serving options, --ep and --calibrate need a device", "for example --gpu h100")
+        raise UsageError(
+            "serving options, --prefix-hit-rate, --ep and --calibrate need a device", "for example --gpu h100"
+        )
     resolved, reason = resolve_kv_dtype(asked.engine, spec, asked.kv_dtype, settings, asked.dtype)
     workload = resolve_workload(
         spec, asked.context_tokens, asked.batch_size, asked.dtype, resolved, size,
@@ -152,6 +154,12 @@ def make_case(question: Question) -> Case:
         check_speed(asked.speed, workload)
         count_replicas(devices.num_devices, workload)
     notes = [*(Note("model", "remark", text) for text in spec.remarks), *workload.notes, *rules.notes]
+    if asked.speed is not None and asked.speed.prefix_hit_rate:
+        from kvcalc.planning.prefix_hits import prefix_hit_notes
+
+        notes += prefix_hit_notes(asked.speed.prefix_hit_rate, rules.name, spec)
+    if asked.speculative is not None:
+        notes += drafting.notes_of(asked, spec)
     if spec.is_encoder and rules.name == "logical":
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))

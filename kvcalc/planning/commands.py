@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from kvcalc.memory.engines.options import OPTIONS
 from kvcalc.planning.checkpoint import Checkpoint
+from kvcalc.planning.drafting_flags import Drafting, sglang_drafting, vllm_drafting
 
 # vLLM takes the number of draft tokens inside --speculative-config, together with the draft model's name.
 _NOT_FLAGS = ("num-speculative-tokens",)
@@ -25,6 +26,7 @@ class Layout(NamedTuple):
     """How a replica is started: it runs at most `max_running` requests at once, none longer than `context_tokens`.
 
     `settings` are the engine's own options by name. `beyond_limit` is true if the context exceeds the model's limit.
+    `drafting` says how tokens are drafted, or is None if they are not.
     """
 
     tensor_parallel_size: int
@@ -34,19 +36,20 @@ class Layout(NamedTuple):
     kv_dtype: str
     settings: Mapping[str, str]
     beyond_limit: bool = False
+    drafting: Drafting | None = None
 
 
 def vllm_command(checkpoint: Checkpoint, layout: Layout) -> str:
     """`vllm serve ...` for one replica."""
     sizes = ("--tensor-parallel-size", "--pipeline-parallel-size", "--max-model-len", "--max-num-seqs")
-    flags = _flags("vllm", checkpoint, layout, sizes, {"fp8": "fp8"})
+    flags = [*_flags("vllm", checkpoint, layout, sizes, {"fp8": "fp8"}), *vllm_drafting(layout.drafting)]
     return shlex.join([*_environment("vllm", layout), "vllm", "serve", checkpoint.name, *flags])
 
 
 def sglang_command(checkpoint: Checkpoint, layout: Layout) -> str:
     """`python -m sglang.launch_server ...` for one replica."""
     sizes = ("--tp-size", "--pp-size", "--context-length", "--max-running-requests")
-    flags = _flags("sglang", checkpoint, layout, sizes, {"fp8": "fp8_e4m3"})
+    flags = [*_flags("sglang", checkpoint, layout, sizes, {"fp8": "fp8_e4m3"}), *sglang_drafting(layout.drafting)]
     start = [*_environment("sglang", layout), "python", "-m", "sglang.launch_server"]
     return shlex.join([*start, "--model-path", checkpoint.name, *flags])
 

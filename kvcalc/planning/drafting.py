@@ -14,9 +14,20 @@ from kvcalc.memory.engines.lookahead import LookAhead, lookahead_tokens
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import plain_bytes, quantized_bytes
 from kvcalc.memory.workload import Workload, bind_workload, check_tensor_parallel
-from kvcalc.model.checkpoint import read_checkpoint
-from kvcalc.model.drafting import DRAFT, EAGLE, METHODS, MOST_TOKENS, MTP, Drafter, Speculation, drafter_of, with_drafter
+from kvcalc.model.drafting import (
+    DRAFT,
+    EAGLE,
+    METHODS,
+    MOST_TOKENS,
+    MTP,
+    Drafter,
+    Speculation,
+    drafter_of,
+    with_drafter,
+)
 from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note
+from kvcalc.planning.drafting_flags import Drafting
 from kvcalc.planning.weights import stored_weights
 
 if TYPE_CHECKING:
@@ -25,6 +36,7 @@ if TYPE_CHECKING:
     from kvcalc.throughput.speed import StoredWeights
 
 _EXAMPLE = "for example --speculative mtp:3 --acceptance-length 2.4"
+YOUR_HEAD = "<your EAGLE head>"
 # vLLM's name for the number of drafted tokens, which its layout of recurrent states depends on.
 _VLLM_SETTING = "num-speculative-tokens"
 
@@ -64,9 +76,7 @@ def engine_settings(question: Question, settings: Mapping[str, Any]) -> Mapping[
         return settings
     given = settings.get(_VLLM_SETTING)
     if given not in (None, str(asked.num_tokens)):
-        raise UsageError(
-            f"--{_VLLM_SETTING} {given} contradicts --speculative {asked}", f"remove --{_VLLM_SETTING}"
-        )
+        raise UsageError(f"--{_VLLM_SETTING} {given} contradicts --speculative {asked}", f"remove --{_VLLM_SETTING}")
     return {**settings, _VLLM_SETTING: str(asked.num_tokens)}
 
 
@@ -87,6 +97,17 @@ def look_ahead(question: Question, rules: Engine) -> Engine:
     """The engine's rules with the slots for drafted tokens. The same rules if a request takes no more slots."""
     slots = _slots(question, rules.name)
     return LookAhead(rules, slots) if slots else rules
+
+
+def notes_of(question: Question, spec: ModelSpec) -> list[Note]:
+    """What is assumed about an EAGLE head without a config."""
+    asked = _speculation(question)
+    if asked.method != EAGLE or asked.draft_model is not None:
+        return []
+    text = (
+        f"the EAGLE head is assumed to be one layer like the last of {spec.name}; --draft-model PATH reads its config"
+    )
+    return [Note("speculative", "assumed-head", text)]
 
 
 def draft_weights(case: Case) -> int | str:
@@ -139,16 +160,35 @@ def speed_of_drafting(case: Case, target: SpeedModel, stored: StoredWeights) -> 
     return DraftingModel(target, model, asked.num_tokens, length, starts_with_accepted=asked.method != DRAFT)
 
 
+def drafting_of(asked: Speculation | None) -> Drafting | None:
+    """How a printed command drafts tokens, and the checkpoint it names for that if the model's own is not enough."""
+    if asked is None:
+        return None
+    checkpoint = YOUR_HEAD if asked.method == EAGLE else None
+    if asked.draft_model is not None:
+        from kvcalc.planning.checkpoint import checkpoint_of
+
+        checkpoint = checkpoint_of(asked.draft_model).name
+    return Drafting(asked.method, asked.num_tokens, checkpoint)
+
+
+def describe_asked(asked: Speculation) -> dict[str, Any]:
+    """How tokens are drafted, as it was asked for."""
+    return {
+        "method": asked.method,
+        "num_draft_tokens": asked.num_tokens,
+        "acceptance_length": asked.acceptance_length,
+        "draft_model": None if asked.draft_model is None else asked.draft_model.name,
+    }
+
+
 def describe_speculative(case: Case, has_speed: bool) -> dict[str, Any]:
     """The `speculative` part of a document. Seconds are null without a device, bytes if the weights are not known."""
     asked, first = _speculation(case.question), case.cached.first_draft_layer
     added = case.cached.num_layers - case.spec.num_layers
     weights = draft_weights(case)
     described: dict[str, Any] = {
-        "method": asked.method,
-        "num_draft_tokens": asked.num_tokens,
-        "acceptance_length": asked.acceptance_length,
-        "draft_model": None if asked.draft_model is None else asked.draft_model.name,
+        **describe_asked(asked),
         "num_layers": added,
         "first_layer": first if added else None,
         "lookahead_tokens": _slots(case.question, case.rules.name),
@@ -230,4 +270,6 @@ def _comes_with_files(case: Case) -> bool:
     """Whether the bytes of the model's weights are those of its files, which hold the MTP layers too."""
     if _speculation(case.question).method != MTP or case.question.dtype is not None or case.spec.checkpoint is None:
         return False
+    from kvcalc.model.checkpoint import read_checkpoint
+
     return read_checkpoint(case.spec.checkpoint) is not None

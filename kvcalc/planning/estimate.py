@@ -108,11 +108,13 @@ def _describe_workload(case: Case) -> dict[str, Any]:
     requests: tuple[int | None, ...] = (None, None, None)
     if speed is not None and speed.request_tokens is not None:
         requests = (speed.input_tokens, speed.output_tokens, speed.concurrency)
+    hits = speed.prefix_hit_rate if speed is not None and speed.prefix_hit_rate else None
     return {
         "context_tokens": workload.context_tokens,
         "batch_size": workload.batch_size,
         "encoder_tokens": workload.encoder_tokens,
         **dict(zip(("input_tokens", "output_tokens", "concurrency"), requests)),
+        "prefix_hit_rate": hits,
     }
 
 

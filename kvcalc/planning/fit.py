@@ -13,7 +13,7 @@ from kvcalc.planning.load import at_load
 from kvcalc.throughput.hardware import Devices
 
 # The parts of the estimate document that are also in the fit document.
-_TAKEN = ("schema_version", "model", "workload", "engine", "kv_cache", "weights", "hardware", "fit")
+_TAKEN = ("schema_version", "model", "workload", "engine", "kv_cache", "weights", "hardware", "fit", "speculative")
 
 # No larger split is tried. The largest NVLink domain, that of GB200, has 72 devices.
 _MOST_RANKS = 128

@@ -15,6 +15,7 @@ from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.case import Question
 from kvcalc.planning.checkpoint import Checkpoint, checkpoint_of
 from kvcalc.planning.commands import Layout, sglang_command, vllm_command
+from kvcalc.planning.drafting import describe_asked, drafting_of
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths
@@ -88,6 +89,8 @@ def plan(
         "engines": list(dict.fromkeys(kind.engine for kind in kinds)),
         "dtype": question.dtype,
         "kv_dtype": question.kv_dtype,
+        "prefix_hit_rate": prefix_hit_rate or None,
+        "speculative": None if question.speculative is None else describe_asked(question.speculative),
         "best": best,
         "plans": rows,
         "warnings": describe_notes(_notes(traffic, kinds, found, checkpoint if best else None)),
@@ -212,6 +215,7 @@ def _row(
     layout = Layout(
         found.tensor_parallel_size, found.pipeline_parallel_size, traffic.lengths.longest_tokens, found.probe.running,
         memory["kv_cache"]["dtype"], question.engine_settings or {}, traffic.limit is not None,
+        drafting_of(question.speculative),
     )  # fmt: skip
     return {**row, "vllm": vllm_command(checkpoint, layout), "sglang": sglang_command(checkpoint, layout)}
 

@@ -186,7 +186,7 @@ def sweep(
         check_engine(engine)
     check_settings(engines, settings, has_device=bool(gpus))
     if question.speed is not None and not gpus:
-        raise UsageError("--ep and --calibrate need a device", "for example --gpu h100")
+        raise UsageError("--prefix-hit-rate, --ep and --calibrate need a device", "for example --gpu h100")
     for kv_dtype in kv_dtypes:
         if kv_dtype != "auto":
             _check_kv_dtype(kv_dtype, engines, spec, question.dtype)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning import drafting
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion, layout_of
 from kvcalc.planning.weights import stored_weights
@@ -47,9 +46,7 @@ def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
     if question.input_tokens is not None and question.output_tokens is not None:
         lengths = question.input_tokens, question.output_tokens
         cached = question.prefix_hit_rate * lengths[0]
-        serving = _describe_serving(
-            model, lengths, question.concurrency or batch_size, batch_size, (low, high), cached
-        )
+        serving = _describe_serving(model, lengths, question.concurrency or batch_size, batch_size, (low, high), cached)
     if unfitted:
         text = f"not fitted for {', '.join(unfitted)}: the range is wider"
         notes.append(Note("throughput", "not-fitted", text))
@@ -58,9 +55,7 @@ def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
         "decode_step_seconds": step.seconds,
         "decode_tokens_per_second": batch_size * model.tokens_per_step / step.seconds,
         "tokens_per_second_per_sequence": model.tokens_per_step / step.seconds,
-        "prefill_seconds": model.prefill(
-            context_tokens, batch_size, question.prefix_hit_rate * context_tokens
-        ).seconds,
+        "prefill_seconds": model.prefill(context_tokens, batch_size, question.prefix_hit_rate * context_tokens).seconds,
         "bound_by": step.bound_by,
         # The first field of a step is the sum of the other fields.
         "parts": {f"{name}_seconds": seconds for name, seconds in list(step._asdict().items())[1:]},
@@ -72,7 +67,11 @@ def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
 
 
 def _describe_serving(
-    model: SpeedModel, lengths: tuple[int, int], concurrency: int, running: int, factors: tuple[float, float],
+    model: SpeedModel,
+    lengths: tuple[int, int],
+    concurrency: int,
+    running: int,
+    factors: tuple[float, float],
     cached_tokens: float,
 ) -> dict[str, Any]:
     # Imported here because most questions are about one step and do not need it.
@@ -114,7 +113,11 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     if question.calibration is not None and gpu.bandwidth_bytes_per_second:
         notes += question.calibration.doubts(gpu)
     layout = layout_of(question, workload)
-    drafted = () if case.question.speculative is None else drafting.key_of(case.question.speculative)
+    drafted: tuple[object, ...] = ()
+    if case.question.speculative is not None:
+        from kvcalc.planning.drafting import key_of
+
+        drafted = key_of(case.question.speculative)
     key = (
         workload.kv_dtype, workload.model_dtype, case.question.dtype, case.question.engine, layout,
         question.calibration, gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second, *gpu.flops_per_second.items(),
@@ -140,8 +143,10 @@ def _speed(case: Case, gpu: Gpu, layout: Layout, calibration: Calibration | None
     if calibration is not None:
         found = calibration.apply(found, stored.name)
     if case.question.speculative is not None:
-        drafting_model = drafting.speed_of_drafting(case, found, stored)
-        if isinstance(drafting_model, str):
-            return drafting_model
-        found = drafting_model
+        from kvcalc.planning.drafting import speed_of_drafting
+
+        drafted = speed_of_drafting(case, found, stored)
+        if isinstance(drafted, str):
+            return drafted
+        found = drafted
     return Speed(found, regime, stored.name)

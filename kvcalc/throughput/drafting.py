@@ -38,6 +38,8 @@ class DraftingModel(SpeedModel):
         self.__dict__.update(target.__dict__)
         self.target, self.drafter = target, drafter
         self.num_tokens, self.tokens_per_step = num_tokens, acceptance_length
+        # Batches at which drafting stops paying, by context. A plan asks for the same context many times.
+        self._break_even: dict[float, int | None] = {}
         self._first_tokens = num_tokens + 1 if starts_with_accepted else 1
 
     def decode(self, batch: float, context_tokens: float, query_tokens: int = 1) -> Step:
@@ -86,6 +88,13 @@ class DraftingModel(SpeedModel):
 
         None if it shortens the time at every batch up to `MOST_BATCH`.
         """
+        known = self._break_even.get(context_tokens, 0)
+        if known != 0:
+            return known
+        found = self._break_even[context_tokens] = self._find_break_even(context_tokens)
+        return found
+
+    def _find_break_even(self, context_tokens: float) -> int | None:
         paying, batch = 0, 1
         while self.speedup(batch, context_tokens) > 1:
             if batch >= MOST_BATCH:

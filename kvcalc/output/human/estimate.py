@@ -20,6 +20,7 @@ from kvcalc.output.human.console import (
     size,
     split,
 )
+from kvcalc.output.human.drafting import print_drafting
 from kvcalc.output.human.fit import describe_devices, print_limits, print_verdict
 from kvcalc.output.human.speed import print_speed
 from kvcalc.units import format_parameters, format_size
@@ -41,6 +42,8 @@ def render(document: dict[str, Any], console: Console, variants: bool = False) -
         _totals(document, console)
         if document["throughput"] is not None:
             print_speed(document, console)
+    if document["speculative"] is not None:
+        print_drafting(document, console)
     _weights(document["weights"], console)
     if variants or document["hardware"] is None:
         _variants(document, console)

@@ -1,0 +1,51 @@
+"""The options with which an engine drafts tokens.
+
+Sources: SpeculativeConfig, vllm/config/speculative.py, for the keys and the methods; the --speculative options of
+sglang/srt/arg_groups, SGLang 0.5.23, where a step drafts `num_steps` tokens and checks one more.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
+
+_VLLM_METHODS = {MTP: "mtp", EAGLE: "eagle3", DRAFT: "draft_model", NGRAM: "ngram"}
+_SGLANG_ALGORITHMS = {MTP: "EAGLE", EAGLE: "EAGLE3", DRAFT: "STANDALONE", NGRAM: "NGRAM"}
+
+
+class Drafting(NamedTuple):
+    """A method of `kvcalc.model.drafting`, the tokens drafted per step, and the checkpoint that drafts them, or None.
+
+    The model itself drafts with its MTP layers, and n-grams need no weights.
+    """
+
+    method: str
+    num_tokens: int
+    checkpoint: str | None
+
+
+def vllm_drafting(drafting: Drafting | None) -> list[str]:
+    """The options of vLLM. The values are one JSON object."""
+    if drafting is None:
+        return []
+    config: dict[str, object] = {"method": _VLLM_METHODS[drafting.method]}
+    if drafting.checkpoint is not None:
+        config["model"] = drafting.checkpoint
+    return ["--speculative-config", json.dumps({**config, "num_speculative_tokens": drafting.num_tokens})]
+
+
+def sglang_drafting(drafting: Drafting | None) -> list[str]:
+    """The options of SGLang, for one chain of tokens and no tree."""
+    if drafting is None:
+        return []
+    number, flags = drafting.num_tokens, ["--speculative-algorithm", _SGLANG_ALGORITHMS[drafting.method]]
+    if drafting.checkpoint is not None:
+        flags += ["--speculative-draft-model-path", drafting.checkpoint]
+    if drafting.method == NGRAM:
+        return [*flags, "--speculative-num-draft-tokens", str(number)]
+    return [
+        *flags, "--speculative-num-steps", str(number), "--speculative-eagle-topk", "1",
+        "--speculative-num-draft-tokens", str(number + 1),
+    ]  # fmt: skip

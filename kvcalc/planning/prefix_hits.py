@@ -1,0 +1,27 @@
+"""Prompts whose first tokens are found in the prefix cache: the check of the share, and the note about it."""
+
+from __future__ import annotations
+
+from kvcalc.errors import UsageError
+from kvcalc.model.spec import ModelSpec, has_cross_attention
+from kvcalc.notes import Note
+
+
+def prefix_hit_notes(rate: float, engine: str, spec: ModelSpec) -> list[Note]:
+    """The notes about a hit rate; none for 0.
+
+    Raises UsageError (exit 2) for a rate outside 0 to below 1, and if the engine finds no prompts in its cache:
+    `generate` of Transformers starts every call with an empty cache, and vLLM disables prefix caching for
+    encoder-decoder models (vllm/config/scheduler.py). llama.cpp keeps the prompt of each slot.
+    """
+    given = f"--prefix-hit-rate {rate:g}"
+    if not 0 <= rate < 1:
+        raise UsageError(f"{given}: must be at least 0 and below 1", "for example --prefix-hit-rate 0.3")
+    if not rate:
+        return []
+    if engine == "transformers":
+        raise UsageError(f"{given}: transformers has no prefix cache", "leave it out, or use another engine")
+    if engine == "vllm" and has_cross_attention(spec):
+        raise UsageError(f"{given}: vLLM has no prefix cache for encoder-decoders like {spec.name}", "leave it out")
+    text = f"{rate:.0%} of each prompt is found in the prefix cache: no prefill for it, but memory as without hits"
+    return [Note("throughput", "prefix-hits", text)]
