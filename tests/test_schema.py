@@ -51,6 +51,19 @@ def test_estimate_of_an_engine(kvcalc: Any, name: str, engine: str) -> None:
     check(kvcalc("estimate", name, *options, "--json").json, "estimate")
 
 
+@pytest.mark.parametrize("method", ["mtp:3", "eagle:3", "draft:3", "ngram:3"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "logical"])
+def test_drafted_tokens_and_prefix_hits(kvcalc: Any, method: str, engine: str) -> None:
+    name = "deepseek-v3" if method == "mtp:3" else "llama-3.1-8b"
+    options = ["--speculative", method, "--acceptance-length", "2", "--engine", engine]
+    options += ["--draft-model", "llama-3.2-1b"] if method == "draft:3" else []
+    load = ["--gpu", "h200", "--prefix-hit-rate", "0.3", "--input-tokens", "1k", "--output-tokens", "100"]
+    check(kvcalc("estimate", name, *options, "--json").json, "estimate")
+    check(kvcalc("estimate", name, *options, *load, "--num-gpus", "8", "--json").json, "estimate")
+    check(kvcalc("fit", name, *options, "--gpu", "h200x8", "--json").json, "fit_document")
+    check(kvcalc("plan", name, *options, *load, "--concurrency", "4", "--json").json, "plan")
+
+
 @pytest.mark.parametrize("engine", ["logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp"])
 @pytest.mark.parametrize("device", ["h100", "m2-ultra", "rtx-a400", "tpu-v5e"])
 def test_estimate_on_a_device(kvcalc: Any, device: str, engine: str) -> None:

@@ -106,7 +106,7 @@ def _values(kind: str, parameter: Any, last: str, typed: Sequence[str]) -> dict[
 def _known(kind: str, parameter: Any, part: str, typed: Sequence[str]) -> Iterable[str]:
     """The known values of an option or an argument. Directives are among them."""
     name, metavar = parameter.name, parameter.metavar or ""
-    if name in ("model", "models"):
+    if name in ("model", "models", "draft_model"):
         return (*_model_names(part), FILES)
     if name == "name":
         return _names(kind, part)
@@ -118,6 +118,8 @@ def _known(kind: str, parameter: Any, part: str, typed: Sequence[str]) -> Iterab
         return _engines(kind, part)
     if name in ("dtype", "kv_dtype", "cache_type_k", "cache_type_v"):
         return _dtypes(name)
+    if name == "speculative":
+        return ("mtp:", "eagle:", "draft:", "ngram:", NO_SPACE)
     if name == "attention":
         return _ATTENTIONS
     if name == "get":

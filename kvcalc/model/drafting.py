@@ -126,7 +126,7 @@ def _eagle(spec: ModelSpec, head: ModelSpec | None) -> Drafter:
     output head (EAGLE paper, section 4.1: one decoder layer of the model). With it, the layer is the config's, and
     `draft_vocab_size` sets an output head of its own.
     """
-    if head is None and (spec.attention.is_latent or _has_experts(spec) or not _attends(mtp_like(spec).layer)):
+    if head is None and not _is_plain(spec):
         raise UsageError(
             f"--speculative eagle: the config of {spec.name} does not tell what its EAGLE head looks like",
             "give the head's own config.json: --draft-model PATH",
@@ -136,8 +136,9 @@ def _eagle(spec: ModelSpec, head: ModelSpec | None) -> Drafter:
             f"--draft-model {head.name}: not an EAGLE head, whose layers all have attention",
             "for a small model that drafts: --speculative draft:N --draft-model MODEL",
         )
+    like = spec if head is None else head
     own = (mtp_like(spec)._replace(first=0, last=0),) if head is None else head.layers
-    width = (spec if head is None else head).attention.hidden_size or 0
+    width = like.attention.hidden_size or 0
     states = 3 * (spec.attention.hidden_size or width)
     groups = []
     for place, group in enumerate(own):
@@ -149,7 +150,7 @@ def _eagle(spec: ModelSpec, head: ModelSpec | None) -> Drafter:
         return _sharing(spec, tuple(groups))
     rows = head.stated.get("draft_vocab_size")
     own_head = Weight("lm_head", rows, width, HEAD) if isinstance(rows, int) and rows > 0 else None
-    return _sharing(spec, tuple(groups), own_head=own_head)
+    return _sharing(spec, tuple(groups), like=head, own_head=own_head)
 
 
 def _sharing(
@@ -157,15 +158,17 @@ def _sharing(
     layers: tuple[LayerGroup, ...],
     *,
     one_pass: tuple[LayerGroup, ...] | None = None,
+    like: ModelSpec | None = None,
     own_head: Weight | None = None,
     like_model: bool = False,
 ) -> Drafter:
     """A drafter with `layers`, which shares the model's embedding, and the model's output head unless it has its own.
 
-    A pass runs the layers of `one_pass`, or all.
+    A pass runs the layers of `one_pass`, or all. In everything else the drafter is `like` a model: its own config's, or
+    the one that it drafts for.
     """
     passed = one_pass or layers
-    alone = spec._replace(layers=passed, num_draft_layers=None)
+    alone = (like or spec)._replace(layers=passed, num_draft_layers=None)
     around = spec.around
     if around is None:
         return Drafter(alone, layers, None, None, like_model)
@@ -198,6 +201,13 @@ def _doubled(layer: Layer) -> list[Weight]:
 
 def _has_experts(spec: ModelSpec) -> bool:
     return any(weight.copies > 1 for group in spec.layers for weight in group.layer.mlp)
+
+
+def _is_plain(spec: ModelSpec) -> bool:
+    """Whether all layers have attention with K and V, and no experts: then an EAGLE head is like one of them."""
+    return (
+        not spec.attention.is_latent and not _has_experts(spec) and all(_attends(group.layer) for group in spec.layers)
+    )  # fmt: skip
 
 
 def _attends(layer: Layer) -> bool:

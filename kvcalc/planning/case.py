@@ -141,7 +141,13 @@ def make_case(question: Question) -> Case:
 
         settings, cached = drafting.engine_settings(asked, settings), drafting.with_layers(asked, spec, workload)
     check_settings([asked.engine], settings, has_device=devices is not None)
-    rules = _rules_of(cached, asked.engine, workload.pipeline_parallel_size, *sorted(settings.items()))
+    stages, given = workload.pipeline_parallel_size, sorted(settings.items())
+    if asked.speculative is None:
+        rules = _rules_of(spec, asked.engine, stages, *given)
+    else:
+        rules = drafting.rules_of(
+            asked, spec, cached, workload, lambda model: _rules_of(model, asked.engine, 1, *given)
+        )
     if workload.tensor_parallel_size > 1 and not rules.splits_heads:
         raise LayoutError(
             f"--tp {workload.tensor_parallel_size}: tensor parallelism is not supported for {asked.engine}",
@@ -163,8 +169,6 @@ def make_case(question: Question) -> Case:
     if spec.is_encoder and rules.name == "logical":
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))
-    if asked.speculative is not None:
-        rules = drafting.look_ahead(asked, rules)
     share = on_device(cached, workload.tensor_parallel_size)
     return Case(asked, spec, cached, share, workload, rules, settings, reason, tuple(notes))
 

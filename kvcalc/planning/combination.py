@@ -191,13 +191,8 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
         step = model.decode(batch, tokens).seconds
         low, high = outside_factors if always or batch > regime.largest_batch else inside_factors
         shortest = max(model.roofline(batch, tokens), step * low)
-        return (
-            step,
-            shortest,
-            step * high,
-            batch * model.tokens_per_step / step,
-            model.prefill(tokens, batch, hit_rate * tokens).seconds,
-        )
+        rate = batch * model.tokens_per_step / step
+        return step, shortest, step * high, rate, model.prefill(tokens, batch, hit_rate * tokens).seconds
 
     return at
 

@@ -5,11 +5,12 @@ Everything here is called only if the question drafts tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.engines import Engine
+from kvcalc.memory.engines.draft_pool import JOINED, DraftPool
 from kvcalc.memory.engines.lookahead import LookAhead, lookahead_tokens
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import plain_bytes, quantized_bytes
@@ -93,8 +94,18 @@ def with_layers(question: Question, spec: ModelSpec, workload: Workload) -> Mode
     return with_drafter(spec, drafter)
 
 
-def look_ahead(question: Question, rules: Engine) -> Engine:
-    """The engine's rules with the slots for drafted tokens. The same rules if a request takes no more slots."""
+def rules_of(
+    question: Question, spec: ModelSpec, cached: ModelSpec, workload: Workload, load: Callable[[ModelSpec], Engine]
+) -> Engine:
+    """The engine's rules for `cached`, the model with the layers that draft tokens. `load` loads them for a model.
+
+    MTP layers are in the model's own cache. Most engines give a draft model or an EAGLE head a cache of its own.
+    """
+    drafter = _drafter(question, spec, workload)
+    if drafter is None or drafter.like_model or question.engine.partition("@")[0] in JOINED:
+        rules = load(cached)
+    else:
+        rules = DraftPool(load(spec), load(drafter.spec), drafter.spec)
     slots = _slots(question, rules.name)
     return LookAhead(rules, slots) if slots else rules
 

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
 
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.commands import Layout, sglang_command, vllm_command
+from kvcalc.planning.drafting_flags import Drafting
 from tests.conftest import ROOT
 
 OPTIONS = ROOT / "tests" / "engine_options"
 
+DRAFTINGS = [
+    Drafting("mtp", 3, None), Drafting("eagle", 3, "a/head"), Drafting("draft", 4, "b/small"),
+    Drafting("ngram", 4, None),
+]  # fmt: skip
+
 LAYOUTS = [
-    (Checkpoint("meta-llama/Meta-Llama-3-70B", revision, dtype), Layout(tp, pp, 8192, 64, kv_dtype, settings, beyond))
+    (
+        Checkpoint("meta-llama/Meta-Llama-3-70B", revision, dtype),
+        Layout(tp, pp, 8192, 64, kv_dtype, settings, beyond, drafting),
+    )
     for tp, pp, revision, beyond in ((1, 1, None, True), (8, 2, "main", False))
     for dtype in (None, "bf16", "fp16", "fp32")
     for kv_dtype in ("bf16", "fp8")
+    for drafting in (None, *DRAFTINGS)
     for settings in (
         {},
         {"gpu-memory-utilization": "0.85", "mem-fraction-static": "0.8", "max-num-batched-tokens": "4096"},
@@ -75,3 +86,34 @@ def test_a_placeholder_is_one_word_of_the_shell() -> None:
     layout = Layout(1, 1, 2548, 4, "bf16", {})
     command = vllm_command(Checkpoint("<your int4 checkpoint>"), layout)
     assert shlex.split(command)[2] == "<your int4 checkpoint>"
+
+
+def test_a_command_says_how_tokens_are_drafted() -> None:
+    flags = {
+        "mtp": (
+            {"method": "mtp", "num_speculative_tokens": 3},
+            "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 "
+            "--speculative-num-draft-tokens 4",
+        ),
+        "eagle": (
+            {"method": "eagle3", "model": "a/head", "num_speculative_tokens": 3},
+            "--speculative-algorithm EAGLE3 --speculative-draft-model-path a/head --speculative-num-steps 3 "
+            "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
+        ),
+        "draft": (
+            {"method": "draft_model", "model": "b/small", "num_speculative_tokens": 4},
+            "--speculative-algorithm STANDALONE --speculative-draft-model-path b/small --speculative-num-steps 4 "
+            "--speculative-eagle-topk 1 --speculative-num-draft-tokens 5",
+        ),
+        "ngram": (
+            {"method": "ngram", "num_speculative_tokens": 4},
+            "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4",
+        ),
+    }
+    checkpoint = Checkpoint("meta-llama/Meta-Llama-3-70B")
+    for drafting in DRAFTINGS:
+        layout = Layout(8, 1, 8192, 64, "bf16", {}, drafting=drafting)
+        config, words = flags[drafting.method]
+        option, value = shlex.split(vllm_command(checkpoint, layout))[-2:]
+        assert (option, json.loads(value)) == ("--speculative-config", config)
+        assert sglang_command(checkpoint, layout).endswith(f"--max-running-requests 64 {words}")

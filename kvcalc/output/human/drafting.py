@@ -15,9 +15,9 @@ def print_drafting(document: dict[str, Any], console: Console) -> None:
     """Print the `speculative` part of a document. The document must have one."""
     drafting = document["speculative"]
     by = drafting["method"] + (f" ({drafting['draft_model']})" if drafting["draft_model"] else "")
-    accepted = f", {drafting['acceptance_length']:g} tokens given" if drafting["acceptance_length"] else ""
-    drafted = count(drafting["num_draft_tokens"])
-    console.print(Text.assemble(("drafting", "bold"), f"  {by}; per step {drafted} drafted{accepted}"))
+    accepted = f", acceptance length {drafting['acceptance_length']:g}" if drafting["acceptance_length"] else ""
+    drafted = f"{count(drafting['num_draft_tokens'])} drafted per step"
+    console.print(Text.assemble(("speculative decoding", "bold"), f"  {by}, {drafted}{accepted}"))
     table = plain_table("", ">", "")
     if drafting["speedup"] is not None:
         step = document["throughput"]["decode_step_seconds"]
@@ -28,8 +28,7 @@ def print_drafting(document: dict[str, Any], console: Console) -> None:
         each = duration(step / drafting["acceptance_length"])
         table.add_row("  per output token", each, f"{plain} without drafting: {number(drafting['speedup'])}x")
         batch = drafting["break_even_batch"]
-        pays = ("every batch", "") if batch is None else (f"batch {count(batch - 1)}", "larger batches are slower")
-        table.add_row("  pays up to", *pays)
+        table.add_row("  stops paying at", "no batch" if batch is None else f"batch {count(batch)}", "")
     if drafting["weights_bytes"]:
         table.add_row("  weights", size(drafting["weights_bytes"]), "per device")
     if drafting["cache_bytes"]:

@@ -1,0 +1,85 @@
+"""A model that drafts tokens with a cache of its own, beside the cache of the model that it drafts for."""
+
+from __future__ import annotations
+
+from math import lcm
+from typing import Any
+
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.engines import Engine, Line
+from kvcalc.model.caches import Cache
+from kvcalc.model.memo import remembered, remembered_of_two
+from kvcalc.model.spec import ModelSpec, all_caches
+
+# These put the layers of any drafter into the model's own cache: the formula, which adds up layers, and vLLM, whose
+# cache spec has every attention layer of both models (get_kv_cache_spec, v1/worker/gpu_model_runner.py).
+JOINED = ("logical", "vllm")
+
+
+class DraftPool(Engine):
+    """The rules of `engine` for a model, and those of `drafts` for the model or head `drafter` that drafts for it.
+
+    A share holds the layers of both. `first_draft_layer` tells them apart. Only for one pipeline stage.
+    """
+
+    def __init__(self, engine: Engine, drafts: Engine, drafter: ModelSpec) -> None:
+        self._engine, self._drafts, self._drafter = engine, drafts, drafter
+        self.name, self.version, self.notes = engine.name, engine.version, engine.notes
+        self.spec, self.settings, self.bounds = engine.spec, engine.settings, ()
+        self.splits_heads = engine.splits_heads
+
+    def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
+        rules = self._engine if cache in all_caches(self.spec) else self._drafts
+        return rules.cache_bytes(cache, tokens, dtype)
+
+    def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        return self._engine.held_bytes(own_part(share), dtype, tokens, batch) + self._added(share, dtype, tokens, batch)
+
+    def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        drafts = draft_part(share, self._drafter)
+        own = self._engine.growth_tokens(own_part(share), dtype)
+        return lcm(own, self._drafts.growth_tokens(drafts, dtype)) if drafts.layers else own
+
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+        """The figures of the model's own pool. Both pools have as many tokens, so they share the memory by size."""
+        own = own_part(share)
+        if memory is not None:
+            held = self._engine.held_bytes(own, dtype, tokens, batch)
+            memory = memory * held // max(1, held + self._added(share, dtype, tokens, batch))
+        return self._engine.blocks(own, dtype, tokens, batch, memory)
+
+    def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
+        return self._with_drafts(self._engine.lines(own_part(share), dtype, tokens), share, dtype, tokens, 1)
+
+    def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line] | None:
+        return self._with_drafts(self._engine.pool(own_part(share), dtype, tokens, batch), share, dtype, tokens, batch)
+
+    def check_context(self, tokens: int) -> None:
+        self._engine.check_context(tokens)
+
+    def _added(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        drafts = draft_part(share, self._drafter)
+        return self._drafts.held_bytes(drafts, dtype, tokens, batch) if drafts.layers else 0
+
+    def _with_drafts(
+        self, lines: list[Line] | None, share: ModelSpec, dtype: Dtype, tokens: int, batch: int
+    ) -> list[Line] | None:
+        added = self._added(share, dtype, tokens, batch)
+        return [*lines, Line("cache of the draft model", added)] if lines is not None and added else lines
+
+
+@remembered
+def own_part(share: ModelSpec) -> ModelSpec:
+    """The layers of `share` that belong to the model, and not to what drafts for it."""
+    first = share.first_draft_layer
+    if first is None:
+        return share
+    return share._replace(layers=tuple(group for group in share.layers if group.first < first))
+
+
+@remembered_of_two
+def draft_part(share: ModelSpec, drafter: ModelSpec) -> ModelSpec:
+    """`drafter` with the layers of `share` that draft tokens, numbered from 0. It may have no layers."""
+    first = share.num_layers if share.first_draft_layer is None else share.first_draft_layer
+    moved = (g._replace(first=g.first - first, last=g.last - first) for g in share.layers if g.first >= first)
+    return drafter._replace(layers=tuple(moved))

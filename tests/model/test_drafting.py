@@ -1,0 +1,113 @@
+"""What drafts tokens: MTP layers, EAGLE heads and draft models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvcalc.errors import UsageError
+from kvcalc.model.caches import LatentAttention
+from kvcalc.model.drafting import drafter_of, with_drafter
+from kvcalc.model.resolve import load_model
+from kvcalc.model.spec import cache_runs, weights_of
+from kvcalc.model.tensors import HEAD, ModelWeights
+
+
+def parameters(weights: ModelWeights | None) -> int:
+    assert weights is not None
+    total = sum(len(block.numbers) * weight.parameters for block in weights.blocks for weight in block.weights)
+    return total + weights.embedding.parameters
+
+
+def test_the_mtp_module_of_deepseek_v3_has_the_published_size() -> None:
+    """11.5 billion parameters of its own: the checkpoint's README_WEIGHTS.md, "MTP Modules"."""
+    drafter = drafter_of(load_model("deepseek-v3"), None, "mtp")
+    assert drafter is not None
+    assert parameters(drafter.held) == pytest.approx(11.5e9, rel=0.01)
+    # It shares the embedding and the output head, so they take no memory, but a pass reads the head.
+    head = 129_280 * 7168
+    assert parameters(drafter.read) == parameters(drafter.held) + 2 * head
+
+
+def test_the_layers_that_draft_come_after_the_models_own() -> None:
+    spec = load_model("deepseek-v3")
+    both = with_drafter(spec, drafter_of(spec, None, "mtp"))
+    assert (spec.num_layers, both.num_layers, both.first_draft_layer) == (61, 62, 61)
+    assert [(first, last) for first, last, _ in cache_runs(both)] == [(0, 60), (61, 61)]
+    assert isinstance(both.layers[-1].caches[0], LatentAttention)
+
+
+def test_a_hybrid_models_mtp_layer_has_attention_and_no_state() -> None:
+    spec = load_model("qwen3.6-27b")
+    drafter = drafter_of(spec, None, "mtp")
+    assert drafter is not None
+    assert [cache.kind for group in drafter.layers for cache in group.caches] == ["full_attention"]
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "kimi-k2", "gpt-oss-120b"])
+def test_a_model_without_mtp_layers_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        drafter_of(load_model(name), None, "mtp")
+    assert name in refusal.value.message
+    assert "ngram:3" in (refusal.value.hint or "")
+
+
+def test_ngrams_have_no_layers() -> None:
+    spec = load_model("llama-3-8b")
+    assert drafter_of(spec, None, "ngram") is None
+    both = with_drafter(spec, None)
+    assert both.layers == spec.layers
+    assert both.first_draft_layer == 32
+
+
+def test_a_draft_model_keeps_all_its_layers_and_tables() -> None:
+    spec, small = load_model("llama-3-70b"), load_model("llama-3.2-1b")
+    drafter = drafter_of(spec, small, "draft")
+    assert drafter is not None
+    assert drafter.held == drafter.read == weights_of(small)
+    assert with_drafter(spec, drafter).num_layers == 80 + 16
+
+
+def test_a_model_with_an_encoder_cannot_draft() -> None:
+    for name in ("bert-base", "t5-small"):
+        with pytest.raises(UsageError, match=f"--draft-model {name}"):
+            drafter_of(load_model("llama-3-70b"), load_model(name), "draft")
+
+
+def test_an_eagle_head_is_one_layer_with_wide_inputs() -> None:
+    """EAGLE-3 for Llama 3.1 8B: one layer, whose q, k and v read 2 x 4096, and fc from 3 x 4096."""
+    spec = load_model("llama-3.1-8b")
+    drafter = drafter_of(spec, None, "eagle")
+    assert drafter is not None
+    layer = 4096 * 2 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14_336 + 2 * 4096
+    assert parameters(drafter.held) == layer + 3 * 4096 * 4096 + 2 * 4096
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "gpt-oss-120b", "mamba-2.8b"])
+def test_an_unknown_eagle_head_is_refused_and_not_guessed(name: str) -> None:
+    with pytest.raises(UsageError, match="EAGLE head"):
+        drafter_of(load_model(name), None, "eagle")
+
+
+def test_an_eagle_heads_config_is_read_with_its_own_vocabulary(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "hidden_size": 2880,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 17_280,
+        "vocab_size": 201_088, "draft_vocab_size": 64_000, "max_position_embeddings": 131_072,
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    drafter = drafter_of(load_model("gpt-oss-120b"), load_model(str(path)), "eagle")
+    assert drafter is not None
+    assert drafter.held is not None
+    heads = [weight for block in drafter.held.blocks for weight in block.weights if weight.role == HEAD]
+    assert [(head.rows, head.columns) for head in heads] == [(64_000, 2880)]
+    assert drafter.layers[0].caches[0].kind == "full_attention"
+
+
+def test_a_config_that_is_no_eagle_head_is_refused() -> None:
+    with pytest.raises(UsageError, match="not an EAGLE head"):
+        drafter_of(load_model("llama-3-8b"), load_model("mamba-2.8b"), "eagle")

@@ -1,0 +1,249 @@
+"""Drafted tokens in a question: the bytes, the document, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import LayoutError, UsageError
+from kvcalc.model.drafting import Speculation
+from kvcalc.throughput.hardware import Devices, find_gpu
+from tests.documents import estimate
+
+ENGINES = ("logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp")
+
+
+def ask(name: str, speculative: Speculation | None, gpu: str | None = None, **asked: Any) -> dict[str, Any]:
+    size = asked.pop("tensor_parallel_size", 1)
+    devices = None if gpu is None else Devices(find_gpu(gpu), size)
+    return estimate(
+        kvcalc.load_model(name), speculative=speculative, devices=devices, tensor_parallel_size=size, **asked
+    )
+
+
+def test_a_question_without_drafting_has_none() -> None:
+    assert ask("llama-3-8b", None)["speculative"] is None
+    assert ask("llama-3-8b", None, "h100")["speculative"] is None
+
+
+@pytest.mark.parametrize("name", ["qwen3.6-27b", "glm-5.2", "deepseek-v3", "deepseek-v3.2"])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_vllms_bytes_are_those_of_its_own_option(name: str, tokens: int) -> None:
+    """`--num-speculative-tokens` was checked against vLLM's logs. Drafting with MTP counts the same blocks."""
+    sizes: dict[str, Any] = {"context_tokens": 8192, "batch_size": 3, "engine": "vllm", "kv_memory_bytes": 40 * 2**30}
+    own = ask(name, None, engine_settings={"num-speculative-tokens": str(tokens)}, **sizes)
+    drafted = ask(name, Speculation("mtp", tokens), **sizes)
+    assert drafted["engine"] == own["engine"]
+    for figure in ("total_bytes", "bytes_per_device", "bytes_per_token"):
+        assert drafted["kv_cache"][figure] == own["kv_cache"][figure]
+    assert drafted["fit"]["max_batch_size"] == own["fit"]["max_batch_size"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_parts_add_up_to_the_bytes_without_drafting(engine: str) -> None:
+    for name, asked in (
+        ("deepseek-v3", Speculation("mtp", 3)),
+        ("llama-3.1-8b", Speculation("eagle", 4)),
+        ("llama-3.1-8b", Speculation("draft", 4, draft_model=kvcalc.load_model("llama-3.2-1b"))),
+        ("llama-3.1-8b", Speculation("ngram", 4)),
+    ):
+        sizes: dict[str, Any] = {"context_tokens": 5000, "batch_size": 6, "engine": engine}
+        # llama.cpp splits no heads.
+        sizes["tensor_parallel_size"] = 1 if engine == "llama.cpp" else 2
+        plain, drafted = ask(name, None, **sizes)["kv_cache"], ask(name, asked, **sizes)
+        added = drafted["speculative"]["cache_bytes"]
+        assert drafted["kv_cache"]["bytes_per_device"] == plain["bytes_per_device"] + added
+        assert added > 0 or (asked.method == "ngram" and added == 0)
+        cache = drafted["kv_cache"]
+        assert cache["bytes_per_sequence"] == cache["fixed_bytes_per_sequence"] + 5000 * cache["bytes_per_token"]
+        if "pool_lines" in drafted["engine"]:
+            assert sum(line["bytes"] for line in drafted["engine"]["pool_lines"]) == cache["bytes_per_device"]
+        if "request_lines" in drafted["engine"]:
+            one = ask(name, asked, **{**sizes, "batch_size": 1})
+            assert sum(line["bytes"] for line in one["engine"]["request_lines"]) == one["kv_cache"]["bytes_per_device"]
+
+
+def test_an_mtp_layer_keeps_what_a_layer_of_the_model_keeps() -> None:
+    plain, drafted = ask("deepseek-v3", None), ask("deepseek-v3", Speculation("mtp", 3))
+    assert plain["kv_cache"]["total_bytes"] * 62 == drafted["kv_cache"]["total_bytes"] * 61
+    # The model itself has 61 layers, whatever drafts for it.
+    assert drafted["model"] == plain["model"]
+    assert drafted["variants"] == plain["variants"]
+    assert drafted["weights"] == plain["weights"]
+    rows = [(row["first"], row["last"]) for row in drafted["kv_cache"]["layers"]]
+    assert rows == [(0, 60), (61, 61)]
+    assert (drafted["speculative"]["first_layer"], drafted["speculative"]["num_layers"]) == (61, 1)
+
+
+def test_a_draft_models_whole_cache_is_counted() -> None:
+    small = ask("llama-3.2-1b", None, context_tokens=8192, batch_size=4)
+    plain = ask("llama-3-70b", None, context_tokens=8192, batch_size=4)
+    model = kvcalc.load_model("llama-3.2-1b")
+    both = ask("llama-3-70b", Speculation("draft", 4, draft_model=model), context_tokens=8192, batch_size=4)
+    assert both["kv_cache"]["total_bytes"] == plain["kv_cache"]["total_bytes"] + small["kv_cache"]["total_bytes"]
+    assert both["speculative"]["draft_model"] == "llama-3.2-1b"
+    assert both["speculative"]["weights_bytes"] == small["weights"]["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "slots", "served"),
+    [("sglang", 4, 4), ("tensorrt-llm", 4, 4), ("vllm", 0, 4), ("llama.cpp", 0, 0), ("logical", 0, 0)],
+)
+def test_a_running_request_has_slots_for_drafted_tokens(engine: str, slots: int, served: int) -> None:
+    asked = Speculation("ngram", 4, 2.0)
+    sizes: dict[str, Any] = {"engine": engine, "context_tokens": 4096}
+    found = ask("llama-3.1-8b", asked, **sizes)
+    longer = ask("llama-3.1-8b", None, engine=engine, context_tokens=4096 + slots)
+    assert found["speculative"]["lookahead_tokens"] == slots
+    assert found["kv_cache"]["total_bytes"] == longer["kv_cache"]["total_bytes"]
+    speed = kvcalc.SpeedQuestion(input_tokens=4000, output_tokens=96, concurrency=8)
+    load = ask("llama-3.1-8b", asked, "h100", engine=engine, speed=speed)
+    assert load["speculative"]["lookahead_tokens"] == served
+
+
+def test_an_eagle_head_of_another_kind_has_a_cache_of_its_own(tmp_path: Path) -> None:
+    """The head of an MLA model may have K and V, as Kimi K2's has."""
+    config = {
+        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 7168, "num_attention_heads": 64,
+        "num_key_value_heads": 64, "head_dim": 128, "intermediate_size": 18_432, "vocab_size": 163_840,
+        "draft_vocab_size": 32_000, "max_position_embeddings": 131_072, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    head = kvcalc.load_model(str(path))
+    for engine in ("sglang", "tensorrt-llm", "logical"):
+        sizes: dict[str, Any] = {"context_tokens": 4096, "engine": engine}
+        plain = ask("kimi-k2", None, **sizes)["kv_cache"]["total_bytes"]
+        drafted = ask("kimi-k2", Speculation("eagle", 3, draft_model=head), **sizes)
+        # 64 heads of 128, K and V, in 16 bits; and up to three slots and a page more.
+        assert drafted["kv_cache"]["total_bytes"] - plain >= 4096 * 64 * 2 * 128 * 2
+        assert drafted["kv_cache"]["total_bytes"] - plain <= (4096 + 64) * (64 * 2 * 128 * 2) + 64 * 61 * 576 * 2
+        assert drafted["kv_cache"]["layers"][-1]["kind"] == "full_attention"
+
+
+def test_the_weights_that_draft_take_memory() -> None:
+    sizes: dict[str, Any] = {"engine": "vllm", "tensor_parallel_size": 8}
+    plain = ask("deepseek-v3", None, "h200", **sizes)["fit"]
+    drafted = ask("deepseek-v3", Speculation("mtp", 3, 2.4), "h200", **sizes)
+    more = drafted["speculative"]["weights_bytes"]
+    assert more > 10**9
+    assert drafted["fit"]["weights_bytes"] == plain["weights_bytes"] + more
+    assert drafted["fit"]["kv_cache_memory_bytes"] == plain["kv_cache_memory_bytes"] - more
+    lines = {line["name"]: line["bytes"] for line in drafted["fit"]["lines"]}
+    assert (lines["weights"], lines["draft weights"]) == (plain["weights_bytes"], more)
+    assert sum(lines.values()) == drafted["fit"]["device_bytes"]
+    assert drafted["fit"]["max_batch_size"] < plain["max_batch_size"]
+
+
+def test_the_files_of_a_checkpoint_hold_the_mtp_layers_already(tmp_path: Path) -> None:
+    config = {
+        "model_type": "deepseek_v3", "num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8,
+        "kv_lora_rank": 64, "q_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
+        "intermediate_size": 1024, "moe_intermediate_size": 256, "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "vocab_size": 1000, "max_position_embeddings": 4096,
+        "torch_dtype": "bfloat16", "num_nextn_predict_layers": 1,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = Speculation("mtp", 2, 1.5)
+    counted = ask(str(tmp_path), asked, "h100")
+    assert counted["speculative"]["weights_bytes"] > 0
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [10**6], "data_offsets": [0, 2 * 10**6]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(2 * 10**6))
+    held = ask(str(tmp_path), asked, "h100")
+    assert held["speculative"]["weights_bytes"] == 0
+    assert held["fit"]["weights_bytes"] == 2 * 10**6
+
+
+def test_the_speed_and_its_parts() -> None:
+    asked = Speculation("draft", 4, 3.0, kvcalc.load_model("llama-3.2-1b"))
+    sizes: dict[str, Any] = {"engine": "vllm", "tensor_parallel_size": 4, "batch_size": 16, "dtype": "fp8"}
+    plain, drafted = ask("llama-3-70b", None, "h100", **sizes), ask("llama-3-70b", asked, "h100", **sizes)
+    found, speed, before = drafted["speculative"], drafted["throughput"], plain["throughput"]
+    assert found["verify_seconds"] + found["draft_seconds"] == pytest.approx(speed["decode_step_seconds"])
+    assert found["seconds_without_drafting"] == before["decode_step_seconds"]
+    assert speed["tokens_per_second_per_sequence"] == pytest.approx(3 / speed["decode_step_seconds"])
+    assert speed["decode_tokens_per_second"] == pytest.approx(48 / speed["decode_step_seconds"])
+    rates = speed["decode_tokens_per_second"] / before["decode_tokens_per_second"]
+    assert found["speedup"] == pytest.approx(rates)
+    assert sum(speed["parts"].values()) == pytest.approx(speed["decode_step_seconds"])
+    assert speed["roofline_decode_step_seconds"] <= speed["low_seconds"] <= speed["decode_step_seconds"]
+    assert speed["prefill_seconds"] > before["prefill_seconds"]
+
+
+def test_the_batch_at_which_drafting_stops_paying() -> None:
+    asked = Speculation("ngram", 4, 1.6)
+    sizes: dict[str, Any] = {"engine": "vllm", "tensor_parallel_size": 4}
+    batch = ask("llama-3-70b", asked, "h100", **sizes)["speculative"]["break_even_batch"]
+    there, before = (
+        ask("llama-3-70b", asked, "h100", batch_size=size, **sizes)["speculative"] for size in (batch, batch - 1)
+    )
+    assert there["speedup"] <= 1 < before["speedup"]
+
+
+def test_serving_with_drafted_tokens_is_faster_where_they_pay() -> None:
+    speed = kvcalc.SpeedQuestion(input_tokens=1000, output_tokens=1000, concurrency=4)
+    sizes: dict[str, Any] = {"engine": "vllm", "speed": speed, "tensor_parallel_size": 8}
+    plain = ask("deepseek-v3", None, "h200", **sizes)["throughput"]["serving"]
+    drafted = ask("deepseek-v3", Speculation("mtp", 1, 1.85), "h200", **sizes)["throughput"]["serving"]
+    assert drafted["tpot_seconds"] < plain["tpot_seconds"]
+    assert drafted["tokens_per_second"] > plain["tokens_per_second"]
+
+
+def test_the_draft_models_of_two_questions_are_told_apart() -> None:
+    times = []
+    for name in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.2-1b"):
+        asked = Speculation("draft", 4, 3.0, kvcalc.load_model(name))
+        times.append(ask("llama-3-70b", asked, "h100", tensor_parallel_size=4)["speculative"]["draft_seconds"])
+    assert times[0] == times[2] < times[1]
+
+
+def test_an_assumed_eagle_head_is_said() -> None:
+    found = ask("llama-3.1-8b", Speculation("eagle", 3))
+    assert [note["code"] for note in found["warnings"] if note["part"] == "speculative"] == ["assumed-head"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (Speculation("mtp", 3), "--speculative mtp:3"),
+        (Speculation("mtp", 3, 4.1), "--acceptance-length 4.1"),
+        (Speculation("mtp", 3, 0.9), "--acceptance-length 0.9"),
+        (Speculation("mtp", 0, 1.0), "--speculative mtp:0"),
+        (Speculation("mtp", 65, 2.0), "--speculative mtp:65"),
+        (Speculation("medusa", 3, 2.0), "--speculative medusa:3"),
+        (Speculation("draft", 3, 2.0), "draft model is missing"),
+    ],
+)
+def test_values_out_of_range_are_refused_with_what_to_type(asked: Speculation, message: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        ask("deepseek-v3", asked, "h200", tensor_parallel_size=8)
+    assert message in refusal.value.message
+    assert refusal.value.hint
+
+
+def test_a_draft_model_that_nothing_uses_is_refused() -> None:
+    with pytest.raises(UsageError, match="--draft-model llama-3-8b"):
+        ask("deepseek-v3", Speculation("mtp", 3, 2.0, kvcalc.load_model("llama-3-8b")))
+
+
+def test_pipeline_stages_are_refused() -> None:
+    with pytest.raises(LayoutError, match="--pp 2"):
+        ask("llama-3-8b", Speculation("ngram", 3), pipeline_parallel_size=2)
+
+
+def test_a_draft_model_that_cannot_be_split_is_refused() -> None:
+    small = kvcalc.load_model("qwen2.5-0.5b")
+    with pytest.raises(LayoutError, match="14 attention heads"):
+        ask("qwen2.5-72b", Speculation("draft", 3, draft_model=small), tensor_parallel_size=8)
+
+
+def test_vllms_own_option_must_agree() -> None:
+    settings = {"num-speculative-tokens": "2"}
+    with pytest.raises(UsageError, match="--num-speculative-tokens 2 contradicts"):
+        ask("deepseek-v3", Speculation("mtp", 3), engine="vllm", engine_settings=settings)
+    same = ask("deepseek-v3", Speculation("mtp", 2), engine="vllm", engine_settings=settings)
+    assert same["engine"]["num_speculative_tokens"] == 2
