@@ -59,7 +59,7 @@ def budget(case: Case) -> Budget | str:
     if weights.bytes is None or weights.width is None:
         return f"the weights of {spec.name} are not known: {weights.reason}"
     if case.question.speculative is not None:
-        from kvcalc.planning.drafting import draft_weights
+        from kvcalc.planning.drafter import draft_weights
 
         drafts = draft_weights(case)
         if isinstance(drafts, str):

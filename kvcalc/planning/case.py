@@ -53,6 +53,10 @@ class Question(NamedTuple):
     what_if: WhatIf = WhatIf()
     speculative: Speculation | None = None
 
+    @property
+    def serves_requests(self) -> bool:
+        return self.speed is not None and self.speed.request_tokens is not None
+
 
 class Case(NamedTuple):
     """A question that has been checked and resolved.
@@ -139,15 +143,19 @@ def make_case(question: Question) -> Case:
     if asked.speculative is not None:
         from kvcalc.planning import drafting
 
-        settings, cached = drafting.engine_settings(asked, settings), drafting.with_layers(asked, spec, workload)
+        drafting.check_speculation(asked.speculative, devices is not None)
+        settings = drafting.engine_settings(asked.speculative, asked.engine, settings)
+        cached = drafting.with_layers(asked.speculative, spec, workload)
     check_settings([asked.engine], settings, has_device=devices is not None)
     stages, given = workload.pipeline_parallel_size, sorted(settings.items())
     if asked.speculative is None:
         rules = _rules_of(spec, asked.engine, stages, *given)
     else:
+        drafter = drafting.drafter_of(asked.speculative, spec, workload)
         rules = drafting.rules_of(
-            asked, spec, cached, workload, lambda model: _rules_of(model, asked.engine, 1, *given)
+            asked.engine, drafter, spec, cached, lambda model: _rules_of(model, asked.engine, 1, *given)
         )
+        rules = drafting.with_slots(asked.speculative, rules, asked.serves_requests)
     if workload.tensor_parallel_size > 1 and not rules.splits_heads:
         raise LayoutError(
             f"--tp {workload.tensor_parallel_size}: tensor parallelism is not supported for {asked.engine}",
@@ -165,7 +173,7 @@ def make_case(question: Question) -> Case:
 
         notes += prefix_hit_notes(asked.speed.prefix_hit_rate, rules.name, spec)
     if asked.speculative is not None:
-        notes += drafting.notes_of(asked, spec)
+        notes += drafting.notes_of(asked.speculative, spec)
     if spec.is_encoder and rules.name == "logical":
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
+from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM, Speculation
+from kvcalc.planning.checkpoint import checkpoint_of
+
+YOUR_HEAD = "<your EAGLE head>"
 
 _VLLM_METHODS = {MTP: "mtp", EAGLE: "eagle3", DRAFT: "draft_model", NGRAM: "ngram"}
 _SGLANG_ALGORITHMS = {MTP: "EAGLE", EAGLE: "EAGLE3", DRAFT: "STANDALONE", NGRAM: "NGRAM"}
@@ -24,6 +27,15 @@ class Drafting(NamedTuple):
     method: str
     num_tokens: int
     checkpoint: str | None
+
+
+def drafting_of(asked: Speculation | None) -> Drafting | None:
+    """How a printed command drafts tokens. None if it does not."""
+    if asked is None:
+        return None
+    if asked.draft_model is not None:
+        return Drafting(asked.method, asked.num_tokens, checkpoint_of(asked.draft_model).name)
+    return Drafting(asked.method, asked.num_tokens, YOUR_HEAD if asked.method == EAGLE else None)
 
 
 def vllm_drafting(drafting: Drafting | None) -> list[str]:

@@ -74,7 +74,7 @@ def answer_case(case: Case) -> Answer:
             throughput = None if fit["max_batch_size"] == 0 else describe_throughput(case, notes)
     speculative = None
     if case.question.speculative is not None:
-        from kvcalc.planning.drafting import describe_speculative
+        from kvcalc.planning.speculative import describe_speculative
 
         speculative = describe_speculative(case, throughput is not None)
     document = {

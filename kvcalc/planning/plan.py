@@ -15,7 +15,8 @@ from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.case import Question
 from kvcalc.planning.checkpoint import Checkpoint, checkpoint_of
 from kvcalc.planning.commands import Layout, sglang_command, vllm_command
-from kvcalc.planning.drafting import describe_asked, drafting_of
+from kvcalc.planning.drafting import describe_asked
+from kvcalc.planning.drafting_flags import drafting_of
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths

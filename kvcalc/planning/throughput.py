@@ -115,7 +115,7 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     layout = layout_of(question, workload)
     drafted: tuple[object, ...] = ()
     if case.question.speculative is not None:
-        from kvcalc.planning.drafting import key_of
+        from kvcalc.planning.drafter import key_of
 
         drafted = key_of(case.question.speculative)
     key = (
@@ -143,9 +143,9 @@ def _speed(case: Case, gpu: Gpu, layout: Layout, calibration: Calibration | None
     if calibration is not None:
         found = calibration.apply(found, stored.name)
     if case.question.speculative is not None:
-        from kvcalc.planning.drafting import speed_of_drafting
+        from kvcalc.planning.drafter import speed_of_drafting
 
-        drafted = speed_of_drafting(case, found, stored)
+        drafted = speed_of_drafting(case, found)
         if isinstance(drafted, str):
             return drafted
         found = drafted

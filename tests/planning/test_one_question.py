@@ -12,6 +12,8 @@ import pytest
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.json_lines import Line
 from kvcalc.errors import KvcalcError
+from kvcalc.model.drafting import Speculation
+from kvcalc.model.resolve import load_model
 from kvcalc.planning.figures import FIGURES
 from kvcalc.throughput.hardware import Devices, find_gpu
 from tests.conftest import Result, preset_names
@@ -45,8 +47,15 @@ def random_question(random: Random) -> dict[str, Any]:
         asked["gpu"] = random.choice(GPUS)
         if random.random() < 0.1:
             asked["ep"] = asked["tp"]
+        if random.random() < 0.1:
+            asked["prefix-hit-rate"] = "0.3"
     elif where < 0.8:
         asked["kv-memory"] = "40GiB"
+    if random.random() < 0.1:
+        asked["speculative"] = random.choice(("mtp:2", "ngram:4", "draft:3"))
+        asked["acceptance-length"] = "1.9"
+        if asked["speculative"] == "draft:3":
+            asked["draft-model"] = "llama-3.2-1b"
     own = SETTINGS.get(asked["engine"].partition("@")[0], {})
     if own and random.random() < 0.4:
         name = random.choice(sorted(own))
@@ -69,8 +78,13 @@ def ask_python(model: str, asked: dict[str, Any]) -> dict[str, Any]:
         given["devices"] = Devices(find_gpu(asked["gpu"]), int(asked["tp"]) * int(asked["pp"]))
     if "kv-memory" in asked:
         given["kv_memory_bytes"] = 40 * 2**30
-    if "ep" in asked:
-        given["speed"] = SpeedQuestion(int(asked["ep"]))
+    if "ep" in asked or "prefix-hit-rate" in asked:
+        hits = float(asked.get("prefix-hit-rate", 0))
+        given["speed"] = SpeedQuestion(int(asked.get("ep", 1)), prefix_hit_rate=hits)
+    if "speculative" in asked:
+        method, _, number = asked["speculative"].partition(":")
+        small = load_model(asked["draft-model"]) if "draft-model" in asked else None
+        given["speculative"] = Speculation(method, int(number), float(asked["acceptance-length"]), small)
     settings = {name: text for own in SETTINGS.values() for name, text in asked.items() if name in own}
     return estimate(model, **given, engine_settings=settings)
 

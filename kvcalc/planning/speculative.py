@@ -1,0 +1,54 @@
+"""The `speculative` part of a document: what drafting takes and gives, and the batch where it stops paying."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcalc.planning.case import Case, make_case
+from kvcalc.planning.drafter import draft_weights, speculation_of
+from kvcalc.planning.drafting import describe_asked, slots_of
+
+_SPEED = ("verify_seconds", "draft_seconds", "seconds_without_drafting", "speedup", "break_even_batch")
+
+
+def describe_speculative(case: Case, has_speed: bool) -> dict[str, Any]:
+    """The `speculative` part of a document. Seconds are null without a device, bytes if the weights are not known."""
+    asked, added = speculation_of(case), case.cached.num_layers - case.spec.num_layers
+    weights = draft_weights(case)
+    described: dict[str, Any] = {
+        **describe_asked(asked),
+        "num_layers": added,
+        "first_layer": case.cached.first_draft_layer if added else None,
+        "lookahead_tokens": slots_of(asked, case.rules.name, case.question.serves_requests),
+        "weights_bytes": weights if isinstance(weights, int) else None,
+        "cache_bytes": _added_cache(case),
+        **dict.fromkeys(_SPEED),
+    }
+    if not has_speed:
+        return described
+    from kvcalc.planning.throughput import speed_of
+    from kvcalc.throughput.drafting import DraftingModel
+
+    speed = speed_of(case, [])
+    if isinstance(speed, str) or not isinstance(speed.model, DraftingModel):
+        return described
+    model, here = speed.model, (case.workload.batch_size, case.workload.context_tokens)
+    described.update(
+        verify_seconds=model.verify(*here).seconds,
+        draft_seconds=model.draft(*here).seconds,
+        seconds_without_drafting=model.target.decode(*here).seconds,
+        speedup=model.speedup(*here),
+        break_even_batch=model.break_even_batch(here[1]),
+    )
+    return described
+
+
+def _added_cache(case: Case) -> int:
+    """Bytes that drafting adds to the cache of the batch on one device: its layers, its states and its slots."""
+    workload = case.workload
+    there = case.question._replace(
+        speculative=None, speed=None, context_tokens=workload.context_tokens, batch_size=workload.batch_size
+    )
+    plain = make_case(there)
+    sizes = (workload.kv_dtype, workload.context_tokens, workload.batch_size)
+    return case.rules.batch_bytes(case.share, *sizes) - plain.rules.batch_bytes(plain.share, *sizes)
