@@ -80,7 +80,7 @@ def with_layers(asked: Speculation, spec: ModelSpec, workload: Workload) -> Mode
 
 
 def rules_of(
-    drafter: Drafter | None, spec: ModelSpec, cached: ModelSpec, load: Callable[[ModelSpec], Engine]
+    engine: str, drafter: Drafter | None, spec: ModelSpec, cached: ModelSpec, load: Callable[[ModelSpec], Engine]
 ) -> Engine:
     """The engine's rules for `cached`, the model `spec` with the layers that draft tokens.
 
