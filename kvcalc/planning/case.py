@@ -144,6 +144,7 @@ def make_case(question: Question) -> Case:
         from kvcalc.planning import drafting
 
         drafting.check_speculation(asked.speculative, devices is not None)
+        drafting.check_engine_drafts(asked.speculative, asked.engine)
         settings = drafting.engine_settings(asked.speculative, asked.engine, settings)
         cached = drafting.with_layers(asked.speculative, spec, workload)
     check_settings([asked.engine], settings, has_device=devices is not None)
@@ -173,7 +174,7 @@ def make_case(question: Question) -> Case:
 
         notes += prefix_hit_notes(asked.speed.prefix_hit_rate, rules.name, spec)
     if asked.speculative is not None:
-        notes += drafting.notes_of(asked.speculative, spec)
+        notes += drafting.notes_of(asked.speculative, rules.name, spec)
     if spec.is_encoder and rules.name == "logical":
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))

@@ -168,19 +168,19 @@ def _combine(found: Combination, question: Question, largest_batch: int, notes: 
 
 def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[int, int], Row] | None:
     """The columns of `SPEED` at a context and a batch; None, with a note, if they are not known."""
-    from kvcalc.planning.throughput import speed_of
-    from kvcalc.throughput.speed import outside, range_factors
+    from kvcalc.planning.throughput import speed_of, unfitted_of
+    from kvcalc.throughput.speed import range_factors
 
     found = speed_of(case, notes)
     if isinstance(found, str):
         notes.append(Note("throughput", "unknown", found))
         return None
     first, regime = found.model, found.regime
-    unfitted = outside(first, regime, found.weight_dtype, largest_batch)
+    unfitted = unfitted_of(case, found, largest_batch)
     if unfitted:
         notes.append(Note("throughput", "not-fitted", f"not fitted for {', '.join(unfitted)}: the range is wider"))
     # Of the fitted quantities, only the batch differs between points.
-    always = bool(outside(first, regime, found.weight_dtype, 1))
+    always = bool(unfitted_of(case, found, 1))
     inside_factors, outside_factors = range_factors(regime, False), range_factors(regime, True)
 
     hit_rate = 0.0 if case.question.speed is None else case.question.speed.prefix_hit_rate

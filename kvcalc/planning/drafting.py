@@ -14,7 +14,7 @@ from kvcalc.memory.engines.draft_pool import JOINED, DraftPool
 from kvcalc.memory.engines.lookahead import LookAhead, lookahead_tokens
 from kvcalc.memory.workload import Workload, bind_workload, check_tensor_parallel
 from kvcalc.model import drafting
-from kvcalc.model.drafting import DRAFT, EAGLE, METHODS, MOST_TOKENS, Drafter, Speculation
+from kvcalc.model.drafting import DRAFT, EAGLE, METHODS, MOST_TOKENS, MTP, Drafter, Speculation
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 
@@ -47,6 +47,20 @@ def check_speculation(asked: Speculation, has_device: bool) -> None:
         raise UsageError(
             f"--draft-model {asked.draft_model.name}: {asked.method} has no draft model",
             f"use --speculative draft:{asked.num_tokens}",
+        )
+
+
+def check_engine_drafts(asked: Speculation, engine: str) -> None:
+    """Raise UsageError (exit 2) for a method that the engine does not have.
+
+    `generate` of Transformers has a draft model (assistant_model) and n-grams (prompt_lookup_num_tokens).
+    """
+    if engine.partition("@")[0] != "transformers":
+        return
+    if asked.method in (MTP, EAGLE):
+        raise UsageError(
+            f"--speculative {asked}: transformers drafts with a draft model or n-grams only",
+            f"use --speculative ngram:{asked.num_tokens}, or another engine",
         )
 
 
@@ -106,12 +120,19 @@ def slots_of(asked: Speculation, engine: str, serves_requests: bool) -> int:
     return lookahead_tokens(engine, asked.num_tokens, is_longest=not serves_requests)
 
 
-def notes_of(asked: Speculation, spec: ModelSpec) -> list[Note]:
-    """What is assumed about an EAGLE head without a config."""
-    if asked.method != EAGLE or asked.draft_model is not None:
-        return []
-    text = f"the EAGLE head is assumed to be a layer like the last of {spec.name}; --draft-model PATH reads its config"
-    return [Note("speculative", "assumed-head", text)]
+def notes_of(asked: Speculation, engine: str, spec: ModelSpec) -> list[Note]:
+    """What is assumed about an EAGLE head without a config, and what Transformers does not do.
+
+    It assists one sequence at a time (_assisted_decoding, generation/utils.py).
+    """
+    notes = []
+    if asked.method == EAGLE and asked.draft_model is None:
+        text = f"the EAGLE head is assumed to be a layer like the last of {spec.name}; --draft-model reads its config"
+        notes.append(Note("speculative", "assumed-head", text))
+    if engine == "transformers":
+        text = "transformers drafts tokens for one sequence at a time: it refuses a larger batch"
+        notes.append(Note("speculative", "one-sequence", text))
+    return notes
 
 
 def describe_asked(asked: Speculation) -> dict[str, Any]:

@@ -177,8 +177,10 @@ def _describe_variant(kind: str, spec: ModelSpec | str, model: ModelSpec, mha_by
         return _refused(kind, spec)
     workload, rules = case.workload, case.rules
     if case.question.speculative is not None:
+        from kvcalc.model.drafting import with_drafter
+
         # The variants are of the model alone, without the layers that draft tokens.
-        spec = spec._replace(first_draft_layer=spec.num_layers)
+        spec = with_drafter(spec, None)
     shape, dtype, tokens = spec.attention, workload.kv_dtype, workload.context_tokens
     try:
         growth = rules.growth(spec, dtype, tokens)

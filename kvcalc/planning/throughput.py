@@ -40,7 +40,7 @@ def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
     context_tokens, batch_size = case.workload.context_tokens, case.workload.batch_size
     model = speed.model
     step = model.decode(batch_size, context_tokens)
-    unfitted = outside(model, speed.regime, speed.weight_dtype, batch_size)
+    unfitted = unfitted_of(case, speed, batch_size)
     low, high = range_factors(speed.regime, bool(unfitted))
     serving = None
     if question.input_tokens is not None and question.output_tokens is not None:
@@ -96,6 +96,15 @@ def _describe_serving(
         "requests_per_second": found.requests_per_second,
         "prefill_share": found.prefill_share,
     }
+
+
+def unfitted_of(case: Case, speed: Speed, batch_size: int) -> list[str]:
+    """The properties of this question that the fit did not cover, as text (`throughput.speed.outside`).
+
+    No measurement in the fit drafted tokens.
+    """
+    found = outside(speed.model, speed.regime, speed.weight_dtype, batch_size)
+    return found if case.question.speculative is None else [*found, "drafted tokens"]
 
 
 @remembered_of_two

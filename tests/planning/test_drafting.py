@@ -14,7 +14,10 @@ from kvcalc.model.drafting import Speculation
 from kvcalc.throughput.hardware import Devices, find_gpu
 from tests.documents import estimate
 
-ENGINES = ("logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp")
+ENGINES = ("logical", "vllm", "sglang", "tensorrt-llm", "llama.cpp")
+
+NGRAM = Speculation("ngram", 4, 1.6)
+TRANSFORMERS: dict[str, Any] = {"engine": "transformers"}
 
 
 def ask(name: str, speculative: Speculation | None, gpu: str | None = None, **asked: Any) -> dict[str, Any]:
@@ -174,6 +177,17 @@ def test_the_speed_and_its_parts() -> None:
     assert speed["prefill_seconds"] > before["prefill_seconds"]
 
 
+def test_drafting_is_outside_the_fit_and_the_range_is_wider() -> None:
+    sizes: dict[str, Any] = {"engine": "vllm"}
+    plain, drafted = ask("llama-3.1-8b", None, "h100", **sizes), ask("llama-3.1-8b", NGRAM, "h100", **sizes)
+    ratios = [
+        found["throughput"]["high_seconds"] / found["throughput"]["decode_step_seconds"] for found in (plain, drafted)
+    ]
+    assert ratios[0] < ratios[1]
+    notes = [note["text"] for note in drafted["warnings"] if note["code"] == "not-fitted"]
+    assert notes == ["not fitted for drafted tokens: the range is wider"]
+
+
 def test_the_batch_at_which_drafting_stops_paying() -> None:
     asked = Speculation("ngram", 4, 1.6)
     sizes: dict[str, Any] = {"engine": "vllm", "tensor_parallel_size": 4}
@@ -228,6 +242,15 @@ def test_values_out_of_range_are_refused_with_what_to_type(asked: Speculation, m
 def test_a_draft_model_that_nothing_uses_is_refused() -> None:
     with pytest.raises(UsageError, match="--draft-model llama-3-8b"):
         ask("deepseek-v3", Speculation("mtp", 3, 2.0, kvcalc.load_model("llama-3-8b")))
+
+
+def test_transformers_assists_one_sequence_and_has_no_mtp() -> None:
+    found = ask("llama-3-8b", Speculation("draft", 3, draft_model=kvcalc.load_model("llama-3.2-1b")), **TRANSFORMERS)
+    assert found["speculative"]["cache_bytes"] == 4096 * 16 * 8 * 2 * 64 * 2
+    for asked in (Speculation("mtp", 3), Speculation("eagle", 3)):
+        with pytest.raises(UsageError, match="transformers drafts with a draft model or n-grams"):
+            ask("deepseek-v3", asked, **TRANSFORMERS)
+    assert [note["code"] for note in found["warnings"]] == ["one-sequence"]
 
 
 def test_pipeline_stages_are_refused() -> None:
