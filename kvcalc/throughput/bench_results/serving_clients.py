@@ -77,7 +77,7 @@ def _serving(row: Mapping[str, Any], point: Point, latency: str, accepted: float
     if point.refusal is None and completed is None:
         point = point._replace(refusal="no request was completed")
     if point.refusal is None and accepted is not None and accepted > 1:
-        reason = f"it drafts tokens ({accepted:.3g} accepted per step), and kvcalc predicts one token per step"
+        reason = f"it drafts tokens ({accepted:.3g} accepted per step), but the result does not say how"
         point = point._replace(refusal=reason)
     return checked(
         point._replace(
