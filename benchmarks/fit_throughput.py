@@ -54,6 +54,7 @@ class Fitted:
     def __init__(self, rows: Sequence[Row], start: Fitted | None = None) -> None:
         self.models: dict[str, Model] = {}
         self.theta: dict[str, Values] = {}
+        self.sizes: dict[str, int] = {}
         for model in (SERVERS, LAPTOPS):
             own = [row for row in rows if row.engine in model.engines]
             self._fit(model, "", own, start)
@@ -64,6 +65,10 @@ class Fitted:
             return
         key = model.name + which
         before = None if start is None else start.theta[key]
+        self.sizes[key] = len(own)
+        if start is not None and before is not None and start.sizes[key] == len(own):
+            self.theta[key], self.models[key] = before, model  # none of its rows are left out
+            return
         if which:
             step = [self.constants_of(row) for row in own]
             ask = ttft_seconds_of(own, step)

@@ -820,9 +820,11 @@ class Serving(TypedDict):
     tpot_low_seconds: float
     tpot_high_seconds: float
     ttft_seconds: float
-    ttft_low_seconds: float | None
-    ttft_high_seconds: float | None
+    ttft_low_seconds: float
+    ttft_high_seconds: float
     tokens_per_second: float
+    tokens_per_second_low: float
+    tokens_per_second_high: float
     tokens_per_second_per_device: float
     requests_per_second: float
     prefill_share: float
@@ -1008,6 +1010,8 @@ class PlanRow(TypedDict):
     tpot_low_seconds: float | None
     tpot_high_seconds: float | None
     tokens_per_second: float | None
+    tokens_per_second_low: float | None
+    tokens_per_second_high: float | None
     requests_per_second: float | None
     tokens_per_second_per_device: float | None
     price_per_hour: float | None

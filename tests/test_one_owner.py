@@ -15,7 +15,7 @@ from kvcalc.memory.workload import bind_workload, check_tensor_parallel, resolve
 from kvcalc.model.spec import weights_of
 from kvcalc.model.tensors import LOOKUP
 from kvcalc.model.variants import layer_parameters
-from kvcalc.throughput.counts import Layout, count
+from kvcalc.throughput.counts import Layout, bytes_of, count
 from tests.conftest import preset_names
 from tests.documents import estimate
 

@@ -90,6 +90,8 @@ def _describe_serving(
         "ttft_low_seconds": found.ttft_seconds * ttft_factors[0],
         "ttft_high_seconds": found.ttft_seconds * ttft_factors[1],
         "tokens_per_second": found.tokens_per_second,
+        "tokens_per_second_low": found.tokens_per_second / high,
+        "tokens_per_second_high": found.tokens_per_second / low,
         "tokens_per_second_per_device": found.tokens_per_second / model.layout.devices,
         "requests_per_second": found.requests_per_second,
         "prefill_share": found.prefill_share,
