@@ -81,7 +81,8 @@ def release_ratio(older: Table, newer: Table, name: str, dtype: str) -> list[Row
     """
     ignored = {"framework", "version", "device", "kernel_source", "latency", "power"}
     shared = sorted((set(older.columns) & set(newer.columns)) - ignored)
-    if not shared:
+    # Without the column, rows of the same shape are different measurements, such as inside and outside of graphs.
+    if dtype not in shared:
         return []
 
     def by_shape(table: Table) -> dict[tuple[str, ...], float]:
@@ -90,10 +91,10 @@ def release_ratio(older: Table, newer: Table, name: str, dtype: str) -> list[Row
 
     before, after = by_shape(older), by_shape(newer)
     same = [shape for shape in before if shape in after and after[shape] > 0]
-    where = shared.index(dtype) if dtype in shared else None
+    where = shared.index(dtype)
     rows = []
-    for kind in sorted({shape[where] if where is not None else "" for shape in same}):
-        ratios = np.array([before[shape] / after[shape] for shape in same if where is None or shape[where] == kind])
+    for kind in sorted({shape[where] for shape in same}):
+        ratios = np.array([before[shape] / after[shape] for shape in same if shape[where] == kind])
         limits = (quantile(ratios, 0.5, 20), quantile(ratios, 0.1, 20), quantile(ratios, 0.9, 20))
         if limits[0] is not None and abs(limits[0] - 1) > 0.1:
             rows.append([*newer.head, name, kind, older.release, *limits])

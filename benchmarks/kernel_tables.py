@@ -56,7 +56,6 @@ NOTES = (
     "The vLLM 0.14 table of decode_mla is timed outside graphs too.",
     "A read_factor of 1 with an overhead below 1 means that the table repeats cached data.",
     "Experts on Hopper with FlashInfer CUTLASS (read_factor above 4) were timed without autotuning.",
-    "SGLang 0.5.6.post2 on the H100: the table of experts is 10 times too high.",
     "Collectives on the L40S cross two sockets from four devices on.",
 )
 
