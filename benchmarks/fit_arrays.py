@@ -1,6 +1,6 @@
 """The arithmetic of a step for all rows at once, and the fit itself.
 
-kvcalc's own functions (`step_parts`, `prefill_parts`, `first_token`) run on arrays with one element per row, so that
+kvcalc's own functions (`costs_of`, `step_parts`, `prompt_parts`, `first_token`) run on arrays with one element per row, so that
 the fit and the answers share one formula.
 """
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from kvcalc.throughput.constants import Constants
-from kvcalc.throughput.roofline import ExpertTimes, MatrixTimes, SpeedModel, Times, prefill_parts, step_parts, together
+from kvcalc.throughput.roofline import ExpertTimes, MatrixTimes, SpeedModel, Times, costs_of, prompt_parts, step_parts, together
 from kvcalc.throughput.serving import first_token
 
 if TYPE_CHECKING:
@@ -84,11 +84,12 @@ def seconds_of(rows: Sequence[Row]) -> Ask:
 
     def ask(constants: Mapping[str, Any]) -> Values:
         c = _namespace(constants)
-        pairs, overhead, communication = step_parts(times, c, batch, kv, scores, context)
+        costs = costs_of(times, c)
+        pairs, overhead, communication = step_parts(costs, batch, kv, scores, context)
         total = overhead + communication
         for read, multiply in pairs:
             total = total + together(read, multiply, c.roof_power)
-        work = sum(prefill_parts(times, c, prompt, prompt_scores)) / times.stages
+        work = sum(prompt_parts(costs, prompt, prompt_scores)) / times.stages
         return np.asarray(total + share * work)
 
     return ask

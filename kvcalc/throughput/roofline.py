@@ -61,7 +61,7 @@ class ExpertTimes(NamedTuple):
 
 
 class Times(NamedTuple):
-    """The ideal times of a model on a layout of devices, and its counts. All arithmetic on them is in `step_parts`.
+    """The ideal times of a model on a layout of devices, and its counts. All arithmetic on them is in `costs_of` and `step_parts`.
 
     The fit uses it with arrays instead of numbers. `one_pass` is the time to read or write the hidden state of a token
     in all layers once, `transfer` the time to send what all all-reduces of a token send over the link. `is_linked` is 1
@@ -86,51 +86,104 @@ Pair = tuple[float, float]
 """The times to read and to multiply, which overlap."""
 
 
-def step_parts(
-    t: Times, c: Constants, batch: float, kv_read: float, scores: float, context_tokens: float
-) -> tuple[list[Pair], float, float]:
-    """The parts of a decode step: its pairs (the last one is attention), its launches, and its communication.
+class Costs(NamedTuple):
+    """The times of a model with an engine's constants. `step_parts` and `prompt_parts` only add and multiply them.
 
-    `batch` is the number of sequences in one pipeline stage. `kv_read` and `scores` are the ideal times of attention
-    for one sequence. Nothing branches on a value, so that everything may be an array.
+    - matrices: the pairs of the dense layers and the head, for one token. experts: `ExpertTimes` of each kind as
+      (experts, read, pair of one expert).
+    - kv, scores: factors on the ideal times of attention, and prompt_scores on those of a prompt.
+    - launch, sequence, busy_sequence, context: seconds per step, per sequence, per sequence beyond BUSY_SEQUENCES, and
+      per token of the longest context.
+    - latency, transfer: seconds of communication per step, and per token.
+    - prompt, moved: seconds to multiply a token of a prompt, and to read and write its hidden states.
     """
-    pairs = [
-        (
-            sum(m.read * overhead_of(c.weight_overhead, m.kind) for m in matrices) * c.device_overhead,
-            sum(m.multiply * overhead_of(c.compute_overhead, m.kind) for m in matrices) * batch * c.device_overhead,
+
+    matrices: tuple[Pair, ...]
+    experts: tuple[tuple[float, float, Pair], ...]
+    kv: float
+    scores: float
+    prompt_scores: float
+    launch: float
+    sequence: float
+    busy_sequence: float
+    context: float
+    latency: float
+    transfer: float
+    prompt: float
+    moved: float
+
+
+def costs_of(t: Times, c: Constants) -> Costs:
+    """The costs of a model. Nothing branches on a value, so that everything may be an array."""
+    device = c.device_overhead
+
+    def pair(matrices: tuple[MatrixTimes, ...]) -> Pair:
+        return (
+            sum(m.read * overhead_of(c.weight_overhead, m.kind) for m in matrices) * device,
+            sum(m.multiply * overhead_of(c.compute_overhead, m.kind) for m in matrices) * device,
         )
-        for matrices in (t.dense, t.head)
-    ]
+
+    dense, experts, prompt = pair(t.dense), [], 0.0
     for e in t.experts:
-        touched = e.experts * (1.0 - (1.0 - e.read / e.experts) ** batch)
-        read = sum(m.read * overhead_of(c.weight_overhead, m.kind) for m in e.matrices) * touched * c.expert_overhead
-        multiply = sum(m.multiply * overhead_of(c.compute_overhead, m.kind) for m in e.matrices) * e.read * batch
-        pairs.append((read * c.device_overhead, multiply * c.expert_compute_overhead * c.device_overhead))
-    reading, computing = batch * kv_read * c.kv_overhead, batch * scores * c.attention_compute_overhead
-    pairs.append((reading * c.device_overhead, computing * c.device_overhead))
-    overhead = (
-        t.launches * c.kernel_seconds + c.step_seconds + (t.stages - 1) * c.stage_seconds
-        + batch * (c.sequence_seconds + t.one_pass * c.activation_passes + t.kv_heads * c.head_seconds)
-        + (batch > BUSY_SEQUENCES) * (batch - BUSY_SEQUENCES) * c.busy_sequence_seconds
-        + t.attention_layers * context_tokens * c.kv_token_seconds
-    )  # fmt: skip
-    return pairs, overhead, latency(t, c) + batch * t.transfer * link_overhead(t, c)
+        read, multiply = pair(e.matrices)
+        experts.append((e.experts, e.read, (read * c.expert_overhead, multiply * c.expert_compute_overhead)))
+        prompt = prompt + multiply * e.read * c.prefill_expert_overhead
+    moved = t.one_pass * c.activation_passes
+    return Costs(
+        matrices=(dense, pair(t.head)),
+        experts=tuple(experts),
+        kv=c.kv_overhead * device,
+        scores=c.attention_compute_overhead * device,
+        prompt_scores=c.prefill_attention_overhead * device,
+        launch=t.launches * c.kernel_seconds + c.step_seconds + (t.stages - 1) * c.stage_seconds,
+        sequence=c.sequence_seconds + moved + t.kv_heads * c.head_seconds,
+        busy_sequence=c.busy_sequence_seconds,
+        context=t.attention_layers * c.kv_token_seconds,
+        latency=_latency(t, c),
+        transfer=t.transfer * (t.is_linked * c.link_overhead + (1 - t.is_linked) * c.pcie_overhead),
+        prompt=(dense[1] + prompt) * c.prefill_overhead,
+        moved=moved,
+    )
 
 
-def latency(t: Times, c: Constants) -> float:
+def _latency(t: Times, c: Constants) -> float:
     """The seconds of all all-reduces of a step without their bytes: two in each layer."""
     linked = c.all_reduce_seconds + c.all_reduce_device_seconds * (t.devices - 2)
     pcie = c.pcie_all_reduce_seconds + c.pcie_all_reduce_device_seconds * (t.devices - 2)
     return 2 * t.num_layers * (t.devices > 1) * (t.is_linked * linked + (1 - t.is_linked) * pcie)
 
 
-def link_overhead(t: Times, c: Constants) -> float:
-    return t.is_linked * c.link_overhead + (1 - t.is_linked) * c.pcie_overhead
-
-
 def overhead_of(overheads: Mapping[str, float], kind: str) -> float:
     """The overhead of a weight class, or that of 16 bits if the class has none."""
     return overheads[kind] if kind in overheads else overheads["bf16"]
+
+
+def step_parts(
+    costs: Costs, batch: float, kv_read: float, scores: float, context_tokens: float
+) -> tuple[list[Pair], float, float]:
+    """The parts of a decode step: its pairs (the last one is attention), its launches, and its communication.
+
+    `batch` is the number of sequences in one pipeline stage. `kv_read` and `scores` are the ideal times of attention
+    for one sequence. Nothing branches on a value, so that everything may be an array.
+    """
+    pairs = [(read, multiply * batch) for read, multiply in costs.matrices]
+    for experts, read, (reading, multiply) in costs.experts:
+        touched = experts * (1.0 - (1.0 - read / experts) ** batch)
+        pairs.append((reading * touched, multiply * read * batch))
+    pairs.append((batch * kv_read * costs.kv, batch * scores * costs.scores))
+    overhead = (
+        costs.launch + batch * costs.sequence + context_tokens * costs.context
+        + (batch > BUSY_SEQUENCES) * (batch - BUSY_SEQUENCES) * costs.busy_sequence
+    )  # fmt: skip
+    return pairs, overhead, costs.latency + batch * costs.transfer
+
+
+def prompt_parts(costs: Costs, tokens: float, scores: float) -> tuple[float, float, float]:
+    """A prompt's multiplying, its passes over the hidden states, and its communication. `scores` is their ideal time.
+
+    Nothing branches on a value, so that everything may be an array.
+    """
+    return tokens * costs.prompt + scores * costs.prompt_scores, tokens * costs.moved, tokens * costs.transfer
 
 
 def together(read: float, multiply: float, power: float) -> float:
@@ -179,13 +232,14 @@ class SpeedModel:
         self.bandwidth = float(gpu.bandwidth_bytes_per_second)
         self.attention_flops = matrix_flops(gpu, "bf16")
         self.times = times_of(counts, gpu)
+        self.costs = costs_of(self.times, constants)
 
     def decode(self, batch: float, context_tokens: float) -> Step:
         """One decode step of `batch` sequences with `context_tokens` tokens in the cache. Each gets one new token."""
         counts, power = self.counts, self.constants.roof_power
         batch = max(1.0, batch / self.layout.pipeline_parallel_size)
         pairs, overhead, communication = step_parts(
-            self.times, self.constants, batch, counts.kv_read_bytes(context_tokens) / self.bandwidth,
+            self.costs, batch, counts.kv_read_bytes(context_tokens) / self.bandwidth,
             counts.attention_flops(context_tokens) / self.attention_flops, context_tokens,
         )  # fmt: skip
         weights = compute = 0.0
@@ -215,9 +269,9 @@ class SpeedModel:
 
     def prefill_work(self, tokens: float) -> Step:
         """The time a prompt of `tokens` tokens adds to steps that run anyway: no reading of weights, no launches."""
-        t, c, stages = self.times, self.constants, self.layout.pipeline_parallel_size
+        stages = self.layout.pipeline_parallel_size
         scores = self.counts.prefill_attention_flops(tokens) / self.attention_flops
-        compute, overhead, communication = (part / stages for part in prefill_parts(t, c, tokens, scores))
+        compute, overhead, communication = (part / stages for part in prompt_parts(self.costs, tokens, scores))
         return Step(compute + overhead + communication, 0.0, 0.0, compute, overhead, communication)
 
     def prefill(self, tokens: float, batch: int = 1) -> Step:
@@ -225,29 +279,14 @@ class SpeedModel:
 
         No other request runs at the same time.
         """
-        t, c = self.times, self.constants
+        costs, c = self.costs, self.constants
         scores = self.counts.prefill_attention_flops(tokens) / self.attention_flops
-        work, moved, communication = prefill_parts(t, c, tokens, scores)
-        pairs, _, _ = step_parts(t, c, tokens * batch, 0.0, 0.0, 0.0)
+        work, moved, communication = prompt_parts(costs, tokens, scores)
+        pairs, _, _ = step_parts(costs, tokens * batch, 0.0, 0.0, 0.0)
         weights, compute = _overlap(sum(read for read, _ in pairs), batch * work, c.roof_power)
-        overhead = t.launches * c.kernel_seconds + c.step_seconds + (t.stages - 1) * c.stage_seconds
-        overhead += batch * (c.sequence_seconds + moved)
-        communication = latency(t, c) + batch * communication
+        overhead = costs.launch + batch * (c.sequence_seconds + moved)
+        communication = costs.latency + batch * communication
         return Step(weights + compute + overhead + communication, weights, 0.0, compute, overhead, communication)
-
-
-def prefill_parts(t: Times, c: Constants, tokens: float, scores: float) -> tuple[float, float, float]:
-    """A prompt's multiplying, its passes over the hidden states, and its communication. `scores` is their ideal time.
-
-    Nothing branches on a value, so that everything may be an array.
-    """
-    multiply = sum(m.multiply * overhead_of(c.compute_overhead, m.kind) for m in t.dense)
-    for e in t.experts:
-        each = sum(m.multiply * overhead_of(c.compute_overhead, m.kind) for m in e.matrices)
-        multiply = multiply + each * e.read * c.prefill_expert_overhead
-    compute = c.prefill_overhead * tokens * multiply + scores * c.prefill_attention_overhead
-    moved = tokens * t.one_pass * c.activation_passes
-    return compute * c.device_overhead, moved, tokens * t.transfer * link_overhead(t, c)
 
 
 def _overlap(read: float, multiply: float, power: float) -> tuple[float, float]:
