@@ -65,11 +65,7 @@ def mlx_name(bits: int, group: int) -> str:
 
 
 MLX_TYPES = by_name(
-    *(
-        Dtype(mlx_name(bits, group), bits, group, group * bits // 8 + 4)
-        for group in (64, 32, 128)
-        for bits in MLX_BITS
-    ),
+    *(Dtype(mlx_name(bits, group), bits, group, group * bits // 8 + 4) for group in (64, 32, 128) for bits in MLX_BITS),
     Dtype("mlx-mxfp4", 4, 32, 17),
     Dtype("mlx-mxfp8", 8, 32, 33),
     Dtype("mlx-nvfp4", 4, 16, 9),

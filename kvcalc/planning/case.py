@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import LayoutError, UsageError
-from kvcalc.memory.engines import Engine, check_engine, load_engine, resolve_kv_dtype, resolve_weight_dtype, stage_bounds
+from kvcalc.memory.engines import (
+    Engine,
+    check_engine,
+    load_engine,
+    resolve_kv_dtype,
+    resolve_weight_dtype,
+    stage_bounds,
+)
 from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import Bounds

@@ -52,7 +52,11 @@ def read_mlx(config: Mapping[str, object], model_type: str, base_bytes: int) -> 
     form = _stated(config, base_bytes)
     own = {_folded(path): value for path, value in config.items() if isinstance(value, (bool, Mapping))}
     forms = {
-        path: _stated({**_defaults(value), **value}, base_bytes) if isinstance(value, Mapping) else form if value else None
+        path: _stated({**_defaults(value), **value}, base_bytes)
+        if isinstance(value, Mapping)
+        else form
+        if value
+        else None
         for path, value in own.items()
     }
     if not forms:
@@ -62,7 +66,9 @@ def read_mlx(config: Mapping[str, object], model_type: str, base_bytes: int) -> 
         path = next((path for path in map(_folded, aliases(name)) if path in forms), None)
         return form if path is None else forms[path]
 
-    return _scheme("mlx-mixed", format_of, form, model_type, base_bytes, states=forms.__contains__)._replace(by_layer=True)
+    return _scheme("mlx-mixed", format_of, form, model_type, base_bytes, states=forms.__contains__)._replace(
+        by_layer=True
+    )
 
 
 def _scheme(
@@ -77,7 +83,8 @@ def _scheme(
     of_8_bits = _format("mlx-8bit", 8, 64, base_bytes, "affine")
 
     def format_of(module: str, role: str) -> Format | None:
-        if role in (LINEAR, HEAD, EMBEDDING, LOOKUP):
+        # The indexer's weights_proj is a linear layer in MLX, but published checkpoints keep it in 16 bits.
+        if role in (LINEAR, HEAD, EMBEDDING, LOOKUP) or module.endswith("indexer.weights_proj"):
             return matrix(module)
         if role != ROUTER or model_type in _PLAIN_ROUTERS:
             return None

@@ -109,7 +109,8 @@ class Mlx(Engine):
         for cache, num_layers in distinct_caches(share):
             held = kept(self.spec, cache, self.release)
             stored, total = (
-                num_layers * size for size in (stored_cache_bytes(cache, tokens, dtype), self.cache_bytes(cache, tokens, dtype))
+                num_layers * size
+                for size in (stored_cache_bytes(cache, tokens, dtype), self.cache_bytes(cache, tokens, dtype))
             )
             needed = num_layers * stored_cache_bytes(held, tokens, dtype)
             sizes["stored"] += stored

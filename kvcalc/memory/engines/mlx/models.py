@@ -103,6 +103,9 @@ def kept(spec: ModelSpec, cache: Cache, release: Release | None) -> Cache:
             return FullAttention(shape.num_heads, shape.qk_head_dim, shape.v_head_dim)
     if isinstance(cache, SlidingWindowAttention) and not rotates(spec):
         return FullAttention(cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
+    if isinstance(cache, SlidingWindowAttention) and spec.model_type == "mimo_v2_flash":
+        # The model also reads the token before the config's window, but max_size is that window.
+        return cache._replace(window=cache.window - 1)
     if isinstance(cache, RecurrentState) and spec.model_type not in _CONVOLUTIONS:
         is_older = release is not None and release < _FP32_STATES_SINCE
         return cache._replace(state_dtype=cache.conv_dtype if is_older else "fp32")
