@@ -134,7 +134,10 @@ def test_gpt_oss_with_8_bits_around_its_experts_has_the_size_of_a_published_conv
     assert weights_of(spec._replace(quantization=stated))["bytes"] == 12_076_119_168
 
 
-@pytest.mark.parametrize("stated", [{"group_size": 64, "bits": 7}, {"group_size": 16, "bits": 4}, {"group_size": 32, "bits": 4, "mode": "exl3"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "stated",
+    [{"group_size": 64, "bits": 7}, {"group_size": 16, "bits": 4}, {"group_size": 32, "bits": 4, "mode": "exl3"}],
+)
 def test_an_unknown_mode_is_not_counted(stated: dict[str, object]) -> None:
     found = weights_of(kvcalc.read_config({**DENSE, "quantization_config": stated}, "test", "test"))
     assert found["bytes"] is None

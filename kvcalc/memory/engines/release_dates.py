@@ -1,8 +1,9 @@
 """When the engines' releases came out, to find the release of a date.
 
 vLLM, SGLang and TensorRT-LLM: the day on which the first file of the release was on PyPI, one release for each minor
-version (vLLM), patch (SGLang) or release candidate (TensorRT-LLM). mlx: the day of mlx-lm's tag. llama.cpp: builds that published benchmarks name,
-with the day of the benchmark, or the first of its month if only the month is known.
+version (vLLM), patch (SGLang) or release candidate (TensorRT-LLM). mlx: the day of mlx-lm's tag, the last one of a day.
+llama.cpp: builds that published benchmarks name, with the day of the benchmark, or the first of its month if only the
+month is known.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import KvcalcError, LayoutError, ModelError, UsageError
-from tests.documents import texts
+from tests.documents import estimate, texts
 from tests.memory.engines.models import ask, gated_delta, gpt_oss, latent, plain, sparse, total
 
 # `plain`: 2 layers, 2 KV heads of 64. One token takes 2 layers x 2 x 2 x 64 elements of 2 bytes.
@@ -75,7 +75,7 @@ def test_the_state_of_a_delta_net_is_fp32_since_0_31_2(engine: str, state_bytes:
 def test_a_chunk_grows_by_256_tokens_beyond_itself() -> None:
     spec = kvcalc.load_model("llama-4-scout")
     layer = 2 * 8 * 128 * 2
-    found = kvcalc.estimate(spec, context_tokens=16384, engine="mlx")
+    found = estimate(spec, context_tokens=16384, engine="mlx")
     # Every fourth of 48 layers has full attention; the others have chunks of 8,192.
     assert found["kv_cache"]["total_bytes"] == layer * (12 * 16384 + 36 * (8192 + 256))
 
@@ -113,7 +113,7 @@ def test_what_mlx_does_not_support_is_refused_by_name(
     asked: dict[str, Any], error: type[KvcalcError], message: str, hint: str
 ) -> None:
     with pytest.raises(error) as raised:
-        kvcalc.estimate(kvcalc.read_config(plain(), "test", "test"), context_tokens=1024, engine="mlx", **asked)
+        estimate(kvcalc.read_config(plain(), "test", "test"), context_tokens=1024, engine="mlx", **asked)
     assert message in raised.value.message
     assert hint in (raised.value.hint or "")
 
@@ -132,7 +132,7 @@ def test_a_rotating_cache_is_not_quantized() -> None:
 @pytest.mark.parametrize("name", ["falcon-7b", "bart-large", "mamba-2.8b"])
 def test_a_type_that_mlx_does_not_run_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match="mlx"):
-        kvcalc.estimate(kvcalc.load_model(name), context_tokens=1024, engine="mlx")
+        estimate(kvcalc.load_model(name), context_tokens=1024, engine="mlx")
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,13 @@ def test_a_type_that_mlx_does_not_run_is_refused(name: str) -> None:
 )
 def test_other_engines_types_are_counted_as_the_mlx_type_with_as_many_bits(asked: str, dtype: str) -> None:
     spec = kvcalc.load_model("llama-3.1-8b")
-    found = kvcalc.estimate(spec, engine="mlx", dtype=asked)
-    assert found["weights"] == kvcalc.estimate(spec, engine="mlx", dtype=dtype)["weights"]
+    found = estimate(spec, engine="mlx", dtype=asked)
+    assert found["weights"] == estimate(spec, engine="mlx", dtype=dtype)["weights"]
     assert f"the weights are counted as {dtype}" in " ".join(texts(found))
 
 
 def test_an_fp8_checkpoint_is_counted_as_mlx_loads_it() -> None:
-    found = kvcalc.estimate(kvcalc.load_model("deepseek-v3"), engine="mlx")
+    found = estimate(kvcalc.load_model("deepseek-v3"), engine="mlx")
     assert found["weights"]["dtype"] == "bf16"
     assert "MLX has no fp8" in " ".join(texts(found))
 
@@ -155,7 +155,7 @@ def test_an_fp8_checkpoint_is_counted_as_mlx_loads_it() -> None:
 def test_a_mac_gives_mlx_three_quarters_of_its_memory() -> None:
     devices = kvcalc.find_devices("m3-ultra")
     spec = kvcalc.load_model("llama-3.1-8b")
-    found = kvcalc.estimate(spec, context_tokens=8192, engine="mlx", devices=devices, dtype="mlx-4bit")
+    found = estimate(spec, context_tokens=8192, engine="mlx", devices=devices, dtype="mlx-4bit")
     lines = {line["name"]: line["bytes"] for line in found["fit"]["lines"]}
     assert lines["reserved by macOS (25 %)"] == 128 * 2**30
     # A step of 2,048 tokens of 2 bytes: twice the hidden size, and the gate and up projections and their inputs.
@@ -168,7 +168,7 @@ def test_mla_on_a_mac_holds_the_scores_of_a_prompts_step() -> None:
 
     def activations(tokens: int, **settings: int) -> int:
         asked = {name.replace("_", "-"): size for name, size in settings.items()}
-        found = kvcalc.estimate(
+        found = estimate(
             spec, context_tokens=tokens, engine="mlx", devices=devices, dtype="mlx-4bit", engine_settings=asked
         )
         size: int = found["fit"]["activation_bytes"]
