@@ -99,7 +99,9 @@ def answer_case(case: Case) -> Answer:
 
 
 def _with_larger_share(case: Case, notes: list[Note]) -> Case | None:
-    """The case with a larger share of the memory for the engine, if not one request fits without it, and a note."""
+    """The case with a larger share of the memory for the engine, if requests are served and not one fits without it."""
+    if case.question.speed is None or case.question.speed.request_tokens is None:
+        return None
     from kvcalc.planning.larger_share import larger_share
     from kvcalc.planning.load import at_load
 

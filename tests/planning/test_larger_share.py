@@ -41,8 +41,13 @@ def test_a_model_that_no_share_fits_has_no_speed(engine: str) -> None:
 
 
 def test_the_verdict_of_fit_stays_and_names_the_flag(kvcalc: Any) -> None:
-    asked = ("deepseek-r1", "--gpu", "b200x4", "--engine", "sglang", "--dtype", "fp8", "--context", "9k")
+    load = ("--input-tokens", "8k", "--output-tokens", "1k", "--concurrency", "4")
+    asked = ("deepseek-r1", "--gpu", "b200x4", "--engine", "sglang", "--dtype", "fp8", *load)
     found = kvcalc("fit", *asked, "--json")
     assert found.status == 4
     assert any("with --mem-fraction-static 0.95" in text for text in texts(found.json))
     assert kvcalc("fit", *asked, "--mem-fraction-static", "0.95").status == 0
+
+
+def test_a_step_of_a_batch_that_does_not_fit_has_no_speed() -> None:
+    assert ask(speed=None, context_tokens=9216)["throughput"] is None

@@ -80,6 +80,12 @@ def test_a_chunk_grows_by_256_tokens_beyond_itself() -> None:
     assert found["kv_cache"]["total_bytes"] == layer * (12 * 16384 + 36 * (8192 + 256))
 
 
+def test_a_group_size_alone_changes_nothing() -> None:
+    found = ask(plain(), "mlx", 4096, settings={"kv-group-size": 32})
+    assert found["kv_cache"]["total_bytes"] == 4096 * TOKEN
+    assert any("no effect without --kv-bits" in text for text in texts(found))
+
+
 def test_max_kv_size_rotates_models_whose_class_makes_no_cache() -> None:
     settings = {"max-kv-size": 1024}
     assert total(plain(model_type="qwen2"), "mlx", 4096, settings=settings) == 1024 * TOKEN
@@ -105,7 +111,6 @@ def test_the_lines_of_a_request_add_up(config: dict[str, object], tokens: int) -
         ({"engine_settings": {"kv-bits": 7}}, UsageError, "--kv-bits 7", "2, 3, 4, 5, 6, 8"),
         ({"engine_settings": {"kv-bits": 8, "kv-group-size": 16}}, UsageError, "--kv-group-size 16", "32, 64, 128"),
         ({"engine_settings": {"kv-bits": 8, "kv-group-size": 128}}, UsageError, "do not divide a head of 64", "64"),
-        ({"engine_settings": {"kv-group-size": 32}}, UsageError, "needs --kv-bits", "--kv-bits 8"),
         ({"dtype": "fp8"}, UsageError, "MLX has no fp8 weights", "mlx-8bit"),
     ],
 )  # fmt: skip

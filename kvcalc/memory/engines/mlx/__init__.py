@@ -65,6 +65,8 @@ class Mlx(Engine):
             notes.append(Note("engine", "one-sequence", text))
             text = "mlx_lm.generate keeps 16 bits for the first 5,000 tokens; --quantized-kv-start 0 changes that"
             notes.append(Note("engine", "quantized-later", text))
+        elif "kv-group-size" in settings:
+            notes.append(Note("engine", "kv-group-size", "--kv-group-size has no effect without --kv-bits"))
         if self.max_kv_size is not None and makes_own_cache(spec):
             text = f"mlx-lm ignores --max-kv-size for {spec.model_type}, whose class makes its own cache"
             notes.append(Note("engine", "max-kv-size", text))
@@ -81,8 +83,6 @@ class Mlx(Engine):
             if folded != "auto":
                 raise UsageError(f"--kv-dtype {asked}: --kv-bits sets the type of the cache", "remove one of them")
             return _quantized(settings), "--kv-bits"
-        if "kv-group-size" in settings:
-            raise UsageError("--kv-group-size needs --kv-bits", "for example --kv-bits 8")
         if folded not in _FLOATS:
             hint = "--kv-bits 8 or --kv-bits 4 quantizes the cache; bf16, fp16 and fp32 are types of --kv-dtype"
             raise UsageError(f"--kv-dtype {asked}: not a cache dtype of mlx", hint)
