@@ -55,6 +55,7 @@ class Fitted:
         self.models: dict[str, Model] = {}
         self.theta: dict[str, Values] = {}
         self.sizes: dict[str, int] = {}
+        self._known: dict[tuple[str, ...], Constants] = {}
         for model in (SERVERS, LAPTOPS):
             own = [row for row in rows if row.engine in model.engines]
             self._fit(model, "", own, start)
@@ -89,7 +90,11 @@ class Fitted:
         return {name: found[name] for name in Constants._fields}
 
     def constants_of(self, row: Row) -> Constants:
-        return Constants(**self.values(row.engine, model_of(row.engine).labels_of(row)))
+        labels = model_of(row.engine).labels_of(row)
+        key = (str(len(self.models)), *labels)  # each fit adds constants
+        if key not in self._known:
+            self._known[key] = Constants(**self.values(row.engine, labels))
+        return self._known[key]
 
     def predict(self, row: Row) -> tuple[float, float | None]:
         """The seconds that kvcalc predicts for the row, and those to the first token if requests are served."""

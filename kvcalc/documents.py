@@ -233,7 +233,7 @@ class Workload(TypedDict):
 class Engine(TypedDict):
     """the engine, with the settings used."""
 
-    name: Literal["logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp"]
+    name: Literal["logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "mlx"]
     version: str | None
     tensor_parallel_size: int
     pipeline_parallel_size: int

@@ -113,6 +113,9 @@ _WEIGHT_CLASSES = {
 
 def weight_class(dtype: str) -> str:
     """The type whose kernels read weights stored as `dtype`: `fp32`, `bf16`, `fp8`, `nvfp4`, `mxfp4`, `int8` or `int4`."""
+    if dtype.startswith("mlx-"):
+        # MLX's kernels unpack every type of up to 6 bits in the same way (affine_qmv, quantized.h).
+        return "int8" if dtype.startswith(("mlx-8bit", "mlx-mxfp8")) else "int4"
     return _WEIGHT_CLASSES.get(dtype, "int4" if dtype[:2] in ("q4", "q5", "iq", "in") else "bf16")
 
 
