@@ -105,10 +105,11 @@ def ttft_seconds_of(rows: Sequence[Row], step: Sequence[Constants]) -> Ask:
     prefill = np.array([model.prefill(row.input_tokens).seconds for model, row in zip(models, rows)])
     work = np.array([model.prefill_work(row.input_tokens).seconds for model, row in zip(models, rows)])
     tpot = np.array([row.seconds for row in rows])
+    prompt = np.array([row.input_tokens for row in rows], float)
     running = np.array([row.running for row in rows], float)
 
     def ask(constants: Mapping[str, Any]) -> Values:
-        return np.asarray(first_token(_namespace(constants), prefill, work, tpot, running))
+        return np.asarray(first_token(_namespace(constants), prefill, work, tpot, prompt, running))
 
     return ask
 

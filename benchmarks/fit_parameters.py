@@ -96,6 +96,7 @@ _STEP = (
 _FIRST_TOKEN = (
     Parameter("ttft_seconds", 0.03, 1.0, {**_each(_ENGINES, 0.7), **_each(_OLDER, 0.7)}),
     Parameter("ttft_steps", 3.0, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.5)}),
+    Parameter("ttft_prompt_steps", 4.0, 0.7, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.5)}),
     Parameter("ttft_wave", 0.07, 0.7, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.5)}),
     Parameter("ttft_request_seconds", 0.005, 1.0, {**_each(_ENGINES, 0.7), **_each(_OLDER, 0.7)}),
 )

@@ -39,7 +39,7 @@ class Constants(NamedTuple):
     - prefill_overhead, prefill_expert_overhead: additional factors on multiplying for a prompt.
       prefill_attention_overhead: computing its scores.
     - ttft_seconds: host time before and after the prefill. ttft_steps: decode steps that a request waits, in the
-      engine's pipeline and for the step that runs. ttft_wave, ttft_request_seconds: the share of the other requests
+      engine's pipeline and for the step that runs, and ttft_prompt_steps for each 8,192 tokens of its prompt. ttft_wave, ttft_request_seconds: the share of the other requests
       that arrive at the same time, and the host time for each of them besides its prefill.
     - max_sequences: the engine's default limit of running sequences.
     """
@@ -71,6 +71,7 @@ class Constants(NamedTuple):
     prefill_attention_overhead: float
     ttft_seconds: float
     ttft_steps: float
+    ttft_prompt_steps: float
     ttft_wave: float
     ttft_request_seconds: float
     max_sequences: int

@@ -13,8 +13,10 @@ prefill runs in the same steps (chunked prefill) or stops them (prefill first). 
 The time to first token is the engine's host time, the steps that a request waits for, its own prefill, and those of the
 requests that arrive with it:
 
-    TTFT = host + steps x TPOT + prefill + wave x (R - 1) x (prefill work + host time per request)
+    TTFT = host + (steps + prompt steps x input_tokens / 8192) x TPOT + prefill + wave x (R - 1) x (work + host')
 
+A step computes a limited number of prompt tokens (8,192: max_num_batched_tokens, chunked_prefill_size, max_num_tokens),
+which the prompts share, so a long prompt waits for more steps. host' is the host time for each request.
 `wave` is small: requests arrive together when a load starts, and then spread. Requests that do not fit into the cache
 wait. If R of N requests run, a request waits (N - R) / R times as long as it takes to run.
 """
@@ -29,6 +31,8 @@ from kvcalc.throughput.roofline import SpeedModel
 # The loop for the number of decoding requests ends when a round changes TPOT by less than this share.
 _SETTLED = 0.005
 _MOST_ROUNDS = 8
+# The prompt tokens of one step by default in vLLM 0.33 and SGLang 0.5.23 on large devices, and in TensorRT-LLM 1.3.
+_STEP_TOKENS = 8192
 
 
 class Serving(NamedTuple):
@@ -42,15 +46,16 @@ class Serving(NamedTuple):
     decoding: float
 
 
-def first_token(c: Constants, prefill: float, work: float, tpot: float, running: float) -> float:
+def first_token(
+    c: Constants, prefill: float, work: float, tpot: float, input_tokens: float, running: float
+) -> float:
     """The seconds to the first token of a running request, whose prefill takes `prefill` seconds alone.
 
     `work` is what its prefill adds to steps that run anyway. Nothing branches on a value, so that everything may be an
     array.
     """
-    return (
-        c.ttft_seconds + c.ttft_steps * tpot + prefill + c.ttft_wave * (running - 1) * (work + c.ttft_request_seconds)
-    )
+    steps = c.ttft_steps + c.ttft_prompt_steps * input_tokens / _STEP_TOKENS
+    return c.ttft_seconds + steps * tpot + prefill + c.ttft_wave * (running - 1) * (work + c.ttft_request_seconds)
 
 
 def serve(model: SpeedModel, input_tokens: int, output_tokens: int, concurrency: int, running: int) -> Serving:
@@ -62,7 +67,7 @@ def serve(model: SpeedModel, input_tokens: int, output_tokens: int, concurrency:
         before = tpot
         stall = decoding * work / output_tokens
         tpot = model.decode(decoding, input_tokens + output_tokens / 2).seconds + stall
-        ttft = first_token(c, prefill, work, tpot, running)
+        ttft = first_token(c, prefill, work, tpot, input_tokens, running)
         decoding = max(1.0, running * output_tokens * tpot / (ttft + output_tokens * tpot))
         if abs(tpot - before) <= _SETTLED * tpot:
             break
