@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvcalc.memory.engines import resolve_weight_dtype
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import plain_bytes, quantized_bytes
 from kvcalc.model.drafting import DRAFT, Drafter, Speculation
@@ -64,7 +65,7 @@ def speed_of_drafting(case: Case, target: SpeedModel) -> SpeedModel | str:
             return stored
         how = (stored.linear, stored.scheme)
         counts = count(drafter.spec, stored.weights, stored.base, workload.kv_dtype, target.layout, *how)
-        model = drafter_model(target, counts, stored.name)
+        model = drafter_model(target, counts)
     length = 1.0 if asked.acceptance_length is None else float(asked.acceptance_length)
     return DraftingModel(target, model, asked.num_tokens, length, starts_with_accepted=asked.method != DRAFT)
 
@@ -77,7 +78,8 @@ def _stored(case: Case, drafter: Drafter) -> StoredWeights | str:
     """
     question, workload = case.question, case.workload
     if drafter.is_model:
-        return stored_weights(drafter.spec, drafter.spec, question.dtype, workload.model_dtype)
+        dtype, _ = resolve_weight_dtype(question.engine, drafter.spec, question.dtype)
+        return stored_weights(drafter.spec, drafter.spec, dtype, workload.model_dtype)
     found = stored_weights(case.model, case.spec, question.dtype, workload.model_dtype)
     if isinstance(found, str):
         return found

@@ -14,8 +14,9 @@ from kvcalc.memory.engines.draft_pool import JOINED, DraftPool
 from kvcalc.memory.engines.lookahead import LookAhead, lookahead_tokens
 from kvcalc.memory.workload import Workload, bind_workload, check_tensor_parallel
 from kvcalc.model import drafting
+from kvcalc.model.caches import RecurrentState
 from kvcalc.model.drafting import DRAFT, EAGLE, METHODS, MOST_TOKENS, MTP, Drafter, Speculation
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.notes import Note
 
 _EXAMPLE = "for example --speculative mtp:3 --acceptance-length 2.4"
@@ -50,17 +51,27 @@ def check_speculation(asked: Speculation, has_device: bool) -> None:
         )
 
 
-def check_engine_drafts(asked: Speculation, engine: str) -> None:
-    """Raise UsageError (exit 2) for a method that the engine does not have.
+def check_engine_drafts(asked: Speculation, engine: str, spec: ModelSpec) -> None:
+    """Raise UsageError (exit 2) for a method that the engine does not have, or not for this model.
 
-    `generate` of Transformers has a draft model (assistant_model) and n-grams (prompt_lookup_num_tokens).
+    `generate` of Transformers has a draft model (assistant_model) and n-grams (prompt_lookup_num_tokens). mlx-lm has
+    draft models alone, and must be able to trim the model's cache (speculative_generate_step, mlx_lm/generate.py).
     """
-    if engine.partition("@")[0] != "transformers":
-        return
-    if asked.method in (MTP, EAGLE):
+    name = engine.partition("@")[0]
+    if name == "transformers" and asked.method in (MTP, EAGLE):
         raise UsageError(
             f"--speculative {asked}: transformers drafts with a draft model or n-grams only",
             f"use --speculative ngram:{asked.num_tokens}, or another engine",
+        )
+    if name == "mlx" and asked.method != DRAFT:
+        raise UsageError(
+            f"--speculative {asked}: mlx drafts with a draft model only",
+            f"use --speculative draft:{asked.num_tokens} --draft-model MODEL, or another engine",
+        )
+    if name == "mlx" and any(isinstance(cache, RecurrentState) for cache in all_caches(spec)):
+        raise UsageError(
+            f"--speculative {asked}: mlx drafts no tokens for {spec.name}, whose recurrent states it cannot trim",
+            "leave --speculative out, or use another engine",
         )
 
 
@@ -121,9 +132,10 @@ def slots_of(asked: Speculation, engine: str, serves_requests: bool) -> int:
 
 
 def notes_of(asked: Speculation, engine: str, spec: ModelSpec) -> list[Note]:
-    """What is assumed about an EAGLE head without a config, and what Transformers does not do.
+    """What is assumed about an EAGLE head without a config, and which engines draft for one sequence at a time.
 
-    It assists one sequence at a time (_assisted_decoding, generation/utils.py).
+    Transformers (_assisted_decoding, generation/utils.py) refuses a batch. A server with a draft model is not batchable
+    in mlx-lm (mlx_lm/server.py): requests wait for each other.
     """
     notes = []
     if asked.method == EAGLE and asked.draft_model is None:
@@ -131,6 +143,9 @@ def notes_of(asked: Speculation, engine: str, spec: ModelSpec) -> list[Note]:
         notes.append(Note("speculative", "assumed-head", text))
     if engine == "transformers":
         text = "transformers drafts tokens for one sequence at a time: it refuses a larger batch"
+        notes.append(Note("speculative", "one-sequence", text))
+    if engine == "mlx":
+        text = "mlx-lm drafts tokens for one sequence at a time: other requests wait"
         notes.append(Note("speculative", "one-sequence", text))
     return notes
 

@@ -11,8 +11,11 @@ from kvcalc.planning.drafting import describe_asked, slots_of
 _SPEED = ("verify_seconds", "draft_seconds", "seconds_without_drafting", "speedup", "break_even_batch")
 
 
-def describe_speculative(case: Case, has_speed: bool) -> dict[str, Any]:
-    """The `speculative` part of a document. Seconds are null without a device, bytes if the weights are not known."""
+def describe_speculative(case: Case, served: Case | None) -> dict[str, Any]:
+    """The `speculative` part of a document. Bytes are null if the weights are not known.
+
+    Seconds are those of `served`, the case whose speed is described. They are null if it is None.
+    """
     asked, added = speculation_of(case), case.cached.num_layers - case.spec.num_layers
     weights = draft_weights(case)
     described: dict[str, Any] = {
@@ -24,15 +27,15 @@ def describe_speculative(case: Case, has_speed: bool) -> dict[str, Any]:
         "cache_bytes": _added_cache(case),
         **dict.fromkeys(_SPEED),
     }
-    if not has_speed:
+    if served is None:
         return described
     from kvcalc.planning.throughput import speed_of
     from kvcalc.throughput.drafting import DraftingModel
 
-    speed = speed_of(case, [])
+    speed = speed_of(served, [])
     if isinstance(speed, str) or not isinstance(speed.model, DraftingModel):
         return described
-    model, here = speed.model, (case.workload.batch_size, case.workload.context_tokens)
+    model, here = speed.model, (served.workload.batch_size, served.workload.context_tokens)
     described.update(
         verify_seconds=model.verify(*here).seconds,
         draft_seconds=model.draft(*here).seconds,

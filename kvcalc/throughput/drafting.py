@@ -109,14 +109,14 @@ class DraftingModel(SpeedModel):
         return batch
 
 
-def drafter_model(target: SpeedModel, counts: Counts, weight_dtype: str) -> SpeedModel:
+def drafter_model(target: SpeedModel, counts: Counts) -> SpeedModel:
     """The speed of a drafter with these counts, on the target's devices.
 
     Its passes are part of the target's step. So the time that a step and each of its sequences take on the host counts
-    only once, with the target.
+    only once, with the target. Its kernels, its all-reduces and its attention take as long as those of any model.
     """
-    constants = target.constants._replace(step_seconds=0.0, sequence_seconds=0.0)
-    return SpeedModel(counts, target.gpu, weight_dtype, constants)
+    constants = target.constants._replace(step_seconds=0.0, sequence_seconds=0.0, busy_sequence_seconds=0.0)
+    return SpeedModel(counts, target.gpu, constants)
 
 
 _NOTHING = Step(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -253,6 +253,28 @@ def test_transformers_assists_one_sequence_and_has_no_mtp() -> None:
     assert [note["code"] for note in found["warnings"]] == ["one-sequence"]
 
 
+def test_mlx_drafts_with_a_model_for_one_sequence() -> None:
+    small = kvcalc.load_model("llama-3.2-1b")
+    found = ask("llama-3-8b", Speculation("draft", 3, draft_model=small), engine="mlx")
+    assert found["speculative"]["cache_bytes"] == 4096 * 16 * 8 * 2 * 64 * 2
+    assert [note["code"] for note in found["warnings"]] == ["one-sequence"]
+    for name, asked in (("deepseek-v3", "mtp"), ("llama-3-8b", "eagle"), ("llama-3-8b", "ngram")):
+        with pytest.raises(UsageError, match="mlx drafts with a draft model only"):
+            ask(name, Speculation(asked, 3), engine="mlx")
+    with pytest.raises(UsageError, match="mlx drafts no tokens for qwen3-next-80b-a3b"):
+        ask("qwen3-next-80b-a3b", Speculation("draft", 3, draft_model=small), engine="mlx")
+
+
+def test_mlx_counts_a_draft_model_in_its_own_types() -> None:
+    small = kvcalc.load_model("llama-3.2-1b")
+    asked = Speculation("draft", 3, 2.0, small)
+    sizes = [
+        ask("llama-3-8b", asked, "m2-ultra", engine="mlx", dtype=dtype)["speculative"]["weights_bytes"]
+        for dtype in ("bf16", "int8", "mlx-8bit")
+    ]
+    assert sizes[0] > sizes[1] == sizes[2]
+
+
 def test_pipeline_stages_are_refused() -> None:
     with pytest.raises(LayoutError, match="--pp 2"):
         ask("llama-3-8b", Speculation("ngram", 3), pipeline_parallel_size=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvcalc.throughput.constants import BUSY_SEQUENCES
 from kvcalc.throughput.drafting import DraftingModel, drafter_model
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.serving import serve
@@ -41,6 +42,15 @@ def test_checking_tokens_reads_weights_and_cache_once(model_of: MakeModel) -> No
     assert four.kv < others.kv
     assert four.kv == pytest.approx(one.kv, rel=0.01)
     assert one.seconds < four.seconds < others.seconds
+
+
+def test_checking_tokens_moves_each_of_them_and_takes_the_rest_of_the_overhead_once(model_of: MakeModel) -> None:
+    model = model_of("gpt-oss-120b", tensor_parallel_size=4)
+    for batch in (2, BUSY_SEQUENCES + 100):
+        one, four = model.decode(batch, 4000), model.decode(batch, 4000, 4)
+        tokens = 3 * batch
+        assert four.overhead - one.overhead == pytest.approx(tokens * model.costs.moved)
+        assert four.communication - one.communication == pytest.approx(tokens * model.costs.transfer)
 
 
 def test_several_tokens_touch_more_experts(model_of: MakeModel) -> None:
@@ -83,9 +93,11 @@ def test_mtp_computes_the_checked_tokens_in_its_first_pass(model_of: MakeModel) 
 
 def test_the_passes_of_a_drafter_take_no_time_on_the_host(model_of: MakeModel) -> None:
     target, small = model_of("llama-3-70b"), model_of("llama-3.2-1b")
-    passed = drafter_model(target, small.counts, "bf16").decode(32, 2000)
-    c = target.constants
-    assert passed.seconds == pytest.approx(small.decode(32, 2000).seconds - c.step_seconds - 32 * c.sequence_seconds)
+    drafter, c = drafter_model(target, small.counts), target.constants
+    for batch in (32, BUSY_SEQUENCES + 100):
+        host = c.step_seconds + batch * c.sequence_seconds + max(0, batch - BUSY_SEQUENCES) * c.busy_sequence_seconds
+        assert host > 0
+        assert drafter.decode(batch, 2000).seconds == pytest.approx(small.decode(batch, 2000).seconds - host)
 
 
 def test_drafting_stops_paying_at_a_batch_and_not_before(model_of: MakeModel) -> None:
@@ -113,8 +125,21 @@ def test_a_longer_acceptance_is_faster_and_pays_for_longer(model_of: MakeModel) 
 def test_serving_gives_the_accepted_tokens_of_every_step(model_of: MakeModel) -> None:
     model = drafting(model_of("llama-3-70b", tensor_parallel_size=4), None, 3, 2.5)
     found = serve(model, 1000, 200, 16, 16)
-    stall = 16 * model.prefill_work(1000).seconds / 200
-    assert found.tpot_seconds == pytest.approx(model.decode(16, 1100).seconds / 2.5 + stall)
+    stall = found.decoding * model.prefill_work(1000).seconds / 200
+    # The loop for the number of decoding requests ends within half a percent.
+    assert found.tpot_seconds == pytest.approx(model.decode(found.decoding, 1100).seconds / 2.5 + stall, rel=0.01)
+
+
+def test_a_request_waits_for_whole_steps_before_its_first_token(model_of: MakeModel) -> None:
+    target = model_of("llama-3-70b", tensor_parallel_size=4)
+    # As many tokens as drafts: the time per token is the same, and each step is longer.
+    free = drafting(target, None, 3, 1.0)
+    slow, fast = serve(free, 1000, 200, 1, 1), serve(drafting(target, None, 3, 4.0), 1000, 200, 1, 1)
+    assert fast.tpot_seconds < slow.tpot_seconds / 3
+    waits = target.constants.ttft_steps + target.constants.ttft_prompt_steps * 1000 / 8192
+    assert waits > 0
+    stall = target.prefill_work(1000).seconds / 200
+    assert fast.ttft_seconds - slow.ttft_seconds == pytest.approx(waits * 3 * stall, rel=1e-6)
 
 
 def test_a_drafter_computes_prompts_too(model_of: MakeModel) -> None:

@@ -19,8 +19,8 @@ def lookahead_tokens(engine: str, num_tokens: int, is_longest: bool) -> int:
     """The slots that a request of `engine` takes beyond its own tokens if `num_tokens` tokens are drafted per step.
 
     `is_longest`: the request is as long as the engine allows. vLLM caps the slots at max_model_len (allocate_slots of
-    v1/core/kv_cache_manager.py), so such a request takes no more. llama.cpp and Transformers draft fewer tokens at the
-    end, and the formula (`logical`) counts a request's tokens alone.
+    v1/core/kv_cache_manager.py), so such a request takes no more. llama.cpp, mlx-lm and Transformers draft fewer tokens
+    at the end, and the formula (`logical`) counts a request's tokens alone.
     """
     return num_tokens if engine in _BEYOND_LENGTH or (engine == "vllm" and not is_longest) else 0
 
