@@ -15,6 +15,7 @@ from kvcalc.memory.engines import Engine, Line, Resolved
 from kvcalc.memory.engines.llama_cpp.account import Cells, account, cells_for
 from kvcalc.memory.engines.llama_cpp.architectures import layers_of
 from kvcalc.memory.engines.llama_cpp.settings import NO_V, VERSION, parse_settings
+from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.model.caches import Cache, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.notes import Note
@@ -55,7 +56,9 @@ class LlamaCpp(Engine):
         return [devices.count(device) for device in range(stages)]
 
     @staticmethod
-    def kv_dtype(spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None) -> Resolved:
+    def kv_dtype(
+        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+    ) -> Resolved:
         """The types of K and V: --cache-type-k and --cache-type-v, else --kv-dtype for both, else f16."""
         plain = "fp16" if asked.casefold() == "auto" else asked
         k, v = (parse_dtype(settings.get(f"cache-type-{name}", plain), f"--cache-type-{name}") for name in ("k", "v"))
