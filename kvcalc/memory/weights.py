@@ -66,6 +66,7 @@ def matrices(
     for block in weights.blocks:
         # If no pattern distinguishes layers, the first layer of a block represents all of them.
         by_layer = scheme is not None and scheme.by_layer
+        bias_bytes = base.block_bytes if scheme is None else scheme.bias_bytes or base.block_bytes
         times = 1 if by_layer else len(block.numbers)
         for number in block.numbers if by_layer else block.numbers[:1]:
             prefix = "" if scheme is None else block.prefix.format(number)
@@ -77,7 +78,7 @@ def matrices(
                     one = weight.rows * -(-weight.columns // linear.block_elements) * linear.block_bytes
                 else:
                     one = weight.rows * weight.columns * base.block_bytes
-                yield weight, times, one + weight.bias * base.block_bytes
+                yield weight, times, one + weight.bias * bias_bytes
 
 
 def embedding_bytes(weights: ModelWeights, base: Dtype, scheme: Scheme | None = None) -> int:

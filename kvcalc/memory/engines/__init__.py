@@ -124,6 +124,11 @@ class Engine(ABC):
         """
         return asked, None
 
+    @staticmethod
+    def weight_dtype(spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
+        """The type of the weights in the engine if `asked` was requested (None: the config's own), and a note."""
+        return asked, None
+
     def rules_used(self, asked: Asked) -> str | None:
         """The release whose rules count for another release that was asked for. None if they are its own rules.
 
@@ -238,6 +243,14 @@ def resolve_kv_dtype(
     engine, release = _class_of(name)
     place = Place(release.release if release else None, device_class)
     return engine.kv_dtype(spec, asked, settings or {}, dtype, place)
+
+
+def resolve_weight_dtype(name: str, spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
+    """The type of the weights in engine `name` if `asked` was requested, and a note if it is another type.
+
+    Raises UsageError (exit 2) for an unknown engine, or for a type that the engine does not have.
+    """
+    return _class_of(name)[0].weight_dtype(spec, asked)
 
 
 def check_engine(name: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import kvcalc
-
 from tests.documents import estimate
 from tests.memory.engines.models import ask, plain, sparse
 
@@ -55,11 +54,11 @@ NVFP4 = "NVIDIA's nvfp4 checkpoints name an fp8 cache"
 
 
 def cache_of(
-    config: dict[str, object], engine: str, gpu: str | None = None, **options: object
+    config: dict[str, object], engine: str, gpu: str | None = None, dtype: str | None = None
 ) -> tuple[str, str | None]:
     """The cache's type and the reason, on a device if one is named. The weights are never read."""
     devices = None if gpu is None else kvcalc.find_devices(gpu)
-    answer = ask({**config, "vocab_size": 1000, "intermediate_size": 1024}, engine, 64, devices=devices, **options)
+    answer = ask({**config, "vocab_size": 1000, "intermediate_size": 1024}, engine, 64, devices=devices, dtype=dtype)
     return answer["kv_cache"]["dtype"], answer["engine"]["kv_dtype_reason"]
 
 

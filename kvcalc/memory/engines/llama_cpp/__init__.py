@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.errors import UsageError
-from kvcalc.memory.dtypes import Dtype, pair, parse_dtype
+from kvcalc.memory.dtypes import Dtype, gguf_type, pair, parse_dtype
 from kvcalc.memory.engines import Engine, Line, Resolved
 from kvcalc.memory.engines.llama_cpp.account import Cells, account, cells_for
 from kvcalc.memory.engines.llama_cpp.architectures import layers_of
@@ -67,6 +67,25 @@ class LlamaCpp(Engine):
             raise UsageError(f"--kv-dtype {unknown}: not a cache type of llama.cpp", f"one of {', '.join(_TYPES)}")
         default = asked.casefold() == "auto" and not {"cache-type-k", "cache-type-v"} <= set(settings)
         return pair(k, v), "f16 is llama.cpp's default for every model" if default else None
+
+    @staticmethod
+    def weight_dtype(spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
+        """A type that GGUF files have means such a file (`GGUF_TYPES`).
+
+        A model published in mxfp4 (gpt-oss) means MXFP4_MOE, with Q8_0 outside the experts, as in ggml-org's files
+        (ggml-org/gpt-oss-20b-GGUF). That file type is for models with experts.
+        """
+        if spec.gguf is not None:
+            return asked, None
+        stated = spec.quantization
+        own = stated.get("quant_method") if asked is None and isinstance(stated, Mapping) else None
+        name = asked or ("mxfp4" if own == "mxfp4" else "")
+        if name.casefold() == "mxfp4":
+            from kvcalc.memory.quantization.gguf_types import count_experts
+
+            if not count_experts(spec):
+                return asked, None
+        return gguf_type(name) or asked, None
 
     def check_model(self) -> None:
         """Raise ModelError (exit 3) for a model that llama.cpp does not run, or whose layout is not modelled."""
