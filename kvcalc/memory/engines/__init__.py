@@ -95,13 +95,16 @@ class Engine(ABC):
     A share is all layers on one tensor-parallel rank, or the layers of one pipeline stage. `version` is the requested
     release, or the one from which the rules were read; of the class, always the latter. `settings` are the settings in
     use, by name. `splits_heads` is whether tensor parallelism is modelled for the engine. `older_rules` ends a note
-    about releases: how to count an older release.
+    about releases: how to count an older release. `reserves_full_length` is whether a request starts only if there is
+    room for its whole answer. `running_option` is the engine's option for the most requests that run at once.
     """
 
     name: str
     version: str | None = None
     splits_heads = True
     older_rules = ""
+    reserves_full_length = True
+    running_option: str | None = None
     notes: tuple[Note, ...] = ()
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:

@@ -53,6 +53,8 @@ class TensorrtLlm(Engine):
     """
 
     name = "tensorrt-llm"
+    # GUARANTEED_NO_EVICT, the default of capacity_scheduler_policy (llmapi/llm_args.py).
+    reserves_full_length = True
     version = "001541bad83b"
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:

@@ -33,6 +33,9 @@ class LlamaCpp(Engine):
     """
 
     name = "llama.cpp"
+    # Every slot has the cells of a whole request (llama-server).
+    reserves_full_length = True
+    running_option = "parallel"
     version = VERSION
     splits_heads = False
     older_rules = "; --before-pull counts an older build"

@@ -71,6 +71,11 @@ class Sglang(Engine):
     """
 
     name = "sglang"
+    # A request starts if its prompt fits beside a share of the answers still to come (new_token_ratio, which falls to
+    # 10 %). If that was too little, requests are retracted (PrefillAdder, srt/managers/schedule_policy.py). Requests
+    # with ignore_eos reserve more.
+    reserves_full_length = False
+    running_option = "max-running-requests"
     version = VERSION
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:

@@ -41,6 +41,10 @@ class Vllm(Engine):
     """
 
     name = "vllm"
+    # A request starts if there are blocks for its prompt. If a running one finds no block, another one is preempted
+    # (Scheduler.schedule, v1/core/sched/scheduler.py, vLLM 0.33.0).
+    reserves_full_length = False
+    running_option = "max-num-seqs"
     version = VERSION
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
