@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvcalc.memory.engines.options import Given
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
 
@@ -9,8 +10,8 @@ from kvcalc.planning.case import Case
 def most_at_once(case: Case, max_sequences: int) -> int:
     """The most sequences that the engine's settings allow. `max_sequences` is its default."""
     option = case.rules.running_option
-    given = None if option is None else case.settings.get(option)
-    return int(given) if given is not None else max_sequences
+    given = None if option is None else Given(case.engine_name, case.settings).optional_count(option)
+    return max_sequences if given is None else given
 
 
 def running_requests(case: Case, max_sequences: int) -> int:

@@ -8,6 +8,7 @@ import pytest
 
 import kvcalc
 from kvcalc.planning.layout import SpeedQuestion
+from tests.documents import estimate
 
 GIVEN = ("llama-3.1-8b", "--gpu", "l4", "--engine", "vllm")
 
@@ -47,7 +48,7 @@ def test_the_batch_is_the_requests_that_fit_at_their_full_length(kvcalc: Any, co
 
 def served(engine: str, concurrency: int | None, *more: str, lengths: tuple[int, int] = (1024, 8192)) -> Any:
     """The batch, the requests that run, and the most that fit, of llama-3.1-8b on one H100."""
-    answer = kvcalc.estimate(
+    answer = estimate(
         kvcalc.load_model("llama-3.1-8b"), engine=engine, devices=kvcalc.find_devices("h100"),
         engine_settings=dict(option.split("=") for option in more),
         speed=SpeedQuestion(input_tokens=lengths[0], output_tokens=lengths[1], concurrency=concurrency),
