@@ -169,6 +169,7 @@ def _combine(found: Combination, question: Question, largest_batch: int, notes: 
 def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[int, int], Row] | None:
     """The columns of `SPEED` at a context and a batch; None, with a note, if they are not known."""
     from kvcalc.planning.throughput import speed_of, unfitted_of
+    from kvcalc.throughput.constants import batch_region
     from kvcalc.throughput.speed import range_factors
 
     found = speed_of(case, notes)
@@ -181,14 +182,21 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
         notes.append(Note("throughput", "not-fitted", f"not fitted for {', '.join(unfitted)}: the range is wider"))
     # Of the fitted quantities, only the batch differs between points.
     always = bool(unfitted_of(case, found, 1))
+    factors: dict[tuple[str, bool], tuple[float, float]] = {}
     hit_rate = 0.0 if case.question.speed is None else case.question.speed.prefix_hit_rate
+
+    def range_at(batch: int) -> tuple[float, float]:
+        is_outside = always or batch > regime.largest_batch
+        key = batch_region(batch), is_outside
+        if key not in factors:
+            factors[key] = range_factors(first, regime.ranges, found.weight_dtype, batch, is_outside)
+        return factors[key]
 
     def at(tokens: int, batch: int) -> Row:
         there = speed_of(case.at(tokens, batch), []) if case.encoder_follows_context else found
         model = first if isinstance(there, str) else there.model
         step = model.decode(batch, tokens).seconds
-        is_outside = always or batch > regime.largest_batch
-        low, high = range_factors(first, regime.ranges, found.weight_dtype, batch, is_outside)
+        low, high = range_at(batch)
         shortest = max(model.roofline(batch, tokens), step * low)
         rate = batch * model.tokens_per_step / step
         return step, shortest, step * high, rate, model.prefill(tokens, batch, hit_rate * tokens).seconds

@@ -134,8 +134,7 @@ def slots_of(asked: Speculation, engine: str, serves_requests: bool) -> int:
 def notes_of(asked: Speculation, engine: str, spec: ModelSpec) -> list[Note]:
     """What is assumed about an EAGLE head without a config, and which engines draft for one sequence at a time.
 
-    Transformers (_assisted_decoding, generation/utils.py) refuses a batch. A server with a draft model is not batchable
-    in mlx-lm (mlx_lm/server.py): requests wait for each other.
+    Transformers refuses a batch. In mlx_lm.server, requests wait for each other.
     """
     notes = []
     if asked.method == EAGLE and asked.draft_model is None:

@@ -11,6 +11,7 @@ import pytest
 import kvcalc
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.drafting import Speculation
+from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.throughput.hardware import Devices, find_gpu
 from tests.documents import estimate
 
@@ -263,6 +264,27 @@ def test_mlx_drafts_with_a_model_for_one_sequence() -> None:
             ask(name, Speculation(asked, 3), engine="mlx")
     with pytest.raises(UsageError, match="mlx drafts no tokens for qwen3-next-80b-a3b"):
         ask("qwen3-next-80b-a3b", Speculation("draft", 3, draft_model=small), engine="mlx")
+
+
+@pytest.mark.parametrize(("engine", "running"), [("mlx", 1), ("transformers", 1), ("llama.cpp", 4)])
+def test_an_engine_that_drafts_for_one_sequence_lets_the_others_wait(engine: str, running: int) -> None:
+    small = Speculation("draft", 3, 2.0, kvcalc.load_model("llama-3.2-1b"))
+    load = SpeedQuestion(input_tokens=1000, output_tokens=100, concurrency=4)
+    found = ask("llama-3-8b", small, "m2-ultra", engine=engine, speed=load)
+    assert (found["workload"]["batch_size"], found["throughput"]["serving"]["running_requests"]) == (running, running)
+    plain = ask("llama-3-8b", None, "m2-ultra", engine=engine, speed=load)
+    assert plain["throughput"]["serving"]["running_requests"] == 4
+
+
+@pytest.mark.parametrize(("engine", "reserves"), [("vllm", False), ("sglang", False), ("tensorrt-llm", True)])
+def test_a_drafting_engine_admits_requests_like_itself(engine: str, reserves: bool) -> None:
+    """More requests run than fit at their full length, if the engine does not reserve it."""
+    load = SpeedQuestion(input_tokens=100, output_tokens=7900, concurrency=200)
+    for asked in (None, Speculation("ngram", 3, 2.0), Speculation("eagle", 3, 2.0)):
+        found = ask("llama-3.1-8b", asked, "h100", engine=engine, speed=load)
+        assert found["workload"]["batch_size"] < 200
+        running = found["throughput"]["serving"]["running_requests"]
+        assert (running == found["workload"]["batch_size"]) == reserves
 
 
 def test_mlx_counts_a_draft_model_in_its_own_types() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine, Line
+from kvcalc.memory.engines.around import Around
 from kvcalc.model.caches import Cache
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches
@@ -16,17 +17,15 @@ from kvcalc.model.spec import ModelSpec, all_caches
 JOINED = ("logical", "vllm")
 
 
-class DraftPool(Engine):
+class DraftPool(Around):
     """The rules of `engine` for a model, and those of `drafts` for the model or head `drafter` that drafts for it.
 
     A share holds the layers of both. `first_draft_layer` tells them apart. Only for one pipeline stage.
     """
 
     def __init__(self, engine: Engine, drafts: Engine, drafter: ModelSpec) -> None:
-        self._engine, self._drafts, self._drafter = engine, drafts, drafter
-        self.name, self.version, self.notes = engine.name, engine.version, engine.notes
-        self.spec, self.settings, self.bounds = engine.spec, engine.settings, ()
-        self.splits_heads = engine.splits_heads
+        super().__init__(engine)
+        self._drafts, self._drafter = drafts, drafter
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         rules = self._engine if cache in all_caches(self.spec) else self._drafts
@@ -53,9 +52,6 @@ class DraftPool(Engine):
 
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line] | None:
         return self._with_drafts(self._engine.pool(own_part(share), dtype, tokens, batch), share, dtype, tokens, batch)
-
-    def check_context(self, tokens: int) -> None:
-        self._engine.check_context(tokens)
 
     def _added(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         drafts = draft_part(share, self._drafter)

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine, Line
+from kvcalc.memory.engines.around import Around
 from kvcalc.memory.kv_cache import Growth
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec
@@ -25,17 +26,15 @@ def lookahead_tokens(engine: str, num_tokens: int, is_longest: bool) -> int:
     return num_tokens if engine in _BEYOND_LENGTH or (engine == "vllm" and not is_longest) else 0
 
 
-class LookAhead(Engine):
+class LookAhead(Around):
     """`engine`, with `slots` more tokens in every running request.
 
     What the engine prints about its pool (`blocks`) is about a request without them.
     """
 
     def __init__(self, engine: Engine, slots: int) -> None:
-        self._engine, self._slots = engine, slots
-        self.name, self.version, self.notes = engine.name, engine.version, engine.notes
-        self.spec, self.settings, self.bounds = engine.spec, engine.settings, engine.bounds
-        self.splits_heads = engine.splits_heads
+        super().__init__(engine)
+        self._slots = slots
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         return self._engine.cache_bytes(cache, tokens + self._slots, dtype)
@@ -70,9 +69,6 @@ class LookAhead(Engine):
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line] | None:
         more = self.held_bytes(share, dtype, tokens, batch) - self._engine.held_bytes(share, dtype, tokens, batch)
         return _with_slots(self._engine.pool(share, dtype, tokens, batch), more)
-
-    def check_context(self, tokens: int) -> None:
-        self._engine.check_context(tokens)
 
 
 def _with_slots(lines: list[Line] | None, more: int) -> list[Line] | None:
