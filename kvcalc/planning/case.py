@@ -32,7 +32,8 @@ class Question(NamedTuple):
     reserve would leave. The model runs on `devices`; without a `tensor_parallel_size` it is split over all of them.
     `speed` has the options for throughput. If it includes the lengths of requests, the context is the prompt and the
     answer of one request, and `batch_size` follows from the requests. `engine_settings` maps the engine's own options
-    to their text; a flag may be True or False. `what_if` replaces the model's attention.
+    to their text; a flag may be True or False. `what_if` replaces the model's attention. `data_parallel_size` is the
+    number of attention replicas.
     """
 
     model: ModelSpec
@@ -49,6 +50,7 @@ class Question(NamedTuple):
     devices: Devices | None = None
     speed: SpeedQuestion | None = None
     what_if: WhatIf = WhatIf()
+    data_parallel_size: int = 1
 
 
 class Case(NamedTuple):
@@ -136,6 +138,12 @@ def make_case(question: Question) -> Case:
             f"--tp {workload.tensor_parallel_size}: tensor parallelism is not supported for {asked.engine}",
             f"use --pp {workload.tensor_parallel_size} to split the layers",
         )
+    if asked.data_parallel_size > 1:
+        from kvcalc.planning.attention_replicas import with_attention_replicas
+
+        workload = with_attention_replicas(asked, rules, workload)
+    elif asked.speed is not None:
+        workload = workload._replace(expert_parallel_size=asked.speed.expert_parallel_size or 1)
     rules.check_context(workload.context_tokens)
     if devices is not None:
         from kvcalc.planning.layout import check_speed, count_replicas
@@ -157,6 +165,7 @@ def _checked(question: Question) -> Question:
     """
     _check_count("batch_size", question.batch_size)
     _check_count("pipeline_parallel_size", question.pipeline_parallel_size)
+    _check_count("data_parallel_size", question.data_parallel_size)
     if question.tensor_parallel_size is not None:
         _check_count("tensor_parallel_size", question.tensor_parallel_size)
     if question.context_tokens is not None:
@@ -193,7 +202,7 @@ def _completed(question: Question) -> Question:
     from kvcalc.planning.layout import lay_out
 
     size = question.tensor_parallel_size
-    devices, size = lay_out(question.devices, size, question.pipeline_parallel_size)
+    devices, size = lay_out(question.devices, size, question.pipeline_parallel_size, question.data_parallel_size)
     question = question._replace(devices=devices, tensor_parallel_size=size)
     request_tokens = None if question.speed is None else question.speed.request_tokens
     if request_tokens is None:

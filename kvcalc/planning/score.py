@@ -150,7 +150,7 @@ def _question(point: Point, given: Given, notes: list[Note]) -> Question:
     settings = dict(given.engine_settings or {})
     if given.kv_dtype is None and engine.partition("@")[0] == point.engine:
         settings = {**point.settings, **settings}
-    asked = SpeedQuestion(given.expert_parallel_size or point.expert_parallel_size or 1, calibration=given.calibration)
+    asked = SpeedQuestion(given.expert_parallel_size or point.expert_parallel_size, calibration=given.calibration)
     context = None
     if _is_served(point):
         asked = asked._replace(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvcalc.memory.curves import Curve, most_read, read_curve, read_sequence_bytes
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import on_device
-from kvcalc.memory.sharding import shard
+from kvcalc.memory.sharding import Spread, shard
 from kvcalc.memory.weights import embedding_bytes, matrices
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.spec import ModelSpec
@@ -22,15 +22,24 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """How the model is split over devices. Whole experts are distributed over `expert_parallel_size` ranks."""
+    """How the model is split over devices. Whole experts are distributed over `expert_parallel_size` ranks.
+
+    Each of `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. The experts are split
+    over `ranks` devices, those of all attention replicas.
+    """
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     expert_parallel_size: int = 1
+    data_parallel_size: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor_parallel_size * self.data_parallel_size
 
     @property
     def devices(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.ranks * self.pipeline_parallel_size
 
 
 class Experts(NamedTuple):
@@ -131,7 +140,7 @@ def count(
     that is also the output head.
     """
     ranks = layout.tensor_parallel_size
-    held, share = shard(weights, ranks), on_device(spec, ranks)
+    held, share = shard(weights, ranks, Spread(layout.data_parallel_size)), on_device(spec, ranks)
     dense_bytes = head_bytes = dense = head_elements = 0
     experts: dict[tuple[int, int], list[int]] = {}
     moe_layers = 0

@@ -3,7 +3,7 @@
 The time of a step is the sum of
     matrices     (read, multiply)        dense layers, the output head, the distinct experts touched
     attention    (read cache, scores)
-    all-reduces  two per layer: latency, and bytes over the link
+    all-reduces  two per layer: latency, and bytes over the link; all-to-alls if there are attention replicas
     launches     per layer, per step, per sequence
 A pair (a, b) overlaps as (a^p + b^p)^(1/p). Every overhead is a factor of at least 1, so no result is faster than the
 ideal roofline.
@@ -11,9 +11,11 @@ ideal roofline.
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvcalc.throughput.constants import Constants, weight_class
+from kvcalc.throughput.expert_parallel import ExpertExchange
 
 if TYPE_CHECKING:
     from kvcalc.throughput.counts import Counts
@@ -47,7 +49,8 @@ class SpeedModel:
     """The speed of a model on a layout of devices with an engine. After construction, `decode` is only arithmetic.
 
     `weight_dtype` is the name of the stored type of the weights. Batch and context are those of the whole replica. With
-    pipeline stages, each stage holds batch / stages sequences at a time.
+    pipeline stages, each stage holds batch / stages sequences at a time. With attention replicas, each of them runs
+    batch / replicas sequences, and the experts get the tokens of all.
     """
 
     def __init__(self, counts: Counts, gpu: Gpu, weight_dtype: str, constants: Constants) -> None:
@@ -61,7 +64,10 @@ class SpeedModel:
         kind = weight_class(weight_dtype)
         overhead = c.weight_overhead.get(kind, c.weight_overhead["bf16"])
         head_overhead = overhead if kind.startswith("int") else c.weight_overhead["bf16"]
-        self.link = link_bytes_per_second(gpu, layout.devices)
+        replicas = layout.data_parallel_size
+        # With attention replicas, all-reduces stay within a replica, and experts have an all-to-all instead of one.
+        self.link = link_bytes_per_second(gpu, layout.devices if replicas == 1 else size)
+        self.exchange = None if replicas == 1 else ExpertExchange(counts, gpu, weight_dtype, link_bytes_per_second)
         # The seconds of a step that do not depend on the batch, and the seconds per sequence.
         self._dense_read = counts.dense_bytes / self.bandwidth
         self._head_read = counts.head_bytes / self.bandwidth
@@ -78,37 +84,46 @@ class SpeedModel:
         # A ring transfers each byte twice, except one device's share.
         self._reduce = 2 * token_bytes * 2 * (size - 1) / size / self.link
         self._latency = 2 * counts.num_layers * c.all_reduce_seconds * size**c.all_reduce_power if size > 1 else 0.0
+        if replicas > 1:
+            reduced = 1 - counts.moe_layers / (2 * counts.num_layers)
+            self._reduce, self._latency = self._reduce * reduced, self._latency * reduced
 
     def decode(self, batch: float, context_tokens: float) -> Step:
         """One decode step of `batch` sequences with `context_tokens` tokens in the cache. Each gets one new token."""
-        counts, c = self.counts, self.constants
+        counts, c, exchange = self.counts, self.constants, self.exchange
+        local = self._attention_batch(batch)
         batch = max(1.0, batch / self.layout.pipeline_parallel_size)
+        expert_bytes, expert_tokens = counts.expert_bytes(batch), batch
+        if exchange is not None:
+            expert_bytes, expert_tokens = exchange.slowest_bytes(batch), exchange.slowest_tokens(batch)
         weights = compute = 0.0
         for read, multiply in (
-            (self._dense_read * self._dense_overhead, batch * self._dense_multiply * c.compute_overhead),
-            (self._head_read * self._head_overhead, batch * self._head_multiply * c.compute_overhead),
+            (self._dense_read * self._dense_overhead, local * self._dense_multiply * c.compute_overhead),
+            (self._head_read * self._head_overhead, local * self._head_multiply * c.compute_overhead),
             (
-                counts.expert_bytes(batch) / self.bandwidth * c.expert_overhead,
-                batch * self._expert_multiply * c.compute_overhead * c.expert_compute_overhead,
+                expert_bytes / self.bandwidth * c.expert_overhead,
+                expert_tokens * self._expert_multiply * c.compute_overhead * c.expert_compute_overhead,
             ),
         ):
             a, b = _overlap(read, multiply, c.roof_power)
             weights += a
             compute += b
         kv, scores = _overlap(
-            batch * counts.kv_read_bytes(context_tokens) / self.bandwidth * c.kv_overhead,
-            batch * counts.attention_flops(context_tokens) / self.attention_flops * c.attention_compute_overhead,
+            local * counts.kv_read_bytes(context_tokens) / self.bandwidth * c.kv_overhead,
+            local * counts.attention_flops(context_tokens) / self.attention_flops * c.attention_compute_overhead,
             c.roof_power,
         )
         overhead = (
             self._launch
-            + batch * (c.sequence_seconds + self._pass)
+            + local * (c.sequence_seconds + self._pass)
             + counts.attention_layers * context_tokens * c.kv_token_seconds
         )
         for row in counts.experts:
             touched = row.touched(batch) / self.layout.expert_parallel_size
             overhead += counts.moe_layers * touched * c.expert_seconds
-        communication = self._latency + batch * self._reduce * c.link_overhead
+        communication = self._latency + local * self._reduce * c.link_overhead
+        if exchange is not None:
+            communication += exchange.seconds(local)
         compute += scores
         seconds = weights + kv + compute + overhead + communication
         return Step(seconds, weights, kv, compute, overhead, communication)
@@ -116,25 +131,40 @@ class SpeedModel:
     def roofline(self, batch: float, context_tokens: float) -> float:
         """The ideal seconds of the same step: all bytes at full bandwidth, or all operations at full speed."""
         counts = self.counts
+        local = self._attention_batch(batch)
         batch = max(1.0, batch / self.layout.pipeline_parallel_size)
         read = (
             self._dense_read
             + self._head_read
-            + (counts.expert_bytes(batch) + batch * counts.kv_read_bytes(context_tokens)) / self.bandwidth
+            + (counts.expert_bytes(batch) + local * counts.kv_read_bytes(context_tokens)) / self.bandwidth
         )
-        multiply = batch * (self._dense_multiply + self._head_multiply + self._expert_multiply)
-        multiply += batch * counts.attention_flops(context_tokens) / self.attention_flops
+        multiply = local * (self._dense_multiply + self._head_multiply) + batch * self._expert_multiply
+        multiply += local * counts.attention_flops(context_tokens) / self.attention_flops
         return max(read, multiply)
 
+    def _attention_batch(self, batch: float) -> float:
+        """The sequences of a stage that the busiest attention replica runs."""
+        replicas = self.layout.data_parallel_size
+        return max(1.0, (batch if replicas == 1 else ceil(batch / replicas)) / self.layout.pipeline_parallel_size)
+
     def prefill_work(self, tokens: float) -> Step:
-        """The time a prompt of `tokens` tokens adds to steps that run anyway: no reading of weights, no launches."""
+        """The time a prompt of `tokens` tokens adds to steps that run anyway: no reading of weights, no launches.
+
+        Attention replicas prefill different prompts at the same time, so a prompt takes its part of their time.
+        """
+        return self._prompt_work(tokens, 1 / self.layout.data_parallel_size)
+
+    def _prompt_work(self, tokens: float, share: float) -> Step:
+        """The work of one of several prompts, of which the busiest attention replica has `share`."""
         counts, c = self.counts, self.constants
-        compute = (
-            c.prefill_overhead * tokens * (self._dense_multiply + c.prefill_expert_overhead * self._expert_multiply)
-        )
-        compute += counts.prefill_attention_flops(tokens) / self.attention_flops * c.prefill_attention_overhead
-        communication = tokens * self._reduce * c.link_overhead
-        overhead = tokens * self._pass
+        dense, expert = share * self._dense_multiply, self._expert_multiply
+        compute = c.prefill_overhead * tokens * (dense + c.prefill_expert_overhead * expert)
+        scores = counts.prefill_attention_flops(tokens) / self.attention_flops * c.prefill_attention_overhead
+        compute += share * scores
+        communication = share * tokens * self._reduce * c.link_overhead
+        if self.exchange is not None:
+            communication += self.exchange.prompt_seconds(share * tokens)
+        overhead = share * tokens * self._pass
         stages = self.layout.pipeline_parallel_size
         parts = (0.0, 0.0, compute / stages, overhead / stages, communication / stages)
         return Step(sum(parts), *parts)
@@ -145,7 +175,8 @@ class SpeedModel:
         No other request runs at the same time.
         """
         counts, c, stages = self.counts, self.constants, self.layout.pipeline_parallel_size
-        work = self.prefill_work(tokens)
+        share = ceil(batch / self.layout.data_parallel_size) / batch
+        work = self._prompt_work(tokens, share)
         read = (self._dense_read + self._head_read) * self._dense_overhead
         read += counts.expert_bytes(tokens * batch) / self.bandwidth * c.expert_overhead
         weights, compute = _overlap(read, batch * work.compute * stages, c.roof_power)
@@ -153,8 +184,8 @@ class SpeedModel:
             weights,
             0.0,
             compute,
-            self._launch + batch * (c.sequence_seconds + work.overhead * stages),
-            self._latency + batch * work.communication * stages,
+            self._launch + batch * (share * c.sequence_seconds + work.overhead * stages),
+            self._latency + batch * work.communication * stages + (self.exchange.latency if self.exchange else 0.0),
         )
         return Step(sum(parts), *parts)
 

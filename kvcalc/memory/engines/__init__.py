@@ -95,11 +95,18 @@ class Engine(ABC):
     release, or the one from which the rules were read; of the class, always the latter. `settings` are the settings in
     use, by name. `splits_heads` is whether tensor parallelism is modelled for the engine. `older_rules` ends a note
     about releases: how to count an older release.
+
+    `has_attention_replicas` is whether the engine can copy the attention and split the experts. If it can:
+    `splits_uneven_experts` is whether the number of experts may be no multiple of the expert-parallel ranks, and
+    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas.
     """
 
     name: str
     version: str | None = None
     splits_heads = True
+    has_attention_replicas = False
+    splits_uneven_experts = True
+    spreads_mlps = False
     older_rules = ""
     notes: tuple[Note, ...] = ()
 

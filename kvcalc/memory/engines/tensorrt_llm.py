@@ -53,6 +53,8 @@ class TensorrtLlm(Engine):
 
     name = "tensorrt-llm"
     version = "001541bad83b"
+    # The first ranks hold one expert more (_compute_ep_partition, _torch/modules/fused_moe/interface.py).
+    has_attention_replicas = True
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)

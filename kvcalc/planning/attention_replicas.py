@@ -1,0 +1,77 @@
+"""Attention replicas (`--dp`): groups of devices that each hold their own requests and share the experts.
+
+Each of the `data_parallel_size` attention replicas is a group of `tensor_parallel_size` devices with all attention
+weights and the cache of its own requests. The routed experts are split over the devices of all attention replicas. It
+is one server and one replica of the model. Whole copies of the model are called replicas.
+Source: docs/serving/data_parallel_deployment.md and expert_parallel_deployment.md of vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcalc.errors import LayoutError
+from kvcalc.memory.engines import Engine
+from kvcalc.memory.sharding import NOT_SPREAD, Spread
+from kvcalc.memory.workload import Workload
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec, weights_of
+from kvcalc.model.tensors import HEAD
+
+if TYPE_CHECKING:
+    from kvcalc.planning.case import Question
+
+
+def with_attention_replicas(question: Question, rules: Engine, workload: Workload) -> Workload:
+    """The workload with the attention replicas of the question, and its experts over all devices of a stage.
+
+    LayoutError (exit 2) if the engine or the model cannot be split this way.
+    """
+    model, replicas = question.model, question.data_parallel_size
+    if not rules.has_attention_replicas:
+        raise LayoutError(
+            f"--dp {replicas}: {rules.name} has no attention replicas",
+            "use --engine vllm, sglang or tensorrt-llm",
+        )
+    most = _most_experts(model)
+    if not most:
+        raise LayoutError(
+            f"--dp {replicas}: {model.name} has no experts to split, so its attention replicas would be whole copies",
+            f"remove --dp: with --tp 1 --num-gpus {replicas} the devices form {replicas} replicas",
+        )
+    ranks = replicas * workload.tensor_parallel_size
+    asked = None if question.speed is None else question.speed.expert_parallel_size
+    groups = ranks if asked is None else asked
+    if groups > most or (most % groups and not rules.splits_uneven_experts):
+        verb = "are more than" if groups > most else "do not divide"
+        fitting = [str(n) for n in range(2, min(ranks, most) + 1) if ranks % n == 0 and most % n == 0]
+        raise LayoutError(
+            f"--ep {groups}: that many groups {verb} the {most} experts of a layer",
+            f"use --ep {', '.join(fitting)}" if fitting else "use --ep 1, which splits every expert",
+        )
+    return workload._replace(data_parallel_size=replicas, expert_parallel_size=groups)
+
+
+def spread_of(spec: ModelSpec, rules: Engine, workload: Workload) -> Spread:
+    """How the weights are split among the attention replicas."""
+    if workload.data_parallel_size == 1:
+        return NOT_SPREAD
+    names = _mlp_and_head(spec) if rules.spreads_mlps else frozenset()
+    return Spread(workload.data_parallel_size, workload.expert_parallel_size, names)
+
+
+@remembered
+def _most_experts(spec: ModelSpec) -> int:
+    """The experts of a layer; of the layer with the most if they differ. 0 if the model has none."""
+    weights = weights_of(spec)
+    blocks = () if weights is None else weights.blocks
+    return max((w.copies for block in blocks for w in block.weights if w.copies > 1), default=0)
+
+
+@remembered
+def _mlp_and_head(spec: ModelSpec) -> frozenset[str]:
+    """The names of the weights of MLPs and of the output head."""
+    weights = weights_of(spec)
+    blocks = () if weights is None else weights.blocks
+    head = (weight.name for block in blocks for weight in block.weights if weight.role == HEAD)
+    return frozenset([*head, *(weight.name for group in spec.layers for weight in group.layer.mlp)])
