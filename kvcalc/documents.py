@@ -37,6 +37,7 @@ class Engines(TypedDict):
     workload: Workload
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    data_parallel_size: int
     stored_bytes: int
     engines: list[EngineRow]
     warnings: list[Warning]
@@ -180,6 +181,7 @@ class ScoreRow(TypedDict):
     num_devices: int
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    data_parallel_size: int
     input_tokens: int
     output_tokens: int
     context_tokens: int
@@ -237,6 +239,8 @@ class Engine(TypedDict):
     version: str | None
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    data_parallel_size: int
+    expert_parallel_size: int
     kv_dtype_reason: str | None
     request_lines: NotRequired[list[Line]]
     pool_lines: NotRequired[list[Line]]
@@ -767,6 +771,7 @@ class FitDocumentSmallest(TypedDict):
     num_devices: int
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    data_parallel_size: int
 
 
 class FitDocument(TypedDict):
@@ -848,6 +853,7 @@ class SweepPoint(TypedDict):
     gpu: str | None
     num_devices: int | None
     tensor_parallel_size: int
+    data_parallel_size: int
     context_tokens: int
     batch_size: int
     stored_bytes: int | None
@@ -901,6 +907,7 @@ class CompareRow(TypedDict):
     gpu: str | None
     num_devices: int | None
     tensor_parallel_size: int | None
+    data_parallel_size: int | None
     attention: str | None
     num_layers: int | None
     num_kv_heads: int | None
@@ -994,6 +1001,7 @@ class PlanRow(TypedDict):
     hint: str | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
+    data_parallel_size: int | None
     replicas: int | None
     num_devices: int | None
     requests_per_replica: int | None

@@ -43,15 +43,16 @@ _SHARED_OPTIONS: tuple[tuple[Any, ...], ...] = (
      "Number of devices that split the heads. Default: --num-gpus divided by --pp and --dp, else 1."),
     ("--pp --pipeline-parallel-size", "P", "Number of pipeline stages. Default: 1."),
     ("--dp --data-parallel-size", "D",
-     "Number of attention replicas that divide the requests among them and share the experts. Default: 1. With a number "
-     "of devices, --tp is then that number divided by --dp and --pp."),
+     "Number of attention replicas, which divide the requests among them and share the experts. Default: 1. Each is "
+     "split over --tp devices."),
     ("--kv-memory", "SIZE",
      "Cache memory per device: 80G, 80GiB. Prints the longest context and the largest batch that fit. With --gpu it "
      "replaces the computed memory."),
     ("--gpu", "NAME[xN]",
      "Device, with an optional count: h100, h100x8, rtx-4090. kvcalc gpus lists the names; local is the device in this "
      "machine.", None, _DEVICE, True),
-    ("--num-gpus", "N", "Number of devices. Default: the number in --gpu, else --tp times --pp times --dp.", None, _DEVICE),
+    ("--num-gpus", "N",
+     "Number of devices. Default: the number in --gpu, else --tp times --pp times --dp.", None, _DEVICE),
     ("--gpu-memory", "SIZE",
      "Memory of one device: 80G, 80GiB. Describes a device of your own, or replaces the figure of --gpu.",
      None, _DEVICE),

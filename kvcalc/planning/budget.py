@@ -9,11 +9,11 @@ from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import release_of
 from kvcalc.memory.reserve import ACTIVATION, RESERVE, Held, Question, Reserve, reserve_of
 from kvcalc.notes import Note
+from kvcalc.planning.attention_replicas import spread_of
 from kvcalc.planning.capacity import PoolShrinkage, capacity, largest_batch
 from kvcalc.planning.case import Case
 from kvcalc.planning.gpus import describe_gpu
 from kvcalc.planning.layout import count_replicas
-from kvcalc.planning.attention_replicas import spread_of
 from kvcalc.planning.weights import DeviceWeights, device_weights
 from kvcalc.units import format_size
 
@@ -160,6 +160,6 @@ def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
     replicas = workload.data_parallel_size
     divided = f" over {replicas} attention replicas" if replicas > 1 else ""
     return (
-        f"{workload.batch_size:,} requests of {tokens}{divided} need {format_size(fit['kv_cache_bytes'])} of cache per device, "
-        f"but only {there} is available; the largest batch that fits is {fit['max_batch_size']:,}"
+        f"{workload.batch_size:,} requests of {tokens}{divided} need {format_size(fit['kv_cache_bytes'])} of cache per "
+        f"device, but only {there} is available; the largest batch that fits is {fit['max_batch_size']:,}"
     )

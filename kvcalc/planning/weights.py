@@ -72,7 +72,12 @@ class DeviceWeights(NamedTuple):
 
 @remembered_of_two
 def device_weights(
-    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, ranks: int, stages: Bounds,
+    model: ModelSpec,
+    spec: ModelSpec,
+    dtype: str | None,
+    model_dtype: Dtype,
+    ranks: int,
+    stages: Bounds,
     spread: Spread = NOT_SPREAD,
 ) -> DeviceWeights:
     """The weights of one of `ranks` tensor-parallel ranks, in the pipeline stage with the largest weights.

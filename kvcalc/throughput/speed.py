@@ -32,7 +32,9 @@ def check_layout(layout: Layout) -> None:
     size, replicas, experts = layout.tensor_parallel_size, layout.data_parallel_size, layout.expert_parallel_size
     if layout.ranks % experts and replicas > 1:
         over = f"--dp {replicas} x --tp {size}"
-        raise LayoutError(f"--ep {experts} does not divide {over}", f"experts are split over these {layout.ranks} devices")
+        raise LayoutError(
+            f"--ep {experts} does not divide {over}", f"experts are split over these {layout.ranks} devices"
+        )
     if size % experts and replicas == 1:
         raise LayoutError(f"--ep {experts} does not divide --tp {size}", "experts are split over the --tp devices")
 

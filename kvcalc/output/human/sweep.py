@@ -14,9 +14,10 @@ from kvcalc.output.human.fitting import print_table, span
 # A column is printed only if its values differ. Otherwise the heading shows the value, after the word in _WORDS.
 _CHANGING: tuple[Column, ...] = (
     ("engine", "engine", text), ("KV type", "kv_dtype", text), ("device", "gpu", text),
-    (">devices", "num_devices", count), (">tp", "tensor_parallel_size", count), (">batch", "batch_size", count),
+    (">devices", "num_devices", count), (">tp", "tensor_parallel_size", count), (">dp", "data_parallel_size", count),
+    (">batch", "batch_size", count),
 )  # fmt: skip
-_WORDS = {"tensor_parallel_size": "tp ", "batch_size": "batch "}
+_WORDS = {"tensor_parallel_size": "tp ", "data_parallel_size": "dp ", "batch_size": "batch "}
 
 
 def render(document: dict[str, Any], console: Console) -> None:
@@ -34,7 +35,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     console.print()
     columns += [(">context", "context_tokens", count), (">total", "total_bytes", size)]
     columns.append((">per token", "bytes_per_token", size))
-    if any(point["tensor_parallel_size"] > 1 for point in points):
+    if any(point["tensor_parallel_size"] * point["data_parallel_size"] > 1 for point in points):
         columns.append((">per device", "bytes_per_device", size))
     if any(point["decode_step_seconds"] is not None for point in points):
         columns += [(">step", "decode_step_seconds", duration), (">80% range", "range", text)]
