@@ -43,11 +43,12 @@ def with_attention_replicas(question: Question, rules: Engine, workload: Workloa
     asked = None if question.speed is None else question.speed.expert_parallel_size
     groups = ranks if asked is None else asked
     if groups > most or (most % groups and not rules.splits_uneven_experts):
-        verb = "are more than" if groups > most else "do not divide"
-        fitting = [str(n) for n in range(2, min(ranks, most) + 1) if ranks % n == 0 and most % n == 0]
+        given = f"--dp {replicas}" if asked is None else f"--ep {groups}"
+        even = "" if groups > most else f" evenly, as {rules.name} requires"
+        fitting = [str(n) for n in range(1, min(ranks, most) + 1) if ranks % n == 0 and most % n == 0]
         raise LayoutError(
-            f"--ep {groups}: that many groups {verb} the {most} experts of a layer",
-            f"use --ep {', '.join(fitting)}" if fitting else "use --ep 1, which splits every expert",
+            f"{given}: the {most} experts of a layer cannot be divided among {groups} devices{even}",
+            f"add --ep {' or '.join(fitting[-2:])}",
         )
     return workload._replace(data_parallel_size=replicas, expert_parallel_size=groups)
 

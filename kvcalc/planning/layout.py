@@ -105,8 +105,10 @@ def count_replicas(num_devices: int, workload: Workload) -> int:
     if rest or not replicas:
         asked = f"--tp {size}" + (f" --pp {stages}" if stages > 1 else "")
         asked += f" --dp {workload.data_parallel_size}" if workload.data_parallel_size > 1 else ""
+        hint = f"use --num-gpus {needed}, or another --tp"
+        if workload.data_parallel_size > 1:
+            hint = f"use --num-gpus {needed}, or leave out --tp, which is the devices of one attention replica"
         raise UsageError(
-            f"{num_devices} device{'s' if num_devices > 1 else ''} with {asked}: one replica needs {needed}",
-            f"use --num-gpus {needed}, or another --tp",
+            f"{num_devices} device{'s' if num_devices > 1 else ''} with {asked}: one replica needs {needed}", hint
         )
     return replicas

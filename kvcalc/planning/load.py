@@ -26,4 +26,6 @@ def _running_requests(case: Case) -> int:
     if wanted is None:
         speed = speed_of(case, [])
         wanted = speed.model.constants.max_sequences if isinstance(speed, Speed) else 1
+        # Each attention replica has a scheduler of its own.
+        wanted *= case.workload.data_parallel_size
     return max(1, wanted if limit is None else min(wanted, limit))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
+from kvcalc.planning.attention_replicas import spread_of
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion, layout_of
 from kvcalc.planning.weights import stored_weights
@@ -106,7 +107,7 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     gpu, question, workload = case.devices.gpu, case.question.speed or SpeedQuestion(), case.workload
     if question.calibration is not None and gpu.bandwidth_bytes_per_second:
         notes += question.calibration.doubts(gpu)
-    layout = layout_of(workload)
+    layout = layout_of(workload)._replace(spread_names=spread_of(case.spec, case.rules, workload).names)
     key = (
         workload.kv_dtype, workload.model_dtype, case.question.dtype, case.question.engine, layout,
         question.calibration, gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second, *gpu.flops_per_second.items(),

@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 class Layout(NamedTuple):
     """How the model is split over devices. Whole experts are distributed over `expert_parallel_size` ranks.
 
-    Each of `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. The experts are split
-    over `ranks` devices, those of all attention replicas.
+    Each of `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. The experts and the
+    weights named in `spread_names` are split over `ranks` devices, those of all attention replicas.
     """
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     expert_parallel_size: int = 1
     data_parallel_size: int = 1
+    spread_names: frozenset[str] = frozenset()
 
     @property
     def ranks(self) -> int:
@@ -140,12 +141,14 @@ def count(
     that is also the output head.
     """
     ranks = layout.tensor_parallel_size
-    held, share = shard(weights, ranks, Spread(layout.data_parallel_size)), on_device(spec, ranks)
+    spread = Spread(layout.data_parallel_size, names=layout.spread_names)
+    held, share = shard(weights, ranks, spread), on_device(spec, ranks)
     dense_bytes = head_bytes = dense = head_elements = 0
     experts: dict[tuple[int, int], list[int]] = {}
     moe_layers = 0
     for weight, layers, one_bytes in matrices(held, base, linear, scheme):
-        elements = weight.rows * weight.columns
+        # A weight that is spread gets the tokens of all attention replicas.
+        elements = weight.rows * weight.columns * (spread.data_parallel_size if weight.name in spread.names else 1)
         if weight.role in (LOOKUP, EMBEDDING) or not weight.read:
             continue
         if weight.role == ROUTER and weight.rows > 1:
