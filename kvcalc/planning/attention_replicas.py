@@ -8,9 +8,7 @@ Source: docs/serving/data_parallel_deployment.md and expert_parallel_deployment.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kvcalc.errors import LayoutError
+from kvcalc.errors import LayoutError, ModelError
 from kvcalc.memory.engines import Engine
 from kvcalc.memory.sharding import NOT_SPREAD, Spread
 from kvcalc.memory.workload import Workload
@@ -18,21 +16,22 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import HEAD
 
-if TYPE_CHECKING:
-    from kvcalc.planning.case import Question
 
+def with_attention_replicas(
+    model: ModelSpec, replicas: int, expert_parallel_size: int | None, rules: Engine, workload: Workload
+) -> Workload:
+    """The workload with `replicas` attention replicas, and the experts in `expert_parallel_size` groups of devices.
 
-def with_attention_replicas(question: Question, rules: Engine, workload: Workload) -> Workload:
-    """The workload with the attention replicas of the question, and its experts over all devices of a stage.
-
-    LayoutError (exit 2) if the engine or the model cannot be split this way.
+    By default each device of a stage is a group. LayoutError (exit 2) if the engine or the model cannot be split this
+    way, and ModelError (exit 3) if it is not known whether the model has experts.
     """
-    model, replicas = question.model, question.data_parallel_size
     if not rules.has_attention_replicas:
         raise LayoutError(
             f"--dp {replicas}: {rules.name} has no attention replicas",
             "use --engine vllm, sglang or tensorrt-llm",
         )
+    if weights_of(model) is None:
+        raise ModelError(f"{model.name}: its experts are not known, so they cannot be split: {model.weights_reason}")
     most = _most_experts(model)
     if not most:
         raise LayoutError(
@@ -40,15 +39,14 @@ def with_attention_replicas(question: Question, rules: Engine, workload: Workloa
             f"remove --dp: with --tp 1 --num-gpus {replicas} the devices form {replicas} replicas",
         )
     ranks = replicas * workload.tensor_parallel_size
-    asked = None if question.speed is None else question.speed.expert_parallel_size
-    groups = ranks if asked is None else asked
+    groups = expert_parallel_size or ranks
     if groups > most or (most % groups and not rules.splits_uneven_experts):
-        given = f"--dp {replicas}" if asked is None else f"--ep {groups}"
+        given = f"--dp {replicas}" if expert_parallel_size is None else f"--ep {groups}"
         even = "" if groups > most else f" evenly, as {rules.name} requires"
         fitting = [str(n) for n in range(1, min(ranks, most) + 1) if ranks % n == 0 and most % n == 0]
         raise LayoutError(
             f"{given}: the {most} experts of a layer cannot be divided among {groups} devices{even}",
-            f"add --ep {' or '.join(fitting[-2:])}",
+            f"use --ep {' or '.join(fitting[-2:])}",
         )
     return workload._replace(data_parallel_size=replicas, expert_parallel_size=groups)
 

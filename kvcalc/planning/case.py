@@ -138,12 +138,13 @@ def make_case(question: Question) -> Case:
             f"--tp {workload.tensor_parallel_size}: tensor parallelism is not supported for {asked.engine}",
             f"use --pp {workload.tensor_parallel_size} to split the layers",
         )
+    experts = None if asked.speed is None else asked.speed.expert_parallel_size
     if asked.data_parallel_size > 1:
         from kvcalc.planning.attention_replicas import with_attention_replicas
 
-        workload = with_attention_replicas(asked, rules, workload)
-    elif asked.speed is not None:
-        workload = workload._replace(expert_parallel_size=asked.speed.expert_parallel_size or 1)
+        workload = with_attention_replicas(asked.model, asked.data_parallel_size, experts, rules, workload)
+    elif experts is not None:
+        workload = workload._replace(expert_parallel_size=experts)
     rules.check_context(workload.context_tokens)
     if devices is not None:
         from kvcalc.planning.layout import check_speed, count_replicas

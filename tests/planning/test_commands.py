@@ -13,8 +13,11 @@ from tests.conftest import ROOT
 OPTIONS = ROOT / "tests" / "engine_options"
 
 LAYOUTS = [
-    (Checkpoint("meta-llama/Meta-Llama-3-70B", revision, dtype), Layout(tp, pp, 8192, 64, kv_dtype, settings, beyond))
-    for tp, pp, revision, beyond in ((1, 1, None, True), (8, 2, "main", False))
+    (
+        Checkpoint("meta-llama/Meta-Llama-3-70B", revision, dtype),
+        Layout(tp, pp, 8192, 64, kv_dtype, settings, beyond, dp, tp * dp),
+    )
+    for tp, pp, dp, revision, beyond in ((1, 1, 1, None, True), (8, 2, 1, "main", False), (2, 1, 8, None, False))
     for dtype in (None, "bf16", "fp16", "fp32")
     for kv_dtype in ("bf16", "fp8")
     for settings in (
