@@ -30,6 +30,13 @@ def with_attention_replicas(
             f"--dp {replicas}: {rules.name} has no attention replicas",
             "use --engine vllm, sglang or tensorrt-llm",
         )
+    size = workload.tensor_parallel_size
+    ranks = replicas * size
+    if size > 1 and not rules.splits_attention_replicas:
+        raise LayoutError(
+            f"--dp {replicas} --tp {size}: every device is an attention replica in {rules.name}",
+            f"use --dp {ranks}, or leave out --dp",
+        )
     if weights_of(model) is None:
         raise ModelError(f"{model.name}: its experts are not known, so they cannot be split: {model.weights_reason}")
     most = _most_experts(model)
@@ -38,7 +45,6 @@ def with_attention_replicas(
             f"--dp {replicas}: {model.name} has no experts to split, so its attention replicas would be whole copies",
             f"remove --dp: with --tp 1 --num-gpus {replicas} the devices form {replicas} replicas",
         )
-    ranks = replicas * workload.tensor_parallel_size
     groups = expert_parallel_size or ranks
     if groups > most or (most % groups and not rules.splits_uneven_experts):
         given = f"--dp {replicas}" if expert_parallel_size is None else f"--ep {groups}"

@@ -81,7 +81,7 @@ def test_sglang_splits_mlps_and_the_head_over_all_devices() -> None:
 
 def test_eight_times_the_tokens_of_tensor_parallelism() -> None:
     # The point of the layout: with --tp 8 all devices hold the same latents.
-    memory = {"kv_memory_bytes": 20 << 30, "context_tokens": 4096}
+    memory: dict[str, Any] = {"kv_memory_bytes": 20 << 30, "context_tokens": 4096}
     replicas, ranks = ask(gpus=None, **memory)["fit"], ask(gpus=None, dp=1, tensor_parallel_size=8, **memory)["fit"]
     assert replicas["max_batch_size"] == 8 * ranks["max_batch_size"]
     assert replicas["max_context_tokens"] == ranks["max_context_tokens"]
@@ -97,7 +97,7 @@ def test_grouped_heads_are_on_every_attention_replica() -> None:
 @pytest.mark.parametrize("gpus", ["h200x8", "b200x16"])
 def test_the_limits_are_those_of_the_whole_replica(engine: str, gpus: str) -> None:
     dp = find_devices(gpus).num_devices
-    asked = {"gpus": gpus, "dp": dp, "engine": engine, "context_tokens": 8192}
+    asked: dict[str, Any] = {"gpus": gpus, "dp": dp, "engine": engine, "context_tokens": 8192}
     most = ask(**asked)["fit"]["max_batch_size"]
     assert most % dp == 0
     assert ask(**asked, batch_size=most)["fit"]["fits"]
@@ -147,6 +147,7 @@ def test_an_engine_without_attention_replicas_is_named(engine: str) -> None:
         ("h200x8", {"speed": SpeedQuestion(3)}, "--ep 3 does not divide --dp 8 x --tp 1"),
         ("h200x6", {"dp": 6, "engine": "sglang"}, "--dp 6: the 256 experts of a layer cannot be divided among 6"),
         ("h200x512", {"dp": 512}, "--dp 512: the 256 experts of a layer cannot be divided among 512"),
+        ("h200x8", {"dp": 4, "engine": "tensorrt-llm"}, "--dp 4 --tp 2: every device is an attention replica"),
         ("h200x8", {"dp": 0}, "data_parallel_size 0: must be at least 1"),
     ],
 )

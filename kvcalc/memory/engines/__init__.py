@@ -97,6 +97,7 @@ class Engine(ABC):
     about releases: how to count an older release.
 
     `has_attention_replicas` is whether the engine can copy the attention and split the experts. If it can:
+    `splits_attention_replicas` is whether an attention replica may be split over several devices,
     `splits_uneven_experts` is whether the number of experts may be no multiple of the expert-parallel ranks, and
     `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas.
     """
@@ -105,6 +106,7 @@ class Engine(ABC):
     version: str | None = None
     splits_heads = True
     has_attention_replicas = False
+    splits_attention_replicas = True
     splits_uneven_experts = True
     spreads_mlps = False
     older_rules = ""

@@ -53,8 +53,10 @@ class TensorrtLlm(Engine):
 
     name = "tensorrt-llm"
     version = "001541bad83b"
-    # The first ranks hold one expert more (_compute_ep_partition, _torch/modules/fused_moe/interface.py).
+    # With enable_attention_dp, every tensor-parallel rank is an attention replica (Mapping.dp_size, mapping.py). The
+    # first ranks hold one expert more (_compute_ep_partition, _torch/modules/fused_moe/interface.py).
     has_attention_replicas = True
+    splits_attention_replicas = False
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)

@@ -27,7 +27,9 @@ def render(document: dict[str, Any], console: Console) -> None:
         for point in document["points"]
     ]
     columns = [column for column in _CHANGING if len({point[column[1]] for point in points}) > 1]
-    if all(point["num_devices"] in (None, point["tensor_parallel_size"]) for point in points):
+    if all(
+        point["num_devices"] in (None, point["tensor_parallel_size"] * point["data_parallel_size"]) for point in points
+    ):
         columns = [column for column in columns if column[1] != "num_devices"]
     alike = {key: points[0][key] for _, key, _ in _CHANGING if key not in [column[1] for column in columns]}
     constant = [f"{_WORDS.get(key, '')}{value}" for key, value in alike.items() if _says(key, value)]
@@ -54,5 +56,5 @@ def render(document: dict[str, Any], console: Console) -> None:
 
 
 def _says(key: str, value: Any) -> bool:
-    """Whether a value that all rows share belongs in the heading. The number of devices follows from the tp size."""
-    return value is not None and key != "num_devices"
+    """Whether a value that all rows share belongs in the heading. The number of devices follows from the layout."""
+    return value is not None and key != "num_devices" and (key != "data_parallel_size" or value > 1)
