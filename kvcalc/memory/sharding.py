@@ -83,11 +83,10 @@ class Width(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """How the weights are split that a tensor-parallel group does not hold alone.
+    """How weights are split over the ranks of all `data_parallel_size` attention replicas.
 
-    With attention replicas, routed experts are split over the ranks of all `data_parallel_size` replicas: every expert
-    is on as many ranks as there are ranks for each of `expert_parallel_size` groups. `names` are the other weights that
-    the engine splits over all ranks.
+    Routed experts are distributed over `expert_parallel_size` groups of ranks, and each expert is split over the ranks
+    of its group. `names` are the other weights that the engine splits over all ranks. The rest is in every replica.
     """
 
     data_parallel_size: int = 1

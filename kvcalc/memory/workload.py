@@ -49,6 +49,8 @@ class Workload(NamedTuple):
 
     def attention_batches(self, batch_size: int) -> dict[int, int]:
         """The sequences that an attention replica runs, with the number of replicas that run so many."""
+        if self.data_parallel_size == 1:
+            return {batch_size: 1}
         each, more = divmod(batch_size, self.data_parallel_size)
         found = {each + 1: more, each: self.data_parallel_size - more}
         return {sequences: replicas for sequences, replicas in found.items() if sequences and replicas}

@@ -19,12 +19,12 @@ def cache_figures(case: Case) -> tuple[int, ...]:
     batches = workload.attention_batches(batch).items()
     return (
         batch * stored_sequence_bytes(spec, dtype, tokens),
-        sum(replicas * rules.replica_bytes(spec, dtype, tokens, each) for each, replicas in batches),
+        sum([replicas * rules.replica_bytes(spec, dtype, tokens, each) for each, replicas in batches]),
         rules.replica_bytes(spec, dtype, tokens),
         growth.bytes_per_token,
         growth.fixed_bytes,
         rules.batch_bytes(device, dtype, tokens, workload.attention_batch(batch)),
         workload.tensor_parallel_size
-        * sum(replicas * rules.all_stages_bytes(device, dtype, tokens, each) for each, replicas in batches),
+        * sum([replicas * rules.all_stages_bytes(device, dtype, tokens, each) for each, replicas in batches]),
         batch * read_sequence_bytes(spec, dtype, tokens),
     )

@@ -107,7 +107,9 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     gpu, question, workload = case.devices.gpu, case.question.speed or SpeedQuestion(), case.workload
     if question.calibration is not None and gpu.bandwidth_bytes_per_second:
         notes += question.calibration.doubts(gpu)
-    layout = layout_of(workload)._replace(spread_names=spread_of(case.spec, case.rules, workload).names)
+    layout = layout_of(workload)
+    if workload.data_parallel_size > 1:
+        layout = layout._replace(spread_names=spread_of(case.spec, case.rules, workload).names)
     key = (
         workload.kv_dtype, workload.model_dtype, case.question.dtype, case.question.engine, layout,
         question.calibration, gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second, *gpu.flops_per_second.items(),
