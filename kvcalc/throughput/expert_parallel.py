@@ -16,11 +16,10 @@ from collections.abc import Callable
 from math import log, sqrt
 from typing import TYPE_CHECKING
 
-from kvcalc.throughput.constants import weight_class
-
 if TYPE_CHECKING:
     from kvcalc.throughput.counts import Counts, Experts
     from kvcalc.throughput.hardware import Gpu
+    from kvcalc.throughput.roofline import Pair
 
 # The kernel tables of ai-dynamo/aiconfigurator (Apache-2.0), hidden size 7168, 8 of 256 experts. An all-to-all of one
 # token takes 12 us on H200 with 8 ranks (DeepEP, low latency; SGLang 0.5.12) and 12 to 14 us on GB200 with 4 to 64
@@ -45,13 +44,13 @@ class ExpertExchange:
     seconds of all all-to-alls of a step without their bytes.
     """
 
-    def __init__(self, counts: Counts, gpu: Gpu, weight_dtype: str, rate: Callable[[Gpu, int], float]) -> None:
+    def __init__(self, counts: Counts, gpu: Gpu, rate: Callable[[Gpu, int], float]) -> None:
         layout = counts.layout
         self.ranks, self.groups, self._experts = layout.ranks, layout.expert_parallel_size, counts.experts
         self.latency = 2 * counts.moe_layers * _ALL_TO_ALL_SECONDS
         self._tensor_ranks = layout.tensor_parallel_size
         read = max((row.read for row in counts.experts), default=0)
-        token_bytes = counts.moe_layers * counts.hidden_size * (_dispatch_bytes(gpu, weight_dtype) + _COMBINE_BYTES)
+        token_bytes = counts.moe_layers * counts.hidden_size * (_dispatch_bytes(gpu, counts.experts) + _COMBINE_BYTES)
         reached = ranks_reached(self.ranks, self.groups, read)
         near = self.ranks if gpu.interconnect is None else min(self.ranks, gpu.interconnect.devices)
         far_share = (self.ranks - near) / (self.ranks - 1)
@@ -70,32 +69,32 @@ class ExpertExchange:
         # The ranks of a replica each send their part of its tokens (sequence parallelism).
         return tokens / self._tensor_ranks * max(self._near * overhead, self._far * _NETWORK_OVERHEAD)
 
-    def slowest_bytes(self, tokens: float) -> float:
-        """Bytes of the distinct experts that `tokens` tokens of all replicas touch on the busiest rank, in all layers.
+    def on_busiest_rank(self, pairs: list[Pair], tokens: float) -> list[Pair]:
+        """The `pairs` of `step_parts` with the times of the experts on the busiest rank instead of the mean rank.
 
-        Like `Counts.expert_bytes`, which is the mean over the ranks.
+        `tokens` are those of all replicas. The last pair is attention, and the experts precede it.
         """
-        return sum(self._most_touched(row, tokens) * row.expert_bytes for row in self._experts)
+        first = len(pairs) - 1 - len(self._experts)
+        found = [
+            (read * self.touched_ratio(row, tokens), multiply * self.tokens_ratio(row, tokens))
+            for row, (read, multiply) in zip(self._experts, pairs[first:])
+        ]
+        return [*pairs[:first], *found, pairs[-1]]
 
-    def _most_touched(self, row: Experts, tokens: float) -> float:
-        touched = row.touched(tokens)
-        if self.groups == 1:
-            return touched
-        held = row.experts / self.groups
+    def touched_ratio(self, row: Experts, tokens: float) -> float:
+        """The distinct experts that `tokens` tokens of all replicas touch on the busiest rank, divided by the mean."""
+        touched, held = row.touched(tokens), row.experts / self.groups
         chance = touched / row.experts
         # An expert is touched or not, independently of the others: a binomial distribution on each rank.
         most = min(held, held * chance + _above_mean(held * chance * (1 - chance), self.groups))
-        return self.groups * most
+        return most / (held * chance)
 
-    def slowest_tokens(self, tokens: float) -> float:
-        """The tokens of all replicas, times the ratio of the busiest rank's tokens to the mean."""
-        if self.groups == 1 or not self._experts:
-            return tokens
-        row = max(self._experts, key=lambda row: row.read)
+    def tokens_ratio(self, row: Experts, tokens: float) -> float:
+        """The busiest rank's tokens, each counted for every expert it has there, divided by the mean."""
         mean = tokens * row.read / self.groups
         most = mean + _above_mean(mean * (1 - 1 / self.groups), self.groups)
         # A token reaches each expert of a rank at most once.
-        return tokens * min(most, tokens * min(row.read, row.experts / self.groups)) / mean
+        return min(most, tokens * min(row.read, row.experts / self.groups)) / mean
 
 
 def ranks_reached(ranks: int, groups: int, read: int) -> float:
@@ -111,7 +110,8 @@ def _above_mean(variance: float, number: int) -> float:
     return sqrt(2 * variance * log(number))
 
 
-def _dispatch_bytes(gpu: Gpu, weight_dtype: str) -> float:
-    """Bytes of one element of a token on its way to its experts."""
-    needed = {"fp8": "fp8", "nvfp4": "fp4"}.get(weight_class(weight_dtype))
+def _dispatch_bytes(gpu: Gpu, experts: tuple[Experts, ...]) -> float:
+    """Bytes of one element of a token on its way to its experts, in the type that most of them multiply."""
+    largest = max((m for row in experts for m in row.matrices), key=lambda m: m.elements, default=None)
+    needed = None if largest is None else {"fp8": "fp8", "nvfp4": "fp4"}.get(largest.kind)
     return _FP8_BYTES if needed is not None and gpu.flops_per_second.get(needed) else _BF16_BYTES

@@ -6,8 +6,13 @@ from itertools import pairwise
 
 import pytest
 
+from kvcalc.throughput.counts import Counts, bytes_of
 from kvcalc.throughput.expert_parallel import ranks_reached
 from tests.throughput.conftest import MakeCounts, MakeModel
+
+
+def _expert_bytes(counts: Counts) -> list[int]:
+    return [bytes_of(row.matrices) for row in counts.experts]
 
 
 def test_a_token_reaches_at_most_as_many_ranks_as_it_has_experts() -> None:
@@ -22,20 +27,20 @@ def test_a_token_reaches_at_most_as_many_ranks_as_it_has_experts() -> None:
 
 def test_a_rank_holds_all_of_the_attention_and_its_part_of_the_experts(counts_of: MakeCounts) -> None:
     one, eight = counts_of("deepseek-v3"), counts_of("deepseek-v3", data_parallel_size=8)
-    assert eight.dense_bytes == one.dense_bytes
-    assert eight.head_bytes == one.head_bytes
-    assert [row.expert_bytes for row in eight.experts] == [row.expert_bytes // 8 for row in one.experts]
+    assert eight.dense == one.dense
+    assert eight.head == one.head
+    assert _expert_bytes(eight) == [size // 8 for size in _expert_bytes(one)]
     both = counts_of("deepseek-v3", data_parallel_size=4, tensor_parallel_size=2)
     two = counts_of("deepseek-v3", tensor_parallel_size=2)
-    assert both.dense_bytes == two.dense_bytes
-    assert [row.expert_bytes for row in both.experts] == [row.expert_bytes for row in eight.experts]
+    assert both.dense == two.dense
+    assert _expert_bytes(both) == _expert_bytes(eight)
 
 
 def test_weights_that_are_spread_get_the_tokens_of_all_replicas(counts_of: MakeCounts) -> None:
     whole = counts_of("deepseek-v3", data_parallel_size=8)
     spread = counts_of("deepseek-v3", data_parallel_size=8, spread_names=frozenset({"lm_head"}))
-    assert spread.head_bytes == whole.head_bytes // 8
-    assert spread.head_elements == whole.head_elements
+    assert bytes_of(spread.head) == bytes_of(whole.head) // 8
+    assert [row.elements for row in spread.head] == [row.elements for row in whole.head]
 
 
 def test_a_lone_replica_computes_as_before(model_of: MakeModel) -> None:
@@ -100,21 +105,23 @@ def test_no_rank_is_idler_than_the_mean(model_of: MakeModel) -> None:
     model = model_of("deepseek-v3", "h200", "vllm", "fp8", data_parallel_size=8, expert_parallel_size=8)
     exchange = model.exchange
     assert exchange is not None
-    ratios = [exchange.slowest_tokens(tokens) / tokens for tokens in (1, 8, 64, 1024, 100_000)]
+    (row,) = model.counts.experts
+    ratios = [exchange.tokens_ratio(row, tokens) for tokens in (1, 8, 64, 1024, 100_000)]
     assert all(a >= b > 1 for a, b in pairwise(ratios))
     # A token has 8 of a rank's 32 experts at most.
     assert ratios[0] <= 8
     assert ratios[-1] < 1.01
     for tokens in (1, 64, 1024, 100_000):
-        assert model.counts.expert_bytes(tokens) <= exchange.slowest_bytes(tokens)
-        assert exchange.slowest_bytes(tokens) <= sum(row.experts * row.expert_bytes for row in model.counts.experts)
+        assert 1 <= exchange.touched_ratio(row, tokens) <= row.experts / row.touched(tokens)
+    assert exchange.touched_ratio(row, 64) > 1
 
 
 def test_split_experts_are_equally_busy(model_of: MakeModel) -> None:
     model = model_of("deepseek-v3", "h200", "vllm", "fp8", data_parallel_size=8, expert_parallel_size=1)
     assert model.exchange is not None
-    assert model.exchange.slowest_tokens(64) == 64
-    assert model.exchange.slowest_bytes(64) == model.counts.expert_bytes(64)
+    (row,) = model.counts.experts
+    assert model.exchange.tokens_ratio(row, 64) == 1
+    assert model.exchange.touched_ratio(row, 64) == 1
 
 
 @pytest.mark.parametrize(
