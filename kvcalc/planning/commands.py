@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvcalc.memory.engines.options import OPTIONS
+from kvcalc.memory.engines.place import RAW_FP8
 from kvcalc.planning.checkpoint import Checkpoint
 
 # vLLM takes the number of draft tokens inside --speculative-config, together with the draft model's name.
@@ -50,7 +51,7 @@ def vllm_command(checkpoint: Checkpoint, layout: Layout) -> str:
     more = ["--data-parallel-size", str(replicas)] if replicas > 1 else []
     more += ["--enable-expert-parallel"] if replicas > 1 and layout.expert_parallel_size > 1 else []
     each = layout._replace(max_running=-(-layout.max_running // replicas))
-    flags = _flags("vllm", checkpoint, each, sizes, {"fp8": "fp8"}, more)
+    flags = _flags("vllm", checkpoint, each, sizes, {"fp8": "fp8", RAW_FP8.name: "fp8"}, more)
     return shlex.join([*_environment("vllm", layout), "vllm", "serve", checkpoint.name, *flags])
 
 
@@ -65,7 +66,7 @@ def sglang_command(checkpoint: Checkpoint, layout: Layout) -> str:
     more = ["--dp-size", str(replicas), "--enable-dp-attention"] if replicas > 1 else []
     more += ["--ep-size", str(layout.expert_parallel_size)] if replicas > 1 and layout.expert_parallel_size > 1 else []
     whole = layout._replace(tensor_parallel_size=layout.tensor_parallel_size * replicas)
-    flags = _flags("sglang", checkpoint, whole, sizes, {"fp8": "fp8_e4m3"}, more)
+    flags = _flags("sglang", checkpoint, whole, sizes, {"fp8": "fp8_e4m3", RAW_FP8.name: "fp8_e4m3"}, more)
     start = [*_environment("sglang", layout), "python", "-m", "sglang.launch_server"]
     return shlex.join([*start, "--model-path", checkpoint.name, *flags])
 

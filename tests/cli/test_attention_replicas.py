@@ -66,6 +66,8 @@ def test_human_output_names_the_attention_replicas(kvcalc: Any) -> None:
 @pytest.mark.parametrize("words", [
     ("estimate", "llama-3-8b", "--dp", "2"),
     ("estimate", "deepseek-r1", "--dp", "2", "--engine", "llama.cpp"),
+    ("estimate", "deepseek-r1", "--dp", "2", "--engine", "mlx"),
+    ("fit", "deepseek-r1", "--gpu", "m2-ultra", "--dp", "2", "--engine", "mlx"),
     ("fit", "deepseek-r1", "--gpu", "h200x8", "--dp", "5"),
     ("sweep", "deepseek-r1", "--dp", "3", "--gpu", "h200x8", "--context", "4k"),
     ("estimate", "deepseek-r1", "--dp", "0"),

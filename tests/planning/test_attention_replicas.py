@@ -132,7 +132,7 @@ def test_attention_replicas_are_not_whole_copies() -> None:
     assert copies["hardware"]["replicas"] == 4
 
 
-@pytest.mark.parametrize("engine", [name for name in ENGINES if name in ("transformers", "llama.cpp")])
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name in ("transformers", "llama.cpp", "mlx")])
 def test_an_engine_without_attention_replicas_is_named(engine: str) -> None:
     with pytest.raises(LayoutError, match=f"{engine} has no attention replicas"):
         ask(engine=engine, gpus=None)
@@ -218,6 +218,15 @@ def test_a_plan_has_the_commands_of_each_engine() -> None:
     answer = ask(speed=SpeedQuestion(None, 2048, 500, row["requests_per_replica"]))
     assert answer["throughput"]["serving"]["tpot_seconds"] == row["tpot_seconds"]
     assert answer["fit"]["free_bytes"] == row["free_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "option", "limit"), [("vllm", "max-num-seqs", 16 * 8), ("sglang", "max-running-requests", 16)]
+)
+def test_an_engines_limit_is_of_each_replica_or_of_all(engine: str, option: str, limit: int) -> None:
+    asked = SpeedQuestion(None, 500, 100, 1000)
+    answer = ask(engine=engine, engine_settings={option: "16"}, speed=asked)
+    assert answer["throughput"]["serving"]["running_requests"] == limit
 
 
 def test_a_plan_grows_by_whole_attention_replicas() -> None:

@@ -7,7 +7,9 @@ from itertools import pairwise
 import pytest
 
 from kvcalc.throughput.counts import Counts, bytes_of
-from kvcalc.throughput.expert_parallel import ranks_reached
+from kvcalc.throughput.expert_parallel import ExpertExchange, ranks_reached
+from kvcalc.throughput.hardware import find_gpu
+from kvcalc.throughput.roofline import link_bytes_per_second
 from tests.throughput.conftest import MakeCounts, MakeModel
 
 
@@ -76,6 +78,12 @@ def test_nine_sequences_take_eight_replicas_as_long_as_sixteen_except_in_the_exp
     assert model.decode(9, 50_000).weights < model.decode(16, 50_000).weights
 
 
+def test_a_mean_batch_between_two_takes_a_time_between_theirs(model_of: MakeModel) -> None:
+    model = model_of("deepseek-v3", "h200", data_parallel_size=8, expert_parallel_size=8)
+    eight, between, nine = (model.decode(batch, 50_000).kv for batch in (8, 8.25, 9))
+    assert between == pytest.approx(eight + (nine - eight) / 4)
+
+
 @pytest.mark.parametrize("layout", [(8, 1), (4, 2), (16, 1), (32, 1), (8, 4)])
 def test_steps_never_shrink_and_never_beat_the_roofline(model_of: MakeModel, layout: tuple[int, int]) -> None:
     dp, tp = layout
@@ -138,6 +146,17 @@ def test_an_exchange_takes_about_as_long_as_the_kernels(
     for tokens, microseconds in measured.items():
         layer = model.exchange.seconds(tokens) / model.counts.moe_layers
         assert 0.5 < layer * 1e6 / microseconds < 2, tokens
+
+
+def test_the_type_of_the_experts_decides_how_tokens_are_sent(counts_of: MakeCounts) -> None:
+    counts, h200 = counts_of("deepseek-v3", "fp8", data_parallel_size=8, expert_parallel_size=8), find_gpu("h200")
+    narrow = ExpertExchange(counts, h200, link_bytes_per_second)
+    (row,) = counts.experts
+    (matrices,) = row.matrices
+    wide_experts = (row._replace(matrices=(matrices._replace(kind="bf16"),)),)
+    wide = ExpertExchange(counts._replace(experts=wide_experts), h200, link_bytes_per_second)
+    assert {each.kind for each in counts.dense} >= {"fp8"}
+    assert narrow.prompt_seconds(1000) < wide.prompt_seconds(1000)
 
 
 def test_wide_dispatch_and_the_network_take_longer(model_of: MakeModel) -> None:

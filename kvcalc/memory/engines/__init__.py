@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from kvcalc.errors import ModelError, UsageError, nearest
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.options import check_settings
+from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.release import Asked, split_engine
 from kvcalc.memory.kv_cache import Growth, growth, sequence_bytes
 from kvcalc.memory.sharding import Bounds, bounds_of, longer_before_last, stages_of
@@ -95,12 +96,15 @@ class Engine(ABC):
     A share is all layers on one tensor-parallel rank, or the layers of one pipeline stage. `version` is the requested
     release, or the one from which the rules were read; of the class, always the latter. `settings` are the settings in
     use, by name. `splits_heads` is whether tensor parallelism is modelled for the engine, and `splits_layers` whether
-    pipeline stages are. `older_rules` ends a note about releases: how to count an older release.
+    pipeline stages are. `older_rules` ends a note about releases: how to count an older release. `reserves_full_length`
+    is whether a request starts only if there is room for its whole answer. `running_option` is the engine's option for
+    the most requests that run at once.
 
     `has_attention_replicas` is whether the engine can copy the attention and split the experts. If it can:
     `splits_attention_replicas` is whether an attention replica may be split over several devices,
-    `splits_uneven_experts` is whether the number of experts may be no multiple of the expert-parallel ranks, and
-    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas.
+    `splits_uneven_experts` is whether the number of experts may be no multiple of the expert-parallel ranks,
+    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas, and
+    `limits_all_replicas` whether `running_option` counts the requests of all replicas and not those of each.
     """
 
     name: str
@@ -111,7 +115,10 @@ class Engine(ABC):
     splits_attention_replicas = True
     splits_uneven_experts = True
     spreads_mlps = False
+    limits_all_replicas = False
     older_rules = ""
+    reserves_full_length = True
+    running_option: str | None = None
     notes: tuple[Note, ...] = ()
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
@@ -125,8 +132,13 @@ class Engine(ABC):
         return longer_before_last(num_layers, stages)
 
     @staticmethod
-    def kv_dtype(spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None) -> Resolved:
-        """The cache's dtype as the engine resolves `asked`, and the reason. `dtype` is the requested weight dtype."""
+    def kv_dtype(
+        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+    ) -> Resolved:
+        """The cache's dtype as the engine resolves `asked`, and the reason.
+
+        `dtype` is the requested weight dtype. `place` has the release and the device, which decide it for some models.
+        """
         return asked, None
 
     @staticmethod
@@ -233,13 +245,21 @@ def stage_bounds(name: str, num_layers: int, stages: int) -> Bounds:
 
 
 def resolve_kv_dtype(
-    name: str, spec: ModelSpec, asked: str, settings: Mapping[str, str] | None = None, dtype: str | None = None
+    name: str,
+    spec: ModelSpec,
+    asked: str,
+    settings: Mapping[str, str] | None = None,
+    dtype: str | None = None,
+    device_class: str | None = None,
 ) -> Resolved:
     """The cache's dtype as engine `name` resolves `asked`, and the reason (`Engine.kv_dtype`).
 
-    Raises UsageError (exit 2) for an unknown engine.
+    `name` may end in a release. `device_class` is the kind of device, None if there is none. Raises UsageError (exit 2)
+    for an unknown engine or release.
     """
-    return _class_of(name)[0].kv_dtype(spec, asked, settings or {}, dtype)
+    engine, release = _class_of(name)
+    place = Place(release.release if release else None, device_class)
+    return engine.kv_dtype(spec, asked, settings or {}, dtype, place)
 
 
 def resolve_weight_dtype(name: str, spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
