@@ -75,8 +75,9 @@ def _most_experts(spec: ModelSpec) -> int:
 
 @remembered
 def _mlp_and_head(spec: ModelSpec) -> frozenset[str]:
-    """The names of the weights of MLPs and of the output head."""
+    """The names of the weights of MLPs without experts, and of the output head, that ranks split."""
     weights = weights_of(spec)
     blocks = () if weights is None else weights.blocks
     head = (weight.name for block in blocks for weight in block.weights if weight.role == HEAD)
-    return frozenset([*head, *(weight.name for group in spec.layers for weight in group.layer.mlp)])
+    mlp = (weight for group in spec.layers for weight in group.layer.mlp)
+    return frozenset([*head, *(w.name for w in mlp if w.copies == 1 and w.on_rank(2) != w)])

@@ -14,10 +14,13 @@ import kvcalc
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.engines import ENGINES
 from kvcalc.model.spec import ModelSpec
+from kvcalc.planning.case import Question, make_case
 from kvcalc.planning.fit import fit
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import one_length
 from kvcalc.planning.plan import Targets, plan
+from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.throughput.counts import Counts, bytes_of
 from kvcalc.throughput.hardware import find_devices, find_gpu
 from tests.documents import estimate
 
@@ -109,10 +112,31 @@ def test_the_limits_are_those_of_the_whole_replica(engine: str, gpus: str) -> No
 
 def test_sglang_holds_the_tokens_it_printed() -> None:
     # sgl-project/sglang#11309: DeepSeek-V3.2 on 8 B200 with --tp 8 --dp 8 --enable-dp-attention prints 975,424 tokens.
-    engine = ask("deepseek-v3.2", "b200x8", engine="sglang", kv_dtype="fp8_e4m3")["engine"]
+    # The log is of October 2025. Since 0.5.10, an fp8 cache on B200 has other rows.
+    engine = ask("deepseek-v3.2", "b200x8", engine="sglang@0.5.3", kv_dtype="fp8_e4m3")["engine"]
     assert engine["kv_cache_tokens"] == pytest.approx(975_424, rel=0.07)
     # Two latents and index keys of 132 bytes a token, as in that log: 43.67 GiB for these tokens.
     assert engine["bytes_per_block"] * 975_424 / 64 == pytest.approx(43.67 * 2**30, rel=1e-3)
+
+
+def test_sglang_multiplies_as_much_as_vllm() -> None:
+    # SGLang splits MLPs and the head over all replicas, and each device processes the tokens of all of them.
+    def counts(engine: str) -> Counts:
+        found = speed_of(
+            make_case(
+                Question(kvcalc.load_model(R1), engine=engine, devices=find_devices("h200x8"), data_parallel_size=8)
+            ),
+            [],
+        )
+        assert isinstance(found, Speed)
+        return found.model.counts
+
+    vllm, sglang = counts("vllm"), counts("sglang")
+    assert sglang.experts == vllm.experts
+    for name in ("dense", "head"):
+        spread, whole = getattr(sglang, name), getattr(vllm, name)
+        assert [row.elements for row in spread] == pytest.approx([row.elements for row in whole])
+        assert bytes_of(spread) < bytes_of(whole)
 
 
 def test_the_number_of_devices_follows_from_the_layout() -> None:
