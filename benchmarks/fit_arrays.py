@@ -96,11 +96,11 @@ def seconds_of(rows: Sequence[Row]) -> Ask:
     def ask(constants: Mapping[str, Any]) -> Values:
         c = _namespace(constants)
         costs = costs_of(times, c)
-        pairs, overhead, communication = step_parts(costs, batch, kv, scores, context)
+        pairs, overhead, communication = step_parts(costs, batch, kv, scores, context, batch)
         total = overhead + communication
         for read, multiply in pairs:
             total = total + together(read, multiply, c.roof_power)
-        work = sum(prompt_parts(costs, prompt, prompt_scores)) / times.stages
+        work = sum(prompt_parts(costs, prompt, prompt_scores, prompt)) / times.stages
         return np.asarray(total + share * work)
 
     return ask

@@ -39,6 +39,7 @@ class Asked(TypedDict, total=False):
     speed: SpeedQuestion | None
     what_if: WhatIf
     speculative: Speculation | None
+    data_parallel_size: int
 
 
 def estimate(
@@ -58,6 +59,7 @@ def estimate(
     speed: SpeedQuestion | None = None,
     what_if: WhatIf = WhatIf(),
     speculative: Speculation | None = None,
+    data_parallel_size: int = 1,
 ) -> Estimate:
     """The document of `kvcalc estimate`: the bytes of the cache, and with `devices` whether it fits and how fast it is.
 
@@ -65,15 +67,16 @@ def estimate(
     the model is split over all `devices`. `kv_memory_bytes` is the memory for the cache on one device.
     `engine_settings` maps the engine's own options to their values, for example `{"block-size": 32}`. `speed` describes
     requests to serve: `SpeedQuestion(input_tokens=2048, output_tokens=500, concurrency=32)`. `what_if` replaces the
-    model's attention. `speculative` says how tokens are drafted: `Speculation("mtp", 3, acceptance_length=2.4)`. Raises
-    KvcalcError; its `exit_code` is the exit code of the command line.
+    model's attention. `speculative` says how tokens are drafted: `Speculation("mtp", 3, acceptance_length=2.4)`.
+    `data_parallel_size` is the number of attention replicas, among which the batch is divided. Raises KvcalcError; its
+    `exit_code` is the exit code of the command line.
     """
     from kvcalc.planning.estimate import answer
 
     question = Question(
         _model(model), context_tokens, batch_size, dtype, kv_dtype, engine, engine_settings, tensor_parallel_size,
         pipeline_parallel_size, encoder_tokens, kv_memory_bytes, devices, speed, what_if,
-        speculative,
+        speculative, data_parallel_size,
     )  # fmt: skip
     return cast("Estimate", answer(question).document)
 
@@ -122,7 +125,7 @@ def sweep(
 
     `gpus` are names of devices, for example `h100x4`. Without `tensor_parallel_sizes`, the model is split over the
     number of devices in the name. `asked` may have `dtype`, `pipeline_parallel_size`, `encoder_tokens`,
-    `kv_memory_bytes`, `speed`, `speculative` and `what_if`.
+    `kv_memory_bytes`, `speed`, `speculative`, `what_if` and `data_parallel_size`.
     """
     from kvcalc.notes import describe_notes
     from kvcalc.planning.axis import Axis
@@ -216,6 +219,7 @@ def score(
     tensor_parallel_size: int | None = None,
     pipeline_parallel_size: int | None = None,
     expert_parallel_size: int | None = None,
+    data_parallel_size: int | None = None,
 ) -> Score:
     """The document of `kvcalc score`: the times of benchmark results beside the predicted ones.
 
@@ -226,7 +230,7 @@ def score(
 
     given = Given(
         None if model is None else _model(model), devices, engine, engine_settings, dtype, kv_dtype,
-        tensor_parallel_size, pipeline_parallel_size, expert_parallel_size,
+        tensor_parallel_size, pipeline_parallel_size, expert_parallel_size, data_parallel_size,
     )  # fmt: skip
     return cast("Score", ask(list(results.items()), given))
 

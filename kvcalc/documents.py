@@ -38,6 +38,7 @@ class Engines(TypedDict):
     workload: Workload
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    data_parallel_size: int
     stored_bytes: int
     engines: list[EngineRow]
     warnings: list[Warning]
@@ -181,6 +182,7 @@ class ScoreRow(TypedDict):
     num_devices: int
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    data_parallel_size: int
     input_tokens: int
     output_tokens: int
     context_tokens: int
@@ -239,6 +241,8 @@ class Engine(TypedDict):
     version: str | None
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    data_parallel_size: int
+    expert_parallel_size: int
     kv_dtype_reason: str | None
     request_lines: NotRequired[list[Line]]
     pool_lines: NotRequired[list[Line]]
@@ -769,6 +773,7 @@ class FitDocumentSmallest(TypedDict):
     num_devices: int
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    data_parallel_size: int
 
 
 class FitDocument(TypedDict):
@@ -872,6 +877,7 @@ class SweepPoint(TypedDict):
     gpu: str | None
     num_devices: int | None
     tensor_parallel_size: int
+    data_parallel_size: int
     context_tokens: int
     batch_size: int
     stored_bytes: int | None
@@ -925,6 +931,7 @@ class CompareRow(TypedDict):
     gpu: str | None
     num_devices: int | None
     tensor_parallel_size: int | None
+    data_parallel_size: int | None
     attention: str | None
     num_layers: int | None
     num_kv_heads: int | None
@@ -1029,6 +1036,7 @@ class PlanRow(TypedDict):
     hint: str | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
+    data_parallel_size: int | None
     replicas: int | None
     num_devices: int | None
     requests_per_replica: int | None

@@ -85,6 +85,32 @@ def test_the_parts_of_every_document_agree(engine: str) -> None:
     assert speeds > seen / 2
 
 
+@pytest.mark.parametrize("engine", ["logical", "vllm", "sglang", "tensorrt-llm"])
+def test_the_parts_agree_with_attention_replicas(engine: str) -> None:
+    seen = 0
+    for place, name in enumerate(preset_names()):
+        devices, dp, tp = (("h200x8", 8, 1), ("b200x8", 4, 2), ("h100x16", 16, 1), ("h200x8", 2, 4))[place % 4]
+        served = SpeedQuestion(input_tokens=500, output_tokens=100, concurrency=37)
+        try:
+            answer = estimate(
+                kvcalc.load_model(name), engine=engine, devices=find_devices(devices), data_parallel_size=dp,
+                tensor_parallel_size=tp, speed=served,
+            )  # fmt: skip
+        except (ModelError, UsageError):
+            continue  # the model has no experts, the engine does not support it, or the heads cannot be divided
+        VALIDATOR.validate(answer)
+        cache, fit, speed = answer["kv_cache"], answer["fit"], answer["throughput"]
+        assert cache["bytes_per_device"] <= cache["devices_total_bytes"] <= dp * tp * cache["bytes_per_device"], name
+        if fit is not None:
+            check_fit(name, answer)
+            assert fit["weights_replicated_bytes"] <= fit["weights_bytes"] <= answer["weights"]["bytes"], name
+        # If not one request fits, the speed is that of a start with a larger share of the memory and its own batch.
+        if speed is not None and fit is not None and fit["max_batch_size"] != 0:
+            check_speed(name, speed, answer["workload"]["batch_size"])
+        seen += 1
+    assert seen > 10
+
+
 def check_fit(name: str, answer: dict[str, Any]) -> None:
     fit = answer["fit"]
     assert sum(line["bytes"] for line in fit["lines"]) == fit["device_bytes"], name

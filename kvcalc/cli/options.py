@@ -41,22 +41,27 @@ _SHARED_OPTIONS: tuple[tuple[Any, ...], ...] = (
      "Tokens of the encoder's output (T5, BART) or of an image (Llama 3.2 Vision). Default: the model's own number, "
      "else --context."),
     ("--tp --tensor-parallel-size", "T",
-     "Number of devices that split the heads. Default: --num-gpus divided by --pp, else 1."),
+     "Number of devices that split the heads. Default: --num-gpus divided by --pp and --dp, else 1."),
     ("--pp --pipeline-parallel-size", "P", "Number of pipeline stages. Default: 1."),
+    ("--dp --data-parallel-size", "D",
+     "Number of attention replicas, which divide the requests among them and share the experts. Default: 1. Each is "
+     "split over --tp devices."),
     ("--kv-memory", "SIZE",
      "Cache memory per device: 80G, 80GiB. Prints the longest context and the largest batch that fit. With --gpu it "
      "replaces the computed memory."),
     ("--gpu", "NAME[xN]",
      "Device, with an optional count: h100, h100x8, rtx-4090. kvcalc gpus lists the names; local is the device in this "
      "machine.", None, _DEVICE, True),
-    ("--num-gpus", "N", "Number of devices. Default: the number in --gpu, else --tp times --pp.", None, _DEVICE),
+    ("--num-gpus", "N",
+     "Number of devices. Default: the number in --gpu, else --tp times --pp times --dp.", None, _DEVICE),
     ("--gpu-memory", "SIZE",
      "Memory of one device: 80G, 80GiB. Describes a device of your own, or replaces the figure of --gpu.",
      None, _DEVICE),
     ("--gpu-bandwidth --bandwidth", "RATE", "Memory bandwidth of one device: 3.35TB/s.", None, _DEVICE),
     ("--flops", "RATE", "Dense bf16 operations per second of one device: 989T.", None, _DEVICE),
     ("--ep --expert-parallel-size", "E",
-     "Number of --tp devices that each hold whole experts. Default: 1, which splits every expert.",
+     "Number of devices that each hold whole experts. Default: --dp times --tp if --dp is given, else 1, which splits "
+     "every expert over --tp.",
      None, _SPEED),
     ("--calibrate", "FILE",
      "A record of kvcalc measure --json on this device. Its constants replace the fitted ones.", None, _SPEED),
@@ -86,7 +91,7 @@ _SHARED_OPTIONS: tuple[tuple[Any, ...], ...] = (
 )  # fmt: skip
 
 # Lengths, types, and the number of devices a model is split over.
-WORKLOAD = "context max-model-len batch dtype kv-dtype encoder-tokens tp pp"
+WORKLOAD = "context max-model-len batch dtype kv-dtype encoder-tokens tp pp dp"
 # The figures of a device, which describe one or replace those of a known one; and all options that choose a device.
 DEVICE_FIGURES = "gpu-memory gpu-bandwidth flops"
 DEVICE = f"gpu num-gpus {DEVICE_FIGURES}"

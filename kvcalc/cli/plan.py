@@ -7,7 +7,7 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.drafting import hit_rate_of, speculation_of
-from kvcalc.cli.question import kinds_of, output_of, parsed, settings_of
+from kvcalc.cli.question import attention_replicas_of, kinds_of, output_of, parsed, settings_of
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_tokens
 
@@ -49,7 +49,7 @@ OPTIONS = [
     o.flag("--allow-beyond-limit", "Plan requests that are longer than the model's limit."),
     o.value("--max-gpus", "N", "Maximum number of devices in a layout.", "1024"),
     o.engine("Engines whose memory and speed to use: vllm,sglang or all.", "vllm"),
-    *o.shared("dtype kv-dtype"),
+    *o.shared("dtype kv-dtype dp"),
     o.value(
         "--gpu", "LIST",
         "Kinds of device: h100,l40s. h100x8 means at most 8. Default: the most common kinds.",
@@ -88,6 +88,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         kv_dtype=given["kv_dtype"],
         speculative=speculation_of(given, load_model),
         prefix_hit_rate=hit_rate_of(given),
+        data_parallel_size=attention_replicas_of(given),
         prices=prices,
         max_devices=parse_count(given["max_gpus"], "--max-gpus"),
         allow_beyond_limit=given["allow_beyond_limit"],

@@ -113,6 +113,7 @@ def workload_of(given: _Given, load: Callable[[str], ModelSpec] | None = None) -
         "encoder_tokens": parsed(given, "--encoder-tokens", parse_tokens),
         "tensor_parallel_size": parsed(given, "--tp", parse_count),
         "pipeline_parallel_size": stages_of(given),
+        "data_parallel_size": attention_replicas_of(given),
         "kv_memory_bytes": parsed(given, "--kv-memory", parse_size),
         "devices": devices_of(given),
         "speed": speed_of(given),
@@ -181,7 +182,7 @@ def speed_of(given: _Given) -> SpeedQuestion | None:
     from kvcalc.planning.layout import SpeedQuestion, calibrated
 
     question = SpeedQuestion(
-        parsed(given, "--ep", parse_count) or 1,
+        parsed(given, "--ep", parse_count),
         parsed(given, "--input-tokens", parse_tokens),
         parsed(given, "--output-tokens", parse_tokens),
         parsed(given, "--concurrency", parse_count),
@@ -217,6 +218,11 @@ def devices_of(given: _Given) -> Devices | None:
 def stages_of(given: _Given) -> int:
     """The number of pipeline stages."""
     return parsed(given, "--pp", parse_count) or 1
+
+
+def attention_replicas_of(given: _Given) -> int:
+    """The number of attention replicas."""
+    return parsed(given, "--dp", parse_count) or 1
 
 
 def kinds_of(names: Sequence[str], given: _Given) -> list[Devices]:

@@ -31,13 +31,15 @@ OPTIONS = [
     ),
     o.value(
         "--tp --tensor-parallel-size", "T",
-        "Number of devices that split the heads. Default: the file's, else --num-gpus divided by --pp.",
+        "Number of devices that split the heads. Default: the file's, else --num-gpus divided by --pp and --dp.",
     ),
     o.value("--pp --pipeline-parallel-size", "P", "Number of pipeline stages. Default: the file's, else 1."),
     o.value(
         "--ep --expert-parallel-size", "E",
-        "Number of the --tp devices among which whole experts are divided. Default: the file's, else 1.",
+        "Number of the devices among which whole experts are divided. Default: the file's, else --dp times --tp if "
+        "there is a --dp, else 1.",
     ),
+    o.value("--dp --data-parallel-size", "D", "Number of attention replicas. Default: the file's, else 1."),
     o.value(
         "--dtype", "TYPE",
         "Type of the weights: bf16, fp16, fp8, int4, nvfp4 and others. Default: the file's, else the config's.",
@@ -90,6 +92,7 @@ def score(
             tensor_parallel_size=parsed(given, "--tp", parse_count),
             pipeline_parallel_size=parsed(given, "--pp", parse_count),
             expert_parallel_size=parsed(given, "--ep", parse_count),
+            data_parallel_size=parsed(given, "--dp", parse_count),
             calibration=calibration,
         ),
     )

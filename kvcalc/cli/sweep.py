@@ -6,7 +6,16 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.drafting import speculation_of
-from kvcalc.cli.question import kinds_of, output_of, parsed, settings_of, speed_of, stages_of, what_if_of
+from kvcalc.cli.question import (
+    attention_replicas_of,
+    kinds_of,
+    output_of,
+    parsed,
+    settings_of,
+    speed_of,
+    stages_of,
+    what_if_of,
+)
 from kvcalc.errors import UsageError
 from kvcalc.notes import describe_notes
 from kvcalc.units import parse_count, parse_size, parse_tokens
@@ -42,7 +51,7 @@ OPTIONS = [
         "Number of devices that split the heads: 1..8. Default: the number in --gpu, else 1.",
         several=True,
     ),
-    *o.shared("pp"),
+    *o.shared("pp dp"),
     o.engine("Engines whose memory layout to use: vllm,sglang or all. logical is the formula."),
     o.value("--kv-memory", "SIZE", "Cache memory per device: 80G, 80GiB. Shows which points fit."),
     *o.shared(o.WHAT_IF),
@@ -79,6 +88,7 @@ def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
         kv_dtypes=[name.casefold() for name in o.names_of(given["kv_dtype"], "--kv-dtype")],
         tensor_parallel_sizes=None if given["tp"] is None else parse_axis(given["tp"], "--tp", parse_count),
         pipeline_parallel_size=stages_of(given),
+        data_parallel_size=attention_replicas_of(given),
         engines=parse_engines(o.names_of(given["engine"], "--engine")),
         engine_settings=settings_of(given),
         gpus=kinds_of(o.names_of(given["gpu"], "--gpu"), given),

@@ -33,8 +33,9 @@ class Held(NamedTuple):
 class Question(NamedTuple):
     """A device's memory, the workload on it, and the engine's own settings (option name to text).
 
-    `ranks` is tensor-parallel ranks times pipeline stages. `is_latent` is true for an MLA model, and `is_apple` if
-    macOS manages the memory. `release` is the engine's release, or None for the newest.
+    `ranks` is the number of devices of one replica. `is_latent` is true for an MLA model, and `is_apple` if macOS
+    manages the memory. `release` is the engine's release, or None for the newest. `batch_size` is that of one of the
+    `attention_replicas`.
     """
 
     memory_bytes: int
@@ -47,6 +48,7 @@ class Question(NamedTuple):
     is_latent: bool = False
     release: Release | None = None
     is_apple: bool = False
+    attention_replicas: int = 1
 
     def driver(self, context_mib: int, nccl_mib: int = 0) -> list[Held]:
         """The memory outside the engine: the driver's context, and NCCL's buffers if there are several ranks."""
@@ -57,9 +59,11 @@ class Question(NamedTuple):
         """Peak bytes of activations in one step of `tokens` tokens.
 
         At the peak, a step holds the residual, the normed input, and the widest module's inputs and intermediate
-        values. Layers run one after another and reuse the memory.
+        values. Layers run one after another and reuse the memory. With attention replicas, every rank also gathers the
+        tokens of the other replicas before its experts (vLLM's default backend, allgather_reducescatter).
         """
-        return tokens * (2 * self.width.hidden_size + self.width.module_elements) * element_bytes
+        gathered = (self.attention_replicas - 1) * self.width.hidden_size
+        return tokens * (2 * self.width.hidden_size + self.width.module_elements + gathered) * element_bytes
 
 
 class Reserve(NamedTuple):
@@ -196,6 +200,10 @@ def _sglang_default_share(question: Question) -> float:
     )
     reserved = 512 + 1.5 * tokens + question.ranks / 8 * 1024 + 2 * (few if question.ranks < 4 else many)
     reserved += _SGLANG_MLA_GRAPHS_MIB if question.is_latent else 8 * _sglang_prefill_graphs(tokens)
+    if question.attention_replicas > 1:
+        # More padding, and more again for large graphs (reserve_for_graph_mb).
+        graph = few if question.ranks < 4 else many
+        reserved += graph * question.attention_replicas * (4.5 if graph > 300 else 3)
     if memory_mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
     # Above 0 even on a device smaller than the reserve.

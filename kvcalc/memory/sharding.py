@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import LOOKUP, NORM, OTHER, ROUTER, Block, ModelWeights
+from kvcalc.model.tensors import LOOKUP, NORM, OTHER, ROUTER, Block, ModelWeights, Weight
 
 # Weights that do not affect the size of activations: norms, routers, vectors, and lookup tables except the embedding.
 _BESIDE = (NORM, ROUTER, OTHER, LOOKUP)
@@ -82,11 +82,33 @@ class Width(NamedTuple):
     has_experts: bool
 
 
-def shard(weights: ModelWeights, size: int) -> ModelWeights:
+class Spread(NamedTuple):
+    """How weights are split over the ranks of all `data_parallel_size` attention replicas.
+
+    Routed experts are distributed over `expert_parallel_size` groups of ranks, and each expert is split over the ranks
+    of its group. `names` are the other weights that the engine splits over all ranks. The rest is in every replica.
+    """
+
+    data_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    names: frozenset[str] = frozenset()
+
+    def on_rank(self, weight: Weight, size: int) -> Weight:
+        """The part of `weight` on the rank that holds most, with `size` tensor-parallel ranks per replica."""
+        ranks, groups = size * self.data_parallel_size, self.expert_parallel_size
+        if weight.copies > 1 and self.data_parallel_size > 1:
+            return weight.on_rank(ranks // groups)._replace(copies=-(-weight.copies // groups))
+        return weight.on_rank(ranks if weight.name in self.names else size)
+
+
+NOT_SPREAD = Spread()
+
+
+def shard(weights: ModelWeights, size: int, spread: Spread = NOT_SPREAD) -> ModelWeights:
     """The weights on the largest of `size` tensor-parallel ranks. Every weight defines how it is split."""
-    if size == 1:
+    if size == 1 and spread.data_parallel_size == 1:
         return weights
-    blocks = [Block(b.prefix, b.numbers, tuple(w.on_rank(size) for w in b.weights)) for b in weights.blocks]
+    blocks = [Block(b.prefix, b.numbers, tuple(spread.on_rank(w, size) for w in b.weights)) for b in weights.blocks]
     return ModelWeights(weights.embedding.on_rank(size), weights.tied, tuple(blocks))
 
 

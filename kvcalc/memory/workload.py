@@ -23,6 +23,8 @@ class Workload(NamedTuple):
     `pipeline_parallel_size` stages, and each stage is split over `tensor_parallel_size` devices.
 
     `encoder_tokens` is the length of the encoder's output, or None if the model has no cross-attention.
+    `data_parallel_size` is the number of attention replicas, among which the sequences are divided, and
+    `expert_parallel_size` the number of groups of devices that each hold whole experts.
     """
 
     context_tokens: int
@@ -33,6 +35,25 @@ class Workload(NamedTuple):
     notes: tuple[Note, ...]
     encoder_tokens: int | None = None
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    expert_parallel_size: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        """The devices of one replica of the model."""
+        return self.data_parallel_size * self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def attention_batch(self, batch_size: int) -> int:
+        """The sequences of a batch that the busiest attention replica runs."""
+        return -(-batch_size // self.data_parallel_size)
+
+    def attention_batches(self, batch_size: int) -> dict[int, int]:
+        """The sequences that an attention replica runs, with the number of replicas that run so many."""
+        if self.data_parallel_size == 1:
+            return {batch_size: 1}
+        each, more = divmod(batch_size, self.data_parallel_size)
+        found = {each + 1: more, each: self.data_parallel_size - more}
+        return {sequences: replicas for sequences, replicas in found.items() if sequences and replicas}
 
 
 def resolve_workload(

@@ -12,12 +12,17 @@ _DRAFT_FOR_ONE = ("transformers", "mlx")
 
 
 def most_at_once(case: Case, max_sequences: int) -> int:
-    """The most sequences that the engine's settings allow. `max_sequences` is its default."""
+    """The most sequences that the engine's settings allow. `max_sequences` is its default.
+
+    Every attention replica has its own scheduler.
+    """
     if case.question.speculative is not None and case.engine_name in _DRAFT_FOR_ONE:
         return 1
-    option = case.rules.running_option
+    option, replicas = case.rules.running_option, case.workload.data_parallel_size
     given = None if option is None else Given(case.engine_name, case.settings).optional_count(option)
-    return max_sequences if given is None else given
+    if given is None:
+        return max_sequences * replicas
+    return given if case.rules.limits_all_replicas else given * replicas
 
 
 def running_requests(case: Case, max_sequences: int) -> int:

@@ -9,6 +9,7 @@ from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import release_of
 from kvcalc.memory.reserve import ACTIVATION, RESERVE, Held, Question, Reserve, reserve_of
 from kvcalc.notes import Note
+from kvcalc.planning.attention_replicas import spread_of
 from kvcalc.planning.capacity import PoolShrinkage, capacity, largest_batch
 from kvcalc.planning.case import Case
 from kvcalc.planning.gpus import describe_gpu
@@ -59,7 +60,8 @@ def budget(case: Case) -> Budget | str:
     """The memory a device has for the cache, or the reason if it is not known."""
     spec, workload = case.spec, case.workload
     ranks = workload.tensor_parallel_size
-    weights = device_weights(case.model, spec, case.question.dtype, workload.model_dtype, ranks, case.stages)
+    spread = spread_of(spec, case.rules, workload)
+    weights = device_weights(case.model, spec, case.question.dtype, workload.model_dtype, ranks, case.stages, spread)
     if weights.bytes is None or weights.width is None:
         return f"the weights of {spec.name} are not known: {weights.reason}"
     if case.question.speculative is not None:
@@ -93,14 +95,15 @@ def _divide(case: Case, weights: DeviceWeights, tokens: int, sequences: int) -> 
     question = Question(
         memory_bytes=gpu.memory_bytes,
         width=weights.width,
-        ranks=workload.tensor_parallel_size * workload.pipeline_parallel_size,
+        ranks=workload.num_devices,
         context_tokens=tokens,
-        batch_size=sequences,
+        batch_size=workload.attention_batch(sequences),
         settings=settings,
         num_heads=spec.attention.num_heads,
         is_latent=spec.attention.is_latent,
         release=release_of(case.question.engine),
         is_apple=gpu.vendor == "Apple",
+        attention_replicas=workload.data_parallel_size,
     )
     reserve = reserve_of(case.engine_name, question)
     left = gpu.memory_bytes - weights.bytes - reserve.held_bytes()
@@ -164,11 +167,13 @@ def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
     there = format_size(found.pool_bytes, capacity=True)
     tokens = f"{workload.context_tokens:,} tokens"
     if one > found.pool_bytes:
-        longest = fit["max_context_tokens"] if workload.batch_size == 1 else None
+        longest = fit["max_context_tokens"] if workload.attention_batch(workload.batch_size) == 1 else None
         estimated = f"; the longest context that fits is {longest:,}" if longest else ""
         needed = f"{format_size(one)} of cache per device"
         return f"one request of {tokens} needs {needed}, but only {there} is available{estimated}"
+    replicas = workload.data_parallel_size
+    divided = f" over {replicas} attention replicas" if replicas > 1 else ""
     return (
-        f"{workload.batch_size:,} requests of {tokens} need {format_size(fit['kv_cache_bytes'])} of cache per device, "
-        f"but only {there} is available; the largest batch that fits is {fit['max_batch_size']:,}"
+        f"{workload.batch_size:,} requests of {tokens}{divided} need {format_size(fit['kv_cache_bytes'])} of cache per "
+        f"device, but only {there} is available; the largest batch that fits is {fit['max_batch_size']:,}"
     )

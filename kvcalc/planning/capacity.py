@@ -23,7 +23,7 @@ def capacity(
     for the context, a note says so. `max_context_tokens` may exceed max_position_embeddings, with a note.
     """
     spec, workload = case.spec, case.workload
-    held, batch = _held(case, pool_shrinkage), workload.batch_size
+    held, batch = _held(case, pool_shrinkage), workload.attention_batch(workload.batch_size)
     here = held(workload.context_tokens, batch)
     longest = kv_cache.longest_context(lambda tokens: held(tokens, batch), kv_memory_bytes, period(spec))
     limit = spec.max_position_embeddings
@@ -54,7 +54,14 @@ def largest_batch(
     case: Case, kv_memory_bytes: int, tokens: int, pool_shrinkage: PoolShrinkage | None = None
 ) -> int | None:
     """The most sequences of `tokens` tokens whose cache fits in `kv_memory_bytes` on each device. None if memory sets
-    no limit."""
+    no limit. Every attention replica runs as many."""
+    most = _largest_attention_batch(case, kv_memory_bytes, tokens, pool_shrinkage)
+    return None if most is None else most * case.workload.data_parallel_size
+
+
+def _largest_attention_batch(
+    case: Case, kv_memory_bytes: int, tokens: int, pool_shrinkage: PoolShrinkage | None
+) -> int | None:
     held = _held(case, pool_shrinkage)
     one = held(tokens, 1)
     if one > kv_memory_bytes:
@@ -75,10 +82,14 @@ def largest_batch(
 
 
 def _held(case: Case, pool_shrinkage: PoolShrinkage | None) -> Callable[[int, int], int]:
-    """The memory for the cache that a number of tokens and sequences takes on a device, as a function."""
+    """The memory for the cache that a number of tokens and sequences takes on a device, as a function.
+
+    The sequences are those of one attention replica.
+    """
     device, rules, dtype = case.share, case.rules, case.workload.kv_dtype
     if pool_shrinkage is None:
         return lambda tokens, sequences: rules.batch_bytes(device, dtype, tokens, sequences)
+    replicas = case.workload.data_parallel_size
     return lambda tokens, sequences: (
-        rules.batch_bytes(device, dtype, tokens, sequences) + pool_shrinkage(tokens, sequences)
+        rules.batch_bytes(device, dtype, tokens, sequences) + pool_shrinkage(tokens, sequences * replicas)
     )

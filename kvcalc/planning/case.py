@@ -41,7 +41,7 @@ class Question(NamedTuple):
     `speed` has the options for throughput. If it includes the lengths of requests, the context is the prompt and the
     answer of one request, and `batch_size` follows from the requests. `engine_settings` maps the engine's own options
     to their text; a flag may be True or False. `what_if` replaces the model's attention. `speculative` says how tokens
-    are drafted, or is None if they are not.
+    are drafted, or is None if they are not. `data_parallel_size` is the number of attention replicas.
     """
 
     model: ModelSpec
@@ -59,6 +59,7 @@ class Question(NamedTuple):
     speed: SpeedQuestion | None = None
     what_if: WhatIf = WhatIf()
     speculative: Speculation | None = None
+    data_parallel_size: int = 1
 
     @property
     def serves_requests(self) -> bool:
@@ -172,6 +173,13 @@ def make_case(question: Question) -> Case:
             f"--tp {workload.tensor_parallel_size}: tensor parallelism is not supported for {asked.engine}",
             f"use --pp {workload.tensor_parallel_size} to split the layers" if rules.splits_layers else "use --tp 1",
         )
+    experts = None if asked.speed is None else asked.speed.expert_parallel_size
+    if asked.data_parallel_size > 1:
+        from kvcalc.planning.attention_replicas import with_attention_replicas
+
+        workload = with_attention_replicas(asked.model, asked.data_parallel_size, experts, rules, workload)
+    elif experts is not None:
+        workload = workload._replace(expert_parallel_size=experts)
     rules.check_context(workload.context_tokens)
     if devices is not None:
         from kvcalc.planning.layout import check_speed, count_replicas
@@ -200,6 +208,7 @@ def _checked(question: Question) -> Question:
     """
     _check_count("batch_size", question.batch_size)
     _check_count("pipeline_parallel_size", question.pipeline_parallel_size)
+    _check_count("data_parallel_size", question.data_parallel_size)
     if question.tensor_parallel_size is not None:
         _check_count("tensor_parallel_size", question.tensor_parallel_size)
     if question.context_tokens is not None:
@@ -236,7 +245,7 @@ def _completed(question: Question) -> Question:
     from kvcalc.planning.layout import lay_out
 
     size = question.tensor_parallel_size
-    devices, size = lay_out(question.devices, size, question.pipeline_parallel_size)
+    devices, size = lay_out(question.devices, size, question.pipeline_parallel_size, question.data_parallel_size)
     question = question._replace(devices=devices, tensor_parallel_size=size)
     request_tokens = None if question.speed is None else question.speed.request_tokens
     if request_tokens is None:

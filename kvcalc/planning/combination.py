@@ -22,7 +22,9 @@ SPEED = (
     "prefill_seconds",
 )  # fmt: skip
 CHECKED = (*NUMBERS, "fits", "free_bytes", *SPEED, "reason")
-COLUMNS = ("model", "engine", "kv_dtype", "gpu", "num_devices", "tensor_parallel_size", *CHECKED)
+COLUMNS = (
+    "model", "engine", "kv_dtype", "gpu", "num_devices", "tensor_parallel_size", "data_parallel_size", *CHECKED,
+)  # fmt: skip
 _NO_FIGURES = (None,) * len(FIGURES)
 _NO_SPEED = (None,) * len(SPEED)
 _DEVICE = NUMBERS.index("bytes_per_device")
@@ -44,6 +46,7 @@ class Combination(NamedTuple):
     gpu: str | None
     num_devices: int | None
     tensor_parallel_size: int
+    data_parallel_size: int = 1
     case: Case | None = None
     curves: tuple[Curve, Curve, Curve] | None = None
     memory: Callable[[int, int], int] | None = None
@@ -71,13 +74,13 @@ class Combination(NamedTuple):
         self, contexts: Iterable[int], batches: Iterable[int], stored: Curve, device: Curve, read: Curve
     ) -> Iterator[Row]:
         """The rows of the formula, for which the held bytes equal the stored bytes."""
-        devices = self.tensor_parallel_size
+        devices, replicas = self.tensor_parallel_size, self.data_parallel_size
         for tokens in contexts:
             slope, fixed = stored.growth_at(tokens)
             held, share, reads = fixed + slope * tokens, device.bytes_at(tokens), read.bytes_at(tokens)
             for batch in batches:
-                whole, local = batch * held, batch * share
-                yield tokens, batch, whole, whole, held, slope, fixed, local, devices * local, batch * reads
+                whole, local, total = batch * held, -(-batch // replicas) * share, devices * batch * share
+                yield tokens, batch, whole, whole, held, slope, fixed, local, total, batch * reads
 
     def _counted_rows(self, contexts: Iterable[int], batches: Iterable[int]) -> Iterator[Row]:
         """The rows computed by the engine's own functions, with the reason as the last value if it refuses a point."""
@@ -120,7 +123,7 @@ class Combination(NamedTuple):
     def device_bytes(self, tokens: int, batch: int) -> int | None:
         """The bytes of the batch's cache on one device; None if the point is refused."""
         if self.curves is not None:
-            return batch * self.curves[1].bytes_at(tokens)
+            return -(-batch // self.data_parallel_size) * self.curves[1].bytes_at(tokens)
         try:
             return None if self.refusal else self._figures(tokens, batch)[FIGURES.index("bytes_per_device")]
         except KvcalcError:
@@ -136,6 +139,7 @@ def combine(question: Question, largest_batch: int, notes: list[Note]) -> Combin
     found = Combination(
         question.model.name, question.engine, question.kv_dtype, None if devices is None else devices.gpu.name,
         None if devices is None else devices.num_devices, question.tensor_parallel_size or 1,
+        question.data_parallel_size,
     )  # fmt: skip
     try:
         return _combine(found, question, largest_batch, notes)

@@ -28,6 +28,7 @@ class Layout(NamedTuple):
 
     `settings` are the engine's own options by name. `beyond_limit` is true if the context exceeds the model's limit.
     `drafting` says how tokens are drafted, or is None if they are not.
+    Each of the `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices.
     """
 
     tensor_parallel_size: int
@@ -38,20 +39,38 @@ class Layout(NamedTuple):
     settings: Mapping[str, str]
     beyond_limit: bool = False
     drafting: Drafting | None = None
+    data_parallel_size: int = 1
+    expert_parallel_size: int = 1
 
 
 def vllm_command(checkpoint: Checkpoint, layout: Layout) -> str:
-    """`vllm serve ...` for one replica."""
+    """`vllm serve ...` for one replica.
+
+    Each attention replica has its own scheduler with --max-num-seqs requests. --enable-expert-parallel distributes
+    whole experts over all devices (ParallelConfig, config/parallel.py).
+    """
     sizes = ("--tensor-parallel-size", "--pipeline-parallel-size", "--max-model-len", "--max-num-seqs")
-    flags = _flags("vllm", checkpoint, layout, sizes, {"fp8": "fp8", RAW_FP8.name: "fp8"})
+    replicas = layout.data_parallel_size
+    more = ["--data-parallel-size", str(replicas)] if replicas > 1 else []
+    more += ["--enable-expert-parallel"] if replicas > 1 and layout.expert_parallel_size > 1 else []
+    each = layout._replace(max_running=-(-layout.max_running // replicas))
+    flags = _flags("vllm", checkpoint, each, sizes, {"fp8": "fp8", RAW_FP8.name: "fp8"}, more)
     flags += vllm_drafting(layout.drafting)
     return shlex.join([*_environment("vllm", layout), "vllm", "serve", checkpoint.name, *flags])
 
 
 def sglang_command(checkpoint: Checkpoint, layout: Layout) -> str:
-    """`python -m sglang.launch_server ...` for one replica."""
+    """`python -m sglang.launch_server ...` for one replica.
+
+    With --enable-dp-attention, --tp-size counts the devices of all attention replicas, and --max-running-requests the
+    requests of all (ServerArgs, and ModelRunner.max_running_requests divided by dp_size).
+    """
     sizes = ("--tp-size", "--pp-size", "--context-length", "--max-running-requests")
-    flags = _flags("sglang", checkpoint, layout, sizes, {"fp8": "fp8_e4m3", RAW_FP8.name: "fp8_e4m3"})
+    replicas = layout.data_parallel_size
+    more = ["--dp-size", str(replicas), "--enable-dp-attention"] if replicas > 1 else []
+    more += ["--ep-size", str(layout.expert_parallel_size)] if replicas > 1 and layout.expert_parallel_size > 1 else []
+    whole = layout._replace(tensor_parallel_size=layout.tensor_parallel_size * replicas)
+    flags = _flags("sglang", checkpoint, whole, sizes, {"fp8": "fp8_e4m3", RAW_FP8.name: "fp8_e4m3"}, more)
     flags += sglang_drafting(layout.drafting)
     start = [*_environment("sglang", layout), "python", "-m", "sglang.launch_server"]
     return shlex.join([*start, "--model-path", checkpoint.name, *flags])
@@ -62,13 +81,18 @@ def _environment(engine: str, layout: Layout) -> list[str]:
 
 
 def _flags(
-    engine: str, checkpoint: Checkpoint, layout: Layout, sizes: tuple[str, ...], cache_names: Mapping[str, str]
+    engine: str,
+    checkpoint: Checkpoint,
+    layout: Layout,
+    sizes: tuple[str, ...],
+    cache_names: Mapping[str, str],
+    more: list[str],
 ) -> list[str]:
     """The options for a layout. `sizes` are the engine's option names for its first four fields. One pipeline stage
-    needs no option."""
+    needs no option. `more` are the options for attention replicas."""  # fmt: skip
     given = [(name, str(size)) for name, size in zip(sizes, layout) if name != sizes[1] or size != 1]
     flags = [] if checkpoint.revision is None else ["--revision", checkpoint.revision]
-    flags += [word for pair in given for word in pair] + _types(checkpoint, layout, cache_names)
+    flags += [word for pair in given for word in pair] + more + _types(checkpoint, layout, cache_names)
     return flags + _settings(engine, layout, flags)
 
 

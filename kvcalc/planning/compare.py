@@ -149,6 +149,7 @@ def _describe(row: Row, found: Answer | KvcalcError) -> dict[str, Any]:
         "gpu": None if row.devices is None else row.devices.gpu.name,
         "num_devices": None if row.devices is None else row.devices.num_devices,
         "tensor_parallel_size": None,
+        "data_parallel_size": None,
         **{own: None for _, _, own in _FIGURES},
         "reason": None,
         "exit_code": 0,
@@ -158,7 +159,7 @@ def _describe(row: Row, found: Answer | KvcalcError) -> dict[str, Any]:
     document = found.document
     if document["hardware"] is not None:
         described["num_devices"] = document["hardware"]["num_devices"]
-    described["tensor_parallel_size"] = document["engine"]["tensor_parallel_size"]
+    described.update({key: document["engine"][key] for key in ("tensor_parallel_size", "data_parallel_size")})
     described.update({own: document[part][key] for part, key, own in _FIGURES if document[part] is not None})
     return described
 

@@ -47,6 +47,7 @@ def compare_engines(model: ModelSpec, **asked: Any) -> dict[str, Any]:
         "workload": plain["workload"],
         "tensor_parallel_size": plain["engine"]["tensor_parallel_size"],
         "pipeline_parallel_size": plain["engine"]["pipeline_parallel_size"],
+        "data_parallel_size": plain["engine"]["data_parallel_size"],
         "stored_bytes": plain["kv_cache"]["stored_bytes"],
         "engines": rows,
         "warnings": [*plain["warnings"], *notes],

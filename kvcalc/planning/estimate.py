@@ -87,6 +87,8 @@ def answer_case(case: Case) -> Answer:
             "version": rules.version,
             "tensor_parallel_size": workload.tensor_parallel_size,
             "pipeline_parallel_size": workload.pipeline_parallel_size,
+            "data_parallel_size": workload.data_parallel_size,
+            "expert_parallel_size": workload.expert_parallel_size,
             "kv_dtype_reason": case.kv_dtype_reason,
             **rules.settings,
             **division,
@@ -153,7 +155,7 @@ def _describe_cache(case: Case) -> dict[str, Any]:
 def _describe_blocks(case: Case, memory: int | None) -> dict[str, Any]:
     """The engine's block figures for one device, and where the bytes go. Empty if the engine has no pool."""
     workload, rules = case.workload, case.rules
-    dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.batch_size
+    dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch(workload.batch_size)
     device = rules.largest_stage(case.share, dtype, tokens, batch)
     found = rules.blocks(device, dtype, tokens, batch, memory)
     accounts = {

@@ -16,13 +16,15 @@ def cache_figures(case: Case) -> tuple[int, ...]:
     spec, workload, rules, device = case.cached, case.workload, case.rules, case.share
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
     growth = rules.growth(spec, dtype, tokens)
+    batches = workload.attention_batches(batch).items()
     return (
         batch * stored_sequence_bytes(spec, dtype, tokens),
-        rules.replica_bytes(spec, dtype, tokens, batch),
+        sum([replicas * rules.replica_bytes(spec, dtype, tokens, each) for each, replicas in batches]),
         rules.replica_bytes(spec, dtype, tokens),
         growth.bytes_per_token,
         growth.fixed_bytes,
-        rules.batch_bytes(device, dtype, tokens, batch),
-        workload.tensor_parallel_size * rules.all_stages_bytes(device, dtype, tokens, batch),
+        rules.batch_bytes(device, dtype, tokens, workload.attention_batch(batch)),
+        workload.tensor_parallel_size
+        * sum([replicas * rules.all_stages_bytes(device, dtype, tokens, each) for each, replicas in batches]),
         batch * read_sequence_bytes(spec, dtype, tokens),
     )

@@ -38,16 +38,16 @@ def _smallest(case: Case) -> dict[str, Any] | None:
     """The fewest devices of this kind that fit the workload with a larger --tp. None if no number of devices does."""
     asked, heads = case.question, case.model.attention.num_heads or 1
     first = (asked.tensor_parallel_size or 1) + 1
-    stages = asked.pipeline_parallel_size
+    stages, replicas = asked.pipeline_parallel_size, asked.data_parallel_size
     for size in range(first, min(heads, _MOST_RANKS) + 1):
         if heads % size:
             continue
-        devices = case.devices._replace(num_devices=size * stages)
+        devices = case.devices._replace(num_devices=size * stages * replicas)
         try:
             found = answer(asked._replace(devices=devices, tensor_parallel_size=size)).document["fit"]
         except UsageError:
             continue  # this model or this engine cannot be split this way
         if found and found["fits"]:
-            sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": stages}
+            sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": stages, "data_parallel_size": replicas}
             return {"num_devices": devices.num_devices, **sizes}
     return None

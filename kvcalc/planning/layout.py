@@ -22,9 +22,10 @@ class SpeedQuestion(NamedTuple):
 
     With `input_tokens` and `output_tokens`, requests are served, `concurrency` of them at once (None: as many as fit).
     `prefix_hit_rate` is the share of a prompt's tokens that the prefix cache has, from 0 to below 1.
+    `expert_parallel_size` is by default all devices of a stage if there are attention replicas, else 1.
     """
 
-    expert_parallel_size: int = 1
+    expert_parallel_size: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     concurrency: int | None = None
@@ -56,13 +57,13 @@ def check_speed(question: SpeedQuestion | None, workload: Workload) -> None:
     elif given is None or taken is None:
         missing = "--input-tokens" if given is None else "--output-tokens"
         raise UsageError(f"serving needs {missing} too", "for example --input-tokens 2k --output-tokens 500")
-    check_layout(layout_of(question, workload))
+    check_layout(layout_of(workload))
 
 
-def layout_of(question: SpeedQuestion, workload: Workload) -> Layout:
+def layout_of(workload: Workload) -> Layout:
     """How one replica's model is divided among its devices."""
     size, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
-    return Layout(size, stages, question.expert_parallel_size)
+    return Layout(size, stages, workload.expert_parallel_size, workload.data_parallel_size)
 
 
 def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
@@ -71,33 +72,45 @@ def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> d
     return {**device_settings(name, gpu.memory_bytes, gpu.name, release_of(engine)), **settings}
 
 
-def lay_out(devices: Devices, tensor_parallel_size: int | None, stages: int) -> tuple[Devices, int]:
+def lay_out(
+    devices: Devices, tensor_parallel_size: int | None, stages: int, attention_replicas: int = 1
+) -> tuple[Devices, int]:
     """The devices and the tensor-parallel size.
 
-    Without a size, the model is split over all devices of a stage. If no number of devices was given (1), the result
-    has as many as the layout needs. UsageError (exit 2) if the number of stages does not divide the number of devices.
+    Without a size, the model is split over all devices of a stage, and each attention replica over its part of them. If
+    no number of devices was given (1), the result has as many as the layout needs. UsageError (exit 2) if the number of
+    stages or of attention replicas does not divide the number of devices.
     """
     if tensor_parallel_size is None:
         if devices.num_devices == 1:
-            return devices._replace(num_devices=stages), 1
-        size, rest = divmod(devices.num_devices, stages)
+            return devices._replace(num_devices=stages * attention_replicas), 1
+        of_stage, rest = divmod(devices.num_devices, stages)
         if rest:
             raise UsageError(f"--pipeline-parallel-size {stages} does not divide {devices.num_devices} devices")
+        size, rest = divmod(of_stage, attention_replicas)
+        if rest or not size:
+            needed = attention_replicas * stages
+            raise UsageError(
+                f"--dp {attention_replicas} does not divide {of_stage} devices",
+                f"use --num-gpus {needed}, or a --dp that divides {of_stage}",
+            )
         return devices, size
     if devices.num_devices == 1:
-        return devices._replace(num_devices=tensor_parallel_size * stages), tensor_parallel_size
+        return devices._replace(num_devices=tensor_parallel_size * stages * attention_replicas), tensor_parallel_size
     return devices, tensor_parallel_size
 
 
 def count_replicas(num_devices: int, workload: Workload) -> int:
     """The number of replicas on the devices. UsageError (exit 2) if the devices do not make up whole replicas."""
-    size, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
-    needed = size * stages
+    size, stages, needed = workload.tensor_parallel_size, workload.pipeline_parallel_size, workload.num_devices
     replicas, rest = divmod(num_devices, needed)
     if rest or not replicas:
         asked = f"--tp {size}" + (f" --pp {stages}" if stages > 1 else "")
+        asked += f" --dp {workload.data_parallel_size}" if workload.data_parallel_size > 1 else ""
+        hint = f"use --num-gpus {needed}, or another --tp"
+        if workload.data_parallel_size > 1:
+            hint = f"use --num-gpus {needed}, or leave out --tp, which is the devices of one attention replica"
         raise UsageError(
-            f"{num_devices} device{'s' if num_devices > 1 else ''} with {asked}: one replica needs {needed}",
-            f"use --num-gpus {needed}, or another --tp",
+            f"{num_devices} device{'s' if num_devices > 1 else ''} with {asked}: one replica needs {needed}", hint
         )
     return replicas

@@ -191,7 +191,7 @@ def _row(
         return {**row, "fits": False, **found._asdict()}
     question, memory, serving = traffic.question, found.probe.memory.document, found.probe.serving
     row.update(
-        **dict(zip(Option._fields[:3], found)),
+        **dict(zip(Option._fields[:4], found)),
         fits=True,
         num_devices=found.num_devices,
         requests_per_replica=found.probe.running,
@@ -219,6 +219,7 @@ def _row(
         found.tensor_parallel_size, found.pipeline_parallel_size, traffic.lengths.longest_tokens, found.probe.running,
         memory["kv_cache"]["dtype"], question.engine_settings or {}, traffic.limit is not None,
         drafting_of(question.speculative),
+        memory["engine"]["data_parallel_size"], memory["engine"]["expert_parallel_size"],
     )  # fmt: skip
     return {**row, "vllm": vllm_command(checkpoint, layout), "sglang": sglang_command(checkpoint, layout)}
 
@@ -228,7 +229,8 @@ _TIMES = (
     "ttft_seconds", "ttft_low_seconds", "ttft_high_seconds", "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds",
 )  # fmt: skip
 ROW = (
-    "model", "gpu", "engine", "fits", "reason", "hint", "tensor_parallel_size", "pipeline_parallel_size", "replicas",
+    "model", "gpu", "engine", "fits", "reason", "hint", "tensor_parallel_size", "pipeline_parallel_size",
+    "data_parallel_size", "replicas",
     "num_devices", "requests_per_replica", "kv_dtype", "weights_dtype", "free_bytes", "max_batch_size", *_TIMES,
     "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second",
     "tokens_per_second_per_device", "price_per_hour", "cost_per_hour",

@@ -1,6 +1,7 @@
 """The smallest layout of one kind of device that serves the traffic.
 
-A layout is a number of replicas, each split over `tensor_parallel_size` x `pipeline_parallel_size` devices. The search
+A layout is a number of replicas, each split over `tensor_parallel_size` x `pipeline_parallel_size` devices, times the
+attention replicas that were asked for (`--dp`). Attention replicas are parts of one replica of the model. The search
 uses the figures of `kvcalc estimate`: `fit` says whether the running requests fit, and `throughput.serving` says how
 fast they are. More requests per replica are never faster, so bisection finds the largest number that meets the targets.
 """
@@ -84,12 +85,13 @@ class Option(NamedTuple):
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    data_parallel_size: int
     replicas: int
     probe: Probe
 
     @property
     def num_devices(self) -> int:
-        return self.replicas * self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.replicas * self.data_parallel_size * self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class Traffic(NamedTuple):
@@ -119,12 +121,17 @@ def find_layout(traffic: Traffic, kind: Kind) -> Option | Trouble:
         return Trouble(traffic.beyond_limit, "to plan them anyway, add --allow-beyond-limit")
     trouble = None
     for sizes in _layouts(kind.gpu):
-        within = [(tensor, stages) for tensor, stages in sizes if tensor * stages <= kind.max_devices]
+        attention_replicas = traffic.question.data_parallel_size
+        within = [
+            (tensor, stages) for tensor, stages in sizes if tensor * stages * attention_replicas <= kind.max_devices
+        ]
         found = [_smallest(traffic, kind, tensor, stages) for tensor, stages in within]
         options = [one for one in found if isinstance(one, Option)]
         if options:
             return min(options, key=_devices_then_speed)
         trouble = next((one for one in reversed(found) if isinstance(one, Trouble)), trouble)
+    if trouble is None and traffic.question.data_parallel_size > 1:
+        _probe(traffic, kind, 1, 1, 1)  # raises the reason why there can be no attention replicas
     return trouble or Trouble("the model cannot be split over these devices")
 
 
@@ -143,7 +150,7 @@ def _layouts(gpu: Gpu) -> Iterator[list[tuple[int, int]]]:
 
 def _smallest(traffic: Traffic, kind: Kind, tensor: int, stages: int) -> Option | Trouble | None:
     """The fewest replicas of this shape, or why it does not serve. None if the model cannot be split this way."""
-    targets = traffic.targets
+    targets, attention_replicas = traffic.targets, traffic.question.data_parallel_size
 
     def probe(running: int) -> Probe:
         return _probe(traffic, kind, tensor, stages, running)
@@ -153,26 +160,27 @@ def _smallest(traffic: Traffic, kind: Kind, tensor: int, stages: int) -> Option 
     except LayoutError:
         return None
     if alone.trouble is not None:
-        return alone.trouble._replace(reason=f"{_shape(tensor, stages)}: {alone.trouble.reason}")
+        shape = _shape(attention_replicas, tensor, stages)
+        return alone.trouble._replace(reason=f"{shape}: {alone.trouble.reason}")
     if targets.concurrency is not None:
         most = _most_running(probe, targets.concurrency)
         replicas = -(-targets.concurrency // most)
         chosen = probe(-(-targets.concurrency // replicas))
     else:
         rate = targets.requests_per_second or 0.0
-        most = _most_running(probe, _MOST_RUNNING)
+        most = _most_running(probe, _MOST_RUNNING * attention_replicas)
         replicas = max(1, -int(-rate // probe(most).serving["requests_per_second"]))
         # Fewer concurrent requests may also reach the rate, and each is answered sooner.
         too_few = most_that_fit(
             lambda running: int(replicas * probe(running).serving["requests_per_second"] >= rate), 0, most
         )
         chosen = probe(too_few + 1)
-    needed = replicas * tensor * stages
+    needed = replicas * attention_replicas * tensor * stages
     if needed > kind.max_devices:
-        shape = f"{replicas:,} replicas of {_shape(tensor, stages)}"
+        shape = f"{replicas:,} replicas of {_shape(attention_replicas, tensor, stages)}"
         more = f"--gpu {kind.gpu.name}x{needed}" if kind.is_named_limit else f"--max-gpus {needed}"
         return Trouble(f"{shape} need {needed:,} devices, but the limit is {kind.max_devices:,}", more)
-    return Option(tensor, stages, replicas, chosen)
+    return Option(tensor, stages, attention_replicas, replicas, chosen)
 
 
 def _most_running(probe: Callable[[int], Probe], most: int) -> int:
@@ -182,16 +190,18 @@ def _most_running(probe: Callable[[int], Probe], most: int) -> int:
     return most_that_fit(lambda running: int(probe(running).trouble is not None), 0, most)
 
 
-def _shape(tensor: int, stages: int) -> str:
-    return f"tp {tensor}" + (f" x pp {stages}" if stages > 1 else "")
+def _shape(attention_replicas: int, tensor: int, stages: int) -> str:
+    shape = f"dp {attention_replicas} x tp {tensor}" if attention_replicas > 1 else f"tp {tensor}"
+    return shape + (f" x pp {stages}" if stages > 1 else "")
 
 
 def _probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int) -> Probe:
     """One replica with `running` requests. LayoutError if the model cannot be split this way."""
-    lengths = traffic.lengths
+    lengths, attention_replicas = traffic.lengths, traffic.question.data_parallel_size
     replica = traffic.question._replace(
         engine=kind.engine, engine_settings=settings_of(kind.engine, traffic.question.engine_settings or {}),
-        tensor_parallel_size=tensor, pipeline_parallel_size=stages, devices=Devices(kind.gpu, tensor * stages),
+        tensor_parallel_size=tensor, pipeline_parallel_size=stages,
+        devices=Devices(kind.gpu, attention_replicas * tensor * stages),
     )  # fmt: skip
     total = lengths.input_tokens + lengths.output_tokens
     served = (traffic.question.speed or SpeedQuestion())._replace(

@@ -47,6 +47,7 @@ class Given(NamedTuple):
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None
     expert_parallel_size: int | None = None
+    data_parallel_size: int | None = None
     calibration: Calibration | None = None
 
 
@@ -99,7 +100,7 @@ def _rows(name: str, point: Point, given: Given, notes: list[Note]) -> list[dict
     question = _question(point, given, notes)
     case = make_case(question)
     if count_replicas(case.devices.num_devices, case.workload) > 1:
-        needed = case.workload.tensor_parallel_size * case.workload.pipeline_parallel_size
+        needed = case.workload.num_devices
         raise UsageError(
             f"{case.devices.num_devices} devices hold several replicas, and a result is compared with one",
             f"use --num-gpus {needed}, or another --tp",
@@ -122,6 +123,7 @@ def _rows(name: str, point: Point, given: Given, notes: list[Note]) -> list[dict
         "num_devices": case.devices.num_devices,
         "tensor_parallel_size": case.workload.tensor_parallel_size,
         "pipeline_parallel_size": case.workload.pipeline_parallel_size,
+        "data_parallel_size": case.workload.data_parallel_size,
         "input_tokens": point.input_tokens,
         "output_tokens": point.output_tokens,
         "context_tokens": case.workload.context_tokens,
@@ -150,7 +152,7 @@ def _question(point: Point, given: Given, notes: list[Note]) -> Question:
     settings = dict(given.engine_settings or {})
     if given.kv_dtype is None and engine.partition("@")[0] == point.engine:
         settings = {**point.settings, **settings}
-    asked = SpeedQuestion(given.expert_parallel_size or point.expert_parallel_size or 1, calibration=given.calibration)
+    asked = SpeedQuestion(given.expert_parallel_size or point.expert_parallel_size, calibration=given.calibration)
     context = None
     if _is_served(point):
         asked = asked._replace(
@@ -164,6 +166,7 @@ def _question(point: Point, given: Given, notes: list[Note]) -> Question:
         given.tensor_parallel_size or point.tensor_parallel_size,
         given.pipeline_parallel_size or point.pipeline_parallel_size or 1,
         devices=given.devices or _devices_of(point), speed=asked,
+        data_parallel_size=given.data_parallel_size or point.data_parallel_size or 1,
     )  # fmt: skip
 
 

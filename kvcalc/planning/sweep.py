@@ -202,7 +202,7 @@ def sweep(
     for engine in engines:
         asked_engine = question._replace(engine=engine, engine_settings=settings_of(engine, settings))
         for kv_dtype in kv_dtypes:
-            for devices, size in _layouts(gpus, tensor_parallel_sizes, question.pipeline_parallel_size):
+            for devices, size in _layouts(gpus, tensor_parallel_sizes, question):
                 own: list[Note] = []
                 one = asked_engine._replace(kv_dtype=kv_dtype, tensor_parallel_size=size, devices=devices)
                 found.append((combine(one, batches.largest, own), devices, own))
@@ -226,8 +226,11 @@ def sweep(
     return Sweep(spec, question.kv_memory_bytes, contexts, batches, tuple(combinations), tuple(dict.fromkeys(notes)))
 
 
-def _layouts(gpus: Sequence[Gpu | Devices], sizes: Axis | None, stages: int) -> Iterator[tuple[Devices | None, int]]:
+def _layouts(
+    gpus: Sequence[Gpu | Devices], sizes: Axis | None, question: Question
+) -> Iterator[tuple[Devices | None, int]]:
     """Every device with every tensor-parallel size. UsageError (exit 2) if stages do not divide the devices."""
+    stages, replicas = question.pipeline_parallel_size, question.data_parallel_size
     for gpu in gpus or (None,):
         for size in sizes or (None,):
             if gpu is None:
@@ -236,4 +239,4 @@ def _layouts(gpus: Sequence[Gpu | Devices], sizes: Axis | None, stages: int) -> 
             from kvcalc.planning.layout import lay_out
             from kvcalc.throughput.hardware import Devices
 
-            yield lay_out(gpu if isinstance(gpu, Devices) else Devices(gpu, 1), size, stages)
+            yield lay_out(gpu if isinstance(gpu, Devices) else Devices(gpu, 1), size, stages, replicas)

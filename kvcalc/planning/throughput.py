@@ -8,6 +8,7 @@ from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.planning.admission import running_requests
+from kvcalc.planning.attention_replicas import spread_of
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion, layout_of
 from kvcalc.planning.weights import stored_weights
@@ -125,7 +126,9 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     gpu, question, workload = case.devices.gpu, case.question.speed or SpeedQuestion(), case.workload
     if question.calibration is not None and gpu.bandwidth_bytes_per_second:
         notes += question.calibration.doubts(gpu)
-    layout = layout_of(question, workload)
+    layout = layout_of(workload)
+    if workload.data_parallel_size > 1:
+        layout = layout._replace(spread_names=spread_of(case.spec, case.rules, workload).names)
     drafted: tuple[object, ...] = ()
     if case.question.speculative is not None:
         from kvcalc.planning.drafter import key_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, GGUF_TYPES, MLX_TYPES, Dtype, gguf_type, parse_weight_dtype
-from kvcalc.memory.sharding import Bounds, Width, shard, stage_weights, width_of
+from kvcalc.memory.sharding import NOT_SPREAD, Bounds, Spread, Width, shard, stage_weights, width_of
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, weights_of
@@ -74,15 +74,24 @@ class DeviceWeights(NamedTuple):
 
 @remembered_of_two
 def device_weights(
-    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, ranks: int, stages: Bounds
+    model: ModelSpec,
+    spec: ModelSpec,
+    dtype: str | None,
+    model_dtype: Dtype,
+    ranks: int,
+    stages: Bounds,
+    spread: Spread = NOT_SPREAD,
 ) -> DeviceWeights:
     """The weights of one of `ranks` tensor-parallel ranks, in the pipeline stage with the largest weights.
 
-    `stages` has the layers of each stage (`engines.stage_bounds`). `model`, `spec` and `dtype` are as in
-    `describe_weights`. Bytes read from files are split in the same proportion as the counted bytes.
-    """
+    `stages` has the layers of each stage (`engines.stage_bounds`), and `spread` says what attention replicas divide
+    among them. `model`, `spec` and `dtype` are as in `describe_weights`. Bytes read from files are split in the same
+    proportion as the counted bytes.
+    """  # fmt: skip
     described, _ = _described(model, spec, dtype, model_dtype)
     if spec.gguf is not None:
+        if spread.data_parallel_size > 1:
+            return DeviceWeights(None, 0, None, "a GGUF file is not split among attention replicas")
         return _file_on_device(spec, described, ranks, len(stages))
     weights, reason = _known_weights(model, spec)
     if weights is None or described["bytes"] is None:
@@ -97,12 +106,15 @@ def device_weights(
     parts = [weights]
     if len(stages) > 1:
         parts = stage_weights(weights, stages)
-    sizes = [(size_of(shard(part, ranks)), size_of(part)) for part in parts]
-    share, whole = max(sizes)
+    sizes = [(size_of(shard(part, ranks, spread)), size_of(part), part) for part in parts]
+    share, whole, part = max(sizes, key=lambda row: row[:2])
+    # The bytes that all ranks hold: what is left of a share beyond its part of the weights that are split.
+    number, even = (ranks, NOT_SPREAD) if ranks > 1 else (spread.data_parallel_size, spread)
+    held = share if even == spread else size_of(shard(part, ranks))
     counted = size_of(weights)
     if described["bytes"] != counted and counted:
-        share, whole = (-(-size * described["bytes"] // counted) for size in (share, whole))
-    replicated = -(-(share * ranks - whole) // (ranks - 1)) if ranks > 1 else 0
+        share, whole, held = (-(-size * described["bytes"] // counted) for size in (share, whole, held))
+    replicated = -(-(held * number - whole) // (number - 1)) if number > 1 else 0
     return DeviceWeights(share, max(replicated, 0), width_of(weights, ranks), None)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvcalc.memory.curves import Curve, most_read, read_curve, read_sequence_bytes
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import on_device
-from kvcalc.memory.sharding import shard
+from kvcalc.memory.sharding import Spread, shard
 from kvcalc.memory.weights import embedding_bytes, matrices
 from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState
 from kvcalc.model.spec import ModelSpec
@@ -24,15 +24,25 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """How the model is split over devices. Whole experts are distributed over `expert_parallel_size` ranks."""
+    """How the model is split over devices. Whole experts are distributed over `expert_parallel_size` ranks.
+
+    Each of `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. The experts and the
+    weights named in `spread_names` are split over `ranks` devices, those of all attention replicas.
+    """
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     expert_parallel_size: int = 1
+    data_parallel_size: int = 1
+    spread_names: frozenset[str] = frozenset()
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor_parallel_size * self.data_parallel_size
 
     @property
     def devices(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.ranks * self.pipeline_parallel_size
 
 
 class Matrices(NamedTuple):
@@ -77,6 +87,7 @@ class Counts(NamedTuple):
     """What one tensor-parallel rank reads and computes in all layers, for its shard of the weights and the cache.
 
     Every step reads `dense` and `head`. Every token is multiplied with `dense`, and only sampled tokens with `head`.
+    `moe_layers` is the number of layers with experts.
     `launches` is the fixed cost of the kernels of a step (`kvcalc.throughput.launches`). `kv_heads` is the number of KV
     heads that one token adds on the rank, over all layers (MLA: none). `cache` is the rank's share of the model, whose
     cache is in `kv_dtype`. `curve` gives the cache bytes that a step reads, or is None if they are not piecewise
@@ -84,6 +95,7 @@ class Counts(NamedTuple):
     """
 
     num_layers: int
+    moe_layers: int
     attention_layers: int
     hidden_size: int
     launches: int
@@ -136,13 +148,18 @@ def count(
     that is also the output head.
     """
     ranks = layout.tensor_parallel_size
-    held, share = shard(weights, ranks), on_device(spec, ranks)
+    spread = Spread(layout.data_parallel_size, names=layout.spread_names)
+    held, share = shard(weights, ranks, spread), on_device(spec, ranks)
     dense, head = _Sum(), _Sum()
     experts: dict[tuple[int, int], _Sum] = {}
+    moe_layers = 0
     for weight, layers, one_bytes, stored in matrices(held, base, linear, scheme):
-        elements = weight.rows * weight.columns
+        # A weight that is spread gets the tokens of all attention replicas.
+        elements = weight.rows * weight.columns * (spread.data_parallel_size if weight.name in spread.names else 1)
         if weight.role in (LOOKUP, EMBEDDING) or not weight.read:
             continue
+        if weight.role == ROUTER and weight.rows > 1:
+            moe_layers += layers
         if weight.copies > 1:
             row = experts.setdefault((weight.copies, min(weight.read, weight.copies)), _Sum())
             row.add(stored, layers * one_bytes, layers * elements)
@@ -163,6 +180,7 @@ def count(
 
     return Counts(
         num_layers=spec.num_layers,
+        moe_layers=moe_layers,
         attention_layers=sum(group.num_layers for group in spec.layers if group.caches),
         hidden_size=spec.attention.hidden_size or weights.embedding.columns,
         launches=count_launches(spec, held, is_quantized),

@@ -3,7 +3,7 @@
 The time of a step is the sum of
     matrices     (read, multiply)        dense layers, the output head, the distinct experts touched
     attention    (read cache, scores)
-    all-reduces  two per layer: latency, and bytes over the link
+    all-reduces  two per layer: latency, and bytes over the link; all-to-alls if there are attention replicas
     launches     per kernel, per step, per sequence
 A pair (a, b) overlaps as (a^p + b^p)^(1/p). Every overhead is a factor of at least 1, so no result is faster than the
 ideal roofline.
@@ -12,9 +12,11 @@ ideal roofline.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvcalc.throughput.constants import BUSY_SEQUENCES, Constants
+from kvcalc.throughput.expert_parallel import ExpertExchange
 
 if TYPE_CHECKING:
     from kvcalc.throughput.counts import Counts, Matrices
@@ -65,13 +67,13 @@ class Times(NamedTuple):
 
     The fit uses it with arrays instead of numbers. `one_pass` is the time to read or write the hidden state of a token
     in all layers once, `transfer` the time to send what all all-reduces of a token send over the link. `is_linked` is 1
-    if the devices have a fast link, else 0.
+    if the devices have a fast link, else 0. `devices` are those of one attention replica and stage, which all-reduce.
     """
 
     dense: tuple[MatrixTimes, ...]
     head: tuple[MatrixTimes, ...]
     experts: tuple[ExpertTimes, ...]
-    num_layers: float
+    all_reduces: float
     attention_layers: float
     launches: float
     kv_heads: float
@@ -95,7 +97,8 @@ class Costs(NamedTuple):
     - launch, sequence, busy_sequence, context: seconds per step, per sequence, per sequence beyond BUSY_SEQUENCES, and
       per token of the longest context.
     - latency, transfer: seconds of communication per step, and per token.
-    - prompt, moved: seconds to multiply a token of a prompt, and to read and write its hidden states.
+    - prompt, prompt_experts, moved: seconds to multiply a token of a prompt with the dense layers and with its experts,
+      and to read and write its hidden states.
     """
 
     matrices: tuple[Pair, ...]
@@ -110,6 +113,7 @@ class Costs(NamedTuple):
     latency: float
     transfer: float
     prompt: float
+    prompt_experts: float
     moved: float
 
 
@@ -141,16 +145,17 @@ def costs_of(t: Times, c: Constants) -> Costs:
         context=t.attention_layers * c.kv_token_seconds,
         latency=_latency(t, c),
         transfer=t.transfer * (t.is_linked * c.link_overhead + (1 - t.is_linked) * c.pcie_overhead),
-        prompt=(dense[1] + prompt) * c.prefill_overhead,
+        prompt=dense[1] * c.prefill_overhead,
+        prompt_experts=prompt * c.prefill_overhead,
         moved=moved,
     )
 
 
 def _latency(t: Times, c: Constants) -> float:
-    """The seconds of all all-reduces of a step without their bytes: two in each layer."""
+    """The seconds of all all-reduces of a step without their bytes."""
     linked = c.all_reduce_seconds + c.all_reduce_device_seconds * (t.devices - 2)
     pcie = c.pcie_all_reduce_seconds + c.pcie_all_reduce_device_seconds * (t.devices - 2)
-    return 2 * t.num_layers * (t.devices > 1) * (t.is_linked * linked + (1 - t.is_linked) * pcie)
+    return t.all_reduces * (t.devices > 1) * (t.is_linked * linked + (1 - t.is_linked) * pcie)
 
 
 def overhead_of(overheads: Mapping[str, float], kind: str) -> float:
@@ -159,20 +164,22 @@ def overhead_of(overheads: Mapping[str, float], kind: str) -> float:
 
 
 def step_parts(
-    costs: Costs, batch: float, kv_read: float, scores: float, context_tokens: float, query_tokens: float = 1
-) -> tuple[list[Pair], float, float]:
+    costs: Costs, batch: float, kv_read: float, scores: float, context_tokens: float, expert_batch: float,
+    query_tokens: float = 1,
+) -> tuple[list[Pair], float, float]:  # fmt: skip
     """The parts of a decode step: its pairs (the last one is attention), its launches, and its communication.
 
-    `batch` is the number of sequences in one pipeline stage. `kv_read` and `scores` are the ideal times of attention
-    for one sequence and one token of it. Each sequence computes `query_tokens` tokens, which read the weights and the
-    cache once, share one block of the attention kernel per KV head, and are scheduled together. Nothing branches on a
-    value, so that everything may be an array.
+    `batch` is the number of sequences in one pipeline stage of an attention replica, and `expert_batch` in that stage
+    of all attention replicas. `kv_read` and `scores` are the ideal times of attention for one sequence and one token of
+    it. Each sequence computes `query_tokens` tokens, which read the weights and the cache once, share one block of the
+    attention kernel per KV head, and are scheduled together. Nothing branches on a value, so that everything may be an
+    array.
     """
     tokens = batch * query_tokens
     pairs = [(read, multiply * tokens) for read, multiply in costs.matrices]
     for experts, read, (reading, multiply) in costs.experts:
-        touched = experts * (1.0 - (1.0 - read / experts) ** tokens)
-        pairs.append((reading * touched, multiply * read * tokens))
+        touched = experts * (1.0 - (1.0 - read / experts) ** (expert_batch * query_tokens))
+        pairs.append((reading * touched, multiply * read * expert_batch * query_tokens))
     pairs.append((batch * kv_read * costs.kv, tokens * scores * costs.scores))
     overhead = (
         costs.launch + batch * (costs.sequence + (query_tokens - 1) * costs.moved) + context_tokens * costs.context
@@ -181,12 +188,14 @@ def step_parts(
     return pairs, overhead, costs.latency + tokens * costs.transfer
 
 
-def prompt_parts(costs: Costs, tokens: float, scores: float) -> tuple[float, float, float]:
+def prompt_parts(costs: Costs, tokens: float, scores: float, expert_tokens: float) -> tuple[float, float, float]:
     """A prompt's multiplying, its passes over the hidden states, and its communication. `scores` is their ideal time.
 
-    Nothing branches on a value, so that everything may be an array.
+    `tokens` are those of one attention replica, and `expert_tokens` those of all. Nothing branches on a value, so that
+    everything may be an array.
     """
-    return tokens * costs.prompt + scores * costs.prompt_scores, tokens * costs.moved, tokens * costs.transfer
+    multiply = tokens * costs.prompt + expert_tokens * costs.prompt_experts + scores * costs.prompt_scores
+    return multiply, tokens * costs.moved, tokens * costs.transfer
 
 
 def together(read: float, multiply: float, power: float) -> float:
@@ -197,29 +206,33 @@ def together(read: float, multiply: float, power: float) -> float:
 
 def times_of(counts: Counts, gpu: Gpu) -> Times:
     """The ideal times of `counts` on devices `gpu`."""
-    size, bandwidth = counts.layout.tensor_parallel_size, float(gpu.bandwidth_bytes_per_second)
+    layout, bandwidth = counts.layout, float(gpu.bandwidth_bytes_per_second)
+    size = layout.tensor_parallel_size
 
     def timed(matrices: tuple[Matrices, ...]) -> tuple[MatrixTimes, ...]:
         return tuple(
             MatrixTimes(m.kind, m.bytes / bandwidth, 2 * m.elements / matrix_flops(gpu, m.kind)) for m in matrices
         )
 
-    token_bytes = counts.num_layers * counts.hidden_size * _ACTIVATION_BYTES
-    link = link_bytes_per_second(gpu, counts.layout.devices)
+    hidden_bytes = counts.hidden_size * _ACTIVATION_BYTES
+    # Two all-reduces per layer. With attention replicas, they stay within one, and experts have all-to-alls instead.
+    all_reduces, peers = 2 * counts.num_layers, layout.devices
+    if layout.data_parallel_size > 1:
+        all_reduces, peers = all_reduces - counts.moe_layers, size
     return Times(
         timed(counts.dense),
         timed(counts.head),
         tuple(ExpertTimes(row.experts, row.read, timed(row.matrices)) for row in counts.experts),
-        counts.num_layers,
+        all_reduces,
         counts.attention_layers,
         counts.launches,
         counts.kv_heads,
-        token_bytes / bandwidth,
-        # Two all-reduces per layer. A ring transfers each byte twice, except one device's share.
-        2 * token_bytes * 2 * (size - 1) / size / link,
+        counts.num_layers * hidden_bytes / bandwidth,
+        # A ring transfers each byte twice, except one device's share.
+        all_reduces * hidden_bytes * 2 * (size - 1) / size / link_bytes_per_second(gpu, peers),
         float(gpu.interconnect is not None),
         size,
-        counts.layout.pipeline_parallel_size,
+        layout.pipeline_parallel_size,
     )
 
 
@@ -227,8 +240,9 @@ class SpeedModel:
     """The speed of a model on a layout of devices with an engine. After construction, `decode` is only arithmetic.
 
     Batch and context are those of the whole replica. With pipeline stages, each stage holds batch / stages sequences at
-    a time. `tokens_per_step` is the mean number of tokens that a step gives a sequence: more than 1 only if tokens are
-    drafted (`kvcalc.throughput.drafting`).
+    a time. With attention replicas, each of them runs batch / replicas sequences, and the experts get all tokens.
+    `tokens_per_step` is the mean number of tokens that a step gives a sequence: more than 1 only if tokens are drafted
+    (`kvcalc.throughput.drafting`).
     """
 
     tokens_per_step = 1.0
@@ -239,6 +253,8 @@ class SpeedModel:
         self.attention_flops = matrix_flops(gpu, "bf16")
         self.times = times_of(counts, gpu)
         self.costs = costs_of(self.times, constants)
+        is_split = self.layout.data_parallel_size > 1
+        self.exchange = ExpertExchange(counts, gpu, link_bytes_per_second) if is_split else None
 
     def decode(self, batch: float, context_tokens: float, query_tokens: int = 1) -> Step:
         """One decode step of `batch` sequences with `context_tokens` tokens in the cache.
@@ -246,11 +262,14 @@ class SpeedModel:
         Each sequence computes `query_tokens` tokens: the next one, and the drafted tokens that the step checks.
         """
         counts, power = self.counts, self.constants.roof_power
-        batch = max(1.0, batch / self.layout.pipeline_parallel_size)
+        local, batch = self._attention_batch(batch), max(1.0, batch / self.layout.pipeline_parallel_size)
         pairs, overhead, communication = step_parts(
-            self.costs, batch, counts.kv_read_bytes(context_tokens) / self.bandwidth,
-            counts.attention_flops(context_tokens) / self.attention_flops, context_tokens, query_tokens,
+            self.costs, local, counts.kv_read_bytes(context_tokens) / self.bandwidth,
+            counts.attention_flops(context_tokens) / self.attention_flops, context_tokens, batch, query_tokens,
         )  # fmt: skip
+        if self.exchange is not None:
+            pairs = self.exchange.on_busiest_rank(pairs, batch * query_tokens)
+            communication += self.exchange.seconds(local * query_tokens)
         weights = compute = 0.0
         for read, multiply in pairs[:-1]:
             a, b = _overlap(read, multiply, power)
@@ -264,29 +283,49 @@ class SpeedModel:
     def roofline(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:
         """The ideal seconds of the same step: all bytes at full bandwidth, or all operations at full speed."""
         counts, t = self.counts, self.times
-        batch = max(1.0, batch / self.layout.pipeline_parallel_size)
+        local, batch = self._attention_batch(batch), max(1.0, batch / self.layout.pipeline_parallel_size)
         tokens = batch * query_tokens
-        read = batch * counts.kv_read_bytes(context_tokens) / self.bandwidth
-        multiply = tokens * counts.attention_flops(context_tokens) / self.attention_flops
+        read = local * counts.kv_read_bytes(context_tokens) / self.bandwidth
+        multiply = local * query_tokens * counts.attention_flops(context_tokens) / self.attention_flops
         for m in (*t.dense, *t.head):
             read += m.read
-            multiply += tokens * m.multiply
+            multiply += local * query_tokens * m.multiply
         for experts, row in zip(t.experts, counts.experts):
             for m in experts.matrices:
                 read += row.touched(tokens) * m.read
                 multiply += tokens * row.read * m.multiply
         return max(read, multiply)
 
+    def _attention_batch(self, batch: float) -> float:
+        """The sequences of a stage that the busiest attention replica runs.
+
+        A mean of 8.3 sequences is 8 in 70% of the steps and 9 in 30%.
+        """
+        replicas, most = self.layout.data_parallel_size, batch
+        if replicas > 1:
+            low, share = divmod(batch, 1)
+            most = (1 - share) * ceil(low / replicas) + share * ceil((low + 1) / replicas)
+        return max(1.0, most / self.layout.pipeline_parallel_size)
+
     def prefill_work(self, tokens: float, cached_tokens: float = 0.0) -> Step:
         """The time a prompt of `tokens` tokens adds to steps that run anyway: no reading of weights, no launches.
 
         The first `cached_tokens` of them are found in the prefix cache. Only the others are computed, and they attend
-        to all tokens before them.
+        to all tokens before them. Attention replicas prefill different prompts at the same time, so a prompt takes its
+        part of their time.
         """
-        stages, scores = self.layout.pipeline_parallel_size, self._prompt_scores(tokens, cached_tokens)
-        parts = prompt_parts(self.costs, tokens - cached_tokens, scores)
+        stages, share = self.layout.pipeline_parallel_size, 1 / self.layout.data_parallel_size
+        parts = self._prompt_parts(tokens, cached_tokens, share)
         compute, overhead, communication = (part / stages for part in parts)
         return Step(compute + overhead + communication, 0.0, 0.0, compute, overhead, communication)
+
+    def _prompt_parts(self, tokens: float, cached_tokens: float, share: float) -> tuple[float, float, float]:
+        """`prompt_parts` of one of several prompts, of which the busiest attention replica computes `share`."""
+        missed, scores = tokens - cached_tokens, self._prompt_scores(tokens, cached_tokens)
+        compute, moved, communication = prompt_parts(self.costs, share * missed, share * scores, missed)
+        if self.exchange is not None:
+            communication += self.exchange.prompt_seconds(share * missed)
+        return compute, moved, communication
 
     def prefill(self, tokens: float, batch: int = 1, cached_tokens: float = 0.0) -> Step:
         """The time of `batch` prompts of `tokens` tokens until their first tokens, if no other request runs.
@@ -294,12 +333,12 @@ class SpeedModel:
         `cached_tokens` of each prompt are found in the prefix cache.
         """
         costs, c = self.costs, self.constants
-        missed = tokens - cached_tokens
-        work, moved, communication = prompt_parts(costs, missed, self._prompt_scores(tokens, cached_tokens))
-        pairs, _, _ = step_parts(costs, missed * batch, 0.0, 0.0, 0.0)
+        share, missed = ceil(batch / self.layout.data_parallel_size) / batch, tokens - cached_tokens
+        work, moved, communication = self._prompt_parts(tokens, cached_tokens, share)
+        pairs, _, _ = step_parts(costs, share * missed * batch, 0.0, 0.0, 0.0, missed * batch)
         weights, compute = _overlap(sum(read for read, _ in pairs), batch * work, c.roof_power)
-        overhead = costs.launch + batch * (c.sequence_seconds + moved)
-        communication = costs.latency + batch * communication
+        overhead = costs.launch + batch * (share * c.sequence_seconds + moved)
+        communication = costs.latency + batch * communication + (self.exchange.latency if self.exchange else 0.0)
         return Step(weights + compute + overhead + communication, weights, 0.0, compute, overhead, communication)
 
     def _prompt_scores(self, tokens: float, cached_tokens: float) -> float:

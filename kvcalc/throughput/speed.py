@@ -30,8 +30,13 @@ class StoredWeights(NamedTuple):
 
 def check_layout(layout: Layout) -> None:
     """Raise LayoutError (exit 2) if the experts cannot be distributed evenly over the ranks."""
-    size, experts = layout.tensor_parallel_size, layout.expert_parallel_size
-    if size % experts:
+    size, replicas, experts = layout.tensor_parallel_size, layout.data_parallel_size, layout.expert_parallel_size
+    if layout.ranks % experts and replicas > 1:
+        over = f"--dp {replicas} x --tp {size}"
+        raise LayoutError(
+            f"--ep {experts} does not divide {over}", f"experts are split over these {layout.ranks} devices"
+        )
+    if size % experts and replicas == 1:
         raise LayoutError(f"--ep {experts} does not divide --tp {size}", "experts are split over the --tp devices")
 
 
@@ -67,6 +72,8 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
         found.append(f"--tp beyond {regime.largest_tensor_parallel_size}")
     if model.counts.experts and not regime.has_experts:
         found.append("models with experts")
+    if layout.data_parallel_size > 1:
+        found.append("attention replicas (--dp)")
     if link is not None and layout.devices > link.devices:
         found.append(f"more than the {link.devices} devices that {link.name} connects")
     return found

@@ -22,9 +22,9 @@ DRAFTINGS = [
 LAYOUTS = [
     (
         Checkpoint("meta-llama/Meta-Llama-3-70B", revision, dtype),
-        Layout(tp, pp, 8192, 64, kv_dtype, settings, beyond, drafting),
+        Layout(tp, pp, 8192, 64, kv_dtype, settings, beyond, drafting, dp, tp * dp),
     )
-    for tp, pp, revision, beyond in ((1, 1, None, True), (8, 2, "main", False))
+    for tp, pp, dp, revision, beyond in ((1, 1, 1, None, True), (8, 2, 1, "main", False), (2, 1, 8, None, False))
     for dtype in (None, "bf16", "fp16", "fp32")
     for kv_dtype in ("bf16", "fp8")
     for drafting in (None, *DRAFTINGS)

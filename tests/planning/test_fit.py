@@ -137,7 +137,8 @@ def test_what_does_not_fit_is_told_how_many_would() -> None:
     document = fit(model, find_devices("h100"), context_tokens=8192)
     assert document["fit"]["fits"] is False
     smallest = document["smallest"]
-    assert smallest == {"num_devices": 2, "tensor_parallel_size": 2, "pipeline_parallel_size": 1}
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "data_parallel_size": 1}
+    assert smallest == {"num_devices": 2, **sizes}
     assert fit(model, find_devices("h100x2"), tensor_parallel_size=2, context_tokens=8192)["fit"]["fits"]
     assert fit(model, find_devices("h100x4"), tensor_parallel_size=4)["smallest"] is None
     # 405 billion parameters do not fit on any number of A400s that this model can be split over.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def stored(name: str, dtype: str = "bf16") -> StoredWeights:
 
 @pytest.fixture
 def counts_of() -> MakeCounts:
-    def make(name: str, dtype: str = "bf16", kv_dtype: str = "bf16", **layout: int) -> Counts:
+    def make(name: str, dtype: str = "bf16", kv_dtype: str = "bf16", **layout: Any) -> Counts:
         held = stored(name, dtype)
         kv = parse_dtype(kv_dtype, "--kv-dtype")
         return count(load_model(name), held.weights, held.base, kv, Layout(**layout), held.linear)
@@ -39,7 +40,7 @@ def counts_of() -> MakeCounts:
 
 @pytest.fixture
 def model_of() -> MakeModel:
-    def make(name: str, gpu: str = "h100", engine: str = "vllm", dtype: str = "bf16", **layout: int) -> SpeedModel:
+    def make(name: str, gpu: str = "h100", engine: str = "vllm", dtype: str = "bf16", **layout: Any) -> SpeedModel:
         kv = parse_dtype("bf16", "--kv-dtype")
         return speed_model(load_model(name), stored(name, dtype), kv, find_gpu(gpu), engine, Layout(**layout))[0]
 

@@ -148,7 +148,7 @@ def test_fewer_prompts_than_the_concurrency_are_all_at_once() -> None:
         ("vllm-bench.json", dict.fromkeys(("mean_tpot_ms", "median_tpot_ms", "mean_ttft_ms", "median_ttft_ms")),
          "no TPOT and no TTFT"),
         ("sglang-bench.jsonl", {"accept_length": 3.1}, "drafts tokens"),
-        ("sglang-bench.jsonl", {"server_info": {"dp_size": 2}}, "dp_size is 2"),
+        ("sglang-bench.jsonl", {"server_info": {"dp_size": 2}}, "dp_size is 2 without enable_dp_attention"),
         ("llama-bench.json", {"n_gen": 64}, "-pg"),
         ("llama-bench.json", {"n_depth": 512}, "-d"),
         ("llama-bench.json", {"n_prompt": 0}, "neither"),
@@ -160,6 +160,15 @@ def test_fewer_prompts_than_the_concurrency_are_all_at_once() -> None:
 )  # fmt: skip
 def test_a_run_that_cannot_be_compared_says_why(name: str, changes: dict[str, Any], reason: str) -> None:
     assert reason in (one(rows(name)[0], **changes).refusal or "")
+
+
+def test_sglangs_tensor_parallel_size_counts_all_attention_replicas() -> None:
+    point = one(
+        rows("sglang-bench.jsonl")[0],
+        server_info={"tp_size": 16, "dp_size": 8, "ep_size": 16, "enable_dp_attention": True},
+    )
+    assert point.refusal is None
+    assert (point.tensor_parallel_size, point.data_parallel_size, point.expert_parallel_size) == (2, 8, 16)
 
 
 def test_layers_split_over_devices_are_pipeline_stages() -> None:

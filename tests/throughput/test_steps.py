@@ -34,8 +34,9 @@ IDEAL = Constants(
 # Four layers of width 10 with 17 kernels. Two of them send a token to 2 of 8 experts. Three have a cache of 20 bytes
 # per token plus 100 bytes for any context, with two KV heads each. All of this is on one rank, for any number of ranks.
 COUNTS = Counts(
-    num_layers=4, attention_layers=3, hidden_size=10, launches=17, kv_heads=6, dense=(Matrices("bf16", 9000, 700),),
-    head=(Matrices("bf16", 600, 30),), experts=(Experts(8, 2, (Matrices("bf16", 500, 40),)),),
+    num_layers=4, moe_layers=2, attention_layers=3, hidden_size=10, launches=17, kv_heads=6,
+    dense=(Matrices("bf16", 9000, 700),), head=(Matrices("bf16", 600, 30),),
+    experts=(Experts(8, 2, (Matrices("bf16", 500, 40),)),),
     work=(Work(6, 4, None),), cache=load_model("gpt2"), curve=Curve((1,), (100,), (20,)),
     kv_dtype=parse_dtype("bf16", "x"), layout=Layout(),
 )  # fmt: skip

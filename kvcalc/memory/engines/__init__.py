@@ -99,12 +99,23 @@ class Engine(ABC):
     pipeline stages are. `older_rules` ends a note about releases: how to count an older release. `reserves_full_length`
     is whether a request starts only if there is room for its whole answer. `running_option` is the engine's option for
     the most requests that run at once.
+
+    `has_attention_replicas` is whether the engine can copy the attention and split the experts. If it can:
+    `splits_attention_replicas` is whether an attention replica may be split over several devices,
+    `splits_uneven_experts` is whether the number of experts may be no multiple of the expert-parallel ranks,
+    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas, and
+    `limits_all_replicas` whether `running_option` counts the requests of all replicas and not those of each.
     """
 
     name: str
     version: str | None = None
     splits_heads = True
     splits_layers = True
+    has_attention_replicas = False
+    splits_attention_replicas = True
+    splits_uneven_experts = True
+    spreads_mlps = False
+    limits_all_replicas = False
     older_rules = ""
     reserves_full_length = True
     running_option: str | None = None

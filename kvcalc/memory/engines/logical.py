@@ -14,6 +14,7 @@ class Logical(Engine):
     """Counts only the bytes that attention must store."""
 
     name = "logical"
+    has_attention_replicas = True
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         return stored_cache_bytes(cache, tokens, dtype)

@@ -56,6 +56,10 @@ class TensorrtLlm(Engine):
     # GUARANTEED_NO_EVICT, the default of capacity_scheduler_policy (llmapi/llm_args.py).
     reserves_full_length = True
     version = "001541bad83b"
+    # With enable_attention_dp, every tensor-parallel rank is an attention replica (Mapping.dp_size, mapping.py). The
+    # first ranks hold one expert more (_compute_ep_partition, _torch/modules/fused_moe/interface.py).
+    has_attention_replicas = True
+    splits_attention_replicas = False
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)

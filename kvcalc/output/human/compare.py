@@ -27,7 +27,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     console.print(", ".join(_common(document, rows)))
     console.print()
     on_devices = any(row["gpu"] is not None for row in rows)
-    is_split = any((row["tensor_parallel_size"] or 1) > 1 for row in rows)
+    is_split = any((row["tensor_parallel_size"] or 1) * (row["data_parallel_size"] or 1) > 1 for row in rows)
     columns: list[Column] = [("", "model", text)]
     if len({row["engine"] for row in rows}) > 1:
         columns.append(("engine", "engine", text))

@@ -106,8 +106,12 @@ def byte_rate(bytes_per_second: float | None) -> str:
 
 
 def split(sizes: Mapping[str, Any]) -> str:
-    """How a replica is split, such as `tp 8 x pp 2`. Empty if it uses one device."""
-    parts = (("tp", sizes["tensor_parallel_size"]), ("pp", sizes["pipeline_parallel_size"]))
+    """How a replica is split, such as `tp 8 x pp 2` or `dp 4 x tp 2`. Empty if it uses one device."""
+    parts = (
+        ("dp", sizes["data_parallel_size"]),
+        ("tp", sizes["tensor_parallel_size"]),
+        ("pp", sizes["pipeline_parallel_size"]),
+    )
     return " x ".join(f"{name} {size}" for name, size in parts if size > 1)
 
 

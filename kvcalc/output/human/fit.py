@@ -25,7 +25,9 @@ def render(document: dict[str, Any], console: Console) -> None:
     if document["smallest"]:
         smallest = document["smallest"]
         stages = smallest["pipeline_parallel_size"]
+        replicas = smallest["data_parallel_size"]
         layout = f"--tp {smallest['tensor_parallel_size']}" + (f" --pp {stages}" if stages > 1 else "")
+        layout += f" --dp {replicas}" if replicas > 1 else ""
         console.print(f"it fits on {count(smallest['num_devices'])} of these devices: {layout}")
 
 

@@ -11,7 +11,16 @@ from rich.text import Text
 from kvcalc.output.human.console import count, duration, percent, plain_table, split
 from kvcalc.output.human.fitting import span
 
-_HEAD = ("model", "engine", "gpu", "num_devices", "tensor_parallel_size", "pipeline_parallel_size", "file")
+_HEAD = (
+    "model",
+    "engine",
+    "gpu",
+    "num_devices",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "file",
+)
 _COLUMNS = (">run", ">tokens", ">at once", "", ">measured", ">predicted", ">80% range", ">error", "largest")
 # The columns that a narrow terminal does not show, the first one first.
 _OPTIONAL = ("80% range", "largest", "at once", "run")

@@ -14,9 +14,10 @@ from kvcalc.output.human.fitting import print_table, span
 # A column is printed only if its values differ. Otherwise the heading shows the value, after the word in _WORDS.
 _CHANGING: tuple[Column, ...] = (
     ("engine", "engine", text), ("KV type", "kv_dtype", text), ("device", "gpu", text),
-    (">devices", "num_devices", count), (">tp", "tensor_parallel_size", count), (">batch", "batch_size", count),
+    (">devices", "num_devices", count), (">tp", "tensor_parallel_size", count), (">dp", "data_parallel_size", count),
+    (">batch", "batch_size", count),
 )  # fmt: skip
-_WORDS = {"tensor_parallel_size": "tp ", "batch_size": "batch "}
+_WORDS = {"tensor_parallel_size": "tp ", "data_parallel_size": "dp ", "batch_size": "batch "}
 
 
 def render(document: dict[str, Any], console: Console) -> None:
@@ -26,7 +27,9 @@ def render(document: dict[str, Any], console: Console) -> None:
         for point in document["points"]
     ]
     columns = [column for column in _CHANGING if len({point[column[1]] for point in points}) > 1]
-    if all(point["num_devices"] in (None, point["tensor_parallel_size"]) for point in points):
+    if all(
+        point["num_devices"] in (None, point["tensor_parallel_size"] * point["data_parallel_size"]) for point in points
+    ):
         columns = [column for column in columns if column[1] != "num_devices"]
     alike = {key: points[0][key] for _, key, _ in _CHANGING if key not in [column[1] for column in columns]}
     constant = [f"{_WORDS.get(key, '')}{value}" for key, value in alike.items() if _says(key, value)]
@@ -34,7 +37,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     console.print()
     columns += [(">context", "context_tokens", count), (">total", "total_bytes", size)]
     columns.append((">per token", "bytes_per_token", size))
-    if any(point["tensor_parallel_size"] > 1 for point in points):
+    if any(point["tensor_parallel_size"] * point["data_parallel_size"] > 1 for point in points):
         columns.append((">per device", "bytes_per_device", size))
     if any(point["decode_step_seconds"] is not None for point in points):
         columns += [(">step", "decode_step_seconds", duration), (">80% range", "range", text)]
@@ -53,5 +56,5 @@ def render(document: dict[str, Any], console: Console) -> None:
 
 
 def _says(key: str, value: Any) -> bool:
-    """Whether a value that all rows share belongs in the heading. The number of devices follows from the tp size."""
-    return value is not None and key != "num_devices"
+    """Whether a value that all rows share belongs in the heading. The number of devices follows from the layout."""
+    return value is not None and key != "num_devices" and (key != "data_parallel_size" or value > 1)

@@ -49,6 +49,7 @@ class Point(NamedTuple):
     is_average: bool = False
     times: tuple[Measured, ...] = ()
     refusal: str | None = None
+    data_parallel_size: int | None = None
 
 
 def number(row: Mapping[str, Any], key: str) -> float | None:

@@ -53,14 +53,21 @@ def read_vllm(row: Mapping[str, Any], run: int) -> Point:
 def read_sglang(row: Mapping[str, Any], run: int) -> Point:
     """One line of SGLang's bench_serving. Newer releases have the server's own arguments in `server_info`."""
     server = table(row, "server_info")
-    ranks = whole(server, "dp_size")
+    tensor, replicas = whole(server, "tp_size"), whole(server, "dp_size") or 1
+    refusal = None
+    if replicas > 1 and server.get("enable_dp_attention") is True:
+        # --tp-size counts the devices of all attention replicas.
+        tensor = None if tensor is None else max(1, tensor // replicas)
+    elif replicas > 1:
+        refusal = f"dp_size is {replicas} without enable_dp_attention, and kvcalc predicts one replica"
     point = Point(
         "sglang", run, _engine(text(row, "backend") or ""),
         tuple(name for key in ("model_path", "served_model_name") if (name := text(server, key))),
-        tensor_parallel_size=whole(server, "tp_size"),
+        tensor_parallel_size=tensor,
         pipeline_parallel_size=whole(server, "pp_size"),
         expert_parallel_size=whole(server, "ep_size"),
-        refusal=f"dp_size is {ranks}, and kvcalc predicts one replica" if ranks is not None and ranks > 1 else None,
+        refusal=refusal,
+        data_parallel_size=replicas,
     )  # fmt: skip
     return _serving(row, point, "mean_e2e_latency_ms", number(row, "accept_length"))
 

@@ -77,6 +77,12 @@ class Sglang(Engine):
     reserves_full_length = False
     running_option = "max-running-requests"
     version = VERSION
+    # FusedMoE asserts that the ranks divide the experts (layers/moe/fused_moe_triton/layer.py). Without
+    # --moe-dense-tp-size and --enable-dp-lm-head, MLPs and the head are split over --tp-size, which counts all ranks.
+    has_attention_replicas = True
+    splits_uneven_experts = False
+    spreads_mlps = True
+    limits_all_replicas = True  # each replica runs max_running_requests // dp_size (ModelRunner)
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)

@@ -46,6 +46,8 @@ class Vllm(Engine):
     reserves_full_length = False
     running_option = "max-num-seqs"
     version = VERSION
+    # The first ranks hold one expert more (determine_expert_map, layers/fused_moe/expert_map_manager.py).
+    has_attention_replicas = True
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, 1, release)

@@ -1,0 +1,83 @@
+"""Attention replicas (`--dp`): groups of devices that each hold their own requests and share the experts.
+
+Each of the `data_parallel_size` attention replicas is a group of `tensor_parallel_size` devices with all attention
+weights and the cache of its own requests. The routed experts are split over the devices of all attention replicas. It
+is one server and one replica of the model. Whole copies of the model are called replicas.
+Source: docs/serving/data_parallel_deployment.md and expert_parallel_deployment.md of vLLM.
+"""
+
+from __future__ import annotations
+
+from kvcalc.errors import LayoutError, ModelError
+from kvcalc.memory.engines import Engine
+from kvcalc.memory.sharding import NOT_SPREAD, Spread
+from kvcalc.memory.workload import Workload
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec, weights_of
+from kvcalc.model.tensors import HEAD
+
+
+def with_attention_replicas(
+    model: ModelSpec, replicas: int, expert_parallel_size: int | None, rules: Engine, workload: Workload
+) -> Workload:
+    """The workload with `replicas` attention replicas, and the experts in `expert_parallel_size` groups of devices.
+
+    By default each device of a stage is a group. LayoutError (exit 2) if the engine or the model cannot be split this
+    way, and ModelError (exit 3) if it is not known whether the model has experts.
+    """
+    if not rules.has_attention_replicas:
+        raise LayoutError(
+            f"--dp {replicas}: {rules.name} has no attention replicas",
+            "use --engine vllm, sglang or tensorrt-llm",
+        )
+    size = workload.tensor_parallel_size
+    ranks = replicas * size
+    if size > 1 and not rules.splits_attention_replicas:
+        raise LayoutError(
+            f"--dp {replicas} --tp {size}: every device is an attention replica in {rules.name}",
+            f"use --dp {ranks}, or leave out --dp",
+        )
+    if weights_of(model) is None:
+        raise ModelError(f"{model.name}: its experts are not known, so they cannot be split: {model.weights_reason}")
+    most = _most_experts(model)
+    if not most:
+        raise LayoutError(
+            f"--dp {replicas}: {model.name} has no experts to split, so its attention replicas would be whole copies",
+            f"remove --dp: with --tp 1 --num-gpus {replicas} the devices form {replicas} replicas",
+        )
+    groups = expert_parallel_size or ranks
+    if groups > most or (most % groups and not rules.splits_uneven_experts):
+        given = f"--dp {replicas}" if expert_parallel_size is None else f"--ep {groups}"
+        even = "" if groups > most else f" evenly, as {rules.name} requires"
+        fitting = [str(n) for n in range(1, min(ranks, most) + 1) if ranks % n == 0 and most % n == 0]
+        raise LayoutError(
+            f"{given}: the {most} experts of a layer cannot be divided among {groups} devices{even}",
+            f"use --ep {' or '.join(fitting[-2:])}",
+        )
+    return workload._replace(data_parallel_size=replicas, expert_parallel_size=groups)
+
+
+def spread_of(spec: ModelSpec, rules: Engine, workload: Workload) -> Spread:
+    """How the weights are split among the attention replicas."""
+    if workload.data_parallel_size == 1:
+        return NOT_SPREAD
+    names = _mlp_and_head(spec) if rules.spreads_mlps else frozenset()
+    return Spread(workload.data_parallel_size, workload.expert_parallel_size, names)
+
+
+@remembered
+def _most_experts(spec: ModelSpec) -> int:
+    """The experts of a layer; of the layer with the most if they differ. 0 if the model has none."""
+    weights = weights_of(spec)
+    blocks = () if weights is None else weights.blocks
+    return max((w.copies for block in blocks for w in block.weights if w.copies > 1), default=0)
+
+
+@remembered
+def _mlp_and_head(spec: ModelSpec) -> frozenset[str]:
+    """The names of the weights of MLPs without experts, and of the output head, that ranks split."""
+    weights = weights_of(spec)
+    blocks = () if weights is None else weights.blocks
+    head = (weight.name for block in blocks for weight in block.weights if weight.role == HEAD)
+    mlp = (weight for group in spec.layers for weight in group.layer.mlp)
+    return frozenset([*head, *(w.name for w in mlp if w.copies == 1 and w.on_rank(2) != w)])

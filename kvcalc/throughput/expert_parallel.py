@@ -1,0 +1,117 @@
+"""The exchange of tokens between attention replicas and the experts of all replicas, and the busiest rank.
+
+Every layer with experts has two all-to-alls: one sends the tokens to the ranks of their experts (dispatch), the other
+brings the results back (combine). The all-to-alls of decoding have a fixed cost and a cost per token:
+    seconds = 2 x latency + tokens x ranks reached x bytes x overhead / rate of the link
+The tokens are those of one rank. A token reaches a rank once, however many of its experts are there. Ranks beyond the
+fast link are reached over the network at the same time.
+
+Experts are chosen at random with equal probability, as if the engine's load balancer (EPLB) were perfect. Even so one
+rank gets more tokens than the others, and every rank waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log, sqrt
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.counts import Counts, Experts
+    from kvcalc.throughput.hardware import Gpu
+    from kvcalc.throughput.roofline import Pair
+
+# The kernel tables of ai-dynamo/aiconfigurator (Apache-2.0), hidden size 7168, 8 of 256 experts. An all-to-all of one
+# token takes 12 us on H200 with 8 ranks (DeepEP, low latency; SGLang 0.5.12) and 12 to 14 us on GB200 with 4 to 64
+# ranks (TensorRT-LLM 1.2). Per further token, a combine in bf16 takes 0.46 us on H200, 0.16 on B200 and 0.20 on GB200.
+# The bytes alone take 0.15 us over NVLink 4 and 0.07 over NVLink 5.
+_ALL_TO_ALL_SECONDS = 12e-6
+_LINK_OVERHEAD = 2.7
+# Large all-to-alls: 0.23 us for a combine in bf16 and 0.11 for a dispatch in fp8 on H200 (DeepEP, normal kernels).
+_PROMPT_LINK_OVERHEAD = 1.6
+# DeepEP's low-latency kernels move 39 to 46 GB/s over a port of 50 GB/s with 64 to 256 ranks (docs/legacy.md).
+_NETWORK_OVERHEAD = 1.25
+
+# Results are combined in bf16. Tokens are dispatched in fp8 if the experts multiply in 8 bits or less, with a scale in
+# fp32 for each 128 elements, else in bf16. Source: README.md of DeepEP and its low_latency_dispatch.
+_COMBINE_BYTES, _BF16_BYTES, _FP8_BYTES = 2.0, 2.0, 1 + 4 / 128
+
+
+class ExpertExchange:
+    """The all-to-alls of a model with attention replicas, and the experts of the busiest rank.
+
+    `rate` gives the bytes per second that a device sends to its peers if there are so many devices. `latency` is the
+    seconds of all all-to-alls of a step without their bytes.
+    """
+
+    def __init__(self, counts: Counts, gpu: Gpu, rate: Callable[[Gpu, int], float]) -> None:
+        layout = counts.layout
+        self.ranks, self.groups, self._experts = layout.ranks, layout.expert_parallel_size, counts.experts
+        self.latency = 2 * counts.moe_layers * _ALL_TO_ALL_SECONDS
+        self._tensor_ranks = layout.tensor_parallel_size
+        read = max((row.read for row in counts.experts), default=0)
+        token_bytes = counts.moe_layers * counts.hidden_size * (_dispatch_bytes(gpu, counts.experts) + _COMBINE_BYTES)
+        reached = ranks_reached(self.ranks, self.groups, read)
+        near = self.ranks if gpu.interconnect is None else min(self.ranks, gpu.interconnect.devices)
+        far_share = (self.ranks - near) / (self.ranks - 1)
+        self._near = token_bytes * reached * (1 - far_share) / rate(gpu, near)
+        self._far = token_bytes * reached * far_share / rate(gpu, self.ranks)
+
+    def seconds(self, tokens: float) -> float:
+        """The all-to-alls of a decode step in which each attention replica has `tokens` tokens."""
+        return self.latency + self._bytes_seconds(tokens, _LINK_OVERHEAD)
+
+    def prompt_seconds(self, tokens: float) -> float:
+        """The time that `tokens` tokens of prompts in each attention replica add to all-to-alls that run anyway."""
+        return self._bytes_seconds(tokens, _PROMPT_LINK_OVERHEAD)
+
+    def _bytes_seconds(self, tokens: float, overhead: float) -> float:
+        # The ranks of a replica each send their part of its tokens (sequence parallelism).
+        return tokens / self._tensor_ranks * max(self._near * overhead, self._far * _NETWORK_OVERHEAD)
+
+    def on_busiest_rank(self, pairs: list[Pair], tokens: float) -> list[Pair]:
+        """The `pairs` of `step_parts` with the times of the experts on the busiest rank instead of the mean rank.
+
+        `tokens` are those of all replicas. The last pair is attention, and the experts precede it.
+        """
+        first = len(pairs) - 1 - len(self._experts)
+        found = [
+            (read * self.touched_ratio(row, tokens), multiply * self.tokens_ratio(row, tokens))
+            for row, (read, multiply) in zip(self._experts, pairs[first:])
+        ]
+        return [*pairs[:first], *found, pairs[-1]]
+
+    def touched_ratio(self, row: Experts, tokens: float) -> float:
+        """The distinct experts that `tokens` tokens of all replicas touch on the busiest rank, divided by the mean."""
+        touched, held = row.touched(tokens), row.experts / self.groups
+        chance = touched / row.experts
+        # An expert is touched or not, independently of the others: a binomial distribution on each rank.
+        most = min(held, held * chance + _above_mean(held * chance * (1 - chance), self.groups))
+        return most / (held * chance)
+
+    def tokens_ratio(self, row: Experts, tokens: float) -> float:
+        """The busiest rank's tokens, each counted for every expert it has there, divided by the mean."""
+        mean = tokens * row.read / self.groups
+        most = mean + _above_mean(mean * (1 - 1 / self.groups), self.groups)
+        # A token reaches each expert of a rank at most once.
+        return min(most, tokens * min(row.read, row.experts / self.groups)) / mean
+
+
+def ranks_reached(ranks: int, groups: int, read: int) -> float:
+    """The expected number of other ranks to which a token is sent, if `read` experts are chosen for it at random.
+
+    Each of `groups` groups of ranks holds whole experts, split over the ranks of the group.
+    """
+    return (ranks - 1) * (1 - (1 - 1 / groups) ** read)
+
+
+def _above_mean(variance: float, number: int) -> float:
+    """How far the largest of `number` normal variables is above their mean: about sigma sqrt(2 ln n)."""
+    return sqrt(2 * variance * log(number))
+
+
+def _dispatch_bytes(gpu: Gpu, experts: tuple[Experts, ...]) -> float:
+    """Bytes of one element of a token on its way to its experts, in the type that most of them multiply."""
+    largest = max((m for row in experts for m in row.matrices), key=lambda m: m.elements, default=None)
+    needed = None if largest is None else {"fp8": "fp8", "nvfp4": "fp4"}.get(largest.kind)
+    return _FP8_BYTES if needed is not None and gpu.flops_per_second.get(needed) else _BF16_BYTES

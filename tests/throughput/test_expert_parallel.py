@@ -1,0 +1,182 @@
+"""Attention replicas exchange tokens with the experts of all replicas. The busiest device decides."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from kvcalc.throughput.counts import Counts, bytes_of
+from kvcalc.throughput.expert_parallel import ExpertExchange, ranks_reached
+from kvcalc.throughput.hardware import find_gpu
+from kvcalc.throughput.roofline import link_bytes_per_second
+from tests.throughput.conftest import MakeCounts, MakeModel
+
+
+def _expert_bytes(counts: Counts) -> list[int]:
+    return [bytes_of(row.matrices) for row in counts.experts]
+
+
+def test_a_token_reaches_at_most_as_many_ranks_as_it_has_experts() -> None:
+    assert ranks_reached(8, 8, 1) == pytest.approx(7 / 8)
+    assert ranks_reached(2, 2, 8) == pytest.approx(1, rel=0.01)
+    # The expected number of distinct ranks for 8 draws from 8, without the token's own rank.
+    assert ranks_reached(8, 8, 8) == pytest.approx(7 * (1 - (7 / 8) ** 8))
+    assert 7.6 < ranks_reached(256, 256, 8) < 8
+    # Experts that are split over all ranks need the tokens of all.
+    assert ranks_reached(8, 1, 8) == 7
+
+
+def test_a_rank_holds_all_of_the_attention_and_its_part_of_the_experts(counts_of: MakeCounts) -> None:
+    one, eight = counts_of("deepseek-v3"), counts_of("deepseek-v3", data_parallel_size=8)
+    assert eight.dense == one.dense
+    assert eight.head == one.head
+    assert _expert_bytes(eight) == [size // 8 for size in _expert_bytes(one)]
+    both = counts_of("deepseek-v3", data_parallel_size=4, tensor_parallel_size=2)
+    two = counts_of("deepseek-v3", tensor_parallel_size=2)
+    assert both.dense == two.dense
+    assert _expert_bytes(both) == _expert_bytes(eight)
+
+
+def test_weights_that_are_spread_get_the_tokens_of_all_replicas(counts_of: MakeCounts) -> None:
+    whole = counts_of("deepseek-v3", data_parallel_size=8)
+    spread = counts_of("deepseek-v3", data_parallel_size=8, spread_names=frozenset({"lm_head"}))
+    assert bytes_of(spread.head) == bytes_of(whole.head) // 8
+    assert [row.elements for row in spread.head] == [row.elements for row in whole.head]
+
+
+def test_a_lone_replica_computes_as_before(model_of: MakeModel) -> None:
+    plain, alone = (
+        model_of("deepseek-v3", tensor_parallel_size=8),
+        model_of("deepseek-v3", tensor_parallel_size=8, data_parallel_size=1),
+    )
+    assert plain.exchange is None
+    assert plain.decode(64, 4096) == alone.decode(64, 4096)
+    assert plain.prefill(4096, 3) == alone.prefill(4096, 3)
+
+
+def test_the_cache_is_read_once_and_not_by_every_rank(model_of: MakeModel) -> None:
+    def read(name: str, **layout: int) -> float:
+        model = model_of(name, "h200", **layout)
+        batch = model.layout.data_parallel_size
+        return model.counts.kv_read_bytes(100_000) * 256 / batch
+
+    # With --tp 8 every rank reads the latents of all sequences, with --dp 8 those of its own eighth.
+    assert read("deepseek-v3", data_parallel_size=8) == read("deepseek-v3", tensor_parallel_size=8) / 8
+    # Heads are divided in either case.
+    assert read("gpt-oss-120b", data_parallel_size=8) == read("gpt-oss-120b", tensor_parallel_size=8)
+    steps = [model_of("deepseek-v3", "h200", **{size: 8}).decode(256, 100_000)
+             for size in ("tensor_parallel_size", "data_parallel_size")]  # fmt: skip
+    assert steps[1].kv < steps[0].kv / 3
+    assert steps[1].seconds < steps[0].seconds / 2
+
+
+def test_nine_sequences_take_eight_replicas_as_long_as_sixteen_except_in_the_experts(model_of: MakeModel) -> None:
+    model = model_of("deepseek-v3", "h200", data_parallel_size=8, expert_parallel_size=8)
+    assert model.decode(9, 50_000).kv == model.decode(16, 50_000).kv
+    assert model.decode(8, 50_000).kv < model.decode(9, 50_000).kv
+    assert model.decode(9, 50_000).weights < model.decode(16, 50_000).weights
+
+
+def test_a_mean_batch_between_two_takes_a_time_between_theirs(model_of: MakeModel) -> None:
+    model = model_of("deepseek-v3", "h200", data_parallel_size=8, expert_parallel_size=8)
+    eight, between, nine = (model.decode(batch, 50_000).kv for batch in (8, 8.25, 9))
+    assert between == pytest.approx(eight + (nine - eight) / 4)
+
+
+@pytest.mark.parametrize("layout", [(8, 1), (4, 2), (16, 1), (32, 1), (8, 4)])
+def test_steps_never_shrink_and_never_beat_the_roofline(model_of: MakeModel, layout: tuple[int, int]) -> None:
+    dp, tp = layout
+    model = model_of(
+        "deepseek-v3", "h200", "vllm", "fp8", data_parallel_size=dp, tensor_parallel_size=tp,
+        expert_parallel_size=dp * tp,
+    )  # fmt: skip
+    steps = [model.decode(batch, 4096).seconds for batch in (1, 2, 7, 8, 9, 64, 100, 1000, 5000)]
+    assert all(a <= b for a, b in pairwise(steps))
+    for batch in (1, 8, 100, 5000):
+        step = model.decode(batch, 4096)
+        assert step.seconds == pytest.approx(sum(step[1:]))
+        assert model.roofline(batch, 4096) <= step.seconds
+    prompts = [model.prefill(tokens, batch).seconds for tokens, batch in ((10, 1), (1000, 1), (1000, 8), (1000, 9))]
+    assert all(a <= b for a, b in pairwise(prompts))
+
+
+def test_eight_prompts_on_eight_replicas_share_the_attention(model_of: MakeModel) -> None:
+    model = model_of("deepseek-v3", "h200", "vllm", "fp8", data_parallel_size=8, expert_parallel_size=8)
+    one, eight, nine = (model.prefill(8192, batch).seconds for batch in (1, 8, 9))
+    assert eight < 8 * one
+    assert nine - eight > (eight - one) / 7
+    assert model.prefill_work(8192).compute == pytest.approx(model.prefill(8192, 8).compute / 8, rel=0.1)
+
+
+def test_no_rank_is_idler_than_the_mean(model_of: MakeModel) -> None:
+    model = model_of("deepseek-v3", "h200", "vllm", "fp8", data_parallel_size=8, expert_parallel_size=8)
+    exchange = model.exchange
+    assert exchange is not None
+    (row,) = model.counts.experts
+    ratios = [exchange.tokens_ratio(row, tokens) for tokens in (1, 8, 64, 1024, 100_000)]
+    assert all(a >= b > 1 for a, b in pairwise(ratios))
+    # A token has 8 of a rank's 32 experts at most.
+    assert ratios[0] <= 8
+    assert ratios[-1] < 1.01
+    for tokens in (1, 64, 1024, 100_000):
+        assert 1 <= exchange.touched_ratio(row, tokens) <= row.experts / row.touched(tokens)
+    assert exchange.touched_ratio(row, 64) > 1
+
+
+def test_split_experts_are_equally_busy(model_of: MakeModel) -> None:
+    model = model_of("deepseek-v3", "h200", "vllm", "fp8", data_parallel_size=8, expert_parallel_size=1)
+    assert model.exchange is not None
+    (row,) = model.counts.experts
+    assert model.exchange.tokens_ratio(row, 64) == 1
+    assert model.exchange.touched_ratio(row, 64) == 1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "measured"),
+    # One all-to-all each way, with 8 ranks, 7168 wide, 8 of 256 experts, in microseconds by tokens per rank: DeepEP's
+    # low-latency kernels in SGLang 0.5.12 (comm tables of ai-dynamo/aiconfigurator): dispatch in fp8, combine in bf16.
+    [("h200", {1: 24.5, 128: 102.9, 1024: 692.1}), ("b200", {1: 44.1, 128: 73.8, 1024: 318.9})],
+)
+def test_an_exchange_takes_about_as_long_as_the_kernels(
+    model_of: MakeModel, gpu: str, measured: dict[int, float]
+) -> None:
+    model = model_of("deepseek-v3", gpu, "sglang", "fp8", data_parallel_size=8, expert_parallel_size=8)
+    assert model.exchange is not None
+    for tokens, microseconds in measured.items():
+        layer = model.exchange.seconds(tokens) / model.counts.moe_layers
+        assert 0.5 < layer * 1e6 / microseconds < 2, tokens
+
+
+def test_the_type_of_the_experts_decides_how_tokens_are_sent(counts_of: MakeCounts) -> None:
+    counts, h200 = counts_of("deepseek-v3", "fp8", data_parallel_size=8, expert_parallel_size=8), find_gpu("h200")
+    narrow = ExpertExchange(counts, h200, link_bytes_per_second)
+    (row,) = counts.experts
+    (matrices,) = row.matrices
+    wide_experts = (row._replace(matrices=(matrices._replace(kind="bf16"),)),)
+    wide = ExpertExchange(counts._replace(experts=wide_experts), h200, link_bytes_per_second)
+    assert {each.kind for each in counts.dense} >= {"fp8"}
+    assert narrow.prompt_seconds(1000) < wide.prompt_seconds(1000)
+
+
+def test_wide_dispatch_and_the_network_take_longer(model_of: MakeModel) -> None:
+    def bytes_seconds(gpu: str, dtype: str, replicas: int) -> float:
+        layout = {"data_parallel_size": replicas, "expert_parallel_size": replicas}
+        model = model_of("deepseek-v3", gpu, "sglang", dtype, **layout)
+        assert model.exchange is not None
+        return model.exchange.seconds(128) - model.exchange.latency
+
+    narrow, wide = bytes_seconds("h200", "fp8", 8), bytes_seconds("h200", "bf16", 8)
+    # Two bytes back, and one and a scale or two bytes out.
+    assert wide / narrow == pytest.approx(4 / (3 + 4 / 128))
+    # A100 multiplies fp8 weights in 16 bits.
+    assert bytes_seconds("a100", "fp8", 8) == bytes_seconds("a100", "bf16", 8)
+    assert bytes_seconds("h200", "fp8", 16) > 2 * narrow
+
+
+def test_deepep_over_the_network(model_of: MakeModel) -> None:
+    # docs/legacy.md of DeepEP: 128 tokens per rank, 64 ranks of H800: 173 us out and 314 us back.
+    model = model_of("deepseek-v3", "h800", "sglang", "fp8", data_parallel_size=64, expert_parallel_size=64)
+    assert model.exchange is not None
+    layer = model.exchange.seconds(128) / model.counts.moe_layers
+    assert layer * 1e6 == pytest.approx(173 + 314, rel=0.3)
