@@ -147,7 +147,12 @@ def make_case(question: Question) -> Case:
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))
     share = on_device(spec, workload.tensor_parallel_size)
-    return Case(asked, spec, share, workload, rules, settings, reason, tuple(notes))
+    case = Case(asked, spec, share, workload, rules, settings, reason, tuple(notes))
+    if settings.get("n-gpu-layers") == "auto" and devices is not None:
+        from kvcalc.planning.offload import with_most_layers
+
+        return with_most_layers(case)
+    return case
 
 
 def _checked(question: Question) -> Question:

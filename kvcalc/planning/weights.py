@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, Dtype, parse_weight_dtype
@@ -102,6 +102,32 @@ def device_weights(
         share, whole = (-(-size * described["bytes"] // counted) for size in (share, whole))
     replicated = -(-(share * ranks - whole) // (ranks - 1)) if ranks > 1 else 0
     return DeviceWeights(share, max(replicated, 0), width_of(weights, ranks), None)
+
+
+def part_bytes(
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, parts: Sequence[ModelWeights]
+) -> list[int] | None:
+    """The bytes of parts of the weights, or None if they are not known.
+
+    The arguments are as in `describe_weights`. Bytes read from files are divided in the same proportion as the counted
+    bytes. The input embedding of a part has the type that it has in the whole model.
+    """
+    described, _ = _described(model, spec, dtype, model_dtype)
+    weights, _ = _known_weights(model, spec)
+    if weights is None or described["bytes"] is None:
+        return None
+    asked = parse_weight_dtype(dtype)
+
+    def size_of(part: ModelWeights) -> int:
+        _, size = _bytes_of(part, spec, asked, model_dtype, [])
+        return 0 if size is None else size[0]
+
+    whole, table = size_of(weights), size_of(ModelWeights(weights.embedding, weights.tied, ()))
+    none = weights.embedding._replace(rows=0)
+    sizes = [
+        size_of(ModelWeights(none, part.tied, part.blocks)) + (table if part.embedding.rows else 0) for part in parts
+    ]
+    return [-(-size * described["bytes"] // whole) for size in sizes] if described["bytes"] != whole else sizes
 
 
 def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, notes: list[Note]) -> dict[str, Any]:

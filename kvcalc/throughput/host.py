@@ -1,0 +1,143 @@
+"""The time of a step in which the host holds a part of the model, as llama.cpp does it (-ngl, --n-cpu-moe).
+
+The layers run one after another, on the device or on the host, so their times add up:
+
+    step = the device's part
+         + host weights and cache / (host bandwidth x efficiency), or the operations / the host's FLOP/s if they take
+           longer
+         + a switch for every change between the host and the device
+
+In a step of 32 tokens or more, the device also multiplies the weights in host memory, and copies them for every
+micro-batch:
+
+    step = the step of the device with all weights + bytes of the copied weights / PCIe + attention over the host's cache
+
+Sources, in llama.cpp: the 32 tokens are GGML_OP_OFFLOAD_MIN_BATCH (ggml-cuda.cu). Experts that no token uses are not
+copied since pull request 15346. Copies and multiplications do not overlap (issue 25859). Attention stays where its
+cache is, because only operations on weights are moved (ggml_backend_sched_backend_id_from_cur, ggml-backend.cpp).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvcalc.throughput.roofline import SpeedModel, Step
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.counts import Counts
+
+# Steps of this many tokens copy the host's weights to the device.
+COPIED_FROM_TOKENS = 32
+# The share of the theoretical bandwidth that llama.cpp's CPU kernels reach while they decode. It is the one fitted
+# constant here. docs/throughput.md has the measurements.
+EFFICIENCY = 0.6
+# Operations per second of a desktop CPU on quantized weights. A Core i9-13900K prefills Llama-7B at 55 tokens per second
+# (13.5 billion operations each) in ggml-org/llama.cpp#34.
+FLOPS = 0.74e12
+# A change between the host and the device: a copy of some kB each way, which takes about 10 us on PCIe however small it
+# is, and the scheduler's synchronisation.
+SWITCH_SECONDS = 20e-6
+# PCIe 4.0 x16 in one direction, used if the device's own rate is not known.
+_PCIE_BYTES_PER_SECOND = 32e9
+# Activations are in fp32 between backends.
+_ACTIVATION_BYTES = 4
+
+
+class HostPart(NamedTuple):
+    """What the host holds and how fast it is.
+
+    `counts` are those of the host's layers and experts. `switches` are the changes between the host and the device in
+    one step. `bandwidth` is the theoretical rate in bytes per second. `ubatch_tokens` is the size of a micro-batch.
+    """
+
+    counts: Counts
+    switches: int
+    bandwidth: float
+    ubatch_tokens: int
+
+
+class HostedModel(SpeedModel):
+    """A SpeedModel of the whole model on the device, of which the host holds and computes a part."""
+
+    def __init__(self, whole: SpeedModel, device: Counts, host: HostPart, weight_dtype: str) -> None:
+        super().__init__(whole.counts, whole.gpu, weight_dtype, whole.constants)
+        self.host = host
+        self._whole = whole
+        self._device = SpeedModel(device, whole.gpu, weight_dtype, whole.constants)
+        self._pcie = float(whole.gpu.pcie_bytes_per_second or _PCIE_BYTES_PER_SECOND)
+
+    def decode(self, batch: float, context_tokens: float) -> Step:
+        """One decode step of `batch` sequences. The host's reads are part of `weights` and `kv`."""
+        batch = max(1.0, batch)
+        if batch >= COPIED_FROM_TOKENS:
+            step = self._whole.decode(batch, context_tokens)
+            return _with(step, self._attention(batch, context_tokens), self._copies(batch))
+        return _with(self._device.decode(batch, context_tokens), self._own(batch, context_tokens), self._moves(batch))
+
+    def roofline(self, batch: float, context_tokens: float) -> float:
+        """The ideal seconds of the same step: the device's, and then the host's at its full bandwidth."""
+        batch, counts = max(1.0, batch), self.host.counts
+        cache = batch * counts.kv_read_bytes(context_tokens) / self.host.bandwidth
+        if batch >= COPIED_FROM_TOKENS:
+            return max(self._whole.roofline(batch, context_tokens), self._copied_bytes(batch) / self._pcie) + cache
+        weights = (counts.dense_bytes + counts.head_bytes + counts.expert_bytes(batch)) / self.host.bandwidth
+        return self._device.roofline(batch, context_tokens) + weights + cache
+
+    def prefill_work(self, tokens: float) -> Step:
+        """The time a prompt adds to steps that run anyway. The host's weights are copied for every micro-batch."""
+        return self._prefilled(self._whole.prefill_work(tokens), tokens, 1)
+
+    def prefill(self, tokens: float, batch: int = 1) -> Step:
+        """The time of `batch` prompts of `tokens` tokens until their first tokens."""
+        return self._prefilled(self._whole.prefill(tokens, batch), tokens, batch)
+
+    def _prefilled(self, step: Step, tokens: float, batch: int) -> Step:
+        counts, together = self.host.counts, tokens * batch
+        scores = batch * counts.prefill_attention_flops(tokens) / FLOPS
+        if together < COPIED_FROM_TOKENS:
+            own = self._own(together, 1)
+            return _with(step, (own[0], 0.0, own[2] + scores), self._moves(together))
+        return _with(step, (0.0, 0.0, scores), self._copies(together))
+
+    def decode_host_seconds(self, batch: float, context_tokens: float) -> float:
+        """The seconds of a decode step that the host, its memory or the copies from it take."""
+        if batch >= COPIED_FROM_TOKENS:
+            return sum(self._attention(batch, context_tokens)) + self._copies(batch)
+        return sum(self._own(max(1.0, batch), context_tokens)) + self._moves(batch)
+
+    def _own(self, batch: float, context_tokens: float) -> tuple[float, float, float]:
+        """The seconds in which the host reads its weights and its cache, and multiplies beyond that."""
+        counts, rate = self.host.counts, self.host.bandwidth * EFFICIENCY
+        weights = (counts.dense_bytes + counts.head_bytes + counts.expert_bytes(batch)) / rate
+        elements = counts.dense_elements + counts.head_elements + counts.expert_elements_per_token()
+        _, kv, scores = self._attention(batch, context_tokens)
+        return weights, kv, max(0.0, 2 * batch * elements / FLOPS - weights) + scores
+
+    def _attention(self, batch: float, context_tokens: float) -> tuple[float, float, float]:
+        """The seconds of attention over the cache in host memory, like `_own`."""
+        counts = self.host.counts
+        kv = batch * counts.kv_read_bytes(context_tokens) / (self.host.bandwidth * EFFICIENCY)
+        scores = batch * counts.attention_flops(context_tokens) / FLOPS
+        return 0.0, kv, max(0.0, scores - kv)
+
+    def _copied_bytes(self, tokens: float) -> float:
+        counts = self.host.counts
+        return counts.dense_bytes + counts.head_bytes + counts.expert_bytes(tokens)
+
+    def _copies(self, tokens: float) -> float:
+        """The seconds in which the host's weights are copied to the device, once for every micro-batch."""
+        whole, rest = divmod(tokens, self.host.ubatch_tokens)
+        copied = whole * self._copied_bytes(self.host.ubatch_tokens) + (self._copied_bytes(rest) if rest else 0.0)
+        return copied / self._pcie
+
+    def _moves(self, tokens: float) -> float:
+        """The seconds in which activations go from the host to the device or back."""
+        one = SWITCH_SECONDS + tokens * self.host.counts.hidden_size * _ACTIVATION_BYTES / self._pcie
+        return self.host.switches * one
+
+
+def _with(step: Step, host: tuple[float, float, float], moved: float) -> Step:
+    """`step` with the host's seconds for weights, cache and operations, and with those of transfers."""
+    weights, kv, compute = host
+    parts = (step.weights + weights, step.kv + kv, step.compute + compute, step.overhead, step.communication + moved)
+    return Step(sum(parts), *parts)
