@@ -150,6 +150,7 @@ def hosted(case: Case, placement: Placement, stored: StoredWeights, whole: Speed
         host,
         _count_switches(spec, placement, first),
         float(placement.host_bandwidth or DEFAULT_HOST_BANDWIDTH),
+        placement.host_bandwidth is None,
         rules.chosen.ubatch_size,
     )
     return HostedModel(whole, device, part, stored.name)

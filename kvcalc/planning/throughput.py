@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.model.memo import remembered_of_two
@@ -12,7 +13,7 @@ from kvcalc.planning.layout import SpeedQuestion, layout_of
 from kvcalc.planning.offload import hosted, placement_of
 from kvcalc.planning.weights import stored_weights
 from kvcalc.throughput.constants import Regime
-from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.roofline import SpeedModel, Step
 from kvcalc.throughput.speed import StoredWeights, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
@@ -63,7 +64,47 @@ def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
         "low_seconds": max(roofline, step.seconds * low),
         "high_seconds": step.seconds * high,
         "serving": serving,
+        "host": _describe_host(model, batch_size, context_tokens, notes),
+        "energy": _describe_energy(model, step, batch_size, serving, (low, high)),
     }
+
+
+def _describe_host(model: SpeedModel, batch: int, tokens: int, notes: list[Note]) -> dict[str, Any] | None:
+    """The `host` part: the time that a part of the model in host memory takes. None if there is none."""
+    if not model.has_host_part:
+        return None
+    from kvcalc.throughput.host import HostedModel
+
+    if not isinstance(model, HostedModel):
+        raise TypeError("only a HostedModel has a part in host memory")
+    if model.host.is_default_bandwidth:
+        rate = f"{model.host.bandwidth / 1e9:g} GB/s, two channels of DDR5-5600"
+        text = f"the host's memory is assumed to have {rate}; --host-bandwidth sets it"
+        notes.append(Note("throughput", "host-bandwidth", text))
+    return {
+        "bandwidth_bytes_per_second": int(model.host.bandwidth),
+        "decode_seconds": model.decode_host_seconds(batch, tokens),
+        "prefill_copied_bytes": int(model.prefill_copied_bytes(tokens, batch)),
+    }
+
+
+def _describe_energy(
+    model: SpeedModel, step: Step, batch: int, serving: Mapping[str, Any] | None, time_range: tuple[float, float]
+) -> dict[str, Any] | None:
+    """The `energy` part: per output token, of one decode step or of serving.
+
+    None if the device's TDP is not known, or if the host computes a part of the model.
+    """
+    if model.has_host_part:
+        return None
+    from kvcalc.throughput.power import energy_per_token
+
+    share, rate = step.compute / step.seconds, batch / step.seconds
+    if serving is not None:
+        # Prefills are bound by operations.
+        share, rate = share + (1 - share) * serving["prefill_share"], serving["tokens_per_second"]
+    found = energy_per_token(model.gpu, model.layout.devices, share, rate, time_range)
+    return None if found is None else {**found._asdict(), "kwh_per_million_tokens": found.kwh_per_million_tokens}
 
 
 def _describe_serving(

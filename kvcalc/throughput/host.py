@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 COPIED_FROM_TOKENS = 32
 # The share of the theoretical bandwidth that llama.cpp's CPU kernels reach while they decode. It is the one fitted
 # constant here. docs/throughput.md has the measurements.
-EFFICIENCY = 0.6
+EFFICIENCY = 0.5
 # Operations per second of a desktop CPU on quantized weights. A Core i9-13900K prefills Llama-7B at 55 tokens per second
 # (13.5 billion operations each) in ggml-org/llama.cpp#34.
 FLOPS = 0.74e12
@@ -47,17 +47,20 @@ class HostPart(NamedTuple):
     """What the host holds and how fast it is.
 
     `counts` are those of the host's layers and experts. `switches` are the changes between the host and the device in
-    one step. `bandwidth` is the theoretical rate in bytes per second. `ubatch_tokens` is the size of a micro-batch.
+    one step. `bandwidth` is the theoretical rate in bytes per second, and whether it was given. `ubatch_tokens` is the size of a micro-batch.
     """
 
     counts: Counts
     switches: int
     bandwidth: float
+    is_default_bandwidth: bool
     ubatch_tokens: int
 
 
 class HostedModel(SpeedModel):
     """A SpeedModel of the whole model on the device, of which the host holds and computes a part."""
+
+    has_host_part = True
 
     def __init__(self, whole: SpeedModel, device: Counts, host: HostPart, weight_dtype: str) -> None:
         super().__init__(whole.counts, whole.gpu, weight_dtype, whole.constants)
@@ -104,6 +107,11 @@ class HostedModel(SpeedModel):
         if batch >= COPIED_FROM_TOKENS:
             return sum(self._attention(batch, context_tokens)) + self._copies(batch)
         return sum(self._own(max(1.0, batch), context_tokens)) + self._moves(batch)
+
+    def prefill_copied_bytes(self, tokens: float, batch: int) -> float:
+        """The bytes that a prefill copies to the device; 0 for a prompt that is too short to copy anything."""
+        together = tokens * batch
+        return self._copies(together) * self._pcie if together >= COPIED_FROM_TOKENS else 0.0
 
     def _own(self, batch: float, context_tokens: float) -> tuple[float, float, float]:
         """The seconds in which the host reads its weights and its cache, and multiplies beyond that."""

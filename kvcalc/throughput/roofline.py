@@ -50,6 +50,8 @@ class SpeedModel:
     pipeline stages, each stage holds batch / stages sequences at a time.
     """
 
+    has_host_part = False  # whether the host computes a part of the model (kvcalc.throughput.host)
+
     def __init__(self, counts: Counts, gpu: Gpu, weight_dtype: str, constants: Constants) -> None:
         layout = counts.layout
         size = layout.tensor_parallel_size

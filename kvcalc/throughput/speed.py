@@ -66,6 +66,8 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
         found.append(f"--tp beyond {regime.largest_tensor_parallel_size}")
     if model.counts.experts and not regime.has_experts:
         found.append("models with experts")
+    if model.has_host_part:
+        found.append("models with a part in host memory")
     if link is not None and layout.devices > link.devices:
         found.append(f"more than the {link.devices} devices that {link.name} connects")
     return found
