@@ -319,6 +319,21 @@ class Fit(TypedDict):
     max_context_tokens: int | None
     max_batch_size: int | None
     lines: list[Held] | None
+    host: HostShare | None
+
+
+class HostShare(TypedDict):
+    """the part of the model in host memory (llama.cpp)."""
+
+    n_gpu_layers: int
+    host_layers: int
+    n_cpu_moe: int
+    kv_offload: bool
+    weights_bytes: int
+    kv_cache_bytes: int
+    total_bytes: int
+    memory_bytes: int | None
+    free_bytes: int | None
 
 
 class MeasureWorkload(TypedDict):
@@ -769,6 +784,27 @@ class FitDocumentSmallest(TypedDict):
     pipeline_parallel_size: int
 
 
+class FitDocumentOffloadNGpuLayers(TypedDict):
+    """a number for an option, and the bytes in host memory with it."""
+
+    value: int
+    host_bytes: int
+
+
+class FitDocumentOffloadNCpuMoe(TypedDict):
+    """a number for an option, and the bytes in host memory with it."""
+
+    value: int
+    host_bytes: int
+
+
+class FitDocumentOffload(TypedDict):
+    """what llama.cpp can keep in host memory so that the rest fits."""
+
+    n_gpu_layers: FitDocumentOffloadNGpuLayers | None
+    n_cpu_moe: FitDocumentOffloadNCpuMoe | None
+
+
 class FitDocument(TypedDict):
     """kvcalc fit."""
 
@@ -781,6 +817,7 @@ class FitDocument(TypedDict):
     hardware: Hardware
     fit: Fit
     smallest: FitDocumentSmallest | None
+    offload: FitDocumentOffload | None
     warnings: list[Warning]
 
 
@@ -807,6 +844,8 @@ class Throughput(TypedDict):
     low_seconds: float
     high_seconds: float
     serving: Serving | None
+    host: HostSpeed | None
+    energy: Energy | None
 
 
 class Serving(TypedDict):
@@ -826,6 +865,24 @@ class Serving(TypedDict):
     tokens_per_second_per_device: float
     requests_per_second: float
     prefill_share: float
+
+
+class HostSpeed(TypedDict):
+    """the time that the part of the model in host memory takes."""
+
+    bandwidth_bytes_per_second: int
+    decode_seconds: float
+    prefill_copied_bytes: int
+
+
+class Energy(TypedDict):
+    """the energy of the devices of one replica; the host is not counted."""
+
+    watts: float
+    joules_per_token: float
+    low_joules_per_token: float
+    high_joules_per_token: float
+    kwh_per_million_tokens: float
 
 
 class Sweep(TypedDict):
@@ -928,6 +985,7 @@ class CompareRow(TypedDict):
     decode_tokens_per_second: float | None
     prefill_seconds: float | None
     bound_by: str | None
+    joules_per_token: float | None
     reason: str | None
     exit_code: int
 
@@ -1014,6 +1072,8 @@ class PlanRow(TypedDict):
     cost_per_hour: float | None
     cost_per_million_output_tokens: float | None
     cost_per_million_tokens: float | None
+    watts: float | None
+    kwh_per_million_output_tokens: float | None
     vllm: str | None
     sglang: str | None
 

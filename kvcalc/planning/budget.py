@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import release_of
@@ -13,9 +13,11 @@ from kvcalc.planning.capacity import NO_LIMIT, PoolShrinkage, capacity, largest_
 from kvcalc.planning.case import Case
 from kvcalc.planning.gpus import describe_gpu
 from kvcalc.planning.layout import count_replicas
-from kvcalc.planning.offload import Host, divide_bytes, placement_of
 from kvcalc.planning.weights import DeviceWeights, device_weights
 from kvcalc.units import format_size
+
+if TYPE_CHECKING:
+    from kvcalc.planning.offload import Host
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 
@@ -61,8 +63,10 @@ def budget(case: Case) -> Budget | str:
     weights = device_weights(case.model, spec, case.question.dtype, workload.model_dtype, ranks, case.stages)
     if weights.bytes is None or weights.width is None:
         return f"the weights of {spec.name} are not known: {weights.reason}"
-    placement, host = placement_of(case), None
+    placement, host = case.rules.placement, None
     if placement is not None:
+        from kvcalc.planning.offload import Host, divide_bytes
+
         divided = divide_bytes(case, placement)
         if isinstance(divided, str):
             return divided

@@ -10,7 +10,6 @@ from kvcalc.notes import describe_notes
 from kvcalc.planning.case import Case, Question, make_case
 from kvcalc.planning.estimate import answer, answer_case
 from kvcalc.planning.load import at_load
-from kvcalc.planning.offload import suggest
 from kvcalc.throughput.hardware import Devices
 
 # The parts of the estimate document that are also in the fit document.
@@ -33,7 +32,11 @@ def fit(model: ModelSpec, devices: Devices, **asked: Any) -> dict[str, Any]:
     smallest = None if found.fit["fits"] else _smallest(case)
     # The fit document has no throughput, so it has no notes about it.
     notes = [note for note in found.notes if note.part != "throughput"]
-    offload = None if found.fit["fits"] else suggest(case)
+    offload = None
+    if not found.fit["fits"] and case.engine_name == "llama.cpp":
+        from kvcalc.planning.offload import suggest
+
+        offload = suggest(case)
     return {**taken, "smallest": smallest, "offload": offload, "warnings": describe_notes(notes)}
 
 

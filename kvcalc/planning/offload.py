@@ -18,7 +18,6 @@ from kvcalc.memory.engines.llama_cpp.placement import (
     LAYERS,
     Placement,
     count_placed_layers,
-    parse_placement,
 )
 from kvcalc.memory.placement import Divided, divide_file, divide_model, expert_layers
 from kvcalc.model.spec import ModelSpec, period
@@ -52,6 +51,11 @@ class Host(NamedTuple):
         if memory is None:
             return None
         return memory - self.weights_bytes - self.kv_bytes(workload.context_tokens, workload.batch_size)
+
+    def fits(self, tokens: int, sequences: int) -> bool:
+        """Whether the host's part fits at this context and batch."""
+        room = self._room()
+        return room is None or self.kv_bytes(tokens, sequences) <= room
 
     def longest_context(self) -> int | None:
         """The longest context that fits in host memory. None if the host sets no limit."""
@@ -100,18 +104,6 @@ class Host(NamedTuple):
             return None
         there, needed = format_size(memory, capacity=True), format_size(memory - free)
         return f"the host needs {needed} for its part of the model, but has only {there}"
-
-
-def placement_of(case: Case) -> Placement | None:
-    """Which parts of the model are in host memory. None if the question does not say so.
-
-    ModelError (exit 3) for an encoder, whose layers are not placed.
-    """
-    if isinstance(case.rules, LlamaCpp):
-        return case.rules.placement
-    if case.engine_name == LlamaCpp.name and parse_placement(case.settings) is not None:
-        raise ModelError(f"{case.spec.name}: parts in host memory are not modelled for encoders")
-    return None
 
 
 def divide_bytes(case: Case, placement: Placement) -> Divided | str:

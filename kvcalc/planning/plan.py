@@ -196,6 +196,11 @@ def _row(
         requests_per_second=found.replicas * serving["requests_per_second"],
         tokens_per_second_per_device=found.replicas * serving["tokens_per_second"] / found.num_devices,
     )
+    energy = found.probe.energy
+    if energy is not None:
+        row.update(
+            watts=found.replicas * energy["watts"], kwh_per_million_output_tokens=energy["kwh_per_million_tokens"]
+        )
     if price is not None:
         hourly = price * found.num_devices
         outputs = row["tokens_per_second"] * 3600 / 1e6
@@ -220,7 +225,8 @@ ROW = (
     "model", "gpu", "engine", "fits", "reason", "hint", "tensor_parallel_size", "pipeline_parallel_size", "replicas",
     "num_devices", "requests_per_replica", "kv_dtype", "weights_dtype", "free_bytes", "max_batch_size", *_TIMES,
     "tokens_per_second", "requests_per_second", "tokens_per_second_per_device", "price_per_hour", "cost_per_hour",
-    "cost_per_million_output_tokens", "cost_per_million_tokens", "vllm", "sglang",
+    "cost_per_million_output_tokens", "cost_per_million_tokens", "watts", "kwh_per_million_output_tokens", "vllm",
+    "sglang",
 )  # fmt: skip
 
 

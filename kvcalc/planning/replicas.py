@@ -78,6 +78,12 @@ class Probe(NamedTuple):
         found: dict[str, Any] = self.speed.document["throughput"]["serving"]
         return found
 
+    @property
+    def energy(self) -> dict[str, Any] | None:
+        """The `energy` part of the document, or None if it is not known. Only for probes without `trouble`."""
+        found: dict[str, Any] | None = None if self.speed is None else self.speed.document["throughput"]["energy"]
+        return found
+
 
 class Option(NamedTuple):
     """A layout that serves the traffic."""

@@ -10,7 +10,6 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion, layout_of
-from kvcalc.planning.offload import hosted, placement_of
 from kvcalc.planning.weights import stored_weights
 from kvcalc.throughput.constants import Regime
 from kvcalc.throughput.roofline import SpeedModel, Step
@@ -151,7 +150,8 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     layout = layout_of(question, workload)
     key = (
         workload.kv_dtype, workload.model_dtype, case.question.dtype, case.question.engine, layout,
-        question.calibration, placement_of(case), gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second, *gpu.flops_per_second.items(),
+        question.calibration, case.rules.placement, gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second,
+        *gpu.flops_per_second.items(),
     )  # fmt: skip
     known = _speeds_of(case.model, case.spec)
     found = known.get(key)
@@ -172,7 +172,9 @@ def _speed(case: Case, gpu: Gpu, layout: Layout, calibration: Calibration | None
     found, regime = speed_model(spec, stored, workload.kv_dtype, gpu, case.question.engine, layout)
     if calibration is not None:
         found = calibration.apply(found, stored.name)
-    placement = placement_of(case)
+    placement = case.rules.placement
     if placement is not None:
+        from kvcalc.planning.offload import hosted
+
         found = hosted(case, placement, stored, found)
     return Speed(found, regime, stored.name)

@@ -10,7 +10,9 @@ The layers run one after another, on the device or on the host, so their times a
 In a step of 32 tokens or more, the device also multiplies the weights in host memory, and copies them for every
 micro-batch:
 
-    step = the step of the device with all weights + bytes of the copied weights / PCIe + attention over the host's cache
+    step = the step of the device with all weights
+         + bytes of the copied weights / PCIe
+         + attention over the host's cache
 
 Sources, in llama.cpp: the 32 tokens are GGML_OP_OFFLOAD_MIN_BATCH (ggml-cuda.cu). Experts that no token uses are not
 copied since pull request 15346. Copies and multiplications do not overlap (issue 25859). Attention stays where its
@@ -31,11 +33,11 @@ COPIED_FROM_TOKENS = 32
 # The share of the theoretical bandwidth that llama.cpp's CPU kernels reach while they decode. It is the one fitted
 # constant here. docs/throughput.md has the measurements.
 EFFICIENCY = 0.5
-# Operations per second of a desktop CPU on quantized weights. A Core i9-13900K prefills Llama-7B at 55 tokens per second
-# (13.5 billion operations each) in ggml-org/llama.cpp#34.
+# Operations per second of a desktop CPU on quantized weights. A Core i9-13900K prefills Llama-7B at 55 tokens per
+# second, each of 13.5 billion operations (ggml-org/llama.cpp#34).
 FLOPS = 0.74e12
-# A change between the host and the device: a copy of some kB each way, which takes about 10 us on PCIe however small it
-# is, and the scheduler's synchronisation.
+# A change between the host and the device: a copy, which takes about 10 us even if it is small, and waiting for the
+# other side, taken to be as long (cs.virginia.edu/~mwb7w/cuda_support/memory_transfer_overhead.html).
 SWITCH_SECONDS = 20e-6
 # PCIe 4.0 x16 in one direction, used if the device's own rate is not known.
 _PCIE_BYTES_PER_SECOND = 32e9
@@ -47,7 +49,8 @@ class HostPart(NamedTuple):
     """What the host holds and how fast it is.
 
     `counts` are those of the host's layers and experts. `switches` are the changes between the host and the device in
-    one step. `bandwidth` is the theoretical rate in bytes per second, and whether it was given. `ubatch_tokens` is the size of a micro-batch.
+    one step. `bandwidth` is the theoretical rate in bytes per second, and `is_default_bandwidth` whether it is assumed.
+    `ubatch_tokens` is the size of a micro-batch.
     """
 
     counts: Counts

@@ -87,7 +87,12 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             divides_memory=True,
         ),
         Option(
-            "n-cpu-moe", "N", "keep the experts of the first N layers in host memory", None, ("-ncmoe",), divides_memory=True
+            "n-cpu-moe",
+            "N",
+            "keep the experts of the first N layers in host memory",
+            None,
+            ("-ncmoe",),
+            divides_memory=True,
         ),
         Option("cpu-moe", None, "keep all experts in host memory", None, ("-cmoe",), divides_memory=True),
         Option("no-kv-offload", None, "keep the whole cache in host memory", None, ("-nkvo",), divides_memory=True),

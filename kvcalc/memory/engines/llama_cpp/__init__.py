@@ -14,7 +14,7 @@ from kvcalc.memory.dtypes import Dtype, pair, parse_dtype
 from kvcalc.memory.engines import Engine, Line, Resolved
 from kvcalc.memory.engines.llama_cpp.account import Cells, account, cells_for
 from kvcalc.memory.engines.llama_cpp.architectures import layers_of
-from kvcalc.memory.engines.llama_cpp.placement import Placement, count_placed_layers, parse_placement
+from kvcalc.memory.engines.llama_cpp.placement import count_placed_layers, parse_placement
 from kvcalc.memory.engines.llama_cpp.settings import NO_V, VERSION, parse_settings
 from kvcalc.memory.sharding import stages_of
 from kvcalc.model.caches import Cache, LatentAttention
@@ -42,7 +42,7 @@ class LlamaCpp(Engine):
         super().__init__(spec, settings, stages, release)
         self.chosen = parse_settings(settings)
         self.settings = self.chosen.describe()
-        self.placement: Placement | None = parse_placement(settings)
+        self.placement = parse_placement(settings)
         if self.placement is not None and stages > 1:
             raise UsageError(
                 f"--pp {stages}: parts of the model in host memory are modelled for one device only", "remove --pp"

@@ -1,7 +1,7 @@
 """Which parts of a model llama.cpp keeps in the host's memory: whole layers (-ngl), or only experts (--n-cpu-moe).
 
-Source, in llama.cpp: llama_model_base::load_tensors (src/llama-model.cpp) for the layers, the options in common/arg.cpp,
-and LLM_FFN_EXPS_REGEX (common/common.h) for the experts.
+Source, in llama.cpp: llama_model_base::load_tensors (src/llama-model.cpp) for the layers, common/arg.cpp for the
+options, and LLM_FFN_EXPS_REGEX (common/common.h) for the experts.
 
 - The last layers go to the device. The output counts as one more layer after them, so that `-ngl N` puts the output and
   the last N - 1 layers on the device (i_gpu_start = n_layer + 1 - n_gpu_layers).
@@ -34,10 +34,10 @@ DEFAULT_HOST_BANDWIDTH = 89_600_000_000
 class Placement(NamedTuple):
     """Where the parts of a model are.
 
-    `gpu_layers` is the number given to -ngl: the output and the last layers. None is all of them. `expert_layers` is the
-    number of leading layers whose experts are in host memory; None is every layer. `kv_offload` is whether the cache of
-    a layer on the device is on the device too. `host_memory_bytes` is None if it is not given, and then there is no
-    limit. `host_bandwidth` is in bytes per second; None is the default.
+    `gpu_layers` is the number given to -ngl: the output and the last layers. None is all of them. `expert_layers` is
+    the number of leading layers whose experts are in host memory; None is every layer. `kv_offload` is whether the
+    cache of a layer on the device is on the device too. `host_memory_bytes` is None if it is not given, and then there
+    is no limit. `host_bandwidth` is in bytes per second; None is the default.
     """
 
     gpu_layers: int | None = None
@@ -71,7 +71,7 @@ def parse_placement(settings: Mapping[str, str]) -> Placement | None:
         described = next((name for name in _HOST if name in settings), None)
         if described is not None:
             raise UsageError(
-                f"--{described} needs a part of the model in host memory", "for example -ngl 20 or --n-cpu-moe 10"
+                f"--{described} needs a part of the model in host memory", "for example -ngl auto or --n-cpu-moe 10"
             )
         return None
     experts = None if ALL_EXPERTS in settings else _count(settings.get(EXPERTS, "0"), EXPERTS)
