@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcalc.errors import ModelError
+from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory import kv_cache
 from kvcalc.memory.engines.llama_cpp import LlamaCpp
 from kvcalc.memory.engines.llama_cpp.placement import (
@@ -234,7 +234,10 @@ def _fits(case: Case) -> bool:
         case = case.at(case.workload.context_tokens, speed.concurrency)
     workload = case.workload
     held = case.rules.batch_bytes(case.share, workload.kv_dtype, workload.context_tokens, workload.batch_size)
-    return held <= _budget_of(case).pool_bytes
+    try:
+        return held <= _budget_of(case).pool_bytes
+    except UsageError:  # --kv-memory is more than these weights leave
+        return False
 
 
 def _budget_of(case: Case) -> Budget:

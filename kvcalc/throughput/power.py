@@ -6,7 +6,7 @@
 The host, its memory, the network, fans and cooling are not counted.
 
 The utilisation is fitted on ML.ENERGY's measurements (leaderboard v3, vLLM on H100, ml-energy/leaderboard, February
-2026): steady serving of Llama-3.1-8B, Qwen3-32B and gpt-oss-20b. docs/throughput.md has the errors on other models and
+2026): steady serving of Llama-3.1-8B, Qwen3-32B and gpt-oss-20b. docs/energy.md has the errors on other models and
 devices. Even a step that only waits for memory draws most of the TDP: the measured share is 0.57 to 0.99 of it.
 """
 
@@ -25,7 +25,7 @@ _IDLE = 0.11
 _WAITING = 0.73
 # Measured / predicted power, 10th and 90th percentile of models that were not fitted: on the fitted kind of device, and
 # on another one (B200).
-_RANGE, _RANGE_ELSEWHERE = (0.84, 1.17), (0.63, 1.19)
+_RANGE, _RANGE_ELSEWHERE = (0.83, 1.16), (0.62, 1.18)
 _FITTED_CLASS = "hopper"
 _JOULES_PER_KWH = 3.6e6
 

@@ -232,6 +232,19 @@ def test_a_sweep_checks_the_host(kvcalc: Any) -> None:
 # Refusals
 
 
+def test_a_sweep_needs_one_number_of_layers(kvcalc: Any) -> None:
+    found = kvcalc("sweep", "llama-3.1-8b", "--gpu", "rtx-3090", "--engine", "llama.cpp", "-ngl", "auto")
+    assert (found.status, "-ngl 20" in found.err) == (2, True)
+
+
+def test_auto_leaves_the_memory_that_is_given_to_the_cache() -> None:
+    found = placed(gpu="rtx-3060", n_gpu_layers="auto")["fit"]["host"]["n_gpu_layers"]
+    settings = {"n-gpu-layers": "auto"}
+    fewer = ask("llama-3.1-8b", "rtx-3060", settings=settings, kv_memory_bytes=6 * GIB)["fit"]
+    assert fewer["host"]["n_gpu_layers"] < found
+    assert fewer["fits"]
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [({"n-gpu-layers": "-1"}, "auto or all"), ({"n-gpu-layers": "many"}, "auto or all"), ({"n-cpu-moe": "x"}, "whole"),
