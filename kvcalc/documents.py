@@ -331,9 +331,9 @@ class HostShare(TypedDict):
     kv_offload: bool
     weights_bytes: int
     kv_cache_bytes: int
-    total_bytes: int
+    host_bytes: int
     memory_bytes: int | None
-    free_bytes: int | None
+    host_free_bytes: int | None
 
 
 class MeasureWorkload(TypedDict):

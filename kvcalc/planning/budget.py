@@ -17,7 +17,7 @@ from kvcalc.planning.weights import DeviceWeights, device_weights
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
-    from kvcalc.planning.offload import Host
+    from kvcalc.planning.host import Host
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 
@@ -65,7 +65,7 @@ def budget(case: Case) -> Budget | str:
         return f"the weights of {spec.name} are not known: {weights.reason}"
     placement, host = case.rules.placement, None
     if placement is not None:
-        from kvcalc.planning.offload import Host, divide_bytes
+        from kvcalc.planning.host import Host, divide_bytes
 
         divided = divide_bytes(case, placement)
         if isinstance(divided, str):

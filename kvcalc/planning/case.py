@@ -19,6 +19,7 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_cross_attention
 from kvcalc.model.variants import WhatIf, apply
 from kvcalc.notes import Note
+from kvcalc.units import Number
 
 if TYPE_CHECKING:
     from kvcalc.planning.layout import SpeedQuestion
@@ -147,12 +148,7 @@ def make_case(question: Question) -> Case:
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))
     share = on_device(spec, workload.tensor_parallel_size)
-    case = Case(asked, spec, share, workload, rules, settings, reason, tuple(notes))
-    if settings.get("n-gpu-layers") == "auto" and devices is not None:
-        from kvcalc.planning.offload import with_most_layers
-
-        return with_most_layers(case)
-    return case
+    return Case(asked, spec, share, workload, rules, settings, reason, tuple(notes))
 
 
 def _checked(question: Question) -> Question:
@@ -183,7 +179,9 @@ def _checked(question: Question) -> Question:
         raise UsageError(f"model {question.model!r}: must be a ModelSpec", "use kvcalc.load_model(NAME)")
     given = question.engine_settings or {}
     settings = {
-        name: str(value).casefold() for name, value in given.items() if value is not None and value is not False
+        name: Number(value) if isinstance(value, (int, float, Number)) and value is not True else str(value).casefold()
+        for name, value in given.items()
+        if value is not None and value is not False
     }
     return question._replace(engine=question.engine.casefold(), engine_settings=settings)
 

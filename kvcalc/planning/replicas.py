@@ -202,6 +202,10 @@ def _probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int)
     total = lengths.input_tokens + lengths.output_tokens
     served = SpeedQuestion(1, lengths.input_tokens, lengths.output_tokens, running)
     case = make_case(replica._replace(speed=served))
+    if case.rules.placement is not None:
+        from kvcalc.planning.offload import place_layers
+
+        case = place_layers(case)
     memory = answer_case(case.at(lengths.held_tokens, running))
     if memory.fit["free_bytes"] < 0:
         short = format_size(-memory.fit["free_bytes"])

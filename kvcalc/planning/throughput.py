@@ -174,7 +174,7 @@ def _speed(case: Case, gpu: Gpu, layout: Layout, calibration: Calibration | None
         found = calibration.apply(found, stored.name)
     placement = case.rules.placement
     if placement is not None:
-        from kvcalc.planning.offload import hosted
+        from kvcalc.planning.host import hosted
 
         found = hosted(case, placement, stored, found)
     return Speed(found, regime, stored.name)

@@ -51,7 +51,7 @@ def test_the_last_layers_and_the_output_are_on_the_device() -> None:
     assert part["host"]["kv_cache_bytes"] == 13 * LAYER_CACHE
     assert found["kv_cache"]["total_bytes"] == 32 * LAYER_CACHE
     assert part["host"]["host_layers"] == 13
-    assert part["host"]["total_bytes"] == part["host"]["weights_bytes"] + part["host"]["kv_cache_bytes"]
+    assert part["host"]["host_bytes"] == part["host"]["weights_bytes"] + part["host"]["kv_cache_bytes"]
     assert sum(line["bytes"] for line in part["lines"]) == part["device_bytes"]
 
 
@@ -189,7 +189,7 @@ def test_fit_names_what_to_keep_in_host_memory() -> None:
     assert fits("gpt-oss-120b", n_cpu_moe=str(experts))
     assert not fits("gpt-oss-120b", n_cpu_moe=str(experts - 1))
     host = placed("gpt-oss-120b", n_cpu_moe=str(experts))["fit"]["host"]
-    assert answer["offload"]["n_cpu_moe"]["host_bytes"] == host["total_bytes"]
+    assert answer["offload"]["n_cpu_moe"]["host_bytes"] == host["host_bytes"]
 
 
 def test_fit_suggests_nothing_where_it_fits_or_for_other_engines() -> None:
@@ -202,16 +202,16 @@ def test_fit_suggests_nothing_where_it_fits_or_for_other_engines() -> None:
 
 
 def test_the_host_must_have_room() -> None:
-    needed = placed(n_gpu_layers="20")["fit"]["host"]["total_bytes"]
+    needed = placed(n_gpu_layers="20")["fit"]["host"]["host_bytes"]
     enough = placed(n_gpu_layers="20", host_memory=str(needed))
     short = placed(n_gpu_layers="20", host_memory=str(needed - 1))
-    assert (enough["fit"]["fits"], enough["fit"]["host"]["free_bytes"]) == (True, 0)
+    assert (enough["fit"]["fits"], enough["fit"]["host"]["host_free_bytes"]) == (True, 0)
     assert (short["fit"]["fits"], short["fit"]["verdict"]) == (False, "does_not_fit")
     assert any("the host needs" in text for text in texts(short))
 
 
 def test_the_host_sets_limits_too() -> None:
-    needed = placed(n_gpu_layers="20")["fit"]["host"]["total_bytes"]
+    needed = placed(n_gpu_layers="20")["fit"]["host"]["host_bytes"]
     limits = placed(n_gpu_layers="20", host_memory=str(needed + 13 * LAYER_CACHE))["fit"]
     assert limits["max_context_tokens"] == 2 * 8192
     assert limits["max_batch_size"] == 2
@@ -248,8 +248,7 @@ def test_auto_leaves_the_memory_that_is_given_to_the_cache() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [({"n-gpu-layers": "-1"}, "auto or all"), ({"n-gpu-layers": "many"}, "auto or all"), ({"n-cpu-moe": "x"}, "whole"),
-     ({"n-cpu-moe": "3", "cpu-moe": ""}, "use one"), ({"host-memory": "64gib"}, "-ngl auto"),
-     ({"host-bandwidth": "80gb/s"}, "-ngl auto"), ({"n-gpu-layers": "3", "host-memory": "x"}, "--host-memory")],
+     ({"n-cpu-moe": "3", "cpu-moe": ""}, "use one"), ({"n-gpu-layers": "3", "host-memory": "x"}, "--host-memory")],
 )  # fmt: skip
 def test_what_is_refused(settings: dict[str, str], says: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -313,10 +312,9 @@ def test_more_layers_on_the_device_are_faster() -> None:
         assert step["roofline_decode_step_seconds"] < step["low_seconds"] < step["decode_step_seconds"]
 
 
-def test_everything_on_the_device_is_the_plain_step_and_one_switch() -> None:
-    plain, placed_ = ask("llama-3.1-8b", "h100")["throughput"], speed(n_gpu_layers="all")
-    assert 0 < placed_["decode_step_seconds"] - plain["decode_step_seconds"] < 30e-6
-    assert placed_["prefill_seconds"] == pytest.approx(plain["prefill_seconds"])
+def test_with_everything_on_the_device_the_speed_is_the_plain_one() -> None:
+    assert speed(n_gpu_layers="all") == ask("llama-3.1-8b", "h100")["throughput"]
+    assert speed("gpt-oss-120b", n_cpu_moe="0") == ask("gpt-oss-120b", "h100")["throughput"]
 
 
 def test_the_hosts_part_is_read_at_its_bandwidth() -> None:
@@ -330,12 +328,11 @@ def test_the_hosts_part_is_read_at_its_bandwidth() -> None:
 
 
 def test_of_the_experts_only_those_in_use_are_read() -> None:
-    none, all_ = speed("gpt-oss-120b", n_cpu_moe="0"), speed("gpt-oss-120b", n_cpu_moe="36", host_bandwidth="100GB/s")
+    all_ = speed("gpt-oss-120b", n_cpu_moe="36", host_bandwidth="100GB/s")
     layer = 4 * ((5760 + 2880) * 2880 // 32 * 17 + 2 * (5760 + 2880))
     assert all_["host"]["decode_seconds"] > 36 * layer / 100e9
     assert all_["host"]["decode_seconds"] < 3 * 36 * layer / 100e9
-    assert none["host"]["decode_seconds"] < 1e-4
-    assert all_["decode_step_seconds"] > none["decode_step_seconds"]
+    assert all_["decode_step_seconds"] > ask("gpt-oss-120b", "h100")["throughput"]["decode_step_seconds"]
 
 
 def test_a_prompt_copies_the_hosts_weights_once_per_micro_batch() -> None:

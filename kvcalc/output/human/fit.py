@@ -55,10 +55,10 @@ def print_verdict(document: dict[str, Any], console: Console) -> None:
 def _host(host: dict[str, Any], console: Console) -> None:
     """Print the part of the model in host memory."""
     parts = [f"weights {format_size(host['weights_bytes'])}", f"cache {format_size(host['kv_cache_bytes'])}"]
-    line = f"{format_size(host['total_bytes'])}: {', '.join(parts)}"
+    line = f"{format_size(host['host_bytes'])}: {', '.join(parts)}"
     if host["memory_bytes"] is not None:
         there = format_size(host["memory_bytes"], capacity=True)
-        line += f"; {'fits' if host['free_bytes'] >= 0 else 'does not fit'} in {there}"
+        line += f"; {'fits' if host['host_free_bytes'] >= 0 else 'does not fit'} in {there}"
     where = [f"-ngl {host['n_gpu_layers']}"]
     where += [f"--n-cpu-moe {host['n_cpu_moe']}"] if host["n_cpu_moe"] else []
     where += [] if host["kv_offload"] else ["--no-kv-offload"]

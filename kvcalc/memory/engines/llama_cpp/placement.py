@@ -23,8 +23,7 @@ from kvcalc.units import parse_bandwidth, parse_size
 AUTO, ALL = "auto", "all"
 LAYERS, EXPERTS, ALL_EXPERTS, KV = "n-gpu-layers", "n-cpu-moe", "cpu-moe", "no-kv-offload"
 # The options that say where a part of the model is, and those that describe the host.
-_PLACING = (LAYERS, EXPERTS, ALL_EXPERTS, KV)
-_HOST = ("host-memory", "host-bandwidth")
+_OPTIONS = (LAYERS, EXPERTS, ALL_EXPERTS, KV, "host-memory", "host-bandwidth")
 
 # The theoretical rate of two channels of DDR5-5600: 2 x 8 bytes x 5600 MT/s. Intel states it as the maximum memory
 # bandwidth of the Core i9-13900K and i9-14900K.
@@ -60,19 +59,13 @@ class Placement(NamedTuple):
 
 
 def parse_placement(settings: Mapping[str, str]) -> Placement | None:
-    """The placement that the settings ask for. None if they do not mention one, or leave it to `auto`.
+    """The placement that the settings ask for. None if they do not mention one. `auto` is all layers here.
 
-    Raises UsageError (exit 2) for values that llama.cpp refuses, for both ways to place the experts at once, and for a
-    host without a part of the model in its memory.
+    Raises UsageError (exit 2) for values that llama.cpp refuses, and for both ways to place the experts at once.
     """
     if ALL_EXPERTS in settings and EXPERTS in settings:
         raise UsageError("--cpu-moe and --n-cpu-moe set the same thing", "use one")
-    if not any(name in settings for name in _PLACING):
-        described = next((name for name in _HOST if name in settings), None)
-        if described is not None:
-            raise UsageError(
-                f"--{described} needs a part of the model in host memory", "for example -ngl auto or --n-cpu-moe 10"
-            )
+    if not any(name in settings for name in _OPTIONS):
         return None
     experts = None if ALL_EXPERTS in settings else _count(settings.get(EXPERTS, "0"), EXPERTS)
     memory, bandwidth = settings.get("host-memory"), settings.get("host-bandwidth")
