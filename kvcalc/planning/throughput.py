@@ -12,6 +12,7 @@ from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion, layout_of
 from kvcalc.planning.weights import stored_weights
 from kvcalc.throughput.constants import Regime
+from kvcalc.throughput.power import energy_per_token
 from kvcalc.throughput.roofline import SpeedModel, Step
 from kvcalc.throughput.speed import StoredWeights, outside, range_factors, speed_model
 
@@ -96,14 +97,20 @@ def _describe_energy(
     """
     if model.has_host_part:
         return None
-    from kvcalc.throughput.power import energy_per_token
-
     share, rate = step.compute / step.seconds, batch / step.seconds
     if serving is not None:
         # Prefills are bound by operations.
         share, rate = share + (1 - share) * serving["prefill_share"], serving["tokens_per_second"]
     found = energy_per_token(model.gpu, model.layout.devices, share, rate, time_range)
-    return None if found is None else {**found._asdict(), "kwh_per_million_tokens": found.kwh_per_million_tokens}
+    if found is None:
+        return None
+    return {
+        "watts": found.watts,
+        "joules_per_token": found.joules_per_token,
+        "low_joules_per_token": found.low_joules_per_token,
+        "high_joules_per_token": found.high_joules_per_token,
+        "kwh_per_million_tokens": found.kwh_per_million_tokens,
+    }
 
 
 def _describe_serving(

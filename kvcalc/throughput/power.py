@@ -57,5 +57,6 @@ def energy_per_token(
     watts = devices * gpu.tdp_watts * (_IDLE + (1 - _IDLE) * utilisation)
     joules = watts / tokens_per_second
     power_range = _RANGE if gpu.device_class == _FITTED_CLASS else _RANGE_ELSEWHERE
-    low, high = (math.hypot(math.log(power), math.log(time)) for power, time in zip(power_range, time_range))
+    low = math.hypot(math.log(power_range[0]), math.log(time_range[0]))
+    high = math.hypot(math.log(power_range[1]), math.log(time_range[1]))
     return Energy(watts, joules, joules * math.exp(-low), joules * math.exp(high))
