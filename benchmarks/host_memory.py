@@ -38,7 +38,7 @@ class Figure(NamedTuple):
     source: str
 
 
-_LLMFIT, _QWEN = "AlexsJones/llmfit#{}", "r/LocalLLaMA 1rei65v"
+_LLMFIT, _QWEN = "AlexsJones/llmfit, pull request {}", "r/LocalLLaMA 1rei65v"
 FIGURES = (
     Figure("qwen3-30b-a3b", "q4_k_m", RTX_2080, 102.4, "n-cpu-moe", "36", 36.7, _LLMFIT.format(755)),
     Figure("gpt-oss-20b", None, RTX_2080, 102.4, "n-cpu-moe", "12", 36.4, _LLMFIT.format(775)),

@@ -15,8 +15,9 @@ micro-batch:
          + attention over the host's cache
 
 Sources, in llama.cpp: the 32 tokens are GGML_OP_OFFLOAD_MIN_BATCH (ggml-cuda.cu). Experts that no token uses are not
-copied since pull request 15346. Copies and multiplications do not overlap (issue 25859). Attention stays where its
-cache is, because only operations on weights are moved (ggml_backend_sched_backend_id_from_cur, ggml-backend.cpp).
+copied since pull request 15346. Copies and multiplications do not overlap (ggml-org/llama.cpp#25859). Attention stays
+where its cache is, because only operations on weights are moved (ggml_backend_sched_backend_id_from_cur,
+ggml-backend.cpp).
 """
 
 from __future__ import annotations
