@@ -137,7 +137,7 @@ def hosted(case: Case, placement: Placement, stored: StoredWeights, whole: Speed
         placement.host_bandwidth is None,
         rules.chosen.ubatch_size,
     )
-    return HostedModel(whole, device, part, stored.name)
+    return HostedModel(whole, device, part)
 
 
 def _count_switches(spec: ModelSpec, placement: Placement, first: int) -> int:

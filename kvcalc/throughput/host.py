@@ -22,12 +22,10 @@ ggml-backend.cpp).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from kvcalc.throughput.counts import Counts, bytes_of
 from kvcalc.throughput.roofline import SpeedModel, Step
-
-if TYPE_CHECKING:
-    from kvcalc.throughput.counts import Counts
 
 # Steps of this many tokens copy the host's weights to the device.
 COPIED_FROM_TOKENS = 32
@@ -66,11 +64,11 @@ class HostedModel(SpeedModel):
 
     has_host_part = True
 
-    def __init__(self, whole: SpeedModel, device: Counts, host: HostPart, weight_dtype: str) -> None:
-        super().__init__(whole.counts, whole.gpu, weight_dtype, whole.constants)
+    def __init__(self, whole: SpeedModel, device: Counts, host: HostPart) -> None:
+        super().__init__(whole.counts, whole.gpu, whole.constants)
         self.host = host
         self._whole = whole
-        self._device = SpeedModel(device, whole.gpu, weight_dtype, whole.constants)
+        self._device = SpeedModel(device, whole.gpu, whole.constants)
         self._pcie = float(whole.gpu.pcie_bytes_per_second or _PCIE_BYTES_PER_SECOND)
 
     def decode(self, batch: float, context_tokens: float) -> Step:
@@ -86,8 +84,8 @@ class HostedModel(SpeedModel):
         batch, counts = max(1.0, batch), self.host.counts
         cache = batch * counts.kv_read_bytes(context_tokens) / self.host.bandwidth
         if batch >= COPIED_FROM_TOKENS:
-            return max(self._whole.roofline(batch, context_tokens), self._copied_bytes(batch) / self._pcie) + cache
-        weights = (counts.dense_bytes + counts.head_bytes + counts.expert_bytes(batch)) / self.host.bandwidth
+            return max(self._whole.roofline(batch, context_tokens), _read_bytes(counts, batch) / self._pcie) + cache
+        weights = _read_bytes(counts, batch) / self.host.bandwidth
         return self._device.roofline(batch, context_tokens) + weights + cache
 
     def prefill_work(self, tokens: float) -> Step:
@@ -120,10 +118,9 @@ class HostedModel(SpeedModel):
     def _own(self, batch: float, context_tokens: float) -> tuple[float, float, float]:
         """The seconds in which the host reads its weights and its cache, and multiplies beyond that."""
         counts, rate = self.host.counts, self.host.bandwidth * EFFICIENCY
-        weights = (counts.dense_bytes + counts.head_bytes + counts.expert_bytes(batch)) / rate
-        elements = counts.dense_elements + counts.head_elements + counts.expert_elements_per_token()
+        weights = _read_bytes(counts, batch) / rate
         _, kv, scores = self._attention(batch, context_tokens)
-        return weights, kv, max(0.0, 2 * batch * elements / FLOPS - weights) + scores
+        return weights, kv, max(0.0, 2 * batch * _elements_per_token(counts) / FLOPS - weights) + scores
 
     def _attention(self, batch: float, context_tokens: float) -> tuple[float, float, float]:
         """The seconds of attention over the cache in host memory, like `_own`."""
@@ -132,20 +129,29 @@ class HostedModel(SpeedModel):
         scores = batch * counts.attention_flops(context_tokens) / FLOPS
         return 0.0, kv, max(0.0, scores - kv)
 
-    def _copied_bytes(self, tokens: float) -> float:
-        counts = self.host.counts
-        return counts.dense_bytes + counts.head_bytes + counts.expert_bytes(tokens)
-
     def _copies(self, tokens: float) -> float:
         """The seconds in which the host's weights are copied to the device, once for every micro-batch."""
-        whole, rest = divmod(tokens, self.host.ubatch_tokens)
-        copied = whole * self._copied_bytes(self.host.ubatch_tokens) + (self._copied_bytes(rest) if rest else 0.0)
+        counts, size = self.host.counts, self.host.ubatch_tokens
+        whole, rest = divmod(tokens, size)
+        copied = whole * _read_bytes(counts, size) + (_read_bytes(counts, rest) if rest else 0.0)
         return copied / self._pcie
 
     def _moves(self, tokens: float) -> float:
         """The seconds in which activations go from the host to the device or back."""
         one = SWITCH_SECONDS + tokens * self.host.counts.hidden_size * _ACTIVATION_BYTES / self._pcie
         return self.host.switches * one
+
+
+def _read_bytes(counts: Counts, tokens: float) -> float:
+    """The bytes of the weights that a step of `tokens` tokens reads. The host's kernels read all types alike."""
+    experts = sum(row.touched(tokens) * bytes_of(row.matrices) for row in counts.experts)
+    return bytes_of(counts.dense) + bytes_of(counts.head) + experts
+
+
+def _elements_per_token(counts: Counts) -> int:
+    """The elements of the weights that one token is multiplied with."""
+    always = sum(matrices.elements for matrices in (*counts.dense, *counts.head))
+    return always + sum(row.read * matrices.elements for row in counts.experts for matrices in row.matrices)
 
 
 def _with(step: Step, host: tuple[float, float, float], moved: float) -> Step:
