@@ -43,10 +43,14 @@ class Budget(NamedTuple):
             return self.pool_bytes
         return _divide(self.case, self.weights, tokens, sequences).pool_bytes
 
-    def running_limit(self) -> int | None:
-        """The most sequences of the case's context length that fit in a replica. None if memory sets no limit."""
-        found = largest_batch(self.case, self.pool_bytes, self.case.workload.context_tokens, self.pool_shrinkage)
-        return found if self.host is None else _least(found, self.host.largest_batch())
+    def running_limit(self, tokens: int | None = None) -> int | None:
+        """The most sequences of `tokens` tokens that fit in a replica. None if memory sets no limit.
+
+        The default is the case's context length.
+        """
+        tokens = self.case.workload.context_tokens if tokens is None else tokens
+        found = largest_batch(self.case, self.pool_bytes, tokens, self.pool_shrinkage)
+        return found if self.host is None else _least(found, self.host.largest_batch(tokens))
 
     @property
     def pool_shrinkage(self) -> PoolShrinkage | None:
@@ -154,7 +158,7 @@ def _add_host(host: Host, fit: dict[str, Any], notes: list[Note]) -> None:
         fit.update(fits=False, verdict="does_not_fit")
         notes.append(Note("fit", "does-not-fit-host", shortage))
     fit["max_context_tokens"] = _least(fit["max_context_tokens"], host.longest_context())
-    fit["max_batch_size"] = _least(fit["max_batch_size"], host.largest_batch())
+    fit["max_batch_size"] = _least(fit["max_batch_size"], host.largest_batch(host.case.workload.context_tokens))
     if fit["host"]["kv_cache_bytes"] and host.placement.host_memory_bytes is None:
         notes[:] = [note for note in notes if note.code != NO_LIMIT]
         text = "a part of the cache is in host memory, which is not checked: --host-memory SIZE checks it"

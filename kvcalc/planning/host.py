@@ -54,9 +54,9 @@ class Host(NamedTuple):
             return None
         return kv_cache.longest_context(lambda tokens: self.kv_bytes(tokens, batch), room, period(self.case.spec))
 
-    def largest_batch(self) -> int | None:
-        """The most sequences that fit in host memory. None if the host sets no limit."""
-        room, tokens = self._room(), self.case.workload.context_tokens
+    def largest_batch(self, tokens: int) -> int | None:
+        """The most sequences of `tokens` tokens that fit in host memory. None if the host sets no limit."""
+        room = self._room()
         if room is None or (room >= 0 and not self.kv_bytes(tokens, 1)):
             return None
         too_many = 1
