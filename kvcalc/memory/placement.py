@@ -46,6 +46,12 @@ def divide_weights(weights: ModelWeights, num_layers: int, placement: Placement)
     )
 
 
+def without_tables(weights: ModelWeights, has_output: bool) -> ModelWeights:
+    """The weights on the device if all layers are there. Only the one with the output has a copy of a tied embedding."""
+    part = ModelWeights(weights.embedding, weights.tied and has_output, weights.blocks)
+    return divide_weights(part, 0, Placement())[0]
+
+
 def divide_file(parts: FileBytes, placement: Placement) -> Divided:
     """The bytes of a GGUF file on the device and in host memory. Layers for multi-token prediction count as layers."""
     first, device = placement.first_on_device(len(parts.layers)), 0

@@ -63,8 +63,8 @@ class Budget(NamedTuple):
 def budget(case: Case) -> Budget | str:
     """The memory a device has for the cache, or the reason if it is not known."""
     spec, workload = case.spec, case.workload
-    ranks = workload.tensor_parallel_size
-    weights = device_weights(case.model, spec, case.question.dtype, workload.model_dtype, ranks, case.stages)
+    ranks, tables = workload.tensor_parallel_size, _has_tables_on_host(case)
+    weights = device_weights(case.model, spec, case.question.dtype, workload.model_dtype, ranks, case.stages, tables)
     if weights.bytes is None or weights.width is None:
         return f"the weights of {spec.name} are not known: {weights.reason}"
     placement, host = case.rules.placement, None
@@ -76,6 +76,15 @@ def budget(case: Case) -> Budget | str:
             return divided
         weights, host = weights._replace(bytes=divided.device), Host(case, placement, divided.host)
     return _divide(case, weights, workload.context_tokens, workload.batch_size)._replace(host=host)
+
+
+def _has_tables_on_host(case: Case) -> bool:
+    """Whether the input embedding takes no memory of the device.
+
+    llama.cpp always keeps it in host memory (dev_input in llama_model_base::load_tensors, src/llama-model.cpp). Devices
+    with LPDDR memory share it with the host.
+    """
+    return case.engine_name == "llama.cpp" and not (case.devices.gpu.memory_type or "").startswith("LPDDR")
 
 
 def _divide(case: Case, weights: DeviceWeights, tokens: int, sequences: int) -> Budget:

@@ -72,16 +72,18 @@ class DeviceWeights(NamedTuple):
 
 @remembered_of_two
 def device_weights(
-    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, ranks: int, stages: Bounds
-) -> DeviceWeights:
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, ranks: int, stages: Bounds,
+    tables_on_host: bool = False,
+) -> DeviceWeights:  # fmt: skip
     """The weights of one of `ranks` tensor-parallel ranks, in the pipeline stage with the largest weights.
 
     `stages` has the layers of each stage (`engines.stage_bounds`). `model`, `spec` and `dtype` are as in
-    `describe_weights`. Bytes read from files are split in the same proportion as the counted bytes.
+    `describe_weights`. Bytes read from files are split in the same proportion as the counted bytes. `tables_on_host` is
+    whether the input embedding is in host memory, as in llama.cpp (`kvcalc.memory.placement`).
     """
     described, _ = _described(model, spec, dtype, model_dtype)
     if spec.gguf is not None:
-        return _file_on_device(spec, described, ranks, len(stages))
+        return _file_on_device(spec, described, ranks, len(stages), tables_on_host)
     weights, reason = _known_weights(model, spec)
     if weights is None or described["bytes"] is None:
         asked = reason or "the dtype of the weights is not modelled; --dtype overrides it"
@@ -95,6 +97,10 @@ def device_weights(
     parts = [weights]
     if len(stages) > 1:
         parts = stage_weights(weights, stages)
+    if tables_on_host:
+        from kvcalc.memory.placement import without_tables
+
+        parts = [without_tables(part, number == len(parts)) for number, part in enumerate(parts, 1)]
     sizes = [(size_of(shard(part, ranks)), size_of(part)) for part in parts]
     share, whole = max(sizes)
     counted = size_of(weights)
@@ -180,7 +186,9 @@ def _document(
     }
 
 
-def _file_on_device(spec: ModelSpec, described: Mapping[str, Any], ranks: int, stages: int) -> DeviceWeights:
+def _file_on_device(
+    spec: ModelSpec, described: Mapping[str, Any], ranks: int, stages: int, tables_on_host: bool
+) -> DeviceWeights:
     """One device's share of a GGUF file's weights. The header has bytes and parameters, but not every width.
 
     Each matrix of a layer has the model's width as one dimension. So a layer's parameters divided by that width are an
@@ -195,6 +203,9 @@ def _file_on_device(spec: ModelSpec, described: Mapping[str, Any], ranks: int, s
     layers = max(active - table, 0) // spec.num_layers
     has_experts = active + table < described["parameters"]
     width = Width(-(-layers // (hidden * ranks)), hidden, table // hidden, spec.num_layers, has_experts)
+    held = spec.gguf.weights if spec.gguf else None
+    if tables_on_host and held is not None and held.parts is not None and size == held.bytes:
+        size -= held.parts.input - held.parts.tied_head
     return DeviceWeights(-(-size // ranks), 0, width, None)
 
 

@@ -74,10 +74,10 @@ class HostedModel(SpeedModel):
     def decode(self, batch: float, context_tokens: float) -> Step:
         """One decode step of `batch` sequences. The host's reads are part of `weights` and `kv`."""
         batch = max(1.0, batch)
+        step = self._computing(batch).decode(batch, context_tokens)
         if batch >= COPIED_FROM_TOKENS:
-            step = self._whole.decode(batch, context_tokens)
             return _with(step, self._attention(batch, context_tokens), self._copies(batch))
-        return _with(self._device.decode(batch, context_tokens), self._own(batch, context_tokens), self._moves(batch))
+        return _with(step, self._own(batch, context_tokens), self._moves(batch))
 
     def roofline(self, batch: float, context_tokens: float) -> float:
         """The ideal seconds of the same step: the device's, and then the host's at its full bandwidth."""
@@ -90,11 +90,15 @@ class HostedModel(SpeedModel):
 
     def prefill_work(self, tokens: float) -> Step:
         """The time a prompt adds to steps that run anyway. The host's weights are copied for every micro-batch."""
-        return self._prefilled(self._whole.prefill_work(tokens), tokens, 1)
+        return self._prefilled(self._computing(tokens).prefill_work(tokens), tokens, 1)
 
     def prefill(self, tokens: float, batch: int = 1) -> Step:
         """The time of `batch` prompts of `tokens` tokens until their first tokens."""
-        return self._prefilled(self._whole.prefill(tokens, batch), tokens, batch)
+        return self._prefilled(self._computing(tokens * batch).prefill(tokens, batch), tokens, batch)
+
+    def _computing(self, tokens: float) -> SpeedModel:
+        """The device's part of a step of `tokens` tokens: all weights if they are copied, else those on the device."""
+        return self._whole if tokens >= COPIED_FROM_TOKENS else self._device
 
     def _prefilled(self, step: Step, tokens: float, batch: int) -> Step:
         counts, together = self.host.counts, tokens * batch

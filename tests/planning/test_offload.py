@@ -12,7 +12,7 @@ import kvcalc
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.engines.llama_cpp.placement import Placement, parse_placement
 from kvcalc.planning.fit import fit
-from kvcalc.throughput.hardware import find_devices
+from kvcalc.throughput.hardware import Devices, find_devices, find_gpu, own_gpu
 from tests.documents import estimate, texts
 
 GIB = 2**30
@@ -117,8 +117,39 @@ def test_nothing_is_lost(model: str, number: str) -> None:
 def test_without_these_options_nothing_changes() -> None:
     found = ask("llama-3.1-8b")
     assert found["fit"]["host"] is None
-    assert found["fit"]["weights_bytes"] == found["weights"]["bytes"]
     assert found["throughput"]["host"] is None
+
+
+# The input embedding without these options
+
+
+def test_the_input_embedding_is_not_on_the_device() -> None:
+    found = ask("llama-3.1-8b")
+    assert found["fit"]["weights_bytes"] == 32 * LAYER + TABLE + NORM == found["weights"]["bytes"] - TABLE
+    assert found["fit"]["weights_bytes"] == placed(n_gpu_layers="all")["fit"]["weights_bytes"]
+    tied = ask("llama-3.2-1b")
+    assert tied["fit"]["weights_bytes"] == tied["weights"]["bytes"]
+    # The table of Gemma 3n's inputs to every layer is also looked up: 262,144 rows of 35 x 256.
+    nano = ask("gemma-3n-e4b")
+    assert nano["weights"]["bytes"] - nano["fit"]["weights_bytes"] == 2 * 262_144 * 35 * 256
+    for engine in ("vllm", "logical"):
+        other = estimate(kvcalc.load_model("llama-3.1-8b"), devices=find_devices("rtx-3090"), engine=engine)
+        assert other["fit"]["weights_bytes"] == other["weights"]["bytes"]
+
+
+@pytest.mark.parametrize("gpu", ["m2-ultra", "gb10", "ryzen-ai-max-395"])
+def test_a_device_that_shares_the_hosts_memory_holds_it(gpu: str) -> None:
+    found = ask("llama-3.1-8b", gpu)
+    assert found["fit"]["weights_bytes"] == found["weights"]["bytes"]
+
+
+def test_of_several_devices_none_has_the_input_embedding() -> None:
+    two = ask("llama-3.1-8b", "rtx-3090x2", pipeline_parallel_size=2)
+    # llama.cpp counts the output as a layer: the first device has 17 layers, the second 15 and the output.
+    assert two["fit"]["weights_bytes"] == 15 * LAYER + TABLE + NORM
+    tied = ask("llama-3.2-1b", "rtx-3090x2", pipeline_parallel_size=2)
+    layer = 2 * (2 * 2048**2 + 2 * 512 * 2048 + 3 * 8192 * 2048 + 2 * 2048)
+    assert tied["fit"]["weights_bytes"] == 7 * layer + 2 * 128_256 * 2048 + 2 * 2048
 
 
 # GGUF files
@@ -150,6 +181,7 @@ def test_a_file_is_divided_by_its_tensors(tmp_path: Path) -> None:
         assert found["fit"]["weights_bytes"] == device
         assert found["fit"]["host"]["weights_bytes"] == 3 * (other + routed) + output + table - device
         assert found["weights"]["bytes"] == 3 * (other + routed) + output + table
+    assert ask(path)["fit"]["weights_bytes"] == 3 * (other + routed) + output
 
 
 # What fits
@@ -348,6 +380,16 @@ def test_a_prompt_copies_the_hosts_weights_once_per_micro_batch() -> None:
 def test_a_short_prompt_copies_nothing() -> None:
     found = ask("llama-3.1-8b", "h100", context=16, settings={"n-gpu-layers": "10"})["throughput"]
     assert found["host"]["prefill_copied_bytes"] == 0
+
+
+def test_a_short_prompt_reads_the_hosts_weights_only_once() -> None:
+    """The device does not read the layers that the host computes: reading them would take it 15 s."""
+    slow = own_gpu(find_gpu("rtx-3090"), 24 * GIB, 10**9, 71 * 10**12)
+    found = estimate(
+        kvcalc.load_model("llama-3.1-8b"), devices=Devices(slow, 1), engine="llama.cpp", context_tokens=16,
+        engine_settings={"n-gpu-layers": "0"},
+    )  # fmt: skip
+    assert found["throughput"]["prefill_seconds"] < 1
 
 
 def test_a_large_batch_multiplies_on_the_device() -> None:
