@@ -47,7 +47,7 @@ def divide_weights(weights: ModelWeights, num_layers: int, placement: Placement)
 
 
 def without_tables(weights: ModelWeights, has_output: bool) -> ModelWeights:
-    """The weights on the device if all layers are there. Only the one with the output has a copy of a tied embedding."""
+    """The weights on the device if all layers are there. Only with the output, a tied embedding has a copy there."""
     part = ModelWeights(weights.embedding, weights.tied and has_output, weights.blocks)
     return divide_weights(part, 0, Placement())[0]
 
