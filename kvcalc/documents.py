@@ -325,6 +325,21 @@ class Fit(TypedDict):
     max_context_tokens: int | None
     max_batch_size: int | None
     lines: list[Held] | None
+    host: HostShare | None
+
+
+class HostShare(TypedDict):
+    """the part of the model in host memory (llama.cpp)."""
+
+    n_gpu_layers: int
+    host_layers: int
+    n_cpu_moe: int
+    kv_offload: bool
+    weights_bytes: int
+    kv_cache_bytes: int
+    host_bytes: int
+    memory_bytes: int | None
+    host_free_bytes: int | None
 
 
 class MeasureWorkload(TypedDict):
@@ -776,6 +791,27 @@ class FitDocumentSmallest(TypedDict):
     data_parallel_size: int
 
 
+class FitDocumentOffloadNGpuLayers(TypedDict):
+    """a number for an option, and the bytes in host memory with it."""
+
+    value: int
+    host_bytes: int
+
+
+class FitDocumentOffloadNCpuMoe(TypedDict):
+    """a number for an option, and the bytes in host memory with it."""
+
+    value: int
+    host_bytes: int
+
+
+class FitDocumentOffload(TypedDict):
+    """what llama.cpp can keep in host memory so that the rest fits."""
+
+    n_gpu_layers: FitDocumentOffloadNGpuLayers | None
+    n_cpu_moe: FitDocumentOffloadNCpuMoe | None
+
+
 class FitDocument(TypedDict):
     """kvcalc fit."""
 
@@ -789,6 +825,7 @@ class FitDocument(TypedDict):
     fit: Fit
     speculative: Speculative | None
     smallest: FitDocumentSmallest | None
+    offload: FitDocumentOffload | None
     warnings: list[Warning]
 
 
@@ -815,6 +852,8 @@ class Throughput(TypedDict):
     low_seconds: float
     high_seconds: float
     serving: Serving | None
+    host: HostSpeed | None
+    energy: Energy | None
 
 
 class Serving(TypedDict):
@@ -855,6 +894,24 @@ class Speculative(TypedDict):
     seconds_without_drafting: float | None
     speedup: float | None
     break_even_batch: int | None
+
+
+class HostSpeed(TypedDict):
+    """the time that the part of the model in host memory takes."""
+
+    bandwidth_bytes_per_second: int
+    decode_seconds: float
+    prefill_copied_bytes: int
+
+
+class Energy(TypedDict):
+    """the energy of the devices of one replica; the host is not counted."""
+
+    watts: float
+    joules_per_token: float
+    low_joules_per_token: float
+    high_joules_per_token: float
+    kwh_per_million_tokens: float
 
 
 class Sweep(TypedDict):
@@ -959,6 +1016,7 @@ class CompareRow(TypedDict):
     decode_tokens_per_second: float | None
     prefill_seconds: float | None
     bound_by: str | None
+    joules_per_token: float | None
     reason: str | None
     exit_code: int
 
@@ -1059,6 +1117,8 @@ class PlanRow(TypedDict):
     cost_per_hour: float | None
     cost_per_million_output_tokens: float | None
     cost_per_million_tokens: float | None
+    watts: float | None
+    kwh_per_million_output_tokens: float | None
     vllm: str | None
     sglang: str | None
 

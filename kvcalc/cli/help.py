@@ -190,11 +190,17 @@ def _settings_of(engines: Sequence[str]) -> dict[str, list[Row]]:
 
     return {
         f"Settings of {engine}": [
-            Row(_label([*option.aliases, f"--{option.name}"], option.metavar), _capitalized(option.described))
+            Row(_label([f"--{option.name}", *option.aliases], option.metavar), _described(option))
             for option in OPTIONS[engine]
         ]
         for engine in engines
     }
+
+
+def _described(option: Any) -> str:
+    """The help of an engine's option, with its other long names."""
+    others = ", ".join(alias for alias in option.aliases if alias.startswith("--"))
+    return _capitalized(option.described) + (f" [also: {others}]" if others else "")
 
 
 def _write_notes(screen: Screen, notes: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from kvcalc.errors import UsageError
 from kvcalc.memory.engines.options import option_names
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
-from kvcalc.units import parse_bandwidth, parse_count, parse_flops, parse_size, parse_tokens, parse_vllm_tokens
+from kvcalc.units import Number, parse_bandwidth, parse_count, parse_flops, parse_size, parse_tokens, parse_vllm_tokens
 
 if TYPE_CHECKING:
     from kvcalc.output.sink import Output
@@ -83,7 +83,7 @@ def what_if_of(given: _Given) -> WhatIf:
 def settings_of(given: _Given) -> dict[str, str]:
     """The engine's own options that were given: name to text."""
     return {
-        name: str(text).casefold()
+        name: text if isinstance(text, Number) else str(text).casefold()
         for name, parameter in _engine_parameters()
         if (text := given.get(parameter)) is not None and text is not False
     }

@@ -8,7 +8,7 @@ from kvcalc.model.caches import HEADS_CACHES, CrossAttention, IndexerKeys, Laten
 from kvcalc.model.gguf_file import Tensor, package
 from kvcalc.model.gguf_files import GgufModel
 from kvcalc.model.gguf_keys import Facts
-from kvcalc.model.spec import FileWeights, ModelSpec
+from kvcalc.model.spec import FileBytes, FileWeights, ModelSpec
 
 # Position tables that the converter computes from the config. They are not parameters of the model.
 _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -35,6 +35,7 @@ def count_weights(model: GgufModel, facts: Facts) -> FileWeights | None:
     experts = facts.optional("expert_count") or 0
     used = facts.by_layer("expert_used_count", 0) if experts else []
     total = active = stored = active_bytes = embedding = 0
+    parts = _divide(model, experts, tied)
     for tensor in model.tensors:
         stored += tensor.bytes
         layer = _layer_of(tensor.name)
@@ -50,7 +51,29 @@ def count_weights(model: GgufModel, facts: Facts) -> FileWeights | None:
             numerator, denominator = min(used[layer], experts), experts
         active += tensor.elements * numerator // denominator
         active_bytes += tensor.bytes * numerator // denominator
-    return FileWeights(total, active, embedding, stored, active_bytes, _type_name(model))
+    return FileWeights(total, active, embedding, stored, active_bytes, _type_name(model), parts)
+
+
+def _divide(model: GgufModel, experts: int, tied: bool) -> FileBytes | None:
+    """The bytes of every layer, with the layers for multi-token prediction last, and of the tensors outside them.
+
+    None for an encoder-decoder model.
+    """
+    layers: dict[int, list[int]] = {}
+    looked_up = output = head = 0
+    for tensor in model.tensors:
+        layer = _layer_of(tensor.name)
+        if layer is not None and tensor.name[:3] != "blk":
+            return None
+        if layer is not None:
+            layers.setdefault(layer, [0, 0])[bool(experts and _is_experts(tensor, experts))] += tensor.bytes
+        elif tensor.name == _EMBEDDING or tensor.name in _LOOKED_UP:
+            looked_up += tensor.bytes
+            head += tensor.bytes if tied and tensor.name == _EMBEDDING else 0
+        else:
+            output += tensor.bytes
+    found = [layers.get(number, (0, 0)) for number in range(max(layers, default=-1) + 1)]
+    return FileBytes(tuple((other, routed) for other, routed in found), looked_up, output, head)
 
 
 def _is_read(name: str, tied: bool) -> bool:

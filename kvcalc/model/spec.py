@@ -13,8 +13,25 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.tensors import Around, ModelWeights
 
 
+class FileBytes(NamedTuple):
+    """Where the bytes of a weights file belong.
+
+    `layers` has the bytes of every layer without its routed experts, and those of the experts. `input` are the tables
+    that a token looks up, `tied_head` is the input embedding if it is also the output head, else 0, and `output` are
+    all other tensors outside the layers.
+    """
+
+    layers: tuple[tuple[int, int], ...]
+    input: int
+    output: int
+    tied_head: int
+
+
 class FileWeights(NamedTuple):
-    """Parameters and bytes as stated in the header of a weights file. `dtype` is the file's own name for its type."""
+    """Parameters and bytes as stated in the header of a weights file. `dtype` is the file's own name for its type.
+
+    `parts` divides `bytes` among the layers; None if that is not known.
+    """
 
     parameters: int
     active_parameters_per_token: int
@@ -22,6 +39,7 @@ class FileWeights(NamedTuple):
     bytes: int
     active_bytes_per_token: int
     dtype: str
+    parts: FileBytes | None = None
 
 
 class GgufFacts(NamedTuple):

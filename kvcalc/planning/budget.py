@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import release_of
 from kvcalc.memory.reserve import ACTIVATION, RESERVE, Held, Question, Reserve, reserve_of
 from kvcalc.notes import Note
 from kvcalc.planning.attention_replicas import spread_of
-from kvcalc.planning.capacity import PoolShrinkage, capacity, largest_batch
+from kvcalc.planning.capacity import NO_LIMIT, PoolShrinkage, capacity, largest_batch
 from kvcalc.planning.case import Case
 from kvcalc.planning.gpus import describe_gpu
 from kvcalc.planning.layout import count_replicas
 from kvcalc.planning.weights import DeviceWeights, device_weights
 from kvcalc.units import format_size
+
+if TYPE_CHECKING:
+    from kvcalc.planning.host import Host
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 
@@ -25,7 +28,7 @@ class Budget(NamedTuple):
 
     `pool_bytes` is the memory for the cache. It is negative if the weights and the reserve are larger than the device.
     `offered_bytes` is the memory from which the engine computes its pool. If TensorRT-LLM's fraction was given, the
-    engine applies it to `offered_bytes` itself.
+    engine applies it to `offered_bytes` itself. `host` is the part of the model in host memory, if there is one.
     """
 
     case: Case
@@ -33,6 +36,7 @@ class Budget(NamedTuple):
     reserve: Reserve
     pool_bytes: int
     offered_bytes: int
+    host: Host | None = None
 
     def pool_at(self, tokens: int, sequences: int) -> int:
         """The memory for the cache at another context and batch. Some engines reserve more for longer prompts."""
@@ -46,7 +50,8 @@ class Budget(NamedTuple):
         The default is the case's context length.
         """
         tokens = self.case.workload.context_tokens if tokens is None else tokens
-        return largest_batch(self.case, self.pool_bytes, tokens, self.pool_shrinkage)
+        found = largest_batch(self.case, self.pool_bytes, tokens, self.pool_shrinkage)
+        return found if self.host is None else _least(found, self.host.largest_batch(tokens))
 
     @property
     def pool_shrinkage(self) -> PoolShrinkage | None:
@@ -59,19 +64,38 @@ class Budget(NamedTuple):
 def budget(case: Case) -> Budget | str:
     """The memory a device has for the cache, or the reason if it is not known."""
     spec, workload = case.spec, case.workload
-    ranks = workload.tensor_parallel_size
+    ranks, tables = workload.tensor_parallel_size, _has_tables_on_host(case)
     spread = spread_of(spec, case.rules, workload)
-    weights = device_weights(case.model, spec, case.question.dtype, workload.model_dtype, ranks, case.stages, spread)
+    weights = device_weights(
+        case.model, spec, case.question.dtype, workload.model_dtype, ranks, case.stages, spread, tables
+    )
     if weights.bytes is None or weights.width is None:
         return f"the weights of {spec.name} are not known: {weights.reason}"
+    placement, host = case.rules.placement, None
+    if placement is not None:
+        from kvcalc.planning.host import Host, divide_bytes
+
+        divided = divide_bytes(case, placement)
+        if isinstance(divided, str):
+            return divided
+        weights, host = weights._replace(bytes=divided.device), Host(case, placement, divided.host)
     if case.question.speculative is not None:
         from kvcalc.planning.drafter import draft_weights
 
         drafts = draft_weights(case)
         if isinstance(drafts, str):
             return drafts
-        weights = weights._replace(bytes=weights.bytes + drafts, draft_bytes=drafts)
-    return _divide(case, weights, workload.context_tokens, workload.batch_size)
+        weights = weights._replace(bytes=(weights.bytes or 0) + drafts, draft_bytes=drafts)
+    return _divide(case, weights, workload.context_tokens, workload.batch_size)._replace(host=host)
+
+
+def _has_tables_on_host(case: Case) -> bool:
+    """Whether the input embedding takes no memory of the device.
+
+    llama.cpp always keeps it in host memory (dev_input in llama_model_base::load_tensors, src/llama-model.cpp). Devices
+    with LPDDR memory share it with the host.
+    """
+    return case.engine_name == "llama.cpp" and not (case.devices.gpu.memory_type or "").startswith("LPDDR")
 
 
 def _divide(case: Case, weights: DeviceWeights, tokens: int, sequences: int) -> Budget:
@@ -145,7 +169,29 @@ def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
     )
     if not fit["fits"]:
         notes.append(Note("fit", "does-not-fit", _verdict(found, fit)))
+    if found.host is not None:
+        _add_host(found.host, fit, notes)
     return fit
+
+
+def _add_host(host: Host, fit: dict[str, Any], notes: list[Note]) -> None:
+    """Add the part of the model in host memory to `fit`, and the limits that it sets."""
+    fit["host"] = host.describe()
+    shortage = host.shortage()
+    if shortage is not None:
+        fit.update(fits=False, verdict="does_not_fit")
+        notes.append(Note("fit", "does-not-fit-host", shortage))
+    fit["max_context_tokens"] = _least(fit["max_context_tokens"], host.longest_context())
+    fit["max_batch_size"] = _least(fit["max_batch_size"], host.largest_batch(host.case.workload.context_tokens))
+    if fit["host"]["kv_cache_bytes"] and host.placement.host_memory_bytes is None:
+        notes[:] = [note for note in notes if note.code != NO_LIMIT]
+        text = "a part of the cache is in host memory, which is not checked: --host-memory SIZE checks it"
+        notes.append(Note("fit", "host-not-checked", text))
+
+
+def _least(*limits: int | None) -> int | None:
+    """The smallest limit. None is no limit."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _describe_line(line: Held) -> dict[str, Any]:

@@ -10,6 +10,9 @@ from kvcalc.model.spec import period
 from kvcalc.notes import Note
 from kvcalc.planning.case import Case
 
+# The code of the note that memory does not limit the context.
+NO_LIMIT = "no-limit"
+
 PoolShrinkage = Callable[[int, int], int]
 """How many bytes the pool shrinks at a number of tokens and sequences, compared with its size at the workload."""
 
@@ -29,7 +32,7 @@ def capacity(
     limit = spec.max_position_embeddings
     if longest is None:
         text = "memory does not limit the context: the cache no longer grows with it"
-        notes.append(Note("fit", "no-limit", text))
+        notes.append(Note("fit", NO_LIMIT, text))
     elif limit is not None and workload.context_tokens <= limit < longest:
         text = f"a context of {longest:,} tokens fits in memory, but the model's limit is {limit:,}"
         notes.append(Note("fit", "beyond-model", text))
@@ -47,6 +50,7 @@ def capacity(
         "max_context_tokens": longest,
         "max_batch_size": largest_batch(case, kv_memory_bytes, workload.context_tokens, pool_shrinkage),
         "lines": None,
+        "host": None,
     }
 
 

@@ -26,6 +26,7 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_cross_attention
 from kvcalc.model.variants import WhatIf, apply
 from kvcalc.notes import Note
+from kvcalc.units import Number
 
 if TYPE_CHECKING:
     from kvcalc.model.drafting import Speculation
@@ -230,7 +231,9 @@ def _checked(question: Question) -> Question:
         raise UsageError(f"model {question.model!r}: must be a ModelSpec", "use kvcalc.load_model(NAME)")
     given = question.engine_settings or {}
     settings = {
-        name: str(value).casefold() for name, value in given.items() if value is not None and value is not False
+        name: Number(value) if isinstance(value, (int, float, Number)) and value is not True else str(value).casefold()
+        for name, value in given.items()
+        if value is not None and value is not False
     }
     return question._replace(engine=question.engine.casefold(), engine_settings=settings)
 

@@ -37,7 +37,8 @@ class Combination(NamedTuple):
 
     `case` has the shortest context and one sequence. `curves` are the bytes stored in total, stored on one device, and
     read, if they are piecewise linear. `memory` gives the cache memory of a device at a context and batch, and `speed`
-    gives the columns of `SPEED`; both are None if not asked for. `refusal` says why the combination has no figures.
+    gives the columns of `SPEED`; both are None if not asked for. `host_fits` says whether the part of the model in host
+    memory fits there, or is None if that is not asked for. `refusal` says why the combination has no figures.
     """
 
     model: str
@@ -51,6 +52,7 @@ class Combination(NamedTuple):
     curves: tuple[Curve, Curve, Curve] | None = None
     memory: Callable[[int, int], int] | None = None
     speed: Callable[[int, int], Row] | None = None
+    host_fits: Callable[[int, int], bool] | None = None
     refusal: KvcalcError | None = None
 
     @property
@@ -114,7 +116,8 @@ class Combination(NamedTuple):
                 yield *row, None, None, *speed, None
             else:
                 free = self.memory(tokens, batch) - row[_DEVICE]
-                yield *row, free >= 0, free, *speed, None
+                fits = free >= 0 and (self.host_fits is None or self.host_fits(tokens, batch))
+                yield *row, fits, free, *speed, None
 
     def _one_fits(self, tokens: int) -> bool:
         one = self.device_bytes(tokens, 1)
@@ -167,7 +170,8 @@ def _combine(found: Combination, question: Question, largest_batch: int, notes: 
     if isinstance(divided, str):
         notes.append(Note("fit", "unknown", divided))
         return found
-    return found._replace(memory=divided.pool_at, speed=_speed_of(case, largest_batch, notes))
+    host_fits = None if divided.host is None else divided.host.fits
+    return found._replace(memory=divided.pool_at, speed=_speed_of(case, largest_batch, notes), host_fits=host_fits)
 
 
 def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[int, int], Row] | None:

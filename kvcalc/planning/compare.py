@@ -151,6 +151,7 @@ def _describe(row: Row, found: Answer | KvcalcError) -> dict[str, Any]:
         "tensor_parallel_size": None,
         "data_parallel_size": None,
         **{own: None for _, _, own in _FIGURES},
+        "joules_per_token": None,
         "reason": None,
         "exit_code": 0,
     }
@@ -161,6 +162,9 @@ def _describe(row: Row, found: Answer | KvcalcError) -> dict[str, Any]:
         described["num_devices"] = document["hardware"]["num_devices"]
     described.update({key: document["engine"][key] for key in ("tensor_parallel_size", "data_parallel_size")})
     described.update({own: document[part][key] for part, key, own in _FIGURES if document[part] is not None})
+    energy = document["throughput"] and document["throughput"]["energy"]
+    if energy:
+        described["joules_per_token"] = energy["joules_per_token"]
     return described
 
 

@@ -20,7 +20,8 @@ _MOST_RANKS = 128
 
 
 def fit(model: ModelSpec, devices: Devices, **asked: Any) -> dict[str, Any]:
-    """The fit document: the parts of the estimate, and if the model does not fit, the fewest devices it fits on.
+    """The fit document: the parts of the estimate, and if the model does not fit, the fewest devices it fits on, and
+    what llama.cpp can keep in host memory instead.
 
     `asked` has the other fields of a `Question`. Raises the errors of `make_case`, and ModelError (exit 3) if the
     weights are not known.
@@ -31,7 +32,12 @@ def fit(model: ModelSpec, devices: Devices, **asked: Any) -> dict[str, Any]:
     smallest = None if found.fit["fits"] else _smallest(case)
     # The fit document has no throughput, so it has no notes about it.
     notes = [note for note in found.notes if note.part != "throughput"]
-    return {**taken, "smallest": smallest, "warnings": describe_notes(notes)}
+    offload = None
+    if not found.fit["fits"] and case.engine_name == "llama.cpp":
+        from kvcalc.planning.offload import suggest
+
+        offload = suggest(case)
+    return {**taken, "smallest": smallest, "offload": offload, "warnings": describe_notes(notes)}
 
 
 def _smallest(case: Case) -> dict[str, Any] | None:

@@ -9,7 +9,14 @@ from kvcalc.planning.throughput import Speed, speed_of
 
 
 def at_load(case: Case) -> Case:
-    """The case with the number of requests that fit as its batch. Returns `case` itself if it serves no requests."""
+    """The case with the number of requests that fit as its batch. Returns `case` itself if it serves no requests.
+
+    If as many layers as fit are to be on the device, the result has that number.
+    """
+    if case.rules.placement is not None:
+        from kvcalc.planning.offload import place_layers
+
+        case = place_layers(case)
     if case.question.speed is None or case.question.speed.request_tokens is None:
         return case
     return case.at(case.workload.context_tokens, _fitting_requests(case))

@@ -206,6 +206,11 @@ def _row(
         requests_per_second=found.replicas * serving["requests_per_second"],
         tokens_per_second_per_device=found.replicas * serving["tokens_per_second"] / found.num_devices,
     )
+    energy = found.probe.energy
+    if energy is not None:
+        row.update(
+            watts=found.replicas * energy["watts"], kwh_per_million_output_tokens=energy["kwh_per_million_tokens"]
+        )
     if price is not None:
         hourly = price * found.num_devices
         outputs = row["tokens_per_second"] * 3600 / 1e6
@@ -234,7 +239,8 @@ ROW = (
     "num_devices", "requests_per_replica", "kv_dtype", "weights_dtype", "free_bytes", "max_batch_size", *_TIMES,
     "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second",
     "tokens_per_second_per_device", "price_per_hour", "cost_per_hour",
-    "cost_per_million_output_tokens", "cost_per_million_tokens", "vllm", "sglang",
+    "cost_per_million_output_tokens", "cost_per_million_tokens", "watts", "kwh_per_million_output_tokens", "vllm",
+    "sglang",
 )  # fmt: skip
 
 

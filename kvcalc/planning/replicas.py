@@ -79,6 +79,12 @@ class Probe(NamedTuple):
         found: dict[str, Any] = self.speed.document["throughput"]["serving"]
         return found
 
+    @property
+    def energy(self) -> dict[str, Any] | None:
+        """The `energy` part of the document, or None if it is not known. Only for probes without `trouble`."""
+        found: dict[str, Any] | None = None if self.speed is None else self.speed.document["throughput"]["energy"]
+        return found
+
 
 class Option(NamedTuple):
     """A layout that serves the traffic."""
@@ -208,6 +214,10 @@ def _probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int)
         input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running
     )
     case = make_case(replica._replace(speed=served))
+    if case.rules.placement is not None:
+        from kvcalc.planning.offload import place_layers
+
+        case = place_layers(case)
     memory = answer_case(case.at(lengths.held_tokens, running))
     if memory.fit["free_bytes"] < 0:
         short = format_size(-memory.fit["free_bytes"])

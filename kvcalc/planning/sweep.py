@@ -185,6 +185,8 @@ def sweep(
     for engine in engines:
         check_engine(engine)
     check_settings(engines, settings, has_device=bool(gpus))
+    if settings.get("n-gpu-layers") == "auto":
+        raise UsageError("-ngl auto: every point of a sweep would have another number of layers", "for example -ngl 20")
     if question.speed is not None and not gpus:
         raise UsageError("--prefix-hit-rate, --ep and --calibrate need a device", "for example --gpu h100")
     for kv_dtype in kv_dtypes:

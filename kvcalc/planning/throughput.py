@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.model.memo import remembered_of_two
@@ -13,7 +14,8 @@ from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion, layout_of
 from kvcalc.planning.weights import stored_weights
 from kvcalc.throughput.constants import Regime
-from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.power import energy_per_token
+from kvcalc.throughput.roofline import SpeedModel, Step
 from kvcalc.throughput.speed import StoredWeights, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
@@ -70,6 +72,52 @@ def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
         "low_seconds": max(roofline, step.seconds * low),
         "high_seconds": step.seconds * high,
         "serving": serving,
+        "host": _describe_host(model, batch_size, context_tokens, notes),
+        "energy": _describe_energy(model, step, batch_size, serving, (low, high)),
+    }
+
+
+def _describe_host(model: SpeedModel, batch: int, tokens: int, notes: list[Note]) -> dict[str, Any] | None:
+    """The `host` part: the time that a part of the model in host memory takes. None if there is none."""
+    if not model.has_host_part:
+        return None
+    from kvcalc.throughput.host import HostedModel
+
+    if not isinstance(model, HostedModel):
+        raise TypeError("only a HostedModel has a part in host memory")
+    if model.host.is_default_bandwidth:
+        rate = f"{model.host.bandwidth / 1e9:g} GB/s, two channels of DDR5-5600"
+        text = f"the host's memory is assumed to have {rate}; --host-bandwidth sets it"
+        notes.append(Note("throughput", "host-bandwidth", text))
+    return {
+        "bandwidth_bytes_per_second": int(model.host.bandwidth),
+        "decode_seconds": model.decode_host_seconds(batch, tokens),
+        "prefill_copied_bytes": int(model.prefill_copied_bytes(tokens, batch)),
+    }
+
+
+def _describe_energy(
+    model: SpeedModel, step: Step, batch: int, serving: Mapping[str, Any] | None, time_range: tuple[float, float]
+) -> dict[str, Any] | None:
+    """The `energy` part: per output token, of one decode step or of serving.
+
+    None if the device's TDP is not known, or if the host computes a part of the model.
+    """
+    if model.has_host_part:
+        return None
+    share, rate = step.compute / step.seconds, batch / step.seconds
+    if serving is not None:
+        # Prefills are bound by operations.
+        share, rate = share + (1 - share) * serving["prefill_share"], serving["tokens_per_second"]
+    found = energy_per_token(model.gpu, model.layout.devices, share, rate, time_range)
+    if found is None:
+        return None
+    return {
+        "watts": found.watts,
+        "joules_per_token": found.joules_per_token,
+        "low_joules_per_token": found.low_joules_per_token,
+        "high_joules_per_token": found.high_joules_per_token,
+        "kwh_per_million_tokens": found.kwh_per_million_tokens,
     }
 
 
@@ -136,8 +184,8 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
         drafted = key_of(case.question.speculative)
     key = (
         workload.kv_dtype, workload.model_dtype, case.question.dtype, case.question.engine, layout,
-        question.calibration, gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second, *gpu.flops_per_second.items(),
-        *drafted,
+        question.calibration, case.rules.placement, gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second,
+        *gpu.flops_per_second.items(), *drafted,
     )  # fmt: skip
     known = _speeds_of(case.model, case.spec)
     found = known.get(key)
@@ -158,6 +206,11 @@ def _speed(case: Case, gpu: Gpu, layout: Layout, calibration: Calibration | None
     found, regime = speed_model(spec, stored, workload.kv_dtype, gpu, case.question.engine, layout)
     if calibration is not None:
         found = calibration.apply(found, stored.name)
+    placement = case.rules.placement
+    if placement is not None:
+        from kvcalc.planning.host import hosted
+
+        found = hosted(case, placement, stored, found)
     if case.question.speculative is not None:
         from kvcalc.planning.drafter import speed_of_drafting
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, GGUF_TYPES, MLX_TYPES, Dtype, gguf_type, parse_weight_dtype
@@ -74,25 +74,21 @@ class DeviceWeights(NamedTuple):
 
 @remembered_of_two
 def device_weights(
-    model: ModelSpec,
-    spec: ModelSpec,
-    dtype: str | None,
-    model_dtype: Dtype,
-    ranks: int,
-    stages: Bounds,
-    spread: Spread = NOT_SPREAD,
-) -> DeviceWeights:
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, ranks: int, stages: Bounds,
+    spread: Spread = NOT_SPREAD, tables_on_host: bool = False,
+) -> DeviceWeights:  # fmt: skip
     """The weights of one of `ranks` tensor-parallel ranks, in the pipeline stage with the largest weights.
 
     `stages` has the layers of each stage (`engines.stage_bounds`), and `spread` says what attention replicas divide
     among them. `model`, `spec` and `dtype` are as in `describe_weights`. Bytes read from files are split in the same
-    proportion as the counted bytes.
-    """  # fmt: skip
+    proportion as the counted bytes. `tables_on_host` is whether the input embedding is in host memory, as in llama.cpp
+    (`kvcalc.memory.placement`).
+    """
     described, _ = _described(model, spec, dtype, model_dtype)
     if spec.gguf is not None:
         if spread.data_parallel_size > 1:
             return DeviceWeights(None, 0, None, "a GGUF file is not split among attention replicas")
-        return _file_on_device(spec, described, ranks, len(stages))
+        return _file_on_device(spec, described, ranks, len(stages), tables_on_host)
     weights, reason = _known_weights(model, spec)
     if weights is None or described["bytes"] is None:
         asked = reason or "the dtype of the weights is not modelled; --dtype overrides it"
@@ -106,6 +102,10 @@ def device_weights(
     parts = [weights]
     if len(stages) > 1:
         parts = stage_weights(weights, stages)
+    if tables_on_host:
+        from kvcalc.memory.placement import without_tables
+
+        parts = [without_tables(part, number == len(parts)) for number, part in enumerate(parts, 1)]
     sizes = [(size_of(shard(part, ranks, spread)), size_of(part), part) for part in parts]
     share, whole, part = max(sizes, key=lambda row: row[:2])
     # The bytes that all ranks hold: what is left of a share beyond its part of the weights that are split.
@@ -116,6 +116,32 @@ def device_weights(
         share, whole, held = (-(-size * described["bytes"] // counted) for size in (share, whole, held))
     replicated = -(-(held * number - whole) // (number - 1)) if number > 1 else 0
     return DeviceWeights(share, max(replicated, 0), width_of(weights, ranks), None)
+
+
+def part_bytes(
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, parts: Sequence[ModelWeights]
+) -> list[int] | None:
+    """The bytes of parts of the weights, or None if they are not known.
+
+    The arguments are as in `describe_weights`. Bytes read from files are divided in the same proportion as the counted
+    bytes. The input embedding of a part has the type that it has in the whole model.
+    """
+    described, _ = _described(model, spec, dtype, model_dtype)
+    weights, _ = _known_weights(model, spec)
+    if weights is None or described["bytes"] is None:
+        return None
+    asked = parse_weight_dtype(dtype)
+
+    def size_of(part: ModelWeights) -> int:
+        _, size = _bytes_of(part, spec, asked, model_dtype, [])
+        return 0 if size is None else size[0]
+
+    whole, table = size_of(weights), size_of(ModelWeights(weights.embedding, weights.tied, ()))
+    none = weights.embedding._replace(rows=0)
+    sizes = [
+        size_of(ModelWeights(none, part.tied, part.blocks)) + (table if part.embedding.rows else 0) for part in parts
+    ]
+    return [-(-size * described["bytes"] // whole) for size in sizes] if described["bytes"] != whole else sizes
 
 
 def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, notes: list[Note]) -> dict[str, Any]:
@@ -168,7 +194,9 @@ def _document(
     }
 
 
-def _file_on_device(spec: ModelSpec, described: Mapping[str, Any], ranks: int, stages: int) -> DeviceWeights:
+def _file_on_device(
+    spec: ModelSpec, described: Mapping[str, Any], ranks: int, stages: int, tables_on_host: bool
+) -> DeviceWeights:
     """One device's share of a GGUF file's weights. The header has bytes and parameters, but not every width.
 
     Each matrix of a layer has the model's width as one dimension. So a layer's parameters divided by that width are an
@@ -183,6 +211,9 @@ def _file_on_device(spec: ModelSpec, described: Mapping[str, Any], ranks: int, s
     layers = max(active - table, 0) // spec.num_layers
     has_experts = active + table < described["parameters"]
     width = Width(-(-layers // (hidden * ranks)), hidden, table // hidden, spec.num_layers, has_experts)
+    held = spec.gguf.weights if spec.gguf else None
+    if tables_on_host and held is not None and held.parts is not None and size == held.bytes:
+        size -= held.parts.input - held.parts.tied_head
     return DeviceWeights(-(-size // ranks), 0, width, None)
 
 

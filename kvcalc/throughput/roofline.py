@@ -246,6 +246,7 @@ class SpeedModel:
     """
 
     tokens_per_step = 1.0
+    has_host_part = False  # whether the host computes a part of the model (kvcalc.throughput.host)
 
     def __init__(self, counts: Counts, gpu: Gpu, constants: Constants) -> None:
         self.counts, self.gpu, self.constants, self.layout = counts, gpu, constants, counts.layout

@@ -74,6 +74,8 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
         found.append("models with experts")
     if layout.data_parallel_size > 1:
         found.append("attention replicas (--dp)")
+    if model.has_host_part:
+        found.append("models with a part in host memory")
     if link is not None and layout.devices > link.devices:
         found.append(f"more than the {link.devices} devices that {link.name} connects")
     return found

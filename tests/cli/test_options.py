@@ -34,6 +34,7 @@ VALUES = {
     "swa-full-tokens-ratio": "0.5", "mem-fraction-static": "0.8", "free-gpu-memory-fraction": "0.8",
     "max-attention-window": "4k", "max-tokens": "100000", "cache-type-k": "q8_0", "cache-type-v": "f16",
     "flash-attn": "on", "before-pull": "19067", "context-length": "32k",
+    "host-memory": "64GiB", "host-bandwidth": "80GB/s",
     "kv-bits": "8",
 }  # fmt: skip
 DECLARED = [(engine, option) for engine, options in OPTIONS.items() for option in options]

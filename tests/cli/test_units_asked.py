@@ -23,6 +23,8 @@ VALUES = {
     "--memory": ((), "80", "80GiB"),
     "--gpu-bandwidth": (("--gpu", "h100"), "3350", "3.35TB/s"),
     "--flops": (("--gpu", "h100"), "989", "989T"),
+    "--host-memory": (("--gpu", "h100", "--engine", "llama.cpp"), "80", "80GiB"),
+    "--host-bandwidth": (("--gpu", "h100", "--engine", "llama.cpp"), "80", "80GB/s"),
     "--max-tpot": ((), "30", "30ms or 30s"),
     "--max-ttft": ((), "1", "1ms or 1s"),
 }

@@ -35,7 +35,11 @@ def test_lines_add_up_to_the_device(name: str, device: str, engine: str) -> None
     def of(kind: str) -> int:
         return sum(line["bytes"] for line in lines if line["kind"] == kind)
 
-    assert of("weights") == parts["weights_bytes"] == answer["weights"]["bytes"]
+    # llama.cpp keeps the input embedding in host memory, if that is not the device's own.
+    is_elsewhere = engine == "llama.cpp" and device != "m2-ultra" and name != "gemma-3-27b"
+    assert of("weights") == parts["weights_bytes"]
+    assert (parts["weights_bytes"] < answer["weights"]["bytes"]) == is_elsewhere
+    assert parts["weights_bytes"] <= answer["weights"]["bytes"]
     assert of("kv_cache") == parts["kv_cache_bytes"] == answer["kv_cache"]["bytes_per_device"]
     assert (of("activation"), of("reserve")) == (parts["activation_bytes"], parts["reserve_bytes"])
     assert of("free") == parts["free_bytes"] == parts["kv_cache_memory_bytes"] - parts["kv_cache_bytes"]
@@ -241,6 +245,7 @@ def test_a_gguf_file_is_as_wide_as_its_header_says(tmp_path: Path) -> None:
     answer = estimate(kvcalc.load_model(str(file)), engine="llama.cpp", devices=find_devices("rtx-4090"))
     # 512 tokens with a vocabulary of 1,000 and a width of 256, in fp32. LLaMA's own vocabulary has 32,000 entries.
     assert answer["fit"]["activation_bytes"] == 512 * (1000 + 256) * 4
-    assert answer["fit"]["weights_bytes"] == answer["weights"]["bytes"]
+    # The input embedding is in host memory: 1,000 rows of 256 in Q8_0.
+    assert answer["fit"]["weights_bytes"] == answer["weights"]["bytes"] - 1000 * 256 // 32 * 34
     two = estimate(kvcalc.load_model(str(file)), devices=find_devices("rtx-4090x2"), tensor_parallel_size=2)
     assert two["fit"]["weights_bytes"] == -(-answer["weights"]["bytes"] // 2)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import ModelError, UsageError, nearest
 from kvcalc.memory.dtypes import Dtype
@@ -22,6 +22,9 @@ from kvcalc.memory.sharding import Bounds, bounds_of, longer_before_last, stages
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
+
+if TYPE_CHECKING:
+    from kvcalc.memory.engines.llama_cpp.placement import Placement
 
 # Engine name -> (module in this package, class).
 ENGINES = {
@@ -120,6 +123,7 @@ class Engine(ABC):
     reserves_full_length = True
     running_option: str | None = None
     notes: tuple[Note, ...] = ()
+    placement: Placement | None = None  # which parts of the model are in host memory; only llama.cpp has such parts
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         self.spec = spec
@@ -231,6 +235,11 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
             found.notes = (*found.notes, *_release_notes(found, asked))
             found.version = asked.text
         return found
+    if name == "llama.cpp":
+        from kvcalc.memory.engines.llama_cpp.placement import parse_placement
+
+        if parse_placement(settings) is not None:
+            raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoders")
     nothing, pool = _NoCache(spec, settings, 1, None), _POOLS_FOR_ENCODERS.get(name)
     nothing.name, nothing.version = name, asked.text if asked else None
     if pool:

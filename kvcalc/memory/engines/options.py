@@ -80,6 +80,34 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("swa-full", None, "keep all tokens in sliding-window layers"),
         Option("flash-attn", "on|off|auto", "flash attention; off pads V", "auto", ("-fa",)),
         Option("before-pull", "N", "a build older than this pull request: 19067, 16812, 13194 or 12801"),
+        Option(
+            "n-gpu-layers",
+            "N|auto|all",
+            "layers on the device, counted from the last; the output is one of them. auto is as many as fit",
+            "all",
+            ("-ngl", "--gpu-layers"),
+            divides_memory=True,
+        ),
+        Option(
+            "n-cpu-moe",
+            "N",
+            "keep the experts of the first N layers in host memory",
+            None,
+            ("-ncmoe",),
+            divides_memory=True,
+        ),
+        Option("cpu-moe", None, "keep all experts in host memory", None, ("-cmoe",), divides_memory=True),
+        Option("no-kv-offload", None, "keep the whole cache in host memory", None, ("-nkvo",), divides_memory=True),
+        Option(
+            "host-memory", "SIZE", "memory of the host, for the parts of the model that are there", divides_memory=True
+        ),
+        Option(
+            "host-bandwidth",
+            "RATE",
+            "theoretical bandwidth of the host's memory",
+            "89.6GB/s, two channels of DDR5-5600",
+            divides_memory=True,
+        ),
     ),
     "mlx": (
         Option("kv-bits", "N", "bits of a quantized cache: 2, 3, 4, 5, 6 or 8", "not quantized"),

@@ -29,6 +29,16 @@ def render(document: dict[str, Any], console: Console) -> None:
         layout = f"--tp {smallest['tensor_parallel_size']}" + (f" --pp {stages}" if stages > 1 else "")
         layout += f" --dp {replicas}" if replicas > 1 else ""
         console.print(f"it fits on {count(smallest['num_devices'])} of these devices: {layout}")
+    if document["offload"]:
+        _offload(document["offload"], console)
+
+
+def _offload(offload: dict[str, Any], console: Console) -> None:
+    """Print the options with which the rest of the model is in host memory."""
+    for key, option in (("n_gpu_layers", "-ngl"), ("n_cpu_moe", "--n-cpu-moe")):
+        if offload[key] is not None:
+            held = format_size(offload[key]["host_bytes"])
+            console.print(f"it fits with {option} {offload[key]['value']}: {held} are then in host memory")
 
 
 def print_verdict(document: dict[str, Any], console: Console) -> None:
@@ -40,7 +50,22 @@ def print_verdict(document: dict[str, Any], console: Console) -> None:
     if waiting := _waiting(document):
         console.print(waiting)
     print_bar(fit, console)
+    if fit["host"] is not None:
+        _host(fit["host"], console)
     print_limits(document, console)
+
+
+def _host(host: dict[str, Any], console: Console) -> None:
+    """Print the part of the model in host memory."""
+    parts = [f"weights {format_size(host['weights_bytes'])}", f"cache {format_size(host['kv_cache_bytes'])}"]
+    line = f"{format_size(host['host_bytes'])}: {', '.join(parts)}"
+    if host["memory_bytes"] is not None:
+        there = format_size(host["memory_bytes"], capacity=True)
+        line += f"; {'fits' if host['host_free_bytes'] >= 0 else 'does not fit'} in {there}"
+    where = [f"-ngl {host['n_gpu_layers']}"]
+    where += [f"--n-cpu-moe {host['n_cpu_moe']}"] if host["n_cpu_moe"] else []
+    where += [] if host["kv_offload"] else ["--no-kv-offload"]
+    console.print(Text.assemble(("host", "bold"), f"  {line} ({' '.join(where)})"))
 
 
 def _waiting(document: dict[str, Any]) -> str:

@@ -33,9 +33,27 @@ def print_speed(document: dict[str, Any], console: Console) -> None:
         batch = f"{count(workload['batch_size'])} x "
     prefill = f"prefill of {batch}{count(workload['context_tokens'])} tokens {duration(speed['prefill_seconds'])}"
     console.print(f"{number(rate)} tokens/s{each}; {prefill}")
+    if speed["host"] is not None:
+        _host(speed, console)
     if speed["serving"] is not None:
         _serving(speed["serving"], console)
+    if speed["energy"] is not None:
+        _energy(speed["energy"], console)
     console.print()
+
+
+def _host(speed: dict[str, Any], console: Console) -> None:
+    host, step = speed["host"], speed["decode_step_seconds"]
+    rate = f"{host['bandwidth_bytes_per_second'] / 1e9:g} GB/s"
+    line = f"{duration(host['decode_seconds'])} of the step ({host['decode_seconds'] / step:.0%}), memory of {rate}"
+    console.print(Text.assemble(("host", "bold"), f"  {line}"))
+
+
+def _energy(energy: dict[str, Any], console: Console) -> None:
+    spread = f"{number(energy['low_joules_per_token'])} to {number(energy['high_joules_per_token'])}"
+    line = f"{number(energy['joules_per_token'])} J per output token ({spread}), "
+    line += f"{number(energy['kwh_per_million_tokens'])} kWh per million, {number(energy['watts'])} W"
+    console.print(Text.assemble(("energy", "bold"), f"  {line}"))
 
 
 def _serving(serving: dict[str, Any], console: Console) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvcalc.errors import UsageError
+from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, gguf_type, pair, parse_dtype
 from kvcalc.memory.engines import Engine, Line, Resolved
 from kvcalc.memory.engines.llama_cpp.account import Cells, account, cells_for
 from kvcalc.memory.engines.llama_cpp.architectures import layers_of
+from kvcalc.memory.engines.llama_cpp.placement import count_placed_layers, parse_placement
 from kvcalc.memory.engines.llama_cpp.settings import NO_V, VERSION, parse_settings
 from kvcalc.memory.engines.place import ANYWHERE, Place
+from kvcalc.memory.sharding import stages_of
 from kvcalc.model.caches import Cache, LatentAttention
-from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention
 from kvcalc.notes import Note
 
 # kv_cache_types, common/arg.cpp.
@@ -44,6 +46,13 @@ class LlamaCpp(Engine):
         super().__init__(spec, settings, stages, release)
         self.chosen = parse_settings(settings)
         self.settings = self.chosen.describe()
+        self.placement = parse_placement(settings)
+        if self.placement is not None and stages > 1:
+            raise UsageError(
+                f"--pp {stages}: parts of the model in host memory are modelled for one device only", "remove --pp"
+            )
+        if self.placement is not None and has_cross_attention(spec):
+            raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoder-decoder models")
         self.check_model()
         if self._views_v(spec):
             text = "llama.cpp before January 2026 keeps a second copy of the latent as V; --before-pull 19067 counts it"
@@ -110,6 +119,29 @@ class LlamaCpp(Engine):
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return sum(line.bytes for line in self.pool(share, dtype, tokens, batch))
 
+    def batch_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        return super().batch_bytes(self.divide_cache(share)[1], dtype, tokens, batch)
+
+    def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        return super().all_stages_bytes(self.divide_cache(share)[1], dtype, tokens, batch)
+
+    def largest_stage(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> ModelSpec:
+        return super().largest_stage(self.divide_cache(share)[1], dtype, tokens, batch)
+
+    def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        """Bytes that a batch takes in host memory."""
+        return 0 if self.placement is None else self.held_bytes(self.divide_cache(share)[0], dtype, tokens, batch)
+
+    def divide_cache(self, share: ModelSpec) -> tuple[ModelSpec, ModelSpec]:
+        """The layers whose cache is in host memory, and those whose cache is on the device."""
+        if self.placement is None:
+            return share, share
+        last = self.spec.num_layers - 1
+        first = min(self.placement.first_on_device(count_placed_layers(self.spec)), last + 1)
+        first = first if self.placement.kv_offload else last + 1
+        host, device = stages_of(share, ((0, first - 1), (first, last)))
+        return host, device
+
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.chosen.padding
 
@@ -122,6 +154,8 @@ class LlamaCpp(Engine):
 
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
         self.check_types(share, dtype)
+        if share.whole is not None and not any(group.caches for group in share.layers):
+            return []  # none of the layers here has a cache
         return account(layers_of(share, self.chosen), self.cells(share, tokens, batch), dtype, self.chosen.transposes_v)
 
     def check_types(self, share: ModelSpec, dtype: Dtype) -> None:
