@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvcalc.throughput.counts import Counts, Experts
     from kvcalc.throughput.hardware import Gpu
-    from kvcalc.throughput.roofline import Pair
+
+_Pair = tuple[float, float]  # the times to read and to multiply
 
 # The kernel tables of ai-dynamo/aiconfigurator (Apache-2.0), hidden size 7168, 8 of 256 experts. An all-to-all of one
 # token takes 12 us on H200 with 8 ranks (DeepEP, low latency; SGLang 0.5.12) and 12 to 14 us on GB200 with 4 to 64
@@ -69,7 +70,7 @@ class ExpertExchange:
         # The ranks of a replica each send their part of its tokens (sequence parallelism).
         return tokens / self._tensor_ranks * max(self._near * overhead, self._far * _NETWORK_OVERHEAD)
 
-    def on_busiest_rank(self, pairs: list[Pair], tokens: float) -> list[Pair]:
+    def on_busiest_rank(self, pairs: list[_Pair], tokens: float) -> list[_Pair]:
         """The `pairs` of `step_parts` with the times of the experts on the busiest rank instead of the mean rank.
 
         `tokens` are those of all replicas. The last pair is attention, and the experts precede it.
