@@ -188,6 +188,8 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
         model = first if isinstance(there, str) else there.model
         step = model.decode(batch, tokens).seconds
         low, high = outside_factors if always or batch > regime.largest_batch else inside_factors
+        if found.calibration is not None:
+            low, high = found.calibration.range("decode", step, lambda m: m.decode(batch, tokens).seconds, low, high)
         shortest = max(model.roofline(batch, tokens), step * low)
         return step, shortest, step * high, batch / step, model.prefill(tokens, batch).seconds
 

@@ -15,17 +15,18 @@ from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.speed import StoredWeights, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
-    from kvcalc.throughput.calibrate import Calibration
+    from kvcalc.throughput.applied import Applied
     from kvcalc.throughput.counts import Layout
     from kvcalc.throughput.hardware import Gpu
 
 
 class Speed(NamedTuple):
-    """A SpeedModel, the regime its constants were fitted in, and the dtype of the weights."""
+    """A SpeedModel, the regime its constants were fitted in, the dtype of the weights, and how it was calibrated."""
 
     model: SpeedModel
     regime: Regime
     weight_dtype: str
+    calibration: Applied | None = None
 
 
 def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
@@ -33,10 +34,22 @@ def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
 
     None, with a note, if they are not known. If requests are served, the case's batch is the number that run at once.
     """
-    speed, question = speed_of(case, notes), case.question.speed or SpeedQuestion()
+    speed = speed_of(case, notes)
     if isinstance(speed, str):
         notes.append(Note("throughput", "unknown", speed))
         return None
+    document = describe_speed(case, speed, notes)
+    applied = speed.calibration
+    if applied is not None:
+        near = [describe_speed(case, speed._replace(model=model), []) for model in applied.near]
+        applied.narrow(document, near)
+        document["calibration"] = applied.document
+    return document
+
+
+def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any]:
+    """The `throughput` part of a document for a speed that is known."""
+    question = case.question.speed or SpeedQuestion()
     context_tokens, batch_size = case.workload.context_tokens, case.workload.batch_size
     model = speed.model
     step = model.decode(batch_size, context_tokens)
@@ -62,6 +75,7 @@ def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
         "low_seconds": max(roofline, step.seconds * low),
         "high_seconds": step.seconds * high,
         "serving": serving,
+        "calibration": None,
     }
 
 
@@ -104,21 +118,26 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     Cached per model, device, dtypes and layout: creating it takes a millisecond, a step only microseconds.
     """
     gpu, question, workload = case.devices.gpu, case.question.speed or SpeedQuestion(), case.workload
-    if question.calibration is not None and gpu.bandwidth_bytes_per_second:
-        notes += question.calibration.doubts(gpu)
     layout = layout_of(question, workload)
     key = (
         workload.kv_dtype, workload.model_dtype, case.question.dtype, case.question.engine, layout,
         question.calibration, gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second, *gpu.flops_per_second.items(),
     )  # fmt: skip
+    if question.calibration is not None:
+        # The engine's settings decide how many requests of a measured run were in the batch.
+        key = (*key, *sorted(case.settings.items()))
     known = _speeds_of(case.model, case.spec)
     found = known.get(key)
     if found is None:
-        found = known[key] = _speed(case, gpu, layout, question.calibration)
+        found = known[key] = _speed(case, gpu, layout)
+        if isinstance(found, Speed) and question.calibration is not None:
+            found = known[key] = question.calibration.apply(case, found)
+    if isinstance(found, Speed) and found.calibration is not None:
+        notes += found.calibration.notes
     return found
 
 
-def _speed(case: Case, gpu: Gpu, layout: Layout, calibration: Calibration | None) -> Speed | str:
+def _speed(case: Case, gpu: Gpu, layout: Layout) -> Speed | str:
     spec, workload = case.spec, case.workload
     if spec.is_encoder:
         return f"{spec.name} is an encoder and does not decode"
@@ -128,6 +147,4 @@ def _speed(case: Case, gpu: Gpu, layout: Layout, calibration: Calibration | None
     if not isinstance(stored, StoredWeights):
         return stored
     found, regime = speed_model(spec, stored, workload.kv_dtype, gpu, case.question.engine, layout)
-    if calibration is not None:
-        found = calibration.apply(found, stored.name)
     return Speed(found, regime, stored.name)

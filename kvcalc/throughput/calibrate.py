@@ -1,7 +1,8 @@
 """Replace fitted constants with measured ones, from a record that `kvcalc measure --json` wrote on your device.
 
 A record only has timings of attention: the read roof, the attention core over the cache, and a step with its
-projections. So only these constants can be replaced:
+projections. So only these constants can be replaced. Results of a benchmark calibrate in another way (`factor_fit`).
+
     bandwidth       the record's read roof instead of the vendor's figure
     kv_overhead     the read roof divided by the rate at which the core reads the cache
     layer_seconds   on an accelerator: twice the time that a layer's step takes beyond reading its bytes (launches).
@@ -12,25 +13,22 @@ projections. So only these constants can be replaced:
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UsageError
-from kvcalc.model.files import read_text
 from kvcalc.notes import Note
 from kvcalc.throughput.constants import weight_class
 from kvcalc.throughput.hardware import Gpu
 from kvcalc.throughput.roofline import SpeedModel
 
-_MAX_BYTES = 16 * 1024 * 1024
 # All launches of a layer relative to those of attention: the MLP, its norm and its residual take about as many.
 _LAUNCHES_OF_A_LAYER = 2
 # Plausible range of the read roof relative to the vendor's bandwidth.
 _LEAST_REACHED, _MOST_REACHED = 0.5, 1.1
 
 
-class Calibration(NamedTuple):
+class Record(NamedTuple):
     """The constants from a record. Rates are in bytes per second, overheads are factors of at least 1."""
 
     device: str
@@ -71,14 +69,13 @@ class Calibration(NamedTuple):
         return SpeedModel(model.counts, gpu, weight_dtype, new)
 
 
-def read_calibration(path: str) -> Calibration:
-    """Read the record at `path`. Raises UsageError (exit 2) if it is not a record of `kvcalc measure`."""
-    try:
-        record = json.loads(read_text(path, _MAX_BYTES))
-    except (ValueError, RecursionError):
-        raise _refused(path, "not JSON") from None
-    if not isinstance(record, dict):
-        raise _refused(path, "not a JSON object")
+def is_record(document: object) -> bool:
+    """Whether a JSON document is a record of `kvcalc measure`, even if it lacks some figures."""
+    return isinstance(document, dict) and ("roof" in document or "runs" in document)
+
+
+def read_record(record: dict[str, Any], path: str) -> Record:
+    """The constants of a record, the document at `path`. UsageError (exit 2) if it lacks a figure."""
     roof = _number(path, record, "roof", "read_bytes_per_second")
     run = _run(path, record)
     step = _number(path, run, "decode_step_seconds", "p50")
@@ -94,7 +91,7 @@ def read_calibration(path: str) -> Calibration:
     projections = step * step_share - core * read_share
     is_cpu = described.get("kind") == "cpu"
     overhead = max(1.0, (step - core) / projections) if projections > 0 else 1.0
-    return Calibration(
+    return Record(
         str(described.get("name") or "the measured device")[:60],
         roof,
         max(1.0, 1 / read_share),

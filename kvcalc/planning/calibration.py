@@ -1,0 +1,341 @@
+"""`--calibrate`: a record of `kvcalc measure`, or the results of benchmarks, change the constants of the speed.
+
+Results carry over as far as they say something about the question:
+    the same model and type of weights   all factors that they determine, and a smaller range
+    another model or type of weights     the factors of the engine on the device (`CARRIED`); the range stays
+    another engine or device             nothing, and a note says so
+What a file does not name (the device, often the engine and the split) is taken to be as in the question.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from math import exp
+from statistics import mean
+from typing import Any, NamedTuple
+
+from kvcalc.errors import KvcalcError, UsageError
+from kvcalc.model.files import list_folder, read_text
+from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note
+from kvcalc.planning.budget import budget
+from kvcalc.planning.case import Case
+from kvcalc.planning.measured import Given, case_of_run, compared_seconds, predicted_seconds, published_model
+from kvcalc.planning.throughput import Speed, describe_speed, speed_of
+from kvcalc.throughput.applied import Applied
+from kvcalc.throughput.bench_results import KNOWN_RESULTS, MAX_RESULT_BYTES, Point, read_results
+from kvcalc.throughput.calibrate import Record, is_record, read_record
+from kvcalc.throughput.factor_fit import Fit, Observation, fit, neighbours
+from kvcalc.throughput.factors import CARRIED, Factors, scaled
+from kvcalc.throughput.hardware import Devices, find_devices
+
+_MOST_RUNS = 300
+_ENDINGS = (".json", ".jsonl")
+# 80 % of a normal distribution is within this many spreads.
+_EIGHTY_PERCENT = 1.2816
+
+
+class Run(NamedTuple):
+    """One run of a benchmark, and the file that has it."""
+
+    file: str
+    point: Point
+
+
+class Observed(NamedTuple):
+    """One measured time of a run, for the fit."""
+
+    run: Run
+    observation: Observation
+
+
+class Calibration:
+    """What the files of `--calibrate` say. Two calibrations are the same only if they are the same object."""
+
+    def __init__(self, record: Record | None, runs: Sequence[Run], notes: Sequence[Note] = ()) -> None:
+        self.record, self.runs, self._notes = record, tuple(runs), tuple(notes)
+
+    def apply(self, case: Case, speed: Speed) -> Speed:
+        """The speed of `case` with the constants that the files determine, and how they changed it."""
+        notes, base = list(self._notes), self._with_record(speed)
+        if self.record is not None:
+            notes += self.record.doubts(case.devices.gpu)
+        own, others = self._observed(case, speed, notes)
+        observed = own or others
+        if not observed:
+            applied = "record" if self.record is not None else "none"
+            return base._replace(calibration=Applied(_describe(self.record, applied, None, ()), tuple(notes)))
+        found, is_own = fit([seen.observation for seen in observed]), bool(own)
+        factors = found.factors if is_own else _carried(found.factors)
+        if not is_own:
+            text = f"--calibrate: the runs are of another model or type of weights; {_listed(CARRIED)} carry over"
+            notes.append(Note("calibration", "other-model", f"{text}, and the range stays"))
+        applied = "all" if is_own else "engine"
+        document = _describe(self.record, applied, found._replace(factors=factors), observed)
+        near = [_changed(base, near).model for near in neighbours(factors)] if is_own else ()
+        mark = Applied(document, tuple(notes), found if is_own else None, tuple(near))
+        return _changed(base, factors)._replace(calibration=mark)
+
+    def left_out(self, case: Case) -> dict[tuple[str, int, str], float]:
+        """The time of each run that calibrates `case`, predicted without that run: by file, run and metric."""
+        speed = speed_of(case, [])
+        if isinstance(speed, str) or speed.calibration is None:
+            return {}
+        return {
+            (row["file"], row["run"], row["metric"]): row["left_out_seconds"]
+            for row in speed.calibration.document["residuals"]
+            if row["left_out_seconds"] is not None
+        }
+
+    def _with_record(self, speed: Speed) -> Speed:
+        if self.record is None:
+            return speed
+        return speed._replace(model=self.record.apply(speed.model, speed.weight_dtype))
+
+    def _observed(self, case: Case, speed: Speed, notes: list[Note]) -> tuple[list[Observed], list[Observed]]:
+        """The times of runs of the same model, and of other models. A note says which runs are not used, and why."""
+        own: list[Observed] = []
+        others: list[Observed] = []
+        unused: dict[tuple[str, str], int] = {}
+        for number, run in enumerate(self.runs):
+            reason = _elsewhere(run.point, case)
+            if reason is not None:
+                unused[reason] = unused.get(reason, 0) + 1
+                continue
+            try:
+                there = case_of_run(run.point, _given(run, case, notes))
+                seen = observe(run, number, there, self._with_record)
+            except KvcalcError as error:
+                notes.append(Note("calibration", "refused", f"{run.file}, run {run.point.run}: {error.message}"))
+                continue
+            is_own = _is_same(there.model, case.model) and _dtype_of(there) == speed.weight_dtype
+            (own if is_own else others).extend(seen)
+        for (code, what), times in unused.items():
+            runs = "1 run is" if times == 1 else f"{times} runs are"
+            notes.append(Note("calibration", code, f"--calibrate: {runs} not used: {what}"))
+        return own, others
+
+
+def observe(
+    run: Run, number: int, case: Case, with_record: Callable[[Speed], Speed] = lambda speed: speed
+) -> list[Observed]:
+    """The times of a run and how they are predicted. Raises UsageError (exit 2) if its speed is not known."""
+    speed, found = speed_of(_without_calibration(case), []), budget(case)
+    if isinstance(speed, str):
+        raise UsageError(f"no prediction: {speed}")
+    if not isinstance(found, str) and found.running_limit() == 0:
+        raise UsageError("no prediction: it does not fit in memory")
+    base = with_record(speed)
+
+    def predictor(metric: str) -> Callable[[Factors], float]:
+        return lambda factors: predicted_seconds(describe_speed(case, _changed(base, factors), []), metric)
+
+    return [
+        Observed(run, Observation(number, time.metric, compared_seconds(time), predictor(time.metric)))
+        for time in run.point.times
+    ]
+
+
+def read_calibration(paths: Sequence[str]) -> Calibration:
+    """The calibration in files and folders: at most one record, and any number of results.
+
+    A folder stands for its .json and .jsonl files; those that are neither are left out with a note. Raises UsageError
+    (exit 2) if a file is neither, or has no usable part.
+    """
+    files: list[tuple[str, bool]] = []
+    for path in paths:
+        if os.path.isdir(path):
+            names = [name for name in list_folder(path) if name.endswith(_ENDINGS)]
+            if not names:
+                raise UsageError(f"--calibrate {path[:80]}: no .json or .jsonl files in this folder", _HINT)
+            files += [(os.path.join(path, name), True) for name in names]
+        else:
+            files.append((path, False))
+    stamps = tuple(_stamp(path) for path, _ in files)
+    return _read_files(tuple(files), stamps)
+
+
+@lru_cache(maxsize=8)
+def _read_files(files: tuple[tuple[str, bool], ...], stamps: tuple[object, ...]) -> Calibration:
+    """The calibration in files, each with whether it may be left out. The `stamps` change when the files change."""
+    record: Record | None = None
+    runs: list[Run] = []
+    notes: list[Note] = []
+    for path, is_optional in files:
+        try:
+            found = _read_file(path)
+        except UsageError as error:
+            if not is_optional:
+                raise
+            notes.append(Note("calibration", "refused", error.message))
+            continue
+        if isinstance(found, Record):
+            if record is not None:
+                raise UsageError(f"--calibrate {path[:80]}: a second record of kvcalc measure", "give only one record")
+            record = found
+        else:
+            runs += found
+    if record is None and not runs:
+        raise UsageError(notes[0].text, _HINT)
+    if len(runs) > _MOST_RUNS:
+        raise UsageError(f"--calibrate: {len(runs):,} runs; at most {_MOST_RUNS:,} are used", "give fewer files")
+    return Calibration(record, runs, notes)
+
+
+_HINT = f"known: kvcalc measure --json, {KNOWN_RESULTS}"
+
+
+def _read_file(path: str) -> Record | list[Run]:
+    text = read_text(path, MAX_RESULT_BYTES)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        document = None
+    if is_record(document):
+        return read_record(document, path)
+    try:
+        return [Run(path, point) for point in read_results(text, path)]
+    except UsageError:
+        what = "neither a record of kvcalc measure nor the result of a benchmark"
+        raise UsageError(f"--calibrate {path[:80]}: {what}", _HINT) from None
+
+
+def _stamp(path: str) -> object:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # reading it gives the reason
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _elsewhere(point: Point, case: Case) -> tuple[str, str] | None:
+    """Why a run says nothing about a case: a note's code and text. None if it does."""
+    if point.engine not in (None, case.engine_name):
+        return "other-engine", f"measured with {point.engine}, not {case.engine_name}"
+    if point.gpu is None:
+        return None
+    try:
+        measured = find_devices(point.gpu).gpu.name
+    except KvcalcError:
+        measured = point.gpu
+    gpu = case.devices.gpu.name
+    return None if measured == gpu else ("other-device", f"measured on {measured[:60]}, not {gpu}")
+
+
+def _given(run: Run, case: Case, notes: list[Note]) -> Given:
+    """What a file leaves open, as the question has it."""
+    asked, workload, point = case.question, case.workload, run.point
+    spec, dtype = published_model(point), asked.dtype
+    if spec is None:
+        spec = case.model
+        if point.models:
+            text = f"{run.file} names an unknown model, {point.models[0][:60]!a}, which is taken to be {spec.name}"
+            notes.append(Note("calibration", "assumed-model", f"--calibrate: {text}"))
+    elif _is_same(spec, case.model) and spec.quantization == case.model.quantization:
+        spec = case.model
+    else:
+        dtype = None
+    size = point.tensor_parallel_size or workload.tensor_parallel_size
+    stages = point.pipeline_parallel_size or workload.pipeline_parallel_size
+    speed = asked.speed
+    return Given(
+        model=spec,
+        devices=Devices(case.devices.gpu, size * stages),
+        engine=case.engine_name if point.release is not None else asked.engine,
+        engine_settings=asked.engine_settings,
+        dtype=point.dtype or dtype,
+        kv_dtype=None if asked.kv_dtype == "auto" else asked.kv_dtype,
+        tensor_parallel_size=size,
+        pipeline_parallel_size=stages,
+        expert_parallel_size=point.expert_parallel_size or (None if speed is None else speed.expert_parallel_size),
+    )
+
+
+def _is_same(one: ModelSpec, other: ModelSpec) -> bool:
+    return one is other or one.name == other.name or (one.layers, one.attention) == (other.layers, other.attention)
+
+
+def _dtype_of(case: Case) -> str | None:
+    speed = speed_of(_without_calibration(case), [])
+    return None if isinstance(speed, str) else speed.weight_dtype
+
+
+def _without_calibration(case: Case) -> Case:
+    speed = case.question.speed
+    if speed is None or speed.calibration is None:
+        return case
+    return case._replace(question=case.question._replace(speed=speed._replace(calibration=None)))
+
+
+def _changed(speed: Speed, factors: Factors) -> Speed:
+    return speed._replace(model=scaled(speed.model, speed.weight_dtype, factors))
+
+
+def _carried(factors: Factors) -> Factors:
+    return Factors(**{name: getattr(factors, name) for name in CARRIED})
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _describe(record: Record | None, applied: str, found: Fit | None, observed: Sequence[Observed]) -> dict[str, Any]:
+    return {
+        "record": None if record is None else record._asdict(),
+        "applied": applied,
+        **describe_fit(found, observed),
+    }
+
+
+def describe_fit(found: Fit | None, observed: Sequence[Observed]) -> dict[str, Any]:
+    """The factors of a fit, and every time before and after it."""
+    residuals = [] if found is None else [
+        {
+            "file": seen.run.file,
+            "run": seen.run.point.run,
+            "metric": seen.observation.metric,
+            "measured_seconds": seen.observation.measured_seconds,
+            "uncalibrated_seconds": fitted.before_seconds,
+            "calibrated_seconds": fitted.after_seconds,
+            "left_out_seconds": fitted.left_out_seconds,
+        }
+        for seen, fitted in zip(observed, found.times)
+    ]  # fmt: skip
+    return {
+        "runs": len({seen.observation.run for seen in observed}),
+        "factors": [] if found is None else [_describe_factor(found, name) for name in Factors._fields],
+        "errors": [_errors(metric, residuals) for metric in dict.fromkeys(row["metric"] for row in residuals)],
+        "residuals": residuals,
+    }
+
+
+def _describe_factor(found: Fit, name: str) -> dict[str, Any]:
+    factor, width = getattr(found.factors, name), exp(_EIGHTY_PERCENT * found.spread(name))
+    return {
+        "name": name,
+        "factor": factor,
+        "low_factor": factor / width,
+        "high_factor": factor * width,
+        "determined": found.determined[Factors._fields.index(name)],
+    }
+
+
+def _errors(metric: str, residuals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean errors of one metric without their signs, before and after the fit, and of runs left out of it."""
+    rows = [row for row in residuals if row["metric"] == metric]
+
+    def error(key: str) -> float | None:
+        if any(row[key] is None for row in rows):
+            return None
+        return mean(abs(row[key] / row["measured_seconds"] - 1) for row in rows)
+
+    return {
+        "metric": metric,
+        "times": len(rows),
+        "uncalibrated_mean_error": error("uncalibrated_seconds"),
+        "mean_error": error("calibrated_seconds"),
+        "left_out_mean_error": error("left_out_seconds"),
+    }

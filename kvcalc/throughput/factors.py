@@ -1,0 +1,71 @@
+"""The few factors that a user's own results can change: each one multiplies several of an engine's constants.
+
+A handful of runs cannot determine twenty constants, but it can say that steps cost more on this server, or that prompts
+delay the others less. This module is the only place that knows which constants a factor multiplies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kvcalc.throughput.constants import Constants
+from kvcalc.throughput.roofline import SpeedModel
+
+
+class Factors(NamedTuple):
+    """Factors on an engine's constants. 1 leaves them as they are.
+
+    - step: launches and host time per step, whatever the batch.
+    - sequence: the time per running sequence.
+    - prefill: the work of prompts, and so the delay that they cause to running requests.
+    - communication: all-reduces between devices, and passing data between stages.
+    - reading: reading the weights and the cache, and multiplying in a decode step.
+    """
+
+    step: float = 1.0
+    sequence: float = 1.0
+    prefill: float = 1.0
+    communication: float = 1.0
+    reading: float = 1.0
+
+    def apply(self, constants: Constants) -> Constants:
+        """The constants multiplied by the factors. An overhead over the ideal time stays at least 1."""
+        changed: dict[str, Any] = {}
+        for factor, names in SCALED.items():
+            scale = getattr(self, factor)
+            if scale != 1:
+                changed.update((name, _scaled(name, getattr(constants, name), scale)) for name in names)
+        return constants._replace(**changed)
+
+
+SCALED: Mapping[str, tuple[str, ...]] = {
+    "step": ("layer_seconds", "moe_layer_seconds", "expert_seconds", "step_seconds"),
+    "sequence": ("sequence_seconds", "activation_passes"),
+    "prefill": ("prefill_overhead", "prefill_attention_overhead"),
+    "communication": ("all_reduce_seconds", "link_overhead", "stage_seconds"),
+    "reading": (
+        "weight_overhead", "expert_overhead", "kv_overhead", "kv_token_seconds", "compute_overhead",
+        "attention_compute_overhead",
+    ),
+}  # fmt: skip
+"""The constants that each factor multiplies. `compute_overhead` includes the experts, so theirs is not multiplied."""
+
+PRIOR_SPREAD = Factors(step=0.3, sequence=0.6, prefill=0.4, communication=0.5, reading=0.1)
+"""The spread of each factor's logarithm between setups (model, device and engine): the error of the fitted constants,
+by what causes it. benchmarks/calibrate.py prints the error of a calibration with these values."""
+
+CARRIED = ("step", "sequence", "communication")
+"""The factors of an engine on a device. The others also depend on the model and the type of its weights."""
+
+
+def _scaled(name: str, value: Any, scale: float) -> Any:
+    if isinstance(value, Mapping):
+        return {kind: _scaled(name, one, scale) for kind, one in value.items()}
+    scaled = value * scale
+    return max(1.0, scaled) if name.endswith("overhead") else scaled
+
+
+def scaled(model: SpeedModel, weight_dtype: str, factors: Factors) -> SpeedModel:
+    """The same model on the same devices, with constants multiplied by the factors."""
+    return SpeedModel(model.counts, model.gpu, weight_dtype, factors.apply(model.constants))
