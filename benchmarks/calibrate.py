@@ -77,7 +77,8 @@ def _groups(path: str, only: str | None) -> dict[Any, list[Any]]:
         for line in file:
             point = json.loads(line)
             asked = point["question"]
-            if point.get("suspect") or only not in (None, point["set"]):
+            # A measured step of a benchmark is that of one sequence.
+            if point.get("suspect") or only not in (None, point["set"]) or asked.get("batch", 1) > 1:
                 continue
             key = (*(point[name] for name in ("family", "device", "engine", "version")), asked.get("dtype"))
             key = (*key, asked.get("tp"), asked.get("ep"))
@@ -102,12 +103,6 @@ def _point(load: list[Any], number: int) -> tuple[Point, Given]:
     return point, Given(model=model, devices=find_devices(asked["gpu"])._replace(num_devices=size), engine=engine)
 
 
-def _case(point: Point, given: Given, load: list[Any], calibration: Calibration | None) -> Any:
-    case = case_of_run(point, given._replace(calibration=calibration))
-    batch = load[0]["question"].get("batch", 1)
-    return case if batch == 1 else case.at(case.workload.context_tokens, batch)
-
-
 def _scored(used: list[list[Any]], asked: list[list[Any]]) -> Any:
     runs = [Run("results", _point(load, i)[0]) for i, load in enumerate(used)]
     calibration = Calibration(None, runs)
@@ -115,7 +110,7 @@ def _scored(used: list[list[Any]], asked: list[list[Any]]) -> Any:
         point, given = _point(load, 0)
         try:
             plain, own = (
-                describe_throughput(_case(point, given, load, one), []) for one in (None, calibration)
+                describe_throughput(case_of_run(point, given._replace(calibration=one)), []) for one in (None, calibration)
             )
         except Exception as error:  # noqa: BLE001  # a question that kvcalc refuses is not scored
             print("refused", error)

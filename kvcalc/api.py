@@ -215,7 +215,7 @@ def score(
 
     `results` maps the name of each file to its text. The other arguments override what the files say.
     """
-    from kvcalc.planning.score import Given
+    from kvcalc.planning.measured import Given
     from kvcalc.planning.score import score as ask
 
     given = Given(

@@ -17,6 +17,7 @@ from kvcalc.units import parse_bandwidth, parse_count, parse_flops, parse_size, 
 
 if TYPE_CHECKING:
     from kvcalc.output.sink import Output
+    from kvcalc.planning.calibration import Calibration
     from kvcalc.planning.devices import Devices, Figures
     from kvcalc.planning.layout import SpeedQuestion
 
@@ -172,7 +173,7 @@ def speed_of(given: _Given) -> SpeedQuestion | None:
     names = ("ep", "input_tokens", "output_tokens", "concurrency", "calibrate")
     if all(given.get(name) is None for name in names):
         return None
-    from kvcalc.planning.layout import SpeedQuestion, calibrated
+    from kvcalc.planning.layout import SpeedQuestion
 
     question = SpeedQuestion(
         parsed(given, "--ep", parse_count) or 1,
@@ -180,7 +181,30 @@ def speed_of(given: _Given) -> SpeedQuestion | None:
         parsed(given, "--output-tokens", parse_tokens),
         parsed(given, "--concurrency", parse_count),
     )
-    return question if given.get("calibrate") is None else calibrated(question, given["calibrate"])
+    return question._replace(calibration=calibration_of(given))
+
+
+def calibration_of(given: _Given) -> Calibration | None:
+    """What the files of --calibrate say, or None.
+
+    UsageError (exit 2) if a file is not understood, or if it does not name the device or the engine and several are
+    asked for.
+    """
+    paths = given.get("calibrate")
+    if paths is None:
+        return None
+    from kvcalc.planning.calibration import read_calibration
+
+    found = read_calibration((paths,) if isinstance(paths, str) else paths)
+    for option, name in (("--gpu", "device"), ("--engine", "engine")):
+        text = given.get(option.removeprefix("--")) or ""
+        unnamed = found.first_without(name)
+        if unnamed is not None and ("," in text or text.casefold() == "all"):
+            raise UsageError(
+                f"--calibrate {unnamed[:80]} does not name the {name}, and {option} names several",
+                f"ask for the {name} that was measured alone",
+            )
+    return found
 
 
 def devices_of(given: _Given) -> Devices | None:

@@ -1,9 +1,10 @@
 """`--calibrate`: a record of `kvcalc measure`, or the results of benchmarks, change the constants of the speed.
 
-Results carry over as far as they say something about the question:
-    the same model and type of weights   all factors that they determine, and a smaller range
-    another model or type of weights     the factors of the engine on the device (`CARRIED`); the range stays
-    another engine or device             nothing, and a note says so
+Results carry over as far as they say something about the question. The runs nearest to it are used:
+    the same model and type of weights      all factors that they determine, and a smaller range
+    another model, the same type            the factors `OF_WEIGHTS`; the range stays
+    another type of weights                 the factors `OF_ENGINE`; the range stays
+    another engine or device                nothing, and a note says so
 What a file does not name (the device, often the engine and the split) is taken to be as in the question.
 """
 
@@ -29,9 +30,13 @@ from kvcalc.throughput.applied import Applied
 from kvcalc.throughput.bench_results import KNOWN_RESULTS, MAX_RESULT_BYTES, Point, read_results
 from kvcalc.throughput.calibrate import Record, is_record, read_record
 from kvcalc.throughput.factor_fit import Fit, Observation, fit, neighbours
-from kvcalc.throughput.factors import CARRIED, Factors, scaled
+from kvcalc.throughput.factors import OF_ENGINE, OF_WEIGHTS, Factors, scaled
 from kvcalc.throughput.hardware import Devices, find_devices
 
+# The factors that carry over from the same model, from another one, and from another type of weights.
+_CARRIED = (Factors._fields, OF_WEIGHTS, OF_ENGINE)
+# Between models, the logarithms of times spread by 0.2 that no constant explains, 2.2 times as much as within one.
+_BETWEEN_MODELS = 2.2
 _MOST_RUNS = 300
 _ENDINGS = (".json", ".jsonl")
 # 80 % of a normal distribution is within this many spreads.
@@ -63,31 +68,36 @@ class Calibration:
         notes, base = list(self._notes), self._with_record(speed)
         if self.record is not None:
             notes += self.record.doubts(case.devices.gpu)
-        own, others = self._observed(case, speed, notes)
-        observed = own or others
+        nearness, observed = self._nearest(case, speed, notes)
         if not observed:
             applied = "record" if self.record is not None else "none"
             return base._replace(calibration=Applied(_describe(self.record, applied, None, ()), tuple(notes)))
-        found, is_own = fit([seen.observation for seen in observed]), bool(own)
-        factors = found.factors if is_own else _carried(found.factors)
+        is_own, carried = nearness == 0, _CARRIED[nearness]
+        found = fit([seen.observation for seen in observed], 1.0 if is_own else _BETWEEN_MODELS).only(carried)
+        factors = found.factors
         if not is_own:
-            text = f"--calibrate: the runs are of another model or type of weights; {_listed(CARRIED)} carry over"
-            notes.append(Note("calibration", "other-model", f"{text}, and the range stays"))
-        applied = "all" if is_own else "engine"
-        document = _describe(self.record, applied, found._replace(factors=factors), observed)
+            what = "another model" if carried == OF_WEIGHTS else "another type of weights"
+            text = f"--calibrate: the runs are of {what}; only {_listed(carried)} carry over, and the range stays"
+            notes.append(Note("calibration", "other-model", text))
+        document = _describe(self.record, "all" if is_own else "partly", found, observed)
         near = [_changed(base, near).model for near in neighbours(factors)] if is_own else ()
         mark = Applied(document, tuple(notes), found if is_own else None, tuple(near))
         return _changed(base, factors)._replace(calibration=mark)
 
-    def left_out(self, case: Case) -> dict[tuple[str, int, str], float]:
-        """The time of each run that calibrates `case`, predicted without that run: by file, run and metric."""
+    def first_without(self, name: str) -> str | None:
+        """The first file with a run that does not name its `device` or `engine`. None if all of them do."""
+        key = "gpu" if name == "device" else name
+        return next((run.file for run in self.runs if getattr(run.point, key) is None), None)
+
+    def left_out(self, case: Case, file: str) -> dict[tuple[int, str], float]:
+        """The times of the runs in `file` that calibrate `case`, each predicted without its run: by run and metric."""
         speed = speed_of(case, [])
         if isinstance(speed, str) or speed.calibration is None:
             return {}
         return {
-            (row["file"], row["run"], row["metric"]): row["left_out_seconds"]
+            (row["run"], row["metric"]): row["left_out_seconds"]
             for row in speed.calibration.document["residuals"]
-            if row["left_out_seconds"] is not None
+            if row["left_out_seconds"] is not None and os.path.realpath(row["file"]) == os.path.realpath(file)
         }
 
     def _with_record(self, speed: Speed) -> Speed:
@@ -95,10 +105,12 @@ class Calibration:
             return speed
         return speed._replace(model=self.record.apply(speed.model, speed.weight_dtype))
 
-    def _observed(self, case: Case, speed: Speed, notes: list[Note]) -> tuple[list[Observed], list[Observed]]:
-        """The times of runs of the same model, and of other models. A note says which runs are not used, and why."""
-        own: list[Observed] = []
-        others: list[Observed] = []
+    def _nearest(self, case: Case, speed: Speed, notes: list[Note]) -> tuple[int, list[Observed]]:
+        """How near the runs are that say most about `case` (the place in `_CARRIED`), and their times.
+
+        A note says which runs are not used, and why.
+        """
+        found: tuple[list[Observed], ...] = ([], [], [])
         unused: dict[tuple[str, str], int] = {}
         for number, run in enumerate(self.runs):
             reason = _elsewhere(run.point, case)
@@ -111,12 +123,13 @@ class Calibration:
             except KvcalcError as error:
                 notes.append(Note("calibration", "refused", f"{run.file}, run {run.point.run}: {error.message}"))
                 continue
-            is_own = _is_same(there.model, case.model) and _dtype_of(there) == speed.weight_dtype
-            (own if is_own else others).extend(seen)
+            nearness = 2 if _dtype_of(there) != speed.weight_dtype else 0 if _is_same(there.model, case.model) else 1
+            found[nearness].extend(seen)
         for (code, what), times in unused.items():
             runs = "1 run is" if times == 1 else f"{times} runs are"
             notes.append(Note("calibration", code, f"--calibrate: {runs} not used: {what}"))
-        return own, others
+        nearest = next((place for place, seen in enumerate(found) if seen), 0)
+        return nearest, found[nearest]
 
 
 def observe(
@@ -274,10 +287,6 @@ def _changed(speed: Speed, factors: Factors) -> Speed:
     return speed._replace(model=scaled(speed.model, speed.weight_dtype, factors))
 
 
-def _carried(factors: Factors) -> Factors:
-    return Factors(**{name: getattr(factors, name) for name in CARRIED})
-
-
 def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
@@ -319,7 +328,7 @@ def _describe_factor(found: Fit, name: str) -> dict[str, Any]:
         "factor": factor,
         "low_factor": factor / width,
         "high_factor": factor * width,
-        "determined": found.determined[Factors._fields.index(name)],
+        "changed": name in found.changed,
     }
 
 
@@ -327,15 +336,17 @@ def _errors(metric: str, residuals: Sequence[Mapping[str, Any]]) -> dict[str, An
     """The mean errors of one metric without their signs, before and after the fit, and of runs left out of it."""
     rows = [row for row in residuals if row["metric"] == metric]
 
-    def error(key: str) -> float | None:
-        if any(row[key] is None for row in rows):
-            return None
-        return mean(abs(row[key] / row["measured_seconds"] - 1) for row in rows)
-
     return {
         "metric": metric,
         "times": len(rows),
-        "uncalibrated_mean_error": error("uncalibrated_seconds"),
-        "mean_error": error("calibrated_seconds"),
-        "left_out_mean_error": error("left_out_seconds"),
+        "uncalibrated_mean_error": mean_error(rows, "uncalibrated_seconds"),
+        "mean_error": mean_error(rows, "calibrated_seconds"),
+        "left_out_mean_error": mean_error(rows, "left_out_seconds"),
     }
+
+
+def mean_error(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """The mean error without signs of the times at `key`. None if one of them is not known."""
+    if any(row[key] is None for row in rows):
+        return None
+    return mean(abs(row[key] / row["measured_seconds"] - 1) for row in rows)

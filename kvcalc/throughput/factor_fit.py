@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from kvcalc.throughput.factors import PRIOR_SPREAD, Factors
 
-NOISE = {"tpot": 0.09, "decode": 0.09, "prefill": 0.2, "ttft": 0.4}
+NOISE = {"tpot": 0.09, "decode": 0.09, "prefill": 0.2, "ttft": 0.8}
 """The spread of a time's logarithm that no factor explains. Points of one release, model, device and type of weights
 differ by 9 % from a fit of their own; times to the first token and prefills differ more, because of queues."""
 
 # A factor is determined if the times reduce its spread to less than this share of the prior's.
-_DETERMINED = 0.7
+_DETERMINED = 0.9
 _Vector = list[float]
 _Matrix = list[list[float]]
 _NAMES = Factors._fields
@@ -53,16 +53,21 @@ class Fitted(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The factors, whether each one is determined, and the covariance of the logarithms of all of them.
+    """The factors, the names of those that were changed, and the covariance of the logarithms of all factors.
 
     `noise` multiplies the spreads in `NOISE`; it is at least 1. `times` are in the order of the observations.
     """
 
     factors: Factors
-    determined: tuple[bool, ...]
+    changed: tuple[str, ...]
     covariance: _Matrix
     noise: float
     times: tuple[Fitted, ...]
+
+    def only(self, names: Sequence[str]) -> Fit:
+        """The fit with the other factors at 1, for a question to which only these carry over."""
+        changed = tuple(name for name in self.changed if name in names)
+        return self._replace(factors=Factors(**{name: getattr(self.factors, name) for name in changed}), changed=changed)
 
     def spread(self, name: str) -> float:
         """The spread of the logarithm of a factor."""
@@ -85,11 +90,11 @@ class Fit(NamedTuple):
         return exp(-half), exp(half)
 
 
-def fit(observations: Sequence[Observation]) -> Fit:
-    """The factors that the observations determine."""
-    problem = _Problem(observations)
+def fit(observations: Sequence[Observation], least_noise: float = 1.0) -> Fit:
+    """The factors that the observations determine. The noise is at least `least_noise` times that in `NOISE`."""
+    problem = _Problem(observations, least_noise)
     start = [0.0] * len(_NAMES)
-    found = problem.solve(start, _ALL, 1.0)
+    found = problem.solve(start, _ALL, least_noise)
     noise = problem.noise(found)
     active = problem.determined(found, noise)
     found = problem.solve([value if i in active else 0.0 for i, value in enumerate(found)], active, noise)
@@ -101,7 +106,7 @@ def fit(observations: Sequence[Observation]) -> Fit:
     left_out = problem.left_out(found, active, noise)
     return Fit(
         _factors(found),
-        tuple(i in active for i in _ALL),
+        tuple(_NAMES[i] for i in active),
         _inverse(information),
         noise,
         tuple(map(Fitted, before, after, left_out)),
@@ -127,8 +132,8 @@ def slopes_between(here: float, near: Sequence[float]) -> _Vector:
 class _Problem:
     """The observations, with the residuals and slopes at the last point asked for."""
 
-    def __init__(self, observations: Sequence[Observation]) -> None:
-        self._observations = observations
+    def __init__(self, observations: Sequence[Observation], least_noise: float) -> None:
+        self._observations, self._least_noise = observations, least_noise
         self._spreads = [NOISE[seen.metric] for seen in observations]
         self._known: tuple[_Vector, _Vector, _Matrix] | None = None
 
@@ -205,13 +210,13 @@ class _Problem:
         return [sum(w * slope[i] for w, slope in zip(weighted, slopes)) - _PRECISION[i] * at[i] for i in active]
 
     def noise(self, at: _Vector) -> float:
-        """The factor on the assumed noise that explains the residuals. At least 1.
+        """The factor on the assumed noise that explains the residuals, at least the one given.
 
         The assumption counts as much as a few residuals. A soft weight limits those of bad runs.
         """
         squares = [(r / spread) ** 2 for r, spread in zip(self.residuals(at), self._spreads)]
         limited = [square / sqrt(1 + square / 4) for square in squares]
-        return max(1.0, sqrt((_NOISE_COUNTS + sum(limited)) / (_NOISE_COUNTS + len(limited))))
+        return max(self._least_noise, sqrt((_NOISE_COUNTS + sum(limited)) / (_NOISE_COUNTS + len(limited))))
 
     def determined(self, at: _Vector, noise: float) -> tuple[int, ...]:
         """The factors that the observations determine together: the least determined one is dropped first."""

@@ -51,12 +51,15 @@ SCALED: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The constants that each factor multiplies. `compute_overhead` includes the experts, so theirs is not multiplied."""
 
-PRIOR_SPREAD = Factors(step=0.3, sequence=0.6, prefill=0.4, communication=0.5, reading=0.1)
+PRIOR_SPREAD = Factors(step=0.4, sequence=0.8, prefill=0.6, communication=0.6, reading=0.3)
 """The spread of each factor's logarithm between setups (model, device and engine): the error of the fitted constants,
 by what causes it. benchmarks/calibrate.py prints the error of a calibration with these values."""
 
-CARRIED = ("step", "sequence", "communication")
-"""The factors of an engine on a device. The others also depend on the model and the type of its weights."""
+OF_ENGINE = ("step", "sequence", "communication")
+"""The factors that carry over to another model: they belong to the engine on the device."""
+
+OF_WEIGHTS = (*OF_ENGINE, "reading")
+"""The factors that carry over to another model with the same type of weights, which the same kernels read."""
 
 
 def _scaled(name: str, value: Any, scale: float) -> Any:
