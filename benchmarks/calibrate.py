@@ -110,7 +110,8 @@ def _scored(used: list[list[Any]], asked: list[list[Any]]) -> Any:
         point, given = _point(load, 0)
         try:
             plain, own = (
-                describe_throughput(case_of_run(point, given._replace(calibration=one)), []) for one in (None, calibration)
+                describe_throughput(case_of_run(point, given._replace(calibration=one)), [])
+                for one in (None, calibration)
             )
         except Exception as error:  # noqa: BLE001  # a question that kvcalc refuses is not scored
             print("refused", error)

@@ -67,7 +67,9 @@ class Fit(NamedTuple):
     def only(self, names: Sequence[str]) -> Fit:
         """The fit with the other factors at 1, for a question to which only these carry over."""
         changed = tuple(name for name in self.changed if name in names)
-        return self._replace(factors=Factors(**{name: getattr(self.factors, name) for name in changed}), changed=changed)
+        return self._replace(
+            factors=Factors(**{name: getattr(self.factors, name) for name in changed}), changed=changed
+        )
 
     def spread(self, name: str) -> float:
         """The spread of the logarithm of a factor."""
@@ -85,7 +87,7 @@ class Fit(NamedTuple):
         half, before = _EIGHTY_PERCENT * sqrt(max(0.0, variance) + noise**2), log(high / low) / 2
         if half >= before:
             half = _EIGHTY_PERCENT * noise
-            if half <= before:
+            if half <= before or self.noise <= 1:
                 return low, high
         return exp(-half), exp(half)
 
@@ -167,9 +169,7 @@ class _Problem:
         )
         return fits + sum(p * value**2 for p, value in zip(_PRECISION, at))
 
-    def information(
-        self, at: _Vector, active: Sequence[int], noise: float, without: int | None = None
-    ) -> _Matrix:
+    def information(self, at: _Vector, active: Sequence[int], noise: float, without: int | None = None) -> _Matrix:
         """The inverse of the covariance of the active factors, optionally without one run."""
         residuals, slopes = self._linear(at)
         matrix = [[_PRECISION[i] if i == j else 0.0 for j in active] for i in active]

@@ -35,6 +35,11 @@ def print_speed(document: dict[str, Any], console: Console) -> None:
     console.print(f"{number(rate)} tokens/s{each}; {prefill}")
     if speed["serving"] is not None:
         _serving(speed["serving"], console)
+    if speed["calibration"] is not None:
+        from kvcalc.output.human.calibration import print_calibration
+
+        console.print()
+        print_calibration(speed["calibration"], console)
     console.print()
 
 
