@@ -19,7 +19,8 @@ from statistics import mean, median
 from typing import Any
 
 from kvcalc.model.resolve import load_model
-from kvcalc.planning.calibration import Calibration, Run
+from kvcalc.planning.calibration import Calibration
+from kvcalc.planning.fitted_runs import Run
 from kvcalc.planning.measured import Given, case_of_run, predicted_seconds
 from kvcalc.planning.throughput import describe_throughput
 from kvcalc.throughput.bench_results.point import Measured, Point
@@ -113,7 +114,7 @@ def _scored(used: list[list[Any]], asked: list[list[Any]]) -> Any:
                 describe_throughput(case_of_run(point, given._replace(calibration=one)), [])
                 for one in (None, calibration)
             )
-        except Exception as error:  # noqa: BLE001  # a question that kvcalc refuses is not scored
+        except Exception as error:  # a question that kvcalc refuses is not scored
             print("refused", error)
             continue
         if plain is None or own is None:

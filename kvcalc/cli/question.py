@@ -201,7 +201,7 @@ def calibration_of(given: _Given) -> Calibration | None:
         unnamed = found.first_without(name)
         if unnamed is not None and ("," in text or text.casefold() == "all"):
             raise UsageError(
-                f"--calibrate {unnamed[:80]} does not name the {name}, and {option} names several",
+                f"--calibrate {unnamed} does not name the {name}, and {option} names several",
                 f"ask for the {name} that was measured alone",
             )
     return found

@@ -12,25 +12,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from math import exp
-from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.model.files import list_folder, read_text
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.budget import budget
 from kvcalc.planning.case import Case
-from kvcalc.planning.measured import Given, case_of_run, compared_seconds, predicted_seconds, published_model
-from kvcalc.planning.throughput import Speed, describe_speed, speed_of
+from kvcalc.planning.fitted_runs import Observed, Run, describe_fit, observe, with_factors, without_calibration
+from kvcalc.planning.measured import Given, case_of_run, published_model
+from kvcalc.planning.throughput import Speed, speed_of
 from kvcalc.throughput.applied import Applied
 from kvcalc.throughput.bench_results import KNOWN_RESULTS, MAX_RESULT_BYTES, Point, read_results
 from kvcalc.throughput.calibrate import Record, is_record, read_record
-from kvcalc.throughput.factor_fit import Fit, Observation, fit, neighbours
-from kvcalc.throughput.factors import OF_ENGINE, OF_WEIGHTS, Factors, scaled
+from kvcalc.throughput.factor_fit import Fit, fit, neighbours
+from kvcalc.throughput.factors import OF_ENGINE, OF_WEIGHTS, Factors
 from kvcalc.throughput.hardware import Devices, find_devices
 
 # The factors that carry over from the same model, from another one, and from another type of weights.
@@ -39,22 +37,6 @@ _CARRIED = (Factors._fields, OF_WEIGHTS, OF_ENGINE)
 _BETWEEN_MODELS = 2.2
 _MOST_RUNS = 300
 _ENDINGS = (".json", ".jsonl")
-# 80 % of a normal distribution is within this many spreads.
-_EIGHTY_PERCENT = 1.2816
-
-
-class Run(NamedTuple):
-    """One run of a benchmark, and the file that has it."""
-
-    file: str
-    point: Point
-
-
-class Observed(NamedTuple):
-    """One measured time of a run, for the fit."""
-
-    run: Run
-    observation: Observation
 
 
 class Calibration:
@@ -80,9 +62,9 @@ class Calibration:
             text = f"--calibrate: the runs are of {what}; only {_listed(carried)} carry over, and the range stays"
             notes.append(Note("calibration", "other-model", text))
         document = _describe(self.record, "all" if is_own else "partly", found, observed)
-        near = [_changed(base, near).model for near in neighbours(factors)] if is_own else ()
+        near = [with_factors(base, near).model for near in neighbours(factors)] if is_own else ()
         mark = Applied(document, tuple(notes), found if is_own else None, tuple(near))
-        return _changed(base, factors)._replace(calibration=mark)
+        return with_factors(base, factors)._replace(calibration=mark)
 
     def first_without(self, name: str) -> str | None:
         """The first file with a run that does not name its `device` or `engine`. None if all of them do."""
@@ -132,26 +114,6 @@ class Calibration:
         return nearest, found[nearest]
 
 
-def observe(
-    run: Run, number: int, case: Case, with_record: Callable[[Speed], Speed] = lambda speed: speed
-) -> list[Observed]:
-    """The times of a run and how they are predicted. Raises UsageError (exit 2) if its speed is not known."""
-    speed, found = speed_of(_without_calibration(case), []), budget(case)
-    if isinstance(speed, str):
-        raise UsageError(f"no prediction: {speed}")
-    if not isinstance(found, str) and found.running_limit() == 0:
-        raise UsageError("no prediction: it does not fit in memory")
-    base = with_record(speed)
-
-    def predictor(metric: str) -> Callable[[Factors], float]:
-        return lambda factors: predicted_seconds(describe_speed(case, _changed(base, factors), []), metric)
-
-    return [
-        Observed(run, Observation(number, time.metric, compared_seconds(time), predictor(time.metric)))
-        for time in run.point.times
-    ]
-
-
 def read_calibration(paths: Sequence[str]) -> Calibration:
     """The calibration in files and folders: at most one record, and any number of results.
 
@@ -163,7 +125,7 @@ def read_calibration(paths: Sequence[str]) -> Calibration:
         if os.path.isdir(path):
             names = [name for name in list_folder(path) if name.endswith(_ENDINGS)]
             if not names:
-                raise UsageError(f"--calibrate {path[:80]}: no .json or .jsonl files in this folder", _HINT)
+                raise UsageError(f"--calibrate {path}: no .json or .jsonl files in this folder", _HINT)
             files += [(os.path.join(path, name), True) for name in names]
         else:
             files.append((path, False))
@@ -187,7 +149,7 @@ def _read_files(files: tuple[tuple[str, bool], ...], stamps: tuple[object, ...])
             continue
         if isinstance(found, Record):
             if record is not None:
-                raise UsageError(f"--calibrate {path[:80]}: a second record of kvcalc measure", "give only one record")
+                raise UsageError(f"--calibrate {path}: a second record of kvcalc measure", "give only one record")
             record = found
         else:
             runs += found
@@ -213,7 +175,7 @@ def _read_file(path: str) -> Record | list[Run]:
         return [Run(path, point) for point in read_results(text, path)]
     except UsageError:
         what = "neither a record of kvcalc measure nor the result of a benchmark"
-        raise UsageError(f"--calibrate {path[:80]}: {what}", _HINT) from None
+        raise UsageError(f"--calibrate {path}: {what}", _HINT) from None
 
 
 def _stamp(path: str) -> object:
@@ -272,19 +234,8 @@ def _is_same(one: ModelSpec, other: ModelSpec) -> bool:
 
 
 def _dtype_of(case: Case) -> str | None:
-    speed = speed_of(_without_calibration(case), [])
+    speed = speed_of(without_calibration(case), [])
     return None if isinstance(speed, str) else speed.weight_dtype
-
-
-def _without_calibration(case: Case) -> Case:
-    speed = case.question.speed
-    if speed is None or speed.calibration is None:
-        return case
-    return case._replace(question=case.question._replace(speed=speed._replace(calibration=None)))
-
-
-def _changed(speed: Speed, factors: Factors) -> Speed:
-    return speed._replace(model=scaled(speed.model, speed.weight_dtype, factors))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -297,56 +248,3 @@ def _describe(record: Record | None, applied: str, found: Fit | None, observed: 
         "applied": applied,
         **describe_fit(found, observed),
     }
-
-
-def describe_fit(found: Fit | None, observed: Sequence[Observed]) -> dict[str, Any]:
-    """The factors of a fit, and every time before and after it."""
-    residuals = [] if found is None else [
-        {
-            "file": seen.run.file,
-            "run": seen.run.point.run,
-            "metric": seen.observation.metric,
-            "measured_seconds": seen.observation.measured_seconds,
-            "uncalibrated_seconds": fitted.before_seconds,
-            "calibrated_seconds": fitted.after_seconds,
-            "left_out_seconds": fitted.left_out_seconds,
-        }
-        for seen, fitted in zip(observed, found.times)
-    ]  # fmt: skip
-    return {
-        "runs": len({seen.observation.run for seen in observed}),
-        "factors": [] if found is None else [_describe_factor(found, name) for name in Factors._fields],
-        "errors": [_errors(metric, residuals) for metric in dict.fromkeys(row["metric"] for row in residuals)],
-        "residuals": residuals,
-    }
-
-
-def _describe_factor(found: Fit, name: str) -> dict[str, Any]:
-    factor, width = getattr(found.factors, name), exp(_EIGHTY_PERCENT * found.spread(name))
-    return {
-        "name": name,
-        "factor": factor,
-        "low_factor": factor / width,
-        "high_factor": factor * width,
-        "changed": name in found.changed,
-    }
-
-
-def _errors(metric: str, residuals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean errors of one metric without their signs, before and after the fit, and of runs left out of it."""
-    rows = [row for row in residuals if row["metric"] == metric]
-
-    return {
-        "metric": metric,
-        "times": len(rows),
-        "uncalibrated_mean_error": mean_error(rows, "uncalibrated_seconds"),
-        "mean_error": mean_error(rows, "calibrated_seconds"),
-        "left_out_mean_error": mean_error(rows, "left_out_seconds"),
-    }
-
-
-def mean_error(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """The mean error without signs of the times at `key`. None if one of them is not known."""
-    if any(row[key] is None for row in rows):
-        return None
-    return mean(abs(row[key] / row["measured_seconds"] - 1) for row in rows)

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.calibration import Calibration, Observed, Run, describe_fit, mean_error, observe
+from kvcalc.planning.calibration import Calibration
 from kvcalc.planning.case import Case
 from kvcalc.planning.estimate import answer_case
+from kvcalc.planning.fitted_runs import Observed, Run, describe_fit, mean_error, observe
 from kvcalc.planning.measured import Given, case_of_run, compared_seconds, predicted_seconds
 from kvcalc.planning.throughput import Speed, speed_of
 from kvcalc.schema import SCHEMA_VERSION

@@ -119,7 +119,7 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     """
     gpu, question, workload = case.devices.gpu, case.question.speed or SpeedQuestion(), case.workload
     layout = layout_of(question, workload)
-    key = (
+    key: tuple[Any, ...] = (
         workload.kv_dtype, workload.model_dtype, case.question.dtype, case.question.engine, layout,
         question.calibration, gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second, *gpu.flops_per_second.items(),
     )  # fmt: skip

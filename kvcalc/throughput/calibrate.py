@@ -123,6 +123,4 @@ def _part(mapping: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _refused(path: str, why: str) -> UsageError:
-    return UsageError(
-        f"--calibrate {path[:80]}: {why}", "write a record on your device: kvcalc measure MODEL --json > FILE"
-    )
+    return UsageError(f"--calibrate {path}: {why}", "write a record on your device: kvcalc measure MODEL --json > FILE")

@@ -51,7 +51,7 @@ SCALED: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The constants that each factor multiplies. `compute_overhead` includes the experts, so theirs is not multiplied."""
 
-PRIOR_SPREAD = Factors(step=0.4, sequence=0.8, prefill=0.6, communication=0.6, reading=0.3)
+PRIOR_SPREAD = Factors(step=0.5, sequence=0.8, prefill=0.6, communication=0.6, reading=0.25)
 """The spread of each factor's logarithm between setups (model, device and engine): the error of the fitted constants,
 by what causes it. benchmarks/calibrate.py prints the error of a calibration with these values."""
 
