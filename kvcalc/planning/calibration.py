@@ -55,7 +55,8 @@ class Calibration:
             applied = "record" if self.record is not None else "none"
             return base._replace(calibration=Applied(_describe(self.record, applied, None, ()), tuple(notes)))
         is_own, carried = nearness == 0, _CARRIED[nearness]
-        found = fit([seen.observation for seen in observed], 1.0 if is_own else _BETWEEN_MODELS).only(carried)
+        times = [seen.observation for seen in observed]
+        found = fit(times) if is_own else fit(times, _BETWEEN_MODELS).only(carried, times)
         factors = found.factors
         if not is_own:
             what = "another model" if carried == OF_WEIGHTS else "another type of weights"

@@ -16,10 +16,12 @@ from typing import NamedTuple
 from kvcalc.throughput.factors import PRIOR_SPREAD, Factors
 
 NOISE = {"tpot": 0.09, "decode": 0.09, "prefill": 0.2, "ttft": 0.8}
-"""The spread of a time's logarithm that no factor explains. Points of one release, model, device and type of weights
-differ by 9 % from a fit of their own; times to the first token and prefills differ more, because of queues."""
+"""The spread of a time's logarithm that no factor explains. Published points of one release, model, device and type of
+weights differ by 9 % from a fit of their own. Prefills differ more, and times to the first token most, because they
+depend on queues."""
 
-# A factor is determined if the times reduce its spread to less than this share of the prior's.
+# A factor is determined if the times reduce its spread to less than this share of the prior's. benchmarks/calibrate.py:
+# with a lower share, fewer factors change, and other runs of the same server are predicted worse.
 _DETERMINED = 0.9
 _Vector = list[float]
 _Matrix = list[list[float]]
@@ -64,12 +66,12 @@ class Fit(NamedTuple):
     noise: float
     times: tuple[Fitted, ...]
 
-    def only(self, names: Sequence[str]) -> Fit:
+    def only(self, names: Sequence[str], observations: Sequence[Observation]) -> Fit:
         """The fit with the other factors at 1, for a question to which only these carry over."""
         changed = tuple(name for name in self.changed if name in names)
-        return self._replace(
-            factors=Factors(**{name: getattr(self.factors, name) for name in changed}), changed=changed
-        )
+        factors = Factors(**{name: getattr(self.factors, name) for name in changed})
+        times = (Fitted(t.before_seconds, seen.predict(factors), None) for t, seen in zip(self.times, observations))
+        return self._replace(factors=factors, changed=changed, times=tuple(times))
 
     def spread(self, name: str) -> float:
         """The spread of the logarithm of a factor."""

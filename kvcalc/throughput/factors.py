@@ -53,7 +53,7 @@ SCALED: Mapping[str, tuple[str, ...]] = {
 
 PRIOR_SPREAD = Factors(step=0.5, sequence=0.8, prefill=0.6, communication=0.6, reading=0.25)
 """The spread of each factor's logarithm between setups (model, device and engine): the error of the fitted constants,
-by what causes it. benchmarks/calibrate.py prints the error of a calibration with these values."""
+by what causes it. The values are those with which benchmarks/calibrate.py predicts other runs of a server well."""
 
 OF_ENGINE = ("step", "sequence", "communication")
 """The factors that carry over to another model: they belong to the engine on the device."""

@@ -252,3 +252,21 @@ def test_the_release_in_the_file_is_the_one_predicted(kvcalc: Any) -> None:
     assert engines(LOGS / "vllm-bench.json") == {"vllm"}
     rows = kvcalc("score", LOGS / "llama-bench.json", "--json").json["scores"]
     assert {row["engine"] for row in rows} == {"llama.cpp@b5163"}
+
+
+def test_a_release_that_has_no_place_is_not_used(kvcalc: Any, tmp_path: Path) -> None:
+    row = json.loads((LOGS / "sglang-bench.jsonl").read_text().splitlines()[0])
+    row["server_info"]["version"] = "our own build"
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(row))
+    (first, *_) = kvcalc("score", path, "--gpu", "h100", "--json").json["scores"]
+    assert first["engine"] == "sglang"
+
+
+def test_a_name_in_a_file_is_never_opened_as_a_path(kvcalc: Any, tmp_path: Path, slower: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 2}))
+    path = results(tmp_path / "mine.jsonl", Factors(), model_id=str(config))
+    result = kvcalc("score", path, "--gpu", "h100")
+    assert result.status == 3
+    assert "unknown model" in result.err
