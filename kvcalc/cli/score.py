@@ -20,7 +20,7 @@ Examples:
   kvcalc score guidellm.json --model llama-3.1-8b --gpu h100 --engine vllm
   kvcalc score llama-bench.json --json
   kvcalc score vllm-bench.json sglang-bench.jsonl --gpu h100 --get summary.0.mean_error
-  kvcalc score new.json --gpu h100 --calibrate vllm-bench.json
+  kvcalc score vllm-bench.json --gpu h100 --calibrate vllm-bench.json
 """
 
 
