@@ -1,4 +1,4 @@
-"""The contents of constants.json: constants, the range of the fit, the errors, and the sources."""
+"""The contents of constants.json: constants, the ranges, what was fitted, and the sources."""
 
 from __future__ import annotations
 
@@ -6,56 +6,26 @@ import datetime
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from throughput_data import Row, counts_of
+from fit_parameters import ALL_KINDS, SINCE, before
+from throughput_data import Row
 
-from kvcalc.throughput.constants import Constants, weight_class
+from kvcalc.throughput.constants import regions
+
+if TYPE_CHECKING:
+    from fit_throughput import Fitted, Predicted
+
+_ENGINES = ("vllm", "sglang", "tensorrt-llm", "logical", "llama.cpp", "mlx")
+# A region needs this many rows for a range of its own.
+_LEAST_ROWS = 40
+# Noise between equal points of one release, family, device and type, so no range is narrower.
+_FLOOR = 0.09
 
 
-def describe(
-    rows: Sequence[Row],
-    constants: Mapping[tuple[str, str], Constants],
-    ttft: dict[str, dict[str, float]],
-    here: list[float],
-    out: dict[str, list[float]],
-) -> dict[str, Any]:
-    """The document for constants.json."""
-    engines: dict[str, Any] = {}
-    for engine in dict.fromkeys(engine for engine, _ in constants):
-        mine = [i for i, row in enumerate(rows) if row.engine == engine and not row.is_drafting]
-        own = [rows[i] for i in mine]
-        ratios = {
-            name: sorted(rows[i].seconds / found[i] for i in mine)
-            for name, found in (("in_sample", here), *out.items())
-        }
-        spread = [(_quantile(r, 0.1), _quantile(r, 0.9)) for name, r in ratios.items() if name != "in_sample"]
-        entry: dict[str, Any] = {
-            "constants": _round({**constants[engine, ""]._asdict(), **ttft.get(engine, ttft[""])}),
-            "fitted": {
-                "rows": len(own),
-                "sources": sorted({row.source for row in own}),
-                "device_kinds": sorted({row.kind for row in own}),
-                "weight_classes": sorted({weight_class(row.dtype) for row in own}),
-                "largest_batch": max(2048 if row.concurrency is None else row.concurrency for row in own),
-                "largest_tensor_parallel_size": max(row.layout.tensor_parallel_size for row in own),
-                "has_experts": any(counts_of(row.model, row.dtype, row.layout, row.engine).experts for row in own),
-            },
-            "error": {name: _errors(r) for name, r in ratios.items()},
-            "range": [round(min(low for low, _ in spread), 3), round(max(high for _, high in spread), 3)],
-        }
-        if engine == "llama.cpp":
-            common = entry["constants"]
-            entry["by_device_kind"] = {
-                kind: {
-                    name: value
-                    for name, value in _round(constants[engine, kind]._asdict()).items()
-                    if value != common[name] and not name.startswith("ttft")
-                }
-                for of, kind in constants
-                if of == engine and kind
-            }
-        engines[engine] = entry
+def describe(rows: Sequence[Row], fitted: Fitted, here: Predicted, out: Predicted) -> dict[str, Any]:
+    """The document for constants.json. `here` and `out` are the predictions in sample and with the family left out."""
+    engines = {engine: _entry(engine, rows, fitted, here, out) for engine in _ENGINES}
     engines["transformers"] = _assumed(engines["logical"])
     return {
         "provenance": {
@@ -63,38 +33,112 @@ def describe(
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             "method": "most probable constants given priors and the rows; see the script",
             "sources": {
-                "serving": "aiconfigurator 0.12 (Apache-2.0), silicon_sample.csv: five models, one attention replica",
-                "maximum": "TensorRT-LLM 0.17 and 1.0, docs/source/performance/perf-overview.md",
+                "silicon": "aiconfigurator 0.12 (Apache-2.0), silicon_sample.csv: one attention replica",
+                "inferencex": "InferenceX, published runs of DeepSeek-R1",
+                "ml-energy": "ML.ENERGY benchmark v3: vLLM 0.11.1",
                 "gpt-fast": "meta-pytorch/gpt-fast, README.md, commit 6ecad9b",
-                "ollama": "geerlingguy/ai-benchmarks, README.md, commit bdf9441: whole computers",
-                "llama.cpp": "XiongjieDai/GPU-Benchmarks-on-LLM-Inference, README.md, commit aa72e0e",
+                "llama.cpp": "tables of kyuz0, lhl, guruswami-ai and ggml-org",
+                "llama.cpp 2024": "XiongjieDai/GPU-Benchmarks-on-LLM-Inference, README.md, commit aa72e0e",
+                "mlx": "tables of guruswami-ai",
+                "kernels": "aiconfigurator, commit 095f58a (Apache-2.0), kernel tables",
             },
             "rows": dict(Counter(row.source for row in rows)),
+            "suspect": dict(Counter(row.suspect for row in rows if row.suspect)),
         },
         "engines": engines,
-    }  # fmt: skip
+    }
+
+
+def _entry(engine: str, rows: Sequence[Row], fitted: Fitted, here: Predicted, out: Predicted) -> dict[str, Any]:
+    mine = [i for i, row in enumerate(rows) if row.engine == engine]
+    entry = _constants(engine, fitted, [])
+    entry["fitted"] = _fitted([rows[i] for i in mine])
+    ratios = [(rows[i], rows[i].seconds / out[i][0]) for i in mine]
+    entry["error"] = {
+        "in_sample": _errors([here[i][0] / rows[i].seconds for i in mine]),
+        "family": _errors([1 / ratio for _, ratio in ratios]),
+    } if mine else None
+    entry["ranges"] = _ranges(ratios)
+    first = [
+        (row, row.ttft_seconds / predicted) for row, predicted in ((rows[i], out[i][1]) for i in mine)
+        if row.ttft_seconds and predicted
+    ]
+    entry["ttft_ranges"] = _ranges(first) if first else {"": [0.5, 2.0]}
+    if engine not in SINCE:
+        return entry
+    older = _constants(engine, fitted, [before(engine)])
+    newest = {**entry, "since": SINCE[engine].release, "source": SINCE[engine].source}
+    step = {
+        key: _changes(older[key], newest[key]) if key in ("constants", "by_device_kind") else newest[key]
+        for key in ("since", "source", "constants", "by_device_kind")
+    }
+    return {**older, **{key: entry[key] for key in ("fitted", "error", "ranges", "ttft_ranges")}, "steps": [step]}
+
+
+def _constants(engine: str, fitted: Fitted, labels: list[str]) -> dict[str, Any]:
+    """The constants of an engine, and those of each kind of device that differ."""
+    common = _round(fitted.values(engine, ["hopper", *labels]))
+    by_kind = {kind: _changes(common, _round(fitted.values(engine, [kind, *labels]))) for kind in ALL_KINDS}
+    return {"constants": common, "by_device_kind": {kind: found for kind, found in by_kind.items() if found}}
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in new.items() if old.get(name) != value}
+
+
+def _fitted(own: Sequence[Row]) -> dict[str, Any]:
+    kinds = Counter(row.kind for row in own)
+    return {
+        "rows": len(own),
+        "sources": sorted({row.source for row in own}),
+        "device_kinds": sorted(kinds),
+        "weight_classes": sorted({row.weights for row in own}),
+        "largest_batch": max((row.running for row in own), default=0),
+        "largest_tensor_parallel_size": max((row.model.layout.tensor_parallel_size for row in own), default=1),
+        "has_experts": any(row.model.counts.experts for row in own),
+    }
+
+
+def _ranges(ratios: Sequence[tuple[Row, float]]) -> dict[str, list[float]]:
+    """The 10th and 90th percentiles of measured / predicted by region, each at least the noise between equal points."""
+    found: dict[str, list[float]] = {}
+    regional: dict[str, list[float]] = {}
+    for row, ratio in ratios:
+        for region in regions(row.kind, row.weights, row.running):
+            regional.setdefault(region, []).append(ratio)
+    for region, values in sorted(regional.items()):
+        if region and len(values) < _LEAST_ROWS:
+            continue
+        values.sort()
+        low, high = _quantile(values, 0.1), _quantile(values, 0.9)
+        found[region] = [round(min(low, 1 - _FLOOR), 3), round(max(high, 1 + _FLOOR), 3)]
+    return found or {"": [0.7, 1.4]}
 
 
 def _assumed(compiled: dict[str, Any]) -> dict[str, Any]:
-    """Assumed constants for Transformers' own loop: those of a compiled loop, plus a launch for every operation.
+    """Assumed constants for Transformers' own loop: those of a compiled loop, plus the launch of every operation.
 
-    There are no published figures for it. A decoder layer runs about 50 separate operations (norms, rotary embedding,
-    repeats, masks), and each takes 5 to 10 microseconds of host time in PyTorch. Answers always say that this is
-    outside the fit.
+    There are no published figures for it. Operations that a compiler fuses run one by one, and each takes 5 to 10
+    microseconds of host time in PyTorch. Answers always say that this is outside the fit.
     """
     return {
         **compiled,
-        "constants": {**compiled["constants"], "layer_seconds": 50 * 7e-6},
+        "constants": {**compiled["constants"], "kernel_seconds": 3 * 7e-6},
+        "by_device_kind": {
+            kind: {name: value for name, value in found.items() if name != "kernel_seconds"}
+            for kind, found in compiled["by_device_kind"].items()
+        },
         "fitted": {
             **compiled["fitted"], "rows": 0, "sources": [], "device_kinds": [], "weight_classes": [],
             "largest_batch": 0, "largest_tensor_parallel_size": 1,
         },
         "error": None,
-        "range": [0.7, 1.4],
+        "ranges": {"": [0.7, 1.4]},
+        "ttft_ranges": {"": [0.5, 2.0]},
     }  # fmt: skip
 
 
-def _round(constants: dict[str, Any]) -> dict[str, Any]:
+def _round(constants: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: {k: float(f"{v:.4g}") for k, v in value.items()} if isinstance(value, dict)
         else value if isinstance(value, int) else float(f"{value:.4g}")
@@ -107,10 +151,11 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def _errors(ratios: Sequence[float]) -> dict[str, float]:
-    errors = [abs(1 / ratio - 1) for ratio in ratios]
+    """The errors of predicted / measured."""
+    errors = [abs(ratio - 1) for ratio in ratios]
     return {
         "mean": round(statistics.mean(errors), 3),
         "median": round(statistics.median(errors), 3),
         "within_25_percent": round(sum(e <= 0.25 for e in errors) / len(errors), 3),
-        "bias": round(statistics.median(1 / ratio - 1 for ratio in ratios), 3),
+        "bias": round(statistics.median(ratio - 1 for ratio in ratios), 3),
     }

@@ -61,7 +61,7 @@ def table() -> str:
     """All records as Markdown tables, by device, day and name."""
     head = ("model", "attention", "layers", "tokens", "type", "cache", "step p50", "core p50", "KV read", "of roof")
     blocks: dict[str, list[list[str]]] = {}
-    for path in sorted(RESULTS.glob("*.json")):
+    for path in sorted(RESULTS.glob("*_*_*.json")):
         record = json.loads(path.read_text())
         blocks.setdefault(_heading(record), []).extend(_row(record, run) for run in record["runs"])
     parts = []

@@ -1,11 +1,10 @@
-"""Compare kvcalc's speeds with published measurements: in sample, with a family or a device left out of the fit, and
-for a roofline with one efficiency.
+"""Compare kvcalc's speeds with published measurements: in sample, and with a family, a device or a release left out.
 
-    python benchmarks/score_throughput.py --data FOLDER [--detail] [--shipped] [--write docs/throughput.md]
+    python benchmarks/score_throughput.py --data FOLDER [--detail] [--write docs/throughput.md]
 
-Errors are relative errors of seconds, |predicted / measured - 1|. All fits are repeated, which takes about two minutes.
-`--shipped` uses the constants in the package instead and leaves nothing out. `--detail` adds tables by family, device
-and engine. The table of docs/throughput.md is printed too; `--write` writes it between the markers in that file.
+Errors are relative errors of seconds, |predicted / measured - 1|. All fits are repeated, which takes about ten minutes.
+Each point is asked of the release that it was measured on. `--detail` adds tables by family, device and release. The
+tables of docs/throughput.md are printed too; `--write` writes them between the markers in that file.
 """
 
 from __future__ import annotations
@@ -13,99 +12,80 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fit_throughput import fit_all, left_out
-from throughput_data import Row, data_folder, predict, predict_ttft, read_rows, roofline
+from fit_throughput import Fitted, Predicted, device_of, family_of, left_out, release_of
+from throughput_data import Row, data_folder, read_rows
 
-from kvcalc.throughput.constants import load_constants
-
-_HEAD = f"{'':34s} {'rows':>5s} {'mean':>6s} {'median':>6s} {'<=25%':>6s} {'bias':>6s}"
-
-
-def line(name: str, rows: Sequence[Row], predicted: Sequence[float], measured: Sequence[float] | None = None) -> str:
-    """One line of a table."""
-    truth = measured or [row.seconds for row in rows]
-    ratios = [p / m for p, m in zip(predicted, truth)]
-    errors = [abs(ratio - 1) for ratio in ratios]
-    within = sum(e <= 0.25 for e in errors) / len(errors)
-    mean, median, bias = statistics.mean(errors), statistics.median(errors), statistics.median(ratios) - 1
-    return f"{name:34s} {len(errors):5d} {mean:6.1%} {median:6.1%} {within:6.0%} {bias:+6.1%}"
-
-
-def one_efficiency(rows: Sequence[Row]) -> list[float]:
-    """The ideal step divided by one efficiency per source, which is the best one for that source's rows."""
-    ideal = [roofline(row) for row in rows]
-    factor = {
-        source: statistics.median(row.seconds / i for row, i in zip(rows, ideal) if row.source == source)
-        for source in {row.source for row in rows}
-    }
-    return [i * factor[row.source] for row, i in zip(rows, ideal)]
-
-
-def table(title: str, rows: Sequence[Row], predicted: Sequence[float], key: Callable[[Row], str]) -> None:
-    print(f"\n{title}\n{_HEAD}")
-    for value in dict.fromkeys(key(row) for row in rows):
-        chosen = [i for i, row in enumerate(rows) if key(row) == value]
-        print(line(value, [rows[i] for i in chosen], [predicted[i] for i in chosen]))
-
-
-def by_source(row: Row) -> str:
-    if row.source == "serving":
-        return "serving TPOT, drafting release" if row.is_drafting else "serving TPOT"
-    has_experts = row.family.startswith(("mixtral", "llama-4", "deepseek")) or row.family.endswith(("a22b", "a3b"))
-    if row.source == "maximum":
-        return f"TensorRT-LLM maximum, {'experts' if has_experts else 'dense'}"
-    return f"{row.source} batch 1"
-
-
-def tenth_of(row: Row) -> str:
-    """The name of one of ten parts of the rows. A row is in the same part in every run."""
-    return (
-        f"tenth {zlib.crc32(repr((row.seconds, row.input_tokens, row.output_tokens, row.concurrency)).encode()) % 10}"
-    )
-
-
-# The rows of the table in docs/throughput.md, and its columns by the start of a title in `answers`.
-_ROWS = {
-    "serving TPOT": "serving, time per output token, tp 1 to 8",
-    "gpt-fast batch 1": "gpt-fast, batch 1",
-    "llama.cpp batch 1": "llama.cpp, batch 1, 16 devices",
-    "ollama batch 1": "ollama, batch 1, machines at home",
-    "TensorRT-LLM maximum, dense": "TensorRT-LLM, most tokens/s, dense models",
-    "TensorRT-LLM maximum, experts": "TensorRT-LLM, most tokens/s, models with experts",
-}
-_COLUMNS = {
-    "the constants": "in sample",
-    "a tenth": "a tenth of the rows left out",
-    "a family": "a family left out",
-    "a device": "a device left out",
-    "roofline": "one efficiency",
-}
-
-
+_SETS: tuple[tuple[str, str, str, str], ...] = (
+    # source, engine, metric, title
+    ("silicon", "", "tpot", "serving, TPOT, all"),
+    ("silicon", "vllm", "tpot", "serving, TPOT, vLLM"),
+    ("silicon", "sglang", "tpot", "serving, TPOT, SGLang"),
+    ("silicon", "tensorrt-llm", "tpot", "serving, TPOT, TensorRT-LLM"),
+    ("inferencex", "", "tpot", "InferenceX, DeepSeek-R1, TPOT"),
+    ("ml-energy", "", "tpot", "ML.ENERGY, vLLM 0.11.1 on h100, decode step"),
+    ("llama.cpp", "", "tpot", "llama.cpp, builds of 2025 and 2026"),
+    ("llama.cpp 2024", "", "tpot", "llama.cpp, builds of 2024"),
+    ("mlx", "", "tpot", "MLX"),
+    ("gpt-fast", "", "tpot", "gpt-fast, batch 1"),
+    ("silicon", "", "ttft", "serving, TTFT, all"),
+    ("silicon", "vllm", "ttft", "serving, TTFT, vLLM"),
+    ("silicon", "sglang", "ttft", "serving, TTFT, SGLang"),
+    ("silicon", "tensorrt-llm", "ttft", "serving, TTFT, TensorRT-LLM"),
+)
 BEGIN = "<!-- scores: python benchmarks/score_throughput.py --data FOLDER --write docs/throughput.md -->"
 END = "<!-- end of scores -->"
 
 
-def markdown(rows: Sequence[Row], answers: dict[str, list[float]]) -> str:
-    """The table of docs/throughput.md: mean (median) errors."""
-    lines = [f"| measured | rows | {' | '.join(_COLUMNS.values())} |", "|---|---" + "|---" * len(_COLUMNS) + "|"]
-    for key, title in _ROWS.items():
-        chosen = [i for i, row in enumerate(rows) if by_source(row) == key]
-        cells = []
-        for start in _COLUMNS:
-            predicted = next((found for name, found in answers.items() if name.startswith(start)), None)
-            errors = [abs(predicted[i] / rows[i].seconds - 1) for i in chosen] if predicted else []
-            cells.append(f"{statistics.mean(errors):.0%} ({statistics.median(errors):.0%})" if errors else "-")
-        lines.append(f"| {title} | {len(chosen):,} | {' | '.join(cells).replace('%', ' %')} |")
+def errors_of(rows: Sequence[Row], predicted: Predicted, metric: str) -> list[float]:
+    """Predicted / measured - 1 of the rows that have this metric."""
+    if metric == "tpot":
+        return [found[0] / row.seconds - 1 for row, found in zip(rows, predicted)]
+    return [
+        found[1] / row.ttft_seconds - 1 for row, found in zip(rows, predicted)
+        if row.ttft_seconds is not None and found[1] is not None
+    ]  # fmt: skip
+
+
+def cell(errors: Sequence[float]) -> str:
+    """Mean (median) error. Means of TTFT say little, because a few requests that queue are off by far."""
+    if not errors:
+        return "-"
+    found = [abs(e) for e in errors]
+    return f"{statistics.mean(found):.0%} ({statistics.median(found):.0%})".replace("%", " %")
+
+
+def chosen(rows: Sequence[Row], source: str, engine: str) -> list[int]:
+    return [i for i, row in enumerate(rows) if row.source == source and engine in ("", row.engine)]
+
+
+def markdown(rows: Sequence[Row], answers: dict[str, Predicted]) -> str:
+    """The tables of docs/throughput.md."""
+    lines = [
+        f"| measured | points | {' | '.join(answers)} | within a quarter, family left out |",
+        "|---|---" + "|---" * len(answers) + "|---|",
+    ]
+    for source, engine, metric, title in _SETS:
+        places = chosen(rows, source, engine)
+        some = [rows[i] for i in places]
+        found = {name: errors_of(some, [each[i] for i in places], metric) for name, each in answers.items()}
+        first, *_ = found.values()
+        if not first:
+            continue
+        family = found["a family left out"]
+        within = f"{sum(abs(e) <= 0.25 for e in family) / len(family):.0%}".replace("%", " %")
+        lines.append(f"| {title} | {len(first):,} | {' | '.join(cell(e) for e in found.values())} | {within} |")
+    reasons = Counter(row.suspect for row in rows if row.suspect)
+    lines += ["", "| points not used in the fit, but scored | points |", "|---|---|"]
+    lines += [f"| {reason} | {number} |" for reason, number in reasons.most_common()]
     return "\n".join(lines)
 
 
 def write(path: Path, found: str) -> None:
-    """Write the table between the markers in the file at `path`."""
+    """Write the tables between the markers in the file at `path`."""
     before, _, rest = path.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
@@ -113,47 +93,39 @@ def write(path: Path, found: str) -> None:
     path.write_text(f"{before}{BEGIN}\n\n{found}\n\n{END}{after}")
 
 
+def table(title: str, rows: Sequence[Row], predicted: Predicted, key: Callable[[Row], str]) -> None:
+    """Print the errors of TPOT by a key."""
+    print(f"\n{title}")
+    groups: dict[str, list[float]] = {}
+    for row, error in zip(rows, errors_of(rows, predicted, "tpot")):
+        groups.setdefault(key(row), []).append(error)
+    for name, errors in sorted(groups.items()):
+        within = sum(abs(e) <= 0.25 for e in errors) / len(errors)
+        print(f"{name:44s} {len(errors):5d} {cell(errors):16s} {within:4.0%} {statistics.median(errors):+6.1%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data")
-    parser.add_argument("--detail", action="store_true", help="also print tables by family, device and engine")
-    parser.add_argument("--shipped", action="store_true", help="use the constants in the package, leave nothing out")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table between the markers in this file")
+    parser.add_argument("--detail", action="store_true", help="also print tables by family, device and release")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the tables between the markers in this file")
     options = parser.parse_args()
-    if options.write and options.shipped:
-        parser.error("--write needs the columns that --shipped leaves out")
     rows = read_rows(data_folder(options.data))
-    shipped = [load_constants(row.engine, row.gpu)[0] for row in rows]
-    answers = {"the constants kvcalc ships (in sample)": [predict(row, c) for row, c in zip(rows, shipped)]}
-    if not options.shipped:
-        fitted = fit_all(rows)
-        answers["a family left out"] = left_out(rows, lambda row: row.family, fitted)
-        answers["a tenth of the rows left out, ten times"] = left_out(rows, tenth_of, fitted)
-        answers["a device left out"] = left_out(rows, lambda row: row.gpu.name, fitted)
-    answers["roofline, one efficiency per source (in sample)"] = one_efficiency(rows)
-    for title, predicted in answers.items():
-        table(title, rows, predicted, by_source)
-        if title.startswith("roofline"):
-            continue
-        serving = [i for i, row in enumerate(rows) if row.source == "serving"]
-        print(line("serving TPOT, all", [rows[i] for i in serving], [predicted[i] for i in serving]))
-        if options.detail:
-            table(f"{title}, by family", rows, predicted, lambda row: f"{row.source} {row.family}")
-            table(f"{title}, by device", rows, predicted, lambda row: f"{row.source} {row.gpu.name}")
-            table(f"{title}, by engine", rows, predicted, lambda row: f"{row.source} {row.engine}")
+    fitted = Fitted(rows)
+    answers = {
+        "in sample": [fitted.predict(row) for row in rows],
+        "a family left out": left_out(rows, family_of, fitted),
+        "a device left out": left_out(rows, device_of, fitted),
+        "a release left out": left_out(rows, release_of, fitted),
+    }
+    if options.detail:
+        for title, predicted in answers.items():
+            for name, key in (("family", family_of), ("device", device_of), ("release", release_of)):
+                table(f"{title}, by {name}", rows, predicted, lambda row, key=key: f"{row.source} {key(row)}")
     scores = markdown(rows, answers)
     print(f"\n{scores}")
     if options.write:
         write(options.write, scores)
-    waits = [i for i, row in enumerate(rows) if row.ttft_seconds and not row.is_drafting]
-    found = [predict_ttft(rows[i], shipped[i]) for i in waits]
-    if not waits:
-        return
-    print(f"\ntime to first token (in sample)\n{_HEAD}")
-    for engine in dict.fromkeys(rows[i].engine for i in waits):
-        chosen = [n for n, i in enumerate(waits) if rows[i].engine == engine]
-        mine = [rows[waits[n]] for n in chosen]
-        print(line(engine, mine, [found[n] for n in chosen], [row.ttft_seconds or 0.0 for row in mine]))
 
 
 if __name__ == "__main__":

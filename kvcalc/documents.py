@@ -220,7 +220,7 @@ class ScoreSetup(TypedDict):
 class ExplainedFactorsItem(TypedDict):
     """a factor on several of the engine's constants."""
 
-    name: Literal["step", "sequence", "prefill", "communication", "reading"]
+    name: Literal["step", "sequence", "prefill", "communication", "reading", "waiting"]
     factor: float
     low_factor: float
     high_factor: float
@@ -264,14 +264,14 @@ class CalibrationRecord(TypedDict):
     device: str
     read_bytes_per_second: float
     kv_overhead: float
-    layer_seconds: float | None
+    kernel_seconds: float | None
     weight_overhead: float | None
 
 
 class CalibrationFactorsItem(TypedDict):
     """a factor on several of the engine's constants."""
 
-    name: Literal["step", "sequence", "prefill", "communication", "reading"]
+    name: Literal["step", "sequence", "prefill", "communication", "reading", "waiting"]
     factor: float
     low_factor: float
     high_factor: float
@@ -345,7 +345,7 @@ class Workload(TypedDict):
 class Engine(TypedDict):
     """the engine, with the settings used."""
 
-    name: Literal["logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp"]
+    name: Literal["logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "mlx"]
     version: str | None
     tensor_parallel_size: int
     pipeline_parallel_size: int
@@ -933,9 +933,11 @@ class Serving(TypedDict):
     tpot_low_seconds: float
     tpot_high_seconds: float
     ttft_seconds: float
-    ttft_low_seconds: float | None
-    ttft_high_seconds: float | None
+    ttft_low_seconds: float
+    ttft_high_seconds: float
     tokens_per_second: float
+    tokens_per_second_low: float
+    tokens_per_second_high: float
     tokens_per_second_per_device: float
     requests_per_second: float
     prefill_share: float
@@ -1121,6 +1123,8 @@ class PlanRow(TypedDict):
     tpot_low_seconds: float | None
     tpot_high_seconds: float | None
     tokens_per_second: float | None
+    tokens_per_second_low: float | None
+    tokens_per_second_high: float | None
     requests_per_second: float | None
     tokens_per_second_per_device: float | None
     price_per_hour: float | None

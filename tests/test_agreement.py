@@ -37,6 +37,7 @@ MACHINES = (
     ("h100", 1, 1), ("a100x8", 8, 1), ("mi300x", 1, 1), ("h200x4", 2, 2), ("rtx-4090x2", 1, 2), ("m2-ultra", 1, 1),
     ("b200x8", 4, 1), ("l40sx2", 2, 1), ("t4", 1, 1),
 )  # fmt: skip
+MACS = (("m2-ultra", 1, 1), ("m4-max", 1, 1), ("m3-ultra", 1, 1))
 WORKLOADS = ((1, 1), (700, 3), (4096, 64), (131_072, 2))
 
 
@@ -44,7 +45,8 @@ def answers(engine: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The documents of all presets with one engine. The machine and the workload vary from preset to preset."""
     for place, name in enumerate(preset_names()):
         turn = place + list(ENGINES).index(engine)
-        devices, tp, pp = MACHINES[turn % len(MACHINES)]
+        machines = MACS if engine == "mlx" else MACHINES
+        devices, tp, pp = machines[turn % len(machines)]
         context, batch = WORKLOADS[turn % len(WORKLOADS)]
         asked: dict[str, Any] = {
             "engine": engine, "context_tokens": context, "batch_size": batch, "devices": find_devices(devices),

@@ -15,7 +15,7 @@ from kvcalc.memory.workload import bind_workload, check_tensor_parallel, resolve
 from kvcalc.model.spec import weights_of
 from kvcalc.model.tensors import LOOKUP
 from kvcalc.model.variants import layer_parameters
-from kvcalc.throughput.counts import Layout, count
+from kvcalc.throughput.counts import Layout, bytes_of, count
 from tests.conftest import preset_names
 from tests.documents import estimate
 
@@ -48,13 +48,13 @@ def test_what_a_step_reads_is_what_a_rank_holds(name: str) -> None:
         held = shard(weights, ranks)
         apart = sum(
             layers * weight.copies * size
-            for weight, layers, size in matrices(held, BF16)
+            for weight, layers, size, _ in matrices(held, BF16)
             if weight.role == LOOKUP or not weight.read
         )
         apart += 0 if weights.tied else embedding_bytes(held, BF16)
         counts = count(spec, weights, BF16, BF16, Layout(ranks))
-        experts = sum(row.experts * row.expert_bytes for row in counts.experts)
-        assert counts.dense_bytes + counts.head_bytes + experts + apart == plain_bytes(held, BF16)[0], ranks
+        experts = sum(row.experts * bytes_of(row.matrices) for row in counts.experts)
+        assert bytes_of(counts.dense) + bytes_of(counts.head) + experts + apart == plain_bytes(held, BF16)[0], ranks
 
 
 @pytest.mark.parametrize("name", preset_names())

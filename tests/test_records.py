@@ -13,7 +13,7 @@ import pytest
 from tests import samples
 from tests.conftest import ROOT
 
-RECORDS = sorted((ROOT / "benchmarks" / "results").glob("*"))
+RECORDS = sorted((ROOT / "benchmarks" / "results").glob("*_*_*"))
 
 
 @pytest.fixture(scope="module")

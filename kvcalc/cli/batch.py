@@ -132,15 +132,15 @@ class Questions:
 
         self._ask = estimate.answer
         self._parameters, self._defaults = _parameters_of(estimate.app)
-        self._models = Models()
+        self.models = Models()
 
     def answer(self, line: Any) -> dict[str, Any]:
         """The document for one line, or its error. Raises no exception, except with KVCALC_DEBUG=1."""
         from kvcalc.cli.json_lines import parse_line
 
         try:
-            given = self._given(parse_line(line))
-            return self._ask(*question_of(given, self._models.model_of))[0]
+            given = self.given(parse_line(line))
+            return self._ask(*question_of(given, self.models.model_of))[0]
         except KvcalcError as error:
             return _error(line.number, error.message, error.hint, error.exit_code)
         except Exception as error:
@@ -148,7 +148,7 @@ class Questions:
                 raise
             return _error(line.number, f"internal error: {type(error).__name__}: {error}", "please report it", 1)
 
-    def _given(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def given(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of estimate, with the values that the equivalent command line would give."""
         given = dict(self._defaults)
         named: dict[str, str] = {}

@@ -211,10 +211,10 @@ def _engines(kind: str, part: str) -> list[str]:
 
 
 def _dtypes(name: str) -> list[str]:
-    from kvcalc.memory.dtypes import DTYPES, FILE_TYPES
+    from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, MLX_TYPES
 
     if name == "dtype":
-        return [*DTYPES, *FILE_TYPES]
+        return [*DTYPES, *FILE_TYPES, *MLX_TYPES]
     return ["auto", *DTYPES] if name == "kv_dtype" else list(DTYPES)
 
 

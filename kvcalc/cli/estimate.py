@@ -32,8 +32,8 @@ EPILOG = """Examples:
 OPTIONS = [
     *o.shared(o.WORKLOAD),
     o.engine(
-        "Engine whose memory layout to use: transformers, vllm, sglang, tensorrt-llm or llama.cpp. logical is the "
-        "formula; vllm,sglang or all shows several side by side; vllm@0.11 or sglang@0.5.9 is an older release."
+        "Engine whose memory layout to use: transformers, vllm, sglang, tensorrt-llm, llama.cpp or mlx. logical is "
+        "the formula; vllm,sglang or all shows several side by side; vllm@0.11 or sglang@0.5.9 is an older release."
     ),
     *o.shared("kv-memory"),
     o.flag("--check", "Exit with code 4 if it does not fit. Needs --gpu or --kv-memory."),

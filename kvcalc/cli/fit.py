@@ -23,8 +23,8 @@ Examples:
 OPTIONS = [
     *o.shared(o.WORKLOAD),
     o.engine(
-        "Engine whose memory rules to use: transformers, vllm, sglang, tensorrt-llm or llama.cpp. logical reserves a "
-        "tenth of the memory; vllm@0.11 or sglang@0.5.9 is an older release.",
+        "Engine whose memory rules to use: transformers, vllm, sglang, tensorrt-llm, llama.cpp or mlx. logical "
+        "reserves a tenth of the memory; vllm@0.11 or sglang@0.5.9 is an older release.",
         metavar="NAME[@RELEASE]",
     ),
     *o.shared(f"kv-memory {o.WHAT_IF} {o.DEVICE} {o.SERVING}"),

@@ -38,11 +38,11 @@ OPTIONS = [
     ),
     o.value("--concurrency", "N", "Concurrent requests, over all replicas."),
     o.value("--requests-per-second", "R", "Requests per second. Replaces --concurrency."),
-    o.value("--max-ttft", "TIME", "Longest time to first token: 1s, 500ms. Compared with the point estimate."),
+    o.value("--max-ttft", "TIME", "Longest time to first token: 1s, 500ms. Compared with the estimate of --confidence."),
     o.value("--max-tpot", "TIME", "Longest time per output token: 30ms. Compared with the estimate of --confidence."),
     o.value(
         "--confidence", "P",
-        "Estimate that --max-tpot is compared with: 80 is the upper end of the 80% range, 50 is the point estimate.",
+        "Estimate that --max-ttft and --max-tpot are compared with: 80 is the upper end of the 80% range, 50 is the point estimate.",
         "80",
     ),
     o.flag("--allow-beyond-limit", "Plan requests that are longer than the model's limit."),

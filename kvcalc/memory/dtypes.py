@@ -52,6 +52,25 @@ DTYPES = by_name(
     Dtype("iq4_nl", 4, 32, 18),
 )
 
+# MLX's types for weights and caches: 2 to 8 bits, and a scale and a bias of 16 bits for each group of elements. Without
+# a group size in the name, groups have 64 elements, which is mlx_lm.convert's default. Its other modes are mxfp4, mxfp8
+# and nvfp4 (mx.quantize, MLX 0.32). kvcalc.memory.quantization.mlx says which matrices have the type.
+MLX_BITS = (2, 3, 4, 5, 6, 8)
+MLX_GROUPS = (32, 64, 128)
+
+
+def mlx_name(bits: int, group: int) -> str:
+    """The name of an MLX type: mlx-4bit, or mlx-4bit-g32 for groups of 32."""
+    return f"mlx-{bits}bit" if group == 64 else f"mlx-{bits}bit-g{group}"
+
+
+MLX_TYPES = by_name(
+    *(Dtype(mlx_name(bits, group), bits, group, group * bits // 8 + 4) for group in (64, 32, 128) for bits in MLX_BITS),
+    Dtype("mlx-mxfp4", 4, 32, 17),
+    Dtype("mlx-mxfp8", 8, 32, 33),
+    Dtype("mlx-nvfp4", 4, 16, 9),
+)
+
 # llama.cpp's file types for weights, with the sizes of the type that most matrices have. They are never used for a
 # cache. kvcalc.memory.quantization.k_quants gives the type of each matrix.
 FILE_TYPES = by_name(
@@ -80,11 +99,16 @@ def parse_dtype(text: str, option: str) -> Dtype:
 
 
 def parse_weight_dtype(text: str | None) -> Dtype | None:
-    """The type of the weights given by --dtype: an element type or a llama.cpp file type. None if it is not given.
+    """The type of the weights given by --dtype: an element type, a llama.cpp file type or an MLX type.
 
-    Raises UsageError with the nearest names if the type is unknown.
+    `4bit` means mlx-4bit, as in the names of mlx-community. None if it is not given. Raises UsageError with the nearest
+    names if the type is unknown.
     """
-    return None if text is None else FILE_TYPES.get(text.casefold()) or parse_dtype(text, "--dtype")
+    if text is None:
+        return None
+    name = text.casefold()
+    found = FILE_TYPES.get(name) or MLX_TYPES.get(name) or MLX_TYPES.get(f"mlx-{name}" if "bit" in name else "")
+    return found or parse_dtype(text, "--dtype")
 
 
 def pair(k: Dtype, v: Dtype) -> Dtype:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import NamedTuple
 
+from kvcalc.errors import UsageError
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.release import Release
 from kvcalc.memory.sharding import Width
@@ -142,6 +143,24 @@ def _tensorrt_llm(question: Question) -> Reserve:
     return Reserve([activations, *question.driver(1024, 1024)], {}, share=share)
 
 
+def _mlx(question: Question) -> Reserve:
+    """The activations of one step of a prompt. The share that macOS reserves is added for every engine.
+
+    MLX wires memory up to Metal's recommendedMaxWorkingSetSize (wired_limit, mlx_lm/generate.py) and reuses freed
+    buffers within it (MetalAllocator, mlx/backend/metal/allocator.cpp). A prompt is processed in steps of
+    --prefill-step-size tokens. A step of MLA computes the scores of all heads as one array of 16 bits (pe_scores of
+    models/deepseek_v3.py), which grows with the context; other classes use fused attention. Logits are computed for
+    the last token only.
+    """
+    if not question.is_apple:
+        raise UsageError("--engine mlx: only Apple's devices are modelled", "for example --gpu m3-ultra")
+    step = min(Given("mlx", question.settings).count("prefill-step-size"), question.context_tokens)
+    size = question.batch_size * question.step_activations(step)
+    if question.is_latent:
+        size += question.batch_size * step * question.context_tokens * question.num_heads * 2
+    return Reserve([Held(ACTIVATION, f"activations of {step:,} tokens", size)], {}, varies=True)
+
+
 # SGLang's defaults, in rows of (device memory below this many GiB, tokens in a prefill step, largest decode graph with
 # fewer than four ranks, largest decode graph with four or more).
 _SGLANG_BY_MEMORY = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
@@ -254,5 +273,5 @@ def _vllm(question: Question) -> Reserve:
 
 _RESERVES = {
     "logical": _logical, "transformers": _transformers, "vllm": _vllm, "sglang": _sglang,
-    "tensorrt-llm": _tensorrt_llm, "llama.cpp": _llama_cpp,
+    "tensorrt-llm": _tensorrt_llm, "llama.cpp": _llama_cpp, "mlx": _mlx,
 }  # fmt: skip

@@ -58,8 +58,9 @@ def quantized_bytes(weights: ModelWeights, base: Dtype, scheme: Scheme) -> Weigh
 
 def matrices(
     weights: ModelWeights, base: Dtype, linear: Dtype | None = None, scheme: Scheme | None = None
-) -> Iterator[tuple[Weight, int, int]]:
-    """Every weight except the input embedding, the number of layers that have it, and the bytes of one of its copies.
+) -> Iterator[tuple[Weight, int, int, str]]:
+    """Every weight except the input embedding, the number of layers that have it, the bytes of one of its copies, and
+    the name of the stored type of its matrix.
 
     `base`, `linear` and `scheme` have the same meaning as in `plain_bytes` and `quantized_bytes`.
     """
@@ -72,12 +73,13 @@ def matrices(
             for weight in block.weights:
                 form = None if scheme is None else scheme.format_of(prefix + weight.name, weight.role)
                 if form is not None:
-                    one = form.bytes_of(weight.rows, weight.columns)
+                    one, name = form.bytes_of(weight.rows, weight.columns), form.name
                 elif linear is not None and weight.role == LINEAR:
                     one = weight.rows * -(-weight.columns // linear.block_elements) * linear.block_bytes
+                    name = linear.name
                 else:
-                    one = weight.rows * weight.columns * base.block_bytes
-                yield weight, times, one + weight.bias * base.block_bytes
+                    one, name = weight.rows * weight.columns * base.block_bytes, base.name
+                yield weight, times, one + weight.bias * base.block_bytes, name
 
 
 def embedding_bytes(weights: ModelWeights, base: Dtype, scheme: Scheme | None = None) -> int:
@@ -89,10 +91,10 @@ def embedding_bytes(weights: ModelWeights, base: Dtype, scheme: Scheme | None = 
 
 
 def _sum(
-    weights: ModelWeights, base: Dtype, counted: Iterable[tuple[Weight, int, int]], scheme: Scheme | None = None
+    weights: ModelWeights, base: Dtype, counted: Iterable[tuple[Weight, int, int, str]], scheme: Scheme | None = None
 ) -> WeightBytes:
     total = active = 0
-    for weight, layers, one in counted:
+    for weight, layers, one, _ in counted:
         total += layers * weight.copies * one
         active += layers * _read(weight) * one
     table = embedding_bytes(weights, base, scheme)

@@ -17,7 +17,8 @@ from kvcalc.model.tensors import Around, Block, ModelWeights, Weight
 class Mixer(Protocol):
     """The part of a layer that mixes tokens (`kvcalc.model.mixers`).
 
-    `flops(ranks)` returns the operations for each item of `caches` on one of `ranks` tensor-parallel ranks.
+    `flops(ranks)` returns the operations for each item of `caches` on one of `ranks` tensor-parallel ranks. `launches`
+    is the fixed cost of its kernels in a decode step, besides those of its matrices and norms.
     """
 
     @property
@@ -25,6 +26,9 @@ class Mixer(Protocol):
 
     @property
     def weights(self) -> tuple[Weight, ...]: ...
+
+    @property
+    def launches(self) -> int: ...
 
     def flops(self, ranks: int) -> tuple[Flops, ...]: ...
 

@@ -233,8 +233,10 @@ QUANTIZED_AS: Mapping[str, str | None] = {
     "-unsloth-bnb-4bit": "int4", "-bnb-4bit": "int4", "-awq-int4": "int4", "-gptq-int4": "int4",
     "-gptq-int8": "int8", "-quantized.w4a16": "int4", "-quantized.w8a8": "int8", "-awq": "int4", "-gptq": "int4",
     "-int4": "int4", "-int8": "int8", "-gguf": "q4_k_m",
+    "-4bit-dwq": "mlx-4bit", "-3bit": "mlx-3bit", "-4bit": "mlx-4bit", "-5bit": "mlx-5bit", "-6bit": "mlx-6bit",
+    "-8bit": "mlx-8bit",
 }  # fmt: skip
-"""Usual suffixes of quantized releases, longest first -> the closest --dtype. Used only in hints."""
+"""Usual suffixes of quantized releases, a longer one before its own end -> the closest --dtype. Used only in hints."""
 
 
 def releases() -> Iterator[Release]:

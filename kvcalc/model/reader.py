@@ -255,12 +255,17 @@ class ConfigReader:
             has_fixed_encoder=has_fixed_encoder,
             around=around,
             weights_reason=reason or None,
-            quantization=self.config.get("quantization_config"),
+            quantization=self._quantization(),
             expert_dtype=self.config.get("expert_dtype"),
             num_draft_layers=draft if isinstance(draft, int) else None,
             state_dtype=state_dtype if isinstance(state_dtype, str) else None,
             stated={key: self.config[key] for key in STATED.get(model_type, ()) if key in self.config},
         )
+
+    def _quantization(self) -> object:
+        """The quantization_config. mlx_lm.convert before 0.21 wrote only `quantization`, with the same content."""
+        stated, own = self.config.get("quantization_config"), self.config.get("quantization")
+        return own if stated is None and isinstance(own, Mapping) and {"bits", "group_size"} <= own.keys() else stated
 
     def refuse(self, key: str, why: str) -> None:
         """Raise ModelError if `key` is set, because this reader does not support it. `why` is the message."""

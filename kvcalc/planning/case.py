@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import LayoutError, UsageError
-from kvcalc.memory.engines import Engine, check_engine, load_engine, resolve_kv_dtype, stage_bounds
+from kvcalc.memory.engines import (
+    Engine,
+    check_engine,
+    load_engine,
+    resolve_kv_dtype,
+    resolve_weight_dtype,
+    stage_bounds,
+)
 from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import Bounds
@@ -117,6 +124,8 @@ def make_case(question: Question) -> Case:
     spec = apply(asked.model, asked.what_if)
     settings, devices = asked.engine_settings or {}, asked.devices
     check_engine(asked.engine)
+    weight_dtype, weight_note = resolve_weight_dtype(asked.engine, spec, asked.dtype)
+    asked = asked._replace(dtype=weight_dtype)
     if devices is not None:
         from kvcalc.planning.layout import with_device
 
@@ -134,7 +143,7 @@ def make_case(question: Question) -> Case:
     if workload.tensor_parallel_size > 1 and not rules.splits_heads:
         raise LayoutError(
             f"--tp {workload.tensor_parallel_size}: tensor parallelism is not supported for {asked.engine}",
-            f"use --pp {workload.tensor_parallel_size} to split the layers",
+            f"use --pp {workload.tensor_parallel_size} to split the layers" if rules.splits_layers else "use --tp 1",
         )
     rules.check_context(workload.context_tokens)
     if devices is not None:
@@ -143,6 +152,7 @@ def make_case(question: Question) -> Case:
         check_speed(asked.speed, workload)
         count_replicas(devices.num_devices, workload)
     notes = [*(Note("model", "remark", text) for text in spec.remarks), *workload.notes, *rules.notes]
+    notes += [weight_note] if weight_note else []
     if spec.is_encoder and rules.name == "logical":
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))

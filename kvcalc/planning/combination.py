@@ -181,13 +181,13 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
         notes.append(Note("throughput", "not-fitted", f"not fitted for {', '.join(unfitted)}: the range is wider"))
     # Of the fitted quantities, only the batch differs between points.
     always = bool(outside(first, regime, found.weight_dtype, 1))
-    inside_factors, outside_factors = range_factors(regime, False), range_factors(regime, True)
 
     def at(tokens: int, batch: int) -> Row:
         there = speed_of(case.at(tokens, batch), []) if case.encoder_follows_context else found
         model = first if isinstance(there, str) else there.model
         step = model.decode(batch, tokens).seconds
-        low, high = outside_factors if always or batch > regime.largest_batch else inside_factors
+        is_outside = always or batch > regime.largest_batch
+        low, high = range_factors(first, regime.ranges, found.weight_dtype, batch, is_outside)
         if found.calibration is not None:
             low, high = found.calibration.range("decode", step, lambda m: m.decode(batch, tokens).seconds, low, high)
         shortest = max(model.roofline(batch, tokens), step * low)

@@ -64,7 +64,7 @@ def without_calibration(case: Case) -> Case:
 
 def with_factors(speed: Speed, factors: Factors) -> Speed:
     """The speed with constants multiplied by the factors."""
-    return speed._replace(model=scaled(speed.model, speed.weight_dtype, factors))
+    return speed._replace(model=scaled(speed.model, factors))
 
 
 def describe_fit(found: Fit | None, observed: Sequence[Observed]) -> dict[str, Any]:

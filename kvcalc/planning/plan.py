@@ -193,6 +193,8 @@ def _row(
         max_batch_size=memory["fit"]["max_batch_size"],
         **{name: serving.get(name) for name in _TIMES},
         tokens_per_second=found.replicas * serving["tokens_per_second"],
+        tokens_per_second_low=found.replicas * serving["tokens_per_second_low"],
+        tokens_per_second_high=found.replicas * serving["tokens_per_second_high"],
         requests_per_second=found.replicas * serving["requests_per_second"],
         tokens_per_second_per_device=found.replicas * serving["tokens_per_second"] / found.num_devices,
     )
@@ -219,7 +221,8 @@ _TIMES = (
 ROW = (
     "model", "gpu", "engine", "fits", "reason", "hint", "tensor_parallel_size", "pipeline_parallel_size", "replicas",
     "num_devices", "requests_per_replica", "kv_dtype", "weights_dtype", "free_bytes", "max_batch_size", *_TIMES,
-    "tokens_per_second", "requests_per_second", "tokens_per_second_per_device", "price_per_hour", "cost_per_hour",
+    "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second",
+    "tokens_per_second_per_device", "price_per_hour", "cost_per_hour",
     "cost_per_million_output_tokens", "cost_per_million_tokens", "vllm", "sglang",
 )  # fmt: skip
 

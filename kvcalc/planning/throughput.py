@@ -54,11 +54,14 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
     model = speed.model
     step = model.decode(batch_size, context_tokens)
     unfitted = outside(model, speed.regime, speed.weight_dtype, batch_size)
-    low, high = range_factors(speed.regime, bool(unfitted))
+    is_outside = bool(unfitted)
+    low, high = range_factors(model, speed.regime.ranges, speed.weight_dtype, batch_size, is_outside)
     serving = None
     if question.input_tokens is not None and question.output_tokens is not None:
         lengths = question.input_tokens, question.output_tokens
-        serving = _describe_serving(model, lengths, question.concurrency or batch_size, batch_size, (low, high))
+        first = range_factors(model, speed.regime.ttft_ranges, speed.weight_dtype, batch_size, is_outside)
+        load = question.concurrency or batch_size, batch_size
+        serving = _describe_serving(model, lengths, load, (low, high), first)
     if unfitted:
         text = f"not fitted for {', '.join(unfitted)}: the range is wider"
         notes.append(Note("throughput", "not-fitted", text))
@@ -80,11 +83,13 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
 
 
 def _describe_serving(
-    model: SpeedModel, lengths: tuple[int, int], concurrency: int, running: int, factors: tuple[float, float]
-) -> dict[str, Any]:
+    model: SpeedModel, lengths: tuple[int, int], load: tuple[int, int], factors: tuple[float, float],
+    ttft_factors: tuple[float, float],
+) -> dict[str, Any]:  # fmt: skip
     # Imported here because most questions are about one step and do not need it.
     from kvcalc.throughput.serving import serve
 
+    concurrency, running = load
     found = serve(model, *lengths, concurrency, running)
     low, high = factors
     return {
@@ -96,10 +101,11 @@ def _describe_serving(
         "tpot_low_seconds": found.tpot_seconds * low,
         "tpot_high_seconds": found.tpot_seconds * high,
         "ttft_seconds": found.ttft_seconds,
-        # No range is known yet.
-        "ttft_low_seconds": None,
-        "ttft_high_seconds": None,
+        "ttft_low_seconds": found.ttft_seconds * ttft_factors[0],
+        "ttft_high_seconds": found.ttft_seconds * ttft_factors[1],
         "tokens_per_second": found.tokens_per_second,
+        "tokens_per_second_low": found.tokens_per_second / high,
+        "tokens_per_second_high": found.tokens_per_second / low,
         "tokens_per_second_per_device": found.tokens_per_second / model.layout.devices,
         "requests_per_second": found.requests_per_second,
         "prefill_share": found.prefill_share,

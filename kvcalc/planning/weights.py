@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, Dtype, parse_weight_dtype
+from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, MLX_TYPES, Dtype, parse_weight_dtype
 from kvcalc.memory.sharding import Bounds, Width, shard, stage_weights, width_of
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
 from kvcalc.model.memo import remembered_of_two
@@ -222,7 +222,9 @@ class Storage(NamedTuple):
 
 def _storage(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: list[Note]) -> Storage | None:
     """How the weights are stored. None, with a note, if that is not modelled."""
-    if (asked is None and spec.quantization) or (asked is not None and asked.name in FILE_TYPES):
+    if (asked is None and spec.quantization) or (
+        asked is not None and (asked.name in FILE_TYPES or asked.name in MLX_TYPES)
+    ):
         scheme = _scheme(spec, asked, model_dtype, notes)
         return None if scheme is None else Storage(scheme.name, scheme, None)
     linear = asked if asked is not None and not asked.is_float else None
@@ -231,11 +233,15 @@ def _storage(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: li
 
 def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: list[Note]) -> Scheme | None:
     """The scheme of the requested file type or of the config. None, with a note, if that is not modelled."""
+    if asked is not None and asked.name in MLX_TYPES:
+        from kvcalc.memory.quantization.mlx import mlx_scheme
+
+        return mlx_scheme(asked.name, spec.model_type, model_dtype.block_bytes)
     if asked is not None:
         from kvcalc.memory.quantization.k_quants import k_quant_scheme
 
         return k_quant_scheme(asked.name, spec.num_layers)
-    from kvcalc.memory.quantization.schemes import UnknownSchemeError, read_scheme
+    from kvcalc.memory.quantization.schemes import UnknownSchemeError, is_mlx, read_scheme
 
     try:
         if not isinstance(spec.quantization, Mapping):
@@ -243,6 +249,10 @@ def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: lis
         # DeepSeek-V4 names the dtype of its experts separately from the scheme of the other layers.
         if spec.expert_dtype not in (None, "fp8"):
             raise UnknownSchemeError(f"expert_dtype {ascii(spec.expert_dtype)[:60]}")
+        if is_mlx(spec.quantization):
+            from kvcalc.memory.quantization.mlx import read_mlx
+
+            return read_mlx(spec.quantization, spec.model_type, model_dtype.block_bytes)
         return read_scheme(spec.quantization, model_dtype.block_bytes)
     except UnknownSchemeError as error:
         text = f"{error} is not modelled, so the bytes of the weights are not known; --dtype overrides it"

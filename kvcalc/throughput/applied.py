@@ -50,4 +50,7 @@ class Applied(NamedTuple):
             slopes = slopes_between(seconds, [other[key] for other in others])
             low, high = self.fit.range(metric, slopes, own[low_key] / seconds, own[high_key] / seconds)
             own[low_key], own[high_key] = seconds * low, seconds * high
+            if metric == "tpot":
+                own["tokens_per_second_low"] = own["tokens_per_second"] / high
+                own["tokens_per_second_high"] = own["tokens_per_second"] / low
         document["low_seconds"] = max(document["low_seconds"], document["roofline_decode_step_seconds"])

@@ -5,8 +5,7 @@ projections. So only these constants can be replaced. Results of a benchmark cal
 
     bandwidth       the record's read roof instead of the vendor's figure
     kv_overhead     the read roof divided by the rate at which the core reads the cache
-    layer_seconds   on an accelerator: twice the time that a layer's step takes beyond reading its bytes (launches).
-                    Twice, because attention makes about half of a layer's launches
+    kernel_seconds  on an accelerator: the time that a step takes beyond reading its bytes, for each kernel of its layers
     weight_overhead on a CPU, where launches cost nothing: the read roof divided by the rate at which the projections
                     are read
 """
@@ -22,8 +21,10 @@ from kvcalc.throughput.constants import weight_class
 from kvcalc.throughput.hardware import Gpu
 from kvcalc.throughput.roofline import SpeedModel
 
-# All launches of a layer relative to those of attention: the MLP, its norm and its residual take about as many.
-_LAUNCHES_OF_A_LAYER = 2
+# The kernels of attention in a layer, as `kvcalc.throughput.launches` counts them: the norm, the projections of the
+# input, the attention with its rotary embedding and write, the projection of the output. MLA has two more norms, two more
+# projections, and an attention that counts as 12 instead of 3.
+_LAUNCHES, _LATENT_LAUNCHES = 6, 19
 # Plausible range of the read roof relative to the vendor's bandwidth.
 _LEAST_REACHED, _MOST_REACHED = 0.5, 1.1
 
@@ -34,7 +35,7 @@ class Record(NamedTuple):
     device: str
     read_bytes_per_second: float
     kv_overhead: float
-    layer_seconds: float | None
+    kernel_seconds: float | None
     weight_overhead: float | None
 
     def doubts(self, gpu: Gpu) -> list[Note]:
@@ -64,9 +65,9 @@ class Record(NamedTuple):
             weight_overhead=weights,
             expert_overhead=max(1.0, old.expert_overhead * reached),
             kv_overhead=self.kv_overhead,
-            layer_seconds=old.layer_seconds if self.layer_seconds is None else self.layer_seconds,
+            kernel_seconds=old.kernel_seconds if self.kernel_seconds is None else self.kernel_seconds,
         )
-        return SpeedModel(model.counts, gpu, weight_dtype, new)
+        return SpeedModel(model.counts, gpu, new)
 
 
 def is_record(document: object) -> bool:
@@ -90,12 +91,13 @@ def read_record(record: dict[str, Any], path: str) -> Record:
     # Seconds to read the projections at the read roof: those for all bytes of the step minus those for the cache.
     projections = step * step_share - core * read_share
     is_cpu = described.get("kind") == "cpu"
+    launches = _LATENT_LAUNCHES if run.get("attention") == "mla" else _LAUNCHES
     overhead = max(1.0, (step - core) / projections) if projections > 0 else 1.0
     return Record(
         str(described.get("name") or "the measured device")[:60],
         roof,
         max(1.0, 1 / read_share),
-        None if is_cpu else _LAUNCHES_OF_A_LAYER * beyond / layers,
+        None if is_cpu else beyond / (layers * launches),
         overhead if is_cpu else None,
     )
 

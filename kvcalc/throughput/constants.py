@@ -22,60 +22,67 @@ if TYPE_CHECKING:
 class Constants(NamedTuple):
     """The constants of one engine. An `overhead` is a factor of at least 1 on the ideal time. `seconds` are added.
 
-    - weight_overhead: reading a matrix, by its stored type (`weight_class`). expert_overhead: reading an expert.
-    - kv_overhead: reading the cache. kv_token_seconds: per layer and cached token of the longest sequence.
-    - compute_overhead: multiplying in a decode step. expert_compute_overhead: an additional factor for experts.
-      attention_compute_overhead: computing the scores.
+    - weight_overhead, compute_overhead: reading a matrix and multiplying with it, by its stored type (`weight_class`).
+    - expert_overhead, expert_compute_overhead: additional factors for experts.
+    - kv_overhead, attention_compute_overhead: reading the cache, and computing the scores.
+    - device_overhead: an additional factor on all of the above, for devices whose kernels reach less of the peak.
     - roof_power: the power p in (a^p + b^p)^(1/p), the time of reading (a) and multiplying (b) together. 1 means no
       overlap; a large value means full overlap.
-    - layer_seconds, moe_layer_seconds, expert_seconds, step_seconds, sequence_seconds: launches and host time per
-      layer, per layer with experts, per expert touched on a device, per step, and per sequence in a step.
+    - kernel_seconds: a small kernel, for each of `Counts.launches`. step_seconds, sequence_seconds: host time per step,
+      and per sequence in a step. busy_sequence_seconds: host time for each sequence beyond BUSY_SEQUENCES.
+    - head_seconds: the attention of one sequence and one KV head in a layer, besides reading.
+    - kv_token_seconds: per layer and cached token of the longest sequence.
     - activation_passes: how often a layer reads or writes a token's hidden state in memory.
-    - all_reduce_seconds: an all-reduce without its bytes, multiplied by devices^all_reduce_power. link_overhead:
-      transferring the bytes of an all-reduce.
+    - all_reduce_seconds, all_reduce_device_seconds: an all-reduce without its bytes between two devices, and for each
+      further device. link_overhead: transferring its bytes. pcie_*: the same for devices without a fast link.
     - stage_seconds: passing data from one pipeline stage to the next.
-    - prefill_overhead, prefill_expert_overhead, prefill_attention_overhead: like the overheads above, for a prompt.
-    - prefill_interference: the share of the other requests' prefills that a running request waits for. It is 1 if every
-      step mixes prefill and decode. It is less if prompts go first and requests wait before their first token instead.
-    - ttft_seconds, ttft_steps, ttft_queue: added to a single prefill for the time to first token: seconds, a number of
-      decode steps, and a number of prefills per other request.
+    - prefill_overhead, prefill_expert_overhead: additional factors on multiplying for a prompt.
+      prefill_attention_overhead: computing its scores.
+    - ttft_seconds: host time before and after the prefill. ttft_steps: decode steps that a request waits, in the
+      engine's pipeline and for the step that runs, and ttft_prompt_steps for each 8,192 tokens of its prompt. ttft_wave, ttft_request_seconds: the share of the other requests
+      that arrive at the same time, and the host time for each of them besides its prefill.
     - max_sequences: the engine's default limit of running sequences.
     """
 
     weight_overhead: Mapping[str, float]
+    compute_overhead: Mapping[str, float]
     expert_overhead: float
-    kv_overhead: float
-    kv_token_seconds: float
-    compute_overhead: float
     expert_compute_overhead: float
+    kv_overhead: float
     attention_compute_overhead: float
+    device_overhead: float
     roof_power: float
-    layer_seconds: float
-    moe_layer_seconds: float
-    expert_seconds: float
+    kernel_seconds: float
     step_seconds: float
     sequence_seconds: float
+    busy_sequence_seconds: float
+    head_seconds: float
+    kv_token_seconds: float
     activation_passes: float
     all_reduce_seconds: float
-    all_reduce_power: float
+    all_reduce_device_seconds: float
     link_overhead: float
+    pcie_all_reduce_seconds: float
+    pcie_all_reduce_device_seconds: float
+    pcie_overhead: float
     stage_seconds: float
     prefill_overhead: float
     prefill_expert_overhead: float
     prefill_attention_overhead: float
-    prefill_interference: float
     ttft_seconds: float
     ttft_steps: float
-    ttft_queue: float
+    ttft_prompt_steps: float
+    ttft_wave: float
+    ttft_request_seconds: float
     max_sequences: int
 
 
 class Regime(NamedTuple):
-    """The range of cases in which an engine's constants were fitted, and the error on rows left out of the fit.
+    """The cases in which an engine's constants were fitted, and the ranges of the error on rows left out of the fit.
 
-    `low` and `high` are the 10th and 90th percentiles of measured / predicted. They come from leaving out a model
-    family or a device, whichever gives the wider range. `older_than` is the oldest release with constants if the
-    release asked for is older.
+    `ranges` and `ttft_ranges` map a region to the 10th and 90th percentiles of measured / predicted, with the whole
+    model family left out of the fit. A region is what is known of a question (`regions`); the empty region is all of
+    the engine. `older_than` is the oldest release with constants if the release asked for is older.
     """
 
     device_kinds: Sequence[str]
@@ -83,20 +90,33 @@ class Regime(NamedTuple):
     largest_batch: int
     largest_tensor_parallel_size: int
     has_experts: bool
-    low: float
-    high: float
+    ranges: Mapping[str, Sequence[float]]
+    ttft_ranges: Mapping[str, Sequence[float]]
     older_than: str | None = None
+
+
+# From here on, a server streams to so many clients that its host time per sequence grows.
+BUSY_SEQUENCES = 500
+
+
+def regions(kind: str, weights: str, batch: float) -> list[str]:
+    """The regions of a question, from the narrowest to the whole engine: device kind, weight class, size of batch."""
+    size = "1-8" if batch <= 8 else "9-64" if batch <= 64 else "65+"
+    return [f"{kind} {weights} {size}", f"{kind} {weights}", kind, ""]
 
 
 # Stored types, mapped to the type whose kernels read and multiply them. Block formats map to the type of their width.
 _WEIGHT_CLASSES = {
-    "fp32": "bf16", "fp16": "bf16", "bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "nvfp4", "mxfp4": "nvfp4",
+    "fp32": "fp32", "fp16": "bf16", "bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "nvfp4", "mxfp4": "mxfp4",
     "int8": "int8", "q8_0": "int8", "q6_k": "int4", "int2": "int4", "int3": "int4",
 }  # fmt: skip
 
 
 def weight_class(dtype: str) -> str:
-    """The type whose kernels read weights stored as `dtype`: `bf16`, `fp8`, `nvfp4`, `int8` or `int4`."""
+    """The type whose kernels read weights stored as `dtype`: `fp32`, `bf16`, `fp8`, `nvfp4`, `mxfp4`, `int8` or `int4`."""
+    if dtype.startswith("mlx-"):
+        # MLX's kernels unpack every type of up to 6 bits in the same way (affine_qmv, quantized.h).
+        return "int8" if dtype.startswith(("mlx-8bit", "mlx-mxfp8")) else "int4"
     return _WEIGHT_CLASSES.get(dtype, "int4" if dtype[:2] in ("q4", "q5", "iq", "in") else "bf16")
 
 
@@ -119,7 +139,7 @@ def load_constants(engine: str, gpu: Gpu) -> tuple[Constants, Regime]:
     kind = device_kind(gpu)
     values = {**entry["constants"], **entry.get("by_device_kind", {}).get(kind, {})}
     fitted = [entry["fitted"][name] for name in Regime._fields[:-3]]
-    return Constants(**values), Regime(*fitted, *entry["range"])._replace(older_than=older_than)
+    return Constants(**values), Regime(*fitted, entry["ranges"], entry["ttft_ranges"], older_than)
 
 
 @lru_cache(maxsize=1)

@@ -13,9 +13,11 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import embedding_bytes, matrices
-from kvcalc.model.caches import RecurrentState
+from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import EMBEDDING, HEAD, LINEAR, LOOKUP, ROUTER, ModelWeights
+from kvcalc.model.tensors import EMBEDDING, HEAD, LINEAR, LOOKUP, ROUTER, Block, ModelWeights, Weight
+from kvcalc.throughput.constants import weight_class
+from kvcalc.throughput.launches import count_launches
 
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme
@@ -33,16 +35,20 @@ class Layout(NamedTuple):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
-class Experts(NamedTuple):
-    """`experts` experts per layer, of which one token reads `read`.
+class Matrices(NamedTuple):
+    """The matrices on one rank whose weights are read by the kernels of one type (`weight_class`)."""
 
-    `expert_bytes` and `expert_elements` are those of one expert, summed over the layers.
-    """
+    kind: str
+    bytes: int
+    elements: int
+
+
+class Experts(NamedTuple):
+    """`experts` experts per layer, of which one token reads `read`. `matrices` are those of one expert in all layers."""
 
     experts: int
     read: int
-    expert_bytes: int
-    expert_elements: int
+    matrices: tuple[Matrices, ...]
 
     def touched(self, tokens: float) -> float:
         """The expected number of distinct experts in one layer for `tokens` tokens: E (1 - (1 - k/E)^n).
@@ -70,19 +76,20 @@ class Work(NamedTuple):
 class Counts(NamedTuple):
     """What one tensor-parallel rank reads and computes in all layers, for its shard of the weights and the cache.
 
-    Every step reads `dense_bytes`. Every token is multiplied with `dense_elements`, and only sampled tokens with
-    `head_elements`. `cache` is the rank's share of the model, whose cache is in `kv_dtype`. `curve` gives the cache
-    bytes that a step reads, or is None if they are not piecewise linear.
+    Every step reads `dense` and `head`. Every token is multiplied with `dense`, and only sampled tokens with `head`.
+    `launches` is the fixed cost of the kernels of a step (`kvcalc.throughput.launches`). `kv_heads` is the number of KV
+    heads that one token adds on the rank, over all layers (MLA: none). `cache` is the rank's share of the model, whose
+    cache is in `kv_dtype`. `curve` gives the cache bytes that a step reads, or is None if they are not piecewise
+    linear.
     """
 
     num_layers: int
-    moe_layers: int
     attention_layers: int
     hidden_size: int
-    dense_bytes: int
-    head_bytes: int
-    dense_elements: int
-    head_elements: int
+    launches: int
+    kv_heads: int
+    dense: tuple[Matrices, ...]
+    head: tuple[Matrices, ...]
     experts: tuple[Experts, ...]
     work: tuple[Work, ...]
     cache: ModelSpec
@@ -108,12 +115,10 @@ class Counts(NamedTuple):
             total += row.prefill_flops * (most * (most + 1) / 2 + (tokens - most) * most)
         return total
 
-    def expert_bytes(self, tokens: float) -> float:
-        """Bytes of the distinct experts that `tokens` tokens touch, in all layers."""
-        return sum(row.touched(tokens) * row.expert_bytes for row in self.experts)
 
-    def expert_elements_per_token(self) -> int:
-        return sum(row.read * row.expert_elements for row in self.experts)
+def bytes_of(matrices: tuple[Matrices, ...]) -> int:
+    """Bytes of the matrices of all types."""
+    return sum(each.bytes for each in matrices)
 
 
 def count(
@@ -132,44 +137,64 @@ def count(
     """
     ranks = layout.tensor_parallel_size
     held, share = shard(weights, ranks), on_device(spec, ranks)
-    dense_bytes = head_bytes = dense = head_elements = 0
-    experts: dict[tuple[int, int], list[int]] = {}
-    moe_layers = 0
-    for weight, layers, one_bytes in matrices(held, base, linear, scheme):
+    dense, head = _Sum(), _Sum()
+    experts: dict[tuple[int, int], _Sum] = {}
+    for weight, layers, one_bytes, stored in matrices(held, base, linear, scheme):
         elements = weight.rows * weight.columns
         if weight.role in (LOOKUP, EMBEDDING) or not weight.read:
             continue
-        if weight.role == ROUTER and weight.rows > 1:
-            moe_layers += layers
         if weight.copies > 1:
-            row = experts.setdefault((weight.copies, min(weight.read, weight.copies)), [0, 0])
-            row[0] += layers * one_bytes
-            row[1] += layers * elements
+            row = experts.setdefault((weight.copies, min(weight.read, weight.copies)), _Sum())
+            row.add(stored, layers * one_bytes, layers * elements)
         elif weight.role == HEAD:
-            head_bytes += one_bytes
-            head_elements += elements
+            head.add(stored, one_bytes, elements)
         else:
-            dense_bytes += layers * one_bytes
-            dense += layers * elements if weight.role in (LINEAR, ROUTER) else 0
+            dense.add(stored, layers * one_bytes, layers * elements if weight.role in (LINEAR, ROUTER) else 0)
     if weights.tied:
-        head_bytes += embedding_bytes(held, base, scheme)
-        head_elements += held.embedding.parameters
+        form = scheme.embedding[True] if scheme is not None and scheme.embedding is not None else None
+        name = base.name if form is None else form.name
+        head.add(name, embedding_bytes(held, base, scheme), held.embedding.parameters)
+
+    def is_quantized(block: Block, weight: Weight) -> bool:
+        """Whether the weight is stored in a float type of 8 or 4 bits, whose input is quantised too."""
+        form = None if scheme is None else scheme.format_of(block.prefix.format(block.numbers[0]) + weight.name, LINEAR)
+        name = form.name if form is not None else linear.name if linear is not None else base.name
+        return weight_class(name) in ("fp8", "nvfp4")
+
     return Counts(
         num_layers=spec.num_layers,
-        moe_layers=moe_layers,
         attention_layers=sum(group.num_layers for group in spec.layers if group.caches),
         hidden_size=spec.attention.hidden_size or weights.embedding.columns,
-        dense_bytes=dense_bytes,
-        head_bytes=head_bytes,
-        dense_elements=dense,
-        head_elements=head_elements,
-        experts=tuple(Experts(*key, *row) for key, row in experts.items()),
+        launches=count_launches(spec, held, is_quantized),
+        kv_heads=sum(group.num_layers * _kv_heads(group.caches) for group in share.layers),
+        dense=dense.found(),
+        head=head.found(),
+        experts=tuple(Experts(*key, row.found()) for key, row in experts.items()),
         work=tuple(_work(spec, ranks)),
         cache=share,
         curve=read_curve(share, kv_dtype),
         kv_dtype=kv_dtype,
         layout=layout,
     )
+
+
+class _Sum:
+    """Matrices summed by type."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[int]] = {}
+
+    def add(self, stored: str, size: int, elements: int) -> None:
+        row = self._rows.setdefault(weight_class(stored), [0, 0])
+        row[0] += size
+        row[1] += elements
+
+    def found(self) -> tuple[Matrices, ...]:
+        return tuple(Matrices(kind, *row) for kind, row in self._rows.items())
+
+
+def _kv_heads(caches: tuple[Cache, ...]) -> int:
+    return sum(cache.num_kv_heads for cache in caches if isinstance(cache, HEADS_CACHES))
 
 
 def _work(spec: ModelSpec, ranks: int) -> list[Work]:

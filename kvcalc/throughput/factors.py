@@ -21,6 +21,7 @@ class Factors(NamedTuple):
     - prefill: the work of prompts, and so the delay that they cause to running requests.
     - communication: all-reduces between devices, and passing data between stages.
     - reading: reading the weights and the cache, and multiplying in a decode step.
+    - waiting: what a request waits for its first token besides its own prefill: host time, steps, other requests.
     """
 
     step: float = 1.0
@@ -28,6 +29,7 @@ class Factors(NamedTuple):
     prefill: float = 1.0
     communication: float = 1.0
     reading: float = 1.0
+    waiting: float = 1.0
 
     def apply(self, constants: Constants) -> Constants:
         """The constants multiplied by the factors. An overhead over the ideal time stays at least 1."""
@@ -40,22 +42,25 @@ class Factors(NamedTuple):
 
 
 SCALED: Mapping[str, tuple[str, ...]] = {
-    "step": ("layer_seconds", "moe_layer_seconds", "expert_seconds", "step_seconds"),
-    "sequence": ("sequence_seconds", "activation_passes"),
+    "step": ("kernel_seconds", "step_seconds"),
+    "sequence": ("sequence_seconds", "busy_sequence_seconds", "head_seconds", "activation_passes"),
     "prefill": ("prefill_overhead", "prefill_attention_overhead"),
-    "communication": ("all_reduce_seconds", "link_overhead", "stage_seconds"),
-    "reading": (
-        "weight_overhead", "expert_overhead", "kv_overhead", "kv_token_seconds", "compute_overhead",
-        "attention_compute_overhead",
+    "communication": (
+        "all_reduce_seconds", "all_reduce_device_seconds", "link_overhead", "pcie_all_reduce_seconds",
+        "pcie_all_reduce_device_seconds", "pcie_overhead", "stage_seconds",
     ),
+    "reading": (
+        "weight_overhead", "kv_overhead", "kv_token_seconds", "compute_overhead", "attention_compute_overhead",
+    ),
+    "waiting": ("ttft_seconds", "ttft_steps", "ttft_prompt_steps", "ttft_wave", "ttft_request_seconds"),
 }  # fmt: skip
-"""The constants that each factor multiplies. `compute_overhead` includes the experts, so theirs is not multiplied."""
+"""The constants that each factor multiplies. Those of experts are factors on others here, so they are not multiplied."""
 
-PRIOR_SPREAD = Factors(step=0.5, sequence=0.8, prefill=0.6, communication=0.6, reading=0.25)
+PRIOR_SPREAD = Factors(step=0.5, sequence=0.8, prefill=0.6, communication=0.6, reading=0.25, waiting=0.8)
 """The spread of each factor's logarithm between setups (model, device and engine): the error of the fitted constants,
 by what causes it. The values are those with which benchmarks/calibrate.py predicts other runs of a server well."""
 
-OF_ENGINE = ("step", "sequence", "communication")
+OF_ENGINE = ("step", "sequence", "communication", "waiting")
 """The factors that carry over to another model: they belong to the engine on the device."""
 
 OF_WEIGHTS = (*OF_ENGINE, "reading")
@@ -69,6 +74,6 @@ def _scaled(name: str, value: Any, scale: float) -> Any:
     return max(1.0, scaled) if name.endswith("overhead") else scaled
 
 
-def scaled(model: SpeedModel, weight_dtype: str, factors: Factors) -> SpeedModel:
+def scaled(model: SpeedModel, factors: Factors) -> SpeedModel:
     """The same model on the same devices, with constants multiplied by the factors."""
-    return SpeedModel(model.counts, model.gpu, weight_dtype, factors.apply(model.constants))
+    return SpeedModel(model.counts, model.gpu, factors.apply(model.constants))

@@ -1,40 +1,78 @@
 """Serving: time to first token, time per output token, and tokens per second under a constant load.
 
 There are always `concurrency` requests with `input_tokens` and `output_tokens` tokens each. When one ends, the next
-arrives. So while a request generates its output, every other request causes one prefill:
-    TPOT = step + interference x running / output_tokens x prefill work
-Requests that do not fit into the cache wait. If n of N requests run, a request waits (N - n) / n times as long as it
-takes to run.
+arrives (a closed loop). A running request first waits for its first token and then decodes. So of R running requests
+
+    n = R x decode / (TTFT + decode),   decode = output_tokens x TPOT
+
+decode at the same time. While a request decodes, each of the others that decode with it is replaced once, and its
+prefill runs in the same steps (chunked prefill) or stops them (prefill first). Both add the same time:
+
+    TPOT = step(n) + n / output_tokens x prefill work
+
+The time to first token is the engine's host time, the steps that a request waits for, its own prefill, and those of the
+requests that arrive with it:
+
+    TTFT = host + (steps + prompt steps x input_tokens / 8192) x TPOT + prefill + wave x (R - 1) x (work + host')
+
+A step computes a limited number of prompt tokens (8,192: max_num_batched_tokens, chunked_prefill_size, max_num_tokens),
+which the prompts share, so a long prompt waits for more steps. host' is the host time for each request.
+`wave` is small: requests arrive together when a load starts, and then spread. Requests that do not fit into the cache
+wait. If R of N requests run, a request waits (N - R) / R times as long as it takes to run.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import SpeedModel
+
+# The loop for the number of decoding requests ends when a round changes TPOT by less than this share.
+_SETTLED = 0.005
+_MOST_ROUNDS = 8
+# The prompt tokens of one step by default in vLLM 0.33 and SGLang 0.5.23 on large devices, and in TensorRT-LLM 1.3.
+_STEP_TOKENS = 8192
 
 
 class Serving(NamedTuple):
-    """The latencies in seconds, and the rates of one replica."""
+    """The latencies in seconds, and the rates of one replica. `decoding` is the mean number of decoding requests."""
 
     tpot_seconds: float
     ttft_seconds: float
     tokens_per_second: float
     requests_per_second: float
     prefill_share: float
+    decoding: float
+
+
+def first_token(
+    c: Constants, prefill: float, work: float, tpot: float, input_tokens: float, running: float
+) -> float:
+    """The seconds to the first token of a running request, whose prefill takes `prefill` seconds alone.
+
+    `work` is what its prefill adds to steps that run anyway. Nothing branches on a value, so that everything may be an
+    array.
+    """
+    steps = c.ttft_steps + c.ttft_prompt_steps * input_tokens / _STEP_TOKENS
+    return c.ttft_seconds + steps * tpot + prefill + c.ttft_wave * (running - 1) * (work + c.ttft_request_seconds)
 
 
 def serve(model: SpeedModel, input_tokens: int, output_tokens: int, concurrency: int, running: int) -> Serving:
     """Steady serving of `concurrency` requests, of which `running` are in the batch and the others wait."""
     c = model.constants
-    step = model.decode(running, input_tokens + output_tokens / 2).seconds
-    work = model.prefill_work(input_tokens).seconds
-    stall = running * work / output_tokens
-    tpot = step + c.prefill_interference * stall
-    lone = model.prefill(input_tokens).seconds
-    ttft = c.ttft_seconds + lone + c.ttft_steps * tpot + c.ttft_queue * (running - 1) * work
+    work, prefill = model.prefill_work(input_tokens).seconds, model.prefill(input_tokens).seconds
+    decoding, tpot, stall = float(running), 0.0, 0.0
+    for _ in range(_MOST_ROUNDS):
+        before = tpot
+        stall = decoding * work / output_tokens
+        tpot = model.decode(decoding, input_tokens + output_tokens / 2).seconds + stall
+        ttft = first_token(c, prefill, work, tpot, input_tokens, running)
+        decoding = max(1.0, running * output_tokens * tpot / (ttft + output_tokens * tpot))
+        if abs(tpot - before) <= _SETTLED * tpot:
+            break
+    stay = ttft + output_tokens * tpot
     if concurrency > running:
-        ttft += (concurrency - running) / running * (ttft + output_tokens * tpot)
-    # The devices run all prefills, whichever request waits for them, so all of them count here.
-    tokens_per_second = running / (step + stall)
-    return Serving(tpot, ttft, tokens_per_second, tokens_per_second / output_tokens, stall / (step + stall))
+        ttft += (concurrency - running) / running * stay
+    requests_per_second = running / stay
+    return Serving(tpot, ttft, requests_per_second * output_tokens, requests_per_second, stall / tpot, decoding)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvcalc.errors import LayoutError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.throughput.constants import Regime, device_kind, load_constants, weight_class
+from kvcalc.throughput.constants import Regime, device_kind, load_constants, regions, weight_class
 from kvcalc.throughput.counts import Layout, count
 from kvcalc.throughput.roofline import SpeedModel
 
@@ -44,7 +45,7 @@ def speed_model(
     """
     counts = count(spec, stored.weights, stored.base, kv_dtype, layout, stored.linear, stored.scheme)
     constants, regime = load_constants(engine, gpu)
-    return SpeedModel(counts, gpu, stored.name, constants), regime
+    return SpeedModel(counts, gpu, constants), regime
 
 
 def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) -> list[str]:
@@ -71,7 +72,13 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
     return found
 
 
-def range_factors(regime: Regime, is_outside: bool) -> tuple[float, float]:
-    """The factors on a time for its low and high end. Outside the fit, the range is 1.5 times as wide (as a ratio)."""
-    low, high = regime.low, regime.high
+def range_factors(
+    model: SpeedModel, ranges: Mapping[str, Sequence[float]], weight_dtype: str, batch: float, is_outside: bool
+) -> tuple[float, float]:
+    """The factors on a time for its low and high end, from the narrowest region of the question that has a range.
+
+    Outside the fit, the range is 1.5 times as wide (as a ratio).
+    """
+    places = regions(device_kind(model.gpu), weight_class(weight_dtype), batch)
+    low, high = next(ranges[place] for place in places if place in ranges)
     return (low**1.5, high**1.5) if is_outside else (low, high)

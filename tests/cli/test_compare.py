@@ -110,6 +110,7 @@ def test_engines_and_devices_are_lists_and_each_pair_has_a_row(kvcalc: Any) -> N
         "sglang",
         "tensorrt-llm",
         "llama.cpp",
+        "mlx",
     ]
 
 

@@ -18,6 +18,8 @@ from tests.conftest import ROOT
 MODEL = "llama-3-8b"
 # Its draft layers are counted.
 DRAFTING = "deepseek-v3"
+# mlx runs on Apple's devices only.
+MAC = "m3-ultra"
 
 # The commands that use an engine, each with as few words as possible.
 ASKED = {
@@ -32,6 +34,7 @@ VALUES = {
     "swa-full-tokens-ratio": "0.5", "mem-fraction-static": "0.8", "free-gpu-memory-fraction": "0.8",
     "max-attention-window": "4k", "max-tokens": "100000", "cache-type-k": "q8_0", "cache-type-v": "f16",
     "flash-attn": "on", "before-pull": "19067", "context-length": "32k",
+    "kv-bits": "8",
 }  # fmt: skip
 DECLARED = [(engine, option) for engine, options in OPTIONS.items() for option in options]
 
@@ -56,7 +59,10 @@ def parameters_of(command: str) -> dict[str, Any]:
 def test_an_option_is_taken_where_its_engine_is_asked_and_refused_elsewhere(
     kvcalc: Any, command: str, engine: str, option: Option
 ) -> None:
-    taken = kvcalc(*asked_with(command, option), "--engine", engine, *words_of(option), "--format", "json")
+    words = asked_with(command, option)
+    if engine == "mlx":
+        words = [MAC if word == "h200" else word for word in words]
+    taken = kvcalc(*words, "--engine", engine, *words_of(option), "--format", "json")
     assert taken.status in (0, 4), taken.err
     other = next(name for name in ("logical", *OPTIONS) if name not in engines_with(option.name))
     refused = kvcalc(*ASKED[command], "--engine", other, *words_of(option))
@@ -87,7 +93,7 @@ def test_batch_takes_every_option_as_a_field() -> None:
         for name in (option.name, option.name.replace("-", "_")):
             value = True if option.metavar is None else VALUES.get(option.name, 64)
             model = DRAFTING if option.name == "num-speculative-tokens" else MODEL
-            fields = {"model": model, "gpu": "h100", "engine": engine, name: value}
+            fields = {"model": model, "gpu": MAC if engine == "mlx" else "h100", "engine": engine, name: value}
             answer = questions.answer(Line(1, json.dumps(fields).encode()))
             assert "error" not in answer, answer
 
@@ -156,7 +162,7 @@ def test_a_sweep_splits_experts_and_stages_as_an_estimate_does(kvcalc: Any) -> N
 
 
 @pytest.mark.parametrize("command", ["estimate", "fit", "compare", "sweep"])
-@pytest.mark.parametrize("engine", OPTIONS)
+@pytest.mark.parametrize("engine", [name for name in OPTIONS if name != "mlx"])
 def test_every_engine_is_cut_into_stages_by_either_name(kvcalc: Any, command: str, engine: str) -> None:
     words = (command, MODEL, "--engine", engine, "--gpu", "h100", "--format", "json")
     found = [kvcalc(*words, name, "2") for name in ("--pp", "--pipeline-parallel-size")]

@@ -31,7 +31,7 @@ def served(model: str, gpu: str, load: tuple[int, int, int], factors: Factors) -
     case = at_load(make_case(question))
     speed = speed_of(case, [])
     assert isinstance(speed, Speed)
-    changed = speed._replace(model=scaled(speed.model, speed.weight_dtype, factors))
+    changed = speed._replace(model=scaled(speed.model, factors))
     found: dict[str, float] = describe_speed(case, changed, [])["serving"]
     return found
 

@@ -13,8 +13,10 @@ from tests.conftest import preset_names
 from tests.documents import estimate, texts
 
 
-@pytest.mark.parametrize("gpu", ["l4", "b200"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("engine", "gpu"),
+    [*((engine, gpu) for engine in ENGINES if engine != "mlx" for gpu in ("l4", "b200")), ("mlx", "m4-max")],
+)
 def test_no_more_run_than_fit(engine: str, gpu: str) -> None:
     question, served = SpeedQuestion(input_tokens=3000, output_tokens=1096), 0
     for name in preset_names():
@@ -30,7 +32,9 @@ def test_no_more_run_than_fit(engine: str, gpu: str) -> None:
         most, throughput = answer["fit"]["max_batch_size"], answer["throughput"]
         if throughput is None:
             continue
-        assert most != 0, name
+        if most == 0:
+            assert any("the speed is that of such a start" in text for text in texts(answer)), name
+            continue
         running = throughput["serving"]["running_requests"]
         assert running == answer["workload"]["batch_size"] >= 1, name
         assert answer["fit"]["fits"], name

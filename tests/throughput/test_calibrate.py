@@ -50,14 +50,14 @@ def test_a_record_gives_the_bandwidth_the_caches_rate_and_the_launches(tmp_path:
     found = read(written(tmp_path, RECORD))
     assert found.read_bytes_per_second == ROOF
     assert found.kv_overhead == pytest.approx(2)
-    # 4 ms in total. 1.5 GB at the roof take 1.5 ms; the rest is launches of attention (half of a layer's) in 32 layers.
-    assert found.layer_seconds == pytest.approx(2 * 2.5e-3 / 32)
+    # 4 ms in total. 1.5 GB at the roof take 1.5 ms; the rest is the six kernels of attention in 32 layers.
+    assert found.kernel_seconds == pytest.approx(2.5e-3 / 32 / 6)
     assert found.weight_overhead is None
 
 
 def test_on_a_cpu_what_is_left_is_the_projections_own_slowness(tmp_path: Path) -> None:
     found = read(written(tmp_path, {**RECORD, "device": {"kind": "cpu"}}))
-    assert found.layer_seconds is None
+    assert found.kernel_seconds is None
     # 1 GB in 3 ms at a roof of 1e12 bytes per second is three times the ideal time.
     assert found.weight_overhead == pytest.approx(3)
 
@@ -67,9 +67,9 @@ def test_it_replaces_what_it_knows_and_leaves_the_rest(tmp_path: Path, model_of:
     found = read(written(tmp_path, RECORD)).apply(model, "bf16")
     assert found.bandwidth == ROOF
     assert found.constants.kv_overhead == pytest.approx(2)
-    assert found.constants.layer_seconds == pytest.approx(2 * 2.5e-3 / 32)
+    assert found.constants.kernel_seconds == pytest.approx(2.5e-3 / 32 / 6)
     assert found.constants.prefill_overhead == model.constants.prefill_overhead
-    assert found.flops == model.flops
+    assert found.attention_flops == model.attention_flops
     step = found.decode(1, 4096)
     assert step.kv == pytest.approx(2 * 4096 * 131_072 / ROOF, rel=1e-2)
     assert step.seconds >= found.roofline(1, 4096)

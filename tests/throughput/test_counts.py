@@ -9,7 +9,8 @@ from kvcalc.memory.kv_cache import decode_read_bytes, on_device
 from kvcalc.memory.weights import count_parameters
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import has_cross_attention, weights_of
-from kvcalc.throughput.counts import Experts
+from kvcalc.planning.weights import stored_weights
+from kvcalc.throughput.counts import Experts, Matrices, bytes_of, count
 from tests.throughput.conftest import MakeCounts, stored
 
 BF16 = parse_dtype("bf16", "--dtype")
@@ -18,11 +19,11 @@ MODELS = ("llama-3-8b", "llama-2-7b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v
 
 
 def test_one_token_touches_the_experts_it_is_sent_to_and_very_many_touch_all() -> None:
-    experts = Experts(experts=128, read=8, expert_bytes=1, expert_elements=1)
+    experts = Experts(128, 8, (Matrices("bf16", 1, 1),))
     assert experts.touched(1) == pytest.approx(8)
     assert experts.touched(2) == pytest.approx(8 + 8 * (1 - 8 / 128))
     assert experts.touched(1e4) == pytest.approx(128)
-    assert Experts(8, 8, 1, 1).touched(3) == 8
+    assert Experts(8, 8, ()).touched(3) == 8
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -32,7 +33,8 @@ def test_a_lone_token_reads_every_parameter_it_uses_and_the_embedding_only_where
     counts = counts_of(name)
     weights = stored(name).weights
     parameters = count_parameters(weights)
-    read = counts.dense_bytes + counts.head_bytes + counts.expert_bytes(1)
+    read = bytes_of(counts.dense) + bytes_of(counts.head)
+    read += sum(row.touched(1) * bytes_of(row.matrices) for row in counts.experts)
     assert read == pytest.approx(2 * parameters.active_per_token, rel=1e-9)
     if not counts.experts:
         apart = 0 if weights.tied else parameters.input_embedding
@@ -43,7 +45,7 @@ def test_a_lone_token_reads_every_parameter_it_uses_and_the_embedding_only_where
 def test_a_dense_model_reads_all_but_its_input_embedding(counts_of: MakeCounts) -> None:
     counts = counts_of("llama-2-7b")
     # 6,738,415,616 parameters, of which 32,000 x 4,096 are the input embedding (the published checkpoint).
-    assert counts.dense_bytes + counts.head_bytes == 2 * (6_738_415_616 - 32_000 * 4096)
+    assert bytes_of(counts.dense) + bytes_of(counts.head) == 2 * (6_738_415_616 - 32_000 * 4096)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -76,7 +78,7 @@ def test_latent_attention_multiplies_by_the_latent_in_decode_and_by_the_heads_in
 
 
 def test_down_projections_of_a_latent_are_whole_on_every_rank(counts_of: MakeCounts) -> None:
-    one, eight = (counts_of("deepseek-v3", tensor_parallel_size=size).dense_bytes for size in (1, 8))
+    one, eight = (bytes_of(counts_of("deepseek-v3", tensor_parallel_size=size).dense) for size in (1, 8))
     latent = 61 * 7168 * (1536 + 576)
     norms = 61 * (2 * 7168 + 1536 + 512) + 7168
     routers = 58 * 7168 * 256
@@ -86,7 +88,7 @@ def test_down_projections_of_a_latent_are_whole_on_every_rank(counts_of: MakeCou
 
 def test_k_and_v_are_split_no_finer_than_by_heads(counts_of: MakeCounts) -> None:
     # Llama-3-8B has 8 KV heads. With 16 ranks, each head is on two ranks.
-    one, sixteen = (counts_of("llama-3-8b", tensor_parallel_size=size).dense_bytes for size in (1, 16))
+    one, sixteen = (bytes_of(counts_of("llama-3-8b", tensor_parallel_size=size).dense) for size in (1, 16))
     norms, keys_and_values = 2 * (64 * 4096 + 4096), 2 * 32 * 2 * 1024 * 4096
     assert sixteen == norms + keys_and_values // 8 + (one - norms - keys_and_values) // 16
 
@@ -94,11 +96,22 @@ def test_k_and_v_are_split_no_finer_than_by_heads(counts_of: MakeCounts) -> None
 def test_quantised_weights_are_fewer_bytes_and_as_many_operations(counts_of: MakeCounts) -> None:
     plain, quantised = counts_of("llama-3-8b"), counts_of("llama-3-8b", dtype="fp8")
     norms = 2 * (64 * 4096 + 4096)
-    assert (quantised.dense_bytes - norms) * 2 == plain.dense_bytes - norms
-    assert quantised.head_bytes == plain.head_bytes
-    assert (
-        quantised.dense_elements == plain.dense_elements == 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
-    )
+    [whole] = plain.dense
+    eight = next(row for row in quantised.dense if row.kind == "fp8")
+    assert (bytes_of(quantised.dense) - norms) * 2 == whole.bytes - norms
+    assert quantised.head == plain.head
+    assert eight.elements == whole.elements == 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+
+
+def test_matrices_are_summed_by_the_type_whose_kernels_read_them(counts_of: MakeCounts) -> None:
+    # gpt-oss keeps attention in 16 bits and experts in mxfp4.
+    spec = load_model("gpt-oss-20b")
+    held = stored_weights(spec, spec, None, BF16)
+    assert not isinstance(held, str)
+    counts = count(spec, held.weights, held.base, BF16, linear=held.linear, scheme=held.scheme)
+    assert {row.kind for row in counts.dense} == {"bf16"}
+    [experts] = counts.experts
+    assert {row.kind: row.bytes > 0 for row in experts.matrices} == {"mxfp4": True}
 
 
 def test_every_preset_whose_weights_are_counted_has_counts(counts_of: MakeCounts) -> None:
@@ -110,7 +123,7 @@ def test_every_preset_whose_weights_are_counted_has_counts(counts_of: MakeCounts
         if weights_of(spec) is None or has_cross_attention(spec):
             continue
         counts = counts_of(name)
-        assert counts.dense_elements > 0, name
-        assert bool(counts.experts) == bool(counts.moe_layers), name
+        assert sum(row.elements for row in counts.dense) > 0, name
+        assert counts.launches >= 3 * counts.num_layers, name
         counted += 1
     assert counted > 100

@@ -30,7 +30,7 @@ def test_a_factor_changes_its_constants_and_no_others() -> None:
     constants, _ = load_constants("vllm", find_gpu("h100"))
     assert Factors().apply(constants) == constants
     changed = Factors(step=2.0, reading=0.1).apply(constants)
-    assert changed.layer_seconds == 2 * constants.layer_seconds
+    assert changed.kernel_seconds == 2 * constants.kernel_seconds
     assert changed.sequence_seconds == constants.sequence_seconds
     # Nothing is read faster than the device can.
     assert changed.kv_overhead == 1
@@ -42,7 +42,7 @@ def test_a_factor_changes_its_constants_and_no_others() -> None:
 @pytest.mark.parametrize("name", Factors._fields)
 def test_each_factor_slows_some_load(model_of: MakeModel, name: str) -> None:
     model = model_of("llama-3-70b", "h100", tensor_parallel_size=4)
-    slower = scaled(model, "bf16", Factors()._replace(**{name: 1.5}))
+    slower = scaled(model, Factors()._replace(**{name: 1.5}))
     assert any(tpot(slower, load) > 1.01 * tpot(model, load) for load in LOADS)
     assert all(tpot(slower, load) >= tpot(model, load) for load in LOADS)
 
@@ -53,7 +53,7 @@ def tpot(model: SpeedModel, load: tuple[int, int, int]) -> float:
 
 
 def predictor(model: SpeedModel, load: tuple[int, int, int]) -> Callable[[Factors], float]:
-    return lambda factors: tpot(scaled(model, "bf16", factors), load)
+    return lambda factors: tpot(scaled(model, factors), load)
 
 
 def measured(model: SpeedModel, true: Factors, noise: tuple[float, ...] = ()) -> list[Observation]:

@@ -22,7 +22,7 @@ STEP = {
     "source": "made up",
     "constants": {"sequence_seconds": 5e-6, "weight_overhead": {"fp8": 1.5}},
     "by_device_kind": {"ada": {"kv_overhead": 1.9}},
-    "range": [0.9, 1.1],
+    "ranges": {"": [0.9, 1.1]},
 }
 LATER = {"since": "0.19.0", "constants": {"step_seconds": 0.002}}
 
@@ -31,6 +31,7 @@ LATER = {"since": "0.19.0", "constants": {"step_seconds": 0.002}}
 def vllm_with_steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     table = copy.deepcopy(SHIPPED)
     table["engines"]["vllm"].update(since="0.11", steps=[STEP, LATER])
+    table["engines"]["vllm"]["ranges"] = {"": [0.8, 1.2]}
     monkeypatch.setattr(constants, "_table", lambda: table)
     engine: dict[str, Any] = table["engines"]["vllm"]
     return engine
@@ -62,7 +63,7 @@ def test_a_release_uses_the_newest_step_not_newer_than_itself(
     assert found.step_seconds == (0.002 if steps == 2 else shipped["constants"]["step_seconds"])
     assert found.weight_overhead["bf16"] == shipped["constants"]["weight_overhead"]["bf16"]
     assert found.weight_overhead["fp8"] == (1.5 if steps else shipped["constants"]["weight_overhead"]["fp8"])
-    assert [regime.low, regime.high] == ([0.9, 1.1] if steps else shipped["range"])
+    assert regime.ranges == {"": [0.9, 1.1] if steps else [0.8, 1.2]}
     assert regime.older_than is None
     on_ada, _ = load_constants(f"vllm@{release}" if release else "vllm", find_gpu("l40s"))
     assert (on_ada.kv_overhead == 1.9) == (steps > 0)

@@ -60,7 +60,7 @@ def test_splitting_over_devices_divides_the_reading_and_adds_the_link(model_of: 
     assert split.weights == pytest.approx(alone.weights / 4, rel=1e-3)
     assert split.kv == pytest.approx(alone.kv / 4)
     assert alone.communication == 0 < split.communication
-    assert split.overhead == alone.overhead
+    assert split.overhead < alone.overhead  # each rank attends to a quarter of the heads
 
 
 def test_heads_beyond_their_number_and_latents_are_read_on_every_rank(model_of: MakeModel) -> None:
@@ -119,7 +119,8 @@ def test_every_device_that_has_rates_has_a_speed() -> None:
         assert isinstance(model, SpeedModel)
 
 
-def test_constants_of_an_engine_differ_by_kind_of_device_for_llama_cpp_alone() -> None:
-    a100, ada = find_gpu("a100"), find_gpu("rtx-4090")
-    assert load_constants("llama.cpp", a100)[0] != load_constants("llama.cpp", ada)[0]
-    assert load_constants("vllm", a100) == load_constants("vllm", ada)
+def test_constants_of_an_engine_differ_by_kind_of_device() -> None:
+    h100, b200, ada = find_gpu("h100"), find_gpu("b200"), find_gpu("rtx-4090")
+    for engine in ("vllm", "llama.cpp"):
+        assert load_constants(engine, h100)[0] != load_constants(engine, ada)[0]
+    assert load_constants("vllm", b200)[0].kernel_seconds < load_constants("vllm", h100)[0].kernel_seconds

@@ -8,15 +8,34 @@ from kvcalc.throughput.serving import serve
 from tests.throughput.conftest import MakeModel
 
 
+def test_of_the_running_requests_those_past_their_first_token_decode(model_of: MakeModel) -> None:
+    model = model_of("llama-3-70b", tensor_parallel_size=4)
+    found = serve(model, 1000, 200, 32, 32)
+    decode = 200 * found.tpot_seconds
+    # Little's law: 32 requests are running, and each of them decodes for a part of the time it stays.
+    assert found.decoding == pytest.approx(32 * decode / (found.ttft_seconds + decode), rel=0.01)
+    assert 1 < found.decoding < 32
+
+
 def test_a_running_request_waits_for_the_others_prefills(model_of: MakeModel) -> None:
     model = model_of("llama-3-70b", tensor_parallel_size=4)
     found = serve(model, 1000, 200, 32, 32)
-    step = model.decode(32, 1100).seconds
-    work = model.prefill_work(1000).seconds
-    assert found.tpot_seconds == pytest.approx(step + 32 * work / 200)
-    assert found.tokens_per_second == pytest.approx(32 / found.tpot_seconds)
-    assert found.requests_per_second == pytest.approx(found.tokens_per_second / 200)
-    assert found.prefill_share == pytest.approx(32 * work / 200 / found.tpot_seconds)
+    step = model.decode(found.decoding, 1100).seconds
+    stall = found.decoding * model.prefill_work(1000).seconds / 200
+    assert found.tpot_seconds == pytest.approx(step + stall, rel=0.01)
+    assert found.prefill_share == pytest.approx(stall / found.tpot_seconds, rel=0.01)
+    stay = found.ttft_seconds + 200 * found.tpot_seconds
+    assert found.requests_per_second == pytest.approx(32 / stay)
+    assert found.tokens_per_second == pytest.approx(200 * found.requests_per_second)
+
+
+def test_a_lone_request_waits_for_its_own_prefill_alone(model_of: MakeModel) -> None:
+    model = model_of("llama-3-70b", tensor_parallel_size=4)
+    c, found = model.constants, serve(model, 1000, 200, 1, 1)
+    assert found.decoding == 1
+    prefill = model.prefill(1000).seconds
+    steps = c.ttft_steps + c.ttft_prompt_steps * 1000 / 8192
+    assert found.ttft_seconds == pytest.approx(c.ttft_seconds + steps * found.tpot_seconds + prefill)
 
 
 def test_more_requests_are_more_tokens_a_second_and_each_slower(model_of: MakeModel) -> None:
@@ -35,15 +54,3 @@ def test_requests_without_room_wait_before_their_first_token(model_of: MakeModel
     # Little's law: the rate of finished requests is 60 requests in flight divided by the time each stays.
     stay = free.ttft_seconds + 500 * free.tpot_seconds
     assert full.ttft_seconds == pytest.approx(free.ttft_seconds + 20 / 40 * stay)
-
-
-def test_an_engine_that_prefills_first_makes_requests_wait_at_the_door(model_of: MakeModel) -> None:
-    mixing, first = (model_of("llama-3-70b", engine=e, tensor_parallel_size=4) for e in ("vllm", "sglang"))
-    assert mixing.constants.prefill_interference == 1
-    assert 0 < first.constants.prefill_interference < 1
-    found = serve(first, 2000, 200, 64, 64)
-    work = first.prefill_work(2000).seconds
-    interference = first.constants.prefill_interference
-    assert found.tpot_seconds == pytest.approx(first.decode(64, 2100).seconds + interference * 64 * work / 200)
-    # The devices run all prefills, whichever request waits for them.
-    assert found.tokens_per_second == pytest.approx(64 / (first.decode(64, 2100).seconds + 64 * work / 200))

@@ -10,7 +10,7 @@ from kvcalc.memory.curves import Curve
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.model.resolve import load_model
 from kvcalc.throughput.constants import Constants
-from kvcalc.throughput.counts import Counts, Experts, Layout, Work
+from kvcalc.throughput.counts import Counts, Experts, Layout, Matrices, Work
 from kvcalc.throughput.hardware import Gpu, Interconnect
 from kvcalc.throughput.roofline import SpeedModel, Step, link_bytes_per_second, matrix_flops
 
@@ -22,25 +22,29 @@ GPU = Gpu(
 
 # Kernels as fast as the device, launches that cost nothing, and no overlap of reading and multiplying.
 IDEAL = Constants(
-    weight_overhead={"bf16": 1.0}, expert_overhead=1.0, kv_overhead=1.0, kv_token_seconds=0.0, compute_overhead=1.0,
-    expert_compute_overhead=1.0, attention_compute_overhead=1.0, roof_power=1.0, layer_seconds=0.0,
-    moe_layer_seconds=0.0, expert_seconds=0.0, step_seconds=0.0, sequence_seconds=0.0, activation_passes=0.0,
-    all_reduce_seconds=0.0, all_reduce_power=1.0, link_overhead=1.0, stage_seconds=0.0, prefill_overhead=1.0,
-    prefill_expert_overhead=1.0, prefill_attention_overhead=1.0, prefill_interference=1.0, ttft_seconds=0.0,
-    ttft_steps=0.0, ttft_queue=0.0, max_sequences=256,
+    weight_overhead={"bf16": 1.0}, compute_overhead={"bf16": 1.0}, expert_overhead=1.0, expert_compute_overhead=1.0,
+    kv_overhead=1.0, attention_compute_overhead=1.0, device_overhead=1.0, roof_power=1.0, kernel_seconds=0.0,
+    step_seconds=0.0, sequence_seconds=0.0, busy_sequence_seconds=0.0, head_seconds=0.0, kv_token_seconds=0.0,
+    activation_passes=0.0, all_reduce_seconds=0.0, all_reduce_device_seconds=0.0, link_overhead=1.0,
+    pcie_all_reduce_seconds=0.0, pcie_all_reduce_device_seconds=0.0, pcie_overhead=1.0, stage_seconds=0.0,
+    prefill_overhead=1.0, prefill_expert_overhead=1.0, prefill_attention_overhead=1.0, ttft_seconds=0.0,
+    ttft_steps=0.0, ttft_prompt_steps=0.0, ttft_wave=0.0, ttft_request_seconds=0.0, max_sequences=256,
 )  # fmt: skip
 
-# Four layers of width 10. Two of them send a token to 2 of 8 experts. Three have a cache of 20 bytes per token plus 100
-# bytes for any context. All of this is on one rank, for any number of ranks.
+# Four layers of width 10 with 17 kernels. Two of them send a token to 2 of 8 experts. Three have a cache of 20 bytes
+# per token plus 100 bytes for any context, with two KV heads each. All of this is on one rank, for any number of ranks.
 COUNTS = Counts(
-    num_layers=4, moe_layers=2, attention_layers=3, hidden_size=10, dense_bytes=9000, head_bytes=600,
-    dense_elements=700, head_elements=30, experts=(Experts(8, 2, 500, 40),), work=(Work(6, 4, None),),
-    cache=load_model("gpt2"), curve=Curve((1,), (100,), (20,)), kv_dtype=parse_dtype("bf16", "x"), layout=Layout(),
+    num_layers=4, attention_layers=3, hidden_size=10, launches=17, kv_heads=6, dense=(Matrices("bf16", 9000, 700),),
+    head=(Matrices("bf16", 600, 30),), experts=(Experts(8, 2, (Matrices("bf16", 500, 40),)),),
+    work=(Work(6, 4, None),), cache=load_model("gpt2"), curve=Curve((1,), (100,), (20,)),
+    kv_dtype=parse_dtype("bf16", "x"), layout=Layout(),
 )  # fmt: skip
 
 
 def model(dtype: str = "bf16", layout: tuple[int, int, int] = (1, 1, 1), gpu: Gpu = GPU, **changes: Any) -> SpeedModel:
-    return SpeedModel(COUNTS._replace(layout=Layout(*layout)), gpu, dtype, IDEAL._replace(**changes))
+    dense, experts = (Matrices(dtype, 9000, 700),), (Experts(8, 2, (Matrices(dtype, 500, 40),)),)
+    counts = COUNTS._replace(layout=Layout(*layout), dense=dense, experts=experts)
+    return SpeedModel(counts, gpu, IDEAL._replace(**changes))
 
 
 def decode(batch: float = 1, context: float = 50, **options: Any) -> Step:
@@ -60,15 +64,14 @@ def test_a_step_reads_each_weight_once_and_of_the_experts_those_touched() -> Non
     assert decode(gpu=twice).kv == about(decode().kv / 2)
 
 
-def test_reading_is_slower_by_the_stored_types_overhead_and_the_head_is_read_in_16_bits() -> None:
-    overheads = {"bf16": 1.5, "fp8": 3.0, "int8": 2.0}
+def test_reading_is_slower_by_the_overhead_of_each_stored_type() -> None:
+    overheads = {"bf16": 1.5, "fp8": 3.0}
     options: dict[str, Any] = {"weight_overhead": overheads, "expert_overhead": 5.0}
-    assert decode(**options).weights == about(1.5 * 9.6 + 5 * 1)
-    assert decode(dtype="fp8", **options).weights == about(3 * 9 + 1.5 * 0.6 + 5 * 1)
-    # Integer formats quantize the head too.
-    assert decode(dtype="int8", **options).weights == about(2 * 9.6 + 5 * 1)
+    assert decode(**options).weights == about(1.5 * 9.6 + 5 * 1.5)
+    assert decode(dtype="fp8", **options).weights == about(3 * 9 + 1.5 * 0.6 + 5 * 3)
     # A type without a fitted constant is read like 16 bits.
     assert decode(dtype="nvfp4", **options).weights == decode(**options).weights
+    assert decode(device_overhead=2.0, **options).weights == about(2 * decode(**options).weights)
 
 
 def test_each_token_is_multiplied_with_the_dense_layers_the_head_and_its_own_experts() -> None:
@@ -77,10 +80,10 @@ def test_each_token_is_multiplied_with_the_dense_layers_the_head_and_its_own_exp
     assert decode(batch=3).compute == about(3 * decode().compute)
     # fp8 layers are multiplied twice as fast; the head and the scores stay in 16 bits.
     assert decode(dtype="fp8").compute == about(dense / 2 + head + experts / 2 + scores)
-    slower = decode(compute_overhead=2.0, expert_compute_overhead=3.0, attention_compute_overhead=5.0)
+    slower = decode(compute_overhead={"bf16": 2.0}, expert_compute_overhead=3.0, attention_compute_overhead=5.0)
     assert slower.compute == about(2 * dense + 2 * head + 2 * 3 * experts + 5 * scores)
     # Three sequences at three times the overhead: the batch and the overhead multiply.
-    assert decode(batch=3, compute_overhead=2.0).compute == about(3 * (2 * (dense + head + experts) + scores))
+    assert decode(batch=3, compute_overhead={"bf16": 2.0}).compute == about(3 * (2 * (dense + head + experts) + scores))
 
 
 def test_what_a_rank_holds_is_not_divided_again() -> None:
@@ -97,22 +100,22 @@ def test_every_sequence_reads_its_own_cache() -> None:
     assert three - two == about(two - one)
 
 
-def test_launches_cost_each_layer_and_step_once_and_each_sequence() -> None:
+def test_kernels_and_steps_cost_once_and_each_sequence() -> None:
     assert decode().overhead == 0
-    assert decode(batch=7, layer_seconds=3.0).overhead == about(4 * 3)
-    assert decode(batch=7, moe_layer_seconds=3.0).overhead == about(2 * 3)
+    assert decode(batch=7, kernel_seconds=3.0).overhead == about(17 * 3)
     assert decode(batch=7, step_seconds=3.0).overhead == about(3)
     assert decode(batch=7, sequence_seconds=3.0).overhead == about(7 * 3)
+    # Two KV heads in each of three layers.
+    assert decode(batch=7, head_seconds=3.0).overhead == about(7 * 6 * 3)
+    # Beyond 500 sequences, streaming takes more host time for each.
+    assert decode(batch=500, busy_sequence_seconds=3.0).overhead == 0
+    assert decode(batch=507, busy_sequence_seconds=3.0).overhead == about(7 * 3)
     # Each token's hidden state of ten 16-bit numbers, five times in each of four layers.
     assert decode(batch=7, activation_passes=5.0).overhead == about(7 * 5 * 4 * 10 * 2 / 1000)
     # Three layers have a cache. The tokens of the longest sequence count, for any batch.
     assert decode(batch=7, context=50, kv_token_seconds=3.0).overhead == about(3 * 50 * 3)
-    # 2 or 4.625 experts are touched in each of two layers, and half of them on each of two ranks.
-    assert decode(expert_seconds=3.0).overhead == about(2 * 2 * 3)
-    assert decode(batch=3, expert_seconds=3.0).overhead == about(2 * 4.625 * 3)
-    assert decode(batch=3, expert_seconds=3.0, layout=(2, 1, 2)).overhead == about(2 * 4.625 / 2 * 3)
-    together = decode(batch=7, layer_seconds=3.0, moe_layer_seconds=5.0, step_seconds=11.0, sequence_seconds=13.0)
-    assert together.overhead == about(4 * 3 + 2 * 5 + 11 + 7 * 13)
+    together = decode(batch=7, kernel_seconds=3.0, step_seconds=11.0, sequence_seconds=13.0)
+    assert together.overhead == about(17 * 3 + 11 + 7 * 13)
 
 
 def test_pipeline_stages_cost_one_hop_less_than_there_are_and_share_the_batch() -> None:
@@ -133,25 +136,34 @@ def test_two_all_reduces_a_layer_move_each_byte_twice_less_a_devices_share() -> 
         assert decode(layout=(size, 1, 1)).communication == about(sent)
         assert decode(layout=(size, 1, 1), batch=7, link_overhead=3.0).communication == about(7 * 3 * sent)
         # The latency without the bytes: once per all-reduce, for any batch.
-        waiting = decode(layout=(size, 1, 1), batch=7, all_reduce_seconds=3.0, all_reduce_power=2.0).communication
-        assert waiting == about(7 * sent + 2 * 4 * 3 * size**2)
+        latency = {"all_reduce_seconds": 3.0, "all_reduce_device_seconds": 5.0}
+        waiting = decode(layout=(size, 1, 1), batch=7, **latency).communication
+        assert waiting == about(7 * sent + 2 * 4 * (3 + 5 * (size - 2)))
+
+
+def test_devices_without_a_fast_link_have_constants_of_their_own() -> None:
+    alone = GPU._replace(interconnect=None, pcie_bytes_per_second=25)
+    sent = 2 * 80 * 2 * (1 / 2) / 25
+    slow = {"pcie_all_reduce_seconds": 3.0, "pcie_all_reduce_device_seconds": 5.0, "pcie_overhead": 7.0}
+    assert decode(layout=(2, 1, 1), gpu=alone, **slow).communication == about(7 * sent + 2 * 4 * 3)
+    assert decode(layout=(2, 1, 1), **slow).communication == decode(layout=(2, 1, 1)).communication
 
 
 def test_what_the_shorter_of_reading_and_multiplying_adds_is_its_own_part() -> None:
-    dense_alone = COUNTS._replace(head_bytes=0, head_elements=0, experts=(), work=(), curve=Curve((1,), (0,), (0,)))
+    dense_alone = COUNTS._replace(head=(), experts=(), work=(), curve=Curve((1,), (0,), (0,)))
     # With power 2, 3 and 4 seconds together take 5.
     for held, elements, weights, compute in ((3000, 200, 1, 4), (4000, 150, 4, 1)):
-        counts = dense_alone._replace(dense_bytes=held, dense_elements=elements)
-        step = SpeedModel(counts, GPU, "bf16", IDEAL._replace(roof_power=2.0)).decode(1, 50)
+        counts = dense_alone._replace(dense=(Matrices("bf16", held, elements),))
+        step = SpeedModel(counts, GPU, IDEAL._replace(roof_power=2.0)).decode(1, 50)
         assert (step.weights, step.compute, step.seconds) == (about(weights), about(compute), about(5))
     # With nothing to read or nothing to multiply, only the other counts.
     for held, elements, seconds in ((0, 200, 4), (3000, 0, 3)):
-        counts = dense_alone._replace(dense_bytes=held, dense_elements=elements)
-        assert SpeedModel(counts, GPU, "bf16", IDEAL._replace(roof_power=2.0)).decode(1, 50).seconds == about(seconds)
+        counts = dense_alone._replace(dense=(Matrices("bf16", held, elements),))
+        assert SpeedModel(counts, GPU, IDEAL._replace(roof_power=2.0)).decode(1, 50).seconds == about(seconds)
 
 
 def test_a_step_lasts_as_long_as_all_its_parts_together() -> None:
-    step = decode(batch=3, layout=(2, 1, 1), layer_seconds=7.0, roof_power=3.0)
+    step = decode(batch=3, layout=(2, 1, 1), kernel_seconds=7.0, roof_power=3.0)
     assert min(step[1:]) > 0
     assert step.seconds == about(step.weights + step.kv + step.compute + step.overhead + step.communication)
 
@@ -173,7 +185,7 @@ def test_the_ideal_step_reads_all_bytes_once_or_does_all_operations() -> None:
     assert model(gpu=wide).roofline(3, 50) == about(operations / 100)
     assert model(gpu=wide).roofline(1, 50) == about(operations / 3 / 100)
     # Overheads do not count here.
-    assert model(gpu=wide, compute_overhead=9.0, layer_seconds=9.0).roofline(3, 50) == about(operations / 100)
+    assert model(gpu=wide, expert_compute_overhead=9.0, kernel_seconds=9.0).roofline(3, 50) == about(operations / 100)
 
 
 def test_a_prompts_work_is_its_tokens_and_the_triangle_of_their_scores() -> None:
@@ -187,7 +199,7 @@ def test_a_prompts_work_is_its_tokens_and_the_triangle_of_their_scores() -> None
     sent = 2 * 80 * 2 * (1 / 2) / 50
     assert model(layout=(2, 1, 1), link_overhead=3.0).prefill_work(tokens).communication == about(tokens * 3 * sent)
     # Launches and reading belong to the step that includes the prompt.
-    busy = model(layer_seconds=3.0, step_seconds=3.0, sequence_seconds=3.0, all_reduce_seconds=3.0)
+    busy = model(kernel_seconds=3.0, step_seconds=3.0, sequence_seconds=3.0, all_reduce_seconds=3.0)
     assert busy.prefill_work(tokens) == work
 
 
@@ -207,13 +219,13 @@ def test_a_prefill_reads_each_weight_once_whatever_its_length() -> None:
     assert weights(20) == about(9.6 + experts[20])
     # Two prompts share the reading of weights.
     assert weights(20, batch=2) == about(9.6 + experts[40])
-    assert weights(20, weight_overhead={"bf16": 3.0}, expert_overhead=5.0) == about(3 * 9.6 + 5 * experts[20])
+    assert weights(20, weight_overhead={"bf16": 3.0}, expert_overhead=5.0) == about(3 * 9.6 + 5 * 3 * experts[20])
     assert weights(1000) == about(9.6 + 4)
 
 
 def test_a_lone_prefill_waits_for_the_launches_once_and_works_for_every_prompt() -> None:
     options: dict[str, Any] = {
-        "layer_seconds": 3.0,
+        "kernel_seconds": 3.0,
         "sequence_seconds": 5.0,
         "activation_passes": 7.0,
         "all_reduce_seconds": 11.0,
@@ -224,8 +236,8 @@ def test_a_lone_prefill_waits_for_the_launches_once_and_works_for_every_prompt()
         step = lone.prefill(20, batch)
         assert step.kv == 0
         assert step.compute == about(batch * work.compute)
-        assert step.overhead == about(4 * 3 + batch * (5 + work.overhead))
-        assert step.communication == about(2 * 4 * 11 * 2 + batch * work.communication)
+        assert step.overhead == about(17 * 3 + batch * (5 + work.overhead))
+        assert step.communication == about(2 * 4 * 11 + batch * work.communication)
         assert step.seconds == about(sum(step[1:]))
     assert lone.prefill(20) == lone.prefill(20, 1)
 
@@ -268,5 +280,6 @@ def test_bytes_between_devices_travel_over_the_slowest_way_they_must_take() -> N
     assert link_bytes_per_second(none, 8) == 32e9
     assert link_bytes_per_second(none._replace(pcie_bytes_per_second=63 * 10**9), 8) == 63e9
     # The link must connect the devices of all stages.
-    assert model(gpu=fast, layout=(2, 2, 1)).link == 10**12
-    assert model(gpu=fast, layout=(2, 3, 1)).link == 50e9
+    sent = 2 * 80 * 2 * (1 / 2)
+    assert model(gpu=fast, layout=(2, 2, 1)).times.transfer == about(sent / 10**12)
+    assert model(gpu=fast, layout=(2, 3, 1)).times.transfer == about(sent / 50e9)

@@ -30,6 +30,7 @@ ENGINES = {
     "sglang": ("sglang", "Sglang"),
     "tensorrt-llm": ("tensorrt_llm", "TensorrtLlm"),
     "llama.cpp": ("llama_cpp", "LlamaCpp"),
+    "mlx": ("mlx", "Mlx"),
 }
 # (engine, model type) pairs that have a class of their own.
 _OF_TYPE = {
@@ -93,13 +94,14 @@ class Engine(ABC):
 
     A share is all layers on one tensor-parallel rank, or the layers of one pipeline stage. `version` is the requested
     release, or the one from which the rules were read; of the class, always the latter. `settings` are the settings in
-    use, by name. `splits_heads` is whether tensor parallelism is modelled for the engine. `older_rules` ends a note
-    about releases: how to count an older release.
+    use, by name. `splits_heads` is whether tensor parallelism is modelled for the engine, and `splits_layers` whether
+    pipeline stages are. `older_rules` ends a note about releases: how to count an older release.
     """
 
     name: str
     version: str | None = None
     splits_heads = True
+    splits_layers = True
     older_rules = ""
     notes: tuple[Note, ...] = ()
 
@@ -116,6 +118,11 @@ class Engine(ABC):
     @staticmethod
     def kv_dtype(spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None) -> Resolved:
         """The cache's dtype as the engine resolves `asked`, and the reason. `dtype` is the requested weight dtype."""
+        return asked, None
+
+    @staticmethod
+    def weight_dtype(spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
+        """The type of the weights in the engine if `asked` was requested (None: the config's own), and a note."""
         return asked, None
 
     def rules_used(self, asked: Asked) -> str | None:
@@ -224,6 +231,14 @@ def resolve_kv_dtype(
     Raises UsageError (exit 2) for an unknown engine.
     """
     return _class_of(name)[0].kv_dtype(spec, asked, settings or {}, dtype)
+
+
+def resolve_weight_dtype(name: str, spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
+    """The type of the weights in engine `name` if `asked` was requested, and a note if it is another type.
+
+    Raises UsageError (exit 2) for an unknown engine, or for a type that the engine does not have.
+    """
+    return _class_of(name)[0].weight_dtype(spec, asked)
 
 
 def check_engine(name: str) -> None:

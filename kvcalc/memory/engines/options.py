@@ -79,6 +79,12 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("flash-attn", "on|off|auto", "flash attention; off pads V", "auto", ("-fa",)),
         Option("before-pull", "N", "a build older than this pull request: 19067, 16812, 13194 or 12801"),
     ),
+    "mlx": (
+        Option("kv-bits", "N", "bits of a quantized cache: 2, 3, 4, 5, 6 or 8", "not quantized"),
+        Option("kv-group-size", "N", "elements that share a scale in a quantized cache: 32, 64 or 128", "64"),
+        Option("max-kv-size", "N", "tokens that the cache keeps, in models whose class does not decide this itself"),
+        Option("prefill-step-size", "N", "tokens in one step of a prompt", "2048", divides_memory=True),
+    ),
 }
 """Engine name -> its options."""
 

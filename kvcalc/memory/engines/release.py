@@ -46,9 +46,10 @@ _SPELLED = {
     "tensorrt-llm": r"tensorrt[-_]?llm|trt[-_]?llm",
     "llama.cpp": r"llama[-_.]?cpp",
     "transformers": r"transformers",
+    "mlx": r"mlx[-_]?lm|mlx",
 }
 _COUNTS_BUILDS = ("llama.cpp",)
-_EXAMPLES = {"sglang": "0.5.9", "tensorrt-llm": "1.1", "llama.cpp": "b6097", "transformers": "5.0"}
+_EXAMPLES = {"sglang": "0.5.9", "tensorrt-llm": "1.1", "llama.cpp": "b6097", "transformers": "5.0", "mlx": "0.30"}
 
 
 class Release(NamedTuple):

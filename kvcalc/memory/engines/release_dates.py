@@ -1,8 +1,9 @@
 """When the engines' releases came out, to find the release of a date.
 
 vLLM, SGLang and TensorRT-LLM: the day on which the first file of the release was on PyPI, one release for each minor
-version (vLLM), patch (SGLang) or release candidate (TensorRT-LLM). llama.cpp: builds that published benchmarks name,
-with the day of the benchmark, or the first of its month if only the month is known.
+version (vLLM), patch (SGLang) or release candidate (TensorRT-LLM). mlx: the day of mlx-lm's tag, the last one of a day.
+llama.cpp: builds that published benchmarks name, with the day of the benchmark, or the first of its month if only the
+month is known.
 """
 
 from __future__ import annotations
@@ -51,5 +52,14 @@ DATES: dict[str, tuple[tuple[str, str], ...]] = {
     "llama.cpp": (
         ("2025-07-13", "b5863"), ("2025-08-04", "b6077"), ("2025-08-05", "b6097"), ("2025-08-08", "b6118"),
         ("2025-11-02", "b6918"), ("2026-05-16", "b9193"), ("2026-07-01", "b9927"),
+    ),
+    "mlx": (
+        ("2025-03-13", "0.22.0"), ("2025-03-18", "0.22.1"), ("2025-05-14", "0.24.1"), ("2025-06-07", "0.25.1"),
+        ("2025-07-08", "0.26.0"), ("2025-07-26", "0.26.1"), ("2025-07-30", "0.26.2"), ("2025-08-06", "0.26.3"),
+        ("2025-08-25", "0.26.4"), ("2025-08-29", "0.27.0"), ("2025-09-04", "0.27.1"), ("2025-09-17", "0.28.0"),
+        ("2025-09-26", "0.28.1"), ("2025-10-02", "0.28.2"), ("2025-10-17", "0.28.3"), ("2025-12-03", "0.28.4"),
+        ("2025-12-16", "0.29.0"), ("2025-12-18", "0.30.0"), ("2026-01-05", "0.30.2"),
+        ("2026-01-19", "0.30.4"), ("2026-01-25", "0.30.5"), ("2026-02-04", "0.30.6"), ("2026-02-12", "0.30.7"),
+        ("2026-03-06", "0.31.0"), ("2026-03-11", "0.31.1"), ("2026-04-06", "0.31.2"), ("2026-04-22", "0.31.3"),
     ),
 }  # fmt: skip

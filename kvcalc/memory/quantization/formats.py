@@ -14,6 +14,7 @@ class Format(NamedTuple):
     - With `zero_points`, each scale has a zero point of `bits` bits, packed like the elements.
     - Each column has `index_bytes` more (GPTQ's g_idx).
     - The matrix has `constant_bytes` more: global and activation scales, and a stored shape.
+    - With `plain_bytes`, a matrix whose columns `group` does not divide is not quantised. Its elements have that size.
     """
 
     name: str
@@ -26,9 +27,12 @@ class Format(NamedTuple):
     zero_points: bool = False
     index_bytes: int = 0
     constant_bytes: int = 0
+    plain_bytes: int = 0
 
     def bytes_of(self, rows: int, columns: int) -> int:
         """The bytes of one matrix without its bias."""
+        if self.plain_bytes and self.group and columns % self.group:
+            return rows * columns * self.plain_bytes
         word_bytes = self.word_bits // 8
         payload = rows * _ceil(columns * self.bits, self.word_bits) * word_bytes
         groups = _ceil(columns, self.group) if self.group else 1

@@ -31,6 +31,11 @@ class Scheme(NamedTuple):
     embedding: tuple[Format, Format] | None = None
 
 
+def is_mlx(config: Mapping[str, object]) -> bool:
+    """Whether mlx_lm.convert wrote this quantization_config: a group size and bits, and no method."""
+    return "quant_method" not in config and "group_size" in config and "bits" in config
+
+
 def read_scheme(config: Mapping[str, object], base_bytes: int) -> Scheme:
     """The scheme of a quantization_config.
 

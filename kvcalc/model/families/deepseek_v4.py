@@ -46,6 +46,17 @@ class CompressedMixer(NamedTuple):
     def caches(self) -> tuple[CompressedAttention]:
         return (self.cache,)
 
+    @property
+    def launches(self) -> int:
+        """The kernels of a decode step besides the matrices and norms, in units of a small kernel (about 2 us).
+
+        The attention is like MLA's, and each layer mixes the residual streams before and after its two parts. Layers
+        with compressed entries also compress, and sparse ones pick entries with an indexer. Source: kernel tables
+        (aiconfigurator, commit 095f58a): 52 to 66 us with compression, 76 to 95 us with an indexer too, 50 us for the
+        streams.
+        """
+        return 36 + (8 if self.cache.compress_rate else 0) + (18 if self.cache.index_head_dim else 0)
+
     def flops(self, ranks: int) -> tuple[Flops, ...]:
         """Return the operations for one token in the window."""
         own = 4 * max(1, self.num_heads // ranks) * self.cache.head_dim

@@ -157,6 +157,19 @@ class Attention(NamedTuple):
             return None
         return sum(w.rows * w.columns for w in self._replace(indexer=None).weights if w.columns > 1)
 
+    @property
+    def launches(self) -> int:
+        """The kernels of a decode step besides the matrices and norms, in units of a small kernel (about 2 us).
+
+        Grouped: the rotary embedding with the write to the cache, and the attention itself, which costs two. MLA: two
+        batched products with the latent (two each), the rotary embedding, the write, and the attention (six). An
+        indexer quantises queries and keys, scores all keys and picks the largest scores. Source: medians of kernel
+        tables (aiconfigurator, commit 095f58a): attention 9 to 12 us, MLA 12 to 14 us, a product with the latent 4.3
+        us, an indexer 31 to 36 us a layer with its matrices and more in a server.
+        """
+        own = 12 if self.shape.is_latent else 3
+        return own + (18 if self.indexer is not None else 0)
+
     def flops(self, ranks: int) -> tuple[Flops, ...]:
         """Return the operations for each item of `caches`.
 

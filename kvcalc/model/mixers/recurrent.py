@@ -11,6 +11,8 @@ from kvcalc.model.tensors import Weight, linear, norm, other
 
 # A step reads and decays each element of the state, adds to it, and sums over the result.
 _FLOPS_PER_ELEMENT = 6
+# A delta net also normalises queries and keys and computes two gates. A convolution alone has no state.
+_LAUNCHES = {"delta": 12, "none": 2}
 
 
 class Recurrence(NamedTuple):
@@ -32,6 +34,15 @@ class Recurrence(NamedTuple):
     @property
     def caches(self) -> tuple[RecurrentState]:
         return (self.state,)
+
+    @property
+    def launches(self) -> int:
+        """The kernels of a decode step besides the matrices and norms, in units of a small kernel (about 2 us).
+
+        They are the convolution, the gates and copies of its parts, and the update of the state, which costs two.
+        Source: kernel tables (aiconfigurator, commit 095f58a): convolution 2 us, update of a delta net 4 to 17 us.
+        """
+        return _LAUNCHES.get(self.kind, 8)
 
     def flops(self, ranks: int) -> tuple[Flops, ...]:
         return ((_FLOPS_PER_ELEMENT * (self.state.state_elements // ranks), 0),)

@@ -17,6 +17,7 @@ _CONSTANTS = {
     "prefill": "work of prompts",
     "communication": "communication between devices",
     "reading": "reading weights and cache",
+    "waiting": "waiting for the first token",
 }
 
 

@@ -96,10 +96,10 @@ def _question(document: dict[str, Any]) -> str:
 def _targets(targets: dict[str, Any]) -> list[str]:
     """A line with the longest allowed times, and the estimate they apply to. No line if there are none."""
     parts = []
+    judged = "at the upper end of its range" if targets["confidence"] > 50 else "at the point estimate"
     if targets["max_ttft_seconds"] is not None:
-        parts.append(f"TTFT up to {duration(targets['max_ttft_seconds'])}")
+        parts.append(f"TTFT up to {duration(targets['max_ttft_seconds'])} {judged}")
     if targets["max_tpot_seconds"] is not None:
-        judged = "at the upper end of its range" if targets["confidence"] > 50 else "at the point estimate"
         parts.append(f"TPOT up to {duration(targets['max_tpot_seconds'])} {judged}")
     return [", ".join(parts)] if parts else []
 

@@ -50,8 +50,11 @@ def _serving(serving: dict[str, Any], console: Console) -> None:
     table = plain_table("", ">", "")
     spread = f"{duration(serving['tpot_low_seconds'])} to {duration(serving['tpot_high_seconds'])}"
     table.add_row("  time per output token", duration(serving["tpot_seconds"]), spread)
-    table.add_row("  time to first token", duration(serving["ttft_seconds"]), "")
-    each = f"{number(serving['tokens_per_second_per_device'])} per device"
+    spread = f"{duration(serving['ttft_low_seconds'])} to {duration(serving['ttft_high_seconds'])}"
+    table.add_row("  time to first token", duration(serving["ttft_seconds"]), spread)
+    each = f"{number(serving['tokens_per_second_low'])} to {number(serving['tokens_per_second_high'])}"
+    if serving["tokens_per_second_per_device"] != serving["tokens_per_second"]:
+        each += f"; {number(serving['tokens_per_second_per_device'])} per device"
     table.add_row("  output tokens/s", number(serving["tokens_per_second"]), each)
     console.print(table)
 

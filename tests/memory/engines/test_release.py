@@ -44,6 +44,9 @@ def test_versions_are_ordered_by_age() -> None:
         ("vllm", "nightly-20260501", "0.20.0"),
         ("vllm", "nightly-dev-20260501-5b8c30d6", "0.20.0"),
         ("llama.cpp", "2025-08-06", "b6097"),
+        ("mlx", "v0.30.7", "0.30.7"),
+        ("mlx", "mlx-lm-0.28.4", "0.28.4"),
+        ("mlx", "2026-02-20", "0.30.7"),
     ],
 )
 def test_two_spellings_of_one_release(engine: str, text: str, same: str) -> None:

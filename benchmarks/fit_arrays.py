@@ -1,0 +1,135 @@
+"""The arithmetic of a step for all rows at once, and the fit itself.
+
+kvcalc's own functions (`costs_of`, `step_parts`, `prompt_parts`, `first_token`) run on arrays with one element per row, so that
+the fit and the answers share one formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from kvcalc.throughput.constants import Constants
+from kvcalc.throughput.roofline import ExpertTimes, MatrixTimes, SpeedModel, Times, costs_of, prompt_parts, step_parts, together
+from kvcalc.throughput.serving import first_token
+
+if TYPE_CHECKING:
+    from fit_parameters import Model
+    from throughput_data import Row
+
+Values = NDArray[np.float64]
+Ask = Callable[[Mapping[str, Any]], Values]
+"""The predicted seconds of every row, for constants that are arrays."""
+
+CLASSES = ("fp32", "bf16", "fp8", "nvfp4", "mxfp4", "int8", "int4")
+_NOISE = 0.12
+_TTFT_NOISE = 0.3
+
+
+def _stack(rows: Sequence[tuple[MatrixTimes, ...]]) -> tuple[MatrixTimes, ...]:
+    """The matrices of all rows, with every class in every row."""
+    by_class = [{m.kind: m for m in row} for row in rows]
+    return tuple(
+        MatrixTimes(
+            kind,
+            np.array([row[kind].read if kind in row else 0.0 for row in by_class]),
+            np.array([row[kind].multiply if kind in row else 0.0 for row in by_class]),
+        )
+        for kind in CLASSES
+    )
+
+
+def stacked(models: Sequence[SpeedModel]) -> Times:
+    """The ideal times of all rows as arrays."""
+    times = [model.times for model in models]
+    most = max(len(t.experts) for t in times)
+    none = ExpertTimes(1, 0, ())  # no expert is ever touched
+    experts = [[(*t.experts, *[none] * most)[i] for t in times] for i in range(most)]
+    numbers = {
+        name: np.array([getattr(t, name) for t in times], float)
+        for name in Times._fields if name not in ("dense", "head", "experts")
+    }  # fmt: skip
+    return Times(
+        dense=_stack([t.dense for t in times]),
+        head=_stack([t.head for t in times]),
+        experts=tuple(
+            ExpertTimes(
+                np.array([e.experts for e in row], float), np.array([e.read for e in row], float),
+                _stack([e.matrices for e in row]),
+            ) for row in experts
+        ),
+        **numbers,
+    )  # fmt: skip
+
+
+def _namespace(constants: Mapping[str, Any]) -> Any:
+    return SimpleNamespace(**constants)
+
+
+def seconds_of(rows: Sequence[Row]) -> Ask:
+    """TPOT or the decode step of every row, with the number of requests that decoded when it was measured."""
+    times = stacked([row.model for row in rows])
+    batch = np.maximum(1.0, np.array([row.decoding for row in rows]) / times.stages)
+    context = np.array([row.context_tokens for row in rows], float)
+    kv = np.array([row.model.counts.kv_read_bytes(row.context_tokens) / row.model.bandwidth for row in rows])
+    scores = np.array([row.model.counts.attention_flops(row.context_tokens) / _attention(row) for row in rows])
+    prompt = np.array([row.input_tokens for row in rows], float)
+    prompt_scores = np.array([row.model.counts.prefill_attention_flops(row.input_tokens) / _attention(row) for row in rows])
+    share = np.array([row.decoding / row.output_tokens if row.output_tokens else 0.0 for row in rows])
+
+    def ask(constants: Mapping[str, Any]) -> Values:
+        c = _namespace(constants)
+        costs = costs_of(times, c)
+        pairs, overhead, communication = step_parts(costs, batch, kv, scores, context)
+        total = overhead + communication
+        for read, multiply in pairs:
+            total = total + together(read, multiply, c.roof_power)
+        work = sum(prompt_parts(costs, prompt, prompt_scores)) / times.stages
+        return np.asarray(total + share * work)
+
+    return ask
+
+
+def _attention(row: Row) -> float:
+    return row.model.attention_flops
+
+
+def ttft_seconds_of(rows: Sequence[Row], step: Sequence[Constants]) -> Ask:
+    """The time to first token of every row, with the step's constants as they are in `step`."""
+    models = [SpeedModel(row.model.counts, row.model.gpu, c) for row, c in zip(rows, step)]
+    prefill = np.array([model.prefill(row.input_tokens).seconds for model, row in zip(models, rows)])
+    work = np.array([model.prefill_work(row.input_tokens).seconds for model, row in zip(models, rows)])
+    tpot = np.array([row.seconds for row in rows])
+    prompt = np.array([row.input_tokens for row in rows], float)
+    running = np.array([row.running for row in rows], float)
+
+    def ask(constants: Mapping[str, Any]) -> Values:
+        return np.asarray(first_token(_namespace(constants), prefill, work, tpot, prompt, running))
+
+    return ask
+
+
+def fit(
+    model: Model, rows: Sequence[Row], ask: Ask, measured: Values, weights: Values, start: Values | None = None
+) -> Values:
+    """The most probable parameters: least squares of logarithms with priors, robust to outliers.
+
+    Large residuals count less: the loss of a row is soft L1, 2 (sqrt(1 + r^2) - 1). The priors count as they are.
+    """
+    arrays = model.arrays_of(rows)
+    mean, spread = model.prior
+    noise = _TTFT_NOISE if model.is_first_token else _NOISE
+
+    def residuals(theta: Values) -> Values:
+        predicted = ask(arrays(theta))
+        r = weights * (np.log(predicted) - measured) / noise
+        soft = np.sign(r) * np.sqrt(2 * (np.sqrt(1 + r * r) - 1))
+        return np.concatenate([soft, (theta - mean) / spread])
+
+    found = least_squares(residuals, mean if start is None else start, x_scale="jac", max_nfev=30, ftol=1e-6)
+    return np.asarray(found.x)

@@ -1,0 +1,287 @@
+"""The parameters of the fit: which constants are fitted, their priors, and who may deviate from them.
+
+A parameter is the logarithm of a constant (or of its distance from 1) and applies to the rows with its label: all rows
+(no label), an engine, a kind of device, or the releases of an engine before a step. The labels of a row add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from fit_arrays import Values
+
+from kvcalc.memory.engines.release import parse_release
+
+if TYPE_CHECKING:
+    from throughput_data import Row
+
+
+class Since(NamedTuple):
+    """A release from which on an engine's constants are different, and why."""
+
+    release: str
+    source: str
+
+
+# The first release of the newest constants. Older releases deviate.
+SINCE = {
+    "vllm": Since("0.14.0", "asynchronous scheduling is the default: vLLM 0.14.0, release notes, 2026-01-20"),
+    "sglang": Since("0.5.9", "faster decode attention and all-reduce between the tables of 0.5.6 and 0.5.14 (aiconfigurator)"),
+    "tensorrt-llm": Since("1.2.0rc2", "11 to 14 % faster at equal points than 1.0 and 1.1"),
+    "llama.cpp": Since("b6500", "CUDA graphs and fused kernels for experts: 1.3 to 2 times the speed of the tables of 2024 and of b6118"),
+}  # fmt: skip
+
+
+class Parameter(NamedTuple):
+    """A constant's likely value, the spread of its logarithm, and the spread of the deviations by label.
+
+    With `floor` 1, the value is 1 plus the fitted part, so it is never better than ideal. `of` names one key of a
+    constant that is a mapping by weight class.
+    """
+
+    name: str
+    likely: float
+    spread: float
+    deviations: Mapping[str, float] = {}
+    floor: float = 0.0
+    of: str = ""
+
+
+_ENGINES = ("vllm", "sglang", "tensorrt-llm")
+
+
+def _each(labels: Sequence[str], spread: float) -> dict[str, float]:
+    return dict.fromkeys(labels, spread)
+
+
+def before(engine: str) -> str:
+    """The label of the releases before the step of an engine."""
+    return f"{engine}<{SINCE[engine].release}"
+
+
+_OLDER = tuple(before(engine) for engine in SINCE)
+_SYNCHRONOUS = before("vllm")
+
+# Likely values by weight class: medians of the kernel tables, as in benchmarks/results/kernel_tables.json.
+_READ = {"bf16": 0.2, "fp8": 0.25, "nvfp4": 0.5, "mxfp4": 0.5, "int8": 0.3, "int4": 0.5}
+_MULTIPLY = {"bf16": 0.35, "fp8": 0.9, "nvfp4": 1.2, "mxfp4": 1.0}
+
+_STEP = (
+    *(Parameter("weight_overhead", likely, 0.4, floor=1, of=kind) for kind, likely in _READ.items()),
+    *(
+        Parameter("compute_overhead", likely, 0.3, {"blackwell": 0.25}, floor=1, of=kind)
+        for kind, likely in _MULTIPLY.items()
+    ),
+    Parameter("expert_overhead", 0.15, 0.5, _each(_ENGINES, 0.3), 1),
+    Parameter("expert_compute_overhead", 0.5, 0.5, floor=1),
+    Parameter("kv_overhead", 0.25, 0.5, _each(_ENGINES, 0.3), 1),
+    Parameter("attention_compute_overhead", 0.8, 0.4, floor=1),
+    Parameter("roof_power", 0.9, 0.3, floor=1),
+    Parameter("device_overhead", 0.01, 0.3, {"cdna3": 4.0, "cdna4": 2.0}, 1),
+    Parameter(
+        "kernel_seconds", 2.2e-6, 0.3,
+        {**_each(_ENGINES, 0.3), **_each(("blackwell", "cdna3", "cdna4"), 0.3), **_each(_OLDER, 0.3), "logical": 0.5},
+    ),
+    Parameter("step_seconds", 1e-3, 0.7, {**_each(_ENGINES, 0.4), _SYNCHRONOUS: 0.4, "logical": 0.8}),
+    Parameter("sequence_seconds", 1.5e-5, 0.7, {**_each(_ENGINES, 0.4), _SYNCHRONOUS: 0.5}),
+    Parameter("busy_sequence_seconds", 3e-5, 0.7),
+    Parameter("activation_passes", 12, 0.7),
+    Parameter("prefill_overhead", 0.2, 0.4, _each(_ENGINES, 0.2), 1),
+    Parameter("prefill_expert_overhead", 1.0, 0.5, floor=1),
+    Parameter("prefill_attention_overhead", 0.8, 0.4, floor=1),
+)  # fmt: skip
+_FIRST_TOKEN = (
+    Parameter("ttft_seconds", 0.03, 1.0, {**_each(_ENGINES, 0.7), **_each(_OLDER, 0.7)}),
+    Parameter("ttft_steps", 3.0, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.5)}),
+    Parameter("ttft_prompt_steps", 4.0, 0.7, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.5)}),
+    Parameter("ttft_wave", 0.07, 0.7, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.5)}),
+    Parameter("ttft_request_seconds", 0.005, 1.0, {**_each(_ENGINES, 0.7), **_each(_OLDER, 0.7)}),
+)
+_KINDS = (
+    "ada", "ampere", "ampere-hbm", "apple-m", "blackwell-rtx", "gb10", "rdna3.5", "rdna4", "turing", "blackwell",
+)  # fmt: skip
+_LAPTOP = (
+    *(
+        Parameter("weight_overhead", likely, 0.4, {**_each(_KINDS, 0.3), "mlx": 0.3}, 1, kind)
+        for kind, likely in {"bf16": 0.15, "int8": 0.15, "int4": 0.25, "mxfp4": 0.25}.items()
+    ),
+    Parameter("expert_overhead", 0.2, 0.5, {**_each(_KINDS, 0.3), before("llama.cpp"): 0.5, "mlx": 0.3}, 1),
+    Parameter("kv_overhead", 0.4, 0.5, {**_each(_KINDS, 0.3), before("llama.cpp"): 0.5, "mlx": 0.5}, 1),
+    Parameter("kv_token_seconds", 3e-9, 1.5, {"mlx": 1.0}),
+    Parameter("kernel_seconds", 2.5e-6, 0.5, {**_each(_KINDS, 0.4), before("llama.cpp"): 0.4, "mlx": 0.4}),
+    Parameter("step_seconds", 3e-4, 0.7, {**_each(_KINDS, 0.4), before("llama.cpp"): 0.4, "mlx": 0.4}),
+    Parameter("stage_seconds", 1e-4, 1.0),
+)
+
+ALL_KINDS = (*_KINDS, "hopper", "cdna3", "cdna4")
+
+# All-reduces as kernel tables have them: seconds between two devices, for each further one, and the share of the link
+# that their bytes reach. Median error 4 to 10 % (aiconfigurator, commit 095f58a, vLLM 0.24, SGLang 0.5.14 and
+# TensorRT-LLM 1.3rc20). Over PCIe the rate depends on the machine: 12 to 65 % on l40s, 40 to 60 % on PCIe 5.
+_LINKS: dict[str, dict[str, tuple[float, float, float]]] = {
+    "hopper": {"vllm": (4.45e-6, 0.14e-6, 0.63), "": (2.6e-6, 0.2e-6, 0.63)},
+    "blackwell": {"vllm": (7.1e-6, 0.15e-6, 0.51), "": (4.3e-6, 0.22e-6, 0.51)},
+    "ampere-hbm": {"": (5.1e-6, 0.25e-6, 0.58)},
+}
+_PCIE = {"blackwell-rtx": (4.4e-6, 4.1e-6, 0.43), "": (4.9e-6, 3.8e-6, 0.25)}
+# The attention of one sequence and KV head in a layer, from the same tables.
+_HEAD_SECONDS = {"hopper": 24e-9, "blackwell": 10e-9, "ampere-hbm": 33e-9, "ada": 20e-9, "blackwell-rtx": 18e-9}
+# Reading and multiplying on kinds of devices without serving points, from the same tables: (read, multiply).
+_TABLES: dict[str, dict[str, tuple[float, float]]] = {
+    "ada": {"bf16": (1.27, 1.7), "fp8": (1.36, 2.1), "int8": (1.2, 1.5), "int4": (1.15, 1.5)},
+    "blackwell-rtx": {"bf16": (1.06, 1.2), "fp8": (1.12, 1.35), "nvfp4": (1.4, 1.45)},
+}
+_FIXED = {
+    "head_seconds": 20e-9, "kv_token_seconds": 0.0, "stage_seconds": 2e-5,
+}  # fmt: skip
+# The default limit of running sequences: max_num_seqs of vLLM's server (0.33, on large devices), and max_batch_size of
+# TensorRT-LLM 1.0. In SGLang and the others, only memory limits it.
+_MAX_SEQUENCES = {"vllm": 1024, "tensorrt-llm": 2048, "sglang": 4096, "logical": 4096, "llama.cpp": 256, "mlx": 256}
+
+
+class Model:
+    """The parameters of one fit."""
+
+    def __init__(self, name: str, engines: Sequence[str], parameters: Sequence[Parameter], first: Model | None) -> None:
+        self.name = name
+        self.engines = engines
+        self.parameters = parameters
+        self._first = first
+        self.is_first_token = first is None
+        # The parameter and the label of each theta.
+        self.thetas = [(p, label) for p in parameters for label in ("", *p.deviations)]
+
+    @property
+    def first_token(self) -> Model:
+        """The fit of the time to first token, which follows."""
+        if self._first is None:
+            raise ValueError("this is that fit")
+        return self._first
+
+    @property
+    def prior(self) -> tuple[Values, Values]:
+        """The mean and the spread of each theta."""
+        mean = [0.0 if label else math.log(p.likely) for p, label in self.thetas]
+        spread = [p.deviations[label] if label else p.spread for p, label in self.thetas]
+        return np.array(mean), np.array(spread)
+
+    def labels_of(self, row: Row) -> list[str]:
+        """The labels of a row: its engine, its kind of device, and whether its release is older than the step."""
+        found = [row.engine, row.kind]
+        if row.engine in SINCE and is_older(row):
+            found.append(before(row.engine))
+        return found
+
+    def arrays_of(self, rows: Sequence[Row]) -> Callable[[Values], dict[str, Any]]:
+        """A function that turns the thetas into constants that are arrays over the rows."""
+        labels = [{"", *self.labels_of(row)} for row in rows]
+        columns = [np.array([float(label in own) for own in labels]) for _, label in self.thetas]
+        kinds = {(row.engine, row.kind) for row in rows}
+        likely = {(e, kind): {**self.likely(e), **self.fixed(e, kind)} for e, kind in kinds}
+        each = [likely[row.engine, row.kind] for row in rows]
+        given: dict[str, Any] = {}
+        for name, first in each[0].items():
+            if isinstance(first, dict):
+                given[name] = {of: np.array([one[name][of] for one in each]) for of in first}
+            else:
+                given[name] = np.array([one[name] for one in each])
+
+        def arrays(theta: Values) -> dict[str, Any]:
+            sums: dict[tuple[str, str], Any] = {}
+            for (p, _), value, column in zip(self.thetas, theta, columns):
+                sums[p.name, p.of] = sums.get((p.name, p.of), 0.0) + value * column
+            found = self._of_sums(sums)
+            return {
+                **given,
+                **{n: {**given[n], **v} if isinstance(v, dict) else v for n, v in found.items()},
+            }
+
+        return arrays
+
+    def values(self, theta: Values, engine: str, labels: Sequence[str]) -> dict[str, Any]:
+        """The constants of an engine for one set of labels: its kind of device, and whether its release is older."""
+        sums: dict[tuple[str, str], float] = {}
+        for (p, label), value in zip(self.thetas, theta):
+            if label in ("", engine, *labels):
+                sums[p.name, p.of] = sums.get((p.name, p.of), 0.0) + value
+        found, likely = self._of_sums(sums), self.likely(engine)
+        if self.is_first_token:
+            return found
+        kind = next((label for label in labels if label in ALL_KINDS), "")
+        for name, first in likely.items():
+            if isinstance(first, dict):
+                found[name] = {**first, **found.get(name, {}), **self.tables(kind).get(name, {})}
+        return {**likely, **found, **self.fixed(engine, kind)}
+
+    def _of_sums(self, sums: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
+        floors = {(p.name, p.of): p.floor for p in self.parameters}
+        found: dict[str, Any] = {}
+        for (name, of), total in sums.items():
+            value = floors[name, of] + np.exp(total)
+            if of:
+                found.setdefault(name, {})[of] = value
+            else:
+                found[name] = value
+        return found
+
+    def likely(self, engine: str) -> dict[str, Any]:
+        """The constants that this fit does not determine, with their likely values."""
+        if self.is_first_token:
+            return {p.name: p.likely for p in self.parameters}
+        sums = {(p.name, p.of): math.log(p.likely) for p in (*_STEP, *self.parameters)}
+        floors = {(p.name, p.of): p.floor for p in (*_STEP, *self.parameters)}
+        found: dict[str, Any] = {}
+        for (name, of), total in sums.items():
+            value = floors[name, of] + math.exp(total)
+            if of:
+                found.setdefault(name, {})[of] = value
+            else:
+                found[name] = value
+        return {**found, **_FIXED, "max_sequences": _MAX_SEQUENCES[engine]}
+
+    def fixed(self, engine: str, kind: str) -> dict[str, Any]:
+        """The constants that kernel tables determine."""
+        links = _LINKS.get(kind, _LINKS["hopper"])
+        linked, pcie = links.get(engine, links[""]), _PCIE.get(kind, _PCIE[""])
+        found: dict[str, Any] = {
+            "all_reduce_seconds": linked[0], "all_reduce_device_seconds": linked[1], "link_overhead": 1 / linked[2],
+            "pcie_all_reduce_seconds": pcie[0], "pcie_all_reduce_device_seconds": pcie[1],
+            "pcie_overhead": 1 / pcie[2], "head_seconds": _HEAD_SECONDS.get(kind, _FIXED["head_seconds"]),
+        }  # fmt: skip
+        return found
+
+    def tables(self, kind: str) -> dict[str, dict[str, float]]:
+        """Overheads of a kind of device without serving points, from kernel tables."""
+        tables = _TABLES.get(kind, {}) if self.name == "servers" else {}
+        return {
+            "weight_overhead": {of: read for of, (read, _) in tables.items()},
+            "compute_overhead": {of: multiply for of, (_, multiply) in tables.items()},
+        }
+
+    def described(self, theta: Values) -> dict[str, float]:
+        return {
+            f"{p.name}{'.' + p.of if p.of else ''}{'@' + label if label else ''}": float(
+                f"{(0 if label else p.floor) + math.exp(value):.4g}"
+            )
+            for (p, label), value in zip(self.thetas, theta)
+        }
+
+
+def is_older(row: Row) -> bool:
+    """Whether the release that was measured is older than the step of its engine.
+
+    InferenceX started vLLM with --async-scheduling before that was the default.
+    """
+    if row.engine == "vllm" and row.source == "silicon" and row.version in (None, "0.11.2"):
+        return False
+    release, since = row.release, parse_release(row.engine, SINCE[row.engine].release).release
+    return release is not None and since is not None and release < since
+
+
+SERVERS = Model(
+    "servers", (*_ENGINES, "logical"), _STEP, Model("servers", (*_ENGINES, "logical"), _FIRST_TOKEN, None)
+)
+LAPTOPS = Model("laptops", ("llama.cpp", "mlx"), _LAPTOP, Model("laptops", ("llama.cpp", "mlx"), _FIRST_TOKEN, None))

@@ -1,0 +1,64 @@
+"""The fixed cost of a decode step's kernels, counted from the description of the layers.
+
+A kernel that only starts and ends counts as one: a norm, a small matrix product, an activation. A kernel with a longer
+fixed part counts as several. The time of one is `kernel_seconds` in constants.json, which is fitted for each engine and
+kind of device. So a new kind of layer has a cost without a fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import LINEAR, NORM, ROUTER, Block, ModelWeights, Weight
+
+# Projections of the same input are one product, as in every engine (QKV, gate and up). These read another input.
+_OUTPUTS = ("o_", "out", "down", "w2", "dense", "fc2", "c_proj")
+_GATES = ("gate_proj", "gate_up", "up_proj", "w1", "fc1")
+# Quantising the input, and the longer start of a product with scales: 5 us instead of 3 (kernel tables of
+# aiconfigurator, commit 095f58a).
+_QUANTIZED = 2
+# Top-k, sorting and gathering the tokens, two grouped products, the activation and combining the results: 16 to 40 us
+# besides the router, in the same tables. Experts in 8 or 4 bits also quantise two inputs.
+_EXPERTS, _QUANTIZED_EXPERTS = 12, 4
+# Adding the result of shared experts, on top of their products.
+_SHARED = 2
+
+
+def count_launches(spec: ModelSpec, weights: ModelWeights, is_quantized: Callable[[Block, Weight], bool]) -> int:
+    """The kernels of one decode step, in units of a small kernel.
+
+    `is_quantized(block, weight)` is whether the product with this weight also quantises its input.
+    """
+    found = sum(group.num_layers * mixer.launches for group in spec.layers for mixer in group.layer.mixers)
+    for block in weights.blocks:
+        found += len(block.numbers) * _of_layer(block, is_quantized)
+    return found
+
+
+def _of_layer(block: Block, is_quantized: Callable[[Block, Weight], bool]) -> int:
+    """The kernels of one layer of a block besides its mixers' own."""
+    found = 0
+    products = set()
+    for weight in block.weights:
+        if not weight.read:
+            continue
+        if weight.role in (NORM, ROUTER):
+            found += 1
+        elif weight.role == LINEAR and weight.copies > 1:
+            leaf = weight.name.rpartition(".")[2]
+            if leaf.startswith(_OUTPUTS):
+                found += _EXPERTS + (_QUANTIZED_EXPERTS if is_quantized(block, weight) else 0)
+        elif weight.role == LINEAR:
+            parent, _, leaf = weight.name.rpartition(".")
+            is_output = leaf.startswith(_OUTPUTS)
+            product = (parent, weight.columns, is_output)
+            if product in products:
+                continue
+            products.add(product)
+            found += 1 + (_QUANTIZED if is_quantized(block, weight) else 0)
+            if leaf.startswith(_GATES):
+                found += 1
+            if is_output and "shared" in parent:
+                found += _SHARED
+    return found

@@ -1,0 +1,53 @@
+"""A model that fits only with a larger share of the memory than the engine's default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.planning.layout import SpeedQuestion
+from tests.documents import texts
+
+
+def ask(engine: str = "sglang", gpu: str = "b200", **asked: Any) -> dict[str, Any]:
+    speed = SpeedQuestion(input_tokens=8192, output_tokens=1024, concurrency=4)
+    given: dict[str, Any] = {"devices": kvcalc.find_devices(gpu), "tensor_parallel_size": 4, "speed": speed, **asked}
+    return dict(kvcalc.estimate(kvcalc.load_model("deepseek-r1"), engine=engine, dtype="fp8", **given))
+
+
+def test_deepseek_r1_on_four_b200_has_a_speed() -> None:
+    # InferenceX serves it with --mem-fraction-static 0.95. SGLang's default share leaves nothing for the cache.
+    found = ask()
+    assert not found["fit"]["fits"]
+    assert any("with --mem-fraction-static 0.95, there is memory for" in text for text in texts(found))
+    given = ask(engine_settings={"mem-fraction-static": "0.95"})
+    assert given["fit"]["fits"]
+    assert found["throughput"] == given["throughput"]
+
+
+def test_a_share_that_was_given_is_kept() -> None:
+    found = ask(engine_settings={"mem-fraction-static": "0.85"})
+    assert found["throughput"] is None
+    assert not any("there is memory for" in text for text in texts(found))
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "tensorrt-llm"])
+def test_a_model_that_no_share_fits_has_no_speed(engine: str) -> None:
+    found = ask(engine, "h100")
+    assert not found["fit"]["fits"]
+    assert found["throughput"] is None
+
+
+def test_the_verdict_of_fit_stays_and_names_the_flag(kvcalc: Any) -> None:
+    load = ("--input-tokens", "8k", "--output-tokens", "1k", "--concurrency", "4")
+    asked = ("deepseek-r1", "--gpu", "b200x4", "--engine", "sglang", "--dtype", "fp8", *load)
+    found = kvcalc("fit", *asked, "--json")
+    assert found.status == 4
+    assert any("with --mem-fraction-static 0.95" in text for text in texts(found.json))
+    assert kvcalc("fit", *asked, "--mem-fraction-static", "0.95").status == 0
+
+
+def test_a_step_of_a_batch_that_does_not_fit_has_no_speed() -> None:
+    assert ask(speed=None, context_tokens=9216)["throughput"] is None
