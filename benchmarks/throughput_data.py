@@ -20,6 +20,7 @@ from kvcalc.cli.batch import Questions
 from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.engines.release import Release, parse_release, release_of
+from kvcalc.planning.admission import running_requests
 from kvcalc.planning.case import Question, make_case
 from kvcalc.planning.load import at_load
 from kvcalc.planning.throughput import Speed, speed_of
@@ -173,7 +174,8 @@ def _row(asks: Questions, point: dict[str, Any]) -> Row | None:
     if not isinstance(speed, Speed):
         return None
     served = fields.get("output_tokens", 0)
-    running, concurrency = case.workload.batch_size, fields.get("concurrency", case.workload.batch_size)
+    running = running_requests(case, speed.model.constants.max_sequences)
+    concurrency = fields.get("concurrency", running)
     context = fields["input_tokens"] + served / 2 if served else case.workload.context_tokens
     first, seconds, decoding = point["ttft"], point["seconds"], float(running)
     suspect = BELOW_THE_ROOFLINE if seconds < speed.model.roofline(running, context) else _suspect(point, fields)

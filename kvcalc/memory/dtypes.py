@@ -81,6 +81,19 @@ FILE_TYPES = by_name(
     Dtype("q6_k", 6, 256, 210),
 )
 
+# File types that have the name of an element type, as llama-quantize writes them: some matrices, such as the output
+# head, have another type. The engine llama.cpp means these files by --dtype. kvcalc.memory.quantization.gguf_types
+# gives the type of each matrix.
+_WITH_FILES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "mxfp4")
+GGUF_TYPES = by_name(*(DTYPES[name]._replace(name=f"gguf-{name}") for name in _WITH_FILES))
+
+
+def gguf_type(name: str) -> str | None:
+    """The file type called `name`, ignoring case. None if there is none, or it is one of `FILE_TYPES`."""
+    found = f"gguf-{name.casefold()}"
+    return found if found in GGUF_TYPES else None
+
+
 # Other spellings of the same types, used by torch, vLLM and users.
 _ALIASES = {
     "float32": "fp32", "f32": "fp32", "float": "fp32", "float16": "fp16", "f16": "fp16", "half": "fp16",
@@ -107,7 +120,8 @@ def parse_weight_dtype(text: str | None) -> Dtype | None:
     if text is None:
         return None
     name = text.casefold()
-    found = FILE_TYPES.get(name) or MLX_TYPES.get(name) or MLX_TYPES.get(f"mlx-{name}" if "bit" in name else "")
+    found = FILE_TYPES.get(name) or GGUF_TYPES.get(name) or MLX_TYPES.get(name)
+    found = found or MLX_TYPES.get(f"mlx-{name}" if "bit" in name else "")
     return found or parse_dtype(text, "--dtype")
 
 

@@ -67,6 +67,7 @@ def matrices(
     for block in weights.blocks:
         # If no pattern distinguishes layers, the first layer of a block represents all of them.
         by_layer = scheme is not None and scheme.by_layer
+        bias_bytes = base.block_bytes if scheme is None else scheme.bias_bytes or base.block_bytes
         times = 1 if by_layer else len(block.numbers)
         for number in block.numbers if by_layer else block.numbers[:1]:
             prefix = "" if scheme is None else block.prefix.format(number)
@@ -79,7 +80,7 @@ def matrices(
                     name = linear.name
                 else:
                     one, name = weight.rows * weight.columns * base.block_bytes, base.name
-                yield weight, times, one + weight.bias * base.block_bytes, name
+                yield weight, times, one + weight.bias * bias_bytes, name
 
 
 def embedding_bytes(weights: ModelWeights, base: Dtype, scheme: Scheme | None = None) -> int:

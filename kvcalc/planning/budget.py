@@ -39,9 +39,13 @@ class Budget(NamedTuple):
             return self.pool_bytes
         return _divide(self.case, self.weights, tokens, sequences).pool_bytes
 
-    def running_limit(self) -> int | None:
-        """The most sequences of the case's context length that fit in a replica. None if memory sets no limit."""
-        return largest_batch(self.case, self.pool_bytes, self.case.workload.context_tokens, self.pool_shrinkage)
+    def running_limit(self, tokens: int | None = None) -> int | None:
+        """The most sequences of `tokens` tokens that fit in a replica. None if memory sets no limit.
+
+        The default is the case's context length.
+        """
+        tokens = self.case.workload.context_tokens if tokens is None else tokens
+        return largest_batch(self.case, self.pool_bytes, tokens, self.pool_shrinkage)
 
     @property
     def pool_shrinkage(self) -> PoolShrinkage | None:

@@ -132,7 +132,8 @@ def make_case(question: Question) -> Case:
         settings = with_device(asked.engine, settings, devices)
     elif asked.speed is not None:
         raise UsageError("serving options, --ep and --calibrate need a device", "for example --gpu h100")
-    resolved, reason = resolve_kv_dtype(asked.engine, spec, asked.kv_dtype, settings, asked.dtype)
+    device_class = None if devices is None else devices.gpu.device_class
+    resolved, reason = resolve_kv_dtype(asked.engine, spec, asked.kv_dtype, settings, asked.dtype, device_class)
     workload = resolve_workload(
         spec, asked.context_tokens, asked.batch_size, asked.dtype, resolved, size,
         asked.encoder_tokens, asked.pipeline_parallel_size,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvcalc.memory.engines.options import OPTIONS
+from kvcalc.memory.engines.place import RAW_FP8
 from kvcalc.planning.checkpoint import Checkpoint
 
 # vLLM takes the number of draft tokens inside --speculative-config, together with the draft model's name.
@@ -39,14 +40,14 @@ class Layout(NamedTuple):
 def vllm_command(checkpoint: Checkpoint, layout: Layout) -> str:
     """`vllm serve ...` for one replica."""
     sizes = ("--tensor-parallel-size", "--pipeline-parallel-size", "--max-model-len", "--max-num-seqs")
-    flags = _flags("vllm", checkpoint, layout, sizes, {"fp8": "fp8"})
+    flags = _flags("vllm", checkpoint, layout, sizes, {"fp8": "fp8", RAW_FP8.name: "fp8"})
     return shlex.join([*_environment("vllm", layout), "vllm", "serve", checkpoint.name, *flags])
 
 
 def sglang_command(checkpoint: Checkpoint, layout: Layout) -> str:
     """`python -m sglang.launch_server ...` for one replica."""
     sizes = ("--tp-size", "--pp-size", "--context-length", "--max-running-requests")
-    flags = _flags("sglang", checkpoint, layout, sizes, {"fp8": "fp8_e4m3"})
+    flags = _flags("sglang", checkpoint, layout, sizes, {"fp8": "fp8_e4m3", RAW_FP8.name: "fp8_e4m3"})
     start = [*_environment("sglang", layout), "python", "-m", "sglang.launch_server"]
     return shlex.join([*start, "--model-path", checkpoint.name, *flags])
 

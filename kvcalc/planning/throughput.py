@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
+from kvcalc.planning.admission import running_requests
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion, layout_of
 from kvcalc.planning.weights import stored_weights
@@ -32,7 +33,8 @@ class Speed(NamedTuple):
 def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
     """The `throughput` part of a document: seconds and tokens per second of one replica.
 
-    None, with a note, if they are not known. If requests are served, the case's batch is the number that run at once.
+    None, with a note, if they are not known. If requests are served, the case's batch is the number that fit at their
+    full length.
     """
     speed = speed_of(case, notes)
     if isinstance(speed, str):
@@ -59,8 +61,9 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
     serving = None
     if question.input_tokens is not None and question.output_tokens is not None:
         lengths = question.input_tokens, question.output_tokens
-        first = range_factors(model, speed.regime.ttft_ranges, speed.weight_dtype, batch_size, is_outside)
-        load = question.concurrency or batch_size, batch_size
+        running = running_requests(case, model.constants.max_sequences)
+        load = question.concurrency or running, running
+        first = range_factors(model, speed.regime.ttft_ranges, speed.weight_dtype, running, is_outside)
         serving = _describe_serving(model, lengths, load, (low, high), first)
     if unfitted:
         text = f"not fitted for {', '.join(unfitted)}: the range is wider"

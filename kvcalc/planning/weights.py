@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, MLX_TYPES, Dtype, parse_weight_dtype
+from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, GGUF_TYPES, MLX_TYPES, Dtype, gguf_type, parse_weight_dtype
 from kvcalc.memory.sharding import Bounds, Width, shard, stage_weights, width_of
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
 from kvcalc.model.memo import remembered_of_two
@@ -202,8 +202,8 @@ def stored_weights(model: ModelSpec, spec: ModelSpec, dtype: str | None, model_d
         held = spec.gguf.weights
         if held is None or held.parameters != count_parameters(weights).total:
             return "the weights a step reads are not known for this GGUF file"
-        dtype = held.dtype
-        if dtype.casefold() not in {**DTYPES, **FILE_TYPES}:
+        dtype = gguf_type(held.dtype) or held.dtype
+        if dtype.casefold() not in {**DTYPES, **FILE_TYPES, **GGUF_TYPES}:
             return f"the speed of weights of type {dtype} is not known"
     notes: list[Note] = []
     storage = _storage(spec, parse_weight_dtype(dtype), model_dtype, notes)
@@ -223,7 +223,7 @@ class Storage(NamedTuple):
 def _storage(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: list[Note]) -> Storage | None:
     """How the weights are stored. None, with a note, if that is not modelled."""
     if (asked is None and spec.quantization) or (
-        asked is not None and (asked.name in FILE_TYPES or asked.name in MLX_TYPES)
+        asked is not None and (asked.name in FILE_TYPES or asked.name in GGUF_TYPES or asked.name in MLX_TYPES)
     ):
         scheme = _scheme(spec, asked, model_dtype, notes)
         return None if scheme is None else Storage(scheme.name, scheme, None)
@@ -237,6 +237,10 @@ def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: lis
         from kvcalc.memory.quantization.mlx import mlx_scheme
 
         return mlx_scheme(asked.name, spec.model_type, model_dtype.block_bytes)
+    if asked is not None and asked.name in GGUF_TYPES:
+        from kvcalc.memory.quantization.gguf_types import file_type_scheme
+
+        return file_type_scheme(asked.name, spec)
     if asked is not None:
         from kvcalc.memory.quantization.k_quants import k_quant_scheme
 

@@ -117,6 +117,7 @@ def weight_class(dtype: str) -> str:
     if dtype.startswith("mlx-"):
         # MLX's kernels unpack every type of up to 6 bits in the same way (affine_qmv, quantized.h).
         return "int8" if dtype.startswith(("mlx-8bit", "mlx-mxfp8")) else "int4"
+    dtype = dtype.removeprefix("gguf-")
     return _WEIGHT_CLASSES.get(dtype, "int4" if dtype[:2] in ("q4", "q5", "iq", "in") else "bf16")
 
 

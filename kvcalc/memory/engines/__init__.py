@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from kvcalc.errors import ModelError, UsageError, nearest
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.options import check_settings
+from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.release import Asked, split_engine
 from kvcalc.memory.kv_cache import Growth, growth, sequence_bytes
 from kvcalc.memory.sharding import Bounds, bounds_of, longer_before_last, stages_of
@@ -95,7 +96,9 @@ class Engine(ABC):
     A share is all layers on one tensor-parallel rank, or the layers of one pipeline stage. `version` is the requested
     release, or the one from which the rules were read; of the class, always the latter. `settings` are the settings in
     use, by name. `splits_heads` is whether tensor parallelism is modelled for the engine, and `splits_layers` whether
-    pipeline stages are. `older_rules` ends a note about releases: how to count an older release.
+    pipeline stages are. `older_rules` ends a note about releases: how to count an older release. `reserves_full_length`
+    is whether a request starts only if there is room for its whole answer. `running_option` is the engine's option for
+    the most requests that run at once.
     """
 
     name: str
@@ -103,6 +106,8 @@ class Engine(ABC):
     splits_heads = True
     splits_layers = True
     older_rules = ""
+    reserves_full_length = True
+    running_option: str | None = None
     notes: tuple[Note, ...] = ()
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
@@ -116,8 +121,13 @@ class Engine(ABC):
         return longer_before_last(num_layers, stages)
 
     @staticmethod
-    def kv_dtype(spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None) -> Resolved:
-        """The cache's dtype as the engine resolves `asked`, and the reason. `dtype` is the requested weight dtype."""
+    def kv_dtype(
+        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+    ) -> Resolved:
+        """The cache's dtype as the engine resolves `asked`, and the reason.
+
+        `dtype` is the requested weight dtype. `place` has the release and the device, which decide it for some models.
+        """
         return asked, None
 
     @staticmethod
@@ -224,13 +234,21 @@ def stage_bounds(name: str, num_layers: int, stages: int) -> Bounds:
 
 
 def resolve_kv_dtype(
-    name: str, spec: ModelSpec, asked: str, settings: Mapping[str, str] | None = None, dtype: str | None = None
+    name: str,
+    spec: ModelSpec,
+    asked: str,
+    settings: Mapping[str, str] | None = None,
+    dtype: str | None = None,
+    device_class: str | None = None,
 ) -> Resolved:
     """The cache's dtype as engine `name` resolves `asked`, and the reason (`Engine.kv_dtype`).
 
-    Raises UsageError (exit 2) for an unknown engine.
+    `name` may end in a release. `device_class` is the kind of device, None if there is none. Raises UsageError (exit 2)
+    for an unknown engine or release.
     """
-    return _class_of(name)[0].kv_dtype(spec, asked, settings or {}, dtype)
+    engine, release = _class_of(name)
+    place = Place(release.release if release else None, device_class)
+    return engine.kv_dtype(spec, asked, settings or {}, dtype, place)
 
 
 def resolve_weight_dtype(name: str, spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:

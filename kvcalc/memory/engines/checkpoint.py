@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kvcalc.memory.dtypes import parse_weight_dtype
+
+if TYPE_CHECKING:
+    from kvcalc.model.spec import ModelSpec
+
+# Models whose NVFP4 checkpoint by NVIDIA names no cache type. 16 published configs were read (nvidia/*-NVFP4 for
+# DeepSeek-V4, Gemma 4, GLM-5, Kimi K2, MiniMax, Qwen3.5 and Qwen3.6). The other 12 name an fp8 cache (kv_cache_scheme).
+_WITHOUT_CACHE_TYPE = ("qwen3.6-35b-a3b",)
+_TYPES_WITHOUT_CACHE_TYPE = ("deepseek_v4", "deepseek_ref", "minimax_m3", "minimax_m3_vl_text")
 
 
 def quantized_cache(outer: object, methods: tuple[str, ...]) -> tuple[str, str] | None:
@@ -12,7 +23,7 @@ def quantized_cache(outer: object, methods: tuple[str, ...]) -> tuple[str, str] 
     kv_cache_quant_algo holds a name, and kv_cache_scheme holds a number of bits and a type. Both may be inside a nested
     `quantization` (modelopt's hf_quant_config.json).
     """
-    if not isinstance(outer, Mapping) or not str(outer.get("quant_method", "")).startswith(methods):
+    if not _is_made_by(outer, methods) or not isinstance(outer, Mapping):
         return None
     nested = outer.get("quantization")
     inner = nested if isinstance(nested, Mapping) else outer
@@ -22,6 +33,24 @@ def quantized_cache(outer: object, methods: tuple[str, ...]) -> tuple[str, str] 
             name = _of_scheme(asked) if isinstance(asked, Mapping) else str(asked).casefold()
             return (name, f"quantization_config.{key}") if name in ("fp8", "nvfp4") else None
     return None
+
+
+def published_cache(spec: ModelSpec, dtype: str | None) -> tuple[str, str] | None:
+    """The cache type of the published checkpoint with weights in `dtype`, and the reason. None if it names none.
+
+    Only nvfp4 is known: its checkpoints are NVIDIA's, made by modelopt with an fp8 cache. Checkpoints in fp8 have many
+    makers, and most name no cache type. If the model's own config is of such a checkpoint, the config decides.
+    """
+    asked = parse_weight_dtype(dtype)
+    if asked is None or asked.name != "nvfp4" or _is_made_by(spec.quantization, ("modelopt",)):
+        return None
+    if spec.model_type in _TYPES_WITHOUT_CACHE_TYPE or spec.name.casefold() in _WITHOUT_CACHE_TYPE:
+        return None
+    return "fp8", "NVIDIA's nvfp4 checkpoints name an fp8 cache"
+
+
+def _is_made_by(outer: object, methods: tuple[str, ...]) -> bool:
+    return isinstance(outer, Mapping) and str(outer.get("quant_method", "")).startswith(methods)
 
 
 def _of_scheme(scheme: Mapping[str, object]) -> str | None:

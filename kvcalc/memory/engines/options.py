@@ -52,7 +52,9 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
     "sglang": (
         Option("page-size", "N", "tokens per page", "1, or 64 with an indexer"),
         Option("swa-full-tokens-ratio", "R", "size of the sliding-window pool relative to the full pool", "0.8"),
-        Option("max-running-requests", "N", "rows of the request table, which is counted only if this option is given"),
+        Option(
+            "max-running-requests", "N", "maximum running requests; the request table is counted only with this option"
+        ),
         Option("context-length", "N", "width of the request table", "the model's"),
         Option("max-mamba-cache-size", "N", "recurrent states", "one per sequence"),
         Option(
@@ -72,7 +74,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
     "llama.cpp": (
         Option("cache-type-k", "TYPE", "type of K", "f16", ("-ctk",)),
         Option("cache-type-v", "TYPE", "type of V", "f16", ("-ctv",)),
-        Option("parallel", "N", "number of slots, if more than --batch", None, ("-np",)),
+        Option("parallel", "N", "number of slots, if more than --batch; maximum running requests", None, ("-np",)),
         Option("kv-unified", None, "all slots share one stream", None, ("-kvu",)),
         Option("ubatch-size", "N", "tokens in one step", "512", ("-ub",)),
         Option("swa-full", None, "keep all tokens in sliding-window layers"),

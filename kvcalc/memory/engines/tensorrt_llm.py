@@ -15,6 +15,7 @@ from kvcalc.memory.dtypes import Dtype, bytes_of, parse_weight_dtype
 from kvcalc.memory.engines import BlockPool, Engine, Line, Resolved, lines_of, not_established
 from kvcalc.memory.engines.checkpoint import quantized_cache
 from kvcalc.memory.engines.options import Given
+from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.memory.sharding import longer_first
@@ -52,6 +53,8 @@ class TensorrtLlm(Engine):
     """
 
     name = "tensorrt-llm"
+    # GUARANTEED_NO_EVICT, the default of capacity_scheduler_policy (llmapi/llm_args.py).
+    reserves_full_length = True
     version = "001541bad83b"
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
@@ -70,7 +73,9 @@ class TensorrtLlm(Engine):
         return longer_first(num_layers, stages)
 
     @staticmethod
-    def kv_dtype(spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None) -> Resolved:
+    def kv_dtype(
+        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+    ) -> Resolved:
         """`auto` follows a checkpoint quantized by modelopt: the engine reads its kv_cache_quant_algo (quant_mode).
 
         Checkpoints from modelopt's fp8 and nvfp4 recipes name fp8. So `auto` is also fp8 if such weights are requested

@@ -22,13 +22,15 @@ class Scheme(NamedTuple):
     """`format_of(name, role)` is the format of a module's matrix, or None if it is not quantised.
 
     `by_layer` is whether the format may differ between layers; if not, one layer represents all. `embedding` has the
-    input embedding's format, and its format if it is also the output head; None if it is not quantised.
+    input embedding's format, and its format if it is also the output head; None if it is not quantised. `bias_bytes` is
+    the size of an element of a bias, None if that of an unquantised weight.
     """
 
     name: str
     format_of: Callable[[str, str], Format | None]
     by_layer: bool = True
     embedding: tuple[Format, Format] | None = None
+    bias_bytes: int | None = None
 
 
 def is_mlx(config: Mapping[str, object]) -> bool:

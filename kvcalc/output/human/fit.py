@@ -34,19 +34,24 @@ def print_verdict(document: dict[str, Any], console: Console) -> None:
     fit = document["fit"]
     verdict = ("fits", "bold green") if fit["fits"] else ("does not fit", "bold red")
     memory = format_size(max(fit["kv_cache_memory_bytes"], 0), capacity=True)
-    text = f": {memory} per device for the KV cache{_waiting(document)}"
-    console.print(Text.assemble(verdict, text))
+    console.print(Text.assemble(verdict, f": {memory} per device for the KV cache"))
+    if waiting := _waiting(document):
+        console.print(waiting)
     print_bar(fit, console)
     print_limits(document, console)
 
 
 def _waiting(document: dict[str, Any]) -> str:
-    """How many of the requests run at once, if some have to wait. Empty otherwise."""
-    workload = document["workload"]
-    running, wanted = workload["batch_size"], workload["concurrency"]
-    if not document["fit"]["fits"] or wanted is None or running >= wanted:
+    """How many of the requests fit at their full length and how many run, if these are not all. Empty otherwise."""
+    workload, speed = document["workload"], document.get("throughput")
+    fitting, wanted = workload["batch_size"], workload["concurrency"]
+    if not document["fit"]["fits"] or wanted is None or fitting >= wanted:
         return ""
-    return f"; {count(running)} of {count(wanted)} requests run, {count(wanted - running)} wait"
+    running = speed["serving"]["running_requests"] if speed else None
+    if running is None:
+        return f"{count(fitting)} of {count(wanted)} requests fit at full length"
+    text = f"{count(running)} of {count(wanted)} requests run, {count(wanted - running)} wait"
+    return text if running == fitting else f"{text}; {count(fitting)} fit at full length"
 
 
 def print_limits(document: dict[str, Any], console: Console) -> None:

@@ -72,15 +72,15 @@ def make_setup(question: Question, reading: Reading) -> Setup:
     """The setup for one reading of a question. Raises UsageError (exit 2) and ModelError (exit 3) as estimate does."""
     spec, tensor_parallel_size = reading.spec or question.spec, question.tensor_parallel_size
     settings = reading.settings
-    dtype, reason = resolve_kv_dtype(question.engine, spec, question.kv_dtype, settings, question.dtype)
     # If the log has no length, use the model's maximum, as the engines do.
+    engine = f"{question.engine}@{reading.release}" if reading.release else question.engine
+    dtype, reason = resolve_kv_dtype(engine, spec, question.kv_dtype, settings, question.dtype)
     context = question.context_tokens or spec.max_position_embeddings
     stages = question.pipeline_parallel_size
     workload = resolve_workload(
         spec, context, 1, question.dtype, dtype, tensor_parallel_size, pipeline_parallel_size=stages
     )
     bound = bind_workload(spec, workload)
-    engine = f"{question.engine}@{reading.release}" if reading.release else question.engine
     rules = load_engine(engine, bound, settings, stages)
     share = on_device(bound, tensor_parallel_size)
     return Setup(bound, share, workload.kv_dtype, reason, workload.context_tokens, rules, settings, workload.notes)

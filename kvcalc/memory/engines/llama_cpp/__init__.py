@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.errors import UsageError
-from kvcalc.memory.dtypes import Dtype, pair, parse_dtype
+from kvcalc.memory.dtypes import Dtype, gguf_type, pair, parse_dtype
 from kvcalc.memory.engines import Engine, Line, Resolved
 from kvcalc.memory.engines.llama_cpp.account import Cells, account, cells_for
 from kvcalc.memory.engines.llama_cpp.architectures import layers_of
 from kvcalc.memory.engines.llama_cpp.settings import NO_V, VERSION, parse_settings
+from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.model.caches import Cache, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.notes import Note
@@ -32,6 +33,9 @@ class LlamaCpp(Engine):
     """
 
     name = "llama.cpp"
+    # Every slot has the cells of a whole request (llama-server).
+    reserves_full_length = True
+    running_option = "parallel"
     version = VERSION
     splits_heads = False
     older_rules = "; --before-pull counts an older build"
@@ -55,7 +59,9 @@ class LlamaCpp(Engine):
         return [devices.count(device) for device in range(stages)]
 
     @staticmethod
-    def kv_dtype(spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None) -> Resolved:
+    def kv_dtype(
+        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+    ) -> Resolved:
         """The types of K and V: --cache-type-k and --cache-type-v, else --kv-dtype for both, else f16."""
         plain = "fp16" if asked.casefold() == "auto" else asked
         k, v = (parse_dtype(settings.get(f"cache-type-{name}", plain), f"--cache-type-{name}") for name in ("k", "v"))
@@ -64,6 +70,25 @@ class LlamaCpp(Engine):
             raise UsageError(f"--kv-dtype {unknown}: not a cache type of llama.cpp", f"one of {', '.join(_TYPES)}")
         default = asked.casefold() == "auto" and not {"cache-type-k", "cache-type-v"} <= set(settings)
         return pair(k, v), "f16 is llama.cpp's default for every model" if default else None
+
+    @staticmethod
+    def weight_dtype(spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
+        """A type that GGUF files have means such a file (`GGUF_TYPES`).
+
+        A model published in mxfp4 (gpt-oss) means MXFP4_MOE, with Q8_0 outside the experts, as in ggml-org's files
+        (ggml-org/gpt-oss-20b-GGUF). That file type is for models with experts.
+        """
+        if spec.gguf is not None:
+            return asked, None
+        stated = spec.quantization
+        own = stated.get("quant_method") if asked is None and isinstance(stated, Mapping) else None
+        name = asked or ("mxfp4" if own == "mxfp4" else "")
+        if name.casefold() == "mxfp4":
+            from kvcalc.memory.quantization.gguf_types import count_experts
+
+            if not count_experts(spec):
+                return asked, None
+        return gguf_type(name) or asked, None
 
     def check_model(self) -> None:
         """Raise ModelError (exit 3) for a model that llama.cpp does not run, or whose layout is not modelled."""

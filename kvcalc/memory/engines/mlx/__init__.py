@@ -13,6 +13,7 @@ from kvcalc.memory.engines import Engine, Line, Resolved, lines_of
 from kvcalc.memory.engines.mlx.models import VERSION, check_model, kept, makes_own_cache, rotates, why_not_quantized
 from kvcalc.memory.engines.mlx.weights import weight_dtype
 from kvcalc.memory.engines.options import Given
+from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.release import parse_release
 from kvcalc.memory.engines.rounding import round_up
 from kvcalc.memory.kv_cache import state_bytes, stored_cache_bytes
@@ -76,7 +77,9 @@ class Mlx(Engine):
         self.notes = tuple(notes)
 
     @staticmethod
-    def kv_dtype(spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None) -> Resolved:
+    def kv_dtype(
+        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+    ) -> Resolved:
         """The type of the activations, or the type that --kv-bits and --kv-group-size name."""
         folded = asked.casefold()
         if "kv-bits" in settings:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import BlockPool, Engine, Line, Resolved, lines_of
-from kvcalc.memory.engines.checkpoint import quantized_cache
 from kvcalc.memory.engines.options import Given
+from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.memory.engines.rounding import ceil_div, round_up
+from kvcalc.memory.engines.sglang.defaults import default_cache, has_raw_rows
 from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
 from kvcalc.memory.engines.sglang.models import MINIMAX_M3, VERSION, WITH_ENCODER, check_model, is_sparse
 from kvcalc.memory.kv_cache import stored_cache_bytes
@@ -70,6 +71,11 @@ class Sglang(Engine):
     """
 
     name = "sglang"
+    # A request starts if its prompt fits beside a share of the answers still to come (new_token_ratio, which falls to
+    # 10 %). If that was too little, requests are retracted (PrefillAdder, srt/managers/schedule_policy.py). Requests
+    # with ignore_eos reserve more.
+    reserves_full_length = False
+    running_option = "max-running-requests"
     version = VERSION
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
@@ -95,10 +101,15 @@ class Sglang(Engine):
         return longer_last(num_layers, stages)
 
     @staticmethod
-    def kv_dtype(spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None) -> Resolved:
-        """`auto` is fp8 if modelopt quantized the checkpoint and its cache is fp8 (configure_kv_cache_dtype)."""
-        found = quantized_cache(spec.quantization, ("modelopt",)) if asked.casefold() == "auto" else None
-        return ("fp8", f"the checkpoint's {found[1]} is fp8") if found and found[0] == "fp8" else (asked, None)
+    def kv_dtype(
+        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+    ) -> Resolved:
+        """`auto` depends on the device for sparse attention, and on the checkpoint for other models.
+
+        See `defaults` for the rules and their sources.
+        """
+        name, reason = default_cache(spec, dtype, place) if asked.casefold() == "auto" else (asked, None)
+        return (RAW_FP8 if is_fp8(name) and has_raw_rows(spec, place) else name), reason
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         full, window = self._pool_tokens(self.spec, dtype, tokens, 1)
@@ -250,7 +261,4 @@ def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
     if any(isinstance(cache, RecurrentState) for cache in all_caches(spec)) and not settings.max_mamba_cache_size:
         text = "counting one state per sequence; SGLang's radix cache keeps 3 or more (set --max-mamba-cache-size)"
         notes.append(Note("engine", "more-states", text))
-    if is_sparse(spec):
-        text = "for sparse attention, SGLang's auto is fp8 on Blackwell and bf16 on Hopper; set --kv-dtype to choose"
-        notes.append(Note("engine", "kv-dtype-by-device", text))
     return tuple(notes)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
+from kvcalc.memory.engines.place import RAW_FP8
 from kvcalc.memory.engines.sglang.models import ALL_LAYERS, GEMMA4, MINIMAX_M3, WINDOW_POOL, check_model
 from kvcalc.memory.engines.sglang.models import is_sparse as is_sparse
 from kvcalc.memory.kv_cache import stored_cache_bytes
@@ -31,7 +32,7 @@ from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches
 FULL, WINDOW, STATE = "full", "window", "state"
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4")
-_SPARSE_DTYPES = ("bf16", "fp8")
+_SPARSE_DTYPES = ("bf16", "fp8", RAW_FP8.name)
 _M3_DTYPES = ("fp16", "bf16")
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 

@@ -13,10 +13,12 @@ from typing import Any
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import BlockPool, Engine, Line, Resolved
-from kvcalc.memory.engines.checkpoint import quantized_cache
+from kvcalc.memory.engines.checkpoint import published_cache, quantized_cache
+from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.memory.engines.release import Asked
 from kvcalc.memory.engines.vllm.account import Plan, account
 from kvcalc.memory.engines.vllm.cache_dtypes import check_dtype, own_dtype
+from kvcalc.memory.engines.vllm.defaults import default_cache, has_raw_rows
 from kvcalc.memory.engines.vllm.groups import group
 from kvcalc.memory.engines.vllm.layers import M3_BLOCK, MINIMAX_M3, layers_of, with_draft_layers
 from kvcalc.memory.engines.vllm.releases import is_known, is_newest, rules_of
@@ -39,6 +41,10 @@ class Vllm(Engine):
     """
 
     name = "vllm"
+    # A request starts if there are blocks for its prompt. If a running one finds no block, another one is preempted
+    # (Scheduler.schedule, v1/core/sched/scheduler.py, vLLM 0.33.0).
+    reserves_full_length = False
+    running_option = "max-num-seqs"
     version = VERSION
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
@@ -65,16 +71,16 @@ class Vllm(Engine):
         self._plans: dict[tuple[int, Dtype], tuple[ModelSpec, Plan]] = {}
 
     @staticmethod
-    def kv_dtype(spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None) -> Resolved:
-        """`auto` follows the checkpoint.
+    def kv_dtype(
+        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+    ) -> Resolved:
+        """`auto` follows the checkpoint, else the default for the model and the device (`defaults.default_cache`).
 
-        That is so for checkpoints quantized by modelopt (resolve_kv_cache_dtype_string, utils/torch_utils.py), and for
-        a kv_cache_scheme in the quantization config, which gives fp8 (layers/attention/attention.py).
+        The checkpoint decides if it was quantized by modelopt (resolve_kv_cache_dtype_string, utils/torch_utils.py,
+        since 0.14), or has a kv_cache_scheme, which gives fp8 (layers/attention/attention.py).
         """
-        if asked.casefold() != "auto":
-            return own_dtype(asked), None
-        found = quantized_cache(spec.quantization, ("modelopt", "compressed-tensors"))
-        return (found[0], f"the checkpoint's {found[1]} is {found[0]}") if found else (asked, None)
+        found, reason = _resolve(spec, asked, dtype, place)
+        return (RAW_FP8 if is_fp8(found) and has_raw_rows(spec, place) else found), reason
 
     def rules_used(self, asked: Asked) -> str | None:
         """The rules of a date, and those of a release that vLLM's history does not place."""
@@ -143,6 +149,19 @@ class Vllm(Engine):
             places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
             stages.append([part.only(places) for part in groups])
         return Plan(layers, groups, stages, self._of_any_length)
+
+
+def _resolve(spec: ModelSpec, asked: str, dtype: str | None, place: Place) -> Resolved:
+    """The cache's type and the reason, before the layout is known."""
+    if asked.casefold() != "auto":
+        return own_dtype(asked), None
+    follows_modelopt = place.since(0, 14)
+    makers = ("modelopt", "compressed-tensors") if follows_modelopt else ("compressed-tensors",)
+    found = quantized_cache(spec.quantization, makers)
+    if found:
+        return found[0], f"the checkpoint's {found[1]} is {found[0]}"
+    published = published_cache(spec, dtype) if follows_modelopt else None
+    return published or default_cache(spec, place) or (asked, None)
 
 
 def _refuse(spec: ModelSpec) -> None:

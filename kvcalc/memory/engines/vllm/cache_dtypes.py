@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, by_name, bytes_of
+from kvcalc.memory.engines.place import RAW_FP8
 from kvcalc.model.caches import HeadsCache, LatentAttention
 
 PLAIN = ("fp32", "fp16", "bf16", "fp8")
@@ -60,7 +61,7 @@ def own_dtype(asked: str) -> Dtype | str:
 
 def check_dtype(dtype: Dtype, newest: bool) -> None:
     """Raise UsageError (exit 2) for a cache type that vLLM, or the requested release, does not support."""
-    if dtype.name not in (*PLAIN, *NEWEST_ONLY):
+    if dtype.name not in (*PLAIN, *NEWEST_ONLY) and dtype != RAW_FP8:
         raise UsageError(f"--kv-dtype {dtype.name}: not a supported cache dtype of vLLM", f"one of {_KNOWN}")
     if dtype.name in NEWEST_ONLY and not newest:
         raise UsageError(f"--kv-dtype {dtype.name}: only modelled for the newest vLLM", f"one of {', '.join(PLAIN)}")
