@@ -194,7 +194,9 @@ def _probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int)
         tensor_parallel_size=tensor, pipeline_parallel_size=stages, devices=Devices(kind.gpu, tensor * stages),
     )  # fmt: skip
     total = lengths.input_tokens + lengths.output_tokens
-    served = SpeedQuestion(1, lengths.input_tokens, lengths.output_tokens, running)
+    served = (replica.speed or SpeedQuestion())._replace(
+        input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running
+    )
     case = make_case(replica._replace(speed=served))
     memory = answer_case(case.at(lengths.held_tokens, running))
     if memory.fit["free_bytes"] < 0:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kvcalc.throughput.factors import PRIOR_SPREAD, Factors
 
-NOISE = {"tpot": 0.09, "decode": 0.09, "prefill": 0.2, "ttft": 0.8}
+NOISE = {"tpot": 0.09, "decode": 0.09, "prefill": 0.2, "ttft": 0.35}
 """The spread of a time's logarithm that no factor explains. Published points of one release, model, device and type of
 weights differ by 9 % from a fit of their own. Prefills differ more, and times to the first token most, because they
 depend on queues."""

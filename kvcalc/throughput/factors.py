@@ -18,9 +18,10 @@ class Factors(NamedTuple):
 
     - step: launches and host time per step, whatever the batch.
     - sequence: the time per running sequence.
-    - prefill: the work of prompts, and so the delay that they cause to running requests.
+    - prefill: multiplying. That is most of the work of prompts, and so of the delay that they cause to running requests.
+      The matrices of large batches are multiplied by the same kernels.
     - communication: all-reduces between devices, and passing data between stages.
-    - reading: reading the weights and the cache, and multiplying in a decode step.
+    - reading: reading the weights and the cache.
     - waiting: what a request waits for its first token besides its own prefill: host time, steps, other requests.
     """
 
@@ -44,17 +45,15 @@ class Factors(NamedTuple):
 SCALED: Mapping[str, tuple[str, ...]] = {
     "step": ("kernel_seconds", "step_seconds"),
     "sequence": ("sequence_seconds", "busy_sequence_seconds", "head_seconds", "activation_passes"),
-    "prefill": ("prefill_overhead", "prefill_attention_overhead"),
+    "prefill": ("compute_overhead", "attention_compute_overhead", "prefill_attention_overhead"),
     "communication": (
         "all_reduce_seconds", "all_reduce_device_seconds", "link_overhead", "pcie_all_reduce_seconds",
         "pcie_all_reduce_device_seconds", "pcie_overhead", "stage_seconds",
     ),
-    "reading": (
-        "weight_overhead", "kv_overhead", "kv_token_seconds", "compute_overhead", "attention_compute_overhead",
-    ),
+    "reading": ("weight_overhead", "kv_overhead", "kv_token_seconds"),
     "waiting": ("ttft_seconds", "ttft_steps", "ttft_prompt_steps", "ttft_wave", "ttft_request_seconds"),
 }  # fmt: skip
-"""The constants that each factor multiplies. Those of experts are factors on others here, so they are not multiplied."""
+"""The constants that each factor multiplies. The other overheads of prompts, experts and devices are factors on these."""
 
 PRIOR_SPREAD = Factors(step=0.5, sequence=0.8, prefill=0.6, communication=0.6, reading=0.25, waiting=0.8)
 """The spread of each factor's logarithm between setups (model, device and engine): the error of the fitted constants,

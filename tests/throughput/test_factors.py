@@ -43,13 +43,19 @@ def test_a_factor_changes_its_constants_and_no_others() -> None:
 def test_each_factor_slows_some_load(model_of: MakeModel, name: str) -> None:
     model = model_of("llama-3-70b", "h100", tensor_parallel_size=4)
     slower = scaled(model, Factors()._replace(**{name: 1.5}))
-    assert any(tpot(slower, load) > 1.01 * tpot(model, load) for load in LOADS)
-    assert all(tpot(slower, load) >= tpot(model, load) for load in LOADS)
+    seconds = ttft if name == "waiting" else tpot
+    assert any(seconds(slower, load) > 1.01 * seconds(model, load) for load in LOADS)
+    assert all(seconds(slower, load) >= seconds(model, load) for load in LOADS)
 
 
 def tpot(model: SpeedModel, load: tuple[int, int, int]) -> float:
     output, prompt, concurrency = load
     return serve(model, prompt, output, concurrency, concurrency).tpot_seconds
+
+
+def ttft(model: SpeedModel, load: tuple[int, int, int]) -> float:
+    output, prompt, concurrency = load
+    return serve(model, prompt, output, concurrency, concurrency).ttft_seconds
 
 
 def predictor(model: SpeedModel, load: tuple[int, int, int]) -> Callable[[Factors], float]:
@@ -93,6 +99,21 @@ def test_a_factor_that_no_time_depends_on_keeps_its_value(model_of: MakeModel) -
     assert found.factors.communication == 1
     assert "communication" not in found.changed
     assert "step" in found.changed
+
+
+def test_times_to_the_first_token_determine_the_waiting(model_of: MakeModel) -> None:
+    model = model_of("llama-3-70b", "h100", tensor_parallel_size=4)
+    true = Factors(waiting=2.0)
+
+    def first(load: tuple[int, int, int]) -> Callable[[Factors], float]:
+        return lambda factors: ttft(scaled(model, factors), load)
+
+    waits = [Observation(run, "ttft", first(load)(true), first(load)) for run, load in enumerate(LOADS)]
+    found = fit([*measured(model, true), *waits])
+    assert "waiting" in found.changed
+    assert abs(log(found.factors.waiting / true.waiting)) < 1.5 * found.spread("waiting")
+    before, after = ([abs(log(s.predict(f) / s.measured_seconds)) for s in waits] for f in (Factors(), found.factors))
+    assert sum(after) < 0.3 * sum(before)
 
 
 def test_one_run_moves_the_prediction_most_of_the_way(model_of: MakeModel) -> None:

@@ -14,7 +14,7 @@ _METRICS = {"tpot": "TPOT", "ttft": "TTFT"}
 _CONSTANTS = {
     "step": "launches and host time per step",
     "sequence": "time per running sequence",
-    "prefill": "work of prompts",
+    "prefill": "multiplying, most of it for prompts",
     "communication": "communication between devices",
     "reading": "reading weights and cache",
     "waiting": "waiting for the first token",
