@@ -54,13 +54,18 @@ def _entry(engine: str, rows: Sequence[Row], fitted: Fitted, here: Predicted, ou
     entry = _constants(engine, fitted, [])
     entry["fitted"] = _fitted([rows[i] for i in mine])
     ratios = [(rows[i], rows[i].seconds / out[i][0]) for i in mine]
-    entry["error"] = {
-        "in_sample": _errors([here[i][0] / rows[i].seconds for i in mine]),
-        "family": _errors([1 / ratio for _, ratio in ratios]),
-    } if mine else None
+    entry["error"] = (
+        {
+            "in_sample": _errors([here[i][0] / rows[i].seconds for i in mine]),
+            "family": _errors([1 / ratio for _, ratio in ratios]),
+        }
+        if mine
+        else None
+    )
     entry["ranges"] = _ranges(ratios)
     first = [
-        (row, row.ttft_seconds / predicted) for row, predicted in ((rows[i], out[i][1]) for i in mine)
+        (row, row.ttft_seconds / predicted)
+        for row, predicted in ((rows[i], out[i][1]) for i in mine)
         if row.ttft_seconds and predicted
     ]
     entry["ttft_ranges"] = _ranges(first) if first else {"": [0.5, 2.0]}

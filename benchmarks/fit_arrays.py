@@ -1,7 +1,7 @@
 """The arithmetic of a step for all rows at once, and the fit itself.
 
-kvcalc's own functions (`costs_of`, `step_parts`, `prompt_parts`, `first_token`) run on arrays with one element per row, so that
-the fit and the answers share one formula.
+kvcalc's own functions (`costs_of`, `step_parts`, `prompt_parts`, `first_token`) run on arrays with one element per row,
+so that the fit and the answers share one formula.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from kvcalc.throughput.constants import Constants
-from kvcalc.throughput.roofline import ExpertTimes, MatrixTimes, SpeedModel, Times, costs_of, prompt_parts, step_parts, together
+from kvcalc.throughput.roofline import (
+    ExpertTimes,
+    MatrixTimes,
+    SpeedModel,
+    Times,
+    costs_of,
+    prompt_parts,
+    step_parts,
+    together,
+)
 from kvcalc.throughput.serving import first_token
 
 if TYPE_CHECKING:
@@ -79,7 +88,9 @@ def seconds_of(rows: Sequence[Row]) -> Ask:
     kv = np.array([row.model.counts.kv_read_bytes(row.context_tokens) / row.model.bandwidth for row in rows])
     scores = np.array([row.model.counts.attention_flops(row.context_tokens) / _attention(row) for row in rows])
     prompt = np.array([row.input_tokens for row in rows], float)
-    prompt_scores = np.array([row.model.counts.prefill_attention_flops(row.input_tokens) / _attention(row) for row in rows])
+    prompt_scores = np.array(
+        [row.model.counts.prefill_attention_flops(row.input_tokens) / _attention(row) for row in rows]
+    )
     share = np.array([row.decoding / row.output_tokens if row.output_tokens else 0.0 for row in rows])
 
     def ask(constants: Mapping[str, Any]) -> Values:

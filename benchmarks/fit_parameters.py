@@ -28,10 +28,10 @@ class Since(NamedTuple):
 
 # The first release of the newest constants. Older releases deviate.
 SINCE = {
-    "vllm": Since("0.14.0", "asynchronous scheduling is the default: vLLM 0.14.0, release notes, 2026-01-20"),
-    "sglang": Since("0.5.9", "faster decode attention and all-reduce between the tables of 0.5.6 and 0.5.14 (aiconfigurator)"),
+    "vllm": Since("0.14.0", "asynchronous scheduling is the default: vLLM, pull request 27614"),
+    "sglang": Since("0.5.9", "faster attention than 0.5.6: kernel tables of aiconfigurator, commit 095f58a"),
     "tensorrt-llm": Since("1.2.0rc2", "11 to 14 % faster at equal points than 1.0 and 1.1"),
-    "llama.cpp": Since("b6500", "CUDA graphs and fused kernels for experts: 1.3 to 2 times the speed of the tables of 2024 and of b6118"),
+    "llama.cpp": Since("b6500", "1.3 to 2 times as fast as the tables of 2024 and as b6118"),
 }  # fmt: skip
 
 
@@ -281,7 +281,5 @@ def is_older(row: Row) -> bool:
     return release is not None and since is not None and release < since
 
 
-SERVERS = Model(
-    "servers", (*_ENGINES, "logical"), _STEP, Model("servers", (*_ENGINES, "logical"), _FIRST_TOKEN, None)
-)
+SERVERS = Model("servers", (*_ENGINES, "logical"), _STEP, Model("servers", (*_ENGINES, "logical"), _FIRST_TOKEN, None))
 LAPTOPS = Model("laptops", ("llama.cpp", "mlx"), _LAPTOP, Model("laptops", ("llama.cpp", "mlx"), _FIRST_TOKEN, None))

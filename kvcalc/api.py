@@ -63,7 +63,8 @@ def estimate(
     the model is split over all `devices`. `kv_memory_bytes` is the memory for the cache on one device.
     `engine_settings` maps the engine's own options to their values, for example `{"block-size": 32}`. `speed` describes
     requests to serve: `SpeedQuestion(input_tokens=2048, output_tokens=500, concurrency=32)`. Its
-    `calibration` is what `read_calibration` returns. `what_if` replaces the model's attention. Raises KvcalcError; its `exit_code` is the exit code of the command line.
+    `calibration` is what `read_calibration` returns. `what_if` replaces the model's attention. Raises KvcalcError; its
+    `exit_code` is the exit code of the command line.
     """
     from kvcalc.planning.estimate import answer
 

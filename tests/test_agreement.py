@@ -21,7 +21,6 @@ from kvcalc.memory.weights import plain_bytes
 from kvcalc.model.spec import ModelSpec, has_cross_attention, weights_of
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.schema import load_schema
-from kvcalc.throughput.constants import load_constants
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import all_gpus, find_devices
 from kvcalc.throughput.speed import StoredWeights, range_factors, speed_model
@@ -142,13 +141,15 @@ def test_no_more_tokens_or_sequences_ever_take_less_time(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_engines_range_holds_its_own_value(engine: str) -> None:
+    spec = kvcalc.load_model("llama-3-8b")
+    held = stored(spec)
+    assert held is not None
     for gpu in all_gpus():
-        _, regime = load_constants(engine, gpu)
-        for outside in (False, True):
-            low, high = range_factors(regime, outside)
-            assert 0 < low <= 1 <= high
-        assert range_factors(regime, True)[0] <= range_factors(regime, False)[0]
-        assert range_factors(regime, True)[1] >= range_factors(regime, False)[1]
+        model, regime = speed_model(spec, held, BF16, gpu, engine, Layout())
+        for ranges in (regime.ranges, regime.ttft_ranges):
+            for dtype in ("bf16", "fp8", "nvfp4", "q4_k_m"):
+                inside, beyond = (range_factors(model, ranges, dtype, 40, outside) for outside in (False, True))
+                assert 0 < beyond[0] <= inside[0] <= 1 <= inside[1] <= beyond[1]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -2,8 +2,7 @@
 
 Results carry over as far as they say something about the question. The runs nearest to it are used:
     the same model and type of weights      all factors that they determine, and a smaller range
-    another model, the same type            the factors `OF_WEIGHTS`; the range stays
-    another type of weights                 the factors `OF_ENGINE`; the range stays
+    another model, then another type        the factors `OF_ENGINE`; the range stays
     another engine or device                nothing, and a note says so
 What a file does not name (the device, often the engine and the split) is taken to be as in the question.
 """
@@ -28,13 +27,12 @@ from kvcalc.throughput.applied import Applied
 from kvcalc.throughput.bench_results import KNOWN_RESULTS, MAX_RESULT_BYTES, Point, read_results
 from kvcalc.throughput.calibrate import Record, is_record, read_record
 from kvcalc.throughput.factor_fit import Fit, fit, neighbours
-from kvcalc.throughput.factors import OF_ENGINE, OF_WEIGHTS, Factors
+from kvcalc.throughput.factors import OF_ENGINE
 from kvcalc.throughput.hardware import Devices, find_devices
 
-# The factors that carry over from the same model, from another one, and from another type of weights.
-_CARRIED = (Factors._fields, OF_WEIGHTS, OF_ENGINE)
-# Between models, the logarithms of times spread by 0.2 that no constant explains, 2.2 times as much as within one.
-_BETWEEN_MODELS = 2.2
+# Times of other models count with this many times the spread. With less, the error of the prediction for one model is
+# taken for that of the engine, and other models are predicted worse (benchmarks/calibrate.py --carry).
+_BETWEEN_MODELS = 4.5
 _MOST_RUNS = 300
 _ENDINGS = (".json", ".jsonl")
 
@@ -54,13 +52,13 @@ class Calibration:
         if not observed:
             applied = "record" if self.record is not None else "none"
             return base._replace(calibration=Applied(_describe(self.record, applied, None, ()), tuple(notes)))
-        is_own, carried = nearness == 0, _CARRIED[nearness]
+        is_own = nearness == 0
         times = [seen.observation for seen in observed]
-        found = fit(times) if is_own else fit(times, _BETWEEN_MODELS).only(carried, times)
+        found = fit(times) if is_own else fit(times, _BETWEEN_MODELS).only(OF_ENGINE, times)
         factors = found.factors
         if not is_own:
-            what = "another model" if carried == OF_WEIGHTS else "another type of weights"
-            text = f"--calibrate: the runs are of {what}; only {_listed(carried)} carry over, and the range stays"
+            what = "another model" if nearness == 1 else "another type of weights"
+            text = f"--calibrate: the runs are of {what}; only {_listed(OF_ENGINE)} carry over, and the range stays"
             notes.append(Note("calibration", "other-model", text))
         document = _describe(self.record, "all" if is_own else "partly", found, observed)
         near = [with_factors(base, near).model for near in neighbours(factors)] if is_own else ()
@@ -89,9 +87,10 @@ class Calibration:
         return speed._replace(model=self.record.apply(speed.model, speed.weight_dtype))
 
     def _nearest(self, case: Case, speed: Speed, notes: list[Note]) -> tuple[int, list[Observed]]:
-        """How near the runs are that say most about `case` (the place in `_CARRIED`), and their times.
+        """How near the runs are that say most about `case`, and their times.
 
-        A note says which runs are not used, and why.
+        0 is the same model and type of weights, 1 another model, 2 another type. A note says which
+        runs are not used, and why.
         """
         found: tuple[list[Observed], ...] = ([], [], [])
         unused: dict[tuple[str, str], int] = {}

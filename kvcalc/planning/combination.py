@@ -169,6 +169,7 @@ def _combine(found: Combination, question: Question, largest_batch: int, notes: 
 def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[int, int], Row] | None:
     """The columns of `SPEED` at a context and a batch; None, with a note, if they are not known."""
     from kvcalc.planning.throughput import speed_of
+    from kvcalc.throughput.constants import batch_region
     from kvcalc.throughput.speed import outside, range_factors
 
     found = speed_of(case, notes)
@@ -181,13 +182,20 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
         notes.append(Note("throughput", "not-fitted", f"not fitted for {', '.join(unfitted)}: the range is wider"))
     # Of the fitted quantities, only the batch differs between points.
     always = bool(outside(first, regime, found.weight_dtype, 1))
+    factors: dict[tuple[str, bool], tuple[float, float]] = {}
+
+    def range_at(batch: int) -> tuple[float, float]:
+        is_outside = always or batch > regime.largest_batch
+        key = batch_region(batch), is_outside
+        if key not in factors:
+            factors[key] = range_factors(first, regime.ranges, found.weight_dtype, batch, is_outside)
+        return factors[key]
 
     def at(tokens: int, batch: int) -> Row:
         there = speed_of(case.at(tokens, batch), []) if case.encoder_follows_context else found
         model = first if isinstance(there, str) else there.model
         step = model.decode(batch, tokens).seconds
-        is_outside = always or batch > regime.largest_batch
-        low, high = range_factors(first, regime.ranges, found.weight_dtype, batch, is_outside)
+        low, high = range_at(batch)
         if found.calibration is not None:
             low, high = found.calibration.range("decode", step, lambda m: m.decode(batch, tokens).seconds, low, high)
         shortest = max(model.roofline(batch, tokens), step * low)

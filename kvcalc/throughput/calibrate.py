@@ -5,7 +5,7 @@ projections. So only these constants can be replaced. Results of a benchmark cal
 
     bandwidth       the record's read roof instead of the vendor's figure
     kv_overhead     the read roof divided by the rate at which the core reads the cache
-    kernel_seconds  on an accelerator: the time that a step takes beyond reading its bytes, for each kernel of its layers
+    kernel_seconds  on an accelerator: the time that a step takes beyond reading its bytes, by the number of kernels
     weight_overhead on a CPU, where launches cost nothing: the read roof divided by the rate at which the projections
                     are read
 """
@@ -22,8 +22,8 @@ from kvcalc.throughput.hardware import Gpu
 from kvcalc.throughput.roofline import SpeedModel
 
 # The kernels of attention in a layer, as `kvcalc.throughput.launches` counts them: the norm, the projections of the
-# input, the attention with its rotary embedding and write, the projection of the output. MLA has two more norms, two more
-# projections, and an attention that counts as 12 instead of 3.
+# input, the attention with its rotary embedding and write, the projection of the output. MLA has two more norms, two
+# more projections, and an attention that counts as 12 instead of 3.
 _LAUNCHES, _LATENT_LAUNCHES = 6, 19
 # Plausible range of the read roof relative to the vendor's bandwidth.
 _LEAST_REACHED, _MOST_REACHED = 0.5, 1.1

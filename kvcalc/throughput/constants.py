@@ -39,8 +39,9 @@ class Constants(NamedTuple):
     - prefill_overhead, prefill_expert_overhead: additional factors on multiplying for a prompt.
       prefill_attention_overhead: computing its scores.
     - ttft_seconds: host time before and after the prefill. ttft_steps: decode steps that a request waits, in the
-      engine's pipeline and for the step that runs, and ttft_prompt_steps for each 8,192 tokens of its prompt. ttft_wave, ttft_request_seconds: the share of the other requests
-      that arrive at the same time, and the host time for each of them besides its prefill.
+      engine's pipeline and for the step that runs. ttft_prompt_steps: those for each 8,192 tokens of its prompt.
+      ttft_wave, ttft_request_seconds: the share of the other requests that arrive at the same time, and the host time
+      for each of them besides its prefill.
     - max_sequences: the engine's default limit of running sequences.
     """
 
@@ -101,8 +102,12 @@ BUSY_SEQUENCES = 500
 
 def regions(kind: str, weights: str, batch: float) -> list[str]:
     """The regions of a question, from the narrowest to the whole engine: device kind, weight class, size of batch."""
-    size = "1-8" if batch <= 8 else "9-64" if batch <= 64 else "65+"
-    return [f"{kind} {weights} {size}", f"{kind} {weights}", kind, ""]
+    return [f"{kind} {weights} {batch_region(batch)}", f"{kind} {weights}", kind, ""]
+
+
+def batch_region(batch: float) -> str:
+    """The region of a batch: few sequences, where launches count, and many, where multiplying counts."""
+    return "1-8" if batch <= 8 else "9-64" if batch <= 64 else "65+"
 
 
 # Stored types, mapped to the type whose kernels read and multiply them. Block formats map to the type of their width.
@@ -113,7 +118,7 @@ _WEIGHT_CLASSES = {
 
 
 def weight_class(dtype: str) -> str:
-    """The type whose kernels read weights stored as `dtype`: `fp32`, `bf16`, `fp8`, `nvfp4`, `mxfp4`, `int8` or `int4`."""
+    """The type whose kernels read weights stored as `dtype`: fp32, bf16, fp8, nvfp4, mxfp4, int8 or int4."""
     if dtype.startswith("mlx-"):
         # MLX's kernels unpack every type of up to 6 bits in the same way (affine_qmv, quantized.h).
         return "int8" if dtype.startswith(("mlx-8bit", "mlx-mxfp8")) else "int4"
@@ -139,8 +144,9 @@ def load_constants(engine: str, gpu: Gpu) -> tuple[Constants, Regime]:
     entry, older_than = step_of(name, _table()["engines"][name], asked.release if asked else None)
     kind = device_kind(gpu)
     values = {**entry["constants"], **entry.get("by_device_kind", {}).get(kind, {})}
-    fitted = [entry["fitted"][name] for name in Regime._fields[:-3]]
-    return Constants(**values), Regime(*fitted, entry["ranges"], entry["ttft_ranges"], older_than)
+    fitted = {name: entry["fitted"][name] for name in Regime._fields[:-3]}
+    ranges, first = entry["ranges"], entry["ttft_ranges"]
+    return Constants(**values), Regime(**fitted, ranges=ranges, ttft_ranges=first, older_than=older_than)
 
 
 @lru_cache(maxsize=1)

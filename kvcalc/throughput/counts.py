@@ -44,7 +44,7 @@ class Matrices(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """`experts` experts per layer, of which one token reads `read`. `matrices` are those of one expert in all layers."""
+    """`experts` experts per layer, of which one token reads `read`. `matrices` are one expert's in all layers."""
 
     experts: int
     read: int

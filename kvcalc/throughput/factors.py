@@ -18,8 +18,8 @@ class Factors(NamedTuple):
 
     - step: launches and host time per step, whatever the batch.
     - sequence: the time per running sequence.
-    - prefill: multiplying. That is most of the work of prompts, and so of the delay that they cause to running requests.
-      The matrices of large batches are multiplied by the same kernels.
+    - prefill: multiplying. That is most of the work of prompts, and so of the delay that they cause to running
+      requests. The same kernels multiply in the steps of large batches.
     - communication: all-reduces between devices, and passing data between stages.
     - reading: reading the weights and the cache.
     - waiting: what a request waits for its first token besides its own prefill: host time, steps, other requests.
@@ -53,17 +53,14 @@ SCALED: Mapping[str, tuple[str, ...]] = {
     "reading": ("weight_overhead", "kv_overhead", "kv_token_seconds"),
     "waiting": ("ttft_seconds", "ttft_steps", "ttft_prompt_steps", "ttft_wave", "ttft_request_seconds"),
 }  # fmt: skip
-"""The constants that each factor multiplies. The other overheads of prompts, experts and devices are factors on these."""
+"""The constants that each factor multiplies. Other overheads of prompts, experts and devices act on these."""
 
 PRIOR_SPREAD = Factors(step=0.5, sequence=0.8, prefill=0.6, communication=0.6, reading=0.25, waiting=0.8)
 """The spread of each factor's logarithm between setups (model, device and engine): the error of the fitted constants,
 by what causes it. The values are those with which benchmarks/calibrate.py predicts other runs of a server well."""
 
-OF_ENGINE = ("step", "sequence", "communication", "waiting")
-"""The factors that carry over to another model: they belong to the engine on the device."""
-
-OF_WEIGHTS = (*OF_ENGINE, "reading")
-"""The factors that carry over to another model with the same type of weights, which the same kernels read."""
+OF_ENGINE = ("step", "sequence", "communication")
+"""The factors that carry over to another model or type of weights: they belong to the engine on the user's machine."""
 
 
 def _scaled(name: str, value: Any, scale: float) -> Any:

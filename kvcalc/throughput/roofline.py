@@ -61,7 +61,7 @@ class ExpertTimes(NamedTuple):
 
 
 class Times(NamedTuple):
-    """The ideal times of a model on a layout of devices, and its counts. All arithmetic on them is in `costs_of` and `step_parts`.
+    """The ideal times of a model on a layout of devices, and its counts. `costs_of` applies an engine's constants.
 
     The fit uses it with arrays instead of numbers. `one_pass` is the time to read or write the hidden state of a token
     in all layers once, `transfer` the time to send what all all-reduces of a token send over the link. `is_linked` is 1

@@ -46,9 +46,7 @@ class Serving(NamedTuple):
     decoding: float
 
 
-def first_token(
-    c: Constants, prefill: float, work: float, tpot: float, input_tokens: float, running: float
-) -> float:
+def first_token(c: Constants, prefill: float, work: float, tpot: float, input_tokens: float, running: float) -> float:
     """The seconds to the first token of a running request, whose prefill takes `prefill` seconds alone.
 
     `work` is what its prefill adds to steps that run anyway. Nothing branches on a value, so that everything may be an

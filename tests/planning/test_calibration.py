@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import kvcalc as library
 from kvcalc.model.resolve import load_model
 from kvcalc.planning.case import Question, make_case
 from kvcalc.planning.layout import SpeedQuestion
@@ -133,15 +134,20 @@ def test_another_engine_or_device_is_not_used(kvcalc: Any, slower: Path) -> None
     assert any("measured on rtx-4080, not rtx-4090" in text for text in texts(found))
 
 
-def test_another_model_takes_over_what_belongs_to_the_engine(kvcalc: Any, slower: Path) -> None:
+def test_another_model_takes_over_what_belongs_to_the_engine(kvcalc: Any, tmp_path: Path) -> None:
+    slower = results(tmp_path / "slower.jsonl", Factors(step=2.5))
+    # A few runs of one model do not say what belongs to the engine.
+    few = kvcalc("estimate", "qwen3-8b", "--gpu", "h100", "--engine", "vllm", "--calibrate", slower, "--json").json
+    assert not any(row["changed"] for row in few["throughput"]["calibration"]["factors"])
+    slower.write_text("\n".join([slower.read_text()] * 5))
     asked = ("estimate", "qwen3-8b", "--gpu", "h100", "--engine", "vllm", "--json")
     plain = kvcalc(*asked).json["throughput"]
     found = kvcalc(*asked, "--calibrate", slower)
     own = found.json["throughput"]
     assert own["calibration"]["applied"] == "partly"
     changed = {row["name"]: row["factor"] for row in own["calibration"]["factors"] if row["changed"]}
-    assert changed["step"] > 1.1
-    assert "prefill" not in changed
+    assert {*changed} <= {"step", "sequence", "communication"}
+    assert max(changed.values()) > 1.1
     assert own["parts"]["overhead_seconds"] > plain["parts"]["overhead_seconds"]
     ratios = [part["high_seconds"] / part["decode_step_seconds"] for part in (plain, own)]
     assert ratios[0] == pytest.approx(ratios[1])
@@ -270,3 +276,27 @@ def test_a_name_in_a_file_is_never_opened_as_a_path(kvcalc: Any, tmp_path: Path,
     result = kvcalc("score", path, "--gpu", "h100")
     assert result.status == 3
     assert "unknown model" in result.err
+
+
+def test_a_plan_takes_the_calibrated_speed(kvcalc: Any, slower: Path) -> None:
+    asked = ("plan", MODEL, "--gpu", "h100", "--input-tokens", 2000, "--output-tokens", 300, "--concurrency", 64)
+    plain, own = (kvcalc(*asked, *more, "--json").json for more in ((), ("--calibrate", slower)))
+    before, after = plain["plans"][0], own["plans"][0]
+    assert after["tensor_parallel_size"] == before["tensor_parallel_size"] == 1
+    assert after["tpot_seconds"] > 1.15 * before["tpot_seconds"]
+    served = estimate(kvcalc, "--calibrate", slower)["throughput"]["serving"]
+    assert after["tpot_high_seconds"] == pytest.approx(served["tpot_high_seconds"])
+
+
+def test_a_plan_for_several_devices_refuses_runs_that_name_none(kvcalc: Any, slower: Path) -> None:
+    load = ("--input-tokens", 2000, "--output-tokens", 300, "--concurrency", 64)
+    for more in ((), ("--gpu", "h100,h200")):
+        result = kvcalc("plan", MODEL, *load, *more, "--calibrate", slower)
+        assert result.status == 2
+        assert "does not name the device" in result.err
+
+
+def test_python_reads_a_calibration(kvcalc: Any, slower: Path) -> None:
+    speed = library.SpeedQuestion(1, *OTHER_LOAD, calibration=library.read_calibration([str(slower)]))
+    own = library.estimate(MODEL, engine="vllm", devices=library.find_devices("h100"), speed=speed)
+    assert own["throughput"] == estimate(kvcalc, "--calibrate", slower)["throughput"]

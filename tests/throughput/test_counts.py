@@ -33,7 +33,7 @@ def test_a_lone_token_reads_every_parameter_it_uses_and_the_embedding_only_where
     counts = counts_of(name)
     weights = stored(name).weights
     parameters = count_parameters(weights)
-    read = bytes_of(counts.dense) + bytes_of(counts.head)
+    read: float = bytes_of(counts.dense) + bytes_of(counts.head)
     read += sum(row.touched(1) * bytes_of(row.matrices) for row in counts.experts)
     assert read == pytest.approx(2 * parameters.active_per_token, rel=1e-9)
     if not counts.experts:

@@ -9,7 +9,7 @@ import pytest
 
 from kvcalc.throughput.constants import Constants, load_constants
 from kvcalc.throughput.factor_fit import NOISE, Fit, Observation, fit, neighbours, slopes_between
-from kvcalc.throughput.factors import OF_ENGINE, OF_WEIGHTS, SCALED, Factors, scaled
+from kvcalc.throughput.factors import OF_ENGINE, SCALED, Factors, scaled
 from kvcalc.throughput.hardware import find_gpu
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.serving import serve
@@ -23,7 +23,7 @@ def test_every_factor_multiplies_constants_of_its_own() -> None:
     named = [name for names in SCALED.values() for name in names]
     assert len(named) == len(set(named))
     assert set(named) <= set(Constants._fields)
-    assert {*OF_ENGINE} < {*OF_WEIGHTS} < {*Factors._fields}
+    assert {*OF_ENGINE} < {*Factors._fields}
 
 
 def test_a_factor_changes_its_constants_and_no_others() -> None:
