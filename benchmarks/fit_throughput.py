@@ -74,7 +74,7 @@ class Fitted:
             step = [self.constants_of(row) for row in own]
             ask = ttft_seconds_of(own, step)
             measured = [row.ttft_seconds or 1.0 for row in own]
-            weights = weights_of(own, lambda row: row.running >= row.concurrency)
+            weights = weights_of(own, lambda row: row.running >= row.concurrency and not row.waits_oddly)
         else:
             ask, measured = seconds_of(own), [row.seconds for row in own]
             weights = weights_of(own, lambda row: True)

@@ -88,6 +88,12 @@ class Row(NamedTuple):
         return weight_class(self.weight_dtype)
 
     @property
+    def waits_oddly(self) -> bool:
+        """Whether the first tokens took seconds even with four requests, as if kernels were compiled during the run."""
+        gpu = self.question["gpu"]
+        return self.engine == "sglang" and self.version is None and gpu == "b200" and self.weights == "nvfp4"
+
+    @property
     def release(self) -> Release | None:
         """The release that was measured: the named one, or the newest one on that day. None is the newest."""
         for text in (self.version, self.date):
