@@ -30,6 +30,7 @@ _EXPORTS = {
     "load_model": "kvcalc.model.resolve",
     "models": "kvcalc.api",
     "plan": "kvcalc.api",
+    "read_calibration": "kvcalc.planning.calibration",
     "read_config": "kvcalc.model.hf_config",
     "score": "kvcalc.api",
     "sweep": "kvcalc.api",
@@ -51,6 +52,7 @@ __all__ = [
     "load_model",
     "models",
     "plan",
+    "read_calibration",
     "read_config",
     "score",
     "sweep",
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from kvcalc.model.resolve import load_model
     from kvcalc.model.spec import ModelSpec
     from kvcalc.model.variants import WhatIf
+    from kvcalc.planning.calibration import read_calibration
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.throughput.hardware import find_devices
 

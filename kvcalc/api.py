@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from kvcalc.documents import Audit, Compare, Estimate, FitDocument, Gpus, Models, Plan, Score, Sweep
     from kvcalc.model.drafting import Speculation
+    from kvcalc.planning.calibration import Calibration
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.throughput.hardware import Devices, Gpu
 
@@ -66,9 +67,10 @@ def estimate(
     `model` is a ModelSpec (`load_model`), or a name or path as on the command line. Without a `tensor_parallel_size`
     the model is split over all `devices`. `kv_memory_bytes` is the memory for the cache on one device.
     `engine_settings` maps the engine's own options to their values, for example `{"block-size": 32}`. `speed` describes
-    requests to serve: `SpeedQuestion(input_tokens=2048, output_tokens=500, concurrency=32)`. `what_if` replaces the
-    model's attention. `speculative` says how tokens are drafted: `Speculation("mtp", 3, acceptance_length=2.4)`.
-    `data_parallel_size` is the number of attention replicas, among which the batch is divided. Raises KvcalcError; its
+    requests to serve: `SpeedQuestion(input_tokens=2048, output_tokens=500, concurrency=32)`. Its
+    `calibration` is what `read_calibration` returns. `what_if` replaces the model's attention. `speculative` says how
+    tokens are drafted: `Speculation("mtp", 3, acceptance_length=2.4)`. `data_parallel_size` is the number of attention
+    replicas, among which the batch is divided. Raises KvcalcError; its
     `exit_code` is the exit code of the command line.
     """
     from kvcalc.planning.estimate import answer
@@ -165,8 +167,8 @@ def plan(
 
     Give either `concurrency` or `requests_per_second`. With a `confidence` of 80, times are judged at the upper end of
     their range, with 50 at the point estimate. `asked` may have `engines` (or `engine`), `engine_settings`, `dtype`,
-    `kv_dtype`, `prices` (device name to price per hour), `max_devices`, `allow_beyond_limit`, `prefix_hit_rate` and
-    `speculative`.
+    `kv_dtype`, `prices` (device name to price per hour), `max_devices`, `allow_beyond_limit`, `prefix_hit_rate`,
+    `speculative` and `speed`, of which only the calibration is used.
     """
     from kvcalc.errors import UsageError
     from kvcalc.planning.lengths import one_length
@@ -220,17 +222,19 @@ def score(
     pipeline_parallel_size: int | None = None,
     expert_parallel_size: int | None = None,
     data_parallel_size: int | None = None,
+    calibration: Calibration | None = None,
 ) -> Score:
     """The document of `kvcalc score`: the times of benchmark results beside the predicted ones.
 
-    `results` maps the name of each file to its text. The other arguments override what the files say.
+    `results` maps the name of each file to its text. `calibration` is what `read_calibration` returns. The other
+    arguments override what the files say.
     """
-    from kvcalc.planning.score import Given
+    from kvcalc.planning.measured import Given
     from kvcalc.planning.score import score as ask
 
     given = Given(
         None if model is None else _model(model), devices, engine, engine_settings, dtype, kv_dtype,
-        tensor_parallel_size, pipeline_parallel_size, expert_parallel_size, data_parallel_size,
+        tensor_parallel_size, pipeline_parallel_size, expert_parallel_size, data_parallel_size, calibration,
     )  # fmt: skip
     return cast("Score", ask(list(results.items()), given))
 

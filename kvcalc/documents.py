@@ -148,6 +148,8 @@ class ScoreSummaryItem(TypedDict):
     median_error: float
     within_a_quarter: float
     in_range: float | None
+    uncalibrated_mean_error: float | None
+    left_out_mean_error: float | None
 
 
 class ScoreRefusedItem(TypedDict):
@@ -166,6 +168,7 @@ class Score(TypedDict):
     results: list[ScoreResultsItem]
     scores: list[ScoreRow]
     summary: list[ScoreSummaryItem]
+    setups: list[ScoreSetup]
     refused: list[ScoreRefusedItem]
     warnings: list[Warning]
 
@@ -200,6 +203,115 @@ class ScoreRow(TypedDict):
     largest_part: Literal["weights", "kv", "compute", "overhead", "communication", "prefill", "waiting"]
     largest_part_seconds: float
     largest_part_factor: float | None
+    uncalibrated_seconds: float | None
+    left_out_seconds: float | None
+
+
+class ScoreSetup(TypedDict):
+    """the runs of one setup."""
+
+    model: str
+    engine: str
+    gpu: str
+    num_devices: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    explained: Explained | None
+    calibration: Calibration | None
+
+
+class ExplainedFactorsItem(TypedDict):
+    """a factor on several of the engine's constants."""
+
+    name: Literal["step", "sequence", "prefill", "communication", "reading", "waiting"]
+    factor: float
+    low_factor: float
+    high_factor: float
+    changed: bool
+
+
+class ExplainedErrorsItem(TypedDict):
+    """the mean errors of one metric, without their signs."""
+
+    metric: Literal["tpot", "ttft", "decode", "prefill"]
+    times: int
+    uncalibrated_mean_error: float
+    mean_error: float
+    left_out_mean_error: float | None
+
+
+class ExplainedResidualsItem(TypedDict):
+    """one measured time."""
+
+    file: str
+    run: int
+    metric: Literal["tpot", "ttft", "decode", "prefill"]
+    measured_seconds: float
+    uncalibrated_seconds: float
+    calibrated_seconds: float
+    left_out_seconds: float | None
+
+
+class Explained(TypedDict):
+    """the factors that fit the runs: what the prediction has wrong."""
+
+    runs: int
+    factors: list[ExplainedFactorsItem]
+    errors: list[ExplainedErrorsItem]
+    residuals: list[ExplainedResidualsItem]
+
+
+class CalibrationRecord(TypedDict):
+    """the constants from a record of kvcalc measure."""
+
+    device: str
+    read_bytes_per_second: float
+    kv_overhead: float
+    kernel_seconds: float | None
+    weight_overhead: float | None
+
+
+class CalibrationFactorsItem(TypedDict):
+    """a factor on several of the engine's constants."""
+
+    name: Literal["step", "sequence", "prefill", "communication", "reading", "waiting"]
+    factor: float
+    low_factor: float
+    high_factor: float
+    changed: bool
+
+
+class CalibrationErrorsItem(TypedDict):
+    """the mean errors of one metric, without their signs."""
+
+    metric: Literal["tpot", "ttft", "decode", "prefill"]
+    times: int
+    uncalibrated_mean_error: float
+    mean_error: float
+    left_out_mean_error: float | None
+
+
+class CalibrationResidualsItem(TypedDict):
+    """one measured time."""
+
+    file: str
+    run: int
+    metric: Literal["tpot", "ttft", "decode", "prefill"]
+    measured_seconds: float
+    uncalibrated_seconds: float
+    calibrated_seconds: float
+    left_out_seconds: float | None
+
+
+class Calibration(TypedDict):
+    """what --calibrate changed."""
+
+    record: CalibrationRecord | None
+    applied: Literal["all", "partly", "record", "none"]
+    runs: int
+    factors: list[CalibrationFactorsItem]
+    errors: list[CalibrationErrorsItem]
+    residuals: list[CalibrationResidualsItem]
 
 
 class Model(TypedDict):
@@ -854,6 +966,7 @@ class Throughput(TypedDict):
     serving: Serving | None
     host: HostSpeed | None
     energy: Energy | None
+    calibration: Calibration | None
 
 
 class Serving(TypedDict):

@@ -27,6 +27,9 @@ _DRAFTING = "Speculative decoding"
 _BY_FLAGS = "A model without a config"
 
 
+# An option that takes several values by repetition alone: paths may contain commas.
+_REPEATED = "repeated"
+
 # Names, metavar, help, and optionally the default, the panel and whether it takes a list. -h shows the first sentence.
 _SHARED_OPTIONS: tuple[tuple[Any, ...], ...] = (
     ("--context -c", "N", "Tokens per sequence: 8192, 8k, 1M (k is 1024). Default: 4096, or the model's maximum if "
@@ -64,7 +67,9 @@ _SHARED_OPTIONS: tuple[tuple[Any, ...], ...] = (
      "every expert over --tp.",
      None, _SPEED),
     ("--calibrate", "FILE",
-     "A record of kvcalc measure --json on this device. Its constants replace the fitted ones.", None, _SPEED),
+     "Your own measurements, from which the speed's constants are corrected: results of a benchmark (those that kvcalc "
+     "score reads), a record of kvcalc measure --json on this device, or a folder of them. May be repeated.",
+     None, _SPEED, _REPEATED),
     ("--input-tokens", "N", "Tokens per prompt. The context is --input-tokens plus --output-tokens.", None, _LOAD),
     ("--output-tokens", "N", "Tokens per answer.", None, _LOAD),
     ("--concurrency", "N", "Concurrent requests. Default: as many as fit. Requests that do not fit wait.", None, _LOAD),
@@ -149,6 +154,14 @@ class ListOption(TyperOption):
         return value if isinstance(value, str) else ",".join(value)
 
 
+class RepeatedOption(TyperOption):
+    """An option that may be repeated. Its parameter is a tuple of texts, or None if it is not given."""
+
+    def type_cast_value(self, ctx: Any, value: Any) -> Any:
+        """None instead of an empty tuple."""
+        return tuple(value) if value else None
+
+
 def names_of(values: Union[str, Sequence[str], None], option: str) -> list[str]:
     """The names in `a,b`, in `("a", "b")` or in `("a,b", "c")`, as typed; an empty list for None.
 
@@ -163,16 +176,17 @@ def names_of(values: Union[str, Sequence[str], None], option: str) -> list[str]:
 
 def value(
     names: str, metavar: str, help: str, default: Optional[str] = None, panel: Optional[str] = None,
-    several: bool = False,
+    several: Union[bool, str] = False,
 ) -> TyperOption:  # fmt: skip
     """An option with a value, which stays text. Its parameter is named after the first long name of `names`.
 
-    With `several`, the option takes a list, separated by commas or given by repetition (`ListOption`).
+    With `several`, the option takes a list, separated by commas or given by repetition (`ListOption`). With `several`
+    "repeated", it takes a list by repetition alone (`RepeatedOption`).
     """
-    build = ListOption if several else TyperOption
+    build = RepeatedOption if several == _REPEATED else ListOption if several else TyperOption
     return build(
         param_decls=names.split(), type=str, default=default, metavar=metavar, help=help, show_default=True,
-        rich_help_panel=panel, multiple=several,
+        rich_help_panel=panel, multiple=bool(several),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.drafting import hit_rate_of, speculation_of
-from kvcalc.cli.question import attention_replicas_of, kinds_of, output_of, parsed, settings_of
+from kvcalc.cli.question import attention_replicas_of, calibration_of, kinds_of, output_of, parsed, settings_of
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_tokens
 
@@ -59,7 +59,7 @@ OPTIONS = [
         "--price", "LIST", "Price of one device per hour: h100=2.5,l40s=0.9.",
         panel="Device", several=True,
     ),
-    *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} {o.DRAFTING}"),
+    *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} {o.DRAFTING} calibrate"),
     *o.engine_settings(),
     *o.output(path="plans.0.num_devices"),
 ]  # fmt: skip
@@ -70,6 +70,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Find how many devices a load needs, and at what cost."""
     from kvcalc.model.resolve import load_model
     from kvcalc.planning.axis import parse_engines
+    from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.planning.plan import COMMON_GPUS, parse_price, refuse_empty
     from kvcalc.planning.plan import plan as ask
 
@@ -77,9 +78,12 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     output = output_of(given, "plan")
     lengths, targets = _lengths_of(given), _targets_of(given)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
+    names = o.names_of(given["gpu"], "--gpu") or list(prices)
+    gpus = _gpus_of(given, names) or _gpus_of(given, COMMON_GPUS)
+    calibration = calibration_of({**given, "gpu": ",".join(names or COMMON_GPUS)})
     document = ask(
         load_model(model),
-        _gpus_of(given, o.names_of(given["gpu"], "--gpu") or list(prices)) or _gpus_of(given, COMMON_GPUS),
+        gpus,
         lengths,
         targets,
         engines=parse_engines(o.names_of(given["engine"], "--engine")),
@@ -89,6 +93,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         speculative=speculation_of(given, load_model),
         prefix_hit_rate=hit_rate_of(given),
         data_parallel_size=attention_replicas_of(given),
+        speed=SpeedQuestion(calibration=calibration),
         prices=prices,
         max_devices=parse_count(given["max_gpus"], "--max-gpus"),
         allow_beyond_limit=given["allow_beyond_limit"],

@@ -18,6 +18,7 @@ from kvcalc.units import Number, parse_bandwidth, parse_count, parse_flops, pars
 
 if TYPE_CHECKING:
     from kvcalc.output.sink import Output
+    from kvcalc.planning.calibration import Calibration
     from kvcalc.planning.devices import Devices, Figures
     from kvcalc.planning.layout import SpeedQuestion
 
@@ -179,7 +180,7 @@ def speed_of(given: _Given) -> SpeedQuestion | None:
     names = ("ep", "input_tokens", "output_tokens", "concurrency", "calibrate", "prefix_hit_rate")
     if all(given.get(name) is None for name in names):
         return None
-    from kvcalc.planning.layout import SpeedQuestion, calibrated
+    from kvcalc.planning.layout import SpeedQuestion
 
     question = SpeedQuestion(
         parsed(given, "--ep", parse_count),
@@ -188,7 +189,30 @@ def speed_of(given: _Given) -> SpeedQuestion | None:
         parsed(given, "--concurrency", parse_count),
         prefix_hit_rate=hit_rate_of(given),
     )
-    return question if given.get("calibrate") is None else calibrated(question, given["calibrate"])
+    return question._replace(calibration=calibration_of(given))
+
+
+def calibration_of(given: _Given) -> Calibration | None:
+    """What the files of --calibrate say, or None.
+
+    UsageError (exit 2) if a file is not understood, or if it does not name the device or the engine and several are
+    asked for.
+    """
+    paths = given.get("calibrate")
+    if paths is None:
+        return None
+    from kvcalc.planning.calibration import read_calibration
+
+    found = read_calibration((paths,) if isinstance(paths, str) else paths)
+    for option, name in (("--gpu", "device"), ("--engine", "engine")):
+        text = given.get(option.removeprefix("--")) or ""
+        unnamed = found.first_without(name)
+        if unnamed is not None and ("," in text or text.casefold() == "all"):
+            raise UsageError(
+                f"--calibrate {unnamed} does not name the {name}, and {option} names several",
+                f"ask for the {name} that was measured alone",
+            )
+    return found
 
 
 def devices_of(given: _Given) -> Devices | None:

@@ -5,7 +5,7 @@ from typing import Annotated, Optional
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.question import devices_of, output_of, parsed, settings_of
+from kvcalc.cli.question import calibration_of, devices_of, output_of, parsed, settings_of
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -20,6 +20,7 @@ Examples:
   kvcalc score guidellm.json --model llama-3.1-8b --gpu h100 --engine vllm
   kvcalc score llama-bench.json --json
   kvcalc score vllm-bench.json sglang-bench.jsonl --gpu h100 --get summary.0.mean_error
+  kvcalc score vllm-bench.json --gpu h100 --calibrate vllm-bench.json
 """
 
 
@@ -62,8 +63,8 @@ def score(
     from kvcalc.errors import UsageError
     from kvcalc.model.files import read_stdin, read_text
     from kvcalc.model.resolve import load_model
-    from kvcalc.planning.layout import SpeedQuestion, calibrated
-    from kvcalc.planning.score import MAX_RESULT_BYTES, Given
+    from kvcalc.planning.measured import Given
+    from kvcalc.planning.score import MAX_RESULT_BYTES
     from kvcalc.planning.score import score as ask
     from kvcalc.units import parse_count
 
@@ -75,8 +76,6 @@ def score(
         raise UsageError("only one FILE or --model can be read from stdin")
     if engine is not None and ("," in engine or engine.casefold() == "all"):
         raise UsageError(f"--engine {engine[:60]}: a result is of one engine", "for example --engine vllm")
-    record = given["calibrate"]
-    calibration = None if record is None else calibrated(SpeedQuestion(), record).calibration
     document = ask(
         [
             ("stdin", read_stdin(MAX_RESULT_BYTES)) if file == "-" else (file, read_text(file, MAX_RESULT_BYTES))
@@ -93,7 +92,7 @@ def score(
             pipeline_parallel_size=parsed(given, "--pp", parse_count),
             expert_parallel_size=parsed(given, "--ep", parse_count),
             data_parallel_size=parsed(given, "--dp", parse_count),
-            calibration=calibration,
+            calibration=calibration_of(given),
         ),
     )
     output.emit(document, "score")

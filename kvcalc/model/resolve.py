@@ -63,13 +63,31 @@ def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelS
     return _beside_a_preset(spec, reference)
 
 
+def find_published(name: str) -> ModelSpec | None:
+    """The model with a published name: a preset's, or that of another release of its model. None if it is not known.
+
+    No path is opened, so the name may come from a file that somebody else wrote.
+    """
+    preset = presets.find_preset(name)
+    return _find_pasted(name, read_config) if preset is None else spec_of(preset)
+
+
 def _load_pasted(reference: str, read: _Read) -> ModelSpec:
     """The model for a name that is not a preset's. ModelError (exit 3) if it is not certain which model it is."""
-    from kvcalc.model.pasted import find_pasted, unknown_model
+    found = _find_pasted(reference, read)
+    if found is None:
+        from kvcalc.model.pasted import unknown_model
+
+        raise unknown_model(reference)
+    return found
+
+
+def _find_pasted(reference: str, read: _Read) -> ModelSpec | None:
+    from kvcalc.model.pasted import find_pasted
 
     found = find_pasted(reference)
     if found is None:
-        raise unknown_model(reference)
+        return None
     spec = read(found.config, found.name, found.preset.source)
     return spec._replace(reference=found.reference, remarks=(*spec.remarks, found.remark))
 

@@ -205,6 +205,8 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
         model = first if isinstance(there, str) else there.model
         step = model.decode(batch, tokens).seconds
         low, high = range_at(batch)
+        if found.calibration is not None:
+            low, high = found.calibration.range("decode", step, lambda m: m.decode(batch, tokens).seconds, low, high)
         shortest = max(model.roofline(batch, tokens), step * low)
         rate = batch * model.tokens_per_step / step
         return step, shortest, step * high, rate, model.prefill(tokens, batch, hit_rate * tokens).seconds

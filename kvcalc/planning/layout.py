@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import release_of
@@ -13,8 +13,15 @@ from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import check_layout
 
-if TYPE_CHECKING:
-    from kvcalc.throughput.calibrate import Calibration
+
+class Calibrates(Protocol):
+    """Changes the constants of a speed to those of the user's own measurements (see `planning.calibration`)."""
+
+    def apply(self, case: Any, speed: Any) -> Any:
+        """The `Speed` of a `Case` with the constants that the measurements determine.
+
+        The types are those of `planning.case` and `planning.throughput`, which need this module.
+        """
 
 
 class SpeedQuestion(NamedTuple):
@@ -29,7 +36,7 @@ class SpeedQuestion(NamedTuple):
     input_tokens: int | None = None
     output_tokens: int | None = None
     concurrency: int | None = None
-    calibration: Calibration | None = None
+    calibration: Calibrates | None = None
     prefix_hit_rate: float = 0.0
 
     @property
@@ -38,13 +45,6 @@ class SpeedQuestion(NamedTuple):
         if self.input_tokens is None or self.output_tokens is None:
             return None
         return self.input_tokens + self.output_tokens
-
-
-def calibrated(question: SpeedQuestion, path: str) -> SpeedQuestion:
-    """The question with the constants of the record at `path`. UsageError (exit 2) if the file is not a record."""
-    from kvcalc.throughput.calibrate import read_calibration
-
-    return question._replace(calibration=read_calibration(path))
 
 
 def check_speed(question: SpeedQuestion | None, workload: Workload) -> None:

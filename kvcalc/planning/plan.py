@@ -58,8 +58,8 @@ def plan(
     `gpus` are kinds of device. A `Devices` limits the number of its kind, up to `max_devices`. `prices` are per device
     and hour, by device name. `engine_settings` may hold options of several engines; each engine takes its own. Requests
     longer than the model's limit do not fit unless `allow_beyond_limit` is set. `prefix_hit_rate` is the share of a
-    prompt's tokens that the prefix cache has. `asked` has the other fields of a
-    `Question`.
+    prompt's tokens that the prefix cache has. `asked` has the other fields of a `Question`; of its `speed`, only the
+    calibration is used.
 
     Raises UsageError (exit 2) for an invalid question. If every row is refused, the first refusal is raised: ModelError
     (exit 3) if the weights or the speed are not known. If nothing fits, the document is returned as usual, and
@@ -175,7 +175,7 @@ def _notes(
         for kind, one in zip(kinds, found)
         if isinstance(one, Option) and one.probe.speed is not None
         for note in one.probe.speed.notes
-        if note.part == "throughput" or note.code == RELEASE
+        if note.part in ("throughput", "calibration") or note.code == RELEASE
     ]
     return notes + group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds])
 

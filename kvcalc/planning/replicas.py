@@ -210,7 +210,7 @@ def _probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int)
         devices=Devices(kind.gpu, attention_replicas * tensor * stages),
     )  # fmt: skip
     total = lengths.input_tokens + lengths.output_tokens
-    served = (traffic.question.speed or SpeedQuestion())._replace(
+    served = (replica.speed or SpeedQuestion())._replace(
         input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running
     )
     case = make_case(replica._replace(speed=served))

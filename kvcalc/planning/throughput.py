@@ -19,17 +19,18 @@ from kvcalc.throughput.roofline import SpeedModel, Step
 from kvcalc.throughput.speed import StoredWeights, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
-    from kvcalc.throughput.calibrate import Calibration
+    from kvcalc.throughput.applied import Applied
     from kvcalc.throughput.counts import Layout
     from kvcalc.throughput.hardware import Gpu
 
 
 class Speed(NamedTuple):
-    """A SpeedModel, the regime its constants were fitted in, and the dtype of the weights."""
+    """A SpeedModel, the regime its constants were fitted in, the dtype of the weights, and how it was calibrated."""
 
     model: SpeedModel
     regime: Regime
     weight_dtype: str
+    calibration: Applied | None = None
 
 
 def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
@@ -38,10 +39,22 @@ def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
     None, with a note, if they are not known. If requests are served, the case's batch is the number that fit at their
     full length.
     """
-    speed, question = speed_of(case, notes), case.question.speed or SpeedQuestion()
+    speed = speed_of(case, notes)
     if isinstance(speed, str):
         notes.append(Note("throughput", "unknown", speed))
         return None
+    document = describe_speed(case, speed, notes)
+    applied = speed.calibration
+    if applied is not None:
+        near = [describe_speed(case, speed._replace(model=model), []) for model in applied.near]
+        applied.narrow(document, near)
+        document["calibration"] = applied.document
+    return document
+
+
+def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any]:
+    """The `throughput` part of a document for a speed that is known."""
+    question = case.question.speed or SpeedQuestion()
     context_tokens, batch_size = case.workload.context_tokens, case.workload.batch_size
     model = speed.model
     step = model.decode(batch_size, context_tokens)
@@ -74,6 +87,7 @@ def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
         "serving": serving,
         "host": _describe_host(model, batch_size, context_tokens, notes),
         "energy": _describe_energy(model, step, batch_size, serving, (low, high)),
+        "calibration": None,
     }
 
 
@@ -172,8 +186,6 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     Cached per model, device, dtypes and layout: creating it takes a millisecond, a step only microseconds.
     """
     gpu, question, workload = case.devices.gpu, case.question.speed or SpeedQuestion(), case.workload
-    if question.calibration is not None and gpu.bandwidth_bytes_per_second:
-        notes += question.calibration.doubts(gpu)
     layout = layout_of(workload)
     if workload.data_parallel_size > 1:
         layout = layout._replace(spread_names=spread_of(case.spec, case.rules, workload).names)
@@ -182,19 +194,29 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
         from kvcalc.planning.drafter import key_of
 
         drafted = key_of(case.question.speculative)
-    key = (
+    key: tuple[Any, ...] = (
         workload.kv_dtype, workload.model_dtype, case.question.dtype, case.question.engine, layout,
         question.calibration, case.rules.placement, gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second,
         *gpu.flops_per_second.items(), *drafted,
     )  # fmt: skip
+    if question.calibration is not None:
+        # The engine's settings decide how many requests of a measured run were in the batch.
+        key = (*key, *sorted(case.settings.items()))
     known = _speeds_of(case.model, case.spec)
     found = known.get(key)
     if found is None:
-        found = known[key] = _speed(case, gpu, layout, question.calibration)
+        found = _speed(case, gpu, layout)
+        if isinstance(found, Speed) and question.calibration is not None:
+            found = question.calibration.apply(case, found)
+        if isinstance(found, Speed):
+            found = _with_other_parts(case, found)
+        known[key] = found
+    if isinstance(found, Speed) and found.calibration is not None:
+        notes += found.calibration.notes
     return found
 
 
-def _speed(case: Case, gpu: Gpu, layout: Layout, calibration: Calibration | None) -> Speed | str:
+def _speed(case: Case, gpu: Gpu, layout: Layout) -> Speed | str:
     spec, workload = case.spec, case.workload
     if spec.is_encoder:
         return f"{spec.name} is an encoder and does not decode"
@@ -204,18 +226,34 @@ def _speed(case: Case, gpu: Gpu, layout: Layout, calibration: Calibration | None
     if not isinstance(stored, StoredWeights):
         return stored
     found, regime = speed_model(spec, stored, workload.kv_dtype, gpu, case.question.engine, layout)
-    if calibration is not None:
-        found = calibration.apply(found, stored.name)
-    placement = case.rules.placement
-    if placement is not None:
+    return Speed(found, regime, stored.name)
+
+
+def _with_other_parts(case: Case, speed: Speed) -> Speed | str:
+    """The speed with what runs beside the model on the device: the host's part of it, and what drafts tokens."""
+    if case.rules.placement is None and case.question.speculative is None:
+        return speed
+    stored = stored_weights(case.model, case.spec, case.question.dtype, case.workload.model_dtype)
+    if not isinstance(stored, StoredWeights):
+        return stored
+    models = []
+    for model in (speed.model, *(() if speed.calibration is None else speed.calibration.near)):
+        around = _around(case, stored, model)
+        if isinstance(around, str):
+            return around
+        models.append(around)
+    first, *near = models
+    mark = None if speed.calibration is None else speed.calibration._replace(near=tuple(near))
+    return speed._replace(model=first, calibration=mark)
+
+
+def _around(case: Case, stored: StoredWeights, model: SpeedModel) -> SpeedModel | str:
+    if case.rules.placement is not None:
         from kvcalc.planning.host import hosted
 
-        found = hosted(case, placement, stored, found)
-    if case.question.speculative is not None:
-        from kvcalc.planning.drafter import speed_of_drafting
+        model = hosted(case, case.rules.placement, stored, model)
+    if case.question.speculative is None:
+        return model
+    from kvcalc.planning.drafter import speed_of_drafting
 
-        drafted = speed_of_drafting(case, found)
-        if isinstance(drafted, str):
-            return drafted
-        found = drafted
-    return Speed(found, regime, stored.name)
+    return speed_of_drafting(case, model)

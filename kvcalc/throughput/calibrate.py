@@ -1,42 +1,41 @@
 """Replace fitted constants with measured ones, from a record that `kvcalc measure --json` wrote on your device.
 
 A record only has timings of attention: the read roof, the attention core over the cache, and a step with its
-projections. So only these constants can be replaced:
+projections. So only these constants can be replaced. Results of a benchmark calibrate in another way (`factor_fit`).
+
     bandwidth       the record's read roof instead of the vendor's figure
     kv_overhead     the read roof divided by the rate at which the core reads the cache
-    layer_seconds   on an accelerator: twice the time that a layer's step takes beyond reading its bytes (launches).
-                    Twice, because attention makes about half of a layer's launches
+    kernel_seconds  on an accelerator: the time that a step takes beyond reading its bytes, by the number of kernels
     weight_overhead on a CPU, where launches cost nothing: the read roof divided by the rate at which the projections
                     are read
 """
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UsageError
-from kvcalc.model.files import read_text
 from kvcalc.notes import Note
 from kvcalc.throughput.constants import weight_class
 from kvcalc.throughput.hardware import Gpu
 from kvcalc.throughput.roofline import SpeedModel
 
-_MAX_BYTES = 16 * 1024 * 1024
-# All launches of a layer relative to those of attention: the MLP, its norm and its residual take about as many.
-_LAUNCHES_OF_A_LAYER = 2
+# The kernels of attention in a layer, as `kvcalc.throughput.launches` counts them: the norm, the projections of the
+# input, the attention with its rotary embedding and write, the projection of the output. MLA has two more norms, two
+# more projections, and an attention that counts as 12 instead of 3.
+_LAUNCHES, _LATENT_LAUNCHES = 6, 19
 # Plausible range of the read roof relative to the vendor's bandwidth.
 _LEAST_REACHED, _MOST_REACHED = 0.5, 1.1
 
 
-class Calibration(NamedTuple):
+class Record(NamedTuple):
     """The constants from a record. Rates are in bytes per second, overheads are factors of at least 1."""
 
     device: str
     read_bytes_per_second: float
     kv_overhead: float
-    layer_seconds: float | None
+    kernel_seconds: float | None
     weight_overhead: float | None
 
     def doubts(self, gpu: Gpu) -> list[Note]:
@@ -66,19 +65,18 @@ class Calibration(NamedTuple):
             weight_overhead=weights,
             expert_overhead=max(1.0, old.expert_overhead * reached),
             kv_overhead=self.kv_overhead,
-            layer_seconds=old.layer_seconds if self.layer_seconds is None else self.layer_seconds,
+            kernel_seconds=old.kernel_seconds if self.kernel_seconds is None else self.kernel_seconds,
         )
-        return SpeedModel(model.counts, gpu, weight_dtype, new)
+        return SpeedModel(model.counts, gpu, new)
 
 
-def read_calibration(path: str) -> Calibration:
-    """Read the record at `path`. Raises UsageError (exit 2) if it is not a record of `kvcalc measure`."""
-    try:
-        record = json.loads(read_text(path, _MAX_BYTES))
-    except (ValueError, RecursionError):
-        raise _refused(path, "not JSON") from None
-    if not isinstance(record, dict):
-        raise _refused(path, "not a JSON object")
+def is_record(document: object) -> bool:
+    """Whether a JSON document is a record of `kvcalc measure`, even if it lacks some figures."""
+    return isinstance(document, dict) and ("roof" in document or "runs" in document)
+
+
+def read_record(record: dict[str, Any], path: str) -> Record:
+    """The constants of a record, the document at `path`. UsageError (exit 2) if it lacks a figure."""
     roof = _number(path, record, "roof", "read_bytes_per_second")
     run = _run(path, record)
     step = _number(path, run, "decode_step_seconds", "p50")
@@ -93,12 +91,13 @@ def read_calibration(path: str) -> Calibration:
     # Seconds to read the projections at the read roof: those for all bytes of the step minus those for the cache.
     projections = step * step_share - core * read_share
     is_cpu = described.get("kind") == "cpu"
+    launches = _LATENT_LAUNCHES if run.get("attention") == "mla" else _LAUNCHES
     overhead = max(1.0, (step - core) / projections) if projections > 0 else 1.0
-    return Calibration(
+    return Record(
         str(described.get("name") or "the measured device")[:60],
         roof,
         max(1.0, 1 / read_share),
-        None if is_cpu else _LAUNCHES_OF_A_LAYER * beyond / layers,
+        None if is_cpu else beyond / (layers * launches),
         overhead if is_cpu else None,
     )
 
@@ -126,6 +125,4 @@ def _part(mapping: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _refused(path: str, why: str) -> UsageError:
-    return UsageError(
-        f"--calibrate {path[:80]}: {why}", "write a record on your device: kvcalc measure MODEL --json > FILE"
-    )
+    return UsageError(f"--calibrate {path}: {why}", "write a record on your device: kvcalc measure MODEL --json > FILE")

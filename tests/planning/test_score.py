@@ -53,7 +53,7 @@ def test_the_prediction_is_that_of_estimate(kvcalc: Any, file: str, options: tup
 
 def test_the_prediction_of_a_step_is_that_of_estimate(kvcalc: Any) -> None:
     prefill, decode, deep = scores(kvcalc, LOGS / "llama-bench.json")
-    asked = ("estimate", "Qwen2.5-7B-Instruct", "--engine", "llama.cpp", "--gpu", "rtx-4080", "--dtype", "q4_k_m")
+    asked = ("estimate", "Qwen2.5-7B-Instruct", "--engine", "llama.cpp@b5163", "--gpu", "rtx-4080", "--dtype", "q4_k_m")
     for row, context, path in (
         (prefill, 512, "prefill_seconds"), (decode, 64, "decode_step_seconds"), (deep, 4160, "decode_step_seconds")
     ):  # fmt: skip

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kvcalc.errors import UsageError
-from kvcalc.throughput.calibrate import read_calibration
+from kvcalc.planning.calibration import read_calibration
+from kvcalc.throughput.calibrate import Record
 from kvcalc.throughput.hardware import find_gpu
 from tests.throughput.conftest import MakeModel
 
@@ -39,30 +40,36 @@ def written(folder: Path, record: Any) -> str:
     return str(path)
 
 
+def read(path: str) -> Record:
+    record = read_calibration([path]).record
+    assert record is not None
+    return record
+
+
 def test_a_record_gives_the_bandwidth_the_caches_rate_and_the_launches(tmp_path: Path) -> None:
-    found = read_calibration(written(tmp_path, RECORD))
+    found = read(written(tmp_path, RECORD))
     assert found.read_bytes_per_second == ROOF
     assert found.kv_overhead == pytest.approx(2)
-    # 4 ms in total. 1.5 GB at the roof take 1.5 ms; the rest is launches of attention (half of a layer's) in 32 layers.
-    assert found.layer_seconds == pytest.approx(2 * 2.5e-3 / 32)
+    # 4 ms in total. 1.5 GB at the roof take 1.5 ms; the rest is the six kernels of attention in 32 layers.
+    assert found.kernel_seconds == pytest.approx(2.5e-3 / 32 / 6)
     assert found.weight_overhead is None
 
 
 def test_on_a_cpu_what_is_left_is_the_projections_own_slowness(tmp_path: Path) -> None:
-    found = read_calibration(written(tmp_path, {**RECORD, "device": {"kind": "cpu"}}))
-    assert found.layer_seconds is None
+    found = read(written(tmp_path, {**RECORD, "device": {"kind": "cpu"}}))
+    assert found.kernel_seconds is None
     # 1 GB in 3 ms at a roof of 1e12 bytes per second is three times the ideal time.
     assert found.weight_overhead == pytest.approx(3)
 
 
 def test_it_replaces_what_it_knows_and_leaves_the_rest(tmp_path: Path, model_of: MakeModel) -> None:
     model = model_of("llama-3-8b", "h100", "logical")
-    found = read_calibration(written(tmp_path, RECORD)).apply(model, "bf16")
+    found = read(written(tmp_path, RECORD)).apply(model, "bf16")
     assert found.bandwidth == ROOF
     assert found.constants.kv_overhead == pytest.approx(2)
-    assert found.constants.layer_seconds == pytest.approx(2 * 2.5e-3 / 32)
+    assert found.constants.kernel_seconds == pytest.approx(2.5e-3 / 32 / 6)
     assert found.constants.prefill_overhead == model.constants.prefill_overhead
-    assert found.flops == model.flops
+    assert found.attention_flops == model.attention_flops
     step = found.decode(1, 4096)
     assert step.kv == pytest.approx(2 * 4096 * 131_072 / ROOF, rel=1e-2)
     assert step.seconds >= found.roofline(1, 4096)
@@ -72,7 +79,7 @@ def test_it_replaces_what_it_knows_and_leaves_the_rest(tmp_path: Path, model_of:
 def test_the_run_of_the_models_own_attention_counts(tmp_path: Path) -> None:
     other = {**RECORD["runs"][0], "attention": "mha", "attention_core_seconds": {"p50": 1.0}}
     both = {**RECORD, "runs": [other, RECORD["runs"][0]]}
-    assert read_calibration(written(tmp_path, both)) == read_calibration(written(tmp_path, RECORD))
+    assert read(written(tmp_path, both)) == read(written(tmp_path, RECORD))
 
 
 def spoiled(path: str, value: Any) -> dict[str, Any]:
@@ -88,8 +95,7 @@ def spoiled(path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        ("", "not JSON"), ("[1]", "not a JSON object"), ("[" * 100_000, "not JSON"),
-        ("{}", "roof.read_bytes_per_second"),
+        ("", "neither"), ("[1]", "neither"), ("[" * 100_000, "neither"), ("{}", "neither a record of kvcalc measure"),
         (spoiled("roof.read_bytes_per_second", 0), "roof.read_bytes_per_second"),
         (spoiled("roof.read_bytes_per_second", True), "roof.read_bytes_per_second"),
         (spoiled("roof.read_bytes_per_second", float("inf")), "roof.read_bytes_per_second"),
@@ -101,7 +107,7 @@ def spoiled(path: str, value: Any) -> dict[str, Any]:
 def test_what_is_no_record_is_refused_in_one_line(tmp_path: Path, record: Any, why: str) -> None:
     path = written(tmp_path, record)
     with pytest.raises(UsageError, match=r"^--calibrate ") as caught:
-        read_calibration(path)
+        read(path)
     assert why in caught.value.message
     assert "\n" not in caught.value.message
     assert "kvcalc measure" in (caught.value.hint or "")
@@ -109,11 +115,11 @@ def test_what_is_no_record_is_refused_in_one_line(tmp_path: Path, record: Any, w
 
 def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
-        read_calibration(str(tmp_path / "none.json"))
+        read(str(tmp_path / "none.json"))
 
 
 def test_a_record_of_another_device_is_doubted(tmp_path: Path) -> None:
-    found = read_calibration(written(tmp_path, RECORD))
+    found = read(written(tmp_path, RECORD))
     assert found.doubts(find_gpu("a100-pcie-40gb")) == []
     (doubt,) = found.doubts(find_gpu("h100"))
     assert "A device in the record reads 1,000 GB/s, but h100-sxm has 3,350 GB/s" in doubt.text

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvcalc.output.human.calibration import print_calibration, print_factors
 from kvcalc.output.human.console import count, duration, percent, plain_table, split
 from kvcalc.output.human.fitting import span
 
@@ -21,7 +22,12 @@ _HEAD = (
     "data_parallel_size",
     "file",
 )
-_COLUMNS = (">run", ">tokens", ">at once", "", ">measured", ">predicted", ">80% range", ">error", "largest")
+_COLUMNS = (
+    ">run", ">tokens", ">at once", "", ">measured", ">predicted", ">80% range", ">error", ">before", ">left out",
+    "largest",
+)  # fmt: skip
+# The columns that only a calibration fills.
+_CALIBRATED = (("before", "uncalibrated_seconds"), ("left out", "left_out_seconds"))
 # The columns that a narrow terminal does not show, the first one first.
 _OPTIONAL = ("80% range", "largest", "at once", "run")
 # More columns than any table has.
@@ -30,12 +36,14 @@ _NAMES = {"tpot": "TPOT", "ttft": "TTFT", "kv": "KV cache"}
 
 
 def render(document: dict[str, Any], console: Console) -> None:
-    """Print a table for each file and setup, and the errors of all of them."""
+    """Print a table for each file and setup, what is off in each setup, and the errors of all of them."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in document["scores"]:
         groups.setdefault(tuple(row[key] for key in _HEAD), []).append(row)
     for rows in groups.values():
         _print_rows(rows, console)
+    for setup in document["setups"]:
+        _print_setup(setup, console, names_it=len(document["setups"]) > 1)
     for found in document["summary"]:
         _print_summary(found, console)
 
@@ -48,8 +56,9 @@ def _print_rows(rows: list[dict[str, Any]], console: Console) -> None:
     console.print(f"{first['file']}, a result of {first['tool']}", style="dim")
     console.print()
     # Rich would cut words that have no room.
+    unused = tuple(heading for heading, key in _CALIBRATED if all(row[key] is None for row in rows))
     for missing in range(len(_OPTIONAL) + 1):
-        table = _table(rows, _OPTIONAL[:missing])
+        table = _table(rows, (*unused, *_OPTIONAL[:missing]))
         if console.measure(table, options=console.options.update(max_width=_ANY)).maximum <= console.width:
             break
     console.print(table)
@@ -74,16 +83,36 @@ def _table(rows: list[dict[str, Any]], left_out: tuple[str, ...]) -> Table:
             duration(row["predicted_seconds"]),
             span(row["low_seconds"], row["high_seconds"]),
             Text(f"{row['error']:+.0%}", style={True: "green", False: "bold red", None: ""}[row["in_range"]]),
+            *(_error(row, key) for _, key in _CALIBRATED),
             _name(row["largest_part"]),
         ]
         table.add_row(*(cell for cell, heading in zip(cells, _COLUMNS) if heading in headings))
     return table
 
 
+def _error(row: dict[str, Any], key: str) -> str:
+    """The error of another prediction of the same time."""
+    return "-" if row[key] is None else f"{row[key] / row['measured_seconds'] - 1:+.0%}"
+
+
 def _load(row: dict[str, Any]) -> tuple[str, str, str]:
     """The run, its tokens and its concurrency. A mean concurrency has a ~."""
     tokens = f"{count(row['input_tokens'])}+{count(row['output_tokens'])}"
     return count(row["run"]), tokens, f"{'~' if row['concurrency_is_average'] else ''}{count(row['concurrency'])}"
+
+
+def _print_setup(setup: dict[str, Any], console: Console, *, names_it: bool) -> None:
+    """Print how the predictions were calibrated, or what the runs say is off."""
+    name = f" in {setup['model']}, {setup['engine']}, {setup['gpu']} x {setup['num_devices']}" if names_it else ""
+    if setup["calibration"] is not None:
+        if names_it:
+            console.print(name.removeprefix(" in "))
+        print_calibration(setup["calibration"], console)
+    elif setup["explained"] is not None:
+        print_factors(f"what is off{name}", setup["explained"], console)
+    else:
+        return
+    console.print()
 
 
 def _print_summary(found: dict[str, Any], console: Console) -> None:

@@ -39,6 +39,11 @@ def print_speed(document: dict[str, Any], console: Console) -> None:
         _serving(speed["serving"], console)
     if speed["energy"] is not None:
         _energy(speed["energy"], console)
+    if speed["calibration"] is not None:
+        from kvcalc.output.human.calibration import print_calibration
+
+        console.print()
+        print_calibration(speed["calibration"], console)
     console.print()
 
 

@@ -15,15 +15,18 @@ from kvcalc.throughput.bench_results.llama_bench import is_llama_bench, read_lla
 from kvcalc.throughput.bench_results.point import Measured, Point
 from kvcalc.throughput.bench_results.serving_clients import is_sglang, is_vllm, read_sglang, read_vllm
 
-__all__ = ["MAX_RESULT_BYTES", "Measured", "Point", "read_results"]
+__all__ = ["KNOWN_RESULTS", "MAX_RESULT_BYTES", "Measured", "Point", "read_results"]
 
 MAX_RESULT_BYTES = 64 * 1024 * 1024
 """GuideLLM writes every request and its text. 64 MiB hold several runs of a thousand requests."""
 
-_HINT = (
-    "known: vllm bench serve --save-result, sglang.bench_serving --output-file, GuideLLM's benchmarks.json, "
+KNOWN_RESULTS = (
+    "vllm bench serve --save-result, sglang.bench_serving --output-file, GuideLLM's benchmarks.json, "
     "llama-bench -o json"
 )
+"""The results that are read, for errors."""
+
+_HINT = f"known: {KNOWN_RESULTS}"
 _MOST_RUNS = 10_000
 
 

@@ -36,7 +36,7 @@ def read_llama_bench(row: Mapping[str, Any], run: int) -> Point:
         else measured("prefill", nanoseconds, None, 1e-9)
     )
     return Point(
-        "llama-bench", run, "llama.cpp", _models(row),
+        "llama-bench", run, "llama.cpp", _release(row), _models(row),
         gpu=devices[0] if len(set(devices)) == 1 else None,
         num_devices=len(devices) if splits_layers else None,
         dtype=dtype,
@@ -72,6 +72,12 @@ def _refusal(
     if len(devices) > 1 and text(row, "split_mode") in ("row", "tensor"):
         return "it splits the tensors over several devices, and kvcalc predicts llama.cpp with whole layers"
     return None
+
+
+def _release(row: Mapping[str, Any]) -> str | None:
+    """The build: `build_number` is 0 if llama.cpp was built outside its repository."""
+    build = whole(row, "build_number")
+    return None if build is None else f"b{build}"
 
 
 def _models(row: Mapping[str, Any]) -> tuple[str, ...]:

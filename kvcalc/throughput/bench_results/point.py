@@ -24,15 +24,17 @@ class Measured(NamedTuple):
 class Point(NamedTuple):
     """One run. None means that the file does not say.
 
-    `models` are the names that the file has for the model, the best one first. `concurrency` is the number of requests
-    at the same time; `is_average` is true if it was computed with Little's law. A decode step follows `input_tokens`
-    cached tokens and is the mean of `output_tokens` steps. `unknown_dtype` is the file's text for a type of weights
-    that kvcalc does not know. `settings` are the engine's own options. `refusal` says why the run cannot be compared.
+    `release` is the engine's, as the file states it. `models` are the names that the file has for the model, the best
+    one first. `concurrency` is the number of requests at the same time; `is_average` is true if it was computed with
+    Little's law. A decode step follows `input_tokens` cached tokens and is the mean of `output_tokens` steps.
+    `unknown_dtype` is the file's text for a type of weights that kvcalc does not know. `settings` are the engine's own
+    options. `refusal` says why the run cannot be compared.
     """
 
     tool: str
     run: int = 1
     engine: str | None = None
+    release: str | None = None
     models: tuple[str, ...] = ()
     gpu: str | None = None
     num_devices: int | None = None

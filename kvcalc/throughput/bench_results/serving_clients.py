@@ -1,7 +1,9 @@
 """Results of the benchmark clients of vLLM and SGLang. Both write one flat object per run.
 
 Sources: vllm/benchmarks/serve.py (`vllm bench serve --save-result`, `--append-result`) of vLLM at 009e6d4, and
-python/sglang/bench_serving.py (`--output-file`) of SGLang at 0033168 and later, which adds `server_info`.
+python/sglang/bench_serving.py (`--output-file`) of SGLang at 0033168 and later, which adds `server_info`: what the
+server's /get_server_info returns, with its `version` (srt/entrypoints/http_server.py at 0025436). vLLM's client does
+not ask the server for its release.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def read_vllm(row: Mapping[str, Any], run: int) -> Point:
     models = tuple(name for key in ("model_id", "tokenizer_id") if (name := text(row, key)))
     engine = _engine(backend) or ("vllm" if backend.startswith("openai") else None)
     drafted = number(row, "spec_decode_acceptance_length")
-    return _serving(row, Point("vllm", run, engine, models), "mean_e2el_ms", drafted)
+    return _serving(row, Point("vllm", run, engine, models=models), "mean_e2el_ms", drafted)
 
 
 def read_sglang(row: Mapping[str, Any], run: int) -> Point:
@@ -61,7 +63,7 @@ def read_sglang(row: Mapping[str, Any], run: int) -> Point:
     elif replicas > 1:
         refusal = f"dp_size is {replicas} without enable_dp_attention, and kvcalc predicts one replica"
     point = Point(
-        "sglang", run, _engine(text(row, "backend") or ""),
+        "sglang", run, _engine(text(row, "backend") or ""), text(server, "version"),
         tuple(name for key in ("model_path", "served_model_name") if (name := text(server, key))),
         tensor_parallel_size=tensor,
         pipeline_parallel_size=whole(server, "pp_size"),

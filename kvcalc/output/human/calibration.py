@@ -1,0 +1,50 @@
+"""Human output of factors that were fitted to measured times: what changed, and the errors before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kvcalc.output.human.console import percent, plain_table
+
+_METRICS = {"tpot": "TPOT", "ttft": "TTFT"}
+_CONSTANTS = {
+    "step": "launches and host time per step",
+    "sequence": "time per running sequence",
+    "prefill": "multiplying, most of it for prompts",
+    "communication": "communication between devices",
+    "reading": "reading weights and cache",
+    "waiting": "waiting for the first token",
+}
+
+
+def print_calibration(calibration: Mapping[str, Any], console: Console) -> None:
+    """Print the `calibration` part of a document."""
+    record, runs = calibration["record"], calibration["runs"]
+    sources = [f"a record of {record['device']}"] if record is not None else []
+    if runs:
+        others = " of another model" if calibration["applied"] == "partly" else ""
+        sources.append(f"{runs} run{'s' if runs > 1 else ''}{others}")
+    print_factors(f"calibrated with {' and '.join(sources)}" if sources else "not calibrated", calibration, console)
+
+
+def print_factors(title: str, fitted: Mapping[str, Any], console: Console) -> None:
+    """Print the factors that changed, with their ranges, and the mean error of each metric with and without them."""
+    changed = [row for row in fitted["factors"] if row["changed"]]
+    nothing = ": they determine no factor" if fitted["runs"] and not changed else ""
+    console.print(Text.assemble((title, "bold"), nothing))
+    table = plain_table("", ">", "", "")
+    for row in changed:
+        spread = f"{row['low_factor']:.2f} to {row['high_factor']:.2f}"
+        table.add_row(f"  {row['name']}", f"x{row['factor']:.2f}", spread, _CONSTANTS[row["name"]])
+    if changed:
+        console.print(table)
+    for row in fitted["errors"]:
+        words = f"  {_METRICS.get(row['metric'], row['metric'])} off by {percent(row['uncalibrated_mean_error'])}"
+        words += f", with these factors by {percent(row['mean_error'])}"
+        if row["left_out_mean_error"] is not None:
+            words += f", for a run left out by {percent(row['left_out_mean_error'])}"
+        console.print(words)

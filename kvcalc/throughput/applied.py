@@ -1,0 +1,56 @@
+"""A calibration as it applies to one model on one device with one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kvcalc.notes import Note
+from kvcalc.throughput.factor_fit import Fit, slopes_between
+from kvcalc.throughput.roofline import SpeedModel
+
+# The figures of the `throughput` document that have a range: the part they are in, their metric, and their keys.
+_RANGED = (
+    (None, "decode", "decode_step_seconds", "low_seconds", "high_seconds"),
+    ("serving", "tpot", "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds"),
+    ("serving", "ttft", "ttft_seconds", "ttft_low_seconds", "ttft_high_seconds"),
+)
+
+
+class Applied(NamedTuple):
+    """What a calibration changed, and what is left of the uncertainty.
+
+    `fit` is None if the range does not change: the runs are of another model, or there are no runs. `near` are the
+    calibrated models with one factor changed a little, in the order of `Factors`. `document` is the `calibration` part
+    of a document.
+    """
+
+    document: Mapping[str, Any]
+    notes: tuple[Note, ...] = ()
+    fit: Fit | None = None
+    near: tuple[SpeedModel, ...] = ()
+
+    def range(
+        self, metric: str, seconds: float, seconds_of: Callable[[SpeedModel], float], low: float, high: float
+    ) -> tuple[float, float]:
+        """The factors on `seconds` for the ends of its range. `low` and `high` are those without a calibration."""
+        if self.fit is None:
+            return low, high
+        return self.fit.range(metric, slopes_between(seconds, list(map(seconds_of, self.near))), low, high)
+
+    def narrow(self, document: dict[str, Any], near: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the ranges in a `throughput` document. `near` are the documents of the models in `near`."""
+        if self.fit is None:
+            return
+        for part, metric, key, low_key, high_key in _RANGED:
+            own, others = (document, near) if part is None else (document[part], [other[part] for other in near])
+            if own is None or own[low_key] is None or own[high_key] is None:
+                continue
+            seconds = own[key]
+            slopes = slopes_between(seconds, [other[key] for other in others])
+            low, high = self.fit.range(metric, slopes, own[low_key] / seconds, own[high_key] / seconds)
+            own[low_key], own[high_key] = seconds * low, seconds * high
+            if metric == "tpot":
+                own["tokens_per_second_low"] = own["tokens_per_second"] / high
+                own["tokens_per_second_high"] = own["tokens_per_second"] / low
+        document["low_seconds"] = max(document["low_seconds"], document["roofline_decode_step_seconds"])
