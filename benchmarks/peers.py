@@ -177,13 +177,13 @@ def shipped(rows: Sequence[Row]) -> list[Seconds]:
 
 
 def _serving(asks: Questions, row: Row) -> Seconds:
-    for release in (row.version, row.date, None):
-        fields = {**row.question, "engine": f"{row.engine}@{release}" if release else row.engine}
+    named = [f"{row.engine}@{release}" for release in (row.version, row.date) if release]
+    for engine in (*named, row.engine):
         try:
-            spec, asked = question_of(asks.given(fields), asks.models.model_of)
+            spec, asked = question_of(asks.given({**row.question, "engine": engine}), asks.models.model_of)
             document = describe_throughput(at_load(make_case(Question(spec, **asked))), [])
         except KvcalcError:
-            continue  # not a release: an image tag, or a month
+            continue  # not a release
         if document is not None and document["serving"]:
             return document["serving"]["tpot_seconds"], document["serving"]["ttft_seconds"]
     raise ValueError(f"no answer to {row.question}")

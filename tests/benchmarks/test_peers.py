@@ -132,7 +132,7 @@ def test_kvcalc_is_asked_for_the_measured_release(peers: ModuleType, monkeypatch
         return {"serving": {"tpot_seconds": case.question.engine, "ttft_seconds": case.workload.batch_size}}
 
     monkeypatch.setattr(peers, "describe_throughput", described)
-    rows = [row(), row(version=None, date="2026-01-15"), row(version=None, date="2026-01"), row(version=None)]
+    rows = [row(), row(version=None, date="2026-01-15"), row(version="an image"), row(version=None)]
     assert peers.shipped(rows) == [("sglang@0.5.9", 64), ("sglang@2026-01-15", 64), ("sglang", 64), ("sglang", 64)]
 
 
