@@ -63,6 +63,10 @@ class Checkpoint(NamedTuple):
 _FP8 = {"gemm_quant_mode": "fp8"}
 _NVFP4 = {"gemm_quant_mode": "nvfp4", "kvcache_quant_mode": "fp8"}
 _DEEPSEEK = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3")
+# aiconfigurator's planner asks this for gpt-oss with TensorRT-LLM on Blackwell, and `cli_estimate` does not
+# (_resolve_quant_modes in sdk/task_v2.py of 0.12.0).
+_BLACKWELL_GPT_OSS = {"moe_quant_mode": "w4a8_mxfp4_mxfp8"}
+_BLACKWELL = ("b200", "b300", "gb200")
 _CHECKPOINTS = {
     ("deepseek-r1", "fp8"): Checkpoint(_DEEPSEEK),
     ("deepseek-r1", "nvfp4"): Checkpoint(("nvidia/DeepSeek-V3.1-NVFP4",)),
@@ -128,13 +132,16 @@ def peer_question(row: Row, about: dict[str, Any]) -> dict[str, Any] | str:
     path = next((path for path in checkpoint.paths if path in about["models"]), None)
     if path is None:
         return f"no checkpoint for {fields['model']} in {fields.get('dtype') or 'its own dtype'}"
+    more = checkpoint.arguments
+    if path == "openai/gpt-oss-120b" and engine == "trtllm" and fields["gpu"] in _BLACKWELL:
+        more = _BLACKWELL_GPT_OSS
     ranks, whole = fields.get("tp", 1), fields.get("ep", 1)
     return {
         "versions": nearest(row.engine, versions, row.release),
         "arguments": {
             "model_path": path, "system_name": system, "backend_name": engine, "mode": "agg",
             "isl": fields["input_tokens"], "osl": fields["output_tokens"], "batch_size": fields["concurrency"],
-            "tp_size": ranks, "moe_tp_size": ranks // whole, "moe_ep_size": whole, **checkpoint.arguments,
+            "tp_size": ranks, "moe_tp_size": ranks // whole, "moe_ep_size": whole, **more,
         },
     }  # fmt: skip
 

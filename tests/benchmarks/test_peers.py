@@ -58,6 +58,21 @@ def test_a_question_has_the_deployment_of_the_measurement(peers: ModuleType) -> 
     }  # fmt: skip
 
 
+def test_gpt_oss_on_blackwell_has_the_experts_of_its_kernels(peers: ModuleType) -> None:
+    about = {
+        "models": ["openai/gpt-oss-120b"],
+        "databases": {name: {"trtllm": ["1.2.0rc5"], "vllm": ["0.19.0"]} for name in ("b200_sxm", "h200_sxm")},
+    }
+
+    def experts(gpu: str, engine: str) -> Any:
+        question = {"model": "gpt-oss-120b", "gpu": gpu, "engine": engine, "dtype": None}
+        return peers.peer_question(row(question=question), about)["arguments"].get("moe_quant_mode")
+
+    assert experts("b200", "tensorrt-llm") == "w4a8_mxfp4_mxfp8"
+    assert experts("h200", "tensorrt-llm") is None
+    assert experts("b200", "vllm") is None
+
+
 @pytest.mark.parametrize(
     ("question", "reason"),
     [
