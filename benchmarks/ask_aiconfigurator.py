@@ -21,7 +21,7 @@ from typing import Any
 
 def about() -> dict[str, Any]:
     """The release, the models with a config in the package, and the releases with tables, by system and engine."""
-    from aiconfigurator.sdk import common, perf_database  # type: ignore[import-not-found]
+    from aiconfigurator.sdk import common, perf_database
 
     # The package has been two since 0.11, and the second one has the configs.
     package = Path(common.__file__).resolve().parent.parent
@@ -53,7 +53,7 @@ def answer(question: dict[str, Any], estimate: Callable[..., Any]) -> dict[str, 
 
 
 def answers(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    from aiconfigurator.cli.api import cli_estimate  # type: ignore[import-not-found]
+    from aiconfigurator.cli.api import cli_estimate
 
     for line in lines:
         yield answer(json.loads(line), cli_estimate)
