@@ -964,9 +964,9 @@ class Throughput(TypedDict):
     low_seconds: float
     high_seconds: float
     serving: Serving | None
+    calibration: Calibration | None
     host: HostSpeed | None
     energy: Energy | None
-    calibration: Calibration | None
 
 
 class Serving(TypedDict):
