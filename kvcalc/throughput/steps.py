@@ -3,7 +3,7 @@
 The entry itself applies from its oldest release on (`since`; every release if it is missing). `steps` lists what later
 releases changed, oldest first:
 
-    {"since": "0.14.0", "source": "...", "constants": {"moe_layer_seconds": 1e-5}, "range": [0.8, 1.2]}
+    {"since": "0.14.0", "source": "...", "constants": {"kernel_seconds": 2e-6}, "ranges": {"": [0.8, 1.2]}}
 
 A step has any of the entry's other parts. A mapping, such as `constants`, replaces only the keys it has; anything else
 replaces the whole part. A release uses the newest step that is not newer than itself, and so do nightly builds and
