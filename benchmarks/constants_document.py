@@ -21,6 +21,8 @@ _ENGINES = ("vllm", "sglang", "tensorrt-llm", "logical", "llama.cpp", "mlx")
 _LEAST_ROWS = 40
 # Noise between equal points of one release, family, device and type, so no range is narrower.
 _FLOOR = 0.09
+# A wider range would say nothing. It would come from a family that alone shows how an engine's requests wait.
+_MOST = 4.0
 
 
 def describe(rows: Sequence[Row], fitted: Fitted, here: Predicted, out: Predicted) -> dict[str, Any]:
@@ -115,7 +117,7 @@ def _ranges(ratios: Sequence[tuple[Row, float]]) -> dict[str, list[float]]:
         if region and len(values) < _LEAST_ROWS:
             continue
         values.sort()
-        low, high = _quantile(values, 0.1), _quantile(values, 0.9)
+        low, high = max(_quantile(values, 0.1), 1 / _MOST), min(_quantile(values, 0.9), _MOST)
         found[region] = [round(min(low, 1 - _FLOOR), 3), round(max(high, 1 + _FLOOR), 3)]
     return found or {"": [0.7, 1.4]}
 

@@ -70,7 +70,10 @@ def plan(
     _check(kinds, prices, targets)
     settings = asked.pop("engine_settings", None) or {}
     check_settings([kind.engine for kind in kinds], settings, has_device=True)
-    speed = SpeedQuestion(prefix_hit_rate=prefix_hit_rate) if prefix_hit_rate else None
+    given = SpeedQuestion(
+        calibration=(asked.pop("speed", None) or SpeedQuestion()).calibration, prefix_hit_rate=prefix_hit_rate
+    )
+    speed = None if given == SpeedQuestion() else given
     question = Question(model, engine_settings=settings, speed=speed, **asked)
     traffic = Traffic(question, lengths, targets, allow_beyond_limit)
     checkpoint = checkpoint_of(model, question.dtype)
