@@ -106,9 +106,11 @@ _KINDS = (
 _LAPTOP = (
     *(
         Parameter("weight_overhead", likely, 0.4, {**_each(_KINDS, 0.3), "mlx": 0.3}, 1, kind)
-        for kind, likely in {"bf16": 0.15, "int8": 0.15, "int4": 0.25, "mxfp4": 0.25}.items()
+        for kind, likely in {"bf16": 0.15, "int8": 0.15, "int4": 0.25}.items()
     ),
-    Parameter("expert_overhead", 0.2, 0.5, {**_each(_KINDS, 0.3), before("llama.cpp"): 0.5, "mlx": 0.3}, 1),
+    # The kernels of mxfp4 were new in b6096.
+    Parameter("weight_overhead", 0.25, 0.4, {**_each(_KINDS, 0.3), "mlx": 0.3, before("llama.cpp"): 0.8}, 1, "mxfp4"),
+    Parameter("expert_overhead", 0.2, 0.5, {**_each(_KINDS, 0.15), before("llama.cpp"): 0.3, "mlx": 0.3}, 1),
     Parameter("kv_overhead", 0.4, 0.5, {**_each(_KINDS, 0.3), before("llama.cpp"): 0.5, "mlx": 0.5}, 1),
     Parameter("kv_token_seconds", 3e-9, 1.5, {"mlx": 1.0}),
     Parameter("kernel_seconds", 2.5e-6, 0.5, {**_each(_KINDS, 0.4), before("llama.cpp"): 0.4, "mlx": 0.4}),

@@ -216,6 +216,7 @@ class ScoreSetup(TypedDict):
     num_devices: int
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    data_parallel_size: int
     explained: Explained | None
     calibration: Calibration | None
 

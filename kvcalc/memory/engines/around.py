@@ -6,7 +6,8 @@ from kvcalc.memory.engines import Engine
 
 TAKEN = (
     "name", "version", "spec", "settings", "bounds", "notes", "splits_heads", "splits_layers", "older_rules",
-    "reserves_full_length", "running_option",
+    "reserves_full_length", "running_option", "placement", "has_attention_replicas", "limits_all_replicas",
+    "splits_attention_replicas", "splits_uneven_experts", "spreads_mlps",
 )  # fmt: skip
 """What `Around` takes from the engine: everything that is not a method."""
 

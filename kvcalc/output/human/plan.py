@@ -95,13 +95,10 @@ def _question(document: dict[str, Any]) -> str:
 
 def _targets(targets: dict[str, Any]) -> list[str]:
     """A line with the longest allowed times, and the estimate they apply to. No line if there are none."""
-    parts = []
-    judged = "at the upper end of its range" if targets["confidence"] > 50 else "at the point estimate"
-    if targets["max_ttft_seconds"] is not None:
-        parts.append(f"TTFT up to {duration(targets['max_ttft_seconds'])} {judged}")
-    if targets["max_tpot_seconds"] is not None:
-        parts.append(f"TPOT up to {duration(targets['max_tpot_seconds'])} {judged}")
-    return [", ".join(parts)] if parts else []
+    names = (("TTFT", "max_ttft_seconds"), ("TPOT", "max_tpot_seconds"))
+    parts = [f"{name} up to {duration(targets[key])}" for name, key in names if targets[key] is not None]
+    judged = "at the upper end of the range" if targets["confidence"] > 50 else "at the point estimate"
+    return [f"{', '.join(parts)}, {judged}"] if parts else []
 
 
 def _layout(row: dict[str, Any]) -> str:
