@@ -67,6 +67,7 @@ class Mlx(Engine):
             text = "mlx_lm.generate keeps 16 bits for the first 5,000 tokens; --quantized-kv-start 0 changes that"
             notes.append(Note("engine", "quantized-later", text))
         elif "kv-group-size" in settings:
+            _group(settings)
             notes.append(Note("engine", "kv-group-size", "--kv-group-size has no effect without --kv-bits"))
         if self.max_kv_size is not None and makes_own_cache(spec):
             text = f"mlx-lm ignores --max-kv-size for {spec.model_type}, whose class makes its own cache"
@@ -158,13 +159,17 @@ def _is_chunked(cache: Cache) -> bool:
 
 def _quantized(settings: Mapping[str, str]) -> Dtype:
     """The type of a quantized cache: packed elements, and a scale and a bias of 16 bits for each group."""
-    given = Given("mlx", settings)
-    bits, group = given.count("kv-bits"), given.count("kv-group-size")
+    bits = Given("mlx", settings).count("kv-bits")
     if bits not in MLX_BITS:
         raise UsageError(f"--kv-bits {bits}: not a number of bits of MLX", f"one of {_listed(MLX_BITS)}")
+    return MLX_TYPES[mlx_name(bits, _group(settings))]
+
+
+def _group(settings: Mapping[str, str]) -> int:
+    group = Given("mlx", settings).count("kv-group-size")
     if group not in MLX_GROUPS:
         raise UsageError(f"--kv-group-size {group}: not a group size of MLX", f"one of {_listed(MLX_GROUPS)}")
-    return MLX_TYPES[mlx_name(bits, group)]
+    return group
 
 
 def _listed(numbers: tuple[int, ...]) -> str:
