@@ -133,9 +133,7 @@ class HostedModel(SpeedModel):
         _, kv, scores = attention
         return weights, kv, max(0.0, 2 * tokens * _elements_per_token(counts) / FLOPS - weights) + scores
 
-    def _attention(
-        self, batch: float, context_tokens: float, query_tokens: int = 1
-    ) -> tuple[float, float, float]:
+    def _attention(self, batch: float, context_tokens: float, query_tokens: int = 1) -> tuple[float, float, float]:
         """The seconds of attention over the cache in host memory, like `_own`."""
         counts = self.host.counts
         kv = batch * counts.kv_read_bytes(context_tokens) / (self.host.bandwidth * EFFICIENCY)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import date
+from datetime import date, timedelta
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ _VERSION = re.compile(
 )
 _BUILD = re.compile(r"b?([1-9]\d{0,5})(?:\s*\([0-9a-f]+\))?")
 _DATE = re.compile(r"(?:(?:nightly|dev|main)[-_.]?)*(20\d\d)([-_.]?)(\d\d)\2(\d\d)(?:[-_.][0-9a-f]{7,40})?")
+_MONTH = re.compile(r"(20\d\d)-(\d\d)")
 _COMMIT = re.compile(r"(?:commit[-:]?|g)?[0-9a-f]{7,40}")
 # Tags of images and branches that name no release of the engine: nightly-5b8c30d, gpt-oss-dev, rocm7.1-pytorch2.9.
 _BRANCH = re.compile(r"(?:nightly|latest|dev|main|stable)[-_.].+|.+[-_.](?:nightly|latest|dev|main)")
@@ -122,8 +123,8 @@ def parse_release(engine: str, text: str) -> Asked:
 def _parse(engine: str, text: str) -> Asked | None:
     if text in _NEWEST:
         return Asked(text, None)
-    if _DATE.fullmatch(text):
-        day = _date(text)
+    if _DATE.fullmatch(text) or _MONTH.fullmatch(text):
+        day = _date(text) or _last_day(text)
         return _on(engine, text, day) if day else None
     # A tag may begin with the release, as in v0.5.9-cu129, or name the engine first, as in rocm7.0-vllm_0.11.1.
     named = re.search(
@@ -172,6 +173,16 @@ def _date(text: str) -> date | None:
         return date(int(found[1]), int(found[3]), int(found[4])) if found else None
     except ValueError:
         return None
+
+
+def _last_day(text: str) -> date | None:
+    """The last day of the month in `2025-10`."""
+    found = _MONTH.fullmatch(text)
+    try:
+        first = date(int(found[1]), int(found[2]), 1) if found else None
+    except ValueError:
+        return None
+    return None if first is None else (first + timedelta(days=31)).replace(day=1) - timedelta(days=1)
 
 
 def _on(engine: str, text: str, day: date) -> Asked:

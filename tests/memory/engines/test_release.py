@@ -41,6 +41,8 @@ def test_versions_are_ordered_by_age() -> None:
         ("llama.cpp", "6097 (9515c613)", "b6097"),
         ("llama.cpp", "server-cuda-b6097", "b6097"),
         ("vllm", "2026-05-01", "0.20.0"),
+        ("vllm", "2026-02", "0.16.0"),
+        ("vllm", "2025-12", "0.13.0"),
         ("vllm", "nightly-20260501", "0.20.0"),
         ("vllm", "nightly-dev-20260501-5b8c30d6", "0.20.0"),
         ("llama.cpp", "2025-08-06", "b6097"),
