@@ -166,6 +166,10 @@ class Engine(ABC):
         """Bytes that `batch` sequences of `tokens` tokens each take on a device that holds this share."""
         return batch * sequence_bytes(share, dtype, tokens, self.cache_bytes)
 
+    def bytes_of_each(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int | None:
+        """The bytes of each sequence, if `batch_bytes` is a multiple of them for every batch; else None."""
+        return None
+
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         """The number of tokens after which the growth repeats: the tokens of a block, or the model's own period."""
         return period(share)

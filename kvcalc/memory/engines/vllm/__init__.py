@@ -99,6 +99,9 @@ class Vllm(Engine):
         plan = self._plan(share, dtype)
         return batch * plan.request_blocks(tokens) * plan.block_bytes
 
+    def bytes_of_each(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
+        return self.held_bytes(share, dtype, tokens, 1)
+
     def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         # Every stage takes the same number of blocks. On each stage a block is as large as the largest group there.
         plan = self._plan(share, dtype)
