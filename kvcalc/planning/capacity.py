@@ -27,8 +27,8 @@ def capacity(
     """
     spec, workload = case.spec, case.workload
     held, batch = _held(case, pool_shrinkage), workload.attention_batch(workload.batch_size)
-    here = held(workload.context_tokens, batch)
-    longest = kv_cache.longest_context(lambda tokens: held(tokens, batch), kv_memory_bytes, period(spec))
+    here, block_tokens = held(workload.context_tokens, batch), case.rules.block_tokens(case.share, workload.kv_dtype)
+    longest = kv_cache.longest_context(lambda t: held(t, batch), kv_memory_bytes, period(spec), block_tokens)
     limit = spec.max_position_embeddings
     if longest is None:
         text = "memory does not limit the context: the cache no longer grows with it"

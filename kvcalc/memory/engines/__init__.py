@@ -170,6 +170,10 @@ class Engine(ABC):
         """The bytes of each sequence, if `batch_bytes` is a multiple of them for every batch; else None."""
         return None
 
+    def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        """The number of tokens after which the bytes of most caches grow. Searches use it to take fewer steps."""
+        return 1
+
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         """The number of tokens after which the growth repeats: the tokens of a block, or the model's own period."""
         return period(share)

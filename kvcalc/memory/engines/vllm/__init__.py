@@ -7,7 +7,6 @@ releases.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import lcm
 from typing import Any
 
 from kvcalc.errors import ModelError, UsageError
@@ -110,8 +109,11 @@ class Vllm(Engine):
     def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
         return self.all_stages_bytes(spec, dtype, tokens, batch)
 
+    def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        return self._plan(share, dtype).common_block_size
+
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
-        return lcm(*self._plan(share, dtype).block_sizes)
+        return self._plan(share, dtype).common_block_size
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         plan = self._plan(share, dtype)

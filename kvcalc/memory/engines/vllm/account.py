@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import cached_property
+from math import lcm
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Line, lines_of
@@ -60,6 +61,11 @@ class Plan:
     def block_sizes(self) -> set[int]:
         """The different numbers of tokens per block, over all layers that keep tokens."""
         return {page.block_size for part in self.groups for _, page in part.layers if page.kind != STATE}
+
+    @cached_property
+    def common_block_size(self) -> int:
+        """The number of tokens after which every group has whole blocks."""
+        return lcm(*self.block_sizes)
 
     @cached_property
     def by_group(self) -> list[tuple[Group, Group, list[tuple[Cache, Page, int]]]]:
