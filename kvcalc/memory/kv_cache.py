@@ -73,12 +73,16 @@ def cache_rows(
     Raises UsageError if the dtype's blocks do not divide a token's row.
     """
     # Most runs of layers repeat one of two or three caches, so each distinct cache is counted once.
-    sizes = {(type(cache), cache): count(cache, context_tokens, dtype) for cache, _ in checked_caches(spec, dtype)}
-    return [
-        CacheRow(first, last, cache, sizes[type(cache), cache])
-        for first, last, caches in cache_runs(spec)
-        for cache in caches
-    ]
+    sizes = [count(cache, context_tokens, dtype) for cache, _ in checked_caches(spec, dtype)]
+    return [CacheRow(first, last, cache, sizes[place]) for first, last, cache, place in _placed_caches(spec)]
+
+
+@remembered
+def _placed_caches(spec: ModelSpec) -> list[tuple[int, int, Cache, int]]:
+    """Every cache of every run of layers: first layer, last layer, cache, and its place in `distinct_caches`."""
+    places = {(type(cache), cache): place for place, (cache, _) in enumerate(distinct_caches(spec))}
+    runs = cache_runs(spec)
+    return [(first, last, cache, places[type(cache), cache]) for first, last, caches in runs for cache in caches]
 
 
 def sequence_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, count: CountBytes = stored_cache_bytes) -> int:
@@ -135,8 +139,8 @@ def growth(bytes_at: Callable[[int], int], context_tokens: int, period: int = 1)
     are compressed in groups, the slope is the mean over a `period`, rounded up. It is limited so that the fixed bytes
     are never negative.
     """
-    here = bytes_at(context_tokens)
-    slope = min(-((here - bytes_at(context_tokens + period)) // period), here // context_tokens)
+    later, here = bytes_at(context_tokens + period), bytes_at(context_tokens)
+    slope = min(-((here - later) // period), here // context_tokens)
     return Growth(slope, here - slope * context_tokens)
 
 

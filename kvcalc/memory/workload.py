@@ -85,7 +85,7 @@ def resolve_workload(
         beyond = f"context {context_tokens:,} is beyond the model's max_position_embeddings of {longest:,}"
         notes.append(Note("workload", BEYOND_MODEL, beyond))
     check_tensor_parallel(spec, tensor_parallel_size)
-    if pipeline_parallel_size > spec.num_layers:
+    if pipeline_parallel_size > 1 and pipeline_parallel_size > spec.num_layers:
         raise LayoutError(
             f"--pipeline-parallel-size {pipeline_parallel_size}: the model has {spec.num_layers} layers",
             f"at most --pp {spec.num_layers}",

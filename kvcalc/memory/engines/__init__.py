@@ -76,7 +76,7 @@ class Line(NamedTuple):
 
 def lines_of(sizes: Mapping[str, int]) -> list[Line]:
     """The parts of an account in the order of `_LINES`, without parts of 0 bytes."""
-    return [Line(name, sizes[name]) for name in sorted(sizes, key=_ORDER.__getitem__) if sizes[name]]
+    return [Line(name, sizes[name]) for name in sorted(filter(sizes.get, sizes), key=_ORDER.__getitem__)]
 
 
 class BlockPool(NamedTuple):

@@ -22,6 +22,7 @@ from kvcalc.memory.engines.vllm.groups import group
 from kvcalc.memory.engines.vllm.layers import M3_BLOCK, MINIMAX_M3, layers_of, with_draft_layers
 from kvcalc.memory.engines.vllm.releases import is_known, is_newest, rules_of
 from kvcalc.memory.engines.vllm.settings import parse_settings
+from kvcalc.memory.kv_cache import Growth, growth
 from kvcalc.memory.sharding import bounds_of, longer_before_last
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.spec import ModelSpec, all_caches
@@ -112,6 +113,10 @@ class Vllm(Engine):
     def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self._plan(share, dtype).common_block_size
 
+    def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
+        plan = self._plan(spec, dtype)
+        return growth(lambda t: plan.request_blocks(t) * plan.stages_block_bytes, tokens, plan.common_block_size)
+
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self._plan(share, dtype).common_block_size
 
@@ -132,7 +137,7 @@ class Vllm(Engine):
         return found._asdict()
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
-        return account(self._plan(share, dtype), dtype, tokens)
+        return account(self._plan(share, dtype), tokens)
 
     def _plan(self, share: ModelSpec, dtype: Dtype) -> Plan:
         found = self._plans.get((id(share), dtype))
@@ -156,7 +161,7 @@ class Vllm(Engine):
         for first, last in bounds_of(longer_before_last(share.num_layers, self.chosen.pipeline_parallel_size)):
             places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
             stages.append([part.only(places) for part in groups])
-        return Plan(layers, groups, stages, self._of_any_length)
+        return Plan(layers, groups, stages, self._of_any_length, dtype)
 
 
 def _resolve(spec: ModelSpec, asked: str, dtype: str | None, place: Place) -> Resolved:
