@@ -230,7 +230,11 @@ def _least(*limits: int | None) -> int | None:
 
 def _describe_line(line: Held) -> dict[str, Any]:
     """A line of `fit.lines`. Weights and cache are exact. The other parts are estimates and have no range yet."""
-    return {**line._asdict(), "estimated": line.kind not in (WEIGHTS, KV_CACHE), "low_bytes": None, "high_bytes": None}
+    kind, name, size = line
+    is_estimated = kind not in (WEIGHTS, KV_CACHE)
+    return {
+        "kind": kind, "name": name, "bytes": size, "estimated": is_estimated, "low_bytes": None, "high_bytes": None
+    }  # fmt: skip
 
 
 def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:

@@ -26,9 +26,14 @@ def capacity(
     for the context, a note says so. `max_context_tokens` may exceed max_position_embeddings, with a note.
     """
     spec, workload = case.spec, case.workload
-    held, batch = _held(case, pool_shrinkage), workload.attention_batch(workload.batch_size)
-    here, block_tokens = held(workload.context_tokens, batch), case.rules.block_tokens(case.share, workload.kv_dtype)
-    longest = kv_cache.longest_context(lambda t: held(t, batch), kv_memory_bytes, period(spec), block_tokens)
+    share, rules, batch = case.share, case.rules, workload.attention_batch(workload.batch_size)
+    if pool_shrinkage is None:
+        held_at = rules.bytes_by_context(share, workload.kv_dtype, batch)
+    else:
+        held = _held(case, pool_shrinkage)
+        held_at = lambda tokens: held(tokens, batch)  # noqa: E731
+    here, block_tokens = held_at(workload.context_tokens), rules.block_tokens(share, workload.kv_dtype)
+    longest = kv_cache.longest_context(held_at, kv_memory_bytes, period(spec), block_tokens)
     limit = spec.max_position_embeddings
     if longest is None:
         text = "memory does not limit the context: the cache no longer grows with it"

@@ -7,7 +7,7 @@ method is `cache_bytes`: the bytes one sequence takes in one layer's cache.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -165,6 +165,10 @@ class Engine(ABC):
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         """Bytes that `batch` sequences of `tokens` tokens each take on a device that holds this share."""
         return batch * sequence_bytes(share, dtype, tokens, self.cache_bytes)
+
+    def bytes_by_context(self, share: ModelSpec, dtype: Dtype, batch: int) -> Callable[[int], int]:
+        """`batch_bytes` of one batch as a function of the tokens. Searches call it many times."""
+        return lambda tokens: self.batch_bytes(share, dtype, tokens, batch)
 
     def bytes_of_each(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int | None:
         """The bytes of each sequence, if `batch_bytes` is a multiple of them for every batch; else None."""

@@ -6,7 +6,7 @@ releases.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvcalc.errors import ModelError, UsageError
@@ -98,6 +98,11 @@ class Vllm(Engine):
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         plan = self._plan(share, dtype)
         return batch * plan.request_blocks(tokens) * plan.block_bytes
+
+    def bytes_by_context(self, share: ModelSpec, dtype: Dtype, batch: int) -> Callable[[int], int]:
+        plan = self._plan(share, dtype)
+        block_bytes = batch * plan.block_bytes
+        return lambda tokens: plan.request_blocks(tokens) * block_bytes
 
     def bytes_of_each(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         return self.held_bytes(share, dtype, tokens, 1)
