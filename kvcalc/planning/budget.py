@@ -87,7 +87,7 @@ def budget(case: Case) -> Budget | str:
         if len(known) >= _MOST_BUDGETS:
             known.clear()
         known[key] = found  # it holds the rules and the device, so that their id() is not reused
-    return found._replace(case=case)
+    return Budget(case, *found[1:])
 
 
 @remembered_of_two

@@ -176,8 +176,9 @@ def _with_load(case: Case, asked: Question) -> Case:
         added = () if beyond is None else (beyond,)
         notes = (*others[:remarks], *added, *others[remarks:])
         own = (*added, *(note for note in own if note.code != BEYOND_MODEL))
+    dtype = case.question.dtype
     return case._replace(
-        question=asked._replace(dtype=case.question.dtype),
+        question=asked if asked.dtype == dtype else asked._replace(dtype=dtype),
         workload=workload._replace(context_tokens=tokens, batch_size=asked.batch_size, notes=own),
         notes=notes,
     )
@@ -303,10 +304,9 @@ def _completed(question: Question) -> Question:
 
     size = question.tensor_parallel_size
     devices, size = lay_out(question.devices, size, question.pipeline_parallel_size, question.data_parallel_size)
-    question = question._replace(devices=devices, tensor_parallel_size=size)
     request_tokens = None if question.speed is None else question.speed.request_tokens
     if request_tokens is None:
-        return question
+        return question._replace(devices=devices, tensor_parallel_size=size)
     if question.batch_size != 1:
         hint = f"use --concurrency {question.batch_size} for the number of requests"
         raise UsageError(
@@ -315,7 +315,7 @@ def _completed(question: Question) -> Question:
     if question.context_tokens not in (None, request_tokens):
         asked = f"--context {question.context_tokens}"
         raise UsageError(f"{asked}: a request's prompt and answer have {request_tokens} tokens", "remove --context")
-    return question._replace(context_tokens=request_tokens)
+    return question._replace(devices=devices, tensor_parallel_size=size, context_tokens=request_tokens)
 
 
 def _check_count(name: str, value: object, least: int = 1) -> None:

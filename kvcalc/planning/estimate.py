@@ -163,7 +163,10 @@ def _describe_blocks(case: Case, memory: int | None) -> dict[str, Any]:
         "request_lines": rules.lines(device, dtype, tokens),
         "pool_lines": rules.pool(device, dtype, tokens, batch),
     }
-    return found | {name: [line._asdict() for line in lines] for name, lines in accounts.items() if lines is not None}
+    for name, lines in accounts.items():
+        if lines is not None:
+            found[name] = [{"name": part, "bytes": size} for part, size in lines]
+    return found
 
 
 def _describe_variants(case: Case) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ class Vllm(Engine):
         batched = chosen.max_num_batched_tokens
         in_flight = chosen.max_in_flight_tokens if self.rules.two_steps else batched
         self._of_any_length = (in_flight, batched, chosen.state_blocks)
-        self._plans: dict[tuple[int, Dtype], tuple[ModelSpec, Plan]] = {}
+        self._plans: dict[tuple[int, int], tuple[ModelSpec, Dtype, Plan]] = {}
 
     @staticmethod
     def kv_dtype(
@@ -145,11 +145,11 @@ class Vllm(Engine):
         return account(self._plan(share, dtype), tokens)
 
     def _plan(self, share: ModelSpec, dtype: Dtype) -> Plan:
-        found = self._plans.get((id(share), dtype))
+        found = self._plans.get((id(share), id(dtype)))
         if found is None:
-            # Keep the share too, so that its id() is not reused while the plan exists.
-            found = self._plans[id(share), dtype] = share, self._make_plan(share, dtype)
-        return found[1]
+            # Keep the share and the dtype too, so that their id() is not reused while the plan exists.
+            found = self._plans[id(share), id(dtype)] = share, dtype, self._make_plan(share, dtype)
+        return found[2]
 
     def _make_plan(self, share: ModelSpec, dtype: Dtype) -> Plan:
         check_dtype(dtype, self.is_newest)
