@@ -140,6 +140,11 @@ def growth(bytes_at: Callable[[int], int], context_tokens: int, period: int = 1)
     are never negative.
     """
     later, here = bytes_at(context_tokens + period), bytes_at(context_tokens)
+    return growth_of(here, later, context_tokens, period)
+
+
+def growth_of(here: int, later: int, context_tokens: int, period: int) -> Growth:
+    """`growth` from one sequence's bytes at a context and at one that is a `period` longer."""
     slope = min(-((here - later) // period), here // context_tokens)
     return Growth(slope, here - slope * context_tokens)
 

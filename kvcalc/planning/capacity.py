@@ -27,13 +27,12 @@ def capacity(
     """
     spec, workload = case.spec, case.workload
     share, rules, batch = case.share, case.rules, workload.attention_batch(workload.batch_size)
+    held = _held(case, pool_shrinkage)
+    here = held(workload.context_tokens, batch)
     if pool_shrinkage is None:
-        held_at = rules.bytes_by_context(share, workload.kv_dtype, batch)
+        longest = rules.longest_context(share, workload.kv_dtype, batch, kv_memory_bytes)
     else:
-        held = _held(case, pool_shrinkage)
-        held_at = lambda tokens: held(tokens, batch)  # noqa: E731
-    here, block_tokens = held_at(workload.context_tokens), rules.block_tokens(share, workload.kv_dtype)
-    longest = kv_cache.longest_context(held_at, kv_memory_bytes, period(spec), block_tokens)
+        longest = kv_cache.longest_context(lambda tokens: held(tokens, batch), kv_memory_bytes, period(spec))
     limit = spec.max_position_embeddings
     if longest is None:
         text = "memory does not limit the context: the cache no longer grows with it"

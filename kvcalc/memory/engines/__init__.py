@@ -7,7 +7,7 @@ method is `cache_bytes`: the bytes one sequence takes in one layer's cache.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +17,7 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.release import Asked, split_engine
-from kvcalc.memory.kv_cache import Growth, growth, sequence_bytes
+from kvcalc.memory.kv_cache import Growth, growth, longest_context, sequence_bytes
 from kvcalc.memory.sharding import Bounds, bounds_of, longer_before_last, stages_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec, period
@@ -166,17 +166,13 @@ class Engine(ABC):
         """Bytes that `batch` sequences of `tokens` tokens each take on a device that holds this share."""
         return batch * sequence_bytes(share, dtype, tokens, self.cache_bytes)
 
-    def bytes_by_context(self, share: ModelSpec, dtype: Dtype, batch: int) -> Callable[[int], int]:
-        """`batch_bytes` of one batch as a function of the tokens. Searches call it many times."""
-        return lambda tokens: self.batch_bytes(share, dtype, tokens, batch)
+    def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
+        """The longest context for which a batch fits into `memory` bytes (`kv_cache.longest_context`)."""
+        return longest_context(lambda tokens: self.batch_bytes(share, dtype, tokens, batch), memory, period(share))
 
     def bytes_of_each(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int | None:
         """The bytes of each sequence, if `batch_bytes` is a multiple of them for every batch; else None."""
         return None
-
-    def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
-        """The number of tokens after which the bytes of most caches grow. Searches use it to take fewer steps."""
-        return 1
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         """The number of tokens after which the growth repeats: the tokens of a block, or the model's own period."""

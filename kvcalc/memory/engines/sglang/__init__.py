@@ -134,9 +134,6 @@ class Sglang(Engine):
         rows = (full + page) * pools.full + (window + page) * pools.window + slots * pools.state
         return rows + self._table_bytes(tokens)
 
-    def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
-        return self.page
-
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.page * self.ratio.denominator
 

@@ -6,7 +6,7 @@ releases.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.errors import ModelError, UsageError
@@ -22,10 +22,10 @@ from kvcalc.memory.engines.vllm.groups import group
 from kvcalc.memory.engines.vllm.layers import M3_BLOCK, MINIMAX_M3, layers_of, with_draft_layers
 from kvcalc.memory.engines.vllm.releases import is_known, is_newest, rules_of
 from kvcalc.memory.engines.vllm.settings import parse_settings
-from kvcalc.memory.kv_cache import Growth, growth
+from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
 from kvcalc.memory.sharding import bounds_of, longer_before_last
 from kvcalc.model.caches import Cache, RecurrentState
-from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.model.spec import ModelSpec, all_caches, period
 from kvcalc.notes import Note
 
 VERSION = "0.33.0"
@@ -99,10 +99,14 @@ class Vllm(Engine):
         plan = self._plan(share, dtype)
         return batch * plan.request_blocks(tokens) * plan.block_bytes
 
-    def bytes_by_context(self, share: ModelSpec, dtype: Dtype, batch: int) -> Callable[[int], int]:
+    def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
         plan = self._plan(share, dtype)
         block_bytes = batch * plan.block_bytes
-        return lambda tokens: plan.request_blocks(tokens) * block_bytes
+        if plan.even_blocks and len(plan.block_sizes) == 1:
+            return max(memory, 0) // (plan.even_blocks * block_bytes) * plan.common_block_size
+        return longest_context(
+            lambda tokens: plan.request_blocks(tokens) * block_bytes, memory, period(share), plan.common_block_size
+        )
 
     def bytes_of_each(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         return self.held_bytes(share, dtype, tokens, 1)
@@ -115,11 +119,11 @@ class Vllm(Engine):
     def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
         return self.all_stages_bytes(spec, dtype, tokens, batch)
 
-    def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
-        return self._plan(share, dtype).common_block_size
-
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         plan = self._plan(spec, dtype)
+        if plan.even_blocks is not None:
+            here = plan.request_blocks(tokens) * plan.stages_block_bytes
+            return growth_of(here, here + plan.even_blocks * plan.stages_block_bytes, tokens, plan.common_block_size)
         return growth(lambda t: plan.request_blocks(t) * plan.stages_block_bytes, tokens, plan.common_block_size)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:

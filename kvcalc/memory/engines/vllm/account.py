@@ -64,6 +64,13 @@ class Plan:
         return {page.block_size for part in self.groups for _, page in part.layers if page.kind != STATE}
 
     @cached_property
+    def even_blocks(self) -> int | None:
+        """The blocks that `common_block_size` more tokens take, if they are the same at every length; else None."""
+        if self._other_kinds:
+            return None
+        return sum([count * (self.common_block_size // block_size) for block_size, count in self._every_token])
+
+    @cached_property
     def common_block_size(self) -> int:
         """The number of tokens after which every group has whole blocks."""
         return lcm(*self.block_sizes)
