@@ -80,14 +80,14 @@ def budget(case: Case) -> Budget | str:
     )  # fmt: skip
     known = _budgets_of(case.model, case.spec)
     found = known.get(key)
-    if found is None:
-        found = _budget(case)
-        if isinstance(found, str) or found.reserve.varies:
-            return found
+    if found is not None:
+        return Budget(case, *found[1:])
+    computed = _budget(case)
+    if isinstance(computed, Budget) and not computed.reserve.varies:
         if len(known) >= _MOST_BUDGETS:
             known.clear()
-        known[key] = found  # it holds the rules and the device, so that their id() is not reused
-    return Budget(case, *found[1:])
+        known[key] = computed  # it holds the rules and the device, so that their id() is not reused
+    return computed
 
 
 @remembered_of_two

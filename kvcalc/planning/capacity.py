@@ -71,9 +71,9 @@ def _largest_attention_batch(
     case: Case, kv_memory_bytes: int, tokens: int, pool_shrinkage: PoolShrinkage | None
 ) -> int | None:
     if pool_shrinkage is None:
-        each = case.rules.bytes_of_each(case.share, case.workload.kv_dtype, tokens)
-        if each:
-            return max(kv_memory_bytes // each, 0)
+        line = case.rules.batch_line(case.share, case.workload.kv_dtype, tokens)
+        if line is not None and line.bytes_of_each:
+            return max((kv_memory_bytes - line.fixed_bytes) // line.bytes_of_each, 0)
     held = _held(case, pool_shrinkage)
     one = held(tokens, 1)
     if one > kv_memory_bytes:

@@ -141,7 +141,8 @@ def make_case(question: Question) -> Case:
     key = (
         asked.dtype, asked.kv_dtype, asked.engine, asked.tensor_parallel_size, asked.pipeline_parallel_size,
         asked.data_parallel_size, asked.encoder_tokens, asked.what_if, *given.items(), *map(type, given.values()),
-        devices and (id(devices.gpu), devices.num_devices), speed and (speed.expert_parallel_size, speed.prefix_hit_rate),
+        devices and (id(devices.gpu), devices.num_devices),
+        speed and (speed.expert_parallel_size, speed.prefix_hit_rate),
     )  # fmt: skip
     known = _cases_of(asked.model)
     found = known.get(key)

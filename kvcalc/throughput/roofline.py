@@ -263,7 +263,7 @@ class SpeedModel:
 
         Each sequence computes `query_tokens` tokens: the next one, and the drafted tokens that the step checks.
         """
-        power, (kv_bytes, flops) = self.constants.roof_power, self._attention(context_tokens)
+        power, (kv_bytes, flops) = self.constants.roof_power, self._attention_of_one(context_tokens)
         local, batch = self._attention_batch(batch), max(1.0, batch / self.layout.pipeline_parallel_size)
         pairs, overhead, communication = step_parts(
             self.costs, local, kv_bytes / self.bandwidth, flops / self.attention_flops, context_tokens, batch,
@@ -284,7 +284,7 @@ class SpeedModel:
 
     def roofline(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:
         """The ideal seconds of the same step: all bytes at full bandwidth, or all operations at full speed."""
-        counts, t, (kv_bytes, flops) = self.counts, self.times, self._attention(context_tokens)
+        counts, t, (kv_bytes, flops) = self.counts, self.times, self._attention_of_one(context_tokens)
         local, batch = self._attention_batch(batch), max(1.0, batch / self.layout.pipeline_parallel_size)
         tokens = batch * query_tokens
         read = local * kv_bytes / self.bandwidth
@@ -298,7 +298,7 @@ class SpeedModel:
                 multiply += tokens * row.read * m.multiply
         return max(read, multiply)
 
-    def _attention(self, context_tokens: float) -> Pair:
+    def _attention_of_one(self, context_tokens: float) -> Pair:
         """The bytes of cache that attention reads for one sequence, and its operations for one token of it.
 
         Serving asks this several times for one context, so the last answer is kept.

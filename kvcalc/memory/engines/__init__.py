@@ -79,6 +79,13 @@ def lines_of(sizes: Mapping[str, int]) -> list[Line]:
     return [Line(name, sizes[name]) for name in sorted(filter(sizes.get, sizes), key=_ORDER.__getitem__)]
 
 
+class BatchLine(NamedTuple):
+    """The bytes of a batch on one rank: `fixed_bytes`, and `bytes_of_each` for every sequence."""
+
+    fixed_bytes: int
+    bytes_of_each: int
+
+
 class BlockPool(NamedTuple):
     """The figures an engine with blocks prints for its pool on one device.
 
@@ -170,8 +177,8 @@ class Engine(ABC):
         """The longest context for which a batch fits into `memory` bytes (`kv_cache.longest_context`)."""
         return longest_context(lambda tokens: self.batch_bytes(share, dtype, tokens, batch), memory, period(share))
 
-    def bytes_of_each(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int | None:
-        """The bytes of each sequence, if `batch_bytes` is a multiple of them for every batch; else None."""
+    def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
+        """`batch_bytes` as a line over the batch. None if it is no line, or if that is not known."""
         return None
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import BlockPool, Engine, Line, Resolved
+from kvcalc.memory.engines import BatchLine, BlockPool, Engine, Line, Resolved
 from kvcalc.memory.engines.checkpoint import published_cache, quantized_cache
 from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.memory.engines.release import Asked
@@ -108,8 +108,8 @@ class Vllm(Engine):
             lambda tokens: plan.request_blocks(tokens) * block_bytes, memory, period(share), plan.common_block_size
         )
 
-    def bytes_of_each(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
-        return self.held_bytes(share, dtype, tokens, 1)
+    def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine:
+        return BatchLine(0, self.held_bytes(share, dtype, tokens, 1))
 
     def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         # Every stage takes the same number of blocks. On each stage a block is as large as the largest group there.
