@@ -259,7 +259,7 @@ def _whole(number: str, scale: int, what: str, unit: str) -> int:
 
 
 def _whole_tokens(number: str, scale: int, text: str, option: str) -> int:
-    value = _whole(number, scale, f"{option} {_shown(text)}", "tokens")
+    value = int(number) * scale if "." not in number else _whole(number, scale, f"{option} {_shown(text)}", "tokens")
     if value < 1:
         raise UsageError(f"{option} {_shown(text)}: must be at least 1")
     return value

@@ -80,7 +80,8 @@ def batch(
 def _writer(path: Optional[str]) -> Callable[[dict[str, Any]], str]:
     """A function that turns an answer into one line: JSON, or the value at `path`."""
     if path is None:
-        return json_module.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+        # A document is built for one line and contains no cycles.
+        return json_module.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
     from kvcalc.output.paths import bare, check_against_schema, look_up
     from kvcalc.schema import load_schema
 

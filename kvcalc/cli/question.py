@@ -182,14 +182,14 @@ def speed_of(given: _Given) -> SpeedQuestion | None:
         return None
     from kvcalc.planning.layout import SpeedQuestion
 
-    question = SpeedQuestion(
+    return SpeedQuestion(
         parsed(given, "--ep", parse_count),
         parsed(given, "--input-tokens", parse_tokens),
         parsed(given, "--output-tokens", parse_tokens),
         parsed(given, "--concurrency", parse_count),
         prefix_hit_rate=hit_rate_of(given),
+        calibration=calibration_of(given),
     )
-    return question._replace(calibration=calibration_of(given))
 
 
 def calibration_of(given: _Given) -> Calibration | None:

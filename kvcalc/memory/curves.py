@@ -8,7 +8,7 @@ The results are exactly the integers that the formulas give.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from kvcalc.memory.dtypes import Dtype
@@ -71,14 +71,48 @@ def most_read(cache: Cache) -> int | None:
     return min((cap for cap in caps if cap is not None), default=None)
 
 
+class SizedCache(NamedTuple):
+    """A distinct cache of a model, and the number of layers that have it. `curve` is None if it is not linear."""
+
+    cache: Cache
+    num_layers: int
+    curve: Curve | None
+
+    def stored_bytes(self, tokens: int, dtype: Dtype) -> int:
+        """Like `stored_cache_bytes`, for the dtype of the curve."""
+        return stored_cache_bytes(self.cache, tokens, dtype) if self.curve is None else self.curve.bytes_at(tokens)
+
+
+@remembered
+def sized_caches(spec: ModelSpec, dtype: Dtype) -> list[SizedCache]:
+    """The distinct caches of a model with the curve of each. UsageError as in `stored_curve`."""
+    return [sized_cache(cache, count, dtype) for cache, count in checked_caches(spec, dtype)]
+
+
+def sized_cache(cache: Cache, num_layers: int, dtype: Dtype) -> SizedCache:
+    """A cache that `num_layers` layers have, with its curve in one layer."""
+    if isinstance(cache, CompressedAttention):
+        return SizedCache(cache, num_layers, None)
+    return SizedCache(cache, num_layers, _sum_of([(cache, 1)], dtype, stored_cache_bytes, lambda found: found.window))
+
+
 def _curve(
     spec: ModelSpec, dtype: Dtype, count: Callable[[Cache, int, Dtype], int], cap_of: Callable[[Cache], int | None]
 ) -> Curve | None:
+    caches = checked_caches(spec, dtype)
+    if any(isinstance(cache, CompressedAttention) for cache, _ in caches):
+        return None
+    return _sum_of(caches, dtype, count, cap_of)
+
+
+def _sum_of(
+    caches: Sequence[tuple[Cache, int]], dtype: Dtype, count: Callable[[Cache, int, Dtype], int],
+    cap_of: Callable[[Cache], int | None],
+) -> Curve:  # fmt: skip
+    """The curve of caches with the numbers of layers that have them."""
     constant = 0
     slopes: dict[int | None, int] = {}  # keyed by the cap up to which the slope applies
-    for cache, num_layers in checked_caches(spec, dtype):
-        if isinstance(cache, CompressedAttention):
-            return None
+    for cache, num_layers in caches:
         # The bytes of one token are the constant or the coefficient, because no cap is below 1.
         one = num_layers * count(cache, 1, dtype)
         if isinstance(cache, (RecurrentState, CrossAttention)):

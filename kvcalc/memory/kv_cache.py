@@ -73,12 +73,16 @@ def cache_rows(
     Raises UsageError if the dtype's blocks do not divide a token's row.
     """
     # Most runs of layers repeat one of two or three caches, so each distinct cache is counted once.
-    sizes = {(type(cache), cache): count(cache, context_tokens, dtype) for cache, _ in checked_caches(spec, dtype)}
-    return [
-        CacheRow(first, last, cache, sizes[type(cache), cache])
-        for first, last, caches in cache_runs(spec)
-        for cache in caches
-    ]
+    sizes = [count(cache, context_tokens, dtype) for cache, _ in checked_caches(spec, dtype)]
+    return [CacheRow(first, last, cache, sizes[place]) for first, last, cache, place in _placed_caches(spec)]
+
+
+@remembered
+def _placed_caches(spec: ModelSpec) -> list[tuple[int, int, Cache, int]]:
+    """Every cache of every run of layers: first layer, last layer, cache, and its place in `distinct_caches`."""
+    places = {(type(cache), cache): place for place, (cache, _) in enumerate(distinct_caches(spec))}
+    runs = cache_runs(spec)
+    return [(first, last, cache, places[type(cache), cache]) for first, last, caches in runs for cache in caches]
 
 
 def sequence_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, count: CountBytes = stored_cache_bytes) -> int:
@@ -135,22 +139,34 @@ def growth(bytes_at: Callable[[int], int], context_tokens: int, period: int = 1)
     are compressed in groups, the slope is the mean over a `period`, rounded up. It is limited so that the fixed bytes
     are never negative.
     """
-    here = bytes_at(context_tokens)
-    slope = min(-((here - bytes_at(context_tokens + period)) // period), here // context_tokens)
+    later, here = bytes_at(context_tokens + period), bytes_at(context_tokens)
+    return growth_of(here, later, context_tokens, period)
+
+
+def growth_of(here: int, later: int, context_tokens: int, period: int) -> Growth:
+    """`growth` from one sequence's bytes at a context and at one that is a `period` longer."""
+    slope = min(-((here - later) // period), here // context_tokens)
     return Growth(slope, here - slope * context_tokens)
 
 
-def longest_context(bytes_at: Callable[[int], int], memory_bytes: int, period: int = 1) -> int | None:
+def longest_context(
+    bytes_at: Callable[[int], int], memory_bytes: int, period: int = 1, block_tokens: int = 1
+) -> int | None:
     """The longest context for which the cache, at every length up to it, fits into `memory_bytes`.
 
     Returns 0 if no token fits, None if the context is unbounded. If tokens are compressed in groups of `period`, the
     bytes peak at the last token but one of a group and fall when the group is complete. The first period that does not
-    fit is found by its peak, and the token within it by trying each one.
+    fit is found by its peak, and the token within it by trying each one. `block_tokens` is the number of tokens after
+    which an engine's cache grows. It only makes the search shorter.
     """
     if bytes_at(_UNBOUNDED_TOKENS * period - 1) <= memory_bytes:
         return None
     if period == 1:
-        return most_that_fit(bytes_at, memory_bytes, _UNBOUNDED_TOKENS)
+        if block_tokens == 1:
+            return most_that_fit(bytes_at, memory_bytes, _UNBOUNDED_TOKENS)
+        whole = block_tokens * most_that_fit(lambda n: bytes_at(n * block_tokens), memory_bytes, _UNBOUNDED_TOKENS)
+        # most_that_fit gives 0 if the first token after the whole blocks does not fit.
+        return whole + most_that_fit(lambda n: bytes_at(whole + n), memory_bytes, block_tokens)
     whole = most_that_fit(lambda n: bytes_at(n * period - 1) if n else 0, memory_bytes, _UNBOUNDED_TOKENS) * period
     first = next(t for t in range(max(whole, 1), whole + period) if bytes_at(t) > memory_bytes)
     return first - 1

@@ -78,14 +78,10 @@ def resolve_workload(
     pipeline stages than layers, or an encoder length that the model does not support.
     """
     notes: list[Note] = []
-    longest = spec.max_position_embeddings
-    if context_tokens is None:
-        context_tokens = min(DEFAULT_CONTEXT_TOKENS, longest) if longest else DEFAULT_CONTEXT_TOKENS
-    elif longest is not None and context_tokens > longest:
-        beyond = f"context {context_tokens:,} is beyond the model's max_position_embeddings of {longest:,}"
-        notes.append(Note("workload", BEYOND_MODEL, beyond))
+    context_tokens, beyond = resolve_context(spec, context_tokens)
+    notes += [beyond] if beyond else []
     check_tensor_parallel(spec, tensor_parallel_size)
-    if pipeline_parallel_size > spec.num_layers:
+    if pipeline_parallel_size > 1 and pipeline_parallel_size > spec.num_layers:
         raise LayoutError(
             f"--pipeline-parallel-size {pipeline_parallel_size}: the model has {spec.num_layers} layers",
             f"at most --pp {spec.num_layers}",
@@ -99,6 +95,17 @@ def resolve_workload(
         context_tokens, batch_size, kv_dtype, model_dtype, tensor_parallel_size, tuple(notes), encoder,
         pipeline_parallel_size,
     )  # fmt: skip
+
+
+def resolve_context(spec: ModelSpec, context_tokens: int | None) -> tuple[int, Note | None]:
+    """The context, by default min(4096, max_position_embeddings), and a note if it is beyond the model's limit."""
+    longest = spec.max_position_embeddings
+    if context_tokens is None:
+        return min(DEFAULT_CONTEXT_TOKENS, longest) if longest else DEFAULT_CONTEXT_TOKENS, None
+    if longest is None or context_tokens <= longest:
+        return context_tokens, None
+    text = f"context {context_tokens:,} is beyond the model's max_position_embeddings of {longest:,}"
+    return context_tokens, Note("workload", BEYOND_MODEL, text)
 
 
 def bind_workload(spec: ModelSpec, workload: Workload) -> ModelSpec:

@@ -187,6 +187,7 @@ def all_caches(spec: ModelSpec) -> list[Cache]:
     return [cache for group in spec.layers for cache in group.caches]
 
 
+@remembered
 def has_cross_attention(spec: ModelSpec) -> bool:
     """Return whether any layer keeps K and V of an encoder's output."""
     return any(isinstance(cache, CrossAttention) for cache in all_caches(spec))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import release_of
 from kvcalc.memory.reserve import ACTIVATION, RESERVE, Held, Question, Reserve, reserve_of
+from kvcalc.model.memo import remembered_of_two
+from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.planning.attention_replicas import spread_of
 from kvcalc.planning.capacity import NO_LIMIT, PoolShrinkage, capacity, largest_batch
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from kvcalc.planning.host import Host
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
+# The most budgets that are remembered for one model. Each device with figures of its own has another one.
+_MOST_BUDGETS = 256
 
 
 class Budget(NamedTuple):
@@ -62,7 +66,37 @@ class Budget(NamedTuple):
 
 
 def budget(case: Case) -> Budget | str:
-    """The memory a device has for the cache, or the reason if it is not known."""
+    """The memory a device has for the cache, or the reason if it is not known.
+
+    Remembered per layout, unless it depends on the context, the batch, the host's memory or drafted tokens.
+    """
+    asked, workload = case.question, case.workload
+    if case.rules.placement is not None or asked.speculative is not None:
+        return _budget(case)
+    # The engine's rules already belong to one release, number of stages and set of settings.
+    key = (
+        id(case.rules), id(case.devices.gpu), asked.dtype, asked.kv_memory_bytes, workload.model_dtype,
+        workload.tensor_parallel_size, workload.data_parallel_size, workload.expert_parallel_size,
+    )  # fmt: skip
+    known = _budgets_of(case.model, case.spec)
+    found = known.get(key)
+    if found is not None:
+        return Budget(case, *found[1:])
+    computed = _budget(case)
+    if isinstance(computed, Budget) and not computed.reserve.varies:
+        if len(known) >= _MOST_BUDGETS:
+            known.clear()
+        known[key] = computed  # it holds the rules and the device, so that their id() is not reused
+    return computed
+
+
+@remembered_of_two
+def _budgets_of(model: ModelSpec, spec: ModelSpec) -> dict[tuple[object, ...], Budget]:
+    """The budgets computed so far for this model."""
+    return {}
+
+
+def _budget(case: Case) -> Budget | str:
     spec, workload = case.spec, case.workload
     ranks, tables = workload.tensor_parallel_size, _has_tables_on_host(case)
     spread = spread_of(spec, case.rules, workload)
@@ -196,7 +230,11 @@ def _least(*limits: int | None) -> int | None:
 
 def _describe_line(line: Held) -> dict[str, Any]:
     """A line of `fit.lines`. Weights and cache are exact. The other parts are estimates and have no range yet."""
-    return {**line._asdict(), "estimated": line.kind not in (WEIGHTS, KV_CACHE), "low_bytes": None, "high_bytes": None}
+    kind, name, size = line
+    is_estimated = kind not in (WEIGHTS, KV_CACHE)
+    return {
+        "kind": kind, "name": name, "bytes": size, "estimated": is_estimated, "low_bytes": None, "high_bytes": None
+    }  # fmt: skip
 
 
 def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:

@@ -26,9 +26,13 @@ def capacity(
     for the context, a note says so. `max_context_tokens` may exceed max_position_embeddings, with a note.
     """
     spec, workload = case.spec, case.workload
-    held, batch = _held(case, pool_shrinkage), workload.attention_batch(workload.batch_size)
+    share, rules, batch = case.share, case.rules, workload.attention_batch(workload.batch_size)
+    held = _held(case, pool_shrinkage)
     here = held(workload.context_tokens, batch)
-    longest = kv_cache.longest_context(lambda tokens: held(tokens, batch), kv_memory_bytes, period(spec))
+    if pool_shrinkage is None:
+        longest = rules.longest_context(share, workload.kv_dtype, batch, kv_memory_bytes)
+    else:
+        longest = kv_cache.longest_context(lambda tokens: held(tokens, batch), kv_memory_bytes, period(spec))
     limit = spec.max_position_embeddings
     if longest is None:
         text = "memory does not limit the context: the cache no longer grows with it"
@@ -66,6 +70,10 @@ def largest_batch(
 def _largest_attention_batch(
     case: Case, kv_memory_bytes: int, tokens: int, pool_shrinkage: PoolShrinkage | None
 ) -> int | None:
+    if pool_shrinkage is None:
+        line = case.rules.batch_line(case.share, case.workload.kv_dtype, tokens)
+        if line is not None and line.bytes_of_each:
+            return max((kv_memory_bytes - line.fixed_bytes) // line.bytes_of_each, 0)
     held = _held(case, pool_shrinkage)
     one = held(tokens, 1)
     if one > kv_memory_bytes:

@@ -21,7 +21,7 @@ from kvcalc.memory.engines import (
 from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import Bounds
-from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
+from kvcalc.memory.workload import BEYOND_MODEL, Workload, bind_workload, resolve_context, resolve_workload
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_cross_attention
 from kvcalc.model.variants import WhatIf, apply
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from kvcalc.model.drafting import Speculation
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.throughput.hardware import Devices
+
+
+# The most cases that are remembered for one model.
+_MOST_CASES = 256
 
 
 class Question(NamedTuple):
@@ -131,6 +135,58 @@ def make_case(question: Question) -> Case:
     engine is not known to support the model.
     """
     asked = _completed(_checked(question))
+    if asked.speculative is not None or has_cross_attention(asked.model):
+        return _resolve(asked)
+    given, devices, speed = asked.engine_settings or {}, asked.devices, asked.speed
+    key = (
+        asked.dtype, asked.kv_dtype, asked.engine, asked.tensor_parallel_size, asked.pipeline_parallel_size,
+        asked.data_parallel_size, asked.encoder_tokens, asked.what_if, *given.items(), *map(type, given.values()),
+        devices and (id(devices.gpu), devices.num_devices),
+        speed and (speed.expert_parallel_size, speed.prefix_hit_rate),
+    )  # fmt: skip
+    known = _cases_of(asked.model)
+    found = known.get(key)
+    if found is not None:
+        return _with_load(found, asked)
+    found = _resolve(asked)
+    if len(known) >= _MOST_CASES:
+        known.clear()
+    known[key] = found  # it holds the device, so that its id() is not reused
+    return found
+
+
+@remembered
+def _cases_of(model: ModelSpec) -> dict[tuple[object, ...], Case]:
+    """The cases made so far for this model, by everything that is not the context, the batch or the requests."""
+    return {}
+
+
+def _with_load(case: Case, asked: Question) -> Case:
+    """`case` with the context, the batch and the requests of another question that is otherwise the same."""
+    spec, workload = case.spec, case.workload
+    tokens, beyond = resolve_context(spec, asked.context_tokens)
+    case.rules.check_context(tokens)
+    if asked.devices is not None:
+        from kvcalc.planning.layout import check_speed
+
+        check_speed(asked.speed, workload)
+    notes, own = case.notes, workload.notes
+    if beyond is not None or any(note.code == BEYOND_MODEL for note in own):
+        # The workload's notes follow the remarks, and this one is the first of them.
+        others, remarks = [note for note in notes if note.code != BEYOND_MODEL], len(spec.remarks)
+        added = () if beyond is None else (beyond,)
+        notes = (*others[:remarks], *added, *others[remarks:])
+        own = (*added, *(note for note in own if note.code != BEYOND_MODEL))
+    dtype = case.question.dtype
+    return case._replace(
+        question=asked if asked.dtype == dtype else asked._replace(dtype=dtype),
+        workload=workload._replace(context_tokens=tokens, batch_size=asked.batch_size, notes=own),
+        notes=notes,
+    )
+
+
+def _resolve(asked: Question) -> Case:
+    """The case of a question whose values are checked and complete."""
     size = asked.tensor_parallel_size or 1
     spec = apply(asked.model, asked.what_if)
     settings, devices = asked.engine_settings or {}, asked.devices
@@ -249,10 +305,9 @@ def _completed(question: Question) -> Question:
 
     size = question.tensor_parallel_size
     devices, size = lay_out(question.devices, size, question.pipeline_parallel_size, question.data_parallel_size)
-    question = question._replace(devices=devices, tensor_parallel_size=size)
     request_tokens = None if question.speed is None else question.speed.request_tokens
     if request_tokens is None:
-        return question
+        return question._replace(devices=devices, tensor_parallel_size=size)
     if question.batch_size != 1:
         hint = f"use --concurrency {question.batch_size} for the number of requests"
         raise UsageError(
@@ -261,7 +316,7 @@ def _completed(question: Question) -> Question:
     if question.context_tokens not in (None, request_tokens):
         asked = f"--context {question.context_tokens}"
         raise UsageError(f"{asked}: a request's prompt and answer have {request_tokens} tokens", "remove --context")
-    return question._replace(context_tokens=request_tokens)
+    return question._replace(devices=devices, tensor_parallel_size=size, context_tokens=request_tokens)
 
 
 def _check_count(name: str, value: object, least: int = 1) -> None:

@@ -9,8 +9,9 @@ from kvcalc.memory import kv_cache
 from kvcalc.memory.curves import stored_sequence_bytes
 from kvcalc.memory.workload import Workload, bind_workload
 from kvcalc.model.describe import describe_model
+from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.variants import layer_parameters, side_by_side
+from kvcalc.model.variants import WhatIf, layer_parameters, side_by_side
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.capacity import capacity
 from kvcalc.planning.case import Case, Question, make_case
@@ -162,21 +163,24 @@ def _describe_blocks(case: Case, memory: int | None) -> dict[str, Any]:
         "request_lines": rules.lines(device, dtype, tokens),
         "pool_lines": rules.pool(device, dtype, tokens, batch),
     }
-    return found | {name: [line._asdict() for line in lines] for name, lines in accounts.items() if lines is not None}
+    for name, lines in accounts.items():
+        if lines is not None:
+            found[name] = [{"name": part, "bytes": size} for part, size in lines]
+    return found
 
 
 def _describe_variants(case: Case) -> list[dict[str, Any]]:
     """The four kinds of attention side by side. The row of the what-if's kind shows the what-if."""
     model = bind_workload(case.model, case.workload)
-    changed = side_by_side(model, case.question.what_if)
-    mha_bytes = _mha_bytes(dict(changed)["mha"], case.workload)
-    return [_describe_variant(kind, new, model, mha_bytes, case) for kind, new in changed]
+    rows = _variants_of(model, case.question.what_if, case.question.speculative is not None)
+    mha_bytes = _mha_bytes(rows[0].spec, case.workload)
+    return [_describe_variant(row, mha_bytes, case) for row in rows]
 
 
-def _mha_bytes(mha: ModelSpec | str, workload: Workload) -> int:
+def _mha_bytes(mha: ModelSpec | None, workload: Workload) -> int:
     """The bytes of the MHA variant, which the others are compared with. 0 if MHA is not possible in this dtype."""
     try:
-        return 0 if isinstance(mha, str) else _variant_bytes(mha, workload)
+        return 0 if mha is None else _variant_bytes(mha, workload)
     except KvcalcError:
         return 0
 
@@ -185,40 +189,68 @@ def _variant_bytes(spec: ModelSpec, workload: Workload) -> int:
     return stored_sequence_bytes(spec, workload.kv_dtype, workload.context_tokens)
 
 
+class _Variant(NamedTuple):
+    """A variant of a model alone, without what drafts tokens, and its row without bytes.
+
+    `spec` is None if the model has no such variant.
+    """
+
+    spec: ModelSpec | None
+    row: dict[str, Any]
+
+
+@remembered
+def _variants_of(model: ModelSpec, what_if: WhatIf, drafts: bool) -> list[_Variant]:
+    """The variants of a model, MHA first. `drafts` is whether tokens are drafted."""
+    return [
+        _Variant(None, _refused(kind, spec)) if isinstance(spec, str) else _variant(kind, spec, model, drafts)
+        for kind, spec in side_by_side(model, what_if)
+    ]
+
+
+def _variant(kind: str, spec: ModelSpec, model: ModelSpec, drafts: bool) -> _Variant:
+    shape, own = spec.attention, kind == model.attention.kind and spec.layers == model.layers
+    if drafts:
+        from kvcalc.model.drafting import with_drafter
+
+        spec = with_drafter(spec, None)
+    return _Variant(
+        spec,
+        {
+            "attention": kind,
+            "own": own,
+            "num_kv_heads": None if shape.is_latent else shape.num_kv_heads,
+            "kv_lora_rank": shape.kv_lora_rank or None,
+            "qk_rope_head_dim": shape.qk_rope_head_dim or None,
+            "bytes_per_token": None,
+            "total_bytes": None,
+            "ratio_to_mha": None,
+            "attention_parameters_per_layer": layer_parameters(spec),
+            "reason": None,
+        },
+    )
+
+
+def _describe_variant(variant: _Variant, mha_bytes: int, case: Case) -> dict[str, Any]:
+    spec, row = variant.spec, dict(variant.row)
+    if spec is None:
+        return row
+    workload, rules = case.workload, case.rules
+    dtype, tokens = workload.kv_dtype, workload.context_tokens
+    try:
+        row["bytes_per_token"] = rules.growth(spec, dtype, tokens).bytes_per_token
+        row["total_bytes"] = rules.replica_bytes(spec, dtype, tokens, workload.batch_size)
+    except KvcalcError as error:
+        # A variant may be invalid for the dtype or the engine. The model itself is still answered.
+        return _refused(row["attention"], error.message)
+    row["ratio_to_mha"] = _variant_bytes(spec, workload) / mha_bytes if mha_bytes else None
+    return row
+
+
 _VARIANT = (
     "attention", "own", "num_kv_heads", "kv_lora_rank", "qk_rope_head_dim", "bytes_per_token", "total_bytes",
     "ratio_to_mha", "attention_parameters_per_layer", "reason",
 )  # fmt: skip
-
-
-def _describe_variant(kind: str, spec: ModelSpec | str, model: ModelSpec, mha_bytes: int, case: Case) -> dict[str, Any]:
-    if isinstance(spec, str):
-        return _refused(kind, spec)
-    workload, rules = case.workload, case.rules
-    if case.question.speculative is not None:
-        from kvcalc.model.drafting import with_drafter
-
-        # The variants are of the model alone, without the layers that draft tokens.
-        spec = with_drafter(spec, None)
-    shape, dtype, tokens = spec.attention, workload.kv_dtype, workload.context_tokens
-    try:
-        growth = rules.growth(spec, dtype, tokens)
-        held = rules.replica_bytes(spec, dtype, tokens, workload.batch_size)
-    except KvcalcError as error:
-        # A variant may be invalid for the dtype or the engine. The model itself is still answered.
-        return _refused(kind, error.message)
-    return {
-        "attention": kind,
-        "own": kind == model.attention.kind and spec.layers == model.layers,
-        "num_kv_heads": None if shape.is_latent else shape.num_kv_heads,
-        "kv_lora_rank": shape.kv_lora_rank or None,
-        "qk_rope_head_dim": shape.qk_rope_head_dim or None,
-        "bytes_per_token": growth.bytes_per_token,
-        "total_bytes": held,
-        "ratio_to_mha": _variant_bytes(spec, workload) / mha_bytes if mha_bytes else None,
-        "attention_parameters_per_layer": layer_parameters(spec),
-        "reason": None,
-    }
 
 
 def _refused(kind: str, reason: str) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvcalc.memory.curves import SizedCache, sized_caches
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.kv_cache import checked_caches, stored_cache_bytes
-from kvcalc.model.caches import HEADS_CACHES, Cache, CompressedAttention, HeadsCache, RecurrentState
+from kvcalc.model.caches import HEADS_CACHES, CompressedAttention, HeadsCache, RecurrentState
 from kvcalc.model.spec import ModelSpec
 
 
@@ -16,12 +16,12 @@ def formulas(spec: ModelSpec, tokens: int, batch_size: int, dtype: Dtype) -> lis
     Each is `{"kind", "window", "num_layers", "symbols", "numbers", "bytes"}`. `bytes` is the product of the numbers:
     the bytes these layers store for the whole batch.
     """
-    return [_formula(cache, count, tokens, batch_size, dtype) for cache, count in checked_caches(spec, dtype)]
+    return [_formula(sized, tokens, batch_size, dtype) for sized in sized_caches(spec, dtype)]
 
 
-def _formula(cache: Cache, num_layers: int, tokens: int, batch_size: int, dtype: Dtype) -> dict[str, Any]:
+def _formula(sized: SizedCache, tokens: int, batch_size: int, dtype: Dtype) -> dict[str, Any]:
+    cache, num_layers, stored = sized.cache, sized.num_layers, sized.stored_bytes(tokens, dtype)
     terms = [("layers", f"{num_layers:,}"), ("batch", f"{batch_size:,}")]
-    stored = stored_cache_bytes(cache, tokens, dtype)
     if isinstance(cache, RecurrentState):
         terms.append(("bytes per state", f"{stored:,}"))
     elif isinstance(cache, CompressedAttention):
@@ -31,17 +31,19 @@ def _formula(cache: Cache, num_layers: int, tokens: int, batch_size: int, dtype:
     elif dtype.v is not None and isinstance(cache, HEADS_CACHES):
         terms += _factors_of_two_types(cache, tokens, dtype, dtype.v)
     else:
-        factors = [(name, f"{value:,}") for name, value in cache.stored_factors(tokens)]
-        terms += [*factors, ("bytes", _bytes_of_element(dtype))]
-        # The 2 for K and V comes first, as the documentation writes it.
-        terms = [("2", value) if name == "K and V" else (name, value) for name, value in terms]
-        terms.sort(key=lambda term: term[0] != "2")
+        for name, value in cache.stored_factors(tokens):
+            if name == "K and V":
+                # The 2 for K and V comes first, as the documentation writes it.
+                terms.insert(0, ("2", f"{value:,}"))
+            else:
+                terms.append((name, f"{value:,}"))
+        terms.append(("bytes", _bytes_of_element(dtype)))
     return {
         "kind": cache.kind,
         "window": cache.window,
         "num_layers": num_layers,
-        "symbols": " x ".join(name for name, _ in terms),
-        "numbers": " x ".join(value for _, value in terms),
+        "symbols": " x ".join([name for name, _ in terms]),
+        "numbers": " x ".join([value for _, value in terms]),
         "bytes": num_layers * batch_size * stored,
     }
 

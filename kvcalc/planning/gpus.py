@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvcalc.model.memo import remembered
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Gpu, all_gpus, find_gpu
 
@@ -28,6 +29,20 @@ def show_gpu(name: str) -> dict[str, Any]:
 
 def describe_gpu(gpu: Gpu, more: Mapping[str, Any]) -> dict[str, Any]:
     """A device's figures, with the keys of `more` after its name. Rates that are not known are null."""
+    named, figures = _figures_of(gpu)
+    link = figures["interconnect"]
+    return {
+        **named,
+        **more,
+        **figures,
+        "flops_per_second": dict(gpu.flops_per_second),
+        "interconnect": None if link is None else dict(link),
+    }
+
+
+@remembered
+def _figures_of(gpu: Gpu) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The device's name and kind, and its other figures."""
     link = gpu.interconnect
     figures = {
         **gpu._asdict(),
@@ -37,4 +52,4 @@ def describe_gpu(gpu: Gpu, more: Mapping[str, Any]) -> dict[str, Any]:
     }
     del figures["aliases"]
     named = {key: figures.pop(key) for key in ("name", "vendor", "device_class")}
-    return {**named, **more, **figures}
+    return named, figures

@@ -58,6 +58,7 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
     context_tokens, batch_size = case.workload.context_tokens, case.workload.batch_size
     model = speed.model
     step = model.decode(batch_size, context_tokens)
+    roofline = model.roofline(batch_size, context_tokens)
     unfitted = unfitted_of(case, speed, batch_size)
     is_outside = bool(unfitted)
     low, high = range_factors(model, speed.regime.ranges, speed.weight_dtype, batch_size, is_outside)
@@ -72,7 +73,6 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
     if unfitted:
         text = f"not fitted for {', '.join(unfitted)}: the range is wider"
         notes.append(Note("throughput", "not-fitted", text))
-    roofline = model.roofline(batch_size, context_tokens)
     return {
         "decode_step_seconds": step.seconds,
         "decode_tokens_per_second": batch_size * model.tokens_per_step / step.seconds,

@@ -156,6 +156,8 @@ def own_gpu(
     `flops_per_second` is for bf16. The other types of `base` keep their ratio to bf16. Raises UsageError (exit 2) if
     there is neither a base nor a memory size.
     """
+    if base is not None and memory_bytes is bandwidth_bytes_per_second is flops_per_second is None:
+        return base
     if base is None:
         if memory_bytes is None:
             raise UsageError("a custom device needs --gpu-memory", "for example: --gpu-memory 80GB")

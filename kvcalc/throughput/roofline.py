@@ -85,7 +85,7 @@ class Times(NamedTuple):
 
 
 Pair = tuple[float, float]
-"""The times to read and to multiply, which overlap."""
+"""The times to read and to multiply, which overlap; or the bytes and the operations."""
 
 
 class Costs(NamedTuple):
@@ -254,6 +254,7 @@ class SpeedModel:
         self.attention_flops = matrix_flops(gpu, "bf16")
         self.times = times_of(counts, gpu)
         self.costs = costs_of(self.times, constants)
+        self._asked: tuple[float, Pair] = (-1.0, (0.0, 0.0))
         is_split = self.layout.data_parallel_size > 1
         self.exchange = ExpertExchange(counts, gpu, link_bytes_per_second) if is_split else None
 
@@ -262,11 +263,11 @@ class SpeedModel:
 
         Each sequence computes `query_tokens` tokens: the next one, and the drafted tokens that the step checks.
         """
-        counts, power = self.counts, self.constants.roof_power
+        power, (kv_bytes, flops) = self.constants.roof_power, self._attention_of_one(context_tokens)
         local, batch = self._attention_batch(batch), max(1.0, batch / self.layout.pipeline_parallel_size)
         pairs, overhead, communication = step_parts(
-            self.costs, local, counts.kv_read_bytes(context_tokens) / self.bandwidth,
-            counts.attention_flops(context_tokens) / self.attention_flops, context_tokens, batch, query_tokens,
+            self.costs, local, kv_bytes / self.bandwidth, flops / self.attention_flops, context_tokens, batch,
+            query_tokens,
         )  # fmt: skip
         if self.exchange is not None:
             pairs = self.exchange.on_busiest_rank(pairs, batch * query_tokens)
@@ -283,11 +284,11 @@ class SpeedModel:
 
     def roofline(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:
         """The ideal seconds of the same step: all bytes at full bandwidth, or all operations at full speed."""
-        counts, t = self.counts, self.times
+        counts, t, (kv_bytes, flops) = self.counts, self.times, self._attention_of_one(context_tokens)
         local, batch = self._attention_batch(batch), max(1.0, batch / self.layout.pipeline_parallel_size)
         tokens = batch * query_tokens
-        read = local * counts.kv_read_bytes(context_tokens) / self.bandwidth
-        multiply = local * query_tokens * counts.attention_flops(context_tokens) / self.attention_flops
+        read = local * kv_bytes / self.bandwidth
+        multiply = local * query_tokens * flops / self.attention_flops
         for m in (*t.dense, *t.head):
             read += m.read
             multiply += local * query_tokens * m.multiply
@@ -296,6 +297,16 @@ class SpeedModel:
                 read += row.touched(tokens) * m.read
                 multiply += tokens * row.read * m.multiply
         return max(read, multiply)
+
+    def _attention_of_one(self, context_tokens: float) -> Pair:
+        """The bytes of cache that attention reads for one sequence, and its operations for one token of it.
+
+        Serving asks this several times for one context, so the last answer is kept.
+        """
+        if context_tokens != self._asked[0]:
+            counts = self.counts
+            self._asked = context_tokens, (counts.kv_read_bytes(context_tokens), counts.attention_flops(context_tokens))
+        return self._asked[1]
 
     def _attention_batch(self, batch: float) -> float:
         """The sequences of a stage that the busiest attention replica runs.

@@ -9,6 +9,7 @@ import pytest
 from kvcalc.errors import UsageError
 from kvcalc.memory.reserve import Held, Reserve
 from kvcalc.memory.sharding import Width
+from kvcalc.model.memo import forget
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
@@ -39,9 +40,12 @@ def ask(
 
 def ask_budget(case: Case, weights: DeviceWeights) -> Budget | str:
     """The budget of a case if a device holds `weights`."""
+    forget()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kvcalc.planning.budget.device_weights", lambda *asked: weights)
-        return budget(case)
+        found = budget(case)
+    forget()  # so that no other test gets the budget of these weights
+    return found
 
 
 def budget_of(engine: str = "logical", weights_gib: int = 4, **asked: Any) -> Budget:

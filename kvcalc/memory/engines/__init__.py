@@ -17,7 +17,7 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.release import Asked, split_engine
-from kvcalc.memory.kv_cache import Growth, growth, sequence_bytes
+from kvcalc.memory.kv_cache import Growth, growth, longest_context, sequence_bytes
 from kvcalc.memory.sharding import Bounds, bounds_of, longer_before_last, stages_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec, period
@@ -76,7 +76,14 @@ class Line(NamedTuple):
 
 def lines_of(sizes: Mapping[str, int]) -> list[Line]:
     """The parts of an account in the order of `_LINES`, without parts of 0 bytes."""
-    return [Line(name, sizes[name]) for name in sorted(sizes, key=_ORDER.__getitem__) if sizes[name]]
+    return [Line(name, sizes[name]) for name in sorted(filter(sizes.get, sizes), key=_ORDER.__getitem__)]
+
+
+class BatchLine(NamedTuple):
+    """The bytes of a batch on one rank: `fixed_bytes`, and `bytes_of_each` for every sequence."""
+
+    fixed_bytes: int
+    bytes_of_each: int
 
 
 class BlockPool(NamedTuple):
@@ -165,6 +172,14 @@ class Engine(ABC):
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         """Bytes that `batch` sequences of `tokens` tokens each take on a device that holds this share."""
         return batch * sequence_bytes(share, dtype, tokens, self.cache_bytes)
+
+    def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
+        """The longest context for which a batch fits into `memory` bytes (`kv_cache.longest_context`)."""
+        return longest_context(lambda tokens: self.batch_bytes(share, dtype, tokens, batch), memory, period(share))
+
+    def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
+        """`batch_bytes` as a line over the batch. None if it is no line, or if that is not known."""
+        return None
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         """The number of tokens after which the growth repeats: the tokens of a block, or the model's own period."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import BlockPool, Engine, Line, Resolved, lines_of
+from kvcalc.memory.engines import BatchLine, BlockPool, Engine, Line, Resolved, lines_of
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.memory.engines.rounding import ceil_div, round_up
@@ -133,6 +133,14 @@ class Sglang(Engine):
         slots = max(self.chosen.max_mamba_cache_size or 0, batch) + 1
         rows = (full + page) * pools.full + (window + page) * pools.window + slots * pools.state
         return rows + self._table_bytes(tokens)
+
+    def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
+        pools = _pools(share, dtype)
+        has_window_pool = _pools(whole_of(share), dtype).widest_window
+        if self.bounds or has_window_pool or self.chosen.max_mamba_cache_size is not None:
+            return None
+        each = round_up(tokens + self.encoder, self.page) * pools.full + pools.state
+        return BatchLine(self.page * pools.full + pools.state + self._table_bytes(tokens), each)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.page * self.ratio.denominator

@@ -7,12 +7,11 @@ releases.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import lcm
 from typing import Any
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import BlockPool, Engine, Line, Resolved
+from kvcalc.memory.engines import BatchLine, BlockPool, Engine, Line, Resolved
 from kvcalc.memory.engines.checkpoint import published_cache, quantized_cache
 from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.memory.engines.release import Asked
@@ -23,9 +22,10 @@ from kvcalc.memory.engines.vllm.groups import group
 from kvcalc.memory.engines.vllm.layers import M3_BLOCK, MINIMAX_M3, layers_of, with_draft_layers
 from kvcalc.memory.engines.vllm.releases import is_known, is_newest, rules_of
 from kvcalc.memory.engines.vllm.settings import parse_settings
+from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
 from kvcalc.memory.sharding import bounds_of, longer_before_last
 from kvcalc.model.caches import Cache, RecurrentState
-from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.model.spec import ModelSpec, all_caches, period
 from kvcalc.notes import Note
 
 VERSION = "0.33.0"
@@ -70,7 +70,7 @@ class Vllm(Engine):
         batched = chosen.max_num_batched_tokens
         in_flight = chosen.max_in_flight_tokens if self.rules.two_steps else batched
         self._of_any_length = (in_flight, batched, chosen.state_blocks)
-        self._plans: dict[tuple[int, Dtype], tuple[ModelSpec, Plan]] = {}
+        self._plans: dict[tuple[int, int], tuple[ModelSpec, Dtype, Plan]] = {}
 
     @staticmethod
     def kv_dtype(
@@ -99,6 +99,18 @@ class Vllm(Engine):
         plan = self._plan(share, dtype)
         return batch * plan.request_blocks(tokens) * plan.block_bytes
 
+    def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
+        plan = self._plan(share, dtype)
+        block_bytes = batch * plan.block_bytes
+        if plan.even_blocks and len(plan.block_sizes) == 1:
+            return max(memory, 0) // (plan.even_blocks * block_bytes) * plan.common_block_size
+        return longest_context(
+            lambda tokens: plan.request_blocks(tokens) * block_bytes, memory, period(share), plan.common_block_size
+        )
+
+    def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine:
+        return BatchLine(0, self.held_bytes(share, dtype, tokens, 1))
+
     def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         # Every stage takes the same number of blocks. On each stage a block is as large as the largest group there.
         plan = self._plan(share, dtype)
@@ -107,8 +119,15 @@ class Vllm(Engine):
     def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
         return self.all_stages_bytes(spec, dtype, tokens, batch)
 
+    def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
+        plan = self._plan(spec, dtype)
+        if plan.even_blocks is not None:
+            here = plan.request_blocks(tokens) * plan.stages_block_bytes
+            return growth_of(here, here + plan.even_blocks * plan.stages_block_bytes, tokens, plan.common_block_size)
+        return growth(lambda t: plan.request_blocks(t) * plan.stages_block_bytes, tokens, plan.common_block_size)
+
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
-        return lcm(*self._plan(share, dtype).block_sizes)
+        return self._plan(share, dtype).common_block_size
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         plan = self._plan(share, dtype)
@@ -127,14 +146,14 @@ class Vllm(Engine):
         return found._asdict()
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
-        return account(self._plan(share, dtype), dtype, tokens)
+        return account(self._plan(share, dtype), tokens)
 
     def _plan(self, share: ModelSpec, dtype: Dtype) -> Plan:
-        found = self._plans.get((id(share), dtype))
+        found = self._plans.get((id(share), id(dtype)))
         if found is None:
-            # Keep the share too, so that its id() is not reused while the plan exists.
-            found = self._plans[id(share), dtype] = share, self._make_plan(share, dtype)
-        return found[1]
+            # Keep the share and the dtype too, so that their id() is not reused while the plan exists.
+            found = self._plans[id(share), id(dtype)] = share, dtype, self._make_plan(share, dtype)
+        return found[2]
 
     def _make_plan(self, share: ModelSpec, dtype: Dtype) -> Plan:
         check_dtype(dtype, self.is_newest)
@@ -151,7 +170,7 @@ class Vllm(Engine):
         for first, last in bounds_of(longer_before_last(share.num_layers, self.chosen.pipeline_parallel_size)):
             places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
             stages.append([part.only(places) for part in groups])
-        return Plan(layers, groups, stages, self._of_any_length)
+        return Plan(layers, groups, stages, self._of_any_length, dtype)
 
 
 def _resolve(spec: ModelSpec, asked: str, dtype: str | None, place: Place) -> Resolved:

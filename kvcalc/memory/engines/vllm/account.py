@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import cached_property
+from math import lcm
 
+from kvcalc.memory.curves import SizedCache, sized_cache
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Line, lines_of
 from kvcalc.memory.engines.vllm.groups import Group, block_bytes, kinds_of_groups, request_blocks
 from kvcalc.memory.engines.vllm.layers import Layer
 from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, EVERY_TOKEN, SLIDING, STATE, Demand, Page
-from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import Cache
 
 
@@ -23,9 +24,10 @@ class Plan:
     """
 
     def __init__(
-        self, layers: list[Layer], groups: list[Group], stages: list[list[Group]], of_any_length: tuple[int, int, int]
-    ) -> None:
-        self.layers, self.groups = layers, groups
+        self, layers: list[Layer], groups: list[Group], stages: list[list[Group]], of_any_length: tuple[int, int, int],
+        dtype: Dtype,
+    ) -> None:  # fmt: skip
+        self.layers, self.groups, self.dtype = layers, groups, dtype
         self.largest_stage = max(stages, key=block_bytes)
         self.block_bytes = block_bytes(self.largest_stage)
         self.stages_block_bytes = sum(map(block_bytes, stages))
@@ -62,15 +64,29 @@ class Plan:
         return {page.block_size for part in self.groups for _, page in part.layers if page.kind != STATE}
 
     @cached_property
-    def by_group(self) -> list[tuple[Group, Group, list[tuple[Cache, Page, int]]]]:
-        """For every group: its part on the largest stage, the whole group, and the part's (cache, page, count)."""
+    def even_blocks(self) -> int | None:
+        """The blocks that `common_block_size` more tokens take, if they are the same at every length; else None."""
+        if self._other_kinds:
+            return None
+        return sum([count * (self.common_block_size // block_size) for block_size, count in self._every_token])
+
+    @cached_property
+    def common_block_size(self) -> int:
+        """The number of tokens after which every group has whole blocks."""
+        return lcm(*self.block_sizes)
+
+    @cached_property
+    def by_group(self) -> list[tuple[Group, int, list[tuple[SizedCache, Page]]]]:
+        """For every group: the whole group, how much smaller than a block its part on the largest stage is, and the
+        distinct caches and pages of that part."""
         found = []
         for part, whole in zip(self.largest_stage, self.groups):
             alike: dict[tuple[type[Cache], Cache, Page], int] = {}
             for place, page in part.layers:
                 cache = self.layers[place].cache
                 alike[type(cache), cache, page] = alike.get((type(cache), cache, page), 0) + 1
-            found.append((part, whole, [(cache, page, count) for (_, cache, page), count in alike.items()]))
+            caches = [(sized_cache(cache, count, self.dtype), page) for (_, cache, page), count in alike.items()]
+            found.append((whole, self.block_bytes - part.block_bytes, caches))
         return found
 
 
@@ -81,17 +97,18 @@ _BESIDE = {
 }  # fmt: skip
 
 
-def account(plan: Plan, dtype: Dtype, tokens: int) -> list[Line]:
+def account(plan: Plan, tokens: int) -> list[Line]:
     """Lines that add up to the bytes of one request at full length on the stage with the largest blocks."""
     sizes: defaultdict[str, int] = defaultdict(int)
     demand = plan.demand(tokens)
-    for part, whole, alike in plan.by_group:
+    for whole, smaller, alike in plan.by_group:
         blocks = whole.blocks(demand)
-        sizes["blocks padded to the largest group"] += blocks * (plan.block_bytes - part.block_bytes)
-        for cache, page, count in alike:
-            held = stored_cache_bytes(cache, tokens, dtype)
+        sizes["blocks padded to the largest group"] += blocks * smaller
+        for sized, page in alike:
+            count, held = sized.num_layers, sized.stored_bytes(tokens, plan.dtype)
             sizes["stored"] += count * held
-            sizes["pages padded to one size"] += count * blocks * (page.bytes - page.own_bytes)
+            if page.padded_bytes:
+                sizes["pages padded to one size"] += count * blocks * (page.bytes - page.own_bytes)
             if page.kind == STATE:
                 sizes["different layout or dtype"] += count * (page.state_bytes - held)
                 sizes["states for prefixes and drafts"] += count * (blocks - 1) * page.state_bytes
@@ -99,6 +116,7 @@ def account(plan: Plan, dtype: Dtype, tokens: int) -> list[Line]:
             needed = page.tokens(demand) * page.token_bytes
             sizes[_BESIDE.get(page.kind, "different layout or dtype")] += count * (needed - held)
             spare = page.own_bytes if page.kind == SLIDING else 0
-            sizes["one extra block per window"] += count * spare
+            if spare:
+                sizes["one extra block per window"] += count * spare
             sizes["blocks rounded up"] += count * (blocks * page.own_bytes - needed - spare)
     return lines_of(sizes)
