@@ -1,0 +1,136 @@
+"""The fit of the speed's constants: the same arithmetic as the answers, and constants that come back."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvcalc.throughput.constants import Constants
+from kvcalc.throughput.roofline import SpeedModel
+from tests.conftest import ROOT
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("scipy")
+
+QUESTIONS = (
+    {"model": "llama-3.1-8b", "dtype": "bf16", "tp": 1},
+    {"model": "llama-3.1-70b", "dtype": "fp8", "tp": 4},
+    {"model": "qwen3-235b-a22b", "dtype": "fp8", "tp": 8},
+    {"model": "gpt-oss-120b", "tp": 1},
+    {"model": "deepseek-v3", "dtype": "fp8", "tp": 8},
+)
+
+
+def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module(name)
+
+
+@pytest.fixture
+def data(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return module("throughput_data", monkeypatch)
+
+
+@pytest.fixture
+def parameters(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return module("fit_parameters", monkeypatch)
+
+
+@pytest.fixture
+def arrays(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return module("fit_arrays", monkeypatch)
+
+
+def points() -> list[dict[str, Any]]:
+    """Serving points of two engines on h200, whose times are not known yet."""
+    return [
+        {
+            "set": "silicon", "metric": "tpot", "seconds": 1.0, "family": f"family {number}", "engine": engine,
+            "version": None, "date": None, "suspect": None, "ttft": None,
+            "question": {
+                **question, "gpu": "h200", "engine": engine, "input_tokens": 1024, "output_tokens": 512,
+                "concurrency": concurrency,
+            },
+        }
+        for number, question in enumerate(QUESTIONS)
+        for engine in ("vllm", "sglang")
+        for concurrency in (1, 8, 32, 128)
+    ]  # fmt: skip
+
+
+def rows_of(data: ModuleType) -> list[Any]:
+    asks = data.Questions()
+    rows = [data._row(asks, point) for point in points()]
+    assert None not in rows
+    return rows
+
+
+def constants(parameters: ModuleType, row: Any, theta: Any) -> Constants:
+    model = parameters.SERVERS
+    found = model.first_token.likely(row.engine) | model.values(theta, row.engine, model.labels_of(row))
+    return Constants(**{name: found[name] for name in Constants._fields})
+
+
+def seconds(row: Any, c: Constants) -> float:
+    """TPOT of a row with the number of decoding requests given, by the model that answers use."""
+    model = SpeedModel(row.model.counts, row.model.gpu, c)
+    work = model.prefill_work(row.input_tokens).seconds
+    step = model.decode(row.decoding, row.context_tokens).seconds
+    return float(step + row.decoding / row.output_tokens * work)
+
+
+def test_all_rows_at_once_take_the_seconds_of_each_row_alone(
+    data: ModuleType, parameters: ModuleType, arrays: ModuleType
+) -> None:
+    rows, model = rows_of(data), parameters.SERVERS
+    mean, spread = model.prior
+    draw = np.random.default_rng(1)
+    for theta in (mean, mean + 0.5 * spread * draw.standard_normal(len(mean))):
+        together = arrays.seconds_of(rows)(model.arrays_of(rows)(theta))
+        alone = [seconds(row, constants(parameters, row, theta)) for row in rows]
+        assert together == pytest.approx(alone, rel=1e-9)
+
+
+def test_the_fit_finds_the_constants_that_made_the_measurements(
+    data: ModuleType, parameters: ModuleType, arrays: ModuleType
+) -> None:
+    rows, model = rows_of(data), parameters.SERVERS
+    mean, _ = model.prior
+    truth = mean.copy()
+    names = [(p.name, label) for p, label in model.thetas]
+    truth[names.index(("kernel_seconds", ""))] += 0.5
+    truth[names.index(("kernel_seconds", "sglang"))] -= 0.4
+    truth[names.index(("sequence_seconds", ""))] += 0.8
+    ask = arrays.seconds_of(rows)
+    measured = np.log(ask(model.arrays_of(rows)(truth)))
+    found = arrays.fit(model, rows, ask, measured, np.ones(len(rows)))
+    before = np.log(ask(model.arrays_of(rows)(mean))) - measured
+    after = np.log(ask(model.arrays_of(rows)(found))) - measured
+    assert np.abs(before).mean() > 0.1
+    assert np.abs(after).mean() < 0.02
+    for row in (rows[0], rows[4]):
+        made, back = (constants(parameters, row, theta).kernel_seconds for theta in (truth, found))
+        assert back == pytest.approx(made, rel=0.3), row.engine
+        likely = constants(parameters, row, mean).kernel_seconds
+        assert abs(back - made) < abs(likely - made) or row.engine == "sglang"
+
+
+def test_a_release_before_a_step_and_a_kind_of_device_have_labels_of_their_own(
+    data: ModuleType, parameters: ModuleType
+) -> None:
+    row = rows_of(data)[0]
+    assert parameters.SERVERS.labels_of(row) == ["vllm", "hopper"]
+    old = row._replace(version="0.12.0", source="ml-energy")
+    assert parameters.SERVERS.labels_of(old) == ["vllm", "hopper", "vllm<0.14.0"]
+    assert parameters.SERVERS.labels_of(old._replace(version=None, date="2025-12-08"))[-1] == "vllm<0.14.0"
+    assert len(parameters.SERVERS.labels_of(old._replace(version="0.14.1"))) == 2
+
+
+def test_a_folder_without_the_measurements_is_refused(data: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        data.data_folder(str(tmp_path))
+    assert stopped.value.code == 2
