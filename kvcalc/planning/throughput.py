@@ -73,9 +73,10 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
     if unfitted:
         text = f"not fitted for {', '.join(unfitted)}: the range is wider"
         notes.append(Note("throughput", "not-fitted", text))
+    tokens_per_second = batch_size * model.tokens_per_step / step.seconds
     return {
         "decode_step_seconds": step.seconds,
-        "decode_tokens_per_second": batch_size * model.tokens_per_step / step.seconds,
+        "decode_tokens_per_second": tokens_per_second,
         "tokens_per_second_per_sequence": model.tokens_per_step / step.seconds,
         "prefill_seconds": model.prefill(context_tokens, batch_size, question.prefix_hit_rate * context_tokens).seconds,
         "bound_by": step.bound_by,
@@ -86,7 +87,7 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
         "high_seconds": step.seconds * high,
         "serving": serving,
         "host": _describe_host(model, batch_size, context_tokens, notes),
-        "energy": _describe_energy(model, step, batch_size, serving, (low, high)),
+        "energy": _describe_energy(model, step, tokens_per_second, serving, (low, high)),
         "calibration": None,
     }
 
@@ -111,15 +112,16 @@ def _describe_host(model: SpeedModel, batch: int, tokens: int, notes: list[Note]
 
 
 def _describe_energy(
-    model: SpeedModel, step: Step, batch: int, serving: Mapping[str, Any] | None, time_range: tuple[float, float]
-) -> dict[str, Any] | None:
-    """The `energy` part: per output token, of one decode step or of serving.
+    model: SpeedModel, step: Step, tokens_per_second: float, serving: Mapping[str, Any] | None,
+    time_range: tuple[float, float],
+) -> dict[str, Any] | None:  # fmt: skip
+    """The `energy` part: per output token, of one decode step or of serving. `tokens_per_second` are the step's.
 
     None if the device's TDP is not known, or if the host computes a part of the model.
     """
     if model.has_host_part:
         return None
-    share, rate = step.compute / step.seconds, batch / step.seconds
+    share, rate = step.compute / step.seconds, tokens_per_second
     if serving is not None:
         # Prefills are bound by operations.
         share, rate = share + (1 - share) * serving["prefill_share"], serving["tokens_per_second"]

@@ -34,6 +34,14 @@ def test_a_question_without_drafting_has_none() -> None:
     assert ask("llama-3-8b", None, "h100")["speculative"] is None
 
 
+@pytest.mark.parametrize("speculative", [None, NGRAM])
+def test_the_energy_is_per_token_that_is_kept(speculative: Speculation | None) -> None:
+    """A step with drafted tokens keeps more than one token per sequence; they share its energy."""
+    found = ask("llama-3-8b", speculative, "h100", engine="vllm", context_tokens=4096, batch_size=8)["throughput"]
+    energy = found["energy"]
+    assert energy["joules_per_token"] * found["decode_tokens_per_second"] == pytest.approx(energy["watts"])
+
+
 @pytest.mark.parametrize("name", ["qwen3.6-27b", "glm-5.2", "deepseek-v3", "deepseek-v3.2"])
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_vllms_bytes_are_those_of_its_own_option(name: str, tokens: int) -> None:
