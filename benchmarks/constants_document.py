@@ -58,8 +58,8 @@ def _entry(engine: str, rows: Sequence[Row], fitted: Fitted, here: Predicted, ou
     ratios = [(rows[i], rows[i].seconds / out[i][0]) for i in mine]
     entry["error"] = (
         {
-            "in_sample": _errors([here[i][0] / rows[i].seconds for i in mine]),
-            "family": _errors([1 / ratio for _, ratio in ratios]),
+            "in_sample": errors([here[i][0] / rows[i].seconds for i in mine]),
+            "family": errors([1 / ratio for _, ratio in ratios]),
         }
         if mine
         else None
@@ -157,12 +157,12 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def _errors(ratios: Sequence[float]) -> dict[str, float]:
+def errors(ratios: Sequence[float]) -> dict[str, float]:
     """The errors of predicted / measured."""
-    errors = [abs(ratio - 1) for ratio in ratios]
+    off = [abs(ratio - 1) for ratio in ratios]
     return {
-        "mean": round(statistics.mean(errors), 3),
-        "median": round(statistics.median(errors), 3),
-        "within_25_percent": round(sum(e <= 0.25 for e in errors) / len(errors), 3),
+        "mean": round(statistics.mean(off), 3),
+        "median": round(statistics.median(off), 3),
+        "within_25_percent": round(sum(e <= 0.25 for e in off) / len(off), 3),
         "bias": round(statistics.median(ratio - 1 for ratio in ratios), 3),
     }

@@ -144,6 +144,19 @@ _FIXED = {
 _MAX_SEQUENCES = {"vllm": 1024, "tensorrt-llm": 2048, "sglang": 4096, "logical": 4096, "llama.cpp": 256, "mlx": 256}
 
 
+def _of_sums(sums: Mapping[tuple[str, str], Any], parameters: Sequence[Parameter]) -> dict[str, Any]:
+    """The constants whose logarithms above their floors are `sums`, by name and weight class."""
+    floors = {(p.name, p.of): p.floor for p in parameters}
+    found: dict[str, Any] = {}
+    for (name, of), total in sums.items():
+        value = floors[name, of] + np.exp(total)
+        if of:
+            found.setdefault(name, {})[of] = value
+        else:
+            found[name] = value
+    return found
+
+
 class Model:
     """The parameters of one fit."""
 
@@ -195,7 +208,7 @@ class Model:
             sums: dict[tuple[str, str], Any] = {}
             for (p, _), value, column in zip(self.thetas, theta, columns):
                 sums[p.name, p.of] = sums.get((p.name, p.of), 0.0) + value * column
-            found = self._of_sums(sums)
+            found = _of_sums(sums, self.parameters)
             return {
                 **given,
                 **{n: {**given[n], **v} if isinstance(v, dict) else v for n, v in found.items()},
@@ -209,7 +222,7 @@ class Model:
         for (p, label), value in zip(self.thetas, theta):
             if label in ("", engine, *labels):
                 sums[p.name, p.of] = sums.get((p.name, p.of), 0.0) + value
-        found, likely = self._of_sums(sums), self.likely(engine)
+        found, likely = _of_sums(sums, self.parameters), self.likely(engine)
         if self.is_first_token:
             return found
         kind = next((label for label in labels if label in ALL_KINDS), "")
@@ -218,42 +231,23 @@ class Model:
                 found[name] = {**first, **found.get(name, {}), **self.tables(kind).get(name, {})}
         return {**likely, **found, **self.fixed(engine, kind)}
 
-    def _of_sums(self, sums: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
-        floors = {(p.name, p.of): p.floor for p in self.parameters}
-        found: dict[str, Any] = {}
-        for (name, of), total in sums.items():
-            value = floors[name, of] + np.exp(total)
-            if of:
-                found.setdefault(name, {})[of] = value
-            else:
-                found[name] = value
-        return found
-
     def likely(self, engine: str) -> dict[str, Any]:
         """The constants that this fit does not determine, with their likely values."""
         if self.is_first_token:
             return {p.name: p.likely for p in self.parameters}
-        sums = {(p.name, p.of): math.log(p.likely) for p in (*_STEP, *self.parameters)}
-        floors = {(p.name, p.of): p.floor for p in (*_STEP, *self.parameters)}
-        found: dict[str, Any] = {}
-        for (name, of), total in sums.items():
-            value = floors[name, of] + math.exp(total)
-            if of:
-                found.setdefault(name, {})[of] = value
-            else:
-                found[name] = value
+        parameters = (*_STEP, *self.parameters)
+        found = _of_sums({(p.name, p.of): math.log(p.likely) for p in parameters}, parameters)
         return {**found, **_FIXED, "max_sequences": _MAX_SEQUENCES[engine]}
 
     def fixed(self, engine: str, kind: str) -> dict[str, Any]:
         """The constants that kernel tables determine."""
         links = _LINKS.get(kind, _LINKS["hopper"])
         linked, pcie = links.get(engine, links[""]), _PCIE.get(kind, _PCIE[""])
-        found: dict[str, Any] = {
+        return {
             "all_reduce_seconds": linked[0], "all_reduce_device_seconds": linked[1], "link_overhead": 1 / linked[2],
             "pcie_all_reduce_seconds": pcie[0], "pcie_all_reduce_device_seconds": pcie[1],
             "pcie_overhead": 1 / pcie[2], "head_seconds": _HEAD_SECONDS.get(kind, _FIXED["head_seconds"]),
         }  # fmt: skip
-        return found
 
     def tables(self, kind: str) -> dict[str, dict[str, float]]:
         """Overheads of a kind of device without serving points, from kernel tables."""

@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -30,6 +29,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from constants_document import errors
 from fit_throughput import Fitted, family_of, left_out
 from throughput_data import Row, data_folder, read_rows
 
@@ -209,17 +209,6 @@ def compare(
         if row.ttft_seconds and mine[1] is not None and kept[1] is not None:
             found.append(Compared(*group, "ttft", row.ttft_seconds, answer["ttft_seconds"], mine[1], kept[1]))
     return found
-
-
-def errors(ratios: Sequence[float]) -> dict[str, float]:
-    """The errors of predicted / measured."""
-    off = [abs(ratio - 1) for ratio in ratios]
-    return {
-        "mean": round(statistics.mean(off), 3),
-        "median": round(statistics.median(off), 3),
-        "within_25_percent": round(sum(e <= 0.25 for e in off) / len(off), 3),
-        "bias": round(statistics.median(ratios) - 1, 3),
-    }
 
 
 def tables(points: Sequence[Compared], keys: Sequence[str]) -> list[dict[str, Any]]:

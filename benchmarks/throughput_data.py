@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
-from kvcalc.memory.engines.release import Release, parse_release, release_of
+from kvcalc.memory.engines.release import Release, parse_release
 from kvcalc.planning.admission import running_requests
 from kvcalc.planning.case import Question, make_case
 from kvcalc.planning.load import at_load
@@ -215,8 +215,3 @@ def _suspect(point: dict[str, Any], fields: dict[str, Any]) -> str | None:
     if family.startswith("phi-3-medium"):
         return BELOW_THE_ROOFLINE
     return None
-
-
-def asked_release(row: Row) -> Release | None:
-    """The release in the question itself, or None if it names none."""
-    return release_of(str(row.question.get("engine", row.engine)))

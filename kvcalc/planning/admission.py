@@ -25,6 +25,12 @@ def most_at_once(case: Case, max_sequences: int) -> int:
     return given if case.rules.limits_all_replicas else given * replicas
 
 
+def wanted_requests(case: Case, max_sequences: int) -> int:
+    """The requests that the engine runs at once if the cache has room: its maximum, or the concurrency if lower."""
+    most, question = most_at_once(case, max_sequences), case.question.speed
+    return most if question is None or question.concurrency is None else min(question.concurrency, most)
+
+
 def running_requests(case: Case, max_sequences: int) -> int:
     """The mean number of requests that run at once. The others wait.
 
@@ -36,8 +42,7 @@ def running_requests(case: Case, max_sequences: int) -> int:
     fitting, question = case.workload.batch_size, case.question.speed
     if question is None or question.input_tokens is None or question.output_tokens is None:
         return fitting
-    most = most_at_once(case, max_sequences)
-    wanted = most if question.concurrency is None else min(question.concurrency, most)
+    wanted = wanted_requests(case, max_sequences)
     if case.rules.reserves_full_length or fitting >= wanted:
         return min(fitting, wanted)
     found = budget(case)

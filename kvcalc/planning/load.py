@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcalc.planning.admission import most_at_once
+from kvcalc.planning.admission import wanted_requests
 from kvcalc.planning.budget import budget
 from kvcalc.planning.case import Case
 from kvcalc.planning.throughput import Speed, speed_of
@@ -29,10 +29,9 @@ def _fitting_requests(case: Case) -> int:
     """
     found = budget(case)
     limit = None if isinstance(found, str) else found.running_limit()
-    wanted = None if case.question.speed is None else case.question.speed.concurrency
-    speed = speed_of(case, [])
+    speed, asked = speed_of(case, []), case.question.speed
     if isinstance(speed, Speed):
-        most = most_at_once(case, speed.model.constants.max_sequences)
-        wanted = most if wanted is None else min(wanted, most)
-    wanted = wanted or 1
+        wanted = wanted_requests(case, speed.model.constants.max_sequences)
+    else:
+        wanted = (asked and asked.concurrency) or 1
     return max(1, wanted if limit is None else min(wanted, limit))

@@ -53,6 +53,15 @@ class Matrices(NamedTuple):
     elements: int
 
 
+def distinct_experts(experts: float, read: float, tokens: float) -> float:
+    """The expected number of distinct experts in one layer for `tokens` tokens: E (1 - (1 - k/E)^n).
+
+    Every token chooses `read` of the `experts` with equal probability. All may be arrays.
+    """
+    missed: float = (1.0 - read / experts) ** tokens
+    return experts * (1.0 - missed)
+
+
 class Experts(NamedTuple):
     """`experts` experts per layer, of which one token reads `read`. `matrices` are one expert's in all layers."""
 
@@ -61,12 +70,8 @@ class Experts(NamedTuple):
     matrices: tuple[Matrices, ...]
 
     def touched(self, tokens: float) -> float:
-        """The expected number of distinct experts in one layer for `tokens` tokens: E (1 - (1 - k/E)^n).
-
-        Every token chooses its experts with equal probability.
-        """
-        missed: float = (1.0 - self.read / self.experts) ** tokens
-        return self.experts * (1.0 - missed)
+        """The expected number of distinct experts in one layer for `tokens` tokens."""
+        return distinct_experts(self.experts, self.read, tokens)
 
 
 class Work(NamedTuple):

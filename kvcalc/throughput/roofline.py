@@ -16,6 +16,7 @@ from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvcalc.throughput.constants import BUSY_SEQUENCES, Constants
+from kvcalc.throughput.counts import distinct_experts
 from kvcalc.throughput.expert_parallel import ExpertExchange
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def step_parts(
     tokens = batch * query_tokens
     pairs = [(read, multiply * tokens) for read, multiply in costs.matrices]
     for experts, read, (reading, multiply) in costs.experts:
-        touched = experts * (1.0 - (1.0 - read / experts) ** (expert_batch * query_tokens))
+        touched = distinct_experts(experts, read, expert_batch * query_tokens)
         pairs.append((reading * touched, multiply * read * expert_batch * query_tokens))
     pairs.append((batch * kv_read * costs.kv, tokens * scores * costs.scores))
     overhead = (
