@@ -180,7 +180,7 @@ def test_every_option_of_estimate_is_a_field_under_every_long_name() -> None:
 
 def test_a_bug_is_the_lines_own(monkeypatch: pytest.MonkeyPatch) -> None:
     questions = Questions()
-    monkeypatch.setattr(questions, "_ask", lambda *a: 1 / 0)
+    monkeypatch.setattr(questions, "_document", lambda *a: 1 / 0)
     error = questions.answer(Line(3, GOOD))["error"]
     assert error["message"].startswith("internal error: ZeroDivisionError")
     assert (error["exit_code"], error["line"]) == (1, 3)
