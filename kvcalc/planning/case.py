@@ -245,6 +245,7 @@ def _resolve(asked: Question) -> Case:
             f"--tp {workload.tensor_parallel_size}: tensor parallelism is not supported for {asked.engine}",
             f"use --pp {workload.tensor_parallel_size} to split the layers" if rules.splits_layers else "use --tp 1",
         )
+    rules.check_ranks(spec, workload.tensor_parallel_size)
     experts = None if asked.speed is None else asked.speed.expert_parallel_size
     if asked.data_parallel_size > 1:
         from kvcalc.planning.attention_replicas import with_attention_replicas

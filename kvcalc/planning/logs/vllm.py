@@ -27,6 +27,7 @@ FACTS = (
     pattern("context_tokens", "max seq len (", r"max seq len \((?P<value>\d+)\)"),
     *option("tensor_parallel_size", "tensor_parallel_size", "--tensor-parallel-size", "-tp", value=r"\d+"),
     *option("pipeline_parallel_size", "pipeline_parallel_size", "--pipeline-parallel-size", "-pp", value=r"\d+"),
+    *option("token_ranks", "decode_context_parallel_size", "--decode-context-parallel-size", "-dcp", value=r"\d+"),
     *option("block_size", "block_size", "--block-size", value=r"\d+"),
     *option("max_num_batched_tokens", "max_num_batched_tokens", "--max-num-batched-tokens", value=r"\d+"),
     *option("num_speculative_tokens", "num_speculative_tokens", value=r"\d+"),
