@@ -127,6 +127,17 @@ class Case(NamedTuple):
         self.rules.check_context(context_tokens)
         return self._replace(workload=self.workload._replace(context_tokens=context_tokens, batch_size=batch_size))
 
+    def of_length(self, context_tokens: int) -> Case:
+        """The same case with another context, to search for the longest one. No limit of the engine is checked."""
+        workload = self.workload._replace(context_tokens=context_tokens)
+        if not self.encoder_follows_context:
+            return self._replace(workload=workload)
+        workload = workload._replace(encoder_tokens=context_tokens)
+        spec = bind_workload(self.spec, workload)
+        cached, rules = _engine_of(self.question, spec, workload, self.settings)
+        share = on_device(cached, workload.tensor_parallel_size)
+        return self._replace(spec=spec, cached=cached, share=share, rules=rules, workload=workload)
+
 
 def make_case(question: Question) -> Case:
     """The case of a question.
@@ -207,24 +218,15 @@ def _resolve(asked: Question) -> Case:
         spec, asked.context_tokens, asked.batch_size, asked.dtype, resolved, size,
         asked.encoder_tokens, asked.pipeline_parallel_size,
     )  # fmt: skip
-    cached = spec = bind_workload(spec, workload)
+    spec = bind_workload(spec, workload)
     if asked.speculative is not None:
         from kvcalc.planning import drafting
 
         drafting.check_speculation(asked.speculative, devices is not None)
         drafting.check_engine_drafts(asked.speculative, asked.engine, spec)
         settings = drafting.engine_settings(asked.speculative, asked.engine, settings)
-        cached = drafting.with_layers(asked.speculative, spec, workload)
     check_settings([asked.engine], settings, has_device=devices is not None)
-    stages, given = workload.pipeline_parallel_size, sorted(settings.items())
-    if asked.speculative is None:
-        rules = _rules_of(spec, asked.engine, stages, *given)
-    else:
-        drafter = drafting.drafter_of(asked.speculative, spec, workload)
-        rules = drafting.rules_of(
-            asked.engine, drafter, spec, cached, lambda model: _rules_of(model, asked.engine, 1, *given)
-        )
-        rules = drafting.with_slots(asked.speculative, rules, asked.serves_requests)
+    cached, rules = _engine_of(asked, spec, workload, settings)
     if workload.tensor_parallel_size > 1 and not rules.splits_heads:
         raise LayoutError(
             f"--tp {workload.tensor_parallel_size}: tensor parallelism is not supported for {asked.engine}",
@@ -324,6 +326,23 @@ def _check_count(name: str, value: object, least: int = 1) -> None:
         raise UsageError(f"{name} {value!r}: must be a whole number")
     if value < least:
         raise UsageError(f"{name} {value}: must be at least {least}")
+
+
+def _engine_of(
+    asked: Question, spec: ModelSpec, workload: Workload, settings: Mapping[str, str]
+) -> tuple[ModelSpec, Engine]:
+    """All layers with a cache, those that draft tokens included, and the engine that counts them."""
+    stages, given = workload.pipeline_parallel_size, sorted(settings.items())
+    if asked.speculative is None:
+        return spec, _rules_of(spec, asked.engine, stages, *given)
+    from kvcalc.planning import drafting
+
+    cached = drafting.with_layers(asked.speculative, spec, workload)
+    drafter = drafting.drafter_of(asked.speculative, spec, workload)
+    rules = drafting.rules_of(
+        asked.engine, drafter, spec, cached, lambda model: _rules_of(model, asked.engine, 1, *given)
+    )
+    return cached, drafting.with_slots(asked.speculative, rules, asked.serves_requests)
 
 
 @remembered
