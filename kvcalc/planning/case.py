@@ -26,7 +26,7 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_cross_attention
 from kvcalc.model.variants import WhatIf, apply
 from kvcalc.notes import Note
-from kvcalc.units import Number
+from kvcalc.units import Number, check_count
 
 if TYPE_CHECKING:
     from kvcalc.model.drafting import Speculation
@@ -265,17 +265,22 @@ def _checked(question: Question) -> Question:
 
     UsageError (exit 2) for a value of the wrong type, which can only come from the Python API.
     """
-    _check_count("batch_size", question.batch_size)
-    _check_count("pipeline_parallel_size", question.pipeline_parallel_size)
-    _check_count("data_parallel_size", question.data_parallel_size)
+    check_count(question.batch_size, "batch_size")
+    check_count(question.pipeline_parallel_size, "pipeline_parallel_size")
+    check_count(question.data_parallel_size, "data_parallel_size")
     if question.tensor_parallel_size is not None:
-        _check_count("tensor_parallel_size", question.tensor_parallel_size)
+        check_count(question.tensor_parallel_size, "tensor_parallel_size")
     if question.context_tokens is not None:
-        _check_count("context_tokens", question.context_tokens)
+        check_count(question.context_tokens, "context_tokens")
     if question.encoder_tokens is not None:
-        _check_count("encoder_tokens", question.encoder_tokens)
+        check_count(question.encoder_tokens, "encoder_tokens")
     if question.kv_memory_bytes is not None:
-        _check_count("kv_memory_bytes", question.kv_memory_bytes, least=0)
+        check_count(question.kv_memory_bytes, "kv_memory_bytes", least=0)
+    if question.speed is not None:
+        for name in ("expert_parallel_size", "input_tokens", "output_tokens", "concurrency"):
+            count = getattr(question.speed, name)
+            if count is not None:
+                check_count(count, name)
     for name in ("dtype", "kv_dtype", "engine"):
         value = getattr(question, name)
         if not isinstance(value, str) and not (name == "dtype" and value is None):
@@ -285,6 +290,7 @@ def _checked(question: Question) -> Question:
 
         if not isinstance(question.devices, Devices):
             raise UsageError(f"devices {question.devices!r}: must be Devices", 'use kvcalc.find_devices("h100x8")')
+        check_count(question.devices.num_devices, "num_devices")
     if not isinstance(question.model, ModelSpec):
         raise UsageError(f"model {question.model!r}: must be a ModelSpec", "use kvcalc.load_model(NAME)")
     given = question.engine_settings or {}
@@ -319,13 +325,6 @@ def _completed(question: Question) -> Question:
         asked = f"--context {question.context_tokens}"
         raise UsageError(f"{asked}: a request's prompt and answer have {request_tokens} tokens", "remove --context")
     return question._replace(devices=devices, tensor_parallel_size=size, context_tokens=request_tokens)
-
-
-def _check_count(name: str, value: object, least: int = 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UsageError(f"{name} {value!r}: must be a whole number")
-    if value < least:
-        raise UsageError(f"{name} {value}: must be at least {least}")
 
 
 def _engine_of(
