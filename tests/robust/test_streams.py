@@ -21,6 +21,7 @@ from tests.conftest import ROOT
 
 LOGS = ROOT / "tests" / "logs"
 QUESTION = '{"model": "gpt2", "context": 100000}'
+CONFIG = '{"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 8}'
 
 # Every command, in every format, with warnings, refusals and verdicts.
 COMMANDS = (
@@ -80,7 +81,7 @@ PLACES = {
     "no home": Place(variables="HOME=/nonexistent XDG_CONFIG_HOME= XDG_CACHE_HOME="),
     "no folder": Place(before='mkdir -p "$T/gone" && cd "$T/gone" && rmdir "$T/gone"'),
     "few files": Place(before="ulimit -n 24"),
-    "optimised": Place(variables="PYTHONOPTIMIZE=2"),
+    "optimised": Place(variables="PYTHONOPTIMIZE=2", reads="other"),
     "warnings are errors": Place(variables="PYTHONWARNINGS=error"),
 }  # fmt: skip
 
@@ -93,13 +94,9 @@ class Run(NamedTuple):
 
 def run(command: str, place: Place, folder: str) -> Run:
     """One command in a shell, in the place, with a config or a question on stdin."""
-    typed = (
-        QUESTION if command.startswith("batch") else '{"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 8}'
-    )
-    words = f"{place.variables} {shlex.quote(sys.executable)} -m kvcalc {command} {place.redirect}"
-    script = (
-        f"{place.before or 'true'} && exec env {words}" if place.variables else f"{place.before or 'true'} && {words}"
-    )
+    typed = QUESTION if command.startswith("batch") else CONFIG
+    words = f"env {place.variables} {shlex.quote(sys.executable)} -m kvcalc {command} {place.redirect}"
+    script = f"{place.before or 'true'} && {words}"
     done = subprocess.run(
         ["bash", "-c", script], input=typed.encode(), capture_output=True, timeout=120, check=False,
         env={**os.environ, "T": folder, "PYTHONPATH": str(ROOT)},
