@@ -9,9 +9,6 @@ from kvcalc.cli.question import context_of, output_of, parsed
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
-# An engine's startup log is a few hundred kilobytes. 64 MiB is a day's log, more than an audit needs.
-MAX_LOG_BYTES = 64 * 1024 * 1024
-
 EPILOG = """Examples:
   kvcalc audit vllm.log
   kvcalc audit vllm.log --json
@@ -45,7 +42,7 @@ def audit(
     The exit code is 5 if a figure cannot be explained.
     """
     from kvcalc.errors import MismatchError, UsageError
-    from kvcalc.model.files import read_stdin, read_text
+    from kvcalc.model.files import chunks_of
     from kvcalc.model.resolve import load_model
     from kvcalc.planning.audit import audit as ask
     from kvcalc.units import parse_count
@@ -54,9 +51,8 @@ def audit(
     output = output_of(given, "audit")
     if log == "-" and model == "-":
         raise UsageError("LOG and --model cannot both be read from stdin")
-    text = read_stdin(MAX_LOG_BYTES) if log == "-" else read_text(log, MAX_LOG_BYTES)
     document = ask(
-        text,
+        chunks_of(log),
         "stdin" if log == "-" else log,
         model=None if model is None else load_model(model),
         engine=None if engine is None else engine.casefold(),

@@ -84,7 +84,7 @@ def _unnamed(reason: str) -> Checkpoint:
 
 def _holds_weights(folder: str) -> bool:
     try:
-        return any(name.endswith(_WEIGHTS) for name in os.listdir(folder))
+        return any(name.endswith(_WEIGHTS) and not name.startswith("adapter") for name in os.listdir(folder))
     except OSError:
         return False
 

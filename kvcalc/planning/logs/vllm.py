@@ -53,7 +53,7 @@ RECORDS = (
     pattern("num_cpu_blocks", "CPU blocks:", r"CPU blocks: (?P<cpu_blocks>\d+)"),
     pattern("attention_block_size", "attention block size to",
             r"Setting attention block size to (?P<block_size>\d+) tokens"),
-    pattern("request_bytes", "KV cache is needed", rf"(?P<needed>{_SIZE}) KV cache is needed"),
+    pattern("request_bytes", "KV cache is needed", rf"(?<![\d.,])(?P<needed>{_SIZE}) KV cache is needed"),
     pattern("max_model_len", "estimated maximum model length",
             r"estimated maximum model length is (?P<longest>\d+)"),
 )  # fmt: skip
