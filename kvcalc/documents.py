@@ -102,6 +102,11 @@ class AuditWorkload(TypedDict):
     kv_dtype_reason: str | None
 
 
+class AuditUnreadItem(TypedDict):
+    line: int
+    text: str
+
+
 class Audit(TypedDict):
     """kvcalc audit."""
 
@@ -115,6 +120,7 @@ class Audit(TypedDict):
     inputs: int
     explanation: str | None
     figures: list[AuditFigure]
+    unread: list[AuditUnreadItem]
     warnings: list[Warning]
 
 

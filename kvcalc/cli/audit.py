@@ -1,5 +1,6 @@
 """`kvcalc audit`: can the numbers in an engine's log be computed from the model?"""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -39,7 +40,7 @@ def audit(
 ) -> None:
     """Check the cache figures in an engine's log against the model.
 
-    The exit code is 5 if a figure cannot be explained.
+    The exit code is 5 if a figure cannot be explained, or if no figure of the cache was checked.
     """
     from kvcalc.errors import MismatchError, UsageError
     from kvcalc.model.files import chunks_of
@@ -63,3 +64,7 @@ def audit(
     output.emit(document, "audit")
     if document["unexplained"]:
         raise MismatchError(f"{document['unexplained']} of the log's numbers unexplained", document["explanation"])
+    if not document["equal"]:
+        for line in document["unread"]:
+            print(f"line {line['line']} was not understood: {line['text']}", file=sys.stderr)
+        raise MismatchError("no number about the cache was checked", "give the engine's whole log from its start")

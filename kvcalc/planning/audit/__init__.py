@@ -85,6 +85,7 @@ def audit(
         "inputs": sum(figure.verdict == INPUT for figure in answer.figures),
         "explanation": _explanation(log, question, answer),
         "figures": [figure._asdict() for figure in sorted(answer.figures, key=lambda figure: figure.line)],
+        "unread": [line._asdict() for line in log.unread],
         "warnings": describe_notes(
             [*answer.setup.notes, *(Note("log", "contradiction", c) for c in log.contradictions)]
         ),

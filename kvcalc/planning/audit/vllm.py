@@ -22,6 +22,7 @@ from kvcalc.memory.engines.vllm.states import caches_prefixes, uses_qwen_delta_n
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, all_caches, latent_of, map_caches, windows
+from kvcalc.planning.audit.drafting import drafting_models
 from kvcalc.planning.audit.figures import (
     EQUAL,
     Figure,
@@ -94,18 +95,18 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
         block = log.text("block_size")
         yield Reading({"block-size": block} if block else {}, ("V0's pool",), check_v0)
         return
-    found = _rules(log, spec)
-    for rules in found:
+    found, drafting = _rules(log, spec), drafting_models(log, spec)
+    for rules, (model, drafts) in product(found, drafting):
         plain, choices = _settings(log, spec, rules)
         for chosen in product(*choices):
             settings = {**plain, **{option: text for option, text, _ in chosen if text is not None}}
-            taken = (rules.name, *(remark for _, _, remark in chosen))
-            yield Reading(settings, taken, partial(check_v1, rules), release=rules.release)
+            taken = (rules.name, *(remark for _, _, remark in chosen), *drafts)
+            yield Reading(settings, taken, partial(check_v1, rules), model, rules.release)
     if windows(spec):
-        for rules in found:
+        for rules, (model, drafts) in product(found, drafting):
             plain, _ = _settings(log, spec, rules)
-            check = partial(check_v1, rules)
-            yield Reading(plain, (rules.name, _WHOLE), check, map_caches(spec, _whole), rules.release)
+            whole, check = map_caches(model, _whole), partial(check_v1, rules)
+            yield Reading(plain, (rules.name, _WHOLE, *drafts), check, whole, rules.release)
 
 
 def _rules(log: Log, spec: ModelSpec) -> list[Rules]:

@@ -1,7 +1,7 @@
 """Reads the start-up logs of engines: one module of patterns per engine, and the facts found in a log.
 
-Nothing is computed here. An engine's module has `FACTS`, the lines about the model and the settings, and `RECORDS`, the
-lines with numbers. To support a new line, add a `Pattern`.
+Nothing is computed here. An engine's module has `FACTS`, the lines about the model and the settings, `RECORDS`, the
+lines with numbers, and `POOL_WORDS`, words of lines that should have been read. To support a new line, add a `Pattern`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _SPELLINGS = {
 
 # No engine prints a number this long, and parsing longer ones is slow.
 _LONGEST_NUMBER = 32
+# Of the lines about the pool that no pattern matches, the first ones are kept, and the start of each.
+_MOST_UNREAD, _LONGEST_UNREAD = 3, 160
 # One start prints about thirty distinct numbers on a large machine. More mean several starts in one file.
 _MOST_RECORDS = 200
 
@@ -51,14 +53,25 @@ class Fact(NamedTuple):
     line: int
 
 
+class Unread(NamedTuple):
+    """A line that seems to be about the pool, but that no pattern matches: its number, and its start."""
+
+    line: int
+    text: str
+
+
 class Log(NamedTuple):
-    """The log of one engine. `facts` are by name. `contradictions` has a text for each fact with two values."""
+    """The log of one engine. `facts` are by name. `contradictions` has a text for each fact with two values.
+
+    `unread` has the first lines about the pool that were not understood.
+    """
 
     engine: str
     num_lines: int
     facts: dict[str, Fact]
     records: list[Record]
     contradictions: list[str]
+    unread: list[Unread]
 
     def text(self, name: str) -> str | None:
         """The text of the fact `name`, or None if the log does not have it."""
@@ -125,6 +138,8 @@ class _Reader:
         self._engine = engine
         self._facts_by_needle = _by_needle(module.FACTS)
         self._records_by_needle = _by_needle(module.RECORDS)
+        self._pool_words: tuple[str, ...] = module.POOL_WORDS
+        self._unread: list[Unread] = []
         self._facts: dict[str, Fact] = {}
         self._contradictions: dict[str, str] = {}
         # Each record once: all ranks print the same line, and a service may print it to two streams.
@@ -134,6 +149,7 @@ class _Reader:
     def needles(self) -> Iterator[str]:
         yield from self._facts_by_needle
         yield from self._records_by_needle
+        yield from self._pool_words
 
     def read(self, line: Line) -> None:
         for name, match in _matches(line, self._facts_by_needle):
@@ -144,14 +160,22 @@ class _Reader:
             if said.text.casefold() != value.casefold():
                 words = f"line {line.number} says {name} is {value!a}, but line {said.line} says {said.text!a}, "
                 self._contradictions.setdefault(name, f"{words}which is used")
+        is_read = False
         for name, match in _matches(line, self._records_by_needle):
+            is_read = True
             parts = {part: found for part, found in match.groupdict().items() if found is not None}
             if len(self._records) <= _MOST_RECORDS and all(len(found) <= _LONGEST_NUMBER for found in parts.values()):
                 self._records.setdefault((name, tuple(parts.items())), Record(name, line.number, parts))
+        if not is_read and len(self._unread) < _MOST_UNREAD and not line.needles.isdisjoint(self._pool_words):
+            text = "".join(filter(str.isprintable, line.text)).strip()
+            if any(char.isdigit() for char in text):
+                self._unread.append(Unread(line.number, text[:_LONGEST_UNREAD]))
 
     def found(self, num_lines: int) -> Log:
         records = list(self._records.values())
-        return Log(self._engine, num_lines, self._facts, records, list(self._contradictions.values()))
+        return Log(
+            self._engine, num_lines, self._facts, records, list(self._contradictions.values()), self._unread
+        )  # fmt: skip
 
 
 _Ordered = dict[str, list[tuple[int, Pattern]]]

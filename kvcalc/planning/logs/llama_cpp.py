@@ -36,5 +36,8 @@ RECORDS = (
     pattern("buffer", "KV buffer size", rf"(?<![\w-])(?P<device>[\w-]{{1,64}}) KV buffer size = +(?P<size>{_MIB})"),
     pattern("states", "llama_memory_recurrent",
             rf"llama_memory_recurrent: size = +(?P<size>{_MIB}) \( *(?P<slots>\d+) cells, +(?P<layers>\d+) layers,"
-            rf" +\d+ seqs[^()]{{0,64}}\), R \(\w+\): +(?P<r>{_MIB}), S \(\w+\): +(?P<s>{_MIB})"),
+            r" +\d+ seqs(?: +(?P<drafted>\d+) rs_seq)?[^()]{0,64}\),"
+            rf" R \(\w+\): +(?P<r>{_MIB}), S \(\w+\): +(?P<s>{_MIB})"),
 )  # fmt: skip
+
+POOL_WORDS = ("llama_kv_cache", "KV self size", "KV buffer size", "llama_memory_recurrent")
