@@ -103,6 +103,8 @@ class AuditWorkload(TypedDict):
 
 
 class AuditUnreadItem(TypedDict):
+    """a line of a log that was not understood."""
+
     line: int
     text: str
 
