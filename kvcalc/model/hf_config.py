@@ -12,7 +12,7 @@ from typing import Any
 
 from kvcalc.errors import ModelError, nearest
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, cache_runs
 
 # model_type -> module in kvcalc.model.families. Plain decoders are not listed here, because they are rows of
 # `decoder_table`. Modules are imported on demand, so a start imports only one.
@@ -32,16 +32,33 @@ FAMILIES: dict[str, str] = {
     "modernbert-decoder": "modernbert_decoder",
     "mpt": "mosaic",
     "nemotron_h": "nemotron_h",
+    "hrm_text": "hrm_text",
     "opt": "opt",
+    "qwen4_exp_text": "qwen4",
     "recurrent_gemma": "recurrent_gemma",
     "step3p5": "step",
+    "unlimited_ocr_text": "unlimited_ocr",
+    "xlstm": "xlstm",
+    **dict.fromkeys("bailing_hybrid glm5_next_text".split(), "delta_latent"),
     **dict.fromkeys("bamba falcon_h1 granitemoehybrid jamba".split(), "mamba_hybrids"),
     **dict.fromkeys("bart m2m_100 marian mbart mt5 pegasus t5 umt5 whisper".split(), "encoder_decoder"),
+    **dict.fromkeys("dots3_note_text mistral_large4_text".split(), "latent_layers"),
     **dict.fromkeys("falcon_mamba mamba mamba2".split(), "mamba"),
-    **dict.fromkeys("gemma3n_text gemma4_text gemma4_unified_text".split(), "gemma4"),
+    **dict.fromkeys("diffusion_gemma_text gemma3n_text gemma4_text gemma4_unified_text".split(), "gemma4"),
+    **dict.fromkeys("inkling2_text inkling_text zaya".split(), "convolved_attention"),
     **dict.fromkeys("lfm2 lfm2_moe lfm3".split(), "lfm2"),
     **dict.fromkeys("olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next".split(), "gated_delta"),
     **dict.fromkeys("rwkv rwkv6".split(), "rwkv"),
+    **dict.fromkeys("encoder-decoder speech-encoder-decoder vision-encoder-decoder".split(), "composed"),
+    **dict.fromkeys(
+        (
+            "bigbird_pegasus blip_text_model blenderbot blenderbot-small canary_decoder cohere_asr dia_decoder fsmt led longt5 "
+            "moonshine moonshine_streaming musicgen_decoder musicgen_melody_decoder mvp nllb-moe pegasus_x "
+            "pix2struct_text_model plbart pop2piano pp_formulanet_text prophetnet seamless_m4t seamless_m4t_v2 "
+            "speech_to_text speecht5 switch_transformers t5_gemma_module t5gemma2_decoder trocr udop"
+        ).split(),
+        "sequences",
+    ),
     **dict.fromkeys("zamba zamba2".split(), "zamba"),
     **dict.fromkeys(
         (
@@ -52,8 +69,8 @@ FAMILIES: dict[str, str] = {
     ),
     **dict.fromkeys(
         (
-            "albert bert bert-generation camembert data2vec-text deberta deberta-v2 distilbert electra "
-            "ernie git megatron-bert mpnet nomic_bert rembert roberta roberta-prelayernorm roformer "
+            "albert bert bert-generation big_bird camembert data2vec-text deberta deberta-v2 distilbert electra "
+            "ernie git megatron-bert mpnet nomic_bert rembert roberta roberta-prelayernorm roc_bert roformer "
             "xlm-roberta xlm-roberta-xl xmod"
         ).split(),
         "bert",
@@ -71,6 +88,20 @@ REMOTE_FAMILIES: dict[str, str] = {
     "nemotron-nas": "nas",
     "openelm": "openelm",
     "step3p7": "step",
+}
+
+# Types of Transformers that generate, but have no cache that can be counted: why.
+REFUSED: dict[str, str] = {
+    "bark": "three models generate in turn, each with a cache of its own",
+    "blt": "its caches of bytes and of patches depend on the text, which decides where patches end",
+    **dict.fromkeys(
+        "flaubert openai-gpt xlm".split(), "Transformers keeps no cache for it, and computes all tokens in every step"
+    ),
+    **dict.fromkeys(
+        "gemma4_assistant gemma4_unified_assistant".split(), "it drafts tokens for Gemma 4 and only reads Gemma's cache"
+    ),
+    "reformer": "it keeps hidden states and hash buckets, not keys and values",
+    "xlnet": "it keeps hidden states (mems), not keys and values",
 }
 
 # Keys that every family accepts: they have no cache-like name, or they mean the same in every family. Besides these, a
@@ -108,7 +139,7 @@ COMMON_KEYS = frozenset(
         "partial_rotary_factor partial_rotary_factors pos_att_type position_biased_input position_embedding_type "
         "projectors_bias qk_norm_type qkv_bias qkv_multipliers qkv_proj_bias quantization_config "
         "query_pre_attn_scalar relative_attention relative_attention_max_distance relative_attention_num_buckets "
-        "rescale_every rms_norm_eps rope_freq_constant rope_interleave rope_local_base_freq rope_max_length "
+        "rescale_every rms_norm_eps rms_norm_eps_moe_gate rope_freq_constant rope_interleave rope_local_base_freq rope_max_length "
         "rope_parameters rope_ratio rope_scaling rope_theta rotary_dim rotary_emb_fraction routed_expert_hidden_size "
         "routed_scaling_factor scale_embedding seq_length share_expert_dim share_expert_dims "
         "share_input_output_layers shared_expert_intermediate_size shared_intermediate_size swa_num_attention_heads "
@@ -148,6 +179,8 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     config, model_type = language_model(config, outer, name, reads_outer=module is not None)
     module = _module_of(model_type)
     if module is None:
+        if outer in REFUSED:
+            raise ModelError(f"{name}: model_type {outer}: {REFUSED[outer]}")
         known = (*known_types(), *WRAPPERS)
         hint = nearest(model_type, known) or (
             f"{len(known)} types are known; for a plain decoder, set model_type to generic"
@@ -185,7 +218,19 @@ def _read(
     keys = family.KEYS if hasattr(family, "KEYS") else family.known_keys(model_type)
     _refuse_unknown_keys(config, keys | COMMON_KEYS, name, model_type, strict)
     spec: ModelSpec = family.read(ConfigReader(config, name, source), model_type)
+    if hasattr(family, "as_transformers"):
+        seen = family.as_transformers(config)
+        if seen != config:
+            spec = with_transformers_reading(spec, family.read(ConfigReader(seen, name, source), model_type))
     return spec
+
+
+def with_transformers_reading(spec: ModelSpec, other: ModelSpec) -> ModelSpec:
+    """Return `spec` with the model that Transformers' class makes of the same config, if its caches differ."""
+    if [*map(repr, cache_runs(spec))] == [*map(repr, cache_runs(other))]:
+        return spec
+    remark = "Transformers' class does not read all keys of this config; this is the model that it builds"
+    return spec._replace(as_transformers=other._replace(remarks=(*other.remarks, remark)))
 
 
 def _refuse_unknown_keys(

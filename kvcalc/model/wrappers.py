@@ -39,16 +39,22 @@ class Wrapper(NamedTuple):
 _TEXT = (
     "aria=aria_text audioflamingo3=qwen2 aya_vision=cohere2 blip-2=opt cohere2_vision=cohere2 "
     "cohere_compass=cohere_compass_text cosmos3_edge=cosmos3_edge_text cosmos3_omni=qwen3_vl_text "
-    "deepseek_ocr2=deepseek_ocr2_text deepseek_vl=llama deepseek_vl_hybrid=llama emu3=emu3_text_model "
+    "blip=blip_text_model diffusion_gemma=diffusion_gemma_text florence2=bart kosmos-2=kosmos_2_text_model kosmos-2.5=kosmos_2_5_text_model "
+    "nemo_speechlm=nemotron_h nemotron_h_omni=nemotron_h pix2struct=pix2struct_text_model "
+    "pp_formulanet=pp_formulanet_text qwen4_exp=qwen4_exp_text unlimited_ocr=unlimited_ocr_text vibevoice=qwen2 "
+    "voxtral_realtime=voxtral_realtime_text "
+    "deepseek_ocr2=deepseek_ocr2_text deepseek_vl=llama deepseek_vl_hybrid=llama dots3_note=dots3_note_text emu3=emu3_text_model "
     "ernie4_5_vl_moe=ernie4_5_vl_moe_text exaone4_5=exaone4 fast_vlm=qwen2 fun_asr_nano=qwen3 fuyu=persimmon "
     "gemma3=gemma3_text gemma3n=gemma3n_text gemma4=gemma4_text gemma4_unified=gemma4_unified_text "
-    "glm46v=glm4v_text glm4v=glm4v_text glm4v_moe=glm4v_moe_text glm_ocr=glm_ocr_text glmasr=llama glmga=glm4v_text "
+    "glm46v=glm4v_text glm5_next=glm5_next_text glm4v=glm4v_text glm4v_moe=glm4v_moe_text glm_ocr=glm_ocr_text glmasr=llama glmga=glm4v_text "
     "got_ocr2=qwen2 granite4_vision=granite4_vision_text granite_docling=granite_docling_text "
     "granite_speech=granite granite_speech_plus=granite hunyuan_vl=hunyuan_vl_text "
     "hyperclovax_vision_v2=hyperclovax idefics2=mistral idefics3=llama instructblip=opt instructblipvideo=opt "
+    "inkling2=inkling2_text inkling_mm_model=inkling_text "
     "internvl=qwen2 janus=llama kimi_k25=deepseek_v3 lfm2_vl=lfm2 lfm3_vl=lfm3 lighton_ocr=qwen3 llama4=llama4_text "
     "llava=llama llava_next=llama llava_next_video=llama llava_onevision=qwen2 minimax_m3_vl=minimax_m3_vl_text "
-    "mistral3=mistral mllama=mllama_text_model molmo2=molmo2_text moss_transcribe_diarize=qwen3 "
+    "minicpm_ocr=qwen3_5_text minicpmv4_6=qwen3_5_text minicpmv4_7=qwen3_5_text mistral3=mistral "
+    "mistral_large4=mistral_large4_text mllama=mllama_text_model molmo2=molmo2_text moss_transcribe_diarize=qwen3 "
     "muse_glimmer=muse_glimmer_text muse_spark=muse_spark_text musicflamingo=qwen2 ovis2=qwen2 "
     "paddleocr_vl=paddleocr_vl_text paligemma=gemma perception_lm=llama pp_chart2table=qwen2 qianfan_ocr=qwen3 "
     "qwen2_5_omni_thinker=qwen2_5_omni_text qwen2_5_vl=qwen2_5_vl_text qwen2_audio=qwen2 qwen2_vl=qwen2_vl_text "
@@ -57,7 +63,17 @@ _TEXT = (
     "vibevoice_asr=qwen2 video_llama_3=qwen2 video_llava=llama vipllava=llama voxtral=llama"
 )
 
+# The same, with the language model under another key.
+_DECODER = (
+    "canary=canary_decoder:decoder_config dia=dia_decoder:decoder_config musicgen=musicgen_decoder:decoder "
+    "musicgen_melody=musicgen_melody_decoder:decoder t5gemma=t5_gemma_module:decoder t5gemma2=t5gemma2_decoder:decoder"
+)
+
 _TRANSFORMERS: dict[str, Wrapper] = {
+    **{
+        outer: Wrapper(inner.split(":")[0], (inner.split(":")[1],))
+        for outer, _, inner in (pair.partition("=") for pair in _DECODER.split())
+    },
     **{outer: Wrapper(inner) for outer, _, inner in (pair.partition("=") for pair in _TEXT.split())},
     # The thinker is the language model. The talker, which produces speech, has its own cache and is not counted.
     "qwen2_5_omni": Wrapper("qwen2_5_omni_text", ("thinker_config", "text_config")),

@@ -121,7 +121,8 @@ def _head_dim(config: ConfigReader, row: Decoder, hidden_size: int | None, num_h
     if stated is None:
         if not row.head_dim_key:
             config.integer(*row.hidden)
-        head_dim = config.head_dim(hidden_size, num_heads)
+        floors = row.floors_head_dim and hidden_size is not None
+        head_dim = (hidden_size or 0) // num_heads if floors else config.head_dim(hidden_size, num_heads)
     else:
         head_dim = stated
     if config.optional_integer("attention_head_dim") not in (None, head_dim):

@@ -104,7 +104,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     if model_type in _INDEXED:
         sparse = Attention(shape, most_read_tokens=config.integer("index_topk"))
         shared, indexed = (sparse,), (sparse._replace(indexer=_indexer(config, shape)),)
-        mixers = [indexed if has else shared for has in _has_indexer(config, model_type, num_layers)]
+        mixers = [indexed if has else shared for has in has_indexer(config, model_type, num_layers)]
     body = None if model_type in _NOT_COUNTED else lambda: _body(config, model_type, num_layers)
     return config.model(model_type, mixers, body)
 
@@ -163,7 +163,7 @@ def _num_layers(config: ConfigReader, model_type: str) -> int:
     return 2 * blocks
 
 
-def _has_indexer(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
+def has_indexer(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
     """Return for each layer whether it has its own indexer. The others reuse the tokens picked by the last indexer.
 
     GLM-5.2 states this as a list (indexer_types), as a string of F and S (index_topk_pattern), or as a step
