@@ -52,8 +52,8 @@ FAMILIES: dict[str, str] = {
     **dict.fromkeys("encoder-decoder speech-encoder-decoder vision-encoder-decoder".split(), "composed"),
     **dict.fromkeys(
         (
-            "bigbird_pegasus blip_text_model blenderbot blenderbot-small canary_decoder cohere_asr dia_decoder fsmt led longt5 "
-            "moonshine moonshine_streaming musicgen_decoder musicgen_melody_decoder mvp nllb-moe pegasus_x "
+            "bigbird_pegasus blenderbot blenderbot-small blip_text_model canary_decoder cohere_asr dia_decoder fsmt "
+            "led longt5 moonshine moonshine_streaming musicgen_decoder musicgen_melody_decoder mvp nllb-moe pegasus_x "
             "pix2struct_text_model plbart pop2piano pp_formulanet_text prophetnet seamless_m4t seamless_m4t_v2 "
             "speech_to_text speecht5 switch_transformers t5_gemma_module t5gemma2_decoder trocr udop"
         ).split(),
@@ -113,41 +113,42 @@ COMMON_KEYS = frozenset(
         "attention_bias attention_heads attention_hidden_size attention_k_eq_v attention_other_setting "
         "attention_output_gate attention_value_scale attn_config attn_output_gate attn_res_block_size attn_rotary_emb "
         "attn_scale attn_temperature_tuning bias block_auto_adjust_ff_dim block_dim block_ff_dim "
-        "block_ffn_dim_multiplier block_multiple_of block_size block_types chunk_size context_length conv1d_width "
-        "d_ff d_inner d_kv d_model decoder_attention_heads decoder_ffn_dim decoder_layers dense_intermediate_size dff "
-        "dim do_layer_norm_before dtype embedding_size enable_moe_block encoder_attention_heads encoder_ffn_dim "
-        "encoder_layers expand expansion_ratio expert_dtype expert_layer_offset expert_layer_period feed_forward_proj "
-        "ffn_config ffn_dim ffn_dim_divisor ffn_hidden_size ffn_multipliers ffn_with_glu first_k_dense_replace "
-        "floor_scale full_attention_interval full_attn_alpha_factor full_attn_beta_factor full_attn_idxs "
-        "global_rope_theta hc_eps hc_mult hc_sinkhorn_iters head_size head_size_divisor hidden_act hidden_dim "
-        "hidden_size hidden_size_per_layer_input indexer_rope_interleave indexer_types inner_group_num "
-        "interleave_moe_layer_step intermediate_size intermediate_size_mlp is_decoder is_encoder_decoder "
-        "latent_moe_use_norm laurel_rank layer_norm_eps layer_norm_epsilon layernorm_epsilon layers_block_type "
-        "learned_pos_emb lm_head_bias local_rope_theta logits_soft_cap lru_width max_context_length "
-        "max_position_embeddings max_seq_len max_source_positions max_target_positions mixer_rms_eps mla_use_nope "
-        "mla_use_output_gate mlp_bias mlp_only_layers model_dim model_max_length model_type moe_intermediate_size "
-        "moe_latent_size moe_layer_freq moe_layers moe_layers_enum moe_num_experts moe_renormalize "
-        "moe_router_activation_func moe_shared_expert_intermediate_size moe_top_k mtp_layers_block_type "
-        "mtp_num_hidden_layers n_ctx n_embd n_embed n_groups n_head n_head_kv n_heads n_inner n_layer n_layers "
-        "n_positions n_routed_experts n_shared_experts new_decoder_architecture no_bias no_rope_layer_interval "
-        "no_rope_layers norm_eps norm_topk_prob normalization_function normalize_qk_projections num_attention_groups "
-        "num_attention_heads num_attention_heads_per_layer num_decoder_layers num_dense_layers num_expert_group "
-        "num_experts num_experts_per_tok num_experts_per_token num_global_key_value_heads num_gqa_groups "
-        "num_hash_layers num_heads num_hidden_groups num_hidden_layers num_layers num_ln_in_parallel_attn "
-        "num_local_experts num_mel_bins num_mem_blocks num_mtp_modules num_nextn_predict_layers num_query_groups "
-        "num_query_heads num_shared_experts num_sliding_attention_heads num_transformer_layers o_groups parallel_attn "
-        "partial_rotary_factor partial_rotary_factors pos_att_type position_biased_input position_embedding_type "
-        "projectors_bias qk_norm_type qkv_bias qkv_multipliers qkv_proj_bias quantization_config "
-        "query_pre_attn_scalar relative_attention relative_attention_max_distance relative_attention_num_buckets "
-        "rescale_every rms_norm_eps rms_norm_eps_moe_gate rope_freq_constant rope_interleave rope_local_base_freq rope_max_length "
-        "rope_parameters rope_ratio rope_scaling rope_theta rotary_dim rotary_emb_fraction routed_expert_hidden_size "
-        "routed_scaling_factor scale_embedding seq_length share_expert_dim share_expert_dims "
-        "share_input_output_layers shared_expert_intermediate_size shared_intermediate_size swa_num_attention_heads "
-        "swa_rope_theta tie_embedding tie_word_embeddings time_step_rank top_k_experts topk_group torch_dtype "
-        "type_vocab_size use_bias use_bidirectional_attention use_cache_kernel use_cache_quantization "
-        "use_double_wide_mlp use_expert_bias use_grouped_topk use_head_wise_attn_gate use_long_context "
-        "use_mem_eff_path use_mem_rope use_qk_norm use_shared_attention_adapter use_shared_mlp_adapter vision_config "
-        "vocab_size vocab_size_per_layer_input word_embed_proj_dim yarn_only_types"
+        "block_ffn_dim_multiplier block_multiple_of block_size block_types chunk_size context_length "
+        "context_window_size conv1d_width d_ff d_inner d_kv d_model decoder_attention_heads decoder_ffn_dim "
+        "decoder_layers dense_intermediate_size dff dim do_layer_norm_before dtype embedding_size enable_moe_block "
+        "encoder_attention_heads encoder_ffn_dim encoder_layers expand expansion_ratio expert_dtype "
+        "expert_layer_offset expert_layer_period feed_forward_proj ffn_config ffn_dim ffn_dim_divisor ffn_hidden_size "
+        "ffn_multipliers ffn_with_glu first_k_dense_replace floor_scale full_attention_interval "
+        "full_attn_alpha_factor full_attn_beta_factor full_attn_idxs global_rope_theta hc_eps hc_mult "
+        "hc_sinkhorn_iters head_size head_size_divisor hidden_act hidden_dim hidden_size hidden_size_per_layer_input "
+        "indexer_rope_interleave indexer_types inner_group_num interleave_moe_layer_step intermediate_size "
+        "intermediate_size_mlp is_decoder is_encoder_decoder latent_moe_use_norm laurel_rank layer_norm_eps "
+        "layer_norm_epsilon layernorm_epsilon layers_block_type learned_pos_emb lm_head_bias local_rope_theta "
+        "logits_soft_cap lru_width max_context_length max_position_embeddings max_seq_len max_source_positions "
+        "max_target_positions mixer_rms_eps mla_use_nope mla_use_output_gate mlp_bias mlp_only_layers model_dim "
+        "model_max_length model_type moe_intermediate_size moe_latent_size moe_layer_freq moe_layers moe_layers_enum "
+        "moe_num_experts moe_renormalize moe_router_activation_func moe_shared_expert_intermediate_size moe_top_k "
+        "mtp_layers_block_type mtp_num_hidden_layers n_ctx n_embd n_embed n_groups n_head n_head_kv n_heads n_inner "
+        "n_layer n_layers n_positions n_routed_experts n_shared_experts new_decoder_architecture no_bias "
+        "no_rope_layer_interval no_rope_layers norm_eps norm_topk_prob normalization_function "
+        "normalize_qk_projections num_attention_groups num_attention_heads num_attention_heads_per_layer "
+        "num_decoder_layers num_dense_layers num_expert_group num_experts num_experts_per_tok num_experts_per_token "
+        "num_global_key_value_heads num_gqa_groups num_hash_layers num_heads num_hidden_groups num_hidden_layers "
+        "num_layers num_ln_in_parallel_attn num_local_experts num_mel_bins num_mem_blocks num_mtp_modules "
+        "num_nextn_predict_layers num_query_groups num_query_heads num_shared_experts num_sliding_attention_heads "
+        "num_transformer_layers o_groups parallel_attn partial_rotary_factor partial_rotary_factors pos_att_type "
+        "position_biased_input position_embedding_type projectors_bias qk_norm_type qkv_bias qkv_multipliers "
+        "qkv_proj_bias quantization_config query_pre_attn_scalar relative_attention relative_attention_max_distance "
+        "relative_attention_num_buckets rescale_every rms_norm_eps rms_norm_eps_moe_gate rope_freq_constant "
+        "rope_interleave rope_local_base_freq rope_max_length rope_parameters rope_ratio rope_scaling rope_theta "
+        "rotary_dim rotary_emb_fraction routed_expert_hidden_size routed_scaling_factor scale_embedding seq_length "
+        "share_expert_dim share_expert_dims share_input_output_layers shared_expert_intermediate_size "
+        "shared_intermediate_size swa_num_attention_heads swa_rope_theta tie_embedding tie_word_embeddings "
+        "time_step_rank top_k_experts topk_group torch_dtype type_vocab_size use_bias use_bidirectional_attention "
+        "use_cache_kernel use_cache_quantization use_double_wide_mlp use_expert_bias use_grouped_topk "
+        "use_head_wise_attn_gate use_long_context use_mem_eff_path use_mem_rope use_qk_norm "
+        "use_shared_attention_adapter use_shared_mlp_adapter vision_config vocab_size vocab_size_per_layer_input "
+        "word_embed_proj_dim yarn_only_types"
     ).split()
 )
 
@@ -174,8 +175,9 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     if outer in FAMILIES or (module is not None and not is_remote(outer)):
         return _read(config, outer, str(module), name, source, strict)
     # Only a few models need this module. Importing it here keeps start-up fast for all others.
-    from kvcalc.model.wrappers import REMOTE_WRAPPERS, WRAPPERS, language_model
+    from kvcalc.model.wrappers import REMOTE_WRAPPERS, WRAPPERS, language_model, without_flat_keys
 
+    whole = without_flat_keys(config, outer) if module is None else None
     config, model_type = language_model(config, outer, name, reads_outer=module is not None)
     module = _module_of(model_type)
     if module is None:
@@ -187,6 +189,8 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
         )
         raise ModelError(f"{name}: model_type {model_type!r} is not known", hint)
     spec = _read(config, model_type, module, name, source, strict)
+    if whole is not None:
+        spec = with_transformers_reading(spec, read_config(whole, name, source))
     return spec._replace(in_transformers=False) if is_remote(model_type) or outer in REMOTE_WRAPPERS else spec
 
 

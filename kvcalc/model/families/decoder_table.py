@@ -27,7 +27,8 @@ class Decoder:
     error. `switch`: the window is used only with use_sliding_window. `has_layer_types`: the config may list the kinds
     of layers. `refused` maps unsupported keys to the reason. `grouped` is False if every query head has its own K and
     V. `states_kv_heads`: the config must give num_key_value_heads. `derives_head_dim`: the width of a head is always
-    hidden_size / num_attention_heads. `floors_head_dim`: without a width of its own, that quotient is rounded down. `num_kv_heads` is set if the family's own module has determined the number.
+    hidden_size / num_attention_heads. `floors_head_dim`: without a width of its own, that quotient is rounded down.
+    `num_kv_heads` is set if the family's own module has determined the number.
 
     Weights: `vocab_size` is None if the family's weights are not counted. `tied` is the default of tie_word_embeddings.
     `qk_norm` is as in Projections; if `qk_norm_key` is set, it applies only if the config has that key set to true.
@@ -231,7 +232,8 @@ _KOSMOS = {"layers": ("layers",), "heads": ("attention_heads",), "hidden": ("emb
 
 DECODERS: dict[str, dict[str, Any]] = {
     "generic": row(slides=_ALL, gguf="bailingmoe2 codeshell grovemoe maincoder pangu-embedded plamo refact"),
-    "llama": _LLAMA,
+    # LlamaAttention ignores both keys, but Transformers' caches and mlx-lm follow them.
+    "llama": row(_LLAMA, slides=pattern.only_listed, has_layer_types=True),
     "mistral": row(_MISTRAL, bias=False, vocab_size=32000, intermediate_size=14336),
     "mixtral": row(
         slides=_ALL, kv_heads=8, bias=False, vocab_size=32000, intermediate_size=14336,
@@ -297,8 +299,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "gemma2": _GEMMA2,
     # Gemma 3 4B's published config leaves out even the number of heads.
     "gemma3_text": row(
-        _GEMMA2, refused=_BIDIRECTIONAL, slides=pattern.full_every(6, *_STEP_KEYS), own_keys=_STEP_KEYS, vocab_size=262208, qk_norm="head",
-        defaults={"num_attention_heads": 8},
+        _GEMMA2, refused=_BIDIRECTIONAL, slides=pattern.full_every(6, *_STEP_KEYS), own_keys=_STEP_KEYS,
+        vocab_size=262208, qk_norm="head", defaults={"num_attention_heads": 8},
     ),
     "vaultgemma": row(_GEMMA2, norms=("input_layernorm", "pre_feedforward_layernorm")),
     "gpt_oss": row(
@@ -316,9 +318,9 @@ DECODERS: dict[str, dict[str, Any]] = {
     ),
     "flex_olmo": row(),
     "olmo3": row(_OLMO2, slides=pattern.full_every(4), has_layer_types=True, window=4096),
-    "cohere": row(_COHERE, qk_norm="width", qk_norm_key="use_qk_norm", gguf="command-r"),
+    "cohere": row(_COHERE, defaults={"num_attention_heads": 64}, qk_norm="width", qk_norm_key="use_qk_norm", gguf="command-r"),
     "cohere2": row(
-        _COHERE, slides=pattern.full_every(4, *_STEP_KEYS), has_layer_types=True, window=4096, own_keys=_STEP_KEYS
+        _COHERE, defaults={"num_attention_heads": 64}, slides=pattern.full_every(4, *_STEP_KEYS), has_layer_types=True, window=4096, own_keys=_STEP_KEYS
     ),
     "cohere2_moe": row(
         slides=pattern.after_dense_layers, has_layer_types=True, head_dim=128, window=4096,
@@ -338,8 +340,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     ),
     "glm4v_text": row(kv_heads=2, qkv_bias=True),
     "glm4_moe": row(
-        kv_heads=8, floors_head_dim=True, qkv_bias="attention_bias", output_bias=False, qk_norm="head", qk_norm_key="use_qk_norm",
-        vocab_size=151552, intermediate_size=10944,
+        kv_heads=8, floors_head_dim=True, qkv_bias="attention_bias", output_bias=False, qk_norm="head",
+        qk_norm_key="use_qk_norm", vocab_size=151552, intermediate_size=10944,
         experts=Experts("n_routed_experts", layers="first_dense", shared=True),
         defaults={
             "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408,

@@ -35,6 +35,7 @@ _V3 = {
     "vocab_size": 129280, "intermediate_size": 18432, "n_routed_experts": 256, "n_shared_experts": 1,
     "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "q_lora_rank": 1536,
 }  # fmt: skip
+_OF_V3 = {"num_attention_heads": 128, **_mla(512, 1536, 128, 64, 128)}
 _V32 = {**_V3, **_INDEXER, "index_n_heads": 64}
 _DEFAULTS: dict[str, dict[str, object]] = {
     "axk1": _mla(512, 1536, 128, 64, 128),
@@ -50,9 +51,9 @@ _DEFAULTS: dict[str, dict[str, object]] = {
         "vocab_size": 102400, "intermediate_size": 11008, "n_routed_experts": 64, "n_shared_experts": 2,
         "moe_intermediate_size": 1407, "first_k_dense_replace": 0, "q_lora_rank": 1536,
     },
-    "deepseek_v3": {**_V3},
+    "deepseek_v3": {**_V3, **_OF_V3},
     "kimi_k2": {**_V3},
-    "deepseek_v32": {**_V32},
+    "deepseek_v32": {**_V32, **_OF_V3},
     "glm_moe_dsa": {
         **_V32, "vocab_size": 154880, "intermediate_size": 12288, "q_lora_rank": 2048, "index_n_heads": 32,
     },

@@ -5,6 +5,8 @@ In Gemma 4, the layers that attend to all tokens have wider heads, and in the la
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvcalc.errors import ModelError
 from kvcalc.model.families.common import decoder_body
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
@@ -14,7 +16,8 @@ from kvcalc.model.tensors import Weight, experts, gated_mlp, linear, lookup, nor
 
 KEYS = frozenset(
     (
-        "num_key_value_heads head_dim global_head_dim sliding_window layer_types num_kv_shared_layers per_layer_config"
+        "num_key_value_heads head_dim global_head_dim sliding_window layer_types num_kv_shared_layers per_layer_config "
+        "sliding_window_pattern"
     ).split()
 )
 
@@ -79,6 +82,11 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     not_counted = ("diffusion_gemma_text", "gemma4_unified_text")
     body = None if model_type in not_counted else lambda: _body(config, model_type, num_layers, own)
     return config.model(model_type, mixers, body, attention=shape)
+
+
+def as_transformers(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the config without sliding_window_pattern, which Transformers' classes ignore (5.23.0)."""
+    return {key: value for key, value in config.items() if key != "sliding_window_pattern"}
 
 
 def _with_full_layers(config: ConfigReader, kinds: list[str]) -> ConfigReader:
@@ -199,9 +207,12 @@ def _altup(config: ConfigReader, width: int, inputs: int) -> tuple[Weight, ...]:
 
 
 def _layer_types(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
-    """Return the config's list, else the family's pattern. The last layer of Gemma 4 never has a window."""
+    """Return the config's list, else the family's pattern. The last layer of Gemma 4 never has a window.
+
+    mlx-lm's configs may state the pattern's step in sliding_window_pattern.
+    """
     kinds = config.strings("layer_types", num_layers, ("full_attention", "sliding_attention"))
-    pattern = _PATTERN[model_type]
+    pattern = config.optional_integer("sliding_window_pattern") or _PATTERN[model_type]
     if kinds is None:
         kinds = ["sliding_attention" if (n + 1) % pattern else "full_attention" for n in range(num_layers)]
     return [*kinds[:-1], "full_attention"] if model_type != "gemma3n_text" else kinds

@@ -15,8 +15,8 @@ from kvcalc.model.tensors import gated_mlp, linear, norm, other
 KEYS = frozenset(
     (
         "num_key_value_heads head_dim kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim "
-        "v_head_dim linear_attn_config linear_head_dim linear_num_heads linear_conv_kernel_dim layer_types mlp_layer_types "
-        "activation_situ_linear_beta"
+        "v_head_dim linear_attn_config linear_head_dim linear_num_heads linear_conv_kernel_dim layer_types "
+        "mlp_layer_types activation_situ_linear_beta"
     ).split()
 )
 

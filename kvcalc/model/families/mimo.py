@@ -31,8 +31,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """Layers with 1 in hybrid_layer_pattern have a window: sliding_window_size earlier tokens and the current one.
 
     Without that key, the first layer and every sixth layer have no window, and without swa_num_key_value_heads the
-    layers with a window have twice as many KV heads as the others. attention_chunk_size repeats the size of the window; there are no chunks. Source: MiMoV2FlashConfig, Transformers
-    5.23.0, and the swa_ keys of the published config.
+    layers with a window have twice as many KV heads as the others. attention_chunk_size repeats the size of the window;
+    there are no chunks. Source: MiMoV2FlashConfig, Transformers 5.23.0, and the swa_ keys of the published config.
     """
     config = with_defaults(config, _DEFAULTS)
     num_layers = config.num_layers("num_hidden_layers")

@@ -5,6 +5,7 @@ Their weights are not counted. BART, T5, Whisper and their like are in `encoder_
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvcalc.model.layers import Mixer
@@ -31,7 +32,7 @@ class _Decoder(NamedTuple):
     positions: tuple[str, ...] = ("max_position_embeddings",)
     full_every: int = 0
     has_cross: bool = True
-    defaults: dict[str, object] = {}
+    defaults: Mapping[str, object] = {}
 
 
 _BART = _Decoder()
@@ -95,8 +96,8 @@ KEYS = frozenset(
         "add_cross_attention sliding_window sliding_window_pattern _sliding_window_pattern layer_types "
         "pad_head_dim_to_multiple_of attention_window num_sparse_encoder_layers num_sparse_decoder_layers "
         "encoder_sparse_step decoder_sparse_step num_conv_layers conv_kernel_sizes conv_channels "
-        "num_conv_pos_embeddings num_conv_pos_embedding_groups conv_depthwise_kernel_size conv_dim conv_kernel conv_stride "
-        "conv_bias"
+        "num_conv_pos_embeddings num_conv_pos_embedding_groups conv_depthwise_kernel_size conv_dim conv_kernel "
+        "conv_stride conv_bias"
     ).split()
 )
 

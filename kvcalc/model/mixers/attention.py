@@ -103,8 +103,9 @@ class Attention(NamedTuple):
     """One attention module of a layer.
 
     `window` and `chunk` limit the tokens that it keeps. `is_cross`: it keeps K and V of an encoder's output. `keeps` is
-    False if it reads an earlier layer's K and V; its indexer, if it has one, keeps its keys all the same. `most_read_tokens` is the number of tokens picked by an indexer, which
-    may belong to this layer or to an earlier one.
+    False if it reads an earlier layer's K and V; its indexer, if it has one, keeps its keys all the same.
+    `most_read_tokens` is the number of tokens picked by an indexer, which may belong to this layer or to an earlier
+    one.
     """
 
     shape: AttentionShape
