@@ -169,7 +169,13 @@ _OLMO2 = row(
     _OLMO, norms=("post_attention_layernorm", "post_feedforward_layernorm"), final_norms=("model.norm",),
     qk_norm="width",
 )  # fmt: skip
-_COHERE = row(vocab_size=256000, intermediate_size=22528, tied=True, norms=("input_layernorm",))
+_COHERE = row(
+    defaults={"num_attention_heads": 64},
+    vocab_size=256000,
+    intermediate_size=22528,
+    tied=True,
+    norms=("input_layernorm",),
+)
 _GLM = row(
     qkv_bias="attention_bias", output_bias=False, kv_heads=2, head_dim=128, mlp="fused",
     vocab_size=151552, intermediate_size=13696, defaults={"attention_bias": True},
@@ -318,9 +324,9 @@ DECODERS: dict[str, dict[str, Any]] = {
     ),
     "flex_olmo": row(),
     "olmo3": row(_OLMO2, slides=pattern.full_every(4), has_layer_types=True, window=4096),
-    "cohere": row(_COHERE, defaults={"num_attention_heads": 64}, qk_norm="width", qk_norm_key="use_qk_norm", gguf="command-r"),
+    "cohere": row(_COHERE, qk_norm="width", qk_norm_key="use_qk_norm", gguf="command-r"),
     "cohere2": row(
-        _COHERE, defaults={"num_attention_heads": 64}, slides=pattern.full_every(4, *_STEP_KEYS), has_layer_types=True, window=4096, own_keys=_STEP_KEYS
+        _COHERE, slides=pattern.full_every(4, *_STEP_KEYS), has_layer_types=True, window=4096, own_keys=_STEP_KEYS
     ),
     "cohere2_moe": row(
         slides=pattern.after_dense_layers, has_layer_types=True, head_dim=128, window=4096,

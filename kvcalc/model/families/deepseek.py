@@ -171,7 +171,7 @@ def has_indexer(config: ConfigReader, model_type: str, num_layers: int) -> list[
     (index_topk_freq) with an offset. Hunyuan 4 states a list; without one, the first layer and then every fourth layer
     from the second on have an indexer. Source: GlmMoeDsaConfig and HYV4Config, Transformers 5.23.0.
     """
-    if model_type not in ("glm_moe_dsa", "hy_v4"):
+    if model_type not in ("glm5_next_text", "glm_moe_dsa", "hy_v4", "mistral_large4_text"):
         return [True] * num_layers
     kinds = config.strings("indexer_types", num_layers, ("full", "shared"))
     if kinds is not None:

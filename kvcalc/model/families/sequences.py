@@ -70,7 +70,8 @@ _DECODERS: dict[str, _Decoder] = {
     "musicgen_melody_decoder": _LLAMA._replace(kv_heads="", width="", has_cross=False, defaults={
         "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
     }),
-    "canary_decoder": _LLAMA._replace(defaults={"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8}),
+    "canary_decoder": _LLAMA._replace(defaults={"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8,
+                                                "num_key_value_heads": 8, "head_dim": 128}),
     "cohere_asr": _LLAMA,
     "moonshine_streaming": _LLAMA._replace(defaults={"num_attention_heads": 8}),
     "moonshine": _Decoder(
@@ -109,7 +110,9 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """
     keys = _DECODERS[model_type]
     config = config.with_defaults(keys.defaults)
-    num_layers, heads = config.num_layers(*keys.layers), config.integer(*keys.heads)
+    # T5's num_layers is the encoder's unless the decoder has no number of its own.
+    layers = next((key for key in keys.layers if config.config.get(key) is not None), keys.layers[0])
+    num_layers, heads = config.num_layers(layers), config.integer(*keys.heads)
     hidden_size = config.integer(*keys.hidden)
     kv_heads = config.optional_integer(keys.kv_heads) if keys.kv_heads else None
     stated = config.optional_integer(keys.width) if keys.width else None
