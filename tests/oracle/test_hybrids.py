@@ -104,9 +104,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mamba2", {**BARE, "num_heads": 4, "head_dim": 16, "n_groups": 2, "chunk_size": 4}),
     ("qwen4_exp_text", {
         **GQA, **PAD, **EXPERTS, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 4,
-        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "indexer_n_heads": 2, "indexer_kv_heads": 1,
-        "indexer_head_dim": 16, "indexer_budget": 8, "indexer_compress_ratio": 4, "ple_layer_ids": [2],
-        "ngram_vocab_size_base": 100, "ngram_size": 4, "heads_per_ngram": 2, "ple_embed_dim": 12,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+        "indexer_compress_ratio": 4, "ple_layer_ids": [2], "ngram_vocab_size_base": 100, "ngram_size": 4,
+        "heads_per_ngram": 2, "ple_embed_dim": 12,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
     }),
     ("cpmant", {"vocab_size": 64, "hidden_size": 64, "num_attention_heads": 4, "dim_head": 16, "dim_ff": 32,
