@@ -84,10 +84,15 @@ REMOTE_FAMILIES: dict[str, str] = {
     "chatglm": "multi_query",
     "deci": "nas",
     "deepseek_ref": "deepseek_v4",
+    "mimo_v2": "mimo",
     "minimax_m3": "minimax_m3",
     "nemotron-nas": "nas",
     "openelm": "openelm",
+    "plamo3": "plamo3",
+    "sarvam_mla": "deepseek",
     "step3p7": "step",
+    "step5": "step",
+    "youtu_llm": "deepseek",
 }
 
 # Types of Transformers that generate, but have no cache that can be counted: why.

@@ -84,7 +84,7 @@ _TRANSFORMERS: dict[str, Wrapper] = {
 
 # Published with their own code. Sources: moonshotai/Kimi-K3, moonshotai/Kimi-VL-A3B-Instruct, microsoft/maira-2,
 # OpenGVLab/InternVL2-8B, deepseek-ai/deepseek-vl2, deepseek-ai/Janus-Pro-7B, nvidia/NVLM-D-72B and
-# h2oai/h2ovl-mississippi-2b.
+# h2oai/h2ovl-mississippi-2b; Step3VLConfig and Step5VLConfig of vLLM 0.33.0.
 REMOTE_WRAPPERS: dict[str, Wrapper] = {
     "NVLM_D": Wrapper(None, ("llm_config",)),
     "deepseek_vl_v2": Wrapper("deepseek_v2", ("language_config",)),
@@ -94,6 +94,8 @@ REMOTE_WRAPPERS: dict[str, Wrapper] = {
     "kimi_vl": Wrapper("deepseek_v3"),
     "maira2": Wrapper(None),
     "multi_modality": Wrapper("llama", ("language_config",)),
+    "step3_vl": Wrapper("step3_text"),
+    "step5_vl": Wrapper("step5"),
 }
 
 WRAPPERS: dict[str, Wrapper] = {**_TRANSFORMERS, **REMOTE_WRAPPERS}

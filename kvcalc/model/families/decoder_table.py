@@ -542,6 +542,16 @@ DECODERS: dict[str, dict[str, Any]] = {
     "deepseek": row(_REMOTE, gguf="deepseek"),
     "internlm2": row(_REMOTE, gguf="internlm2"),
     "minicpm": row(_REMOTE, gguf="minicpm"),
+    # Tele-AI/TeleChat3 and upstage/solar-pro-preview; sarvamai's and bharatgenai's experts. Attention like LLaMA's
+    # (TeleChat3ForCausalLM, SolarForCausalLM, SarvamMoEForCausalLM and Param2MoEForCausalLM of vLLM 0.33.0).
+    "telechat3": _STATED,
+    "solar": row(_STATED, slides=_ALL),
+    "sarvam_moe": _STATED,
+    "param2moe": _STATED,
+    # stepfun-ai's first models and Step 3, whose queries share one KV head (Step1Attention and Step3TextAttention, vLLM
+    # 0.33.0).
+    "step1": row(_STATED, kv_heads_key="num_attention_groups"),
+    "step3_text": row(_REMOTE, kv_heads_key="num_attention_groups", num_kv_heads=1, head_dim=256),
     # microsoft/Phi-3-vision-128k-instruct and Phi-4-multimodal-instruct; pytorch/executorch's configs of Phi-4-mini.
     "phi3_v": row(_REMOTE, slides=_ALL),
     "phi4": row(_REMOTE, slides=_ALL),

@@ -1,4 +1,4 @@
-"""MiMo-V2-Flash: most layers have a window and another number of KV heads. Keys are wider than values."""
+"""MiMo-V2 and MiMo-V2-Flash: most layers have a window and another number of KV heads. Keys are wider than values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from kvcalc.model.tensors import gated_mlp
 KEYS = frozenset(
     (
         "num_key_value_heads head_dim v_head_dim sliding_window sliding_window_size attention_chunk_size "
-        "swa_num_key_value_heads swa_head_dim swa_v_head_dim hybrid_layer_pattern layer_types mlp_layer_types"
+        "swa_num_key_value_heads swa_head_dim swa_v_head_dim hybrid_layer_pattern layer_types mlp_layer_types "
+        "attention_projection_layout"
     ).split()
 )
 
@@ -36,12 +37,9 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """
     config = with_defaults(config, _DEFAULTS)
     num_layers = config.num_layers("num_hidden_layers")
-    num_heads = config.integer("num_attention_heads", "swa_num_attention_heads")
-    head_dim, v_head_dim = config.integer("head_dim", "swa_head_dim"), config.integer("v_head_dim", "swa_v_head_dim")
+    num_heads, head_dim = config.integer("num_attention_heads"), config.integer("head_dim")
+    v_head_dim = config.integer("v_head_dim")
     num_kv_heads = config.check_groups(num_heads, config.integer("num_key_value_heads"))
-    swa_kv_heads = config.check_groups(
-        num_heads, config.optional_integer("swa_num_key_value_heads") or 2 * num_kv_heads
-    )
     earlier = config.optional_integer("sliding_window_size")
     window = config.integer("sliding_window") if earlier is None else earlier + 1
     bias, width = config.boolean("attention_bias", default=False), config.integer("hidden_size")
@@ -51,7 +49,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
     full = (Attention(shape),)
-    windowed = (Attention(shape._replace(num_kv_heads=swa_kv_heads), window, names=_SINKS),)
+    windowed = (Attention(_window_shape(config, shape), window, names=_SINKS),)
 
     def body() -> Body:
         config.refuse("n_shared_experts", "shared experts are not supported for this family")
@@ -61,6 +59,17 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
 
     mixers = [windowed if slides else full for slides in _sliding_layers(config, num_layers)]
     return config.model(model_type, mixers, body, attention=shape)
+
+
+def _window_shape(config: ConfigReader, shape: AttentionShape) -> AttentionShape:
+    """Return the shape of a layer with a window. In MiMo-V2-Flash, only the number of KV heads differs."""
+    heads = config.optional_integer("swa_num_attention_heads") or shape.num_heads
+    kv_heads = config.optional_integer("swa_num_key_value_heads") or 2 * shape.num_kv_heads
+    width = config.optional_integer("swa_head_dim") or shape.qk_head_dim
+    return shape._replace(
+        num_heads=heads, num_kv_heads=config.check_groups(heads, kv_heads), qk_head_dim=width, rope_dim=width,
+        v_head_dim=config.optional_integer("swa_v_head_dim") or shape.v_head_dim,
+    )  # fmt: skip
 
 
 def _sparse_layers(config: ConfigReader, num_layers: int) -> Collection[int]:
@@ -91,5 +100,11 @@ def as_transformers(config: Mapping[str, object]) -> Mapping[str, object]:
     It has full attention in the first and in every sixth layer, and twice as many KV heads in the others, like the
     published model. Source: MiMoV2FlashConfig and MiMoV2FlashAttention, Transformers 5.23.0.
     """
-    ignored = ("hybrid_layer_pattern", "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim")
+    ignored = (
+        "hybrid_layer_pattern",
+        "swa_num_attention_heads",
+        "swa_num_key_value_heads",
+        "swa_head_dim",
+        "swa_v_head_dim",
+    )
     return {key: value for key, value in config.items() if key not in ignored}
