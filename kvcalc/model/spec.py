@@ -7,7 +7,7 @@ from math import lcm
 from typing import NamedTuple
 
 from kvcalc.model.caches import HEADS_CACHES, Cache, CompressedAttention, CrossAttention, LatentAttention
-from kvcalc.model.layers import Layer, LayerGroup, weights_of_layers
+from kvcalc.model.layers import Layer, LayerGroup, Mixer, weights_of_layers
 from kvcalc.model.memo import remembered
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.tensors import Around, ModelWeights
@@ -66,6 +66,7 @@ class ModelSpec(NamedTuple):
     `quantization` is the config's quantization_config, and `expert_dtype` the type that the config names separately
     for experts.
     `num_draft_layers` is the number of layers for multi-token prediction (MTP), which speculative decoding runs.
+    `draft_mixers` are the mixers of such a layer if the config describes them; else it is like the model's own layers.
     `first_draft_layer` is set if tokens are drafted: the layers from this number on belong to what drafts them, and not
     to the model (`kvcalc.model.drafting`).
     `state_dtype` is the type that the config names for recurrent states (for example float32). `stated` holds the
@@ -94,6 +95,7 @@ class ModelSpec(NamedTuple):
     quantization: object = None
     expert_dtype: object = None
     num_draft_layers: int | None = None
+    draft_mixers: tuple[Mixer, ...] = ()
     first_draft_layer: int | None = None
     state_dtype: str | None = None
     stated: Mapping[str, object] = {}
