@@ -40,6 +40,7 @@ THIRD_PARTY = {
     "matplotlib": ("output/plot.py",),
     "gguf": ("model/gguf_file.py",),
     "yaml": ("model/yaml_mapping.py",),
+    "orjson": ("output/json_line.py",),
     # Imported only for type checkers, which include it.
     "typing_extensions": ("api.py", "documents.py"),
 }

@@ -61,13 +61,13 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
 
     output = output_of(ctx.params)
     spec, question = question_of(ctx.params)
-    shown: dict[str, Any] = {"variants": True} if ctx.params["variants"] and not _asks_several(question) else {}
+    shown: dict[str, Any] = {"variants": True} if ctx.params["variants"] and not asks_several(question) else {}
     if not ctx.params["check"]:
         output.emit(*answer(spec, question), **shown)
         return
     if question["devices"] is None and question["kv_memory_bytes"] is None:
         raise UsageError("--check needs a device or a memory size", "for example --gpu h100, or --kv-memory 40GiB")
-    if _asks_several(question):
+    if asks_several(question):
         raise UsageError("--check needs one engine", "for example --check --engine vllm")
     found = _estimate(spec, question)
     output.emit(found.document, "estimate", **shown)
@@ -76,15 +76,15 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
 
 
 def answer(spec: ModelSpec, question: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The document that answers a question (`question_of`), and its kind. `kvcalc batch` calls it for every line."""
-    if _asks_several(question):
+    """The document that answers a question (`question_of`), and its kind."""
+    if asks_several(question):
         from kvcalc.planning.engines import compare_engines
 
         return compare_engines(spec, **question), "engines"
     return _estimate(spec, question).document, "estimate"
 
 
-def _asks_several(question: dict[str, Any]) -> bool:
+def asks_several(question: dict[str, Any]) -> bool:
     """Whether --engine is `all` or a list."""
     return question["engine"] == "all" or "," in question["engine"]
 

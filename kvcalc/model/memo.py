@@ -10,31 +10,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 _Asked = ParamSpec("_Asked")
 _Answer = TypeVar("_Answer")
 
 _MOST_KEPT = 16_384
 
-_kept: dict[tuple[Any, ...], tuple[object, Any]] = {}
+# One dictionary for each function, because a shorter key is found faster. A value is the objects of the key, so that no
+# other object can get the same identity, and the answer.
+_Kept = dict[tuple[Any, ...], tuple[object, Any]]
+_kept_by_function: list[_Kept] = []
 
 
 def remembered_of_two(function: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]:
     """Like `remembered`, for a function whose first two arguments are compared by identity."""
+    kept, compute = _kept_of_a_function(), cast(Callable[..., _Answer], function)
 
     @wraps(function)
-    def ask(*given: _Asked.args, **named: _Asked.kwargs) -> _Answer:
-        key: tuple[Any, ...] = (function, id(given[0]), id(given[1]), given[2:])
+    def ask(first: Any, second: Any, *others: Any, **named: Any) -> _Answer:
+        key: tuple[Any, ...] = (id(first), id(second), others)
         if named:
             key = (*key, *named.items())
-        found = _kept.get(key)
+        found = kept.get(key)
         if found is not None:
             answer: _Answer = found[1]
             return answer
-        return _keep(key, given[:2], function(*given, **named))
+        return _keep(kept, key, (first, second), compute(first, second, *others, **named))
 
-    return ask
+    return cast(Callable[_Asked, _Answer], ask)
 
 
 def remembered(function: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]:
@@ -43,29 +47,41 @@ def remembered(function: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]
     The first argument is compared by identity. Neither it nor the result may ever be changed. The other arguments must
     be hashable and take few distinct values, so no token counts. Exceptions are not cached.
     """
+    kept, compute = _kept_of_a_function(), cast(Callable[..., _Answer], function)
 
     @wraps(function)
-    def ask(*given: _Asked.args, **named: _Asked.kwargs) -> _Answer:
-        key: tuple[Any, ...] = (function, id(given[0]), given[1:])
+    def ask(first: Any, *others: Any, **named: Any) -> _Answer:
+        key: tuple[Any, ...] = (id(first), others)
         if named:
             key = (*key, *named.items())
-        found = _kept.get(key)
+        found = kept.get(key)
         if found is not None:
             answer: _Answer = found[1]
             return answer
-        return _keep(key, given[0], function(*given, **named))
+        return _keep(kept, key, first, compute(first, *others, **named))
 
-    return ask
+    return cast(Callable[_Asked, _Answer], ask)
 
 
 def forget() -> None:
     """Drop all results, and the references to the objects they belong to."""
-    _kept.clear()
+    for kept in _kept_by_function:
+        kept.clear()
 
 
-def _keep(key: tuple[Any, ...], about: object, answer: _Answer) -> _Answer:
-    if len(_kept) >= _MOST_KEPT:
+def count_kept() -> int:
+    """The number of results kept for all functions."""
+    return sum(map(len, _kept_by_function))
+
+
+def _kept_of_a_function() -> _Kept:
+    kept: _Kept = {}
+    _kept_by_function.append(kept)
+    return kept
+
+
+def _keep(kept: _Kept, key: tuple[Any, ...], about: object, answer: _Answer) -> _Answer:
+    if count_kept() >= _MOST_KEPT:
         forget()
-    # Keep the objects too, so that no other object can get the same identity.
-    _kept[key] = (about, answer)
+    kept[key] = (about, answer)
     return answer

@@ -135,7 +135,7 @@ def make_case(question: Question) -> Case:
     engine is not known to support the model.
     """
     asked = _completed(_checked(question))
-    if asked.speculative is not None or has_cross_attention(asked.model):
+    if not is_reusable(asked):
         return _resolve(asked)
     given, devices, speed = asked.engine_settings or {}, asked.devices, asked.speed
     key = (
@@ -153,6 +153,21 @@ def make_case(question: Question) -> Case:
         known.clear()
     known[key] = found  # it holds the device, so that its id() is not reused
     return found
+
+
+def is_reusable(question: Question) -> bool:
+    """Whether the case of the same question with other counts differs in its workload only (`case_like`)."""
+    return question.speculative is None and not has_cross_attention(question.model)
+
+
+def case_like(case: Case, context_tokens: int | None, batch_size: int, speed: SpeedQuestion | None) -> Case:
+    """The case of a question that differs from that of `case`, which `is_reusable`, only in counts of at least 1.
+
+    `speed` may have other lengths and another concurrency than the speed question of `case`, but no other changes.
+    Raises what `make_case` raises.
+    """
+    asked = case.question._replace(context_tokens=context_tokens, batch_size=batch_size, speed=speed)
+    return _with_load(case, _with_requests(asked))
 
 
 @remembered
@@ -299,7 +314,7 @@ def _checked(question: Question) -> Question:
 def _completed(question: Question) -> Question:
     """The question with the values that follow from the devices and the requests: the split and the context.
 
-    UsageError (exit 2) if the context or the batch contradicts the requests.
+    Raises what `_with_requests` raises.
     """
     if question.devices is None:
         return question
@@ -307,9 +322,19 @@ def _completed(question: Question) -> Question:
 
     size = question.tensor_parallel_size
     devices, size = lay_out(question.devices, size, question.pipeline_parallel_size, question.data_parallel_size)
-    request_tokens = None if question.speed is None else question.speed.request_tokens
+    return _with_requests(question._replace(devices=devices, tensor_parallel_size=size))
+
+
+def _with_requests(question: Question) -> Question:
+    """The question with the length of the requests as its context, if it has devices and serves requests.
+
+    UsageError (exit 2) if the context or the batch contradicts the requests.
+    """
+    if question.devices is None or question.speed is None:
+        return question
+    request_tokens = question.speed.request_tokens
     if request_tokens is None:
-        return question._replace(devices=devices, tensor_parallel_size=size)
+        return question
     if question.batch_size != 1:
         hint = f"use --concurrency {question.batch_size} for the number of requests"
         raise UsageError(
@@ -318,7 +343,7 @@ def _completed(question: Question) -> Question:
     if question.context_tokens not in (None, request_tokens):
         asked = f"--context {question.context_tokens}"
         raise UsageError(f"{asked}: a request's prompt and answer have {request_tokens} tokens", "remove --context")
-    return question._replace(devices=devices, tensor_parallel_size=size, context_tokens=request_tokens)
+    return question._replace(context_tokens=request_tokens)
 
 
 def _check_count(name: str, value: object, least: int = 1) -> None:

@@ -42,8 +42,12 @@ def answer(question: Question) -> Answer:
 
     Raises what `make_case` raises.
     """
-    case = make_case(question)
-    if question.devices is not None:
+    return answer_asked(make_case(question))
+
+
+def answer_asked(case: Case) -> Answer:
+    """The estimate of a case as `make_case` gives it: with requests to serve, the answer's batch is what fits."""
+    if case.question.devices is not None:
         from kvcalc.planning.load import at_load
 
         case = at_load(case)
@@ -51,7 +55,7 @@ def answer(question: Question) -> Answer:
 
 
 def answer_case(case: Case) -> Answer:
-    """The estimate of a case."""
+    """The estimate of a case whose batch is final."""
     workload, rules, kv_memory_bytes = case.workload, case.rules, case.question.kv_memory_bytes
     notes = list(case.notes)
     weights = describe_weights(case.model, case.spec, case.question.dtype, workload.model_dtype, notes)

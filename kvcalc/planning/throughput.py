@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from kvcalc.throughput.counts import Layout
     from kvcalc.throughput.hardware import Gpu
 
+# The most speeds that are remembered for one model. Each device with figures of its own has another one.
+_MOST_SPEEDS = 256
+
 
 class Speed(NamedTuple):
     """A SpeedModel, the regime its constants were fitted in, the dtype of the weights, and how it was calibrated."""
@@ -176,9 +179,13 @@ def unfitted_of(case: Case, speed: Speed, batch_size: int) -> list[str]:
     return found if case.question.speculative is None else [*found, "drafted tokens"]
 
 
+# The most speeds that are remembered for one model. Each device with figures of its own has another one.
+_MOST_SPEEDS = 256
+
+
 @remembered_of_two
-def _speeds_of(model: ModelSpec, spec: ModelSpec) -> dict[tuple[Any, ...], Speed | str]:
-    """The speeds computed so far for this model."""
+def _speeds_of(model: ModelSpec, spec: ModelSpec) -> dict[tuple[Any, ...], tuple[Speed | str, Gpu]]:
+    """The speeds computed so far for this model, and the device of each, so that its id() is not reused."""
     return {}
 
 
@@ -187,35 +194,42 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
 
     Cached per model, device, dtypes and layout: creating it takes a millisecond, a step only microseconds.
     """
-    gpu, question, workload = case.devices.gpu, case.question.speed or SpeedQuestion(), case.workload
-    layout = layout_of(workload)
-    if workload.data_parallel_size > 1:
-        layout = layout._replace(spread_names=spread_of(case.spec, case.rules, workload).names)
-    drafted: tuple[object, ...] = ()
-    if case.question.speculative is not None:
-        from kvcalc.planning.drafter import key_of
-
-        drafted = key_of(case.question.speculative)
+    asked, workload, gpu = case.question, case.workload, case.devices.gpu
+    calibration = None if asked.speed is None else asked.speed.calibration
     key: tuple[Any, ...] = (
-        workload.kv_dtype, workload.model_dtype, case.question.dtype, case.question.engine, layout,
-        question.calibration, case.rules.placement, gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second,
-        *gpu.flops_per_second.items(), *drafted,
+        asked.engine, id(gpu), workload.kv_dtype, workload.model_dtype, asked.dtype, case.rules.placement, calibration,
+        workload.tensor_parallel_size, workload.pipeline_parallel_size, workload.data_parallel_size,
+        workload.expert_parallel_size,
     )  # fmt: skip
-    if question.calibration is not None:
+    if calibration is not None:
         # The engine's settings decide how many requests of a measured run were in the batch.
         key = (*key, *sorted(case.settings.items()))
+    if asked.speculative is not None:
+        from kvcalc.planning.drafter import key_of
+
+        key += key_of(asked.speculative)
     known = _speeds_of(case.model, case.spec)
-    found = known.get(key)
-    if found is None:
-        found = _speed(case, gpu, layout)
-        if isinstance(found, Speed) and question.calibration is not None:
-            found = question.calibration.apply(case, found)
-        if isinstance(found, Speed):
-            found = _with_other_parts(case, found)
-        known[key] = found
+    kept = known.get(key)
+    if kept is None:
+        kept = _new_speed(case), gpu
+        if len(known) >= _MOST_SPEEDS:
+            known.clear()
+        known[key] = kept
+    found = kept[0]
     if isinstance(found, Speed) and found.calibration is not None:
         notes += found.calibration.notes
     return found
+
+
+def _new_speed(case: Case) -> Speed | str:
+    workload, layout = case.workload, layout_of(case.workload)
+    if workload.data_parallel_size > 1:
+        layout = layout._replace(spread_names=spread_of(case.spec, case.rules, workload).names)
+    found = _speed(case, case.devices.gpu, layout)
+    asked = case.question.speed
+    if isinstance(found, Speed) and asked is not None and asked.calibration is not None:
+        found = asked.calibration.apply(case, found)
+    return _with_other_parts(case, found) if isinstance(found, Speed) else found
 
 
 def _speed(case: Case, gpu: Gpu, layout: Layout) -> Speed | str:

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from kvcalc.cli.batch import Models, Questions
 from kvcalc.cli.json_lines import MAX_LINE_BYTES, Line, read_lines
+from kvcalc.cli.question import _MODEL_FLAGS
+from kvcalc.model.variants import WhatIf
 from tests.conftest import PEAK, ROOT, spawn
 
 GOOD = b'{"model": "llama-3-8b", "context": 8192}'
@@ -180,7 +182,7 @@ def test_every_option_of_estimate_is_a_field_under_every_long_name() -> None:
 
 def test_a_bug_is_the_lines_own(monkeypatch: pytest.MonkeyPatch) -> None:
     questions = Questions()
-    monkeypatch.setattr(questions, "_ask", lambda *a: 1 / 0)
+    monkeypatch.setattr(questions, "_document", lambda *a: 1 / 0)
     error = questions.answer(Line(3, GOOD))["error"]
     assert error["message"].startswith("internal error: ZeroDivisionError")
     assert (error["exit_code"], error["line"]) == (1, 3)
@@ -221,6 +223,21 @@ def test_models_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         }
         assert models.model_of(None, _nothing(), flags)[0].num_layers == layers
         assert len(models._found) <= 5
+
+
+def test_speeds_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvcalc.planning import throughput
+
+    monkeypatch.setattr(throughput, "_MOST_SPEEDS", 8)
+    device = {"gpu_bandwidth": 3_350_000_000_000, "flops": 989_000_000_000_000}
+    questions, seen = Questions(), set()
+    for gib in range(80, 110):
+        line = {"model": "llama-3-8b", "gpu_memory": gib << 30, **device}
+        document = questions.answer(Line(1, json.dumps(line).encode()))
+        seen.add(document["throughput"]["decode_step_seconds"])
+    assert len(seen) == 1
+    spec = questions.models.model_of("llama-3-8b", WhatIf(), dict.fromkeys(_MODEL_FLAGS))[0]
+    assert 0 < len(throughput._speeds_of(spec, spec)) <= 8
 
 
 def test_a_file_a_pipe_and_what_is_neither(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_it_is_bounded_and_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
     forget()
     number = remembered(lambda thing: thing.number)
     assert [number(Thing(i)) for i in range(100)] == list(range(100))
-    assert len(memo._kept) <= 10
+    assert memo.count_kept() <= 10
     thing = Thing(1)
     gone = weakref.ref(thing)
     number(thing)

@@ -19,7 +19,7 @@ from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.engines.sglang.defaults import default_cache, has_raw_rows
 from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
 from kvcalc.memory.engines.sglang.models import MINIMAX_M3, VERSION, WITH_ENCODER, check_model, is_sparse
-from kvcalc.memory.kv_cache import stored_cache_bytes
+from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
 from kvcalc.memory.sharding import longer_last, whole_of
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.memo import remembered
@@ -144,6 +144,24 @@ class Sglang(Engine):
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.page * self.ratio.denominator
+
+    def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
+        pools = _pools(spec, dtype)
+        if not self._is_even(pools):
+            return super().growth(spec, dtype, tokens)
+        here, period = self.held_bytes(spec, dtype, tokens, 1), self.growth_tokens(spec, dtype)
+        return growth_of(here, here + period * pools.full, tokens, period)
+
+    def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
+        pools, page = _pools(share, dtype), self.page
+        if self.bounds or not pools.full or not self._is_even(pools):
+            return super().longest_context(share, dtype, batch, memory)
+        fixed = self.held_bytes(share, dtype, 1, batch) - batch * round_up(1 + self.encoder, page) * pools.full
+        return max((memory - fixed) // (batch * page * pools.full) * page - self.encoder, 0)
+
+    def _is_even(self, pools: Pools) -> bool:
+        """Whether every further page takes the same bytes: there is no window pool, and no table of requests."""
+        return not pools.widest_window and self.chosen.max_running_requests is None
 
     def check_context(self, tokens: int) -> None:
         length = self.chosen.context_length
