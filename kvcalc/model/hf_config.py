@@ -182,7 +182,7 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     # Only a few models need this module. Importing it here keeps start-up fast for all others.
     from kvcalc.model.wrappers import REMOTE_WRAPPERS, WRAPPERS, language_model, without_flat_keys
 
-    whole = without_flat_keys(config, outer) if module is None else None
+    whole = without_flat_keys(config, outer) if module is None or outer == "llava" else None
     config, model_type = language_model(config, outer, name, reads_outer=module is not None)
     module = _module_of(model_type)
     if module is None:
@@ -196,6 +196,11 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     spec = _read(config, model_type, module, name, source, strict)
     if whole is not None:
         spec = with_transformers_reading(spec, read_config(whole, name, source))
+        if spec.as_transformers is None:
+            return spec
+        # What reads such a config decides which model it is, so nothing can confirm the weights.
+        reason = f"the weights of a flat {outer} config are not counted: Transformers builds another model from it"
+        return spec._replace(around=None, weights_reason=reason)
     return spec._replace(in_transformers=False) if is_remote(model_type) or outer in REMOTE_WRAPPERS else spec
 
 
