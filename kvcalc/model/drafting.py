@@ -59,8 +59,12 @@ def mtp_like(spec: ModelSpec) -> LayerGroup:
     """The layers that a multi-token prediction layer (MTP) is like: the last of the attention layers with most caches.
 
     Source: DeepSeekMTP, GlmMoeDsaMTP and Qwen3_5MTP of vLLM 0.33.0: one decoder layer of the model's own kind, with an
-    indexer if the family has one.
+    indexer if the family has one. If the config describes the mixers of that layer, they replace the layer's own.
     """
+    if spec.draft_mixers:
+        last = spec.layers[-1]
+        layer = last.layer._replace(mixers=spec.draft_mixers)
+        return last._replace(caches=layer.caches, layer=layer)
     attending = [group for group in spec.layers if any(not isinstance(c, RecurrentState) for c in group.caches)]
     return max(attending, key=lambda group: (len(group.caches), group.last))
 

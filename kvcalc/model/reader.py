@@ -20,12 +20,13 @@ _DTYPES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp
 _SHOWN = 40
 
 # The keys for the number of multi-token prediction (MTP) layers, and for the type of recurrent states.
-_DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+_DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
 _STATE_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 
 # model_type -> published keys that an engine, or the converter of its files, reads by its own rules.
 STATED: dict[str, tuple[str, ...]] = {
     "chatglm": ("multi_query_group_num",),
+    "cpmant": ("prompt_length",),
     "hy_v4": ("indexer_types",),
     "llama": ("draft_vocab_size",),
     "mimo_v2_flash": ("sliding_window",),
@@ -125,6 +126,25 @@ class ConfigReader:
         """Return the items of the list under `key`, unchecked. Any other value is one item; null is no items."""
         value = self._look_up((key,))
         return [] if value is None else [*value] if isinstance(value, list) else [str(value)]
+
+    def per_layer(self, num_layers: int) -> list[Mapping[str, object]] | None:
+        """Return the keys of each layer that differ from the config's own; None if no layer differs.
+
+        Transformers 5 saves them in per_layer_config, an object with the layers' numbers as keys. Source:
+        PreTrainedConfig.per_layer_config, Transformers 5.23.0.
+        """
+        stated = self.config.get("per_layer_config")
+        if not stated:
+            return None
+        if not isinstance(stated, Mapping):
+            raise self._bad("per_layer_config", stated, "must be an object")
+        found: list[Mapping[str, object]] = [{} for _ in range(num_layers)]
+        for key, own in stated.items():
+            number = int(key) if isinstance(key, str) and key.isdecimal() else -1
+            if not 0 <= number < num_layers or not isinstance(own, Mapping):
+                raise self._bad("per_layer_config", key, f"must be an object of layers from 0 to {num_layers - 1}")
+            found[number] = own
+        return found
 
     def integer(self, *keys: str, least: int = 1, most: int = MAX_INTEGER) -> int:
         """Return the integer under one of `keys`. Raises ModelError if it is missing, no integer or out of range."""

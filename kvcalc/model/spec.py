@@ -7,7 +7,7 @@ from math import lcm
 from typing import NamedTuple
 
 from kvcalc.model.caches import HEADS_CACHES, Cache, CompressedAttention, CrossAttention, LatentAttention
-from kvcalc.model.layers import Layer, LayerGroup, weights_of_layers
+from kvcalc.model.layers import Layer, LayerGroup, Mixer, weights_of_layers
 from kvcalc.model.memo import remembered
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.tensors import Around, ModelWeights
@@ -66,12 +66,14 @@ class ModelSpec(NamedTuple):
     `quantization` is the config's quantization_config, and `expert_dtype` the type that the config names separately
     for experts.
     `num_draft_layers` is the number of layers for multi-token prediction (MTP), which speculative decoding runs.
+    `draft_mixers` are the mixers of such a layer if the config describes them; else it is like the model's own layers.
     `first_draft_layer` is set if tokens are drafted: the layers from this number on belong to what drafts them, and not
     to the model (`kvcalc.model.drafting`).
     `state_dtype` is the type that the config names for recurrent states (for example float32). `stated` holds the
     published keys that an engine or its converter reads by its own rules; `reader.STATED` lists them by model type.
     `checkpoint` is the folder of the config.json, which may also hold the weights, or None. `in_transformers` is
-    whether Transformers has a class that reads such a config. `remarks` are sentences that an answer must include.
+    whether Transformers has a class that reads such a config, and `as_transformers` is the model that this class makes
+    of it, or None if it is the same. `remarks` are sentences that an answer must include.
     `gguf` holds further facts if the model was read from a GGUF file, else None. `whole` is the complete model if this
     is one pipeline stage: an engine lays out a stage by properties of all layers (the widest window, the widest layer).
     `reference` is MODEL as the user typed it (for a Hub id its publisher's spelling, without `hf:`), or empty if the
@@ -93,11 +95,13 @@ class ModelSpec(NamedTuple):
     quantization: object = None
     expert_dtype: object = None
     num_draft_layers: int | None = None
+    draft_mixers: tuple[Mixer, ...] = ()
     first_draft_layer: int | None = None
     state_dtype: str | None = None
     stated: Mapping[str, object] = {}
     checkpoint: str | None = None
     in_transformers: bool = True
+    as_transformers: ModelSpec | None = None
     remarks: tuple[str, ...] = ()
     gguf: GgufFacts | None = None
     whole: ModelSpec | None = None

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from kvcalc.errors import ModelError
 
-# Published flat: the keys of the language model are on the same level as those of the vision tower.
-_FLAT = ("qwen2_vl", "qwen2_5_vl")
+# Published flat: the keys of the language model are on the same level as those of the vision tower, and Transformers'
+# class reads them there. Configs that mlx-lm converts may be flat for other types, too.
+_FLAT = ("dots3_note", "glm5_next", "qwen2_vl", "qwen2_5_vl")
 
 # Keys that an inner config inherits from the outer one if it does not state them.
 _INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
@@ -37,27 +38,42 @@ class Wrapper(NamedTuple):
 
 # "outer=inner": wrappers that have their language model under text_config.
 _TEXT = (
-    "aria=aria_text audioflamingo3=qwen2 aya_vision=cohere2 blip-2=opt cohere2_vision=cohere2 "
+    "aria=aria_text audioflamingo3=qwen2 aya_vision=cohere2 blip-2=opt blip=blip_text_model cohere2_vision=cohere2 "
     "cohere_compass=cohere_compass_text cosmos3_edge=cosmos3_edge_text cosmos3_omni=qwen3_vl_text "
-    "deepseek_ocr2=deepseek_ocr2_text deepseek_vl=llama deepseek_vl_hybrid=llama emu3=emu3_text_model "
-    "ernie4_5_vl_moe=ernie4_5_vl_moe_text exaone4_5=exaone4 fast_vlm=qwen2 fun_asr_nano=qwen3 fuyu=persimmon "
-    "gemma3=gemma3_text gemma3n=gemma3n_text gemma4=gemma4_text gemma4_unified=gemma4_unified_text "
-    "glm46v=glm4v_text glm4v=glm4v_text glm4v_moe=glm4v_moe_text glm_ocr=glm_ocr_text glmasr=llama glmga=glm4v_text "
-    "got_ocr2=qwen2 granite4_vision=granite4_vision_text granite_docling=granite_docling_text "
-    "granite_speech=granite granite_speech_plus=granite hunyuan_vl=hunyuan_vl_text "
-    "hyperclovax_vision_v2=hyperclovax idefics2=mistral idefics3=llama instructblip=opt instructblipvideo=opt "
-    "internvl=qwen2 janus=llama kimi_k25=deepseek_v3 lfm2_vl=lfm2 lfm3_vl=lfm3 lighton_ocr=qwen3 llama4=llama4_text "
-    "llava=llama llava_next=llama llava_next_video=llama llava_onevision=qwen2 minimax_m3_vl=minimax_m3_vl_text "
-    "mistral3=mistral mllama=mllama_text_model molmo2=molmo2_text moss_transcribe_diarize=qwen3 "
-    "muse_glimmer=muse_glimmer_text muse_spark=muse_spark_text musicflamingo=qwen2 ovis2=qwen2 "
-    "paddleocr_vl=paddleocr_vl_text paligemma=gemma perception_lm=llama pp_chart2table=qwen2 qianfan_ocr=qwen3 "
-    "qwen2_5_omni_thinker=qwen2_5_omni_text qwen2_5_vl=qwen2_5_vl_text qwen2_audio=qwen2 qwen2_vl=qwen2_vl_text "
-    "qwen3_5=qwen3_5_text qwen3_5_moe=qwen3_5_moe_text qwen3_asr=qwen3 qwen3_omni_moe_thinker=qwen3_omni_moe_text "
-    "qwen3_vl=qwen3_vl_text qwen3_vl_moe=qwen3_vl_moe_text shieldgemma2=gemma3_text smolvlm=llama "
-    "vibevoice_asr=qwen2 video_llama_3=qwen2 video_llava=llama vipllava=llama voxtral=llama"
+    "deepseek_ocr2=deepseek_ocr2_text deepseek_vl=llama deepseek_vl_hybrid=llama diffusion_gemma=diffusion_gemma_text "
+    "dots3_note=dots3_note_text emu3=emu3_text_model ernie4_5_vl_moe=ernie4_5_vl_moe_text exaone4_5=exaone4 "
+    "fast_vlm=qwen2 florence2=bart fun_asr_nano=qwen3 fuyu=persimmon gemma3=gemma3_text gemma3n=gemma3n_text "
+    "gemma4=gemma4_text gemma4_unified=gemma4_unified_text glm46v=glm4v_text glm4v=glm4v_text "
+    "glm4v_moe=glm4v_moe_text glm5_next=glm5_next_text glm_ocr=glm_ocr_text glmasr=llama glmga=glm4v_text "
+    "got_ocr2=qwen2 granite4_vision=granite4_vision_text granite_docling=granite_docling_text granite_speech=granite "
+    "granite_speech_plus=granite hunyuan_vl=hunyuan_vl_text hyperclovax_vision_v2=hyperclovax idefics2=mistral "
+    "idefics3=llama inkling2=inkling2_text inkling_mm_model=inkling_text instructblip=opt instructblipvideo=opt "
+    "internvl=qwen2 janus=llama kimi_k25=deepseek_v3 kosmos-2.5=kosmos_2_5_text_model kosmos-2=kosmos_2_text_model "
+    "lfm2_vl=lfm2 lfm3_vl=lfm3 lighton_ocr=qwen3 llama4=llama4_text llava=llama llava_next=llama "
+    "llava_next_video=llama llava_onevision=qwen2 minicpm_ocr=qwen3_5_text minicpmv4_6=qwen3_5_text "
+    "minicpmv4_7=qwen3_5_text minimax_m3_vl=minimax_m3_vl_text mistral3=mistral mistral_large4=mistral_large4_text "
+    "mllama=mllama_text_model molmo2=molmo2_text moss_transcribe_diarize=qwen3 muse_glimmer=muse_glimmer_text "
+    "muse_spark=muse_spark_text musicflamingo=qwen2 nemo_speechlm=nemotron_h nemotron_h_omni=nemotron_h ovis2=qwen2 "
+    "paddleocr_vl=paddleocr_vl_text paligemma=gemma perception_lm=llama pix2struct=pix2struct_text_model "
+    "pp_chart2table=qwen2 pp_formulanet=pp_formulanet_text qianfan_ocr=qwen3 qwen2_5_omni_thinker=qwen2_5_omni_text "
+    "qwen2_5_vl=qwen2_5_vl_text qwen2_audio=qwen2 qwen2_vl=qwen2_vl_text qwen3_5=qwen3_5_text "
+    "qwen3_5_moe=qwen3_5_moe_text qwen3_asr=qwen3 qwen3_omni_moe_thinker=qwen3_omni_moe_text qwen3_vl=qwen3_vl_text "
+    "qwen3_vl_moe=qwen3_vl_moe_text qwen4_exp=qwen4_exp_text shieldgemma2=gemma3_text smolvlm=llama "
+    "unlimited_ocr=unlimited_ocr_text vibevoice=qwen2 vibevoice_asr=qwen2 video_llama_3=qwen2 video_llava=llama "
+    "vipllava=llama voxtral=llama voxtral_realtime=voxtral_realtime_text"
+)
+
+# The same, with the language model under another key.
+_DECODER = (
+    "canary=canary_decoder:decoder_config dia=dia_decoder:decoder_config musicgen=musicgen_decoder:decoder "
+    "musicgen_melody=musicgen_melody_decoder:decoder t5gemma=t5_gemma_module:decoder t5gemma2=t5gemma2_decoder:decoder"
 )
 
 _TRANSFORMERS: dict[str, Wrapper] = {
+    **{
+        outer: Wrapper(inner.split(":")[0], (inner.split(":")[1],))
+        for outer, _, inner in (pair.partition("=") for pair in _DECODER.split())
+    },
     **{outer: Wrapper(inner) for outer, _, inner in (pair.partition("=") for pair in _TEXT.split())},
     # The thinker is the language model. The talker, which produces speech, has its own cache and is not counted.
     "qwen2_5_omni": Wrapper("qwen2_5_omni_text", ("thinker_config", "text_config")),
@@ -68,7 +84,7 @@ _TRANSFORMERS: dict[str, Wrapper] = {
 
 # Published with their own code. Sources: moonshotai/Kimi-K3, moonshotai/Kimi-VL-A3B-Instruct, microsoft/maira-2,
 # OpenGVLab/InternVL2-8B, deepseek-ai/deepseek-vl2, deepseek-ai/Janus-Pro-7B, nvidia/NVLM-D-72B and
-# h2oai/h2ovl-mississippi-2b.
+# h2oai/h2ovl-mississippi-2b; Step3VLConfig and Step5VLConfig of vLLM 0.33.0.
 REMOTE_WRAPPERS: dict[str, Wrapper] = {
     "NVLM_D": Wrapper(None, ("llm_config",)),
     "deepseek_vl_v2": Wrapper("deepseek_v2", ("language_config",)),
@@ -78,6 +94,8 @@ REMOTE_WRAPPERS: dict[str, Wrapper] = {
     "kimi_vl": Wrapper("deepseek_v3"),
     "maira2": Wrapper(None),
     "multi_modality": Wrapper("llama", ("language_config",)),
+    "step3_vl": Wrapper("step3_text"),
+    "step5_vl": Wrapper("step5"),
 }
 
 WRAPPERS: dict[str, Wrapper] = {**_TRANSFORMERS, **REMOTE_WRAPPERS}
@@ -105,6 +123,28 @@ INNER_SIZES: dict[str, tuple[int, int, int]] = {
 }  # fmt: skip
 
 
+def is_flat(config: Mapping[str, object], outer: str) -> bool:
+    """Return whether the keys of the language model are on the same level as the wrapper's own."""
+    wrapper = WRAPPERS.get(outer)
+    return bool(
+        wrapper and wrapper.inner and config.get(wrapper.keys[0]) is None and config.get("num_hidden_layers")
+    )  # fmt: skip
+
+
+def without_flat_keys(config: Mapping[str, object], outer: str) -> Mapping[str, object] | None:
+    """Return the wrapper that Transformers' class makes of a flat config; None if that reads the keys, too.
+
+    Most classes take a missing inner config as the defaults of its class, and ignore the other keys.
+    """
+    if not is_flat(config, outer) or outer in _FLAT:
+        return None
+    wrapper = WRAPPERS[outer]
+    inner: Mapping[str, object] = {}
+    for key in reversed(wrapper.keys):
+        inner = {key: inner}
+    return {"model_type": outer, **{key: config[key] for key in _INHERITED if key in config}, **inner}
+
+
 def language_model(
     config: Mapping[str, object], outer: str, name: str, *, reads_outer: bool
 ) -> tuple[Mapping[str, object], str]:
@@ -117,10 +157,10 @@ def language_model(
     wrapper = WRAPPERS.get(outer)
     if wrapper is None:
         return config, outer
-    if config.get(wrapper.keys[0]) is None and outer in _FLAT:
-        return {**config, "model_type": wrapper.inner}, str(wrapper.inner)
     if config.get(wrapper.keys[0]) is None and reads_outer:
         return config, outer
+    if is_flat(config, outer):
+        return {**config, "model_type": wrapper.inner}, str(wrapper.inner)
     found = config
     own: Mapping[str, object] = {}
     for key in wrapper.keys:
@@ -131,7 +171,8 @@ def language_model(
             raise ModelError(f"{name}: {key} must be an object")
         own = inner
         found = {**{inherited: found[inherited] for inherited in _INHERITED if inherited in found}, **inner}
-    model_type = wrapper.inner if wrapper.forced else found.get("model_type") or wrapper.inner
+    stated = found.get("model_type")
+    model_type = wrapper.inner if wrapper.forced or stated in (None, "", outer) else stated
     if not isinstance(model_type, str):
         raise ModelError(f"{name}: {wrapper.keys[-1]}.model_type is missing or not a string")
     sizes = INNER_SIZES.get(model_type)

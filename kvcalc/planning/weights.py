@@ -298,19 +298,16 @@ def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: lis
         from kvcalc.memory.quantization.k_quants import k_quant_scheme
 
         return k_quant_scheme(asked.name, spec.num_layers)
-    from kvcalc.memory.quantization.schemes import UnknownSchemeError, is_mlx, read_scheme
+    from kvcalc.memory.quantization.schemes import UnknownSchemeError, is_mlx, read_scheme, with_expert_dtype
 
     try:
         if not isinstance(spec.quantization, Mapping):
             raise UnknownSchemeError("a quantization_config that is not an object")
-        # DeepSeek-V4 names the dtype of its experts separately from the scheme of the other layers.
-        if spec.expert_dtype not in (None, "fp8"):
-            raise UnknownSchemeError(f"expert_dtype {ascii(spec.expert_dtype)[:60]}")
         if is_mlx(spec.quantization):
             from kvcalc.memory.quantization.mlx import read_mlx
 
             return read_mlx(spec.quantization, spec.model_type, model_dtype.block_bytes)
-        return read_scheme(spec.quantization, model_dtype.block_bytes)
+        return with_expert_dtype(read_scheme(spec.quantization, model_dtype.block_bytes), spec.expert_dtype)
     except UnknownSchemeError as error:
         text = f"{error} is not modelled, so the bytes of the weights are not known; --dtype overrides it"
         notes.append(Note("weights", "type-not-modelled", text))

@@ -8,9 +8,11 @@ import pytest
 
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.quantization.names import compressed_match, glob_match, transformers_match
-from kvcalc.memory.quantization.schemes import UnknownSchemeError, read_scheme
+from kvcalc.memory.quantization.schemes import UnknownSchemeError, read_scheme, with_expert_dtype
 from kvcalc.memory.weights import plain_bytes, quantized_bytes
+from kvcalc.model.drafting import Speculation
 from kvcalc.model.tensors import EMBEDDING, HEAD, LINEAR, NORM, ROUTER, Block, ModelWeights, Weight
+from tests.documents import estimate
 
 NAME = "model.layers.3.self_attn.q_proj"
 
@@ -186,6 +188,29 @@ def test_mxfp4_takes_the_experts_alone() -> None:
     config = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     found = quantized_bytes(WEIGHTS, DTYPES["bf16"], read_scheme(config, 2))
     assert found[0] == KEPT + 64 * 32 * 2 + 4 * (32 * 32 * 2 + 8 * 48 * 17)
+
+
+def test_fp4_experts_are_mxfp4_beside_fp8_with_one_byte_scales() -> None:
+    config = {"quant_method": "fp8", "weight_block_size": [16, 16], "scale_fmt": "ue8m0"}
+    scheme = with_expert_dtype(read_scheme(config, 2), "fp4")
+    found = quantized_bytes(WEIGHTS, DTYPES["bf16"], scheme)
+    # Two blocks of 16 rows by two of 16 columns, and 17 bytes per 32 elements of the experts.
+    assert found[0] == KEPT + 64 * 32 * 2 + 4 * (32 * 32 + 4 + 8 * 48 * 17)
+    eight = with_expert_dtype(read_scheme(config, 2), "fp8")
+    assert quantized_bytes(WEIGHTS, DTYPES["bf16"], eight) == quantized_bytes(
+        WEIGHTS, DTYPES["bf16"], read_scheme(config, 2)
+    )
+    with pytest.raises(UnknownSchemeError, match="expert_dtype 'fp3'"):
+        with_expert_dtype(read_scheme(config, 2), "fp3")
+
+
+def test_deepseek_v4_flash_and_its_mtp_layer_are_what_vllm_loads() -> None:
+    """vLLM printed 148.66 GiB for all weights, the layer for multi-token prediction included."""
+    found = estimate("deepseek-v4-flash", speculative=Speculation("mtp", 1))
+    loaded = found["weights"]["bytes"] + found["speculative"]["weights_bytes"]
+    assert round(loaded / 2**30, 2) == 148.66
+    # That layer has only the window: 128 tokens of 512 elements.
+    assert found["speculative"]["cache_bytes"] == 128 * 512 * 2
 
 
 def test_mixed_precision_by_module_and_by_what_it_stands_in() -> None:

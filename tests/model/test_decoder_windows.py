@@ -94,3 +94,37 @@ def test_step_may_not_give_sliding_layers_other_kv_heads() -> None:
     assert letters("step3p5", **EIGHT, attention_other_setting={"num_attention_heads": 6, "num_attention_groups": 2})
     with pytest.raises(ModelError, match="attention_other_setting"):
         letters("step3p5", **EIGHT, attention_other_setting={"num_attention_heads": 6, "num_attention_groups": 1})
+
+
+def test_a_window_may_have_another_name_and_its_layers_a_pattern_of_words() -> None:
+    """As in the configs that ExecuTorch has for MediaTek's devices."""
+    config = {
+        "model_type": "gemma3", "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "head_dim": 16, "sliding_window_attention_size": 12,
+        "global_local_attention_pattern": ["SLIDING_LOCAL", "GLOBAL"],
+    }  # fmt: skip
+    spec = read_config(config, "x", "x")
+    assert [group.caches[0].window for group in spec.layers] == [12, None, 12, None, 12]
+    with pytest.raises(ModelError, match="may contain only GLOBAL and SLIDING_LOCAL"):
+        read_config({**config, "global_local_attention_pattern": ["LOCAL"]}, "x", "x")
+
+
+@pytest.mark.parametrize(("letters", "windows"), [("LLG", [5, 5, None, 5]), ("G", [None] * 4)])
+def test_exaone_s_pattern_may_be_letters(letters: str, windows: list[int | None]) -> None:
+    config = {
+        "model_type": "exaone4", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "sliding_window": 5, "sliding_window_pattern": letters,
+    }  # fmt: skip
+    groups = read_config(config, "x", "x").layers
+    assert [group.caches[0].window for group in groups for _ in range(group.num_layers)] == windows
+
+
+def test_llama_s_window_is_that_of_the_listed_layers() -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"],
+    }  # fmt: skip
+    assert [group.caches[0].window for group in read_config(config, "x", "x").layers] == [None, 5]
+    del config["layer_types"]
+    with pytest.raises(ModelError, match="sliding_window without layer_types"):
+        read_config(config, "x", "x")

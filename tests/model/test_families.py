@@ -149,7 +149,11 @@ def test_numbers_of_the_wrong_kind_are_refused_with_key_and_value(
         read(config, **{key: value})
 
 
-@pytest.mark.parametrize("config", [LLAMA, MISTRAL, FALCON, GPT2, BERT, DEEPSEEK], ids=lambda c: c["model_type"])
+# Of DeepSeek-V3, whose class has a default for every dimension of attention, configs state only what differs.
+KIMI = {**DEEPSEEK, "model_type": "kimi_k2"}
+
+
+@pytest.mark.parametrize("config", [LLAMA, MISTRAL, FALCON, GPT2, BERT, KIMI], ids=lambda c: c["model_type"])
 def test_every_fact_that_is_missing_is_named(config: dict[str, Any]) -> None:
     optional = {"num_key_value_heads", "q_lora_rank"}
     for key in config:
@@ -157,6 +161,15 @@ def test_every_fact_that_is_missing_is_named(config: dict[str, Any]) -> None:
             continue
         with pytest.raises(ModelError, match=key):
             read({k: v for k, v in config.items() if k != key})
+
+
+def test_attention_that_a_deepseek_config_leaves_out_is_the_class_own() -> None:
+    sizes = {"model_type": "deepseek_v3", "hidden_size": 2, "num_hidden_layers": 1}
+    spec = read(sizes)
+    assert (spec.attention.num_heads, spec.attention.kv_lora_rank, spec.attention.qk_rope_head_dim) == (128, 512, 64)
+    for key in ("hidden_size", "num_hidden_layers"):
+        with pytest.raises(ModelError, match=key):
+            read({k: v for k, v in sizes.items() if k != key})
 
 
 def test_a_misspelt_fact_is_missing_with_the_near_key() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -34,7 +35,7 @@ def _prefill(device: str, model_type: str, config: dict[str, Any], tokens: int, 
         )
         with torch.no_grad():
             model(input_ids=torch.zeros(1, tokens, dtype=torch.long), past_key_values=cache, use_cache=True)
-    return [_tensor_bytes(layer) for layer in cache.layers]
+    return [tensor_bytes(layer) for layer in cache.layers]
 
 
 def _build(config: Any, dtype: Any) -> Any:
@@ -42,8 +43,10 @@ def _build(config: Any, dtype: Any) -> Any:
     from transformers import AutoModel, AutoModelForCausalLM
 
     for automatic in (AutoModelForCausalLM, AutoModel):
-        if type(config) in automatic._model_mapping:
-            return automatic.from_config(config, dtype=dtype)
+        # The mapping may name a class that the release does not export.
+        with suppress(ValueError):
+            if type(config) in automatic._model_mapping:
+                return automatic.from_config(config, dtype=dtype)
     module = import_module(type(config).__module__.replace("configuration_", "modeling_"))
     classes: list[tuple[str, Any]] = inspect.getmembers(module, inspect.isclass)
     for name, model in classes:
@@ -56,10 +59,10 @@ def _build(config: Any, dtype: Any) -> Any:
     raise LookupError(f"no model of {type(config).__name__}")
 
 
-def _tensor_bytes(layer: Any) -> int:
+def tensor_bytes(layer: Any) -> int:
     import torch
 
-    # Private tensors and token counters are not part of the cache.
-    kept = [value for name, value in vars(layer).items() if not name.startswith("_") and "cumulative" not in name]
+    # Private tensors and single numbers, which count tokens, are not part of the cache.
+    kept = [value for name, value in vars(layer).items() if not name.startswith("_")]
     tensors = [t for value in kept for t in (value.values() if isinstance(value, dict) else [value])]
-    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor) and t.dim())

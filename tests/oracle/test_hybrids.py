@@ -102,6 +102,17 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mamba", {**BARE, "intermediate_size": 48}),
     ("falcon_mamba", {**BARE, "expand": 4}),
     ("mamba2", {**BARE, "num_heads": 4, "head_dim": 16, "n_groups": 2, "chunk_size": 4}),
+    ("qwen4_exp_text", {
+        **GQA, **PAD, **EXPERTS, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 4,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+        "indexer_compress_ratio": 4, "ple_layer_ids": [2], "ngram_vocab_size_base": 100, "ngram_size": 4,
+        "heads_per_ngram": 2, "ple_embed_dim": 12,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
+    }),
+    ("cpmant", {"vocab_size": 64, "hidden_size": 64, "num_attention_heads": 4, "dim_head": 16, "dim_ff": 32,
+                "num_hidden_layers": 3, "prompt_length": 6}),
+    ("xlstm", {"vocab_size": 64, "hidden_size": 128, "num_hidden_layers": 2, "num_heads": 4}),
     ("rwkv", {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3}),
 ]  # fmt: skip
 
@@ -142,6 +153,10 @@ def states_and_caches(model_type: str, config: dict[str, Any], tokens: int) -> i
         out = model(input_ids=torch.ones(1, tokens, dtype=torch.long), use_cache=True)
     if model_type == "rwkv":
         return sum(t.numel() * t.element_size() for t in out.state)
+    if model_type == "xlstm":
+        counter = out.cache_params.seqlen_offset
+        kept = [t for layer in out.cache_params.rnn_state.values() for t in layer]
+        return sum(t.numel() * t.element_size() for t in (*kept, counter))
     cache = out.cache_params if "cache_params" in out else out.past_key_values
     lightning = [t for t in getattr(cache, "linear_cache", ()) if isinstance(t, torch.Tensor)]
     return sum(map(_tensor_bytes, cache.layers)) + sum(t.numel() * t.element_size() for t in lightning)

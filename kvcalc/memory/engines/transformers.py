@@ -9,12 +9,26 @@ from collections.abc import Mapping
 from functools import partial
 
 from kvcalc.errors import ModelError
-from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.dtypes import DTYPES, Dtype
 from kvcalc.memory.engines import Engine
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.kv_cache import sequence_bytes, state_bytes, stored_cache_bytes
-from kvcalc.model.caches import HEADS_CACHES, Cache, CompressedAttention, CrossAttention, FullAttention, RecurrentState
+from kvcalc.model.caches import (
+    HEADS_CACHES,
+    Cache,
+    CompressedAttention,
+    CrossAttention,
+    FullAttention,
+    IndexerKeys,
+    RecurrentState,
+)
 from kvcalc.model.spec import ModelSpec, all_caches, windows
+
+# Types whose convolutions keep the inputs before the current one, and not also the current one.
+_EARLIER_INPUTS = ("rwkv", "zaya")
+_COUNTED_INDEXERS = ("minimax_m3_vl_text",)
+_COUNTER_BYTES = 8
+_POSITION_BYTES = 3 * 8
 
 
 class Transformers(Engine):
@@ -31,6 +45,11 @@ class Transformers(Engine):
       copies of the tensor that serves as both K and V.
     - After a prefill, a windowed layer keeps a view. Until the next token, the storage of the whole prefill stays
       allocated (`storage_bytes`).
+    - The index keys of Dots3-Note are in fp32. Qwen4-Exp's indexers also keep three positions of 64 bits per token,
+      once for all layers (Qwen4ExpTextModel). CPM-Ant's cache begins with its learned prompt.
+    - ZAYA's convolutions keep only the inputs before the current one.
+    - A static indexer of MiniMax-M3 has a counter of 64 bits besides its keys, once for the batch
+      (MiniMaxM3VLSparseStaticCacheLayer), and so has xLSTM's cache. The counters of other layers are single numbers.
     - MLA is stored as the latent and the rotary key, like in the formula.
 
     A static cache has the length of the context. Raises ModelError (exit 3) for a dynamic window of 1 token, whose
@@ -63,7 +82,14 @@ class Transformers(Engine):
         """
         model_type = self.spec.model_type
         if isinstance(cache, RecurrentState):
-            return state_bytes(cache, cache.conv_kernel - (model_type == "rwkv"), dtype)
+            return state_bytes(cache, cache.conv_kernel - (model_type in _EARLIER_INPUTS), dtype)
+        if isinstance(cache, IndexerKeys):
+            dtype = DTYPES["fp32"] if model_type == "dots3_note_text" else dtype
+            counter = _COUNTER_BYTES if model_type in _COUNTED_INDEXERS and not self.is_dynamic else 0
+            return stored_cache_bytes(cache, tokens, dtype) + counter
+        if model_type == "cpmant":
+            prompt = self.spec.stated.get("prompt_length", 32)
+            tokens += prompt if isinstance(prompt, int) else 0
         if isinstance(cache, CompressedAttention):
             held = stored_cache_bytes(cache._replace(window=cache.window - 1), tokens, dtype)
             return held if cache.compress_rate else 2 * held
@@ -75,6 +101,18 @@ class Transformers(Engine):
         if model_type == "falcon" and isinstance(cache, FullAttention) and cache.num_kv_heads > 1:
             cache = cache._replace(num_kv_heads=self.spec.attention.num_heads)
         return stored_cache_bytes(cache, tokens, dtype)
+
+    def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        total = super().held_bytes(share, dtype, tokens, batch)
+        model_type = self.spec.model_type
+        if model_type == "qwen4_exp_text":
+            total += batch * tokens * _POSITION_BYTES
+        if model_type == "xlstm":
+            total += _COUNTER_BYTES
+        if model_type in _COUNTED_INDEXERS and not self.is_dynamic:
+            indexers = (g.num_layers for g in share.layers if any(isinstance(c, IndexerKeys) for c in g.caches))
+            total -= (batch - 1) * _COUNTER_BYTES * sum(indexers)
+        return total
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, object]:
         if any(isinstance(cache, CompressedAttention) for cache in all_caches(share)):
@@ -89,6 +127,8 @@ def _refuse_unheld(spec: ModelSpec, kind: str) -> None:
         raise ModelError(f"{spec.name}: Transformers keeps the states of recurrent_gemma outside its cache")
     if kind == "dynamic":
         return
+    if spec.model_type in ("unlimited_ocr_text", "cpmant"):
+        raise ModelError(f"{spec.name}: Transformers' static cache of {spec.model_type} is not modelled")
     for cache in all_caches(spec):
         if isinstance(cache, CompressedAttention) or (isinstance(cache, CrossAttention) and cache.encoder_tokens):
             raise ModelError(f"{spec.name}: Transformers' static cache of {spec.model_type} is not modelled")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kvcalc.memory.quantization import formats
 from kvcalc.memory.quantization.formats import Format
 from kvcalc.memory.quantization.names import Match, compressed_match, glob_match, nearest_entry, transformers_match
-from kvcalc.model.tensors import HEAD, LINEAR
+from kvcalc.model.tensors import HEAD, LINEAR, OTHER
 
 # Digits, and the parts of a regular expression that can match a single digit: a class, a count, an escape.
 _DIGITS = frozenset("0123456789[]{}?\\")
@@ -56,6 +56,30 @@ def read_scheme(config: Mapping[str, object], base_bytes: int) -> Scheme:
         return reader(config, base_bytes)._replace(by_layer=_tells_layers_apart(config))
     except ValueError as error:
         raise UnknownSchemeError(f"a module pattern of quantization_config: {error}") from None
+
+
+def with_expert_dtype(scheme: Scheme, expert_dtype: object) -> Scheme:
+    """The scheme of a DeepSeek-V4 checkpoint, whose config names the type of the experts separately.
+
+    With fp4, experts are mxfp4, and all scales have one byte (ue8m0). With fp8, the experts are like the other linear
+    layers, whose scales are fp32. The weights of the hyper-connections and the positions of the compressors are fp32.
+    Raises UnknownSchemeError for another type. Source: DeepseekV4FP8Config, DeepseekV4DecoderLayer and
+    DeepseekCompressor, vLLM 0.33.0.
+    """
+    if expert_dtype in (None, "fp8"):
+        return scheme
+    if expert_dtype != "fp4":
+        raise UnknownSchemeError(f"expert_dtype {_shown(expert_dtype)}")
+
+    def format_of(name: str, role: str) -> Format | None:
+        if role == LINEAR and ".experts." in name:
+            return formats.MXFP4
+        if role == OTHER and any(part in name for part in ("_hc.", "hc_head.", "position_bias")):
+            return formats.FP32
+        form = scheme.format_of(name, role)
+        return None if form is None else form._replace(scale_bytes=1)
+
+    return scheme._replace(name="mixed", format_of=format_of)
 
 
 def _fp8(config: Mapping[str, object], base_bytes: int) -> Scheme:

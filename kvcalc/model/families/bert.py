@@ -13,8 +13,8 @@ KEYS = frozenset("head_dim add_cross_attention cross_attention_hidden_size conv_
 # Types that can also be decoders. Source: their configuration classes, Transformers 5.23.0. GIT is always a decoder: a
 # BERT that reads the tokens of an image before those of the text.
 _MAY_DECODE = (
-    "bert bert-generation camembert data2vec-text electra ernie megatron-bert rembert roberta roberta-prelayernorm "
-    "roformer xlm-roberta xlm-roberta-xl xmod"
+    "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta "
+    "roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod"
 ).split()
 
 

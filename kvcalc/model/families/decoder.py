@@ -26,12 +26,15 @@ _OWN_KEYS = frozenset(
 
 _KEYS = _OWN_KEYS | frozenset(
     (
-        "num_key_value_heads head_dim v_head_dim sliding_window sliding_window_size layer_types decoder_sparse_step "
+        "num_key_value_heads head_dim v_head_dim sliding_window sliding_window_size sliding_window_attention_size "
+        "global_local_attention_pattern layer_types decoder_sparse_step "
         "mlp_layer_types moe_layer_types mtp_layer_types mtp_mlp_layer_types"
     ).split()
 )
 
-_WINDOW_KEYS = ("sliding_window", "sliding_window_size")
+# The third name, and a pattern of SLIDING_LOCAL and GLOBAL, are in the configs that ExecuTorch has for MediaTek.
+_WINDOW_KEYS = ("sliding_window", "sliding_window_size", "sliding_window_attention_size")
+_LOCAL_PATTERN = "global_local_attention_pattern"
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -53,7 +56,10 @@ def read_row(
     `slides` says for each layer whether it has the window, if a family's own module has already determined this.
     """
     row = Decoder(facts)
-    config = with_defaults(config, row.defaults)
+    defaults = row.defaults
+    if any(config.config.get(key) is not None for key in _WINDOW_KEYS[1:]):
+        defaults = {key: value for key, value in defaults.items() if key not in _WINDOW_KEYS}
+    config = with_defaults(config, defaults)
     for key, why in row.refused.items():
         config.refuse(key, why)
     for key in row.foreign_keys if row.keys else _foreign_keys(config, row, model_type):
@@ -96,7 +102,7 @@ def _foreign_keys(config: ConfigReader, row: Decoder, model_type: str) -> list[s
         foreign -= {"use_sliding_window", "max_window_layers"}
     if row.slides is None:
         config.refuse("sliding_window", "this family has no sliding window")
-        foreign.add("sliding_window_size")
+        foreign |= {*_WINDOW_KEYS[1:], _LOCAL_PATTERN}
     if not row.has_layer_types and any(kind != "full_attention" for kind in config.items("layer_types")):
         foreign.add("layer_types")
     if model_type != "generic":
@@ -121,7 +127,8 @@ def _head_dim(config: ConfigReader, row: Decoder, hidden_size: int | None, num_h
     if stated is None:
         if not row.head_dim_key:
             config.integer(*row.hidden)
-        head_dim = config.head_dim(hidden_size, num_heads)
+        floors = row.floors_head_dim and hidden_size is not None
+        head_dim = (hidden_size or 0) // num_heads if floors else config.head_dim(hidden_size, num_heads)
     else:
         head_dim = stated
     if config.optional_integer("attention_head_dim") not in (None, head_dim):
@@ -142,6 +149,11 @@ def _sliding_layers(config: ConfigReader, row: Decoder, num_layers: int) -> list
         return [False] * num_layers
     if stated is not None:
         return [kind == "sliding_attention" for kind in stated]
+    pattern = config.items(_LOCAL_PATTERN)
+    if pattern:
+        if not set(pattern) <= {"GLOBAL", "SLIDING_LOCAL"}:
+            raise config.error(f"{_LOCAL_PATTERN} may contain only GLOBAL and SLIDING_LOCAL")
+        return [pattern[number % len(pattern)] == "SLIDING_LOCAL" for number in range(num_layers)]
     config.refuse("layer_types", "contradicts sliding_window, which applies by the family's own rule")
     return row.slides(config, num_layers)
 

@@ -27,7 +27,8 @@ class Decoder:
     error. `switch`: the window is used only with use_sliding_window. `has_layer_types`: the config may list the kinds
     of layers. `refused` maps unsupported keys to the reason. `grouped` is False if every query head has its own K and
     V. `states_kv_heads`: the config must give num_key_value_heads. `derives_head_dim`: the width of a head is always
-    hidden_size / num_attention_heads. `num_kv_heads` is set if the family's own module has determined the number.
+    hidden_size / num_attention_heads. `floors_head_dim`: without a width of its own, that quotient is rounded down.
+    `num_kv_heads` is set if the family's own module has determined the number.
 
     Weights: `vocab_size` is None if the family's weights are not counted. `tied` is the default of tie_word_embeddings.
     `qk_norm` is as in Projections; if `qk_norm_key` is set, it applies only if the config has that key set to true.
@@ -57,6 +58,7 @@ class Decoder:
     grouped: bool = True
     states_kv_heads: bool = False
     derives_head_dim: bool = False
+    floors_head_dim: bool = False
     num_kv_heads: int | None = None
     rotary: bool = True
     qkv_bias: bool | str = "attention_bias"
@@ -124,6 +126,7 @@ def _check_flat_llava(config: ConfigReader) -> None:
             raise config.error(f"{key}: weights are not counted, because Transformers ignores LLaVA's flat config")
 
 
+# Only Gemma 3 halves the window. PaliGemma sets the key for Gemma and Gemma 2, whose caches do not change by it.
 _BIDIRECTIONAL = {"use_bidirectional_attention": "encoders, which halve the window, are not supported"}
 # These families have no key for the number of KV heads.
 _MULTI_HEAD = row(grouped=False, derives_head_dim=True)
@@ -156,7 +159,7 @@ _QWEN3_MOE = row(
     _QWEN3, kv_heads=4, experts=Experts("num_experts", layers="step"),
     defaults={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
 )  # fmt: skip
-_GEMMA = row(refused=_BIDIRECTIONAL, tied=True, vocab_size=256000, intermediate_size=24576, head_dim=256)
+_GEMMA = row(tied=True, vocab_size=256000, intermediate_size=24576, head_dim=256)
 _GEMMA2 = row(
     _GEMMA, slides=pattern.full_every(2), has_layer_types=True, kv_heads=4, window=4096, intermediate_size=9216,
     norms=_SANDWICH,
@@ -166,7 +169,13 @@ _OLMO2 = row(
     _OLMO, norms=("post_attention_layernorm", "post_feedforward_layernorm"), final_norms=("model.norm",),
     qk_norm="width",
 )  # fmt: skip
-_COHERE = row(vocab_size=256000, intermediate_size=22528, tied=True, norms=("input_layernorm",))
+_COHERE = row(
+    defaults={"num_attention_heads": 64},
+    vocab_size=256000,
+    intermediate_size=22528,
+    tied=True,
+    norms=("input_layernorm",),
+)
 _GLM = row(
     qkv_bias="attention_bias", output_bias=False, kv_heads=2, head_dim=128, mlp="fused",
     vocab_size=151552, intermediate_size=13696, defaults={"attention_bias": True},
@@ -225,9 +234,12 @@ def renamed(like: Mapping[str, Any] | None = None, /, *, knows: str = "", **own:
     )  # fmt: skip
 
 
+_KOSMOS = {"layers": ("layers",), "heads": ("attention_heads",), "hidden": ("embed_dim",), "rotary": False}
+
 DECODERS: dict[str, dict[str, Any]] = {
     "generic": row(slides=_ALL, gguf="bailingmoe2 codeshell grovemoe maincoder pangu-embedded plamo refact"),
-    "llama": _LLAMA,
+    # LlamaAttention ignores both keys, but Transformers' caches and mlx-lm follow them.
+    "llama": row(_LLAMA, slides=pattern.only_listed, has_layer_types=True),
     "mistral": row(_MISTRAL, bias=False, vocab_size=32000, intermediate_size=14336),
     "mixtral": row(
         slides=_ALL, kv_heads=8, bias=False, vocab_size=32000, intermediate_size=14336,
@@ -282,7 +294,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     ),
     # It ignores max_window_layers: with use_sliding_window, all layers have the window.
     "qwen3_moe": row(_QWEN3_MOE, slides=_ALL, switch=True, window=4096, intermediate_size=6144, gguf="qwen3moe"),
-    "qwen3_omni_moe_text": row(_QWEN3_MOE, slides=_ALL, vocab_size=3584),
+    "qwen3_omni_moe_text": row(_QWEN3_MOE, floors_head_dim=True, slides=_ALL, vocab_size=3584),
     "qwen3_vl_text": row(_QWEN3, kv_heads=32, head_dim=128, gguf="qwen3vl"),
     "qwen3_vl_moe_text": row(
         _QWEN3_MOE, kv_heads=16, intermediate_size=5632,
@@ -293,8 +305,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "gemma2": _GEMMA2,
     # Gemma 3 4B's published config leaves out even the number of heads.
     "gemma3_text": row(
-        _GEMMA2, slides=pattern.full_every(6, *_STEP_KEYS), own_keys=_STEP_KEYS, vocab_size=262208, qk_norm="head",
-        defaults={"num_attention_heads": 8},
+        _GEMMA2, refused=_BIDIRECTIONAL, slides=pattern.full_every(6, *_STEP_KEYS), own_keys=_STEP_KEYS,
+        vocab_size=262208, qk_norm="head", defaults={"num_attention_heads": 8},
     ),
     "vaultgemma": row(_GEMMA2, norms=("input_layernorm", "pre_feedforward_layernorm")),
     "gpt_oss": row(
@@ -334,8 +346,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     ),
     "glm4v_text": row(kv_heads=2, qkv_bias=True),
     "glm4_moe": row(
-        kv_heads=8, qkv_bias="attention_bias", output_bias=False, qk_norm="head", qk_norm_key="use_qk_norm",
-        vocab_size=151552, intermediate_size=10944,
+        kv_heads=8, floors_head_dim=True, qkv_bias="attention_bias", output_bias=False, qk_norm="head",
+        qk_norm_key="use_qk_norm", vocab_size=151552, intermediate_size=10944,
         experts=Experts("n_routed_experts", layers="first_dense", shared=True),
         defaults={
             "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408,
@@ -343,7 +355,7 @@ DECODERS: dict[str, dict[str, Any]] = {
         },
         gguf="glm4moe",
     ),
-    "glm4v_moe_text": row(kv_heads=8),
+    "glm4v_moe_text": row(kv_heads=8, floors_head_dim=True),
     "glm_ocr_text": row(kv_heads=8),
     "granite": row(_LLAMA, gguf="granite"),
     "granitemoe": row(
@@ -474,6 +486,25 @@ DECODERS: dict[str, dict[str, Any]] = {
         layers=("num_layers", "num_hidden_layers"), heads=("attention_heads", "num_attention_heads"),
         hidden=("d_model", "hidden_size"), bias=True, rotary=False,
     ),
+    # Its learned prompt of prompt_length tokens comes before the text (CpmAntModel).
+    "cpmant": renamed(
+        layers=("num_hidden_layers",), heads=("num_attention_heads",), hidden=("hidden_size",), positions=(),
+        head_dim_key="dim_head", derives_head_dim=False, rotary=False, defaults={"prompt_length": 32},
+    ),
+    # The language models of Kosmos-2 and Kosmos-2.5.
+    "kosmos_2_text_model": renamed(_KOSMOS, defaults={"layers": 24, "embed_dim": 2048, "attention_heads": 32}),
+    "kosmos_2_5_text_model": renamed(_KOSMOS, defaults={"layers": 24, "embed_dim": 1536, "attention_heads": 16}),
+    # Speech and video models with a decoder of their own. Of CSM, Moshi and Kyutai's model this is the part that reads
+    # the text; the small decoder that Moshi and CSM run for the codes of one moment is not counted.
+    "csm": row(kv_heads=8),
+    "gradium_phonon_tts": row(),
+    "pocket_tts": row(),
+    "kyutai_speech_to_text": row(slides=_ALL, window=375),
+    "moshi": row(slides=_ALL, window=3000),
+    "voxtral_realtime_text": row(_MISTRAL),
+    # The language models of Evolla and IDEFICS. IDEFICS computes its attention to images anew in every step.
+    "evolla": row(kv_heads=8),
+    "idefics": row(_MULTI_HEAD),
     # Models published with their own code, in the repositories named here.
     # Qwen/Qwen-7B, LGAI-EXAONE/EXAONE-3.0-7.8B-Instruct, inceptionai/jais-13b and Tele-AI/TeleChat2-7B.
     "qwen": renamed(
@@ -511,6 +542,16 @@ DECODERS: dict[str, dict[str, Any]] = {
     "deepseek": row(_REMOTE, gguf="deepseek"),
     "internlm2": row(_REMOTE, gguf="internlm2"),
     "minicpm": row(_REMOTE, gguf="minicpm"),
+    # Tele-AI/TeleChat3 and upstage/solar-pro-preview; sarvamai's and bharatgenai's experts. Attention like LLaMA's
+    # (TeleChat3ForCausalLM, SolarForCausalLM, SarvamMoEForCausalLM and Param2MoEForCausalLM of vLLM 0.33.0).
+    "telechat3": _STATED,
+    "solar": row(_STATED, slides=_ALL),
+    "sarvam_moe": _STATED,
+    "param2moe": _STATED,
+    # stepfun-ai's first models and Step 3, whose queries share one KV head (Step1Attention and Step3TextAttention, vLLM
+    # 0.33.0).
+    "step1": row(_STATED, kv_heads_key="num_attention_groups"),
+    "step3_text": row(_REMOTE, kv_heads_key="num_attention_groups", num_kv_heads=1, head_dim=256),
     # microsoft/Phi-3-vision-128k-instruct and Phi-4-multimodal-instruct; pytorch/executorch's configs of Phi-4-mini.
     "phi3_v": row(_REMOTE, slides=_ALL),
     "phi4": row(_REMOTE, slides=_ALL),

@@ -35,6 +35,7 @@ _V3 = {
     "vocab_size": 129280, "intermediate_size": 18432, "n_routed_experts": 256, "n_shared_experts": 1,
     "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "q_lora_rank": 1536,
 }  # fmt: skip
+_OF_V3 = {"num_attention_heads": 128, **_mla(512, 1536, 128, 64, 128)}
 _V32 = {**_V3, **_INDEXER, "index_n_heads": 64}
 _DEFAULTS: dict[str, dict[str, object]] = {
     "axk1": _mla(512, 1536, 128, 64, 128),
@@ -50,9 +51,9 @@ _DEFAULTS: dict[str, dict[str, object]] = {
         "vocab_size": 102400, "intermediate_size": 11008, "n_routed_experts": 64, "n_shared_experts": 2,
         "moe_intermediate_size": 1407, "first_k_dense_replace": 0, "q_lora_rank": 1536,
     },
-    "deepseek_v3": {**_V3},
+    "deepseek_v3": {**_V3, **_OF_V3},
     "kimi_k2": {**_V3},
-    "deepseek_v32": {**_V32},
+    "deepseek_v32": {**_V32, **_OF_V3},
     "glm_moe_dsa": {
         **_V32, "vocab_size": 154880, "intermediate_size": 12288, "q_lora_rank": 2048, "index_n_heads": 32,
     },
@@ -63,7 +64,7 @@ _DEFAULTS: dict[str, dict[str, object]] = {
 }  # fmt: skip
 # Types whose weights are not counted. For longcat_flash the reason is that Transformers 5.23.0 counts matrices for
 # experts that compute nothing, and the published count does not.
-_NOT_COUNTED = ("axk1", "axk2", "hy_v4", "longcat_flash", "mistral4", "youtu")
+_NOT_COUNTED = ("axk1", "axk2", "hy_v4", "longcat_flash", "mistral4", "sarvam_mla", "youtu", "youtu_llm")
 # Types whose configs may list the kind of MLP of every layer.
 _LISTED = ("deepseek_v32", "glm_moe_dsa", "glm4_moe_lite")
 # The kinds in layer_types without and with an indexer. The second name with an indexer is that of older releases.
@@ -104,7 +105,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     if model_type in _INDEXED:
         sparse = Attention(shape, most_read_tokens=config.integer("index_topk"))
         shared, indexed = (sparse,), (sparse._replace(indexer=_indexer(config, shape)),)
-        mixers = [indexed if has else shared for has in _has_indexer(config, model_type, num_layers)]
+        mixers = [indexed if has else shared for has in has_indexer(config, model_type, num_layers)]
     body = None if model_type in _NOT_COUNTED else lambda: _body(config, model_type, num_layers)
     return config.model(model_type, mixers, body)
 
@@ -163,14 +164,14 @@ def _num_layers(config: ConfigReader, model_type: str) -> int:
     return 2 * blocks
 
 
-def _has_indexer(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
+def has_indexer(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
     """Return for each layer whether it has its own indexer. The others reuse the tokens picked by the last indexer.
 
     GLM-5.2 states this as a list (indexer_types), as a string of F and S (index_topk_pattern), or as a step
     (index_topk_freq) with an offset. Hunyuan 4 states a list; without one, the first layer and then every fourth layer
     from the second on have an indexer. Source: GlmMoeDsaConfig and HYV4Config, Transformers 5.23.0.
     """
-    if model_type not in ("glm_moe_dsa", "hy_v4"):
+    if model_type not in ("glm5_next_text", "glm_moe_dsa", "hy_v4", "mistral_large4_text"):
         return [True] * num_layers
     kinds = config.strings("indexer_types", num_layers, ("full", "shared"))
     if kinds is not None:

@@ -66,7 +66,7 @@ class CompressedMixer(NamedTuple):
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """K and V of a token are one vector, shared by all heads. compress_ratios gives the number of tokens per entry.
 
-    Layers for multi-token prediction, which compress_ratios may include, are not part of the model that decodes.
+    Layers for multi-token prediction are not part of the model that decodes. compress_ratios may include them.
     Source: DeepSeek-V4 paper, section 2.3; DeepseekV4Attention, Transformers 5.23.0.
     """
     config = with_defaults(config, _DEFAULTS)
@@ -96,8 +96,10 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     }  # fmt: skip
     kept = {kind: (CompressedMixer(caches[kind], num_heads, weights[kind]),) for kind in caches}
     mixers = [kept[kind] for kind in _layer_kinds(config, model_type, num_layers)]
+    ahead = _draft_kind(config, num_layers)
     body = (lambda: _body(config, width, num_layers)) if model_type == "deepseek_v4" else None
-    return config.model(model_type, mixers, body, attention=shape)
+    spec = config.model(model_type, mixers, body, attention=shape)
+    return spec if ahead is None else spec._replace(draft_mixers=kept[ahead])
 
 
 def _body(config: ConfigReader, width: int, num_layers: int) -> Body:
@@ -150,12 +152,13 @@ def _mixing(name: str, width: int, streams: int) -> tuple[Weight, ...]:
 def _compressor(prefix: str, width: int, head_dim: int, rate: int, overlap: int) -> tuple[Weight, ...]:
     """The weights of a compressor, which makes one entry from `rate` tokens.
 
-    If entries overlap by half (`overlap` is 2), both halves have their own projections.
+    If entries overlap by half (`overlap` is 2), both halves have their own projections. The projections have 16 bits,
+    although the other matrices of the layer have 8 (DeepseekCompressor, vLLM 0.33.0).
     """
     inner = overlap * head_dim
     return (
-        replicated(f"{prefix}.kv_proj", width, inner),
-        replicated(f"{prefix}.gate_proj", width, inner),
+        other(f"{prefix}.kv_proj", inner, width),
+        other(f"{prefix}.gate_proj", inner, width),
         norm(f"{prefix}.kv_norm", head_dim),
         other(f"{prefix}.position_bias", rate * inner),
     )
@@ -170,6 +173,13 @@ def _indexer(config: ConfigReader, shape: AttentionShape, rate: int) -> tuple[We
         replicated(f"{prefix}.q_b_proj", shape.q_lora_rank, heads * head_dim),
         other(f"{prefix}.scorer.weights_proj", heads, width),
     )
+
+
+def _draft_kind(config: ConfigReader, num_layers: int) -> str | None:
+    """Return the kind of the layer for multi-token prediction, if compress_ratios has an entry for it."""
+    ratios = config.config.get("compress_ratios")
+    listed = isinstance(ratios, list) and len(ratios) > num_layers and ratios[num_layers] in _BY_RATIO
+    return _BY_RATIO[ratios[num_layers]] if isinstance(ratios, list) and listed else None
 
 
 def _compress_rates(config: ConfigReader) -> dict[str, int]:

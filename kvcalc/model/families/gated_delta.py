@@ -17,7 +17,8 @@ from kvcalc.model.tensors import gated_mlp
 KEYS = frozenset(
     (
         "num_key_value_heads head_dim layer_types linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim "
-        "linear_num_key_heads linear_num_value_heads mamba_ssm_dtype decoder_sparse_step"
+        "linear_num_key_heads linear_num_value_heads mamba_ssm_dtype decoder_sparse_step "
+        "linear_a_log_max linear_a_log_min linear_dt_min linear_dt_max linear_dt_init_floor linear_allow_neg_eigval"
     ).split()
 )
 
@@ -58,14 +59,14 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         raise ModelError(f"{config.name}: mamba_ssm_dtype {config.config['mamba_ssm_dtype']!r}: must be float32")
     kept: dict[str, tuple[Mixer, ...]] = {
         "full_attention": (Attention(shape, names=Projections(qk_norm="head")),),
-        "linear_attention": (_delta_net(config, model_type, shape.hidden_size or 0),),
+        "linear_attention": (gated_delta_net(config, model_type, shape.hidden_size or 0),),
     }
-    mixers = [kept[kind] for kind in _layer_types(config, num_layers)]
+    mixers = [kept[kind] for kind in layer_types(config, num_layers)]
     body = None if is_olmo else lambda: _body(config, model_type, num_layers)
     return config.model(model_type, mixers, body, attention=shape)
 
 
-def _delta_net(config: ConfigReader, model_type: str, width: int) -> Recurrence:
+def gated_delta_net(config: ConfigReader, model_type: str, width: int) -> Recurrence:
     """Return the delta net.
 
     Qwen3.5 has four input matrices. Qwen3-Next has two: one for queries, keys, values and gate, and one for beta and
@@ -89,9 +90,12 @@ def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
     return decoder_body(config, choose(num_layers, sparse, () if rule is None else moe(config, rule, width), dense))
 
 
-def _layer_types(config: ConfigReader, num_layers: int) -> list[str]:
-    """Return the config's list, else full attention in every full_attention_interval-th layer."""
-    kinds = config.strings("layer_types", num_layers, ("linear_attention", "full_attention"))
+def layer_types(config: ConfigReader, num_layers: int, *more: str) -> list[str]:
+    """Return the config's list, else full attention in every full_attention_interval-th layer.
+
+    `more` are other names of full attention in the list.
+    """
+    kinds = config.strings("layer_types", num_layers, ("linear_attention", "full_attention", *more))
     if kinds is not None:
         return kinds
     interval = config.integer("full_attention_interval")

@@ -5,6 +5,8 @@ In Gemma 4, the layers that attend to all tokens have wider heads, and in the la
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvcalc.errors import ModelError
 from kvcalc.model.families.common import decoder_body
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
@@ -13,7 +15,10 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight, experts, gated_mlp, linear, lookup, norm, other, router
 
 KEYS = frozenset(
-    ("num_key_value_heads head_dim global_head_dim sliding_window layer_types num_kv_shared_layers").split()
+    (
+        "num_key_value_heads head_dim global_head_dim sliding_window layer_types num_kv_shared_layers per_layer_config "
+        "sliding_window_pattern"
+    ).split()
 )
 
 # Source: Gemma4TextConfig and Gemma3nTextConfig, Transformers 5.23.0.
@@ -27,6 +32,10 @@ _DEFAULTS: dict[str, dict[str, object]] = {
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
         "sliding_window": 1024, "num_kv_shared_layers": 0,
     },
+    "diffusion_gemma_text": {
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+        "sliding_window": 512, "num_kv_shared_layers": 0,
+    },
     "gemma3n_text": {
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512,
         "num_kv_shared_layers": 15, "vocab_size": 262400, "intermediate_size": 16384,
@@ -35,7 +44,7 @@ _DEFAULTS: dict[str, dict[str, object]] = {
     },
 }  # fmt: skip
 _NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-_PATTERN = {"gemma4_text": 6, "gemma4_unified_text": 6, "gemma3n_text": 5}
+_PATTERN = {"diffusion_gemma_text": 6, "gemma4_text": 6, "gemma4_unified_text": 6, "gemma3n_text": 5}
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -46,6 +55,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
             f"{config.name}: use_bidirectional_attention: encoders, which halve the window, are not supported"
         )
     num_layers = config.num_layers("num_hidden_layers")
+    kinds = _layer_types(config, model_type, num_layers)
+    config = _with_full_layers(config, kinds)
     num_heads = config.integer("num_attention_heads")
     head_dim = config.integer("head_dim")
     num_kv_heads = config.check_groups(num_heads, config.integer("num_key_value_heads"))
@@ -58,7 +69,6 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         "sliding_attention": Attention(shape, config.integer("sliding_window"), names=Projections(qk_norm="head")),
         "full_attention": _full(config, model_type, shape),
     }
-    kinds = _layer_types(config, model_type, num_layers)
     own = num_layers - config.integer("num_kv_shared_layers", least=0, most=num_layers)
     if set(kinds[:own]) != set(kinds):
         raise ModelError(f"{config.name}: num_kv_shared_layers leaves no layer of the same kind to share a cache with")
@@ -69,8 +79,33 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         for kind, mixer in plain.items()
     }
     mixers = [(sharing if number >= own else keeping)[kind] for number, kind in enumerate(kinds)]
-    body = None if model_type == "gemma4_unified_text" else lambda: _body(config, model_type, num_layers, own)
+    not_counted = ("diffusion_gemma_text", "gemma4_unified_text")
+    body = None if model_type in not_counted else lambda: _body(config, model_type, num_layers, own)
     return config.model(model_type, mixers, body, attention=shape)
+
+
+def as_transformers(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the config without sliding_window_pattern, which Transformers' classes ignore (5.23.0)."""
+    return {key: value for key, value in config.items() if key != "sliding_window_pattern"}
+
+
+def _with_full_layers(config: ConfigReader, kinds: list[str]) -> ConfigReader:
+    """Return the config with the keys of the published ones, if Transformers has saved it.
+
+    Transformers saves what differs in the layers that attend to all tokens in per_layer_config, and then reads neither
+    global_head_dim nor num_global_key_value_heads. Source: Gemma4TextConfig, Transformers 5.23.0.
+    """
+    stated = config.per_layer(len(kinds))
+    if stated is None:
+        return config
+    full = [layer for layer, kind in zip(stated, kinds) if kind == "full_attention"]
+    rest = [layer for layer, kind in zip(stated, kinds) if kind != "full_attention"]
+    if any(layer != full[0] for layer in full) or any(rest) or not {*full[0]} <= {"head_dim", "num_key_value_heads"}:
+        raise config.error("per_layer_config: only the heads of the full_attention layers may differ")
+    own = {"global_head_dim": full[0].get("head_dim", config.config["head_dim"])}
+    if "num_key_value_heads" in full[0]:
+        own["num_global_key_value_heads"] = full[0]["num_key_value_heads"]
+    return config.without("global_head_dim").with_defaults(own)
 
 
 def _full(config: ConfigReader, model_type: str, shape: AttentionShape) -> Attention:
@@ -172,9 +207,12 @@ def _altup(config: ConfigReader, width: int, inputs: int) -> tuple[Weight, ...]:
 
 
 def _layer_types(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
-    """Return the config's list, else the family's pattern. The last layer of Gemma 4 never has a window."""
+    """Return the config's list, else the family's pattern. The last layer of Gemma 4 never has a window.
+
+    mlx-lm's configs may state the pattern's step in sliding_window_pattern.
+    """
     kinds = config.strings("layer_types", num_layers, ("full_attention", "sliding_attention"))
-    pattern = _PATTERN[model_type]
+    pattern = config.optional_integer("sliding_window_pattern") or _PATTERN[model_type]
     if kinds is None:
         kinds = ["sliding_attention" if (n + 1) % pattern else "full_attention" for n in range(num_layers)]
     return [*kinds[:-1], "full_attention"] if model_type != "gemma3n_text" else kinds

@@ -14,9 +14,9 @@ from kvcalc.model.tensors import gated_mlp, linear, norm, other
 
 KEYS = frozenset(
     (
-        "num_key_value_heads head_dim kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim "
-        "linear_attn_config linear_head_dim linear_num_heads linear_conv_kernel_dim layer_types mlp_layer_types "
-        "activation_situ_linear_beta"
+        "num_key_value_heads head_dim kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim "
+        "v_head_dim linear_attn_config linear_head_dim linear_num_heads linear_conv_kernel_dim layer_types "
+        "mlp_layer_types activation_situ_linear_beta"
     ).split()
 )
 
@@ -51,7 +51,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     if config.boolean("attention_bias", default=False):
         shape = shape._replace(qkv_bias=True, output_bias=True)
     kept: tuple[tuple[Mixer, ...], tuple[Mixer, ...]] = (
-        (_delta_attention(config, shape.hidden_size or 0),), (Attention(shape),),
+        (delta_attention(config, shape.hidden_size or 0),), (Attention(shape),),
     )  # fmt: skip
     return config.model(
         model_type,
@@ -62,7 +62,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     )
 
 
-def _delta_attention(config: ConfigReader, width: int) -> Recurrence:
+def delta_attention(config: ConfigReader, width: int) -> Recurrence:
     """Convolutions over queries, keys and values, and a state of head_dim x head_dim per head, in fp32."""
     heads, head_dim = config.integer("linear_num_heads"), config.integer("linear_head_dim")
     inner, kernel = heads * head_dim, config.integer("linear_conv_kernel_dim")

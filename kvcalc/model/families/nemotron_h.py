@@ -108,7 +108,7 @@ def _layer_kinds(config: ConfigReader) -> list[str]:
         if stated is None:
             raise ModelError(f"{config.name}: hybrid_override_pattern is missing")
         return [names.get(kind, kind) for kind in stated]
-    if not isinstance(pattern, str) or not pattern or set(pattern) - set(_LETTERS):
+    if not isinstance(pattern, (str, list)) or not pattern or any(letter not in _LETTERS for letter in pattern):
         raise ModelError(f"{config.name}: hybrid_override_pattern may contain only {', '.join(_LETTERS)}")
     if config.optional_integer("num_hidden_layers") not in (None, len(pattern)):
         raise ModelError(f"{config.name}: hybrid_override_pattern has {len(pattern)} layers: num_hidden_layers differs")

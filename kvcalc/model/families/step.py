@@ -1,4 +1,4 @@
-"""Step 3.5 and 3.7: layer_types lists the layers with a window, which have more query heads."""
+"""Step 3.5, 3.7 and 5: layer_types lists the layers with a window, which have more query heads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from kvcalc.model.spec import ModelSpec
 
 KEYS = frozenset(
     (
-        "num_key_value_heads head_dim sliding_window layer_types mtp_layer_types mlp_layer_types mtp_mlp_layer_types"
+        "num_key_value_heads head_dim sliding_window layer_types layer_types_with_mtp mtp_layer_types mlp_layer_types "
+        "mtp_mlp_layer_types"
     ).split()
 )
 
@@ -21,8 +22,13 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """All layers have the same number of KV heads. Layers with a window differ only in their number of query heads.
 
     layer_types may include layers for multi-token prediction, which are not part of the model that decodes.
-    Source: Step3p7TextConfig, Transformers 5.23.0.
+    Source: Step3p7TextConfig, Transformers 5.23.0; for Step 5, Step5Config and Step5Attention of vLLM 0.33.0. There,
+    every second layer has a window by default, the first one included. Its sparse attention is refused by its keys.
     """
+    if model_type == "step5":
+        config = config.with_defaults({"head_dim": config.head_dim(
+            config.integer("hidden_size"), config.integer("num_attention_heads")
+        ), "num_attention_groups": 8})  # fmt: skip
     if "num_attention_groups" not in config.config:
         config = config.with_defaults({"num_key_value_heads": _DEFAULTS["num_key_value_heads"]})
     config = config.with_defaults({"head_dim": _DEFAULTS["head_dim"]})
@@ -30,7 +36,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     num_heads = config.integer("num_attention_heads")
     num_kv_heads = config.check_groups(num_heads, config.integer("num_key_value_heads", "num_attention_groups"))
     head_dim = config.integer("head_dim")
-    kinds = _kinds(config, num_layers)
+    kinds = _kinds(config, model_type, num_layers)
     shape = AttentionShape(
         num_heads, num_kv_heads, head_dim, head_dim, config.integer("hidden_size"), rope_dim=head_dim
     )
@@ -41,9 +47,11 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     return config.model(model_type, [full if kind == "full_attention" else windowed for kind in kinds], attention=shape)
 
 
-def _kinds(config: ConfigReader, num_layers: int) -> list[str]:
+def _kinds(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
     allowed = ("full_attention", "sliding_attention")
     if config.config.get("layer_types") is None:
+        if model_type == "step5" and config.config.get("sliding_window"):
+            return [allowed[number % 2 == 0] for number in range(num_layers)]
         return ["full_attention"] * num_layers
     listed = len(config.items("layer_types"))
     ahead = config.optional_integer("num_nextn_predict_layers", least=0) or 0

@@ -23,16 +23,24 @@ def no_layers(config: ConfigReader, num_layers: int) -> list[bool]:
     return [False] * num_layers
 
 
+def only_listed(config: ConfigReader, num_layers: int) -> list[bool]:
+    """Only the layers that the config lists have the window. A window without a list is an error."""
+    raise config.error("sliding_window without layer_types: which layers have the window?")
+
+
 class OneFullIn:
     """One layer in every `step` has no window: the last of them, or the first if `full_first`.
 
-    The config may give another step under one of `keys`.
+    The config may give another step under one of `keys`, or the letters of one period: L for a window, G for none.
     """
 
     def __init__(self, step: int, keys: tuple[str, ...] = (), full_first: bool = False) -> None:
         self.step, self.keys, self.full_first = step, keys, full_first
 
     def __call__(self, config: ConfigReader, num_layers: int) -> list[bool]:
+        letters = next((config.config[key] for key in self.keys if isinstance(config.config.get(key), str)), None)
+        if isinstance(letters, str) and letters and not set(letters) - set("LG"):
+            return [letters[number % len(letters)] == "L" for number in range(num_layers)]
         return self.sliding(num_layers, config.optional_integer(*self.keys) if self.keys else None)
 
     def sliding(self, num_layers: int, step: int | None = None) -> list[bool]:

@@ -17,7 +17,8 @@ KEYS = frozenset(
     (
         "num_key_value_heads head_dim attention_head_dim attn_layer_period attn_layer_offset layer_types "
         "hybrid_layer_ids n_mamba_heads mamba_headdim mamba_d_state mamba_d_conv mamba_expand mamba_dt_rank "
-        "mamba_ngroups mamba_conv_bias mamba_proj_bias use_mamba_kernels use_conv_bias kv_channels"
+        "mamba_ngroups mamba_conv_bias mamba_proj_bias use_mamba_kernels use_conv_bias kv_channels "
+        "hidden_mamba_act"
     ).split()
 )
 

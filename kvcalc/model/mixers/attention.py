@@ -103,8 +103,9 @@ class Attention(NamedTuple):
     """One attention module of a layer.
 
     `window` and `chunk` limit the tokens that it keeps. `is_cross`: it keeps K and V of an encoder's output. `keeps` is
-    False if it reads an earlier layer's cache. `most_read_tokens` is the number of tokens picked by an indexer, which
-    may belong to this layer or to an earlier one.
+    False if it reads an earlier layer's K and V; its indexer, if it has one, keeps its keys all the same.
+    `most_read_tokens` is the number of tokens picked by an indexer, which may belong to this layer or to an earlier
+    one.
     """
 
     shape: AttentionShape
@@ -118,10 +119,8 @@ class Attention(NamedTuple):
 
     @property
     def caches(self) -> tuple[Cache, ...]:
-        if not self.keeps:
-            return ()
-        kept = self._kept()
-        return (kept,) if self.indexer is None else (kept, IndexerKeys(self.indexer.head_dim))
+        kept = (self._kept(),) if self.keeps else ()
+        return kept if self.indexer is None else (*kept, IndexerKeys(self.indexer.head_dim))
 
     def _kept(self) -> Cache:
         shape = self.shape
@@ -176,7 +175,7 @@ class Attention(NamedTuple):
         With MLA, decode attends to the latent itself (absorbed) and prefill to the K and V rebuilt from it. Operations
         of cross-attention are not counted, because they depend on the encoder's length, not on the context.
         """
-        if not self.keeps:
+        if not self.keeps and self.indexer is None:
             return ()
         shape, heads = self.shape, max(1, self.shape.num_heads // ranks)
         prefill = 2 * heads * (shape.qk_head_dim + shape.v_head_dim)
@@ -185,6 +184,8 @@ class Attention(NamedTuple):
         if self.indexer is None:
             return (own,)
         scores = 2 * self.indexer.head_dim * self.indexer.num_heads
+        if not self.keeps:
+            return ((own[0] + scores, own[1] + scores),)
         return own, (scores, scores)
 
     def _grouped_weights(self) -> tuple[Weight, ...]:

@@ -1,0 +1,92 @@
+"""Inkling and ZAYA: attention whose queries, keys or values pass short convolutions, which keep their last inputs."""
+
+from __future__ import annotations
+
+from kvcalc.model.caches import RecurrentState
+from kvcalc.model.layers import Mixer
+from kvcalc.model.mixers.attention import Attention, AttentionShape
+from kvcalc.model.mixers.recurrent import Recurrence
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.spec import ModelSpec
+
+KEYS = frozenset(
+    (
+        "num_key_value_heads head_dim swa_num_attention_heads swa_num_key_value_heads swa_head_dim sliding_window "
+        "sliding_window_size local_layer_ids layer_types mlp_layer_types conv_kernel_size sconv_kernel_size "
+        "number_of_conv_states mtp_local_layer_ids"
+    ).split()
+)
+
+# Source: InklingTextConfig, Inkling2TextConfig and ZayaConfig, Transformers 5.23.0.
+_DEFAULTS: dict[str, dict[str, object]] = {
+    "inkling_text": {
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "swa_num_attention_heads": 64,
+        "swa_num_key_value_heads": 16, "swa_head_dim": 128,
+    },
+    "inkling2_text": {
+        "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "swa_num_attention_heads": 48,
+        "swa_num_key_value_heads": 8, "swa_head_dim": 128,
+    },
+    "zaya": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128, "cca_time0": 2, "cca_time1": 2},
+}  # fmt: skip
+_WINDOW = {"inkling_text": 512, "inkling2_text": 1024}
+_KINDS = ("hybrid", "hybrid_sliding")
+
+
+def read(config: ConfigReader, model_type: str) -> ModelSpec:
+    """A layer keeps K and V, of all tokens or of a window, and the inputs of its convolutions."""
+    config = config.with_defaults(_DEFAULTS[model_type])
+    return _read_zaya(config) if model_type == "zaya" else _read_inkling(config, model_type)
+
+
+def _read_inkling(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Five of six layers have a window, with heads of their own.
+
+    There are four convolutions per layer, in fp32: over keys, over values, and over the outputs of attention and of the
+    MLP. Source: InklingAttention, InklingDecoderLayer and Inkling2SlidingDecoderLayer, Transformers 5.23.0.
+    """
+    num_layers, width = config.num_layers("num_hidden_layers"), config.integer("hidden_size")
+    kernel = config.optional_integer("conv_kernel_size", "sconv_kernel_size") or 4
+    window = config.optional_integer("sliding_window_size", "sliding_window") or _WINDOW[model_type]
+
+    def layer(prefix: str, window: int | None) -> tuple[Mixer, ...]:
+        heads, head_dim = config.integer(f"{prefix}num_attention_heads"), config.integer(f"{prefix}head_dim")
+        kv_heads = config.check_groups(heads, config.integer(f"{prefix}num_key_value_heads"))
+        shape = AttentionShape(heads, kv_heads, head_dim, head_dim, width)
+        convolved = RecurrentState(2 * kv_heads * head_dim + 2 * width, kernel, 0, conv_dtype="fp32")
+        return (Attention(shape, window), Recurrence(convolved, "none"))
+
+    full, windowed = layer("", None), layer("swa_", window)
+    kinds = config.strings("layer_types", num_layers, _KINDS)
+    if kinds is not None:
+        slides = [kind == "hybrid_sliding" for kind in kinds]
+    elif model_type == "inkling_text" and config.config.get("local_layer_ids") is not None:
+        local = config.integers("local_layer_ids", most=num_layers - 1)
+        slides = [number in local for number in range(num_layers)]
+    else:
+        slides = [(number + 1) % 6 != 0 for number in range(num_layers)]
+    return config.model(
+        model_type, [windowed if is_windowed else full for is_windowed in slides],
+        attention=full[0].shape if isinstance(full[0], Attention) else None,
+        positions=("max_position_embeddings", "model_max_length"),
+    )  # fmt: skip
+
+
+def _read_zaya(config: ConfigReader) -> ModelSpec:
+    """Two convolutions in turn over queries and keys, and one half of each value, which comes one token late.
+
+    The state has the inputs of both convolutions before the current one, and that half of the last token's values.
+    Source: ZayaAttention, Transformers 5.23.0.
+    """
+    num_layers, width = config.num_layers("num_hidden_layers"), config.integer("hidden_size")
+    heads, head_dim = config.integer("num_attention_heads"), config.integer("head_dim")
+    kv_heads = config.check_groups(heads, config.integer("num_key_value_heads"))
+    shape = AttentionShape(heads, kv_heads, head_dim, head_dim, width)
+    kernel = config.integer("cca_time0") + config.integer("cca_time1") - 1
+    state = RecurrentState((heads + kv_heads) * head_dim, kernel, kv_heads * head_dim // 2, state_dtype=None)
+    kinds = config.strings("layer_types", num_layers, _KINDS) or ["hybrid"] * num_layers
+    window = config.integer("sliding_window") if "hybrid_sliding" in kinds else None
+    full: tuple[Mixer, ...] = (Attention(shape), Recurrence(state, "none"))
+    windowed: tuple[Mixer, ...] = (Attention(shape, window), Recurrence(state, "none"))
+    mixers = [windowed if kind == "hybrid_sliding" else full for kind in kinds]
+    return config.model("zaya", mixers, attention=shape)

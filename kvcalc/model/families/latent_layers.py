@@ -1,0 +1,129 @@
+"""Dots3-Note and Mistral Large 4: MLA with an indexer, whose latents differ between the layers."""
+
+from __future__ import annotations
+
+from kvcalc.model.families.deepseek import has_indexer
+from kvcalc.model.layers import Mixer
+from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.spec import ModelSpec
+
+KEYS = frozenset(
+    (
+        "num_key_value_heads head_dim kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim "
+        "v_head_dim index_head_dim index_n_heads index_topk index_topk_freq index_skip_topk_offset index_topk_pattern "
+        "layer_types mlp_layer_types use_dsa sliding_window sliding_window_size use_sliding_window per_layer_config "
+        "swa_num_attention_heads swa_num_key_value_heads swa_q_lora_rank swa_kv_lora_rank swa_head_dim "
+        "swa_qk_nope_head_dim swa_qk_rope_head_dim swa_v_head_dim kv_source_layers kv_sharing_modes "
+        "shared_experts_intermediate_size"
+    ).split()
+)
+
+# Source: Dots3NoteTextConfig and MistralLarge4TextConfig, Transformers 5.23.0.
+_INDEXER = {"index_head_dim": 128, "index_topk": 2048, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128}
+_DOTS = {
+    **_INDEXER, "num_attention_heads": 128, "q_lora_rank": 1024, "qk_nope_head_dim": 128, "index_n_heads": 64,
+    "sliding_window_size": 512,
+}  # fmt: skip
+_MISTRAL = {
+    **_INDEXER, "num_attention_heads": 64, "qk_nope_head_dim": 64, "index_n_heads": 32, "no_rope_layer_interval": 4,
+}  # fmt: skip
+# The keys of a Dots3-Note layer with a window, and their defaults.
+_DOTS_WINDOW = {
+    "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1024, "kv_lora_rank": 1024, "head_dim": 256,
+    "qk_nope_head_dim": 192, "v_head_dim": 128,
+}  # fmt: skip
+
+
+def read(config: ConfigReader, model_type: str) -> ModelSpec:
+    """A layer keeps one latent and one rotary key per token, and the indexer's key if it has an indexer."""
+    if model_type == "dots3_note_text":
+        return _read_dots(config.with_defaults(_DOTS), model_type)
+    return _read_mistral(config.with_defaults(_MISTRAL), model_type)
+
+
+def _read_dots(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Three of four layers have a window and a wider latent, and no indexer. All other layers have an indexer.
+
+    The first two layers have no window. Source: Dots3NoteTextConfig, Transformers 5.23.0.
+    """
+    num_layers = config.num_layers("num_hidden_layers")
+    full = "indexed_attention" if config.boolean("use_dsa", default=True) else "full_attention"
+    slides = config.boolean("use_sliding_window", default=True)
+    kinds = config.strings("layer_types", num_layers, ("full_attention", "indexed_attention", "sliding_attention"))
+    if kinds is None:
+        kinds = [
+            full if not slides or number < 2 or number % 4 == 1 else "sliding_attention" for number in range(num_layers)
+        ]
+    kinds = [kind if kind == "sliding_attention" else full for kind in kinds]
+    shape, narrow = _shape(config), _window_shape(config, kinds)
+    window = config.integer("sliding_window") if config.config.get("sliding_window") else None
+    kept: dict[str, tuple[Mixer, ...]] = {
+        "full_attention": (Attention(shape),),
+        "indexed_attention": (_indexed(config, shape),),
+        "sliding_attention": (Attention(narrow, window or config.integer("sliding_window_size")),),
+    }
+    return config.model(model_type, [kept[kind] for kind in kinds], attention=shape)
+
+
+def _window_shape(config: ConfigReader, kinds: list[str]) -> AttentionShape:
+    """Return the shape of a layer with a window: from per_layer_config, which Transformers saves, or the swa_ keys."""
+    stated = config.per_layer(len(kinds))
+    if stated is None:
+        own = {key: config.config.get(f"swa_{key}", default) for key, default in _DOTS_WINDOW.items()}
+        rope = config.optional_integer("swa_qk_rope_head_dim")
+    else:
+        layers = [layer for layer, kind in zip(stated, kinds) if kind == "sliding_attention"]
+        if any(layer != layers[0] for layer in layers):
+            raise config.error("per_layer_config: all layers with a window must be alike")
+        own = {key: config.config.get(key, default) for key, default in _DOTS_WINDOW.items()}
+        own |= layers[0] if layers else {}
+        rope = ConfigReader(own, config.name, config.source).optional_integer("qk_rope_head_dim")
+    merged = ConfigReader({**config.config, **own}, config.name, config.source)
+    width = rope or merged.integer("head_dim") - merged.integer("qk_nope_head_dim")
+    return _shape(merged.without("qk_rope_head_dim").with_defaults({"qk_rope_head_dim": width}))
+
+
+def _read_mistral(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Every fourth layer has no rotary key. A layer may read the latent of an earlier one (kv_source_layers).
+
+    Its indexer, if it has one, keeps its keys all the same. Source: MistralLarge4TextConfig and
+    MistralLarge4TextAttention, Transformers 5.23.0.
+    """
+    num_layers = config.num_layers("num_hidden_layers")
+    if any(kind != "indexed_attention" for kind in config.items("layer_types")):
+        raise config.error("layer_types: every layer must have indexed_attention")
+    shape = _shape(config)
+    bare = shape._replace(qk_rope_head_dim=0, rope_dim=0)
+    if config.config.get("no_rope_layers") is not None:
+        rotary = config.flags("no_rope_layers", num_layers)
+    else:
+        interval = config.integer("no_rope_layer_interval")
+        rotary = [(number + 1) % interval != 0 for number in range(num_layers)]
+    sources = config.integers("kv_source_layers", most=num_layers - 1) or [*range(num_layers)]
+    if len(sources) != num_layers:
+        raise config.error(f"kv_source_layers must have one number for each of {num_layers} layers")
+    made: dict[tuple[bool, bool, bool], tuple[Mixer, ...]] = {}
+    mixers = []
+    for number, has in enumerate(has_indexer(config, model_type, num_layers)):
+        key = (rotary[number], sources[number] == number, has)
+        if key not in made:
+            own = _indexed(config, shape if key[0] else bare)
+            made[key] = (own._replace(keeps=key[1], indexer=own.indexer if has else None),)
+        mixers.append(made[key])
+    return config.model(model_type, mixers, attention=shape)
+
+
+def _shape(config: ConfigReader) -> AttentionShape:
+    heads, rope = config.integer("num_attention_heads"), config.integer("qk_rope_head_dim")
+    return AttentionShape(
+        heads, heads, config.integer("qk_nope_head_dim") + rope, config.integer("v_head_dim"),
+        config.integer("hidden_size"), rope_dim=rope, rope_theta=config.number("rope_theta", default=10_000.0),
+        kv_lora_rank=config.integer("kv_lora_rank"), q_lora_rank=config.optional_integer("q_lora_rank") or 0,
+        qk_rope_head_dim=rope,
+    )  # fmt: skip
+
+
+def _indexed(config: ConfigReader, shape: AttentionShape) -> Attention:
+    indexer = Indexer(config.integer("index_n_heads"), config.integer("index_head_dim"))
+    return Attention(shape, most_read_tokens=config.integer("index_topk"), indexer=indexer)

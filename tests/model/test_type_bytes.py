@@ -1,0 +1,128 @@
+"""Small models of many types: the bytes that Transformers 5.23.0 keeps for 13 tokens, and the layers of other types.
+
+The bytes in type_bytes.jsonl were counted on models built from these configs, as tests/oracle does it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcalc.errors import ModelError
+from kvcalc.model.caches import FullAttention, SlidingWindowAttention
+from kvcalc.model.hf_config import REFUSED, is_remote, known_types, read_config
+from kvcalc.model.layers import LayerGroup
+from tests.documents import estimate
+
+ROWS = [json.loads(line) for line in Path(__file__).with_name("type_bytes.jsonl").read_text().splitlines()]
+PLAIN = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4}
+KV = {**PLAIN, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row["config"]["model_type"] for row in ROWS])
+def test_a_small_model_keeps_what_transformers_keeps(row: dict[str, Any]) -> None:
+    spec = read_config(row["config"], "small", "small")
+    answer = estimate(
+        spec, context_tokens=13, dtype=row["dtype"], engine="transformers", encoder_tokens=row["encoder_tokens"]
+    )  # fmt: skip
+    assert answer["kv_cache"]["total_bytes"] == row["bytes"]
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_a_type_without_a_cache_is_refused_with_the_reason(model_type: str) -> None:
+    with pytest.raises(ModelError, match=model_type) as caught:
+        read_config({"model_type": model_type, **PLAIN}, "x", "x")
+    assert REFUSED[model_type] in caught.value.message
+    assert model_type not in known_types()
+
+
+def layers(config: dict[str, Any]) -> tuple[LayerGroup, ...]:
+    spec = read_config(config, "x", "x")
+    assert is_remote(config["model_type"])
+    assert not spec.in_transformers
+    return spec.layers
+
+
+@pytest.mark.parametrize("model_type", ["telechat3", "solar", "sarvam_moe", "param2moe"])
+def test_these_types_have_the_attention_of_llama(model_type: str) -> None:
+    (group,) = layers({"model_type": model_type, **KV})
+    assert group.caches == (FullAttention(2, 16, 16),)
+    with pytest.raises(ModelError, match="num_key_value_heads is missing"):
+        read_config({"model_type": model_type, **PLAIN}, "x", "x")
+
+
+def test_step_s_groups_are_its_kv_heads_and_step3_has_one() -> None:
+    assert layers({"model_type": "step1", **PLAIN, "num_attention_groups": 4})[0].caches == (FullAttention(4, 16, 16),)
+    assert layers({"model_type": "step3_text", **PLAIN, "num_attention_groups": 1})[0].caches == (
+        FullAttention(1, 256, 256),
+    )
+
+
+def test_step5_has_a_window_in_every_second_layer_unless_the_config_lists_them() -> None:
+    config = {"model_type": "step5", **PLAIN, "num_attention_groups": 2, "sliding_window": 8}
+    first, second, *_ = layers(config)
+    assert first.caches == (SlidingWindowAttention(8, 2, 16, 16),)
+    assert second.caches == (FullAttention(2, 16, 16),)
+    listed = {**config, "num_nextn_predict_layers": 1, "layer_types": ["full_attention"] * 8 + ["sliding_attention"]}
+    assert [group.num_layers for group in layers(listed)] == [8]
+    assert [group.num_layers for group in layers({**config, "sliding_window": None})] == [8]
+    with pytest.raises(ModelError, match="sparse_config"):
+        read_config({**config, "sparse_config": {"num_heads": 2}}, "x", "x")
+
+
+@pytest.mark.parametrize("window", [{}, {"window_size": 16}, {"sliding_window": 16}, {"sliding_window": [16, None]}])
+def test_plamo3_has_a_window_in_seven_of_eight_layers(window: dict[str, Any]) -> None:
+    first, last = layers({"model_type": "plamo3", **KV, **window})
+    assert (first.num_layers, first.caches[0].window) == (7, 16 if window else 128)
+    assert last.caches == (FullAttention(2, 128, 128),)
+
+
+def test_plamo3_with_several_windows_is_refused() -> None:
+    with pytest.raises(ModelError, match="sliding_window: all layers"):
+        read_config({"model_type": "plamo3", **KV, "sliding_window": [16, 8]}, "x", "x")
+
+
+def test_mimo_v2_has_other_heads_in_the_layers_with_a_window() -> None:
+    config = {
+        **KV, "model_type": "mimo_v2", "head_dim": 16, "v_head_dim": 8, "swa_head_dim": 24, "swa_v_head_dim": 12,
+        "swa_num_attention_heads": 2, "swa_num_key_value_heads": 1, "sliding_window_size": 4,
+        "hybrid_layer_pattern": [0, 1] * 4,
+    }  # fmt: skip
+    first, second, *_ = layers(config)
+    assert first.caches == (FullAttention(2, 16, 8),)
+    assert second.caches == (SlidingWindowAttention(5, 1, 24, 12),)
+
+
+def test_transformers_builds_mimo_v2_flash_by_its_own_pattern() -> None:
+    """Its class ignores hybrid_layer_pattern, and doubles the KV heads of the layers with a window."""
+    config = {
+        **KV, "model_type": "mimo_v2_flash", "head_dim": 16, "v_head_dim": 8, "sliding_window_size": 4,
+        "hybrid_layer_pattern": [0, 1] * 4, "swa_num_key_value_heads": 1,
+    }  # fmt: skip
+    spec = read_config(config, "x", "x")
+    stored = estimate(spec, context_tokens=13, dtype="bf16")["kv_cache"]["total_bytes"]
+    assert stored == 4 * 13 * 2 * (16 + 8) * 2 + 4 * 5 * 1 * (16 + 8) * 2
+    held = estimate(spec, context_tokens=13, dtype="bf16", engine="transformers")
+    # Layers 0 and 5 keep 13 tokens of 2 heads, and the other six keep 4 tokens of 4 heads.
+    assert held["kv_cache"]["total_bytes"] == (2 * 13 * 2 + 6 * 4 * 4) * (16 + 8) * 2
+    assert any("does not read all keys" in note["text"] for note in held["warnings"])
+
+
+def test_a_static_indexer_of_minimax_m3_has_one_counter_for_the_batch() -> None:
+    config = {
+        **KV, "model_type": "minimax_m3_vl_text", "head_dim": 16, "index_head_dim": 8,
+        "sparse_attention_config": {"sparse_attention_freq": [0, 1] * 4},
+    }  # fmt: skip
+    spec = read_config(config, "x", "x")
+    one, three = (
+        estimate(
+            spec, context_tokens=10, dtype="bf16", batch_size=batch, engine="transformers",
+            engine_settings={"cache": "static"},
+        )["kv_cache"]["total_bytes"]
+        for batch in (1, 3)
+    )  # fmt: skip
+    kept = 10 * 2 * (8 * 2 * 2 * 16 + 4 * 8)
+    assert (one, three) == (kept + 4 * 8, 3 * kept + 4 * 8)
