@@ -43,6 +43,14 @@ def opened(path: str, *, hint: str | None = None) -> Iterator[tuple[BinaryIO, in
         raise UsageError(f"{path!r}: not a path") from None
 
 
+def expanded(path: str) -> str:
+    """`path` with the home folder for `~`. Raises UsageError (exit 2) for text that cannot be a path."""
+    try:
+        return os.path.expanduser(path)
+    except ValueError:  # a NUL byte, or a character that cannot be encoded
+        raise UsageError(f"{path!r}: not a path") from None
+
+
 def read_text(path: str, most_bytes: int) -> str:
     """The UTF-8 text of the file at `path`, of at most `most_bytes` bytes. The size is checked before reading.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model import presets
-from kvcalc.model.files import list_folder, one_of, read_stdin, read_text
+from kvcalc.model.files import expanded, list_folder, one_of, read_stdin, read_text
 from kvcalc.model.hf_config import read_config
 from kvcalc.model.spec import ModelSpec
 
@@ -54,7 +54,7 @@ def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelS
             return _beside_a_path(_read_preset(preset, read), preset, reference)
         if not os.path.exists(reference):
             return _load_pasted(reference, read)
-    path = os.path.expanduser(reference)
+    path = expanded(reference)
     if _is_gguf(path):
         from kvcalc.model.gguf_config import load_gguf
 
