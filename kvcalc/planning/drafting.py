@@ -20,8 +20,8 @@ from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.notes import Note
 
 _EXAMPLE = "for example --speculative mtp:3 --acceptance-length 2.4"
-# vLLM's name for the number of drafted tokens, which its layout of recurrent states depends on.
-_VLLM_SETTING = "num-speculative-tokens"
+# The engines' names for the number of drafted tokens, on which their recurrent states depend.
+_SETTINGS = {"vllm": "num-speculative-tokens", "llama.cpp": "draft-max"}
 
 
 def check_speculation(asked: Speculation, has_device: bool) -> None:
@@ -76,13 +76,14 @@ def check_engine_drafts(asked: Speculation, engine: str, spec: ModelSpec) -> Non
 
 
 def engine_settings(asked: Speculation, engine: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The engine's settings, with the number of drafted tokens for the engine that has such a setting."""
-    if engine.partition("@")[0] != "vllm":
+    """The engine's settings, with the number of drafted tokens for the engines that have such a setting."""
+    name = _SETTINGS.get(engine.partition("@")[0])
+    if name is None:
         return settings
-    given = settings.get(_VLLM_SETTING)
+    given = settings.get(name)
     if given not in (None, str(asked.num_tokens)):
-        raise UsageError(f"--{_VLLM_SETTING} {given} contradicts --speculative {asked}", f"remove --{_VLLM_SETTING}")
-    return {**settings, _VLLM_SETTING: str(asked.num_tokens)}
+        raise UsageError(f"--{name} {given} contradicts --speculative {asked}", f"remove --{name}")
+    return {**settings, name: str(asked.num_tokens)}
 
 
 def drafter_of(asked: Speculation, spec: ModelSpec, workload: Workload) -> Drafter | None:

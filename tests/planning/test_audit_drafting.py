@@ -160,3 +160,18 @@ S (f32):  432.00 MiB
     result = run(kvcalc, tmp_path, config, log, "--json", "--engine", "llama.cpp")
     assert result.status == 0, result.err
     assert verdicts(result)["state_bytes"] == "equal"
+
+
+def test_an_estimate_keeps_them_too(kvcalc: Any) -> None:
+    # The same 448.88 MiB, which llama.cpp printed for Qwen3.8-27B; Qwen3.5-27B has the same states.
+    asked = ("estimate", "qwen3.5-27b", "--context", "8k", "--engine", "llama.cpp", "--json")
+    found = kvcalc(*asked, "--speculative", "mtp:2")
+    assert round(found.json["kv_cache"]["fixed_bytes_per_sequence"] / 2**20, 2) == 448.88
+    lines = {line["name"]: line["bytes"] for line in found.json["engine"]["pool_lines"]}
+    assert sum(lines.values()) == found.json["kv_cache"]["bytes_per_device"]
+    alone = kvcalc(*asked).json["kv_cache"]["fixed_bytes_per_sequence"]
+    assert lines["states for prefixes and drafts"] == 2 * alone
+    # Every slot has them, and a contradiction is refused.
+    slots = kvcalc(*asked, "--speculative", "mtp:2", "-np", "4").json
+    assert slots["engine"]["pool_lines"] != found.json["engine"]["pool_lines"]
+    assert kvcalc(*asked, "--speculative", "mtp:2", "--draft-max", "3").status == 2

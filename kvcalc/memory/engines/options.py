@@ -91,6 +91,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("parallel", "N", "number of slots, if more than --batch; maximum running requests", None, ("-np",)),
         Option("kv-unified", None, "all slots share one stream", None, ("-kvu",)),
         Option("ubatch-size", "N", "tokens in one step", "512", ("-ub",)),
+        Option("draft-max", "N", "drafted tokens per step, for each of which a recurrent state is kept"),
         Option("swa-full", None, "keep all tokens in sliding-window layers"),
         Option("flash-attn", "on|off|auto", "flash attention; off pads V", "auto", ("-fa",)),
         Option("before-pull", "N", "a build older than this pull request: 19067, 16812, 13194 or 12801"),

@@ -52,10 +52,11 @@ def cells_for(settings: Settings, tokens: int, batch: int, window: int | None, *
     return Cells(tokens, batch, slots, streams, cells, window_cells)
 
 
-def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool) -> list[Line]:
+def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool, draft_max: int = 0) -> list[Line]:
     """Lines that add up to the bytes of the context.
 
-    Every cell has a row of K and a row of V. Every slot has a state in fp32, regardless of the state's own type.
+    Every cell has a row of K and a row of V. Every slot has a state in fp32, regardless of the state's own type, and
+    one more for each drafted token.
     """
     sizes: defaultdict[str, int] = defaultdict(int)
     for layer in layers.not_kept:
@@ -70,6 +71,7 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool) -> l
             state = _state_bytes(cache)
             sizes["states in fp32"] += count * (cells.batch * state - held)
             sizes["slots beyond the batch"] += count * (cells.slots - cells.batch) * state
+            sizes["states for prefixes and drafts"] += count * cells.slots * draft_max * state
             continue
         row = _row_bytes(kept, dtype)
         windowed = layers.is_windowed(cache)

@@ -20,6 +20,9 @@ _PULLS = (LATENT, WINDOWS, PADDING, NO_V)
 class Settings(NamedTuple):
     """`parallel` is the number of slots if it is more than the batch. Without flash attention, V is transposed.
 
+    `draft_max` is the number of drafted tokens per step. To take back the tokens that the model rejects, every slot
+    keeps its state before each of them (`rs_seq` in the log: 1 + 2 states of 149.62 MiB for Qwen3.8-27B with two).
+
     `before_pull` means a build from before that pull request, and so from before the later ones too.
     """
 
@@ -29,6 +32,7 @@ class Settings(NamedTuple):
     swa_full: bool
     flash_attn: str
     before_pull: int | None
+    draft_max: int = 0
 
     def is_before(self, pull: int) -> bool:
         """Whether the build lacks this pull request."""
@@ -57,7 +61,7 @@ class Settings(NamedTuple):
         """The settings in use, by option name. `parallel` is n_seq_max in the document."""
         return {
             "kv_unified": self.has_one_stream, "ubatch_size": self.ubatch_size, "swa_full": self.swa_full,
-            "flash_attn": self.flash_attn, "before_pull": self.before_pull,
+            "flash_attn": self.flash_attn, "before_pull": self.before_pull, "draft_max": self.draft_max,
         }  # fmt: skip
 
 
@@ -75,4 +79,5 @@ def parse_settings(settings: Mapping[str, str]) -> Settings:
         "swa-full" in settings,
         flash_attn,
         before,
+        given.count("draft-max", 0),
     )
