@@ -6,7 +6,7 @@ Every function returns the document that the command prints with `--json`, as pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from kvcalc.model.resolve import load_model
@@ -186,7 +186,7 @@ def plan(
 
 
 def audit(
-    text: str,
+    text: str | Iterable[bytes],
     name: str = "log",
     *,
     engine: str | None = None,
@@ -197,7 +197,8 @@ def audit(
 ) -> Audit:
     """The document of `kvcalc audit`: the numbers in an engine's start-up log compared with kvcalc's.
 
-    `text` is the log. The other arguments override what the log says.
+    `text` is the log, or its bytes in pieces: with `open("vllm.log", "rb")`, it is read line by line. The other
+    arguments override what the log says.
     """
     from kvcalc.planning.audit import audit as ask
 

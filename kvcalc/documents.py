@@ -102,6 +102,13 @@ class AuditWorkload(TypedDict):
     kv_dtype_reason: str | None
 
 
+class AuditUnreadItem(TypedDict):
+    """a line of a log that was not understood."""
+
+    line: int
+    text: str
+
+
 class Audit(TypedDict):
     """kvcalc audit."""
 
@@ -115,6 +122,7 @@ class Audit(TypedDict):
     inputs: int
     explanation: str | None
     figures: list[AuditFigure]
+    unread: list[AuditUnreadItem]
     warnings: list[Warning]
 
 

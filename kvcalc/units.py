@@ -17,6 +17,9 @@ _SHOWN = 40
 # No count of bytes or tokens has more digits. int() of a longer string is slow, and Python refuses more than 4,300.
 _MAX_TEXT = 64
 
+MOST = 2**63 - 1
+"""The largest count of tokens, bytes, sequences or devices that is accepted: what a signed 64-bit integer holds."""
+
 # Numbers below these need a unit: a size in bytes; a rate in bytes or operations per second.
 _LEAST_BARE_SIZE = 1024 * 1024
 _LEAST_BARE_RATE = 10**9
@@ -122,10 +125,16 @@ def parse_count(text: str, option: str, least: int = 1) -> int:
             f"{option} {_shown(text)}: not a whole number of at least {least}",
             "write it in digits, such as 16 or 1_000",
         )
-    value = int(number)
-    if value < least:
-        raise UsageError(f"{option} {_shown(text)}: must be at least {least}")
-    return value
+    return _bounded(int(number), option, text, least)
+
+
+def check_count(value: object, name: str, least: int = 1) -> None:
+    """Raise UsageError (exit 2) if `value`, from a Python program, is not a whole number from `least` to `MOST`."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UsageError(f"{name} {value!r}: must be a whole number")
+    if value > MOST:  # without the value, which may have more digits than Python prints
+        raise UsageError(f"{name}: must be at most {MOST:,}")
+    _bounded(value, name, str(value), least)
 
 
 def parse_seconds(text: str, option: str) -> float:
@@ -192,8 +201,8 @@ def _size(text: str, option: str) -> int:
     if power and "." in number:
         from fractions import Fraction
 
-        return int(Fraction(number) * base**power)
-    return _whole(number, base**power, f"{option} {_shown(text)}", "bytes")
+        return _bounded(int(Fraction(number) * base**power), option, text, 0)
+    return _bounded(_whole(number, base**power, f"{option} {_shown(text)}", "bytes"), option, text, 0)
 
 
 def _needs_unit(text: str, number: str, letters: str) -> bool:
@@ -260,8 +269,15 @@ def _whole(number: str, scale: int, what: str, unit: str) -> int:
 
 def _whole_tokens(number: str, scale: int, text: str, option: str) -> int:
     value = int(number) * scale if "." not in number else _whole(number, scale, f"{option} {_shown(text)}", "tokens")
-    if value < 1:
-        raise UsageError(f"{option} {_shown(text)}: must be at least 1")
+    return _bounded(value, option, text)
+
+
+def _bounded(value: int, option: str, text: str, least: int = 1) -> int:
+    """`value`, the number in `text`. UsageError if it is below `least` or above `MOST`."""
+    if value < least:
+        raise UsageError(f"{option} {_shown(text)}: must be at least {least}")
+    if value > MOST:
+        raise UsageError(f"{option} {_shown(text)}: must be at most {MOST:,}")
     return value
 
 

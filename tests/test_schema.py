@@ -9,6 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+import kvcalc as api
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.engines import ENGINES
 from kvcalc.model.presets import presets_folder
 from kvcalc.schema import SCHEMA_VERSION, load_schema
 from tests.conftest import ROOT, one_of_each_type, preset_names
@@ -190,3 +193,23 @@ def test_a_document_with_a_key_more_or_less_or_a_float_for_bytes_is_refused(kvca
         spoil(document)
         with pytest.raises(jsonschema.ValidationError):
             check(document, "estimate")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_preset_under_every_engine(engine: str) -> None:
+    """Also in lengths that no block divides. Rounding may leave no part of the cache below zero."""
+    validate = jsonschema.Draft202012Validator({**SCHEMA, "$ref": "#/$defs/estimate"}).validate
+    answered = 0
+    for name in preset_names():
+        spec = api.load_model(name)
+        for tokens in (1000, 131_072):
+            try:
+                document = api.estimate(spec, context_tokens=tokens, engine=engine)
+            except (UsageError, ModelError):
+                continue
+            cache = document["kv_cache"]
+            grown = cache["bytes_per_token"] * tokens + cache["fixed_bytes_per_sequence"]
+            assert grown == cache["bytes_per_sequence"], (name, tokens)
+            validate(document)
+            answered += 1
+    assert answered > len(preset_names())

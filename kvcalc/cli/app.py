@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 from kvcalc.cli.options import WithHelp
 from kvcalc.errors import KvcalcError, nearest
 from kvcalc.output.streams import discard_stdout
+from kvcalc.output.text import printable
 
 # Command -> the module in kvcalc.cli that defines it as `app`. Only the module of the command that runs is imported.
 COMMANDS = {
@@ -122,21 +123,17 @@ def run(arguments: list[str]) -> int:
 
 
 def _report(message: str, hint: str | None, status: int) -> int:
-    lines = [f"kvcalc: {printable(message, LONGEST_MESSAGE)}"]
+    lines = [f"kvcalc: {one_line(message, LONGEST_MESSAGE)}"]
     if hint:
-        lines.append(f"  {printable(hint, LONGEST_HINT)}")
+        lines.append(f"  {one_line(hint, LONGEST_HINT)}")
     print("\n".join(lines), file=sys.stderr)
     return status
 
 
-def printable(text: str, longest: int) -> str:
-    """`text` as one line of at most `longest` characters, with control characters escaped.
-
-    The text may be part of a file name or a config.
-    """
+def one_line(text: str, longest: int) -> str:
+    """`text` as one printable line of at most `longest` characters. It may be part of a file name or a config."""
     line = " ".join(text[: 2 * longest].split())
-    line = line if len(line) <= longest else line[:longest] + "..."
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return printable(line if len(line) <= longest else line[:longest] + "...")
 
 
 def _command_of(arguments: list[str]) -> str:

@@ -1,5 +1,6 @@
 """`kvcalc audit`: can the numbers in an engine's log be computed from the model?"""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -8,9 +9,6 @@ from kvcalc.cli import options as o
 from kvcalc.cli.question import context_of, output_of, parsed
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-
-# An engine's startup log is a few hundred kilobytes. 64 MiB is a day's log, more than an audit needs.
-MAX_LOG_BYTES = 64 * 1024 * 1024
 
 EPILOG = """Examples:
   kvcalc audit vllm.log
@@ -42,10 +40,10 @@ def audit(
 ) -> None:
     """Check the cache figures in an engine's log against the model.
 
-    The exit code is 5 if a figure cannot be explained.
+    The exit code is 5 if a figure cannot be explained, or if no figure of the cache was checked.
     """
     from kvcalc.errors import MismatchError, UsageError
-    from kvcalc.model.files import read_stdin, read_text
+    from kvcalc.model.files import chunks_of
     from kvcalc.model.resolve import load_model
     from kvcalc.planning.audit import audit as ask
     from kvcalc.units import parse_count
@@ -54,9 +52,8 @@ def audit(
     output = output_of(given, "audit")
     if log == "-" and model == "-":
         raise UsageError("LOG and --model cannot both be read from stdin")
-    text = read_stdin(MAX_LOG_BYTES) if log == "-" else read_text(log, MAX_LOG_BYTES)
     document = ask(
-        text,
+        chunks_of(log),
         "stdin" if log == "-" else log,
         model=None if model is None else load_model(model),
         engine=None if engine is None else engine.casefold(),
@@ -67,3 +64,7 @@ def audit(
     output.emit(document, "audit")
     if document["unexplained"]:
         raise MismatchError(f"{document['unexplained']} of the log's numbers unexplained", document["explanation"])
+    if not document["equal"]:
+        for line in document["unread"]:
+            print(f"line {line['line']} was not understood: {line['text']}", file=sys.stderr)
+        raise MismatchError("no number about the cache was checked", "give the engine's whole log from its start")

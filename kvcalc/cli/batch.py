@@ -234,12 +234,12 @@ def _text_of(field: str, value: Any, is_flag: bool) -> Any:
 
 
 def _error(line: int, message: str, hint: Optional[str], exit_code: int) -> dict[str, Any]:
-    from kvcalc.cli.app import LONGEST_HINT, LONGEST_MESSAGE, printable
+    from kvcalc.cli.app import LONGEST_HINT, LONGEST_MESSAGE, one_line
 
     return {
         "error": {
-            "message": printable(message, LONGEST_MESSAGE),
-            "hint": None if hint is None else printable(hint, LONGEST_HINT),
+            "message": one_line(message, LONGEST_MESSAGE),
+            "hint": None if hint is None else one_line(hint, LONGEST_HINT),
             "exit_code": exit_code,
             "line": line,
         }

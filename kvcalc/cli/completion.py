@@ -6,6 +6,7 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.errors import KvcalcError, UsageError, nearest
+from kvcalc.output.text import printable
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -63,4 +64,4 @@ def _print_candidates(root: object, words: list[str]) -> None:
     except KvcalcError:
         return
     for name, text in found.items():
-        print(f"{name}\t{text}" if text else name)
+        print(printable(f"{name}\t{text}" if text else name))

@@ -39,7 +39,7 @@ OVERVIEW_EXAMPLES = (
 
 _MOST_EXAMPLES = 3
 # Longer lines are hard to read. Longer names get their own line.
-_MOST_COLUMNS, _MOST_LABEL = 100, 24
+_LEAST_COLUMNS, _MOST_COLUMNS, _MOST_LABEL = 40, 100, 24
 
 
 class Row(NamedTuple):
@@ -67,7 +67,7 @@ class Screen:
 
     def __init__(self) -> None:
         # One column less, because some terminals wrap a line of exactly their width.
-        self._columns = shutil.get_terminal_size().columns - 1
+        self._columns = max(shutil.get_terminal_size().columns - 1, _LEAST_COLUMNS)
         self._text_columns = min(self._columns, _MOST_COLUMNS)
         self._is_plain = (
             not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "dumb") == "dumb"
@@ -83,10 +83,13 @@ class Screen:
         """A blank line and a heading."""
         self._lines += ["", self._styled("1", f"{text}:") + rest]
 
-    def paragraph(self, text: str) -> None:
-        """A paragraph, with a blank line before it unless it is the first one."""
+    def paragraph(self, text: str | None) -> None:
+        """A paragraph, with a blank line before it unless it is the first one.
+
+        The text is None if Python drops docstrings (-OO).
+        """
         self._lines += [""] if self._lines else []
-        self._lines += wrap(" ".join(text.split()), self._text_columns, break_on_hyphens=False)
+        self._lines += wrap(" ".join((text or "").split()), self._text_columns, break_on_hyphens=False)
 
     def rows(self, rows: Sequence[Row], width: int) -> None:
         """Two columns, the first one `width` wide. A longer label gets its own line."""
@@ -279,9 +282,9 @@ def _label(names: Sequence[str], metavar: str | None) -> str:
     return short + long + (f" {metavar}" if metavar else "")
 
 
-def first_sentence(text: str) -> str:
-    """The first sentence of a help text, and the default."""
-    text, bracket, rest = " ".join(text.split()).partition(" [default: ")
+def first_sentence(help: str | None) -> str:
+    """The first sentence of a help text, and the default. Empty if Python drops docstrings (-OO)."""
+    text, bracket, rest = " ".join((help or "").split()).partition(" [default: ")
     end = next((place for place in range(len(text)) if text.startswith(". ", place) and text[place - 1] != "."), None)
     return (text if end is None else text[: end + 1]) + (f"{bracket}{rest.partition(']')[0]}]" if bracket else "")
 

@@ -138,6 +138,10 @@ def measure(
             write(document, save)
 
 
+# torch 2.13 for CPUs maps 700 MiB when it is imported and multiplies two matrices.
+_LEAST_ADDRESS_SPACE = 768 * 1024 * 1024
+
+
 def _check_alone(ctx: typer.Context) -> None:
     """Raise UsageError (exit 2) if --compare is given with options of a run."""
     for parameter in ctx.command.params:
@@ -188,16 +192,35 @@ def _load() -> tuple[Callable[..., dict[str, object]], Callable[[dict[str, objec
     """The functions that run and check. If a package is missing, raises RunError (exit 1) with the install command."""
     from kvcalc.cli.interrupts import exiting_on_ctrl_c
 
+    _check_address_space()
     try:
         with exiting_on_ctrl_c():
             from kvcalc.measure import runner
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         if error.name not in ("torch", "psutil"):
             raise
         raise RunError(
             f"kvcalc measure needs {error.name}, which is not installed: pip install 'kvcalc[measure]'"
         ) from None
+    except (ImportError, OSError, MemoryError) as error:
+        reason = str(error) or "out of memory"
+        hint = "check that there is enough memory, and the installation: python -c 'import torch'"
+        raise RunError(f"torch cannot be loaded: {reason}", hint) from None
     return runner.measure, runner.check_bytes
+
+
+def _check_address_space() -> None:
+    """Raise RunError (exit 1) if the process may not map what torch needs. Its libraries abort in that case."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESS_SPACE:
+        from kvcalc.units import format_size
+
+        there, needed = format_size(limit, capacity=True), format_size(_LEAST_ADDRESS_SPACE)
+        raise RunError(f"this process may map {there} (ulimit -v), but torch needs {needed}", "ulimit -v unlimited")
 
 
 @contextlib.contextmanager

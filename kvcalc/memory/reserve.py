@@ -227,11 +227,18 @@ _VLLM_NEWEST = Release.of(999)
 _VLLM_GRAPHS_SINCE = Release.of(0, 21)
 
 
-def device_settings(engine: str, memory_bytes: int, device_name: str, release: Release | None) -> dict[str, str]:
+# The devices on which FlashInfer prefills gated delta nets, if CUDA is 13 or newer and keys have 128 elements, as in
+# every Qwen model (_resolve_gdn_prefill_backend, layers/mamba/gdn/qwen_gdn_linear_attn.py, vLLM 0.33.0).
+_FLASHINFER_DELTA_NETS = ("hopper", "blackwell", "blackwell-rtx")
+
+
+def device_settings(
+    engine: str, memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
+) -> dict[str, str]:
     """Default settings that `engine` chooses by device.
 
     These are the tokens in one step and the number of requests of vLLM's API server (get_batch_defaults,
-    engine/arg_utils.py).
+    engine/arg_utils.py), and the prefill kernel of gated delta nets.
     """
     if engine != "vllm":
         return {}
@@ -240,7 +247,8 @@ def device_settings(engine: str, memory_bytes: int, device_name: str, release: R
         tokens, requests = 16384, 1024
     elif memory_bytes >= 70 * GIB and not device_name.startswith(("a100", "gb10")) and release >= Release.of(0, 8):
         tokens, requests = 8192, 1024
-    return {"max-num-batched-tokens": str(tokens), "max-num-seqs": str(requests)}
+    prefill = "flashinfer" if device_class in _FLASHINFER_DELTA_NETS else "triton"
+    return {"max-num-batched-tokens": str(tokens), "max-num-seqs": str(requests), "gdn-prefill-backend": prefill}
 
 
 def _vllm(question: Question) -> Reserve:

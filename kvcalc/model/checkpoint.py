@@ -1,107 +1,168 @@
-"""Read the size of a checkpoint in a folder from the headers of its safetensors files.
+"""The size of the checkpoint in a folder, from the headers of its safetensors files.
 
-Format: the header's length in 8 bytes, little-endian; the header, a JSON object that maps each tensor's name to its
-dtype, shape and data_offsets; the data. Source: the safetensors format, https://github.com/huggingface/safetensors.
+A folder may hold a part of a checkpoint (a download that stopped), the same weights twice in two forms, or an adapter
+beside them. A size is only given for files that are complete.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvcalc.errors import UsageError
-from kvcalc.model.files import list_folder, opened, read_text
+from kvcalc.model.files import list_folder, opened
+from kvcalc.model.safetensors import json_object, read_tensors
+from kvcalc.units import format_size
 
 INDEX = "model.safetensors.index.json"
-MAX_INDEX_BYTES = 256 * 1024 * 1024
-MAX_HEADER_BYTES = 100_000_000
-"""The limit that the format sets."""
+MAX_INDEX_BYTES = 64 * 1024 * 1024
+MAX_INDEX_VALUES = 600_000
+"""A limit on memory: one value per tensor. The largest published indexes name about 200,000 tensors."""
 
-# The first line of the pointer that Git LFS leaves until it fetches a file (Git LFS specification, version 1).
-_POINTER = b"version https://git-lfs.github.com/spec/"
+_SUFFIX = ".safetensors"
+# PEFT's name, and a folder of an adapter that was saved in several files.
+_ADAPTER = re.compile(r"adapter(_model)?[-_.]?.*\.safetensors")
+_SHARD = re.compile(r"(.+?)[-.](\d{1,6})-of-(\d{1,6})\.safetensors")
 
 
-def read_checkpoint(folder: str) -> int | None:
-    """The bytes of all tensors in the folder's safetensors files; None if there are no such files.
+class StoredWeights(NamedTuple):
+    """The checkpoint in a folder.
 
-    If an index names the shards and one is missing, the result is the index's metadata.total_size, as written by the
-    checkpoint's author. A file that Git LFS has not fetched counts as missing. Raises UsageError (exit 2) for an
-    unreadable or damaged file.
+    `bytes` is the size of all tensors, or None if there are only adapters or the files are not complete; then `trouble`
+    says what is missing. `name` is the file that stands for them (an index for several files). `adapters` has a remark
+    about each adapter beside the weights.
     """
-    shards, stated = _shards(folder)
-    sizes = [_tensor_bytes(os.path.join(folder, shard)) for shard in shards]
-    if None in sizes:
-        return stated
-    return sum(size for size in sizes if size is not None) if sizes else None
+
+    bytes: int | None
+    name: str
+    trouble: str | None = None
+    adapters: tuple[str, ...] = ()
 
 
-def _shards(folder: str) -> tuple[list[str], int | None]:
-    """The names of the safetensors files, and the total size if an index states it."""
-    index = os.path.join(folder, INDEX)
-    if not os.path.lexists(index):
-        # A folder may have the same weights twice, in two forms. Loaders use the file with the Hub's usual name.
-        found = [entry for entry in list_folder(folder) if entry.endswith(".safetensors")]
-        return (["model.safetensors"] if "model.safetensors" in found else found), None
-    data = _json_object(read_text(index, MAX_INDEX_BYTES), index)
+def read_checkpoint(folder: str) -> StoredWeights | None:
+    """The checkpoint in the folder's safetensors files, or None if there are no such files.
+
+    With an index, the files that it names count, and no others. If one of them is missing, the index's
+    metadata.total_size, as written by the checkpoint's author, is the size, unless the files that are there hold more.
+    Without an index, model.safetensors comes first, then a set of shards (`-00001-of-00017`), then Mistral's
+    consolidated files, then all other files together. A file that Git LFS has not fetched counts as missing. Raises
+    UsageError (exit 2) for an unreadable or damaged file.
+    """
+    entries = [entry for entry in list_folder(folder) if entry.endswith(_SUFFIX)]
+    adapters = [entry for entry in entries if _ADAPTER.fullmatch(entry)]
+    if os.path.lexists(os.path.join(folder, INDEX)):
+        found: StoredWeights | None = _read_indexed(folder)
+    else:
+        found = None
+        for name, files, trouble in _forms([entry for entry in entries if entry not in adapters]):
+            form = _read_files(folder, name, files, trouble)
+            if found is None or form.bytes is not None:
+                found = form
+            if form.bytes is not None:
+                break
+    if not adapters:
+        return found
+    remarks = tuple(_adapter_remark(folder, entry) for entry in adapters)
+    return (found or StoredWeights(None, adapters[0]))._replace(adapters=remarks)
+
+
+def _read_indexed(folder: str) -> StoredWeights:
+    """The checkpoint that the folder's index describes."""
+    places, stated = _read_index(os.path.join(folder, INDEX))
+    shards = sorted(set(places.values()))
+    held = {shard: read_tensors(os.path.join(folder, shard)) for shard in shards}
+    total = sum(tensors.bytes for tensors in held.values() if tensors is not None)
+    missing = [shard for shard, tensors in held.items() if tensors is None]
+    if not missing:
+        for name, shard in places.items():
+            tensors = held[shard]
+            if tensors is None or name not in tensors.names:
+                return StoredWeights(None, INDEX, f"tensor {name[:100]!a} is not in {shard}")
+        return StoredWeights(total, INDEX)
+    if stated is None or stated < total:
+        return StoredWeights(None, INDEX, _missing(missing, len(shards)))
+    return StoredWeights(stated, INDEX)
+
+
+def _read_index(path: str) -> tuple[dict[str, str], int | None]:
+    """The file of every tensor, and the total size if the index states it."""
+    with opened(path) as (file, size):
+        if size > MAX_INDEX_BYTES:
+            raise UsageError(f"{path}: {size:,} bytes; at most {MAX_INDEX_BYTES:,} are read")
+        text = file.read(MAX_INDEX_BYTES)
+    data = json_object(text, path, MAX_INDEX_VALUES)
     places, metadata = data.get("weight_map"), data.get("metadata")
-    if not isinstance(places, dict) or not places or not all(_is_file_name(shard) for shard in places.values()):
-        raise UsageError(f"{index}: weight_map must name the file of every tensor")
+    if not isinstance(places, dict) or not places or not all(map(_is_file_name, places.values())):
+        raise UsageError(f"{path}: weight_map must name the file of every tensor")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     # Some tools write a float.
     if isinstance(total, float) and total.is_integer():
         total = int(total)
-    return sorted(set(places.values())), total if type(total) is int and total > 0 else None
+    return places, total if type(total) is int and total > 0 else None
 
 
 def _is_file_name(value: object) -> bool:
-    return isinstance(value, str) and value not in ("", ".", "..") and os.path.basename(value) == value
+    """Whether the value can name a file in the same folder."""
+    if not isinstance(value, str) or value in ("", ".", "..") or os.path.basename(value) != value:
+        return False
+    # Lone surrogates are valid in JSON, and cannot be encoded.
+    return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
-def _tensor_bytes(path: str) -> int | None:
-    """The bytes of the tensors in one file, or None if it is missing. Its length must match its header."""
-    if not os.path.lexists(path):
-        return None
-    with opened(path) as (file, size):
-        start = file.read(len(_POINTER))
-        if start == _POINTER:
-            return None
-        file.seek(8)
-        length = int.from_bytes(start[:8], "little")
-        if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-            raise UsageError(f"{path}: damaged: the header's length is {length:,} bytes, the file's {size:,}")
-        header = file.read(length)
-    try:
-        text = header.decode()
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: damaged: the header is not text") from None
-    end = 0
-    total = 0
-    for name, tensor in _json_object(text, path).items():
-        if name == "__metadata__":
-            continue
-        offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
-        if not _are_offsets(offsets):
-            raise UsageError(f"{path}: damaged: tensor {name[:60]!a} has no data_offsets")
-        total += offsets[1] - offsets[0]  # type: ignore[index]  # checked above
-        end = max(end, offsets[1])  # type: ignore[index]
-    data = size - 8 - length
-    if end != total or end != data:
-        raise UsageError(f"{path}: damaged: the header describes {end:,} bytes of tensors, the file holds {data:,}")
-    return total
+def _forms(entries: Sequence[str]) -> list[tuple[str, list[str], str | None]]:
+    """The forms of a checkpoint among the files, in the order in which loaders prefer them.
+
+    Each form has the name that stands for it, its files, and what is missing.
+    """
+    sets: dict[tuple[str, int], dict[int, str]] = {}
+    others = []
+    for entry in entries:
+        shard = _SHARD.fullmatch(entry)
+        if shard is None:
+            others.append(entry)
+        else:
+            sets.setdefault((shard[1], int(shard[3])), {})[int(shard[2])] = entry
+    forms: list[tuple[str, list[str], str | None]] = []
+    for (_, count), numbered in sorted(sets.items(), key=lambda item: (item[0][0] != "model", item[0])):
+        names = [numbered[number] for number in sorted(numbered)]
+        # Shards are numbered from 1, and in Mistral's own format from 0.
+        whole = len(names) == count and max(numbered) - min(numbered) == count - 1 and min(numbered) <= 1
+        forms.append((names[0], names, None if whole else f"{len(names)} of {count:,} files are there"))
+    for name in ("consolidated.safetensors", "model.safetensors"):
+        if name in others:
+            others.remove(name)
+            forms.insert(0 if name.startswith("model") else len(forms), (name, [name], None))
+    if others:
+        forms.append((others[0], others, None))
+    return forms
 
 
-def _are_offsets(value: object) -> bool:
-    return (
-        isinstance(value, list) and len(value) == 2 and all(type(n) is int for n in value) and 0 <= value[0] <= value[1]
-    )
+def _read_files(folder: str, name: str, files: Sequence[str], trouble: str | None) -> StoredWeights:
+    """One form of a checkpoint. `trouble` says that files are missing."""
+    total, missing = 0, []
+    for file in files:
+        held = read_tensors(os.path.join(folder, file))
+        if held is None:
+            missing.append(file)
+        else:
+            total += held.bytes
+    if trouble is None and missing:
+        trouble = _missing(missing, len(files))
+    elif trouble is None and not total:
+        trouble = "it has no tensors"
+    return StoredWeights(total if trouble is None else None, name, trouble)
 
 
-def _json_object(text: str, path: str) -> dict[str, object]:
-    import json
+def _missing(files: Sequence[str], count: int) -> str:
+    if count == 1:
+        return f"{files[0]} is missing, or not fetched by Git LFS"
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{files[0]}{more} of {count} files {'are' if more else 'is'} missing, or not fetched by Git LFS"
 
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        raise UsageError(f"{path}: damaged: not JSON") from None
-    if not isinstance(data, dict):
-        raise UsageError(f"{path}: damaged: not a JSON object")
-    return data
+
+def _adapter_remark(folder: str, name: str) -> str:
+    held = read_tensors(os.path.join(folder, name))
+    size = "" if held is None else f" of {format_size(held.bytes)}"
+    return f"{name}: an adapter{size}, which is not counted with the model's weights"

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from kvcalc.errors import UsageError
 
 _SHOWN_FILES = 5
+_CHUNK_BYTES = 1024 * 1024
 
 
 @contextmanager
@@ -39,6 +40,14 @@ def opened(path: str, *, hint: str | None = None) -> Iterator[tuple[BinaryIO, in
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or 'cannot be read'}") from None
     except ValueError:  # a NUL byte in the path
+        raise UsageError(f"{path!r}: not a path") from None
+
+
+def expanded(path: str) -> str:
+    """`path` with the home folder for `~`. Raises UsageError (exit 2) for text that cannot be a path."""
+    try:
+        return os.path.expanduser(path)
+    except ValueError:  # a NUL byte, or a character that cannot be encoded
         raise UsageError(f"{path!r}: not a path") from None
 
 
@@ -75,11 +84,30 @@ def one_of(folder: str, what: str, names: Sequence[str]) -> UsageError:
 
 def read_stdin(most_bytes: int) -> str:
     """All of standard input, with the same checks."""
+    return decode(_stdin().read(most_bytes + 1), "stdin", most_bytes)
+
+
+def chunks_of(path: str) -> Iterator[bytes]:
+    """The bytes of the file at `path`, or of standard input if it is `-`, in pieces.
+
+    Raises UsageError (exit 2) as `opened` does, and if stdin is closed.
+    """
+    if path == "-":
+        stream = _stdin()
+        while chunk := stream.read(_CHUNK_BYTES):
+            yield chunk
+    else:
+        with opened(path, hint="pipe it instead: kvcalc audit - < FILE") as (file, _):
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+
+
+def _stdin() -> BinaryIO:
     if sys.stdin is None:  # closed by the parent process
         raise UsageError("stdin: closed", "pipe in a config: kvcalc estimate - < config.json")
     if sys.stdin.buffer.isatty():
         print("kvcalc: reading from stdin; press Ctrl-D to end", file=sys.stderr)
-    return decode(sys.stdin.buffer.read(most_bytes + 1), "stdin", most_bytes)
+    return sys.stdin.buffer
 
 
 def decode(data: bytes, name: str, most_bytes: int) -> str:

@@ -24,7 +24,9 @@ MAX_TENSORS = 100_000
 MAX_STRINGS = 4_000_000
 """The limit for all arrays together: more than four times the largest vocabulary with its merges."""
 
-_MAX_NAME_BYTES = 65_535
+# llama.cpp refuses names of tensors with 64 bytes or more (GGML_MAX_NAME), and its forks with 128. The format allows
+# keys of 65,535 bytes, but the longest known one has fewer than 100.
+_MAX_NAME_BYTES = 1024
 _MAX_TEXT_BYTES = 4_096
 _MAX_DIMENSIONS = 4
 _PIECE_BYTES = 1 << 20
@@ -217,7 +219,7 @@ def _read_pairs(file: _Bytes, count: int) -> dict[str, object]:
     for _ in range(count):
         key = file.text(_MAX_NAME_BYTES)
         if not key:
-            raise file.damaged("a metadata key is empty or longer than 65,535 bytes")
+            raise file.damaged("a metadata key is empty or longer than 1,024 bytes")
         if key in found:
             raise file.damaged(f"key {key[:60]!a} appears twice")
         kind = file.number(_U32)

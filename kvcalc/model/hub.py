@@ -8,6 +8,7 @@ never run. HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE work as in huggingf
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, NamedTuple
 
 from kvcalc.errors import KvcalcError, ModelError, RunError, UsageError
@@ -16,6 +17,7 @@ SECONDS = 10.0
 """The time limit for all attempts together."""
 
 _FILE = "config.json"
+_PIECE_BYTES = 65_536
 _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 _LONGEST_ID = 96
 _OPEN_IT = "set HF_TOKEN to a token with access, and accept the model's terms on the Hub if it has any"
@@ -38,12 +40,16 @@ def fetch_config(reference: str, most_bytes: int) -> HubConfig:
     to the model, the machine is offline or the Hub does not answer in time.
     """
     repo_id, revision = parse_reference(reference)
+    _check_endpoint(os.environ.get("HF_ENDPOINT") or "")
     try:
         import huggingface_hub
+        from huggingface_hub import try_to_load_from_cache  # it is imported lazily, and reads the variables
     except ImportError:
         raise RunError(f"{reference}: huggingface_hub is not installed", "pip install 'kvcalc[hub]'") from None
+    except Exception as error:
+        raise RunError(f"huggingface_hub cannot be loaded: {_shown(error)}", "check the variables HF_*") from None
     hub: Any = huggingface_hub  # it imports its modules lazily, which type checkers cannot see
-    path = hub.try_to_load_from_cache(repo_id, _FILE, revision=revision)
+    path = try_to_load_from_cache(repo_id, _FILE, revision=revision)
     if not isinstance(path, str):
         if hub.constants.HF_HUB_OFFLINE:
             raise RunError(f"{reference}: not in the local cache, and HF_HUB_OFFLINE is set", f"unset it, {_BY_PATH}")
@@ -74,17 +80,84 @@ def _download(hub: Any, reference: str, repo_id: str, revision: str, most_bytes:
     hub.logging.set_verbosity_error()
     try:
         url = hub.hf_hub_url(repo_id, _FILE, revision=revision)
-        found = hub.get_hf_file_metadata(url, timeout=SECONDS, token=hub.get_token())
-        if found.commit_hash is None:
+        token = hub.get_token()
+        found = hub.get_hf_file_metadata(url, timeout=SECONDS, token=token)
+        # The commit becomes the name of a folder, and huggingface_hub would make the ETag the name of a file.
+        if not (found.commit_hash and _is_hash(found.commit_hash) and _is_hash(found.etag or "0")):
             raise RunError(f"{reference}: the server at HF_ENDPOINT is not a Hugging Face Hub", "check HF_ENDPOINT")
         if found.size is not None and found.size > most_bytes:
             raise ModelError(f"{reference}: its {_FILE} has {found.size:,} bytes; at most {most_bytes:,} are read")
-        path: str = hub.hf_hub_download(repo_id, _FILE, revision=revision, etag_timeout=SECONDS)
-        return path
+        data = _read(hub, reference, url, token, most_bytes)
+        return _store(hub.constants.HF_HUB_CACHE, repo_id, revision, found.commit_hash, data)
     except KvcalcError:
         raise
     except Exception as error:
         raise _refusal(error, reference) from None
+
+
+def _read(hub: Any, reference: str, url: str, token: str | None, most_bytes: int) -> bytes:
+    """The body at `url`, whose size is limited while it is read: the server may have stated another one."""
+    headers = {**hub.utils.build_hf_headers(token=token), "Accept-Encoding": "identity"}
+    data = b""
+    with hub.utils.get_session().stream(
+        "GET", url, headers=headers, follow_redirects=True, timeout=SECONDS
+    ) as response:
+        hub.utils.hf_raise_for_status(response)
+        for piece in response.iter_bytes(_PIECE_BYTES):
+            data += piece
+            if len(data) > most_bytes:
+                raise ModelError(f"{reference}: its {_FILE} has more than {most_bytes:,} bytes, the maximum")
+    return data
+
+
+def _store(cache: str, repo_id: str, revision: str, commit: str, data: bytes) -> str:
+    """Write the file into huggingface_hub's cache, in the layout for systems without links, and return its path.
+
+    Files are replaced atomically. huggingface_hub itself is not used, because it trusts the server's headers with the
+    names of files, and writes what the server sends without a limit.
+    """
+    folder = os.path.join(cache, f"models--{repo_id.replace('/', '--')}")
+    path = os.path.join(folder, "snapshots", commit, _FILE)
+    _replace(path, data)
+    if revision != commit:
+        _replace(os.path.join(folder, "refs", *revision.split("/")), commit.encode())
+    return path
+
+
+def _replace(path: str, data: bytes) -> None:
+    partial = f"{path}.{os.getpid()}.incomplete"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+        os.replace(partial, path)
+    except OSError:
+        if os.path.exists(partial):
+            os.unlink(partial)
+        raise
+
+
+def _is_hash(text: str) -> bool:
+    return re.fullmatch("[0-9a-f]{1,128}", text) is not None
+
+
+def _check_endpoint(url: str) -> None:
+    """Raise UsageError (exit 2) if HF_ENDPOINT is set to something that is not a URL. It may have a password."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_url = False
+    if url and not (is_url and url.isprintable() and " " not in url):
+        raise UsageError("HF_ENDPOINT is not a URL", "for example HF_ENDPOINT=https://huggingface.co, or unset it")
+
+
+def _shown(error: Exception) -> str:
+    """The error's text in one short line, without addresses: they may contain a password or a signature."""
+    text = re.sub(r"\S*://\S*", "(address)", " ".join(str(error).split()))
+    return text[:200] or type(error).__name__
 
 
 def _refusal(error: Exception, reference: str) -> KvcalcError:
@@ -111,8 +184,7 @@ def _refusal(error: Exception, reference: str) -> KvcalcError:
         return RunError(f"{reference}: the Hub answered with status {status}", "try again later")
     if "Timeout" in kind:
         return _too_late(reference)
-    text = " ".join(str(error).split())[:200]
-    return RunError(f"{reference}: download failed: {text or kind}", f"check the network, {_BY_PATH}")
+    return RunError(f"{reference}: download failed: {_shown(error)}", f"check the network, {_BY_PATH}")
 
 
 def _too_late(reference: str) -> RunError:

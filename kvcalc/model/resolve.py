@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model import presets
-from kvcalc.model.files import list_folder, one_of, read_stdin, read_text
+from kvcalc.model.files import expanded, list_folder, one_of, read_stdin, read_text
 from kvcalc.model.hf_config import read_config
 from kvcalc.model.spec import ModelSpec
 
@@ -16,6 +16,7 @@ MAX_VALUES = 250_000
 """A limit on memory. The largest configs, which name every quantized tensor, have 70,000 values."""
 MAX_KEYS = 10_000
 
+_ADAPTER = "adapter_config.json"
 _FILES = (".json", ".gguf", ".yaml", ".yml")
 
 _Read = Callable[[Mapping[str, object], str, str], ModelSpec]
@@ -53,7 +54,7 @@ def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelS
             return _beside_a_path(_read_preset(preset, read), preset, reference)
         if not os.path.exists(reference):
             return _load_pasted(reference, read)
-    path = os.path.expanduser(reference)
+    path = expanded(reference)
     if _is_gguf(path):
         from kvcalc.model.gguf_config import load_gguf
 
@@ -149,6 +150,8 @@ def _load_path(path: str, read: _Read) -> ModelSpec:
     if path.endswith((".yaml", ".yml")):
         return _read_preset(presets.load_preset(path), read)
     config = _json_object(read_text(path, MAX_CONFIG_BYTES), path)
+    if "peft_type" in config:
+        raise _adapter(path, config)
     folder, file = os.path.split(path)
     if file != "config.json":
         return read(config, _name_of(path), path)
@@ -171,10 +174,19 @@ def _config_in(folder: str) -> str:
     entries = list_folder(folder)
     if "config.json" in entries:
         return os.path.join(folder, "config.json")
+    if _ADAPTER in entries:
+        return os.path.join(folder, _ADAPTER)
     others = [entry for entry in entries if entry.endswith((".json", ".yaml", ".yml"))]
     if not others:
         raise UsageError(f"{folder}: no config.json", "give the path of a config.json, or of a folder that has one")
     raise one_of(folder, "no config.json, but", others)
+
+
+def _adapter(path: str, config: Mapping[str, object]) -> ModelError:
+    """The error for the config of an adapter (PEFT), which names its base model."""
+    base = config.get("base_model_name_or_path")
+    hint = f"give the model that it adapts: {base[:200]}" if isinstance(base, str) and base else None
+    return ModelError(f"{path}: an adapter, not a model", hint)
 
 
 def _name_of(path: str) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from kvcalc.errors import ModelError, UsageError
 
 _MAX_DEPTH = 32
+# Octal numbers (010 is 8) and numbers to the base of 60 (1:30 is 90), which PyYAML reads and YAML 1.2 has not.
+_OLD_NUMBER = re.compile(r"[-+]?(?:0[0-9_]+|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)")
 
 
 def parse_mapping(text: str, name: str) -> dict[object, object]:
@@ -47,6 +51,12 @@ def _check_events(events: object, yaml: object, name: str) -> None:
                     line = event.start_mark.line + 1
                     raise ModelError(f"{name}: key {key!r} appears twice, the second time on line {line}")
                 levels[-1].keys.add(key)
+            if kind == "ScalarEvent" and not event.style and _OLD_NUMBER.fullmatch(event.value):
+                line = event.start_mark.line + 1
+                raise UsageError(
+                    f"{name}: line {line}: {event.value[:40]} is another number in YAML 1.1 than in YAML 1.2",
+                    "write it in decimal digits, or in quotes if it is text",
+                )
             if kind != "ScalarEvent":
                 levels.append(_Level(is_mapping=kind == "MappingStartEvent"))
                 if len(levels) > _MAX_DEPTH:

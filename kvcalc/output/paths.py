@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvcalc.errors import UsageError
+from kvcalc.output.text import printable
 
 _BREAKS = str.maketrans("\t\n\r", "   ")
 
@@ -87,9 +88,9 @@ def _is_index(text: str) -> bool:
 
 
 def bare(value: Any) -> str:
-    """A value for scripts: strings without quotes, everything else (null, true and false too) as compact JSON."""
+    """A value for scripts: strings without quotes and control characters, everything else as compact JSON."""
     if isinstance(value, str):
-        return value
+        return printable(value)
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 

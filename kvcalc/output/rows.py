@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvcalc.output.paths import bare, one_line
+from kvcalc.output.text import csv_text
 
 Block = tuple[dict[str, Any], tuple[str, ...], Iterable[tuple[Any, ...]], bool]
 """The columns that are the same in all rows, the names of the other columns, their values row by row, and whether all
@@ -77,6 +78,8 @@ def _text(value: Any, format: str) -> str:
         return one_line(text)
     if text.isalnum():
         return text
+    if isinstance(value, str):
+        text = csv_text(text)
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="").writerow([text])
     return buffer.getvalue()

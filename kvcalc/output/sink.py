@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kvcalc.errors import UsageError, nearest
 from kvcalc.notes import sentence
 from kvcalc.output.streams import discard_stdout
+from kvcalc.output.text import printable
 
 FORMATS = ("human", "tsv", "csv", "json")
 
@@ -53,8 +54,9 @@ class Output(NamedTuple):
                 warn(warnings)
         else:
             from kvcalc.output.human import render
+            from kvcalc.output.text import printable_document
 
-            render(document, kind, self.color, **shown)
+            render(printable_document(document), kind, self.color, **shown)
             sys.stdout.flush()
             warn(warning for warning in warnings if (warning["part"], warning["code"]) not in _ON_SCREEN)
             return
@@ -92,4 +94,4 @@ def choose(
 def warn(warnings: Iterable[Mapping[str, str]]) -> None:
     """Print warnings to stderr, one per line."""
     for warning in warnings:
-        print(f"warning: {sentence(warning)}", file=sys.stderr)
+        print(f"warning: {printable(sentence(warning))}", file=sys.stderr)

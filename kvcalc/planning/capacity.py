@@ -29,7 +29,7 @@ def capacity(
     share, rules, batch = case.share, case.rules, workload.attention_batch(workload.batch_size)
     held = _held(case, pool_shrinkage)
     here = held(workload.context_tokens, batch)
-    if pool_shrinkage is None:
+    if pool_shrinkage is None and not case.encoder_follows_context:
         longest = rules.longest_context(share, workload.kv_dtype, batch, kv_memory_bytes)
     else:
         longest = kv_cache.longest_context(lambda tokens: held(tokens, batch), kv_memory_bytes, period(spec))
@@ -98,10 +98,18 @@ def _held(case: Case, pool_shrinkage: PoolShrinkage | None) -> Callable[[int, in
 
     The sequences are those of one attention replica.
     """
-    device, rules, dtype = case.share, case.rules, case.workload.kv_dtype
+    device, rules, dtype, replicas = case.share, case.rules, case.workload.kv_dtype, case.workload.data_parallel_size
+    if case.encoder_follows_context:
+
+        def cache(tokens: int, sequences: int) -> int:
+            there = case.of_length(tokens)
+            return there.rules.batch_bytes(there.share, dtype, tokens, sequences)
+
+    else:
+
+        def cache(tokens: int, sequences: int) -> int:
+            return rules.batch_bytes(device, dtype, tokens, sequences)
+
     if pool_shrinkage is None:
-        return lambda tokens, sequences: rules.batch_bytes(device, dtype, tokens, sequences)
-    replicas = case.workload.data_parallel_size
-    return lambda tokens, sequences: (
-        rules.batch_bytes(device, dtype, tokens, sequences) + pool_shrinkage(tokens, sequences * replicas)
-    )
+        return cache
+    return lambda tokens, sequences: cache(tokens, sequences) + pool_shrinkage(tokens, sequences * replicas)

@@ -26,7 +26,7 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_cross_attention
 from kvcalc.model.variants import WhatIf, apply
 from kvcalc.notes import Note
-from kvcalc.units import Number
+from kvcalc.units import Number, check_count
 
 if TYPE_CHECKING:
     from kvcalc.model.drafting import Speculation
@@ -127,6 +127,17 @@ class Case(NamedTuple):
         self.rules.check_context(context_tokens)
         return self._replace(workload=self.workload._replace(context_tokens=context_tokens, batch_size=batch_size))
 
+    def of_length(self, context_tokens: int) -> Case:
+        """The same case with another context, to search for the longest one. No limit of the engine is checked."""
+        workload = self.workload._replace(context_tokens=context_tokens)
+        if not self.encoder_follows_context:
+            return self._replace(workload=workload)
+        workload = workload._replace(encoder_tokens=context_tokens)
+        spec = bind_workload(self.spec, workload)
+        cached, rules = _engine_of(self.question, spec, workload, self.settings)
+        share = on_device(cached, workload.tensor_parallel_size)
+        return self._replace(spec=spec, cached=cached, share=share, rules=rules, workload=workload)
+
 
 def make_case(question: Question) -> Case:
     """The case of a question.
@@ -224,29 +235,21 @@ def _resolve(asked: Question) -> Case:
         spec, asked.context_tokens, asked.batch_size, asked.dtype, resolved, size,
         asked.encoder_tokens, asked.pipeline_parallel_size,
     )  # fmt: skip
-    cached = spec = bind_workload(spec, workload)
+    spec = bind_workload(spec, workload)
     if asked.speculative is not None:
         from kvcalc.planning import drafting
 
         drafting.check_speculation(asked.speculative, devices is not None)
         drafting.check_engine_drafts(asked.speculative, asked.engine, spec)
         settings = drafting.engine_settings(asked.speculative, asked.engine, settings)
-        cached = drafting.with_layers(asked.speculative, spec, workload)
     check_settings([asked.engine], settings, has_device=devices is not None)
-    stages, given = workload.pipeline_parallel_size, sorted(settings.items())
-    if asked.speculative is None:
-        rules = _rules_of(spec, asked.engine, stages, *given)
-    else:
-        drafter = drafting.drafter_of(asked.speculative, spec, workload)
-        rules = drafting.rules_of(
-            asked.engine, drafter, spec, cached, lambda model: _rules_of(model, asked.engine, 1, *given)
-        )
-        rules = drafting.with_slots(asked.speculative, rules, asked.serves_requests)
+    cached, rules = _engine_of(asked, spec, workload, settings)
     if workload.tensor_parallel_size > 1 and not rules.splits_heads:
         raise LayoutError(
             f"--tp {workload.tensor_parallel_size}: tensor parallelism is not supported for {asked.engine}",
             f"use --pp {workload.tensor_parallel_size} to split the layers" if rules.splits_layers else "use --tp 1",
         )
+    rules.check_ranks(spec, workload.tensor_parallel_size)
     experts = None if asked.speed is None else asked.speed.expert_parallel_size
     if asked.data_parallel_size > 1:
         from kvcalc.planning.attention_replicas import with_attention_replicas
@@ -280,17 +283,22 @@ def _checked(question: Question) -> Question:
 
     UsageError (exit 2) for a value of the wrong type, which can only come from the Python API.
     """
-    _check_count("batch_size", question.batch_size)
-    _check_count("pipeline_parallel_size", question.pipeline_parallel_size)
-    _check_count("data_parallel_size", question.data_parallel_size)
+    check_count(question.batch_size, "batch_size")
+    check_count(question.pipeline_parallel_size, "pipeline_parallel_size")
+    check_count(question.data_parallel_size, "data_parallel_size")
     if question.tensor_parallel_size is not None:
-        _check_count("tensor_parallel_size", question.tensor_parallel_size)
+        check_count(question.tensor_parallel_size, "tensor_parallel_size")
     if question.context_tokens is not None:
-        _check_count("context_tokens", question.context_tokens)
+        check_count(question.context_tokens, "context_tokens")
     if question.encoder_tokens is not None:
-        _check_count("encoder_tokens", question.encoder_tokens)
+        check_count(question.encoder_tokens, "encoder_tokens")
     if question.kv_memory_bytes is not None:
-        _check_count("kv_memory_bytes", question.kv_memory_bytes, least=0)
+        check_count(question.kv_memory_bytes, "kv_memory_bytes", least=0)
+    if question.speed is not None:
+        for name in ("expert_parallel_size", "input_tokens", "output_tokens", "concurrency"):
+            count = getattr(question.speed, name)
+            if count is not None:
+                check_count(count, name)
     for name in ("dtype", "kv_dtype", "engine"):
         value = getattr(question, name)
         if not isinstance(value, str) and not (name == "dtype" and value is None):
@@ -300,6 +308,7 @@ def _checked(question: Question) -> Question:
 
         if not isinstance(question.devices, Devices):
             raise UsageError(f"devices {question.devices!r}: must be Devices", 'use kvcalc.find_devices("h100x8")')
+        check_count(question.devices.num_devices, "num_devices")
     if not isinstance(question.model, ModelSpec):
         raise UsageError(f"model {question.model!r}: must be a ModelSpec", "use kvcalc.load_model(NAME)")
     given = question.engine_settings or {}
@@ -346,11 +355,21 @@ def _with_requests(question: Question) -> Question:
     return question._replace(context_tokens=request_tokens)
 
 
-def _check_count(name: str, value: object, least: int = 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UsageError(f"{name} {value!r}: must be a whole number")
-    if value < least:
-        raise UsageError(f"{name} {value}: must be at least {least}")
+def _engine_of(
+    asked: Question, spec: ModelSpec, workload: Workload, settings: Mapping[str, str]
+) -> tuple[ModelSpec, Engine]:
+    """All layers with a cache, those that draft tokens included, and the engine that counts them."""
+    stages, given = workload.pipeline_parallel_size, sorted(settings.items())
+    if asked.speculative is None:
+        return spec, _rules_of(spec, asked.engine, stages, *given)
+    from kvcalc.planning import drafting
+
+    cached = drafting.with_layers(asked.speculative, spec, workload)
+    drafter = drafting.drafter_of(asked.speculative, spec, workload)
+    rules = drafting.rules_of(
+        asked.engine, drafter, spec, cached, lambda model: _rules_of(model, asked.engine, 1, *given)
+    )
+    return cached, drafting.with_slots(asked.speculative, rules, asked.serves_requests)
 
 
 @remembered

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.dtypes import parse_dtype, parse_weight_dtype
+from kvcalc.model.files import expanded
 from kvcalc.model.presets import Preset, find_preset, names_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.weights import describe_weights
@@ -84,7 +85,7 @@ def _unnamed(reason: str) -> Checkpoint:
 
 def _holds_weights(folder: str) -> bool:
     try:
-        return any(name.endswith(_WEIGHTS) for name in os.listdir(folder))
+        return any(name.endswith(_WEIGHTS) and not name.startswith("adapter") for name in os.listdir(folder))
     except OSError:
         return False
 
@@ -107,7 +108,7 @@ def _repository(spec: ModelSpec) -> str | None:
             return _on_hub(spec.source) or (listed[0] if listed else None)
     if typed.endswith(_CONFIGS) or not typed:
         return _on_hub(spec.source)
-    return typed if typed.count("/") == 1 and not os.path.exists(os.path.expanduser(typed)) else None
+    return typed if typed.count("/") == 1 and not os.path.exists(expanded(typed)) else None
 
 
 def _preset_of(spec: ModelSpec) -> Preset | None:

@@ -10,7 +10,7 @@ from kvcalc.memory.weights import plain_bytes, quantized_bytes
 from kvcalc.model.drafting import DRAFT, Drafter, Speculation
 from kvcalc.planning.case import Case
 from kvcalc.planning.drafting import drafter_of
-from kvcalc.planning.weights import stored_weights
+from kvcalc.planning.weights import describe_weights, stored_weights
 
 if TYPE_CHECKING:
     from kvcalc.throughput.roofline import SpeedModel
@@ -91,8 +91,5 @@ def _stored(case: Case, drafter: Drafter) -> StoredWeights | str:
 
 def _counts_files(case: Case) -> bool:
     """Whether the bytes of the model's weights are those of its files."""
-    if case.question.dtype is not None or case.spec.checkpoint is None:
-        return False
-    from kvcalc.model.checkpoint import read_checkpoint
-
-    return read_checkpoint(case.spec.checkpoint) is not None
+    found = describe_weights(case.model, case.spec, case.question.dtype, case.workload.model_dtype, [])
+    return bool(found["bytes_source"] == "safetensors")

@@ -69,7 +69,8 @@ def layout_of(workload: Workload) -> Layout:
 def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
     """The engine's settings, including the defaults that depend on the device."""
     gpu, name = devices.gpu, engine.partition("@")[0]
-    return {**device_settings(name, gpu.memory_bytes, gpu.name, release_of(engine)), **settings}
+    chosen = device_settings(name, gpu.memory_bytes, gpu.name, gpu.device_class, release_of(engine))
+    return {**chosen, **settings}
 
 
 def lay_out(

@@ -199,7 +199,7 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     key: tuple[Any, ...] = (
         asked.engine, id(gpu), workload.kv_dtype, workload.model_dtype, asked.dtype, case.rules.placement, calibration,
         workload.tensor_parallel_size, workload.pipeline_parallel_size, workload.data_parallel_size,
-        workload.expert_parallel_size,
+        workload.expert_parallel_size, case.rules.token_ranks,
     )  # fmt: skip
     if calibration is not None:
         # The engine's settings decide how many requests of a measured run were in the batch.
@@ -222,7 +222,7 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
 
 
 def _new_speed(case: Case) -> Speed | str:
-    workload, layout = case.workload, layout_of(case.workload)
+    workload, layout = case.workload, layout_of(case.workload)._replace(token_ranks=case.rules.token_ranks)
     if workload.data_parallel_size > 1:
         layout = layout._replace(spread_names=spread_of(case.spec, case.rules, workload).names)
     found = _speed(case, case.devices.gpu, layout)

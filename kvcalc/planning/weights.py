@@ -43,17 +43,25 @@ def _described(
     if reason is not None and spec.attention != model.attention:
         notes.append(Note("weights", "other-attention", reason))
     asked = parse_weight_dtype(dtype)
-    held = None
-    if asked is None and spec.attention == model.attention and spec.checkpoint is not None:
-        from kvcalc.model.checkpoint import read_checkpoint
-
-        held = read_checkpoint(spec.checkpoint)
-    name, size = _bytes_of(weights, spec, asked, model_dtype, notes if held is None else [])
+    remarks: list[Note] = []
+    name, size = _bytes_of(weights, spec, asked, model_dtype, remarks)
     counted = None if weights is None else count_parameters(weights)
     total, active = (None, None) if size is None else size
     source = None if total is None else "config"
-    if held is not None:
-        total, source = held, "safetensors"
+    if asked is None and spec.attention == model.attention and spec.checkpoint is not None:
+        from kvcalc.model.checkpoint import read_checkpoint
+
+        stored = read_checkpoint(spec.checkpoint)
+        if stored is not None:
+            from kvcalc.planning.stored_files import believed_bytes
+
+            held, said = believed_bytes(stored, total)
+            notes += said
+            if held is not None:
+                # The size is known, so it does not matter if the config's quantization is not supported.
+                total, source, remarks = held, "safetensors", []
+                active = None if active is None else min(active, held)
+    notes += remarks
     parameters = (None,) * 3 if counted is None else (counted.total, counted.active_per_token, counted.input_embedding)
     return _document(parameters, (total, active), name, source, reason), notes
 

@@ -27,7 +27,8 @@ class Layout(NamedTuple):
     """How the model is split over devices. Whole experts are distributed over `expert_parallel_size` ranks.
 
     Each of `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. The experts and the
-    weights named in `spread_names` are split over `ranks` devices, those of all attention replicas.
+    weights named in `spread_names` are split over `ranks` devices, those of all attention replicas. `token_ranks` of
+    the tensor-parallel devices divide the tokens of the cache among them (decode context parallelism).
     """
 
     tensor_parallel_size: int = 1
@@ -35,6 +36,7 @@ class Layout(NamedTuple):
     expert_parallel_size: int = 1
     data_parallel_size: int = 1
     spread_names: frozenset[str] = frozenset()
+    token_ranks: int = 1
 
     @property
     def ranks(self) -> int:
@@ -116,6 +118,8 @@ class Counts(NamedTuple):
 
     def kv_read_bytes(self, context_tokens: float) -> float:
         """Bytes of cache that one decode step of one sequence reads on the rank in all layers (`decode_read_bytes`)."""
+        if self.layout.token_ranks > 1:
+            context_tokens = max(1.0, context_tokens / self.layout.token_ranks)
         if self.curve is not None:
             return self.curve.bytes_at(context_tokens)
         return read_sequence_bytes(self.cache, self.kv_dtype, max(1, int(context_tokens)))

@@ -218,6 +218,9 @@ def times_of(counts: Counts, gpu: Gpu) -> Times:
     hidden_bytes = counts.hidden_size * _ACTIVATION_BYTES
     # Two all-reduces per layer. With attention replicas, they stay within one, and experts have all-to-alls instead.
     all_reduces, peers = 2 * counts.num_layers, layout.devices
+    if layout.token_ranks > 1:
+        # The queries of all heads are gathered, and the outputs are reduced: together as much as one more all-reduce.
+        all_reduces += counts.attention_layers
     if layout.data_parallel_size > 1:
         all_reduces, peers = all_reduces - counts.moe_layers, size
     return Times(

@@ -74,6 +74,8 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
         found.append("models with experts")
     if layout.data_parallel_size > 1:
         found.append("attention replicas (--dp)")
+    if layout.token_ranks > 1:
+        found.append("decode context parallelism")
     if model.has_host_part:
         found.append("models with a part in host memory")
     if link is not None and layout.devices > link.devices:

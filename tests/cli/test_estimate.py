@@ -138,11 +138,35 @@ def test_bad_input_is_one_clear_line_a_hint_and_the_right_status(
     assert all(line.isprintable() for line in lines)
 
 
-@pytest.mark.parametrize("tokens", [10**18, 10**40])
+@pytest.mark.parametrize("tokens", [10**18, 2**63 - 1])
 def test_huge_contexts_are_exact(kvcalc: Any, tokens: int) -> None:
     result = kvcalc("estimate", "llama-3-70b", "--context", tokens, "--json")
     assert result.json["kv_cache"]["total_bytes"] == 327_680 * tokens
     assert kvcalc("estimate", "llama-3-70b", "--context", tokens, "--format", "human").status == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--context", 2**63), ("--max-model-len", "9" * 20), ("--batch", 2**63),
+        ("--pp", "1" * 20), ("--tp", "1" * 20), ("--dp", "1" * 20), ("--kv-memory", "9.3E"), ("--kv-memory", 2**63),
+        ("--engine vllm --block-size", "1" * 30), ("--gpu h100 --num-gpus", "1" * 20),
+        ("--gpu h100 --input-tokens 8 --output-tokens", 2**63),
+    ],
+)  # fmt: skip
+def test_counts_beyond_64_bits_are_refused_by_name(kvcalc: Any, option: str, value: object) -> None:
+    result = kvcalc("estimate", "llama-3-70b", *option.split(), value)
+    assert result.status == 2
+    assert result.err.startswith(f"kvcalc: {option.split()[-1]} {value}")
+    assert "at most 9,223,372,036,854,775,807" in result.err
+
+
+@pytest.mark.parametrize("engine", ["logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp"])
+@pytest.mark.parametrize("stages", [33, 10**8])
+def test_more_pipeline_stages_than_layers_are_refused(kvcalc: Any, engine: str, stages: int) -> None:
+    result = kvcalc("estimate", "llama-7b", "--pp", stages, "--engine", engine)
+    assert (result.status, result.out) == (2, "")
+    assert "the model has 32 layers" in result.err
 
 
 def test_models_lists_every_preset(kvcalc: Any) -> None:

@@ -35,7 +35,7 @@ VALUES = {
     "max-attention-window": "4k", "max-tokens": "100000", "cache-type-k": "q8_0", "cache-type-v": "f16",
     "flash-attn": "on", "before-pull": "19067", "context-length": "32k",
     "host-memory": "64GiB", "host-bandwidth": "80GB/s",
-    "kv-bits": "8",
+    "kv-bits": "8", "gdn-prefill-backend": "triton", "decode-context-parallel-size": "1",
 }  # fmt: skip
 DECLARED = [(engine, option) for engine, options in OPTIONS.items() for option in options]
 

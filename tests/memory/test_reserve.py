@@ -20,7 +20,7 @@ MEMORY = 80 * GIB
 def ask(engine: str, width: Width = LLAMA_8B, **changes: Any) -> Any:
     question = Question(MEMORY, width, 1, 4096, 1, {})
     settings = {
-        **device_settings(engine, MEMORY, "h100-sxm", changes.get("release")),
+        **device_settings(engine, MEMORY, "h100-sxm", "hopper", changes.get("release")),
         **changes.pop("settings", {}),
     }
     return reserve_of(engine, question._replace(settings=settings, **changes))
@@ -72,13 +72,17 @@ def test_vllm_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "name", "tokens", "requests"),
-    [(24, "rtx-4090", 2048, 256), (80, "a100-sxm-80gb", 2048, 256), (80, "h100-sxm", 8192, 1024),
-     (119, "gb10", 2048, 256), (178, "b200-sxm", 16384, 1024)],
+    ("memory", "name", "kind", "tokens", "requests", "prefill"),
+    [(24, "rtx-4090", "ada", 2048, 256, "triton"), (80, "a100-sxm-80gb", "ampere", 2048, 256, "triton"),
+     (80, "h100-sxm", "hopper", 8192, 1024, "flashinfer"), (119, "gb10", "blackwell-rtx", 2048, 256, "flashinfer"),
+     (178, "b200-sxm", "blackwell", 16384, 1024, "flashinfer"), (192, "mi300x", "cdna3", 16384, 1024, "triton")],
 )  # fmt: skip
-def test_vllm_takes_its_step_from_the_device(memory: int, name: str, tokens: int, requests: int) -> None:
-    found = device_settings("vllm", memory * GIB, name, None)
-    assert found == {"max-num-batched-tokens": str(tokens), "max-num-seqs": str(requests)}
+def test_vllm_takes_its_step_and_its_prefill_from_the_device(
+    memory: int, name: str, kind: str, tokens: int, requests: int, prefill: str
+) -> None:
+    found = device_settings("vllm", memory * GIB, name, kind, None)
+    sizes = {"max-num-batched-tokens": str(tokens), "max-num-seqs": str(requests)}
+    assert found == {**sizes, "gdn-prefill-backend": prefill}
 
 
 def test_sglang_default_share() -> None:
@@ -145,5 +149,5 @@ def test_shares_out_of_range(engine: str, option: str, value: str) -> None:
     ("release", "requests"), [("0.7.3", "256"), ("0.8.0rc1", "256"), ("0.8.0", "1024"), ("2025-03-17", "256")]
 )
 def test_a_release_has_the_defaults_of_its_time(release: str, requests: str) -> None:
-    found = device_settings("vllm", 80 * GIB, "h100-sxm", release_of(f"vllm@{release}"))
+    found = device_settings("vllm", 80 * GIB, "h100-sxm", "hopper", release_of(f"vllm@{release}"))
     assert found["max-num-seqs"] == requests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import sys
@@ -72,6 +73,7 @@ class Hub(ThreadingHTTPServer):
         self.answers: dict[str, Any] = {}
         self.asked: list[tuple[str, str, str | None]] = []
         self.sent = 0
+        self.is_endless = False
 
     def config(self, path: str, body: bytes, commit: str = COMMIT, **headers: str) -> None:
         self.answers[path] = (200, {"X-Repo-Commit": commit, "ETag": f'"{commit[:8]}"', **headers}, body)
@@ -97,9 +99,13 @@ class Handler(BaseHTTPRequestHandler):
         for key, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(key, value)
         self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-            self.server.sent += len(body)
+        while with_body:
+            with contextlib.suppress(OSError):  # the reader may have gone
+                self.wfile.write(body)
+                self.server.sent += len(body)
+                with_body = self.server.is_endless and self.server.sent < 10**9
+                continue
+            with_body = False
 
     def log_message(self, *args: object) -> None:
         pass
@@ -282,3 +288,100 @@ def test_what_is_downloaded_goes_through_the_same_reader(tmp_path: Path, hub: Hu
     hub.config("/org/name/resolve/main/config.json", b"[1]")
     result = ask(tmp_path, hub, "hf:org/name")
     assert (result.status, result.err) == (2, "kvcalc: hf:org/name: not a JSON object\n")
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@needs_hub
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"ETag": '"../../../../../../escaped"'}, {"ETag": '"/tmp/escaped"'}, {"ETag": '"a/b"'},
+        {"X-Linked-Etag": '"../../../../../../escaped"'}, {"X-Repo-Commit": "../../../../escaped"},
+        {"X-Repo-Commit": "/tmp/escaped"}, {"X-Repo-Commit": ".."}, {"X-Repo-Commit": "main"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_server_cannot_choose_where_a_file_is_written(tmp_path: Path, hub: Hub, headers: dict[str, str]) -> None:
+    home = tmp_path / "a" / "home"
+    home.mkdir(parents=True)
+    hub.config("/org/name/resolve/main/config.json", json.dumps(CONFIG).encode(), **headers)
+    result = ask(home, hub, "hf:org/name")
+    assert result.status == 1
+    assert "not a Hugging Face Hub" in result.err
+    assert not any("config" in name or "escaped" in name for name in files_in(tmp_path))
+    assert not Path("/tmp/escaped").exists()
+
+
+@needs_hub
+def test_a_body_larger_than_stated_is_not_kept(tmp_path: Path, hub: Hub) -> None:
+    hub.config("/org/name/resolve/main/config.json", b"x" * 2**20, **{"Content-Length": "5"})
+    assert ask(tmp_path, hub, "hf:org/name").status == 2  # five bytes that are not JSON
+    hub.is_endless = True
+    path = "/org/name/resolve/v2/config.json"
+    hub.answers[path] = (200, {"X-Repo-Commit": OTHER, "ETag": '"00"', "Content-Length": ""}, b"x" * 2**20)
+    result = ask(tmp_path, hub, "hf:org/name@v2")
+    assert result.status in (1, 3)
+    assert hub.sent < 40 * 2**20
+    assert not any(len(data) > 100 for data in files_in(tmp_path).values())
+
+
+@needs_hub
+def test_a_body_without_a_length_has_a_limit_too(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.is_endless = True
+    monkeypatch.setattr(Handler, "answer", unlimited)
+    hub.config("/org/name/resolve/main/config.json", b"x" * 2**20)
+    result = ask(tmp_path, hub, "hf:org/name")
+    assert result.status == 3
+    assert "more than 8,388,608 bytes" in result.err
+    assert hub.sent < 40 * 2**20
+    assert not any(len(data) > 100 for data in files_in(tmp_path).values())
+
+
+def unlimited(self: Handler, with_body: bool) -> None:
+    """Answer without Content-Length: the body ends when the connection does."""
+    status, headers, body = self.server.answers[self.path]
+    self.send_response(status)
+    for key, value in headers.items():
+        self.send_header(key, value)
+    self.end_headers()
+    with contextlib.suppress(OSError):
+        while with_body and self.server.sent < 10**9:
+            self.wfile.write(body)
+            self.server.sent += len(body)
+
+
+@needs_hub
+@pytest.mark.parametrize(
+    "endpoint",
+    ["http://[::1", "ftp://x", "not a url", "http://", "http://a b", "http://x:99999999", "https://me:secret@x y"],
+)
+def test_an_endpoint_that_is_not_a_url(tmp_path: Path, endpoint: str) -> None:
+    result = ask(tmp_path, None, "hf:org/name", HF_ENDPOINT=endpoint)
+    assert result.status == 2
+    assert result.err.startswith("kvcalc: HF_ENDPOINT is not a URL\n")
+    assert "secret" not in result.err
+
+
+@needs_hub
+def test_a_variable_that_huggingface_hub_cannot_read(tmp_path: Path) -> None:
+    result = ask(tmp_path, None, "hf:org/name", HF_HUB_ETAG_TIMEOUT="soon")
+    assert result.status == 1
+    assert "internal error" not in result.err
+    assert "check the variables HF_*" in result.err
+
+
+@needs_hub
+@pytest.mark.parametrize("place", ["http://me:secret@127.0.0.1:9/x", "http://me:secret@[::1/x", "//me:secret@\x7f/x"])
+def test_a_password_in_a_redirect_is_not_printed(tmp_path: Path, hub: Hub, place: str) -> None:
+    hub.config("/org/name/resolve/main/config.json", b"")
+    for status in (302, 307):
+        _, headers, body = hub.answers["/org/name/resolve/main/config.json"]
+        hub.answers["/org/name/resolve/main/config.json"] = (status, {**headers, "Location": place}, body)
+        result = ask(tmp_path, hub, "hf:org/name", HF_TOKEN="hf_secret")
+        assert result.status == 1
+        assert "secret" not in result.err
+        assert "internal error" not in result.err
+        assert len(result.err.splitlines()) <= 2

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.documents import texts
+from tests.documents import audit, texts
 from tests.memory.engines.models import gated_delta, gpt_oss, latent, plain, sparse
 
 
@@ -512,7 +512,7 @@ def test_tokens_without_memory_are_an_input_and_must_be_whole_blocks(kvcalc: Any
     [
         ("", 2, "no line of vLLM, SGLang, TensorRT-LLM or llama.cpp with a number about its cache"),
         ("nothing to see\nhere\n", 2, "no line of vLLM, SGLang"),
-        (b"\x7fELF\x02\x01\xff\xfe\x00", 2, "not a text file"),
+        (b"\x7fELF\x02\x01\xff\xfe\x00", 2, "no line of vLLM, SGLang"),
         ("GPU KV cache size: tokens\nMaximum concurrency for 8,192 tokens per request: x\n", 2, "no line of vLLM"),
         ("GPU KV cache size: 16 tokens\n", 3, "the log does not name its model"),
         ("model='org/unknown-1b', GPU KV cache size: 16 tokens\n", 3, "names an unknown model, 'org/unknown-1b'"),
@@ -530,12 +530,53 @@ def test_what_cannot_be_audited_is_refused(
     assert len(result.err.splitlines()) <= 2
 
 
-def test_a_log_that_is_too_large_or_missing_is_refused(
-    kvcalc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvcalc.cli.audit.MAX_LOG_BYTES", 100)
-    assert run(kvcalc, tmp_path, None, VLLM_LOG).status == 2
+def test_a_log_that_is_missing_is_refused(kvcalc: Any, tmp_path: Path) -> None:
     assert kvcalc("audit", tmp_path / "missing.log").status == 2
+    assert kvcalc("audit", tmp_path).status == 2
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+def test_an_encoding_of_windows_is_read(kvcalc: Any, tmp_path: Path, encoding: str) -> None:
+    expected = run(kvcalc, tmp_path, None, VLLM_LOG, "--json").json
+    assert run(kvcalc, tmp_path, None, VLLM_LOG.encode(encoding), "--json").json == expected
+    # A piece may end within a character.
+    data = VLLM_LOG.encode(encoding)
+    assert audit([data[:4097], data[4097:4100], data[4100:]], expected["log"]["name"]) == expected
+
+
+def test_bytes_that_are_not_text_are_replaced(kvcalc: Any, tmp_path: Path) -> None:
+    expected = run(kvcalc, tmp_path, None, VLLM_LOG, "--json").json
+    data = VLLM_LOG.encode()
+    for place in (0, 1, data.index(b"\n"), len(data)):
+        found = run(kvcalc, tmp_path, None, data[:place] + b"\xff\x80 " + data[place:], "--json")
+        assert found.json["equal"] == expected["equal"] > 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100, 10**6])
+def test_a_log_may_come_in_pieces_of_any_size(size: int) -> None:
+    noise = "\r".join(f"progress {n} %" for n in range(30)) + "\r\n" + "x" * 200_000 + "\r\n"
+    log = ("\x1b[32mINFO\x1b[0m start\r\n" + noise + VLLM_LOG.replace("\n", "\r\n") + "\n\n\r\n").encode()
+    if size < 7:
+        log = log.replace(b"x" * 200_000, b"x" * 2000)
+    whole = audit(log.decode())
+    assert audit(log[place : place + size] for place in range(0, len(log), size)) == whole
+    assert whole["log"]["num_lines"] == 33 + VLLM_LOG.strip().count("\n")
+
+
+def test_lines_like_others_are_read_if_they_have_a_number() -> None:
+    """Lines that differ in their digits alone are compared instead of searched."""
+    noise = [f"INFO 10:00:{n % 60:02d} engine: {n} tokens/s, cache usage {n % 100} %, no error" for n in range(40_000)]
+    lines = VLLM_LOG.splitlines()
+    mixed = [*noise[:20_000], *lines[:3], *noise[20_000:], *lines[3:]]
+    expected = audit(VLLM_LOG)
+    log = "\n".join(mixed).encode()
+    found = audit(log[place : place + 2**20] for place in range(0, len(log), 2**20))
+    assert [(row["name"], row["printed"]) for row in found["figures"]] == [
+        (row["name"], row["printed"]) for row in expected["figures"]
+    ]
+    assert found["log"]["num_lines"] == len(mixed)
+    # The numbers of lines are right behind a skipped block.
+    assert {row["line"] for row in found["figures"]} <= {mixed.index(line) + 1 for line in lines}
 
 
 @pytest.mark.parametrize("cut", range(0, len(VLLM_LOG), 37))

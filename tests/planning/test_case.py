@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from tests.documents import estimate, texts
 
 MODEL = kvcalc.load_model("llama-3-8b")
 SERVED = SpeedQuestion(input_tokens=1000, output_tokens=100)
+WORDS = SpeedQuestion(input_tokens=cast("Any", "1k"), output_tokens=100)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,10 @@ SERVED = SpeedQuestion(input_tokens=1000, output_tokens=100)
         ({"tensor_parallel_size": 0}, "tensor_parallel_size 0"),
         ({"pipeline_parallel_size": -2}, "pipeline_parallel_size -2"),
         ({"encoder_tokens": 1.5}, "encoder_tokens 1.5"),
+        ({"context_tokens": 2**63}, "context_tokens: must be at most 9,223,372,036,854,775,807"),
+        ({"batch_size": 10**5000}, "batch_size: must be at most"),
+        ({"devices": find_devices("h100"), "speed": SERVED._replace(concurrency=10**20)}, "concurrency: must be at"),
+        ({"devices": find_devices("h100"), "speed": WORDS}, "input_tokens '1k': must be"),
         ({"kv_memory_bytes": -1}, "kv_memory_bytes -1"),
         ({"kv_memory_bytes": "40GiB"}, "kv_memory_bytes '40GiB'"),
         ({"dtype": 16}, "dtype 16: must be a string"),
@@ -44,7 +49,7 @@ SERVED = SpeedQuestion(input_tokens=1000, output_tokens=100)
         ({"devices": find_devices("h100"), "speed": SERVED, "batch_size": 4}, "--batch 4"),
         ({"speed": SERVED}, "need a device"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:80] if isinstance(value, str) else str([*value]),
 )
 def test_python_is_refused_in_one_clear_line(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as caught:

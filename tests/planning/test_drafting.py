@@ -14,6 +14,7 @@ from kvcalc.model.drafting import Speculation
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.throughput.hardware import Devices, find_gpu
 from tests.documents import estimate
+from tests.model.test_checkpoint import write
 
 ENGINES = ("logical", "vllm", "sglang", "tensorrt-llm", "llama.cpp")
 
@@ -163,11 +164,11 @@ def test_the_files_of_a_checkpoint_hold_the_mtp_layers_already(tmp_path: Path) -
     asked = Speculation("mtp", 2, 1.5)
     counted = ask(str(tmp_path), asked, "h100")
     assert counted["speculative"]["weights_bytes"] > 0
-    header = json.dumps({"w": {"dtype": "BF16", "shape": [10**6], "data_offsets": [0, 2 * 10**6]}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(2 * 10**6))
+    size = counted["fit"]["weights_bytes"] + 12345
+    write(tmp_path / "model.safetensors", size)
     held = ask(str(tmp_path), asked, "h100")
     assert held["speculative"]["weights_bytes"] == 0
-    assert held["fit"]["weights_bytes"] == 2 * 10**6
+    assert held["fit"]["weights_bytes"] == size
 
 
 def test_the_speed_and_its_parts() -> None:

@@ -249,3 +249,32 @@ def test_a_gguf_file_is_as_wide_as_its_header_says(tmp_path: Path) -> None:
     assert answer["fit"]["weights_bytes"] == answer["weights"]["bytes"] - 1000 * 256 // 32 * 34
     two = estimate(kvcalc.load_model(str(file)), devices=find_devices("rtx-4090x2"), tensor_parallel_size=2)
     assert two["fit"]["weights_bytes"] == -(-answer["weights"]["bytes"] // 2)
+
+
+@pytest.mark.parametrize("engine", ["logical", "transformers", "vllm", "sglang", "llama.cpp"])
+@pytest.mark.parametrize("name", ["bart-large", "t5-small", "whisper-tiny"])
+def test_the_longest_context_of_an_encoder_decoder_fits(name: str, engine: str) -> None:
+    """Its encoder's input is assumed to be as long as the context, unless the model says otherwise."""
+    model = kvcalc.load_model(name)
+    for encoder_tokens in (None, 1500):
+
+        def part(tokens: int | None, encoder_tokens: int | None = encoder_tokens) -> dict[str, Any]:
+            workload: dict[str, Any] = {"context_tokens": tokens, "encoder_tokens": encoder_tokens, "batch_size": 2}
+            found: dict[str, Any] = estimate(model, kv_memory_bytes=20 * GIB, engine=engine, **workload)["fit"]
+            return found
+
+        try:
+            longest = part(None)["max_context_tokens"]
+        except ModelError:
+            continue  # this engine does not run such models, or their layout is not known
+        assert part(longest)["fits"]
+        assert not part(longest + 1)["fits"]
+        assert part(longest)["max_context_tokens"] == longest
+
+
+def test_and_so_does_that_on_a_device() -> None:
+    for devices, engine in (("h100", "vllm"), ("h100x2", "vllm"), ("h100", "logical")):
+        longest = ask("t5-small", devices, engine=engine, batch_size=2)["fit"]["max_context_tokens"]
+        for tokens, fits in ((longest, True), (longest + 1, False)):
+            found = ask("t5-small", devices, engine=engine, batch_size=2, context_tokens=tokens)
+            assert found["fit"]["fits"] is fits, (devices, engine)

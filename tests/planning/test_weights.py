@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.model.checkpoint import INDEX
+from kvcalc.model.presets import find_preset
+from kvcalc.units import format_size
 from tests.conftest import Result
 from tests.documents import estimate, texts
 from tests.model.test_checkpoint import write
@@ -19,6 +22,12 @@ LLAMA = {
 }  # fmt: skip
 LINEAR = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96)
 REST = 2 * 128 * 64 + 5 * 64
+
+
+def config_of(name: str) -> dict[str, Any]:
+    preset = find_preset(name)
+    assert preset is not None
+    return dict(preset.config)
 
 
 def weights(config: dict[str, Any] | str, **options: Any) -> tuple[dict[str, Any], list[str]]:
@@ -108,18 +117,84 @@ def test_a_missing_fact_about_the_weights_leaves_the_cache() -> None:
 
 def test_what_lies_beside_the_config_is_what_there_is(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    write(tmp_path / "model.safetensors", 1000, 234)
-    found, _ = weights(str(tmp_path))
-    assert (found["bytes"], found["bytes_source"], found["parameters"]) == (1234, "safetensors", LINEAR + REST)
+    counted = 2 * (LINEAR + REST)
+    write(tmp_path / "model.safetensors", counted, 100)
+    found, warnings = weights(str(tmp_path))
+    assert (found["bytes"], found["bytes_source"], found["parameters"]) == (counted + 100, "safetensors", LINEAR + REST)
+    assert warnings == []
     # With another dtype or another attention, the weights are not those in the file.
     found, _ = weights(str(tmp_path), dtype="fp16")
-    assert (found["bytes"], found["bytes_source"]) == (2 * (LINEAR + REST), "config")
+    assert (found["bytes"], found["bytes_source"]) == (counted, "config")
     found, _ = weights(str(tmp_path), what_if=kvcalc.WhatIf("mqa"))
     assert found["bytes_source"] == "config"
     # The file gives the size even if the config's quantisation is not modelled.
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": {"quant_method": "hqq"}}))
     found, warnings = weights(str(tmp_path))
-    assert (found["bytes"], warnings) == (1234, [])
+    assert (found["bytes"], warnings) == (counted + 100, [])
+
+
+def test_files_are_held_against_the_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    counted = 2 * (LINEAR + REST)
+
+    def ask(size: int) -> tuple[dict[str, Any], list[str]]:
+        write(tmp_path / "model.safetensors", size)
+        found, warnings = weights(str(tmp_path))
+        assert found["active_bytes_per_token"] <= found["bytes"]
+        return found, warnings
+
+    least = -(-counted * 97 // 100)
+    found, warnings = ask(least)
+    assert (found["bytes"], warnings) == (least, [])
+    found, warnings = ask(least - 1)
+    assert (found["bytes"], found["bytes_source"]) == (counted, "config")
+    assert warnings[0].startswith("weights: model.safetensors: has ")
+    assert warnings[0].endswith(" that the config describes; the size is computed from the config")
+    found, warnings = ask(2 * counted)
+    assert (found["bytes"], found["bytes_source"]) == (2 * counted, "safetensors")
+    assert f"has {format_size(counted)} more than the language model of the config" in warnings[0]
+
+
+def test_a_partial_checkpoint_does_not_fit(kvcalc: Any, tmp_path: Path) -> None:
+    """One shard of 17 of a model with 61 GiB of weights, as an interrupted download leaves it."""
+    (tmp_path / "config.json").write_text(json.dumps(config_of("qwen3-32b")))
+    write(tmp_path / "model-00001-of-00017.safetensors", 3_900_000_000)
+    result: Result = kvcalc("fit", tmp_path, "--gpu", "rtx-4090", "--json")
+    assert result.status == 4
+    assert result.json["weights"]["bytes"] == kvcalc("estimate", "qwen3-32b", "--json").json["weights"]["bytes"]
+    warning = "model-00001-of-00017.safetensors: incomplete: 1 of 17 files are there; the size is computed from the"
+    assert any(warning in text for text in texts(result.json))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("adapter_model.safetensors", "adapter_model.safetensors: an adapter of 1.00 KiB"),
+        (INDEX, f"{INDEX}: has 1 B of the"),
+    ],
+)
+def test_neither_does_one_that_states_a_wrong_size(kvcalc: Any, tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("qwen3-32b")))
+    if name == INDEX:
+        (tmp_path / INDEX).write_text('{"metadata": {"total_size": 1}, "weight_map": {"w": "model.safetensors"}}')
+    else:
+        write(tmp_path / name, 1024)
+    result: Result = kvcalc("fit", tmp_path, "--gpu", "rtx-4090", "--json")
+    assert (result.status, result.json["weights"]["bytes_source"]) == (4, "config")
+    assert any(said in text for text in texts(result.json))
+
+
+def test_the_folder_of_an_adapter_names_the_model(kvcalc: Any, tmp_path: Path) -> None:
+    write(tmp_path / "adapter_model.safetensors", 1024)
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-3.1-8B"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    for path in (tmp_path, tmp_path / "adapter_config.json"):
+        result: Result = kvcalc("estimate", path)
+        assert result.status == 3
+        assert result.err.splitlines() == [
+            f"kvcalc: {tmp_path}/adapter_config.json: an adapter, not a model",
+            "  give the model that it adapts: meta-llama/Llama-3.1-8B",
+        ]
 
 
 def test_a_damaged_file_is_one_line_and_status_2(kvcalc: Any, tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ class Engine(ABC):
     reserves_full_length = True
     running_option: str | None = None
     notes: tuple[Note, ...] = ()
+    token_ranks = 1  # the tensor-parallel ranks that divide the tokens of a cache among them (context parallelism)
     placement: Placement | None = None  # which parts of the model are in host memory; only llama.cpp has such parts
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
@@ -197,6 +198,9 @@ class Engine(ABC):
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line] | None:
         """Like `lines`, but for a batch. For engines that allocate for all sequences of a batch at once."""
         return None
+
+    def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:  # noqa: B027 - most engines need no check
+        """Raise LayoutError (exit 2) or ModelError (exit 3) if the settings do not suit this number of ranks."""
 
     def check_context(self, tokens: int) -> None:  # noqa: B027 - most engines accept any context
         """Raise UsageError (exit 2) for a context that the settings do not allow."""

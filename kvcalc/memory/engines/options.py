@@ -37,7 +37,21 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("block-size", "N", "tokens per block", "16"),
         Option("max-num-batched-tokens", "N", "tokens in one step", "8192, or the device's default with a device"),
         Option("no-async-scheduling", None, "run one step at a time instead of two"),
-        Option("enable-prefix-caching", None, "count the recurrent states that prefix caching keeps"),
+        Option("enable-prefix-caching", None, "cache prefixes even if vLLM does not by default"),
+        Option("no-enable-prefix-caching", None, "do not cache prefixes, which takes fewer recurrent states"),
+        Option(
+            "gdn-prefill-backend",
+            "flashinfer|triton|cutedsl",
+            "prefill kernel of Qwen's gated delta nets; flashinfer keeps one more state with prefix caching",
+            "flashinfer, or triton on devices that FlashInfer does not support",
+        ),
+        Option(
+            "decode-context-parallel-size",
+            "N",
+            "devices of --tp that divide the tokens of the cache among them",
+            "1",
+            ("-dcp",),
+        ),
         Option("num-speculative-tokens", "N", "draft tokens per step"),
         Option(
             "gpu-memory-utilization",

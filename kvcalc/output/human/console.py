@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,9 @@ from kvcalc.units import format_size
 
 Column = tuple[str, str, Callable[[Any], str]]
 """A table column: its heading for `plain_table`, the key of its values, and the function that formats a value."""
+
+
+_LEAST_COLUMNS = 20
 
 
 class _Console(Console):
@@ -26,7 +31,16 @@ def make_console(color: bool) -> Console:
 
     Markup, emoji and highlighting are off, because model names may contain brackets and colons.
     """
-    return _Console(no_color=None if color else True, markup=False, emoji=False, highlight=False)
+    return _Console(no_color=None if color else True, markup=False, emoji=False, highlight=False, width=_odd_width())
+
+
+def _odd_width() -> int | None:
+    """A width that can be printed, if COLUMNS is set to a few columns or to 0. None: rich finds the width."""
+    columns = os.environ.get("COLUMNS", "")
+    if not columns.isdecimal() or int(columns) >= _LEAST_COLUMNS:
+        return None
+    # 0 means that the width is not known, as in the standard library.
+    return max(int(columns), _LEAST_COLUMNS) if int(columns) else shutil.get_terminal_size().columns
 
 
 def plain_table(*headings: str) -> Table:

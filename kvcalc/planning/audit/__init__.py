@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ class Answer(NamedTuple):
 
 
 def audit(
-    text: str,
+    text: str | Iterable[bytes],
     name: str,
     *,
     model: ModelSpec | None = None,
@@ -42,10 +43,11 @@ def audit(
     kv_dtype: str | None = None,
     context_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """The audit document of a log's text: plain data, one row per number, sizes in bytes.
+    """The audit document of a log: plain data, one row per number, sizes in bytes.
 
-    Arguments override what the log says. Raises UsageError (exit 2) if the log has no number that kvcalc knows, and
-    ModelError (exit 3) if the model is unknown or the engine does not support it.
+    `text` is the log's text, or its bytes in pieces. The other arguments override what the log says. Raises UsageError
+    (exit 2) if the log has no number that kvcalc knows, and ModelError (exit 3) if the model is unknown or the engine
+    does not support it.
     """
     log = read_log(text, name, engine)
     spec = model or model_of(log, name)
@@ -83,6 +85,7 @@ def audit(
         "inputs": sum(figure.verdict == INPUT for figure in answer.figures),
         "explanation": _explanation(log, question, answer),
         "figures": [figure._asdict() for figure in sorted(answer.figures, key=lambda figure: figure.line)],
+        "unread": [line._asdict() for line in log.unread],
         "warnings": describe_notes(
             [*answer.setup.notes, *(Note("log", "contradiction", c) for c in log.contradictions)]
         ),

@@ -206,9 +206,12 @@ def _check_buffer(log: Log, record: Record, layers: Layers, setup: Setup) -> lis
 
 
 def _check_states(record: Record, layers: Layers, setup: Setup) -> list[Figure]:
-    """States in fp32 for every slot. The line prints all the model's layers, including those without a state."""
-    slots = parse_settings(setup.settings).parallel
-    r, s = _state_bytes(layers)
+    """States in fp32 for every slot, and one for each drafted token (rs_seq).
+
+    The line prints all the model's layers, including those without a state.
+    """
+    slots, kept = parse_settings(setup.settings).parallel, 1 + int(record.parts.get("drafted", "0"))
+    r, s = (kept * size for size in _state_bytes(layers))
     sizes = {"size": ("state_bytes", r + s), "r": ("r_bytes", r), "s": ("s_bytes", s)}
     return [
         check_count(record, "slots", "slots", slots, "slots", "sequences that can run at once"),

@@ -82,5 +82,6 @@ def make_setup(question: Question, reading: Reading) -> Setup:
     )
     bound = bind_workload(spec, workload)
     rules = load_engine(engine, bound, settings, stages)
+    rules.check_ranks(bound, tensor_parallel_size)
     share = on_device(bound, tensor_parallel_size)
     return Setup(bound, share, workload.kv_dtype, reason, workload.context_tokens, rules, settings, workload.notes)

@@ -14,13 +14,15 @@ from typing import NamedTuple
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines.release import parse_release
 from kvcalc.memory.engines.vllm.groups import group
-from kvcalc.memory.engines.vllm.layers import layers_of
+from kvcalc.memory.engines.vllm.layers import Layer, layers_of
 from kvcalc.memory.engines.vllm.pages import STATE
 from kvcalc.memory.engines.vllm.releases import RELEASES, Rules, rules_of
-from kvcalc.memory.engines.vllm.settings import Settings, parse_settings
+from kvcalc.memory.engines.vllm.settings import parse_settings
+from kvcalc.memory.engines.vllm.states import caches_prefixes, uses_qwen_delta_nets
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, all_caches, latent_of, map_caches, windows
+from kvcalc.planning.audit.drafting import drafting_models
 from kvcalc.planning.audit.figures import (
     EQUAL,
     Figure,
@@ -53,7 +55,10 @@ _INPUT_MEMORY = "an input: the memory left"
 
 
 class Pool(NamedTuple):
-    """One device's pool: bytes and tokens per block, groups that share it, and blocks of a full-length request."""
+    """One device's pool: bytes and tokens per block, groups that share it, and blocks of a full-length request.
+
+    With decode context parallelism, the tokens of a block are those on all ranks that divide them.
+    """
 
     block_bytes: int
     block_size: int
@@ -90,18 +95,18 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
         block = log.text("block_size")
         yield Reading({"block-size": block} if block else {}, ("V0's pool",), check_v0)
         return
-    found = _rules(log, spec)
-    for rules in found:
+    found, drafting = _rules(log, spec), drafting_models(log, spec)
+    for rules, (model, drafts) in product(found, drafting):
         plain, choices = _settings(log, spec, rules)
         for chosen in product(*choices):
             settings = {**plain, **{option: text for option, text, _ in chosen if text is not None}}
-            taken = (rules.name, *(remark for _, _, remark in chosen))
-            yield Reading(settings, taken, partial(check_v1, rules), release=rules.release)
+            taken = (rules.name, *(remark for _, _, remark in chosen), *drafts)
+            yield Reading(settings, taken, partial(check_v1, rules), model, rules.release)
     if windows(spec):
-        for rules in found:
+        for rules, (model, drafts) in product(found, drafting):
             plain, _ = _settings(log, spec, rules)
-            check = partial(check_v1, rules)
-            yield Reading(plain, (rules.name, _WHOLE), check, map_caches(spec, _whole), rules.release)
+            whole, check = map_caches(model, _whole), partial(check_v1, rules)
+            yield Reading(plain, (rules.name, _WHOLE, *drafts), check, whole, rules.release)
 
 
 def _rules(log: Log, spec: ModelSpec) -> list[Rules]:
@@ -119,7 +124,10 @@ def _rules(log: Log, spec: ModelSpec) -> list[Rules]:
     mixed, states = bool(windows(spec)), any(isinstance(cache, RecurrentState) for cache in all_caches(spec))
     alike: dict[object, Rules] = {}
     for rules in known:
-        key = (rules.tokens, mixed and rules._replace(since=(0, 0, 0), mla_block=0), states and rules[1:])
+        of_windows = rules._replace(
+            since=(0, 0, 0), mla_block=0, hybrid_prefixes=True, state_per_block=(), checkpoints=()
+        )
+        key = (rules.tokens, mixed and of_windows, states and rules[1:])
         alike.setdefault(key, rules)
     return list(alike.values())
 
@@ -131,6 +139,12 @@ def _whole(cache: Cache) -> Cache:
     return cache
 
 
+# The facts of a log that are options of kvcalc.
+_STATED = {
+    "block_size": "block-size", "num_speculative_tokens": "num-speculative-tokens",
+    "max_num_batched_tokens": "max-num-batched-tokens", "token_ranks": "decode-context-parallel-size",
+}  # fmt: skip
+
 # An option, its text (None if it is not given), and the description for the user.
 _Choice = tuple[str, "str | None", str]
 
@@ -138,10 +152,10 @@ _Choice = tuple[str, "str | None", str]
 def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], list[list[_Choice]]]:
     """The settings in the log, and the choices it leaves open that matter for this model and release."""
     plain = {}
-    for fact in ("block_size", "num_speculative_tokens", "max_num_batched_tokens"):
+    for fact, option in _STATED.items():
         text = log.text(fact)
         if text is not None and text != "0":
-            plain[fact.replace("_", "-")] = text
+            plain[option] = text
     if log.named("attention_block_size"):
         # The log prints the block size after it was raised. The size before that is the default.
         plain.pop("block-size", None)
@@ -149,13 +163,23 @@ def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], 
     if "block-size" not in plain and latent_of(spec) is not None:
         choices.append([("block-size", n, f"blocks of {n} tokens") for n in _LATENT_BLOCKS])
     if any(isinstance(cache, RecurrentState) for cache in all_caches(spec)):
-        choices.append(_switch(log, "enable_prefix_caching", "enable-prefix-caching", "prefix caching", given="true"))
+        choices.append(_prefix_caching(log, caches_prefixes(spec, rules)))
+        if uses_qwen_delta_nets(spec) and "delta" in rules.checkpoints:
+            choices.append([("gdn-prefill-backend", name, f"{name} prefill") for name in ("flashinfer", "triton")])
     if windows(spec):
         if "max-num-batched-tokens" not in plain:
             choices.append([("max-num-batched-tokens", n, f"max_num_batched_tokens {n}") for n in _BATCHED_TOKENS])
         if rules.two_steps:
             choices.append(_switch(log, "async_scheduling", "no-async-scheduling", "async scheduling", given="false"))
     return plain, choices
+
+
+def _prefix_caching(log: Log, is_default: bool) -> list[_Choice]:
+    """Prefix caching as the log states it, or else both, the release's default first."""
+    stated = (log.text("enable_prefix_caching") or "").casefold()
+    on = ("enable-prefix-caching", "", "prefix caching on")
+    off = ("no-enable-prefix-caching", "", "prefix caching off")
+    return [on] if stated == "true" else [off] if stated == "false" else [on, off] if is_default else [off, on]
 
 
 def _switch(log: Log, fact: str, option: str, words: str, given: str) -> list[_Choice]:
@@ -178,12 +202,13 @@ def _version(log: Log) -> tuple[int, ...] | None:
 def check_v1(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
     """Check V1: one pool of blocks, in which every group holds a request at full length."""
     found = setup.pool()
-    pages = [layer.page for layer in layers_of(setup.share, setup.dtype, _parsed(setup), rules)]
+    pages = [layer.page for layer in _layers(setup, rules)]
     groups = group(pages, rules) or []
     sizes = [page.block_size for part in groups for _, page in part.layers if page.kind != STATE]
     block, needed = found["bytes_per_block"], found["request_bytes"]
     # In a model with states only, one block is as long as a request, as in kvcalc's vLLM rules.
-    pool = Pool(block, min(sizes, default=setup.context_tokens), len(groups), needed // block)
+    block_tokens = min(sizes, default=setup.context_tokens) * setup.rules.token_ranks
+    pool = Pool(block, block_tokens, len(groups), needed // block)
     words = "the smallest with a page that holds a state"
     figures = [
         check_count(record, "block_size", record.name, found["block_size"], "tokens", words)
@@ -198,14 +223,10 @@ def check_v1(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
 
 def check_v0(log: Log, setup: Setup) -> list[Figure]:
     """Check V0: attention layers keep all tokens, states are outside the pool, and the swap space has blocks too."""
-    pages = [
-        layer.page
-        for layer in layers_of(setup.share, setup.dtype, _parsed(setup), rules_of(None))
-        if layer.page.kind != STATE
-    ]
+    pages = [layer.page for layer in _layers(setup, rules_of(None)) if layer.page.kind != STATE]
     if not pages:
         raise ModelError(f"{setup.spec.name}: vLLM V0 has no cache blocks for this model")
-    block_size = _parsed(setup).block_size
+    block_size = parse_settings(setup.settings, setup.spec, rules_of(None))[0].block_size
     block = block_size * sum(page.token_bytes for page in pages)
     swap = log.text("swap_space_gib") or _SWAP_GIB
     words, blocks = f"swap space of {swap} GiB // {block:,} bytes per block", int(float(swap) * _GIB) // block
@@ -314,10 +335,13 @@ def _longest(log: Log, setup: Setup, record: Record) -> Figure:
 
     longest = int(record.parts["longest"])
     explained = any(needed(longest) <= memory.high and needed(longest + 1) > memory.low for memory in memories)
-    found = longest if explained else most_that_fit(needed, memories[0].middle, setup.context_tokens + 1)
+    memory, most = memories[0].middle, setup.context_tokens
+    # If a longer request takes no more memory, the engine's search ends at the model's length.
+    found = most if needed(most + 1) <= memory else most_that_fit(needed, memory, most + 1)
+    found = longest if explained else found
     words = f"the longest request in {memories[0].text}, within rounding"
     return check_count(record, "longest", record.name, found, "tokens", words)
 
 
-def _parsed(setup: Setup) -> Settings:
-    return parse_settings(setup.settings)
+def _layers(setup: Setup, rules: Rules) -> list[Layer]:
+    return layers_of(setup.share, setup.dtype, *parse_settings(setup.settings, setup.spec, rules), rules)

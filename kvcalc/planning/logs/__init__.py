@@ -1,35 +1,31 @@
 """Reads the start-up logs of engines: one module of patterns per engine, and the facts found in a log.
 
-Nothing is computed here. An engine's module has `FACTS`, the lines about the model and the settings, and `RECORDS`, the
-lines with numbers. To support a new line, add a `Pattern`.
+Nothing is computed here. An engine's module has `FACTS`, the lines about the model and the settings, `RECORDS`, the
+lines with numbers, and `POOL_WORDS`, words of lines that should have been read. To support a new line, add a `Pattern`.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError, nearest
+from kvcalc.planning.logs.scan import Line, Scanner
 
 # Engine name -> module in this package.
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "tensorrt_llm", "llama.cpp": "llama_cpp"}
-
-# Colours, cursor movements and window titles (ECMA-48), which terminals and containers leave in a log.
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 
 _SPELLINGS = {
     "none": "", "auto": "", "enable": "true", "enabled": "true", "on": "true", "no": "false", "disabled": "false",
     "off": "false",
 }  # fmt: skip
 
-# Only the start of a longer line is read. The longest known line is a dump of settings, about 10 kB.
-_LONGEST_LINE = 64 * 1024
-
 # No engine prints a number this long, and parsing longer ones is slow.
 _LONGEST_NUMBER = 32
+# Of the lines about the pool that no pattern matches, the first ones are kept, and the start of each.
+_MOST_UNREAD, _LONGEST_UNREAD = 3, 160
 # One start prints about thirty distinct numbers on a large machine. More mean several starts in one file.
 _MOST_RECORDS = 200
 
@@ -57,14 +53,25 @@ class Fact(NamedTuple):
     line: int
 
 
+class Unread(NamedTuple):
+    """A line that seems to be about the pool, but that no pattern matches: its number, and its start."""
+
+    line: int
+    text: str
+
+
 class Log(NamedTuple):
-    """The log of one engine. `facts` are by name. `contradictions` has a text for each fact with two values."""
+    """The log of one engine. `facts` are by name. `contradictions` has a text for each fact with two values.
+
+    `unread` has the first lines about the pool that were not understood.
+    """
 
     engine: str
     num_lines: int
     facts: dict[str, Fact]
     records: list[Record]
     contradictions: list[str]
+    unread: list[Unread]
 
     def text(self, name: str) -> str | None:
         """The text of the fact `name`, or None if the log does not have it."""
@@ -90,75 +97,106 @@ def option(name: str, *spellings: str, value: str = r"[\w.+-]+") -> list[Pattern
     return patterns
 
 
-def read_log(text: str, name: str, engine: str | None = None) -> Log:
+def read_log(log: str | Iterable[bytes], name: str, engine: str | None = None) -> Log:
     """Read the log of `engine`. Without `engine`, take the engine that matches the most lines.
 
-    Raises UsageError (exit 2) if the engine is unknown, or if no line has a number that kvcalc knows.
+    `log` is the text, or its bytes in pieces, which are read once. Bytes that are not UTF-8 are replaced; UTF-16 is
+    read. Raises UsageError (exit 2) if the engine is unknown, or if no line has a number that kvcalc knows.
     """
     if engine is not None and engine not in ENGINES:
         hint = nearest(engine, ENGINES) or f"one of {', '.join(ENGINES)}"
         raise UsageError(f"--engine {engine[:40]!a}: logs of this engine are not supported", hint)
-    text = "\n".join(_lines(text))
-    found = [_read(text, one) for one in ([engine] if engine else ENGINES)]
+    found = _read(log, [engine] if engine else [*ENGINES])
     best = max(found, key=lambda log: (len({record.name for record in log.records}), len(log.facts)))
+    if len(best.records) > _MOST_RECORDS:
+        words = f"too many lines with numbers about the cache: a start prints at most {_MOST_RECORDS}"
+        raise UsageError(f"{name}: {words}", "give the log of one start")
     if not best.records:
         what = f"of {engine}" if engine else "of vLLM, SGLang, TensorRT-LLM or llama.cpp"
         raise UsageError(
             f"{name}: no line {what} with a number about its cache", "give the engine's log from its start"
         )
-    if len(best.records) > _MOST_RECORDS:
-        words = f"{len(best.records):,} lines with numbers about the cache, but a start prints at most {_MOST_RECORDS}"
-        raise UsageError(f"{name}: {words}", "give the log of one start")
     return best
 
 
-def _lines(text: str) -> Iterator[str]:
-    """The lines without escape sequences.
-
-    A carriage return of a progress bar also ends a line. Non-breaking spaces, as copied from a web page, become spaces.
-    """
-    for line in re.split(r"\r\n|\n|\r", text.rstrip("\r\n").replace("\xa0", " ")):
-        yield _ESCAPES.sub("", line[:_LONGEST_LINE]) if "\x1b" in line else line[:_LONGEST_LINE]
-
-
-def _read(text: str, engine: str) -> Log:
-    module = import_module(f"kvcalc.planning.logs.{ENGINES[engine]}")
-    starts = [0, *(match.end() for match in re.finditer("\n", text))]
-    facts: dict[str, Fact] = {}
-    contradictions: dict[str, str] = {}
-    for line, name, match in _matches(text, starts, module.FACTS):
-        value = _normal(match["value"])
-        if not value:
-            continue
-        said = facts.setdefault(name, Fact(value, line))
-        if said.text.casefold() != value.casefold():
-            words = f"line {line} says {name} is {value!a}, but line {said.line} says {said.text!a}, which is used"
-            contradictions.setdefault(name, words)
-    records = []
-    for line, name, match in _matches(text, starts, module.RECORDS):
-        parts = {part: found for part, found in match.groupdict().items() if found is not None}
-        if all(len(found) <= _LONGEST_NUMBER for found in parts.values()):
-            records.append(Record(name, line, parts))
-    return Log(engine, len(starts), facts, _distinct(records), list(contradictions.values()))
+def _read(log: str | Iterable[bytes], engines: Sequence[str]) -> list[Log]:
+    """What the log says if it is of each of these engines."""
+    chunks = (log.encode(errors="replace"),) if isinstance(log, str) else log
+    readers = [_Reader(engine) for engine in engines]
+    lines = Scanner(chunks, (needle for reader in readers for needle in reader.needles))
+    for line in lines:
+        for reader in readers:
+            reader.read(line)
+    return [reader.found(lines.num_lines) for reader in readers]
 
 
-def _matches(text: str, starts: list[int], patterns: tuple[Pattern, ...]) -> list[tuple[int, str, re.Match[str]]]:
-    """(line, name, match) for every line that matches a pattern, in the order of the log.
+class _Reader:
+    """Collects the facts and the records of one engine's log, line by line."""
 
-    The needle is searched in the whole text at once, because a log may have millions of lines and few of them match.
-    """
-    found = []
-    for order, (name, needle, expression) in enumerate(patterns):
-        at = text.find(needle)
-        while at >= 0:
-            line = bisect_right(starts, at)
-            end = starts[line] - 1 if line < len(starts) else len(text)
-            match = expression.search(text[starts[line - 1] : end])
-            if match is not None:
-                found.append((line, order, name, match))
-            at = text.find(needle, end)
-    found.sort(key=lambda one: one[:2])
-    return [(line, name, match) for line, _, name, match in found]
+    def __init__(self, engine: str) -> None:
+        module = import_module(f"kvcalc.planning.logs.{ENGINES[engine]}")
+        self._engine = engine
+        self._facts_by_needle = _by_needle(module.FACTS)
+        self._records_by_needle = _by_needle(module.RECORDS)
+        self._pool_words: tuple[str, ...] = module.POOL_WORDS
+        self._unread: list[Unread] = []
+        self._facts: dict[str, Fact] = {}
+        self._contradictions: dict[str, str] = {}
+        # Each record once: all ranks print the same line, and a service may print it to two streams.
+        self._records: dict[tuple[str, tuple[tuple[str, str], ...]], Record] = {}
+
+    @property
+    def needles(self) -> Iterator[str]:
+        yield from self._facts_by_needle
+        yield from self._records_by_needle
+        yield from self._pool_words
+
+    def read(self, line: Line) -> None:
+        for name, match in _matches(line, self._facts_by_needle):
+            value = _normal(match["value"])
+            if not value:
+                continue
+            said = self._facts.setdefault(name, Fact(value, line.number))
+            if said.text.casefold() != value.casefold():
+                words = f"line {line.number} says {name} is {value!a}, but line {said.line} says {said.text!a}, "
+                self._contradictions.setdefault(name, f"{words}which is used")
+        is_read = False
+        for name, match in _matches(line, self._records_by_needle):
+            is_read = True
+            parts = {part: found for part, found in match.groupdict().items() if found is not None}
+            if len(self._records) <= _MOST_RECORDS and all(len(found) <= _LONGEST_NUMBER for found in parts.values()):
+                self._records.setdefault((name, tuple(parts.items())), Record(name, line.number, parts))
+        if not is_read and len(self._unread) < _MOST_UNREAD and not line.needles.isdisjoint(self._pool_words):
+            text = "".join(filter(str.isprintable, line.text)).strip()
+            if any(char.isdigit() for char in text):
+                self._unread.append(Unread(line.number, text[:_LONGEST_UNREAD]))
+
+    def found(self, num_lines: int) -> Log:
+        records = list(self._records.values())
+        return Log(
+            self._engine, num_lines, self._facts, records, list(self._contradictions.values()), self._unread
+        )  # fmt: skip
+
+
+_Ordered = dict[str, list[tuple[int, Pattern]]]
+
+
+def _by_needle(patterns: Iterable[Pattern]) -> _Ordered:
+    """The patterns by needle, with their places in the order in which they are tried."""
+    found: _Ordered = {}
+    for place, one in enumerate(patterns):
+        found.setdefault(one.needle, []).append((place, one))
+    return found
+
+
+def _matches(line: Line, patterns: _Ordered) -> Iterator[tuple[str, re.Match[str]]]:
+    """The name and the match of every pattern that the line matches, in the order of the patterns."""
+    for _, (name, _, expression) in sorted(
+        (item for needle in line.needles for item in patterns.get(needle, ())), key=lambda item: item[0]
+    ):
+        match = expression.search(line.text)
+        if match is not None:
+            yield name, match
 
 
 def _normal(value: str) -> str:
@@ -171,11 +209,3 @@ def _normal(value: str) -> str:
     if digits.isdigit():
         return digits if len(digits) <= _LONGEST_NUMBER else ""
     return _SPELLINGS.get(value.casefold(), value)
-
-
-def _distinct(records: list[Record]) -> list[Record]:
-    """Each record once. All ranks print the same line, and a service may print it to two streams."""
-    seen: dict[tuple[str, tuple[tuple[str, str], ...]], Record] = {}
-    for record in records:
-        seen.setdefault((record.name, tuple(record.parts.items())), record)
-    return list(seen.values())

@@ -30,11 +30,14 @@ FACTS = (
 
 RECORDS = (
     pattern("cache", "llama_kv_cache",
-            rf"llama_kv_cache\w*: size = +(?P<size>{_MIB}) \( *(?P<cells>\d+) cells, +(?P<layers>\d+) layers"
+            rf"llama_kv_cache\w{{0,40}}: size = +(?P<size>{_MIB}) \( *(?P<cells>\d+) cells, +(?P<layers>\d+) layers"
             rf"(?:, +(?P<seqs>\d+)(?:/ *(?P<streams>\d+))? seqs)?\){_KV}"),
     pattern("self", "self size", rf"(?i:kv) self size += +(?P<size>{_MIB})(?:, c\^KV \((?P<c_type>\w+)\))?{_KV}"),
-    pattern("buffer", "KV buffer size", rf"(?P<device>[\w-]+) KV buffer size = +(?P<size>{_MIB})"),
+    pattern("buffer", "KV buffer size", rf"(?<![\w-])(?P<device>[\w-]{{1,64}}) KV buffer size = +(?P<size>{_MIB})"),
     pattern("states", "llama_memory_recurrent",
             rf"llama_memory_recurrent: size = +(?P<size>{_MIB}) \( *(?P<slots>\d+) cells, +(?P<layers>\d+) layers,"
-            rf" +\d+ seqs[^)]*\), R \(\w+\): +(?P<r>{_MIB}), S \(\w+\): +(?P<s>{_MIB})"),
+            r" +\d+ seqs(?: +(?P<drafted>\d+) rs_seq)?[^()]{0,64}\),"
+            rf" R \(\w+\): +(?P<r>{_MIB}), S \(\w+\): +(?P<s>{_MIB})"),
 )  # fmt: skip
+
+POOL_WORDS = ("llama_kv_cache", "KV self size", "KV buffer size", "llama_memory_recurrent")

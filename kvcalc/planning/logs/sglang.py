@@ -8,6 +8,7 @@ from __future__ import annotations
 from kvcalc.planning.logs import option, pattern
 
 _GB = r"\d+(?:\.\d+)? ?GB"
+_TYPE = r"(?: ?dtype: [\w.]{1,40},)?"
 
 FACTS = (
     *option("version", "sglang==", value=r"\d[\w.]*"),
@@ -22,16 +23,25 @@ FACTS = (
     *option("swa_full_tokens_ratio", "swa_full_tokens_ratio", "--swa-full-tokens-ratio", value=r"[\d.]+"),
     *option("kv_dtype", "kv_cache_dtype", "--kv-cache-dtype"),
     pattern("kv_dtype", "KV cache dtype", r"[Uu]sing KV cache dtype: (?:torch\.)?(?P<value>\w+)"),
+    pattern("kv_dtype", "KV Cache is allocated", r"KV Cache is allocated\. dtype: (?:torch\.)?(?P<value>\w+)"),
+    *option("draft_tokens", "speculative_num_draft_tokens", "--speculative-num-draft-tokens", value=r"\d+"),
+    pattern("drafts", "speculative", r"speculative[_-]algorithm['\"]?[= :]{1,3}['\"]?(?P<value>[A-Z]\w{1,31})"),
     pattern("dtype", "dtype=torch.", r"(?<!\w)dtype=torch\.(?P<value>\w+)"),
 )
 
 RECORDS = (
     pattern("pool", "KV Cache is allocated",
-            rf"KV Cache is allocated\.(?: ?#tokens: (?P<tokens>\d+),)? ?K size: (?P<k>{_GB}), V size: (?P<v>{_GB})"),
+            rf"KV Cache is allocated\.{_TYPE}(?: ?#tokens: (?P<tokens>\d+),)?"
+            rf" ?K size: (?P<k>{_GB}), V size: (?P<v>{_GB})"),
     pattern("pool", "KV Cache is allocated",
-            rf"KV Cache is allocated\.(?: ?#tokens: (?P<tokens>\d+),)? ?KV size: (?P<kv>{_GB})"),
+            rf"KV Cache is allocated\.{_TYPE}(?: ?#tokens: (?P<tokens>\d+),)? ?KV size: (?P<kv>{_GB})"),
+    pattern("both_pools", "SWAKVPool mem usage",
+            rf"SWAKVPool mem usage: (?P<both>{_GB})(?:, swa size: (?P<window>\d+), full size: (?P<full>\d+))?"),
     pattern("states", "Mamba Cache is allocated",
             rf"max_mamba_cache_size: (?P<slots>\d+), conv_state size: (?P<conv>{_GB}),?"
-            rf" ssm_state size: (?P<ssm>{_GB})"),
+            rf" ssm_state size: (?P<ssm>{_GB})(?: intermediate_ssm_state_cache size: (?P<drafted_ssm>{_GB})"
+            rf" intermediate_conv_window_cache size: (?P<drafted_conv>{_GB}))?"),
     pattern("max_total_num_tokens", "max_total_num_tokens=", r"max_total_num_tokens=(?P<total>\d+)"),
 )  # fmt: skip
+
+POOL_WORDS = ("KV Cache", "KVPool", "Mamba Cache", "max_total_num_tokens")

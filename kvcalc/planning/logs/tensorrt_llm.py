@@ -26,3 +26,5 @@ RECORDS = (
     pattern("pages", "KV cache pages per sequence", r"Max KV cache pages per sequence: (?P<pages>\d+)"),
     pattern("pages", "KV cache blocks per sequence", r"Max KV cache blocks per sequence: (?P<pages>\d+)"),
 )  # fmt: skip
+
+POOL_WORDS = ("KV cache", "k/v cache", "primary blocks", "available:")

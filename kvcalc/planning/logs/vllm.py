@@ -27,9 +27,15 @@ FACTS = (
     pattern("context_tokens", "max seq len (", r"max seq len \((?P<value>\d+)\)"),
     *option("tensor_parallel_size", "tensor_parallel_size", "--tensor-parallel-size", "-tp", value=r"\d+"),
     *option("pipeline_parallel_size", "pipeline_parallel_size", "--pipeline-parallel-size", "-pp", value=r"\d+"),
+    *option("token_ranks", "decode_context_parallel_size", "--decode-context-parallel-size", "-dcp", value=r"\d+"),
     *option("block_size", "block_size", "--block-size", value=r"\d+"),
     *option("max_num_batched_tokens", "max_num_batched_tokens", "--max-num-batched-tokens", value=r"\d+"),
-    *option("num_speculative_tokens", "num_speculative_tokens", value=r"\d+"),
+    *option("num_speculative_tokens", "num_speculative_tokens", "num_spec_tokens", value=r"\d+"),
+    pattern(
+        "speculative_method",
+        "peculative",
+        r"[Ss]peculative[-_]?[Cc]onfig[^\n]{0,60}?method['\"]? ?[=:] ?['\"](?P<value>[\w-]{1,32})",
+    ),
     *option("enable_prefix_caching", "enable_prefix_caching", value="True|False"),
     pattern("enable_prefix_caching", "--enable-prefix-caching", r"--(?P<value>enable)-prefix-caching"),
     pattern("enable_prefix_caching", "--no-enable-prefix-caching", r"--(?P<value>no)-enable-prefix-caching"),
@@ -49,10 +55,13 @@ RECORDS = (
     pattern("max_concurrency", "Maximum concurrency for",
             r"Maximum concurrency for (?P<length>[\d,]+) tokens per request: (?P<concurrency>\d+(?:\.\d+)?)x"),
     pattern("num_gpu_blocks", "GPU blocks:", r"GPU blocks: (?P<gpu_blocks>\d+)"),
+    pattern("num_gpu_blocks", "CUDA blocks:", r"CUDA blocks: (?P<gpu_blocks>\d+)"),
     pattern("num_cpu_blocks", "CPU blocks:", r"CPU blocks: (?P<cpu_blocks>\d+)"),
     pattern("attention_block_size", "attention block size to",
             r"Setting attention block size to (?P<block_size>\d+) tokens"),
-    pattern("request_bytes", "KV cache is needed", rf"(?P<needed>{_SIZE}) KV cache is needed"),
+    pattern("request_bytes", "KV cache is needed", rf"(?<![\d.,])(?P<needed>{_SIZE}) KV cache is needed"),
     pattern("max_model_len", "estimated maximum model length",
             r"estimated maximum model length is (?P<longest>\d+)"),
 )  # fmt: skip
+
+POOL_WORDS = ("KV cache", "KV Cache", "blocks:")

@@ -52,7 +52,8 @@ def test_a_checkpoints_nvfp4_cache_is_followed() -> None:
 
 def test_a_block_grows_until_it_holds_a_state() -> None:
     # 2 heads x (512 + 8) = 1,040 bytes; a state of 8,192 x 3 x 2 + 32 x 128 x 128 x 4 = 2,146,304 needs 2,064 of them.
-    found = ask(gated_delta(), "vllm", 4096, kv_dtype="int8_per_token_head")["engine"]
+    settings = {"no-enable-prefix-caching": ""}
+    found = ask(gated_delta(), "vllm", 4096, kv_dtype="int8_per_token_head", settings=settings)["engine"]
     assert found["block_size"] == 2064
     # 10 attention layers, so groups have 10 layers: 2 blocks for attention, and one for each of 3 groups of states.
     assert found["request_bytes"] == (2 + 3) * 10 * 2064 * 1040

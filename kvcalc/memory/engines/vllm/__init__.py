@@ -17,15 +17,17 @@ from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.memory.engines.release import Asked
 from kvcalc.memory.engines.vllm.account import Plan, account
 from kvcalc.memory.engines.vllm.cache_dtypes import check_dtype, own_dtype
+from kvcalc.memory.engines.vllm.context_parallel import check_token_ranks
 from kvcalc.memory.engines.vllm.defaults import default_cache, has_raw_rows
 from kvcalc.memory.engines.vllm.groups import group
 from kvcalc.memory.engines.vllm.layers import M3_BLOCK, MINIMAX_M3, layers_of, with_draft_layers
 from kvcalc.memory.engines.vllm.releases import is_known, is_newest, rules_of
-from kvcalc.memory.engines.vllm.settings import parse_settings
+from kvcalc.memory.engines.vllm.settings import Settings, parse_settings
+from kvcalc.memory.engines.vllm.states import ALL, States, has_states
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
 from kvcalc.memory.sharding import bounds_of, longer_before_last
-from kvcalc.model.caches import Cache, RecurrentState
-from kvcalc.model.spec import ModelSpec, all_caches, period
+from kvcalc.model.caches import Cache
+from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 
 VERSION = "0.33.0"
@@ -51,9 +53,9 @@ class Vllm(Engine):
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, 1, release)
-        chosen, self.rules = parse_settings(settings)._replace(pipeline_parallel_size=stages), rules_of(release)
-        if not self.rules.two_steps:
-            chosen = chosen._replace(async_scheduling=False)
+        self.rules = rules_of(release)
+        chosen, self.states = parse_settings(settings, spec, self.rules)
+        chosen = chosen._replace(pipeline_parallel_size=stages)
         _refuse(spec)
         if spec.model_type in MINIMAX_M3:
             if "block-size" not in settings:
@@ -62,15 +64,13 @@ class Vllm(Engine):
                 raise UsageError(f"--block-size {chosen.block_size}: MiniMax-M3's kernels need multiples of {M3_BLOCK}")
         self.is_newest = is_newest(release)
         self.chosen, self.settings = chosen, {"rules": self.rules.name, **chosen._asdict()}
-        has_state = any(isinstance(cache, RecurrentState) for cache in all_caches(spec))
-        if has_state and spec.attention.num_heads and not chosen.enable_prefix_caching:
-            text = "vLLM's default prefix caching keeps one more state; --enable-prefix-caching counts it"
-            self.notes = (Note("engine", "one-more-state", text),)
+        self.notes = _notes(spec, chosen, self.states, "enable-prefix-caching" in settings)
         # vLLM assumes an encoder output as long as a batch can be (SchedulerConfig.max_num_encoder_input_tokens).
         batched = chosen.max_num_batched_tokens
         in_flight = chosen.max_in_flight_tokens if self.rules.two_steps else batched
-        self._of_any_length = (in_flight, batched, chosen.state_blocks)
-        self._plans: dict[tuple[int, int], tuple[ModelSpec, Dtype, Plan]] = {}
+        self.token_ranks = chosen.decode_context_parallel_size
+        self._of_any_length = (in_flight, batched, self.states.kept, self.token_ranks)
+        self._plans: dict[tuple[int, int, bool], tuple[ModelSpec, Dtype, Plan]] = {}
 
     @staticmethod
     def kv_dtype(
@@ -84,6 +84,9 @@ class Vllm(Engine):
         found, reason = _resolve(spec, asked, dtype, place)
         return (RAW_FP8 if is_fp8(found) and has_raw_rows(spec, place) else found), reason
 
+    def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
+        check_token_ranks(spec, tensor_parallel_size, self.token_ranks)
+
     def rules_used(self, asked: Asked) -> str | None:
         """The rules of a date, and those of a release that vLLM's history does not place."""
         if asked.is_date:
@@ -91,7 +94,7 @@ class Vllm(Engine):
         return None if asked.is_placed and is_known(asked) else super().rules_used(asked)
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
-        plan = self._plan(self.spec, dtype)
+        plan = self._plan(self.spec, dtype, is_divided=False)
         page = plan.pages.get((type(cache), cache))
         return page.blocks(plan.demand(tokens)) * page.bytes if page else 0
 
@@ -103,9 +106,9 @@ class Vllm(Engine):
         plan = self._plan(share, dtype)
         block_bytes = batch * plan.block_bytes
         if plan.even_blocks and len(plan.block_sizes) == 1:
-            return max(memory, 0) // (plan.even_blocks * block_bytes) * plan.common_block_size
+            return max(memory, 0) // (plan.even_blocks * block_bytes) * plan.common_block_tokens
         return longest_context(
-            lambda tokens: plan.request_blocks(tokens) * block_bytes, memory, period(share), plan.common_block_size
+            lambda tokens: plan.request_blocks(tokens) * block_bytes, memory, period(share), plan.common_block_tokens
         )
 
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine:
@@ -117,17 +120,18 @@ class Vllm(Engine):
         return batch * plan.request_blocks(tokens) * plan.stages_block_bytes
 
     def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
-        return self.all_stages_bytes(spec, dtype, tokens, batch)
+        plan = self._plan(spec, dtype, is_divided=False)
+        return batch * plan.request_blocks(tokens) * plan.stages_block_bytes
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
-        plan = self._plan(spec, dtype)
+        plan = self._plan(spec, dtype, is_divided=False)
         if plan.even_blocks is not None:
             here = plan.request_blocks(tokens) * plan.stages_block_bytes
-            return growth_of(here, here + plan.even_blocks * plan.stages_block_bytes, tokens, plan.common_block_size)
-        return growth(lambda t: plan.request_blocks(t) * plan.stages_block_bytes, tokens, plan.common_block_size)
+            return growth_of(here, here + plan.even_blocks * plan.stages_block_bytes, tokens, plan.common_block_tokens)
+        return growth(lambda t: plan.request_blocks(t) * plan.stages_block_bytes, tokens, plan.common_block_tokens)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
-        return self._plan(share, dtype).common_block_size
+        return self._plan(share, dtype).common_block_tokens
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         plan = self._plan(share, dtype)
@@ -139,7 +143,7 @@ class Vllm(Engine):
             # vLLM prints a floating-point quotient, truncated to an integer.
             printed = int(concurrency * tokens)
             if self.rules.tokens != "requests":
-                printed = fitting // len(plan.groups) * min(sizes, default=tokens)
+                printed = fitting // len(plan.groups) * min(sizes, default=tokens) * self.token_ranks
             if self.rules.tokens == "blocks":
                 concurrency = printed / tokens
             found = BlockPool(*found[:3], fitting, printed, concurrency)
@@ -148,19 +152,21 @@ class Vllm(Engine):
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
         return account(self._plan(share, dtype), tokens)
 
-    def _plan(self, share: ModelSpec, dtype: Dtype) -> Plan:
-        found = self._plans.get((id(share), id(dtype)))
+    def _plan(self, share: ModelSpec, dtype: Dtype, *, is_divided: bool = True) -> Plan:
+        """The plan of a share. `is_divided` is whether ranks divide the tokens among them, if they are to do that."""
+        found = self._plans.get((id(share), id(dtype), is_divided))
         if found is None:
             # Keep the share and the dtype too, so that their id() is not reused while the plan exists.
-            found = self._plans[id(share), id(dtype)] = share, dtype, self._make_plan(share, dtype)
+            plan = self._make_plan(share, dtype, is_divided)
+            found = self._plans[id(share), id(dtype), is_divided] = share, dtype, plan
         return found[2]
 
-    def _make_plan(self, share: ModelSpec, dtype: Dtype) -> Plan:
+    def _make_plan(self, share: ModelSpec, dtype: Dtype, is_divided: bool) -> Plan:
         check_dtype(dtype, self.is_newest)
         # With --speculative the share has its drafting layers already.
         if self.chosen.num_speculative_tokens and share.first_draft_layer is None:
             share = with_draft_layers(share)
-        layers = layers_of(share, dtype, self.chosen, self.rules)
+        layers = layers_of(share, dtype, self.chosen, self.states, self.rules)
         if not layers:
             raise ModelError(f"{share.name}: vLLM keeps no cache for it")
         groups = group([layer.page for layer in layers], self.rules)
@@ -170,7 +176,17 @@ class Vllm(Engine):
         for first, last in bounds_of(longer_before_last(share.num_layers, self.chosen.pipeline_parallel_size)):
             places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
             stages.append([part.only(places) for part in groups])
-        return Plan(layers, groups, stages, self._of_any_length, dtype)
+        of_any_length = self._of_any_length if is_divided else (*self._of_any_length[:3], 1)
+        return Plan(layers, groups, stages, of_any_length, dtype)
+
+
+def _notes(spec: ModelSpec, chosen: Settings, states: States, is_asked: bool) -> tuple[Note, ...]:
+    """The default that a user may not expect: prefix caching takes more states than a request needs."""
+    if is_asked or not chosen.enable_prefix_caching or not has_states(spec):
+        return ()
+    kept = "a state for every block" if states.mode == ALL else f"{states.kept} states per request"
+    text = f"vLLM caches prefixes by default, with {kept}; --no-enable-prefix-caching takes fewer"
+    return (Note("engine", "prefix-caching", text),)
 
 
 def _resolve(spec: ModelSpec, asked: str, dtype: str | None, place: Place) -> Resolved:

@@ -24,8 +24,8 @@ class Plan:
     """
 
     def __init__(
-        self, layers: list[Layer], groups: list[Group], stages: list[list[Group]], of_any_length: tuple[int, int, int],
-        dtype: Dtype,
+        self, layers: list[Layer], groups: list[Group], stages: list[list[Group]],
+        of_any_length: tuple[int, int, int, int], dtype: Dtype,
     ) -> None:  # fmt: skip
         self.layers, self.groups, self.dtype = layers, groups, dtype
         self.largest_stage = max(stages, key=block_bytes)
@@ -33,7 +33,9 @@ class Plan:
         self.stages_block_bytes = sum(map(block_bytes, stages))
         self._of_any_length = of_any_length
         kinds = kinds_of_groups(groups)
-        self._every_token = [(p[0].block_size, n) for p, n in kinds if len(p) == 1 and p[0].kind in EVERY_TOKEN]
+        # With decode context parallelism, a block on every rank has the tokens of one block for each rank.
+        ranks = of_any_length[3]
+        self._every_token = [(p[0].block_size * ranks, n) for p, n in kinds if len(p) == 1 and p[0].kind in EVERY_TOKEN]
         self._other_kinds = [(p, n) for p, n in kinds if len(p) > 1 or p[0].kind not in EVERY_TOKEN]
         self._asked = self._blocks = 0
 
@@ -48,8 +50,8 @@ class Plan:
         """
         if tokens != self._asked:
             blocks = request_blocks(self._other_kinds, self.demand(tokens)) if self._other_kinds else 0
-            for block_size, count in self._every_token:
-                blocks += count * -(-tokens // block_size)
+            for block_tokens, count in self._every_token:
+                blocks += count * -(-tokens // block_tokens)
             self._asked, self._blocks = tokens, blocks
         return self._blocks
 
@@ -65,15 +67,15 @@ class Plan:
 
     @cached_property
     def even_blocks(self) -> int | None:
-        """The blocks that `common_block_size` more tokens take, if they are the same at every length; else None."""
+        """The blocks that `common_block_tokens` more tokens take, if they are the same at every length; else None."""
         if self._other_kinds:
             return None
-        return sum([count * (self.common_block_size // block_size) for block_size, count in self._every_token])
+        return sum([count * (self.common_block_tokens // tokens) for tokens, count in self._every_token])
 
     @cached_property
-    def common_block_size(self) -> int:
+    def common_block_tokens(self) -> int:
         """The number of tokens after which every group has whole blocks."""
-        return lcm(*self.block_sizes)
+        return lcm(*self.block_sizes) * self._of_any_length[3]
 
     @cached_property
     def by_group(self) -> list[tuple[Group, int, list[tuple[SizedCache, Page]]]]:
@@ -105,7 +107,8 @@ def account(plan: Plan, tokens: int) -> list[Line]:
         blocks = whole.blocks(demand)
         sizes["blocks padded to the largest group"] += blocks * smaller
         for sized, page in alike:
-            count, held = sized.num_layers, sized.stored_bytes(tokens, plan.dtype)
+            stored_tokens = page.tokens(demand) if page.kind in EVERY_TOKEN else tokens
+            count, held = sized.num_layers, sized.stored_bytes(stored_tokens, plan.dtype)
             sizes["stored"] += count * held
             if page.padded_bytes:
                 sizes["pages padded to one size"] += count * blocks * (page.bytes - page.own_bytes)

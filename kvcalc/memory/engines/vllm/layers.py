@@ -6,6 +6,7 @@ _align_hybrid_block_size of platforms/interface.py, vLLM 0.33.0.
 
 from __future__ import annotations
 
+from math import lcm
 from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
@@ -15,6 +16,7 @@ from kvcalc.memory.engines.vllm.cache_dtypes import heads_bytes, latent_bytes
 from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, SLIDING, STATE, Page
 from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.memory.engines.vllm.settings import Settings
+from kvcalc.memory.engines.vllm.states import ALL, States
 from kvcalc.model.caches import (
     HEADS_CACHES,
     Cache,
@@ -55,12 +57,12 @@ class Layer(NamedTuple):
     page: Page
 
 
-def layers_of(spec: ModelSpec, dtype: Dtype, settings: Settings, rules: Rules) -> list[Layer]:
+def layers_of(spec: ModelSpec, dtype: Dtype, settings: Settings, states: States, rules: Rules) -> list[Layer]:
     """Every cache of every layer, with its page. `spec` is one device's share, bound to a workload.
 
     If a model has both states and attention, attention's block grows until its page can hold a state, and states are
-    padded to that page. `rules` decides which layers keep only a window. Raises ModelError (exit 3) for caches whose
-    layout in vLLM is not modelled.
+    padded to that page. `states` is how they are kept. `rules` decides which layers keep only a window. Raises
+    ModelError (exit 3) for caches whose layout in vLLM is not modelled.
     """
     sparse = any(isinstance(cache, IndexerKeys) for group in spec.layers for cache in group.caches)
     if spec.model_type in MINIMAX_M3 and dtype.name not in ("fp16", "bf16", "fp8", "nvfp4"):
@@ -78,7 +80,7 @@ def layers_of(spec: ModelSpec, dtype: Dtype, settings: Settings, rules: Rules) -
             elif not (isinstance(cache, CrossAttention) and not cache.encoder_tokens):
                 pages.append((cache, _token_page(spec, cache, dtype, settings.block_size, sparse, whole)))
         layers += [Layer(number, *page) for number in range(group.first, group.last + 1) for page in pages]
-    return _beside_states(layers, settings.block_size, rules.mla_block)
+    return _beside_states(layers, settings.block_size, rules.mla_block, states)
 
 
 def with_draft_layers(share: ModelSpec) -> ModelSpec:
@@ -144,19 +146,22 @@ def _state_dtype(spec: ModelSpec, model_dtype: Dtype) -> Dtype:
     return DTYPES["fp32"] if spec.model_type in _FP32_STATES else model_dtype
 
 
-def _beside_states(layers: list[Layer], block_size: int, mla_block: int) -> list[Layer]:
+def _beside_states(layers: list[Layer], block_size: int, mla_block: int, states: States) -> list[Layer]:
     """`layers`, with attention's block large enough for a state if there are both."""
-    states = [layer.page.state_bytes for layer in layers if layer.page.kind == STATE]
+    sizes = [layer.page.state_bytes for layer in layers if layer.page.kind == STATE]
     tokens = [layer.page for layer in layers if layer.page.kind != STATE]
-    if not states or not tokens:
+    if not sizes or not tokens:
         return layers
     align = max(_KERNEL_BLOCK, block_size)
     if any(page.kind == MLA for page in tokens):
         align = max(align, mla_block)
+    align = lcm(align, states.alignment)
     token_bytes = max(page.token_bytes for page in tokens)
-    block = max(block_size, align * ceil_div(max(states), align * token_bytes))
+    block = max(block_size, align * ceil_div(max(sizes), align * token_bytes))
     for place, (number, cache, page) in enumerate(layers):
-        is_state = page.kind == STATE
-        page = page._replace(padded_bytes=block * token_bytes) if is_state else page._replace(block_size=block)
+        if page.kind == STATE:
+            page = page._replace(padded_bytes=block * token_bytes, block_size=block if states.mode == ALL else 0)
+        else:
+            page = page._replace(block_size=block)
         layers[place] = Layer(number, cache, page)
     return layers

@@ -17,17 +17,19 @@ class Demand(NamedTuple):
     """The most that a request may need.
 
     `max_in_flight_tokens` is the number of tokens that are scheduled but not yet finished. `state_blocks` is the number
-    of states: 1, or 2 with prefix caching, plus one per speculative token.
+    of states, besides those that a page with a block size has for every block. Each of `token_ranks` decode context
+    parallel ranks holds its share of the tokens, but all states.
     """
 
     max_model_len: int
     max_in_flight_tokens: int
     encoder_tokens: int = 0
     state_blocks: int = 1
+    token_ranks: int = 1
 
 
 class Page(NamedTuple):
-    """The page of one layer: `block_size` tokens of `token_bytes` each, or one state.
+    """The page of one layer: `block_size` tokens of `token_bytes` each, or one state (one per block if it has a size).
 
     `span` is the window or the chunk, in tokens. `width` distinguishes layers with different heads. `padded_bytes` is
     the size of the page if it is padded to the size of another page, else 0.
@@ -59,6 +61,8 @@ class Page(NamedTuple):
             return min(self.span - 1 + demand.max_in_flight_tokens, demand.max_model_len)
         if self.kind == CHUNKED:
             return min(self.span + demand.max_in_flight_tokens, demand.max_model_len)
+        if self.kind in EVERY_TOKEN:
+            return -(-demand.max_model_len // demand.token_ranks)
         return demand.encoder_tokens if self.kind == CROSS else demand.max_model_len
 
     def blocks(self, demand: Demand) -> int:
@@ -67,9 +71,9 @@ class Page(NamedTuple):
         A window may begin inside a block, so it needs one more block.
         """
         if self.kind == STATE:
-            return demand.state_blocks
-        tokens = demand.max_model_len if self.kind in EVERY_TOKEN else self.tokens(demand)
-        return -(-tokens // self.block_size) + (self.kind == SLIDING)
+            every_block = -(-demand.max_model_len // self.block_size) if self.block_size else 0
+            return every_block + demand.state_blocks
+        return -(-self.tokens(demand) // self.block_size) + (self.kind == SLIDING)
 
 
 def need_the_same_tokens(pages: list[Page]) -> bool:

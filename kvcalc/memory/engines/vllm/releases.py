@@ -26,6 +26,10 @@ class Rules(NamedTuple):
     - `pads`: whether pages may be padded for this.
     - `states`: whether recurrent states are modelled.
     - `mla_block`: the smallest block of MLA in a model with states.
+    - `hybrid_prefixes`: whether prefix caching is on by default in a model with attention and states.
+    - `state_per_block`: the kinds of recurrences (`Recurrence.kind`) that then keep a state for every block of tokens
+      (mamba_cache_mode `all`). The others keep the newest states (`align`).
+    - `checkpoints`: the kinds that then keep one more state, written in the middle of a prefill.
     - `tokens`: how vLLM computes the printed cache size: from "blocks", from the blocks of one "group", or from
       "requests".
     - `two_steps`: whether vLLM reserves memory for a second step in flight.
@@ -41,6 +45,9 @@ class Rules(NamedTuple):
     mla_block: int = 128
     tokens: str = "requests"
     two_steps: bool = True
+    hybrid_prefixes: bool = True
+    state_per_block: tuple[str, ...] = ()
+    checkpoints: tuple[str, ...] = ("linear", "delta")
 
     @property
     def release(self) -> str:
@@ -59,7 +66,7 @@ class Rules(NamedTuple):
 
 
 # Newest first.
-RELEASES: list[Rules] = [Rules((0, 27, 0))]
+RELEASES: list[Rules] = [Rules((0, 33, 0))]
 
 
 def _before(since: tuple[int, int, int], **changes: Any) -> None:
@@ -67,8 +74,11 @@ def _before(since: tuple[int, int, int], **changes: Any) -> None:
     RELEASES.append(RELEASES[-1]._replace(since=since, **changes))
 
 
+_before((0, 32, 0), checkpoints=("linear",))
+_before((0, 28, 0), checkpoints=())
+_before((0, 27, 0), state_per_block=("linear", "selective"))
 _before((0, 26, 0), mla_block=64)
-_before((0, 25, 0), two_steps=False)
+_before((0, 25, 0), two_steps=False, hybrid_prefixes=False)
 _before((0, 21, 0), pads=False)
 _before((0, 18, 0), tokens="group")
 _before((0, 12, 0), padding_ratio=Fraction(5, 4))

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.options import Given
+from kvcalc.memory.engines.vllm.releases import Rules
+from kvcalc.memory.engines.vllm.states import FLASHINFER, States, caches_prefixes, states_of, uses_qwen_delta_nets
+from kvcalc.model.spec import ModelSpec
 
 # The API server's default on H100 and H200. It is 16,384 on B200 and B300, and 2,048 on other devices (arg_utils.py,
 # vLLM 0.33.0).
@@ -17,7 +20,8 @@ class Settings(NamedTuple):
     """`max_num_batched_tokens` is the number of tokens in one step.
 
     With async scheduling two steps are in flight; with pipeline stages, one step per stage (max_concurrent_batches,
-    config/vllm.py). The number of stages comes from the workload.
+    config/vllm.py). The number of stages comes from the workload. `gdn_prefill_backend` is None for models without
+    gated delta nets of Qwen's class.
     """
 
     block_size: int
@@ -25,6 +29,9 @@ class Settings(NamedTuple):
     async_scheduling: bool
     enable_prefix_caching: bool
     num_speculative_tokens: int
+    decode_context_parallel_size: int
+    mamba_cache_mode: str
+    gdn_prefill_backend: str | None
     pipeline_parallel_size: int = 1
 
     @property
@@ -33,25 +40,32 @@ class Settings(NamedTuple):
         steps = stages if stages > 1 else 2 if self.async_scheduling else 1
         return steps * self.max_num_batched_tokens
 
-    @property
-    def state_blocks(self) -> int:
-        """States that a request keeps: its own, one more with prefix caching, and one per speculative token."""
-        return (2 if self.enable_prefix_caching else 1) + self.num_speculative_tokens
 
+def parse_settings(settings: Mapping[str, str], spec: ModelSpec, rules: Rules) -> tuple[Settings, States]:
+    """Parse and check the given options for a model, with the defaults of a release. Returns also the states it keeps.
 
-def parse_settings(settings: Mapping[str, str]) -> Settings:
-    """Parse and check the given options.
-
-    Raises UsageError (exit 2) for a number out of range, or a block size that no kernel supports.
+    Raises UsageError (exit 2) for a number out of range, a block size that no kernel supports, or options that
+    contradict each other.
     """
     given = Given("vllm", settings)
-    found = Settings(
-        given.count("block-size"),
-        given.count("max-num-batched-tokens", _DEFAULT_BATCHED_TOKENS),
-        "no-async-scheduling" not in settings,
-        "enable-prefix-caching" in settings,
-        given.count("num-speculative-tokens", 0),
+    block_size, drafted = given.count("block-size"), given.count("num-speculative-tokens", 0)
+    if block_size % 16:
+        raise UsageError(f"--block-size {block_size}: vLLM's kernels need multiples of 16")
+    if "enable-prefix-caching" in settings and "no-enable-prefix-caching" in settings:
+        raise UsageError("--enable-prefix-caching and --no-enable-prefix-caching contradict each other")
+    caching = "enable-prefix-caching" in settings or (
+        "no-enable-prefix-caching" not in settings and caches_prefixes(spec, rules)
     )
-    if found.block_size % 16:
-        raise UsageError(f"--block-size {found.block_size}: vLLM's kernels need multiples of 16")
-    return found
+    prefill = given.choice("gdn-prefill-backend") if "gdn-prefill-backend" in settings else FLASHINFER
+    states = states_of(spec, rules, caching, prefill if uses_qwen_delta_nets(spec) else None, drafted)
+    found = Settings(
+        block_size,
+        given.count("max-num-batched-tokens", _DEFAULT_BATCHED_TOKENS),
+        rules.two_steps and "no-async-scheduling" not in settings,
+        caching,
+        drafted,
+        given.count("decode-context-parallel-size", 1),
+        states.mode,
+        prefill if uses_qwen_delta_nets(spec) else None,
+    )
+    return found, states

@@ -1,0 +1,88 @@
+"""The recurrent states that vLLM keeps for a request, with and without prefix caching.
+
+Source, vLLM 0.33.0: is_prefix_caching_supported (config/model.py) for the default, MambaModelConfig
+(model_executor/models/config.py) for the mode, MambaSpec.max_memory_usage_bytes (v1/kv_cache_interface.py) for the
+number of states, get_kv_cache_spec of mamba_mixer2.py and qwen_gdn_linear_attn.py for the checkpoints, and
+_align_hybrid_block_size (platforms/interface.py) for the blocks. `Rules` has the differences in older releases, from
+the same files of 0.12 to 0.32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcalc.memory.engines.vllm.releases import Rules
+from kvcalc.model.caches import RecurrentState
+from kvcalc.model.mixers.recurrent import Recurrence
+from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention
+
+NONE, ALIGN, ALL = "none", "align", "all"
+FLASHINFER = "flashinfer"
+
+# The models whose gated delta nets can prefill with FlashInfer's kernel, which writes a state every 64 tokens
+# (QwenGatedDeltaNetAttention, FLASHINFER_GDN_CHECKPOINT_ALIGNMENT).
+_QWEN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_FLASHINFER_TOKENS = 64
+
+# A state is kept for blocks that are a multiple of the chunk of Mamba-2's kernels. The config's default, by model type
+# (Transformers 5.23.0); 2,048 for Mamba, which has no chunks (get_mamba_chunk_size, config/model.py, vLLM 0.26.0).
+_CHUNKS = {"nemotron_h": 128, "bamba": 256, "falcon_h1": 256, "granitemoehybrid": 256, "zamba2": 256, "mamba2": 256}
+_MAMBA_CHUNK = 2048
+
+
+class States(NamedTuple):
+    """How states are kept. `kept` is their number for one request, besides those for every block in mode `all`.
+
+    Attention's blocks are multiples of `alignment` tokens.
+    """
+
+    mode: str = NONE
+    kept: int = 1
+    alignment: int = 1
+
+
+def has_states(spec: ModelSpec) -> bool:
+    """Whether any layer keeps a recurrent state."""
+    return any(isinstance(cache, RecurrentState) for cache in all_caches(spec))
+
+
+def uses_qwen_delta_nets(spec: ModelSpec) -> bool:
+    """Whether the model has gated delta nets of Qwen's class, whose prefill kernel changes what is kept."""
+    return spec.model_type in _QWEN and has_states(spec)
+
+
+def caches_prefixes(spec: ModelSpec, rules: Rules) -> bool:
+    """Whether prefix caching is on by default: not with an encoder, nor if the model has states but no attention."""
+    if has_cross_attention(spec):
+        return False
+    return not has_states(spec) or (rules.hybrid_prefixes and spec.attention.num_heads > 0)
+
+
+def states_of(
+    spec: ModelSpec, rules: Rules, prefix_caching: bool, prefill: str | None, speculative_tokens: int
+) -> States:
+    """The states of a request. `prefill` is the kernel for gated delta nets, or None if there are none."""
+    if not prefix_caching:
+        return States(NONE, 1 + speculative_tokens)
+    kinds = _kinds(spec)
+    if kinds and kinds <= set(rules.state_per_block):
+        return States(ALL, speculative_tokens, _chunk(spec, kinds))
+    kept = 2 + speculative_tokens
+    if "linear" in kinds & set(rules.checkpoints):
+        return States(ALIGN, kept + 1)
+    if prefill == FLASHINFER and "delta" in rules.checkpoints:
+        return States(ALIGN, kept + 1, _FLASHINFER_TOKENS)
+    return States(ALIGN, kept)
+
+
+def _kinds(spec: ModelSpec) -> set[str]:
+    """The kinds of recurrences in the model's layers."""
+    mixers = (mixer for group in spec.layers for mixer in group.layer.mixers)
+    return {mixer.kind for mixer in mixers if isinstance(mixer, Recurrence)}
+
+
+def _chunk(spec: ModelSpec, kinds: set[str]) -> int:
+    stated = spec.stated.get("mamba_chunk_size", spec.stated.get("chunk_size"))
+    if isinstance(stated, int):
+        return stated
+    return _CHUNKS.get(spec.model_type, 256) if "linear" in kinds else _MAMBA_CHUNK

@@ -1,0 +1,44 @@
+"""Hold the files of a checkpoint against the weights that its config describes."""
+
+from __future__ import annotations
+
+from kvcalc.model.checkpoint import StoredWeights
+from kvcalc.notes import Note
+from kvcalc.units import format_size
+
+# The least share of the counted bytes that believable files have. The count is exact, but some checkpoints leave out
+# parts that are made while loading: tied embeddings that the config does not call tied, or positions.
+_LEAST_PERCENT = 97
+# A smaller excess is not worth a remark: buffers such as rotary frequencies, or the scales of an fp8 cache.
+_EXCESS_PER_MILLE = 5
+
+
+def believed_bytes(stored: StoredWeights, counted: int | None) -> tuple[int | None, list[Note]]:
+    """The bytes of the files if they are complete and plausible, else None; and notes that name the files.
+
+    `counted` is the size of the weights according to the config, or None if it is not known. Files below 97 % of it
+    are not believed. More is: a vision tower, layers for multi-token prediction, weights in another type.
+    """
+    notes = [Note("weights", "adapter", remark) for remark in stored.adapters]
+    size = stored.bytes
+    if size is None:
+        if stored.trouble is not None:
+            notes.append(_not_believed(f"{stored.name}: incomplete: {stored.trouble}", counted))
+        return None, notes
+    if counted is None:
+        return size, notes
+    if size * 100 < counted * _LEAST_PERCENT:
+        text = f"{stored.name}: has {format_size(size)} of the {format_size(counted)} that the config describes"
+        notes.append(_not_believed(text, counted))
+        return None, notes
+    more = size - counted
+    if more * 1000 > counted * _EXCESS_PER_MILLE:
+        text = f"{stored.name}: has {format_size(more)} more than the language model of the config, for example a "
+        text += "vision tower, layers for multi-token prediction, or weights of another type"
+        notes.append(Note("weights", "larger-files", text))
+    return size, notes
+
+
+def _not_believed(text: str, counted: int | None) -> Note:
+    instead = "the size is not known" if counted is None else "the size is computed from the config"
+    return Note("weights", "incomplete-files", f"{text}; {instead}")
