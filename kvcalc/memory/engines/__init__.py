@@ -250,7 +250,8 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
     name, settings = name.partition("@")[0], settings or {}
     check_settings([name], settings, has_device=True)
     if spec.model_type in UNREAD.get(name, ()):
-        raise not_established(spec, {"vllm": "vLLM", "tensorrt-llm": "TensorRT-LLM"}[name], spec.model_type)
+        shown = {"vllm": "vLLM", "tensorrt-llm": "TensorRT-LLM"}[name]
+        raise ModelError(f"{spec.name}: {shown}'s layout of {spec.model_type} is not modelled")
     if not spec.is_encoder or name == "logical":
         found = engine(spec, settings, stages, asked.text if asked else None)
         if asked is not None:
