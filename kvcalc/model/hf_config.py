@@ -196,7 +196,7 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     spec = _read(config, model_type, module, name, source, strict)
     if whole is not None:
         spec = with_transformers_reading(spec, read_config(whole, name, source))
-        if spec.as_transformers is None:
+        if spec.as_transformers is None or spec.around is None:
             return spec
         # What reads such a config decides which model it is, so nothing can confirm the weights.
         reason = f"the weights of a flat {outer} config are not counted: Transformers builds another model from it"

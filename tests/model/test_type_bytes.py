@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvcalc.errors import ModelError
+from kvcalc.memory.engines.unread import UNREAD
 from kvcalc.model.caches import FullAttention, SlidingWindowAttention
 from kvcalc.model.hf_config import REFUSED, is_remote, known_types, read_config
 from kvcalc.model.layers import LayerGroup
@@ -126,3 +127,19 @@ def test_a_static_indexer_of_minimax_m3_has_one_counter_for_the_batch() -> None:
     )  # fmt: skip
     kept = 10 * 2 * (8 * 2 * 2 * 16 + 4 * 8)
     assert (one, three) == (kept + 4 * 8, 3 * kept + 4 * 8)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "tensorrt-llm"])
+def test_an_engine_refuses_types_whose_layout_nobody_has_read(engine: str) -> None:
+    assert UNREAD[engine] <= set(known_types())
+    spec = read_config({**KV, "model_type": "zaya", "head_dim": 16}, "x", "x")
+    with pytest.raises(ModelError, match="layout of zaya is not modelled"):
+        estimate(spec, engine=engine)
+
+
+def test_vllm_counts_its_own_types_and_other_engines_refuse_them() -> None:
+    spec = read_config({**KV, "model_type": "telechat3"}, "x", "x")
+    assert estimate(spec, context_tokens=16, dtype="bf16", engine="vllm")["kv_cache"]["total_bytes"] > 0
+    for engine in ("tensorrt-llm", "sglang", "llama.cpp", "transformers"):
+        with pytest.raises(ModelError):
+            estimate(spec, engine=engine)

@@ -17,6 +17,7 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.release import Asked, split_engine
+from kvcalc.memory.engines.unread import UNREAD
 from kvcalc.memory.kv_cache import Growth, growth, longest_context, sequence_bytes
 from kvcalc.memory.sharding import Bounds, bounds_of, longer_before_last, stages_of
 from kvcalc.model.caches import Cache
@@ -248,6 +249,9 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
     engine, asked = _class_of(name, spec.model_type)
     name, settings = name.partition("@")[0], settings or {}
     check_settings([name], settings, has_device=True)
+    if spec.model_type in UNREAD.get(name, ()):
+        shown = {"vllm": "vLLM", "tensorrt-llm": "TensorRT-LLM"}[name]
+        raise ModelError(f"{spec.name}: {shown}'s layout of {spec.model_type} is not modelled")
     if not spec.is_encoder or name == "logical":
         found = engine(spec, settings, stages, asked.text if asked else None)
         if asked is not None:
