@@ -26,7 +26,7 @@ from tests.model.test_checkpoint import index, write
 pytestmark = pytest.mark.fuzz
 
 ENGINES = ("logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "mlx")
-ODD = (
+ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 7, 10**9, 2**63, 10**30, 0.5, -0.0, 1e308, float("inf"), float("nan"), "", "a",
     "none", "float16", "\0", "\ud800", "\x1b[31m", "../x", [], [1], [None], ["full_attention"] * 3, {}, {"a": 1},
     [[[[1]]]], {"type": "linear", "factor": 2.0},
@@ -170,7 +170,8 @@ COMMANDS = ("estimate", "fit", "compare", "sweep", "plan", "models", "gpus", "sc
 WORDS = (
     "llama-3-8b", "gpt2", "nope", "--gpu", "h100", "h100x2", "t4", "--context", "8k", "1..4k", "0", "-1", "1e9", "--tp",
     "2", "3", "--pp", "--batch", "1M", "--engine", "vllm", "sglang@0.4", "logical", "--json", "--format", "csv",
-    "human", "--get", "kv_cache.total_bytes", "a..b", "--kv-dtype", "fp8", "auto", "--dtype", "int4", "--kv-memory", "80GiB",
+    "human", "--get", "kv_cache.total_bytes", "a..b", "--kv-dtype", "fp8", "auto", "--dtype", "int4", "--kv-memory",
+    "80GiB",
     "80", "--input-tokens", "1k", "--output-tokens", "100", "--concurrency", "8", "--speculative", "mtp:2", "ngram:3",
     "--acceptance-length", "2", "--", "", "\0", "=", "--block-size", "16", "99999999999999999999", "--attention", "mla",
     "gqa", "--kv-heads", "--help", "-h", "show", "check", "bash", "--layers", "--heads", "--dp", "--price", "h100=2",
