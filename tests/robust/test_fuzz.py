@@ -55,14 +55,14 @@ def mutated_mapping(config: dict[str, Any], rng: random.Random) -> dict[str, Any
         if action < 0.2:
             target.pop(key, None)
         elif action < 0.6:
-            target[key] = rng.choice(ODD)
+            target[key] = copy.deepcopy(rng.choice(ODD))
         elif action < 0.8:
             name = rng.choice([*other])
             target[name] = copy.deepcopy(other[name])
         elif type(target.get(key)) is int:
             target[key] += rng.choice((-1, 1, 100, -(10**6)))
         else:
-            target[rng.choice([*other])] = rng.choice(ODD)
+            target[rng.choice([*other])] = copy.deepcopy(rng.choice(ODD))
     return found
 
 
