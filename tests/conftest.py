@@ -56,6 +56,23 @@ class Result(NamedTuple):
         return json.loads(self.out)
 
 
+@pytest.fixture(autouse=True)
+def _documents_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every document that a command prints in a test is checked against the schema."""
+    from kvcalc.output.sink import Output
+
+    emit = Output.emit
+
+    def checked(self: Output, document: dict[str, Any], kind: str, **shown: bool) -> None:
+        if kind != "sweep" or "points" in document:  # the screen of a sweep has no document
+            from tests.documents import validate
+
+            validate(document, kind)
+        emit(self, document, kind, **shown)
+
+    monkeypatch.setattr(Output, "emit", checked)
+
+
 @pytest.fixture
 def kvcalc(capsys: pytest.CaptureFixture[str]) -> Any:
     """Run a command line in this process: `kvcalc("estimate", "llama-7b")`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvcalc.attention.backends import BACKENDS, Case, native
+from kvcalc.attention.backends import BACKENDS, Case, compiled, native
 from kvcalc.attention.cache import GrowingCache, PagedCache, TokenCache
 from kvcalc.attention.core import eager_attention
 
@@ -395,13 +396,13 @@ def test_compiled_code_is_not_kept_where_others_write(monkeypatch: pytest.Monkey
     folder.chmod(0o777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(OSError, match="other users can write"):
-        native._folder()
+        compiled._folder()
 
 
 @pytest.mark.parametrize("name", ["native"])
 def test_it_is_compiled_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     native.load()
-    monkeypatch.setattr(native, "_compile", lambda *a: pytest.fail("compiled again"))
+    monkeypatch.setattr(compiled, "_compile", lambda *a: pytest.fail("compiled again"))
     native.load()
 
 
@@ -410,7 +411,7 @@ class Compiler:
 
     def __init__(self, folder: Path, refused: str, version: str = "one") -> None:
         self.log, script = folder / "calls", folder / "cc"
-        (real,) = native._compiler()
+        (real,) = compiled._command()
         script.write_text(f"""#!/bin/sh
 case "$*" in *--version*) echo {version}; exit 0 ;; esac
 echo "$@" >> {self.log}
@@ -451,10 +452,10 @@ def test_a_flag_the_compiler_refuses_is_left_out(
     name: str, compiler: Any, refused: str, attempts: int, kept: set[str]
 ) -> None:
     made = compiler(refused)
-    native._built()
-    compiled = [call.split() for call in made.calls() if " -c " in call]
-    assert len(compiled) == attempts
-    assert {"-march=native", "-mprefer-vector-width=512", "-fopenmp"} & {*compiled[-1]} == kept
+    compiled.built()
+    calls = [call.split() for call in made.calls() if " -c " in call]
+    assert len(calls) == attempts
+    assert {"-march=native", "-mprefer-vector-width=512", "-fopenmp"} & {*calls[-1]} == kept
 
 
 @pytest.mark.parametrize("name", ["native"])
@@ -462,25 +463,25 @@ def test_what_changes_the_code_makes_another_library(
     name: str, compiler: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     source = tmp_path / "decode.c"
-    source.write_text(native.SOURCE.read_text())
-    monkeypatch.setattr(native, "SOURCE", source)
-    monkeypatch.setattr(native, "_compile", lambda command, made: made.write_text(""))
-    monkeypatch.setattr(native, "_link", lambda command, made, library: library.write_text(""))
+    source.write_text(compiled.SOURCE.read_text())
+    monkeypatch.setattr(compiled, "SOURCE", source)
+    monkeypatch.setattr(compiled, "_compile", lambda command, made: made.write_text(""))
+    monkeypatch.setattr(compiled, "_link", lambda command, made, library: library.write_text(""))
     compiler()
-    libraries = {native._built()}
-    assert libraries == {native._built()}
+    libraries = {compiled.built()}
+    assert libraries == {compiled.built()}
     for change in (
         lambda: source.write_text("int x;"),
         lambda: compiler(version="two"),
-        lambda: monkeypatch.setattr(native, "_FLAGS", ("-O2",)),
-        lambda: monkeypatch.setattr(native, "_EXTRA_FLAGS", ((),)),
+        lambda: monkeypatch.setattr(compiled, "_FLAGS", ("-O2",)),
+        lambda: monkeypatch.setattr(compiled, "_EXTRA_FLAGS", ((),)),
         lambda: monkeypatch.setattr(platform, "machine", lambda: "another"),
-        lambda: monkeypatch.setattr(native, "_processor", lambda: "another"),
+        lambda: monkeypatch.setattr(compiled, "_processor", lambda: "another"),
         lambda: monkeypatch.setenv("CC", f"{tmp_path / 'cc'} -g"),
     ):
         before = len(libraries)
         change()
-        libraries.add(native._built())
+        libraries.add(compiled.built())
         assert len(libraries) == before + 1
 
 
@@ -490,10 +491,78 @@ def test_a_compiler_that_hangs_is_started_once(monkeypatch: pytest.MonkeyPatch, 
     slow.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CC", str(slow))
-    monkeypatch.setattr(native, "_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(compiled, "_TIMEOUT_SECONDS", 0.5)
+    for _ in range(3):
+        reason = native.Native().why_not(Case(CPU, torch.float32, 8, 2, 64, 64))
+        assert reason == f"{slow} did not finish within 0.5 seconds"
+        assert (tmp_path / "calls").read_text() == "again\n"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "empty", "no checksum", "odd checksum"])
+@pytest.mark.parametrize("name", ["native"])
+def test_a_damaged_library_is_compiled_again(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str
+) -> None:
+    """Loading a truncated library, as a power cut leaves it, would end the process with SIGBUS."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made: list[str] = []
+
+    def link(compiler: Any, made_from: Path, library: Path) -> None:
+        made.append("once")
+        library.write_bytes(b"library" * 1000)
+
+    monkeypatch.setattr(compiled, "_compile", lambda command, made: made.write_text(""))
+    monkeypatch.setattr(compiled, "_link", link)
+    library = compiled.built()
+    whole, checksum = library.read_bytes(), Path(f"{library}.sha256")
+    assert (compiled.built(), len(made)) == (library, 1)
+    if damage == "no checksum":
+        checksum.unlink()
+    elif damage == "odd checksum":
+        checksum.write_bytes(b"\xff\xfe")
+    else:
+        library.write_bytes({"truncated": whole[:4096], "changed": b"X" + whole[1:], "empty": b""}[damage])
+    assert (compiled.built(), len(made)) == (library, 2)
+    assert library.read_bytes() == whole
+    assert sorted(path.name for path in library.parent.iterdir()) == [library.name, checksum.name]
+
+
+@pytest.mark.parametrize("value", ['gcc "', "gcc '-O3", "gcc \\"])
+def test_a_variable_cc_with_a_broken_quote_is_a_reason(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("CC", value)
     reason = native.Native().why_not(Case(CPU, torch.float32, 8, 2, 64, 64))
-    assert reason == f"{slow} did not finish within 0.5 seconds"
-    assert (tmp_path / "calls").read_text() == "again\n"
+    assert (reason or "").startswith("CC is not a command: No ")
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_compiler_may_print_in_any_encoding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int) -> None:
+    script = tmp_path / "cc"
+    script.write_text(f"#!/bin/sh\nprintf '\\377\\376 error: \\344' | tee /dev/stderr\nexit {status}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CC", str(script))
+    assert native.Native().why_not(Case(CPU, torch.float32, 8, 2, 64, 64)) is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners of files")
+def test_other_owners_on_the_way_to_the_cache_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    (shared / "mine").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared / "mine"))
+    assert compiled._folder() == shared / "mine" / "kvcalc"
+    shared.chmod(0o777)
+    with pytest.raises(OSError, match=f"other users can write to {shared}, so compiled code is not stored"):
+        compiled._folder()
+    shared.chmod(0o1777)  # like /tmp: others cannot replace what is not theirs
+    compiled._folder()
+    shared.chmod(0o755)
+    (tmp_path / "link").symlink_to(shared / "mine")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "link"))
+    compiled._folder()
+    if os.getuid() == 0:
+        os.chown(shared, 12345, 12345)
+        with pytest.raises(OSError, match="other users can write"):
+            compiled._folder()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="compiles with the system's C++ compiler")

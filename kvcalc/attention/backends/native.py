@@ -1,38 +1,19 @@
 """The decode step in C for CPUs. K and V are read once in any type, and everything is computed in fp32.
 
 torch's CPU kernels are designed for many queries. With one query they reach at most half of the memory bandwidth, and
-far less with 16-bit types. `decode.c` is compiled once on this machine with its C compiler. The library is kept in the
-user's cache folder.
+far less with 16-bit types. `decode.c` is compiled once on this machine (`compiled`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shlex
-import shutil
-import stat
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvcalc.attention.backends.base import Backend, Cache, Case, dtype_name
-
-SOURCE = Path(__file__).with_name("decode.c")
-
-# -ffast-math allows sums per lane. Infinities must keep their meaning, because they mask tokens.
-_FLAGS = ("-O3", "-ffast-math", "-fno-finite-math-only", "-fPIC", "-w")
-_NATIVE, _WIDE, _OPENMP = "-march=native", "-mprefer-vector-width=512", "-fopenmp"
-# Not every compiler supports all three. The sets are tried in this order until one compiles. Without these flags the
-# kernel is slower, but the results are the same.
-_EXTRA_FLAGS = ((_NATIVE, _WIDE, _OPENMP), (_NATIVE, _OPENMP), (_NATIVE,), (_OPENMP,), ())
-_TIMEOUT_SECONDS = 180
+from kvcalc.attention.backends.compiled import built
 
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3, torch.float8_e4m3fn: 4}
 # The number of parts per thread, and the minimum number of tokens in a part.
@@ -132,7 +113,7 @@ def load() -> Any:
 
     Raises OSError with a one-line reason if there is no C compiler, or if compiling fails.
     """
-    library = ctypes.CDLL(str(_built()))
+    library = ctypes.CDLL(str(built()))
     library.kvcalc_decode_work.restype = ctypes.c_int64
     library.kvcalc_decode_work.argtypes = [ctypes.c_int64] * 6
     library.kvcalc_decode.restype = None
@@ -141,88 +122,3 @@ def load() -> Any:
         ctypes.c_void_p, *[ctypes.c_int64] * 4, ctypes.c_float, ctypes.c_int, ctypes.c_int64, ctypes.c_int,
     ]  # fmt: skip
     return library
-
-
-def _built() -> Path:
-    compiler = _compiler()
-    # The key changes with the source, the compiler, the flags and the processor.
-    version = _run_compiler([*compiler, "--version"])
-    parts = (SOURCE.read_text(), *compiler, version, *_FLAGS, repr(_EXTRA_FLAGS), platform.machine(), _processor())
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    folder = _folder()
-    library = folder / f"decode-{key}.so"
-    if library.is_file():
-        return library
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made, compiled = Path(scratch, "decode.o"), Path(scratch, "decode.so")
-        _compile(compiler, made)
-        _link(compiler, made, compiled)
-        os.replace(compiled, library)
-    return library
-
-
-def _compile(compiler: list[str], made: Path) -> None:
-    """Compile with the first set of _EXTRA_FLAGS that the compiler accepts. Raises OSError if it accepts none."""
-    for extra in _EXTRA_FLAGS:
-        try:
-            _run_compiler([*compiler, *_FLAGS, *extra, "-c", str(SOURCE), "-o", str(made)])
-            return
-        except TimeoutError:
-            raise
-        except OSError as error:
-            failure = error
-    raise failure
-
-
-def _link(compiler: list[str], made: Path, compiled: Path) -> None:
-    """Link without OpenMP's runtime, so that torch's own runtime is used.
-
-    A second runtime would compete with torch's for the cores. If torch's runtime is not visible, link with OpenMP's.
-    """
-    for extra in ((), (_OPENMP,)):
-        _run_compiler([*compiler, "-shared", str(made), "-o", str(compiled), *extra, "-lm"])
-        try:
-            ctypes.CDLL(str(compiled), mode=os.RTLD_NOW)
-            return
-        except OSError as error:
-            failure = error
-    raise failure
-
-
-def _compiler() -> list[str]:
-    named = shlex.split(os.environ.get("CC", ""))
-    for compiler in [named] if named else [["cc"], ["gcc"], ["clang"]]:
-        if shutil.which(compiler[0]):
-            return compiler
-    raise OSError("no C compiler found" + (f": CC is {named[0]}" if named else " (cc, gcc or clang)"))
-
-
-def _run_compiler(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)  # noqa: S603 - the user's own compiler
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"{command[0]} did not finish within {_TIMEOUT_SECONDS} seconds") from None
-    if done.returncode:
-        complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-        raise OSError(f"{command[0]} failed: {complaint.strip()}")
-    return done.stdout
-
-
-def _processor() -> str:
-    """A text that determines -march=native: the processor's list of features if the system provides it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line for line in file if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        return platform.processor()
-
-
-def _folder() -> Path:
-    """kvcalc's folder in the user's cache. Only the user may write to it, because its files are executed."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base, "kvcalc")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
-    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022):
-        raise OSError(f"other users can write to {folder}, so compiled code is not stored there")
-    return folder
