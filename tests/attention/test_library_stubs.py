@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -45,14 +47,14 @@ def test_flash_mla_only_runs_on_hopper_and_keeps_its_first_lengths() -> None:
     module = library_stubs.flash_mla()
     meta, splits = module.get_mla_metadata()
 
-    def call(tokens: int) -> torch.Tensor:
+    blackwell = library_stubs.flash_mla((10, 0))
+
+    def call(library: Any, tokens: int) -> torch.Tensor:
         lengths = torch.tensor([tokens]).int()
-        out: torch.Tensor = module.flash_mla_with_kvcache(query, latent, table, lengths, 512, meta, splits)[0]
+        out: torch.Tensor = library.flash_mla_with_kvcache(query, latent, table, lengths, 512, meta, splits)[0]
         return out
 
-    first = call(70)
-    assert torch.equal(call(128), first)
+    first = call(module, 70)
+    assert torch.equal(call(module, 128), first)
     with pytest.raises(RuntimeError, match="SM90a"):
-        blackwell = library_stubs.flash_mla((10, 0))
-        meta = blackwell.get_mla_metadata()[0]
-        blackwell.flash_mla_with_kvcache(query, latent, table, torch.tensor([70]).int(), 512, meta)
+        call(blackwell, 70)
