@@ -586,6 +586,22 @@ def test_flex_hides_what_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None
     torch.testing.assert_close(kernel.decode(query, cache), reference(query, cache.views(), None, None))
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch.compile may not support it yet")
+def test_flex_compiles_for_every_capacity_and_never_runs_unfused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unfused flex_attention warns, which is an error here. Without a compiler of kernels, torch compiles quickly."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
+    kernel = type(BACKENDS["flex"])()
+    for capacity in range(20, 31):
+        cache = make("dense", ((2, 32), (2, 32)), capacity, None, torch.float32, None)
+        cache.append((torch.randn(2, 2, 13, 32), torch.randn(2, 2, 13, 32)))
+        query = torch.randn(2, 8, 1, 32)
+        torch.testing.assert_close(kernel.decode(query, cache), reference(query, cache.views(), None, None))
+    monkeypatch.setattr(torch._dynamo.config, "disable", True)
+    with pytest.raises(RuntimeError, match="TORCH_COMPILE_DISABLE"):
+        type(BACKENDS["flex"])().decode(query, cache)
+
+
 def test_every_name_is_its_own() -> None:
     assert [*BACKENDS] == [b.name for b in BACKENDS.values()]
     assert SimpleNamespace(**{n.replace("-", "_"): 1 for n in BACKENDS}).repeat_kv == 1
