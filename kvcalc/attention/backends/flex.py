@@ -18,7 +18,6 @@ from torch import Tensor
 
 from kvcalc.attention.backends.base import Backend, Cache, Case
 
-
 # More capacities than a sweep has. torch's own limit is 8.
 _MOST_COMPILED = 1000
 

@@ -165,7 +165,7 @@ def parts(blocks: int, tokens: int, at_once: int) -> int:
 
 
 @lru_cache
-def _device(device: torch.device) -> tuple[int, int]:
+def device_of(device: torch.device) -> tuple[int, int]:
     """The architecture as in `tile`, and the number of processors. Triton's interpreter runs on a CPU."""
     if device.type != "cuda":
         return 0, 4
@@ -182,7 +182,7 @@ def decode(
     `rows` are K and V, or the latent alone if `v_width` is given. They are (B, G, s, width), or with a `table` pools
     (blocks, tokens, G, width). `scales` have a width of 1. There are none if `rows` are fp16 or bf16.
     """
-    architecture, processors = _device(query.device)
+    architecture, processors = device_of(query.device)
     batch, heads, _, width = query.shape
     axes = (0, 1, 2) if table is None else (0, 2, 1)
     if rows[0].dtype == torch.float8_e4m3fn and architecture < 89:

@@ -1,0 +1,165 @@
+"""kvcalc's Triton kernel without a GPU: interpreted against fp32, and compiled for devices."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+
+TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
+
+# Query heads, KV heads, and the widths of K and V: MHA, GQA, MQA with more heads than a tile, widths that are not
+# powers of 2, and V of another width.
+SHAPES = [(4, 4, 64, 64), (8, 2, 128, 128), (12, 2, 80, 80), (71, 1, 64, 64), (6, 2, 24, 40), (4, 2, 192, 128)]
+LATENTS = [(16, 1, 576, 512), (40, 1, 40, 32), (16, 1, 72, 48)]
+# Architecture and number of processors. On 80, e4m3 is converted from its bits.
+HOPPER, AMPERE = (90, 132), (80, 108)
+
+
+def interpreted(cases: list[dict[str, Any]]) -> list[float]:
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.attention.interpreted"], input=json.dumps(cases), capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-2000:]
+    errors: list[float] = json.loads(found.stdout)
+    return errors
+
+
+def check(cases: list[dict[str, Any]]) -> None:
+    errors = interpreted(cases)
+    wrong = [(case, error) for case, error in zip(cases, errors) if not error <= TOLERANCE[case["dtype"]]]
+    assert len(errors) == len(cases)
+    assert not wrong
+
+
+@pytest.mark.parametrize("layout", ["dense", "paged", "growing"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_interpreted_as_in_fp32(layout: str, dtype: str) -> None:
+    check([{"heads": h, "tokens": 133, "layout": layout, "dtype": dtype, "device": HOPPER} for h in SHAPES])
+
+
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+@pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("device", [HOPPER, AMPERE], ids=["sm90", "sm80"])
+def test_interpreted_in_8_bits(layout: str, stored: str, device: tuple[int, int]) -> None:
+    """Rows and queries may be large or small: 8-bit numbers and scales are multiplied in fp16."""
+    kept = {"layout": layout, "stored": stored, "device": device, "tokens": 100}
+    check(
+        [
+            {"heads": heads, "dtype": dtype, "size": size, **kept}
+            for heads, dtype, size in zip(SHAPES, ["float16", "bfloat16"] * 3, [1.0, 1e-4, 1.0, 1e3, 1e-2, 1.0])
+        ]
+    )
+
+
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+def test_an_interpreted_latent_is_keys_and_its_front_values(layout: str) -> None:
+    kept = {"layout": layout, "latent": True, "device": HOPPER, "block_size": 64}
+    dtypes = [("bfloat16", None), ("float16", "int8"), ("bfloat16", "float8_e4m3fn")]
+    check([{"heads": h, "tokens": 97, "dtype": d, "stored": s, **kept} for h in LATENTS for d, s in dtypes])
+
+
+def test_interpreted_lengths_and_windows() -> None:
+    """One token, a tile and one more or less, and rings that have turned."""
+    kept = {"heads": (8, 2, 64, 64), "dtype": "float16", "device": HOPPER}
+    lengths = [{"tokens": n, "layout": "dense", **kept} for n in (1, 63, 64, 65, 128, 700)]
+    check([*lengths, *({"tokens": 90, "window": 37, "layout": layout, **kept} for layout in ("dense", "paged"))])
+
+
+def test_nan_in_the_cache_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    nan = {"heads": (8, 2, 64, 64), "tokens": 100, "layout": "dense", "dtype": "float16", "size": float("inf")}
+    for stored in (None, "int8", "float8_e4m3fn"):
+        (error,) = interpreted([{**nan, "stored": stored, "device": AMPERE}])
+        assert error != error
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tiles", "at_once", "expected"),
+    [(8, 128, 264, 32), (32, 128, 264, 8), (128, 128, 264, 2), (512, 128, 264, 1), (384, 128, 264, 2), (8, 5, 264, 5)],
+)
+def test_every_processor_has_work(blocks: int, tiles: int, at_once: int, expected: int) -> None:
+    from kvcalc.attention.backends import split_kv
+
+    assert split_kv.parts(blocks, tiles, at_once) == expected
+
+
+TARGETS = {"sm80": 80, "sm90": 90, "sm100": 100, "gfx942": 0}
+# KiB of shared memory that a thread block may use. kvcalc's tiles for 80 also fit consumer GPUs, which have 99.
+SHARED = {"sm80": 163, "sm90": 227, "sm100": 227, "gfx942": 64}
+COMPILED = {
+    "gqa": (8, 128, 128, False), "mha": (1, 128, 128, False), "mqa": (71, 64, 64, False), "wide": (2, 256, 256, False),
+    "uneven": (16, 192, 128, False), "mla": (128, 576, 512, True),
+}  # fmt: skip
+
+
+def compiled(target: str, shape: str, stored: str, page: int) -> Any:
+    """The kernel as `split_kv.decode` would call it, compiled for `target`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from kvcalc.attention.backends import split_kv
+
+    each, k_width, v_width, is_latent = COMPILED[shape]
+    architecture = TARGETS[target]
+    is_scaled = stored != "bf16"
+    pointer = {"bf16": "*bf16", "int8": "*i8", "fp8": "*fp8e4nv" if architecture >= 89 else "*u8"}[stored]
+    row_bytes = (k_width if is_latent else k_width + v_width) * (1 if is_scaled else 2)
+    tile = split_kv.tile(architecture, each, row_bytes, is_latent, bool(page))
+    constants = {
+        **split_kv.widths(each, k_width, v_width, is_latent), "PAGE": page, "IS_SCALED": is_scaled,
+        "HEADS": tile.heads, "TOKENS": tile.tokens,
+    }  # fmt: skip
+    pointers = {"query": "*bf16", "key": pointer, "value": pointer, "table": "*i32", "scale": "fp32"}
+    pointers |= dict.fromkeys(("key_scale", "value_scale", "part", "log_sum"), "*fp32")
+    names = split_kv.attend.arg_names
+    signature = {name: pointers.get(name, "constexpr" if name in constants else "i32") for name in names}
+    # As Triton finds out at a call: torch's memory, and the strides of whole rows, are multiples of 16.
+    unknown = ("scale", "tokens", "chunk", "table_b", "ks_b", "ks_g", "ks_s", "vs_b", "vs_g", "vs_s", *constants)
+    aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name not in unknown}
+    source = ASTSource(split_kv.attend, signature, constants, aligned)
+    gpu = GPUTarget("cuda", architecture, 32) if architecture else GPUTarget("hip", target, 64)
+    return triton.compile(source, target=gpu, options={"num_warps": tile.warps, "num_stages": tile.stages})
+
+
+def spilled_bytes(kernel: Any, folder: Path) -> int:
+    """Bytes of registers that ptxas keeps in memory, or the number of registers that LLVM does for ROCm."""
+    if "ptx" not in kernel.asm:
+        counts = re.findall(r"\.[vs]gpr_spill_count: +(\d+)", kernel.asm["amdgcn"])
+        assert len(counts) == 2
+        return sum(map(int, counts))
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    (architecture,) = re.findall(r"^\.target (sm_\d+a?)", kernel.asm["ptx"], re.MULTILINE)
+    source = folder / "kernel.ptx"
+    source.write_text(kernel.asm["ptx"])
+    ptxas = get_ptxas(int(re.findall(r"\d+", architecture)[0])).path
+    said = subprocess.run(
+        [ptxas, "-v", f"--gpu-name={architecture}", str(source), "-o", str(folder / "kernel.cubin")],
+        capture_output=True, text=True, check=True,
+    ).stderr  # fmt: skip
+    (stores, loads) = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)[0]
+    return int(stores) + int(loads)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", COMPILED)
+@pytest.mark.parametrize(("stored", "page"), [("bf16", 0), ("bf16", 16), ("int8", 0), ("fp8", 0), ("fp8", 64)])
+def test_it_compiles_without_spills_and_fits_shared_memory(
+    target: str, shape: str, stored: str, page: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = compiled(target, shape, stored, page)
+    assert kernel.metadata.shared <= SHARED[target] << 10
+    if shape != "mla":
+        assert spilled_bytes(kernel, tmp_path) == 0
