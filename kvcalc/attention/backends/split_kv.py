@@ -130,24 +130,25 @@ def merge(part, log_sum, out, splits, V_WIDTH: tl.constexpr, ELEMENTS: tl.conste
     tl.store(out + row * V_WIDTH + element, result / total, mask=element < V_WIDTH)
 
 
-def tile(architecture: int, each: int, row_bytes: int, is_latent: bool, is_paged: bool) -> Tile:
-    """The tile for `each` query heads per KV head, and `row_bytes` of K and V (or of the latent) per token and KV head.
+def tile(architecture: int, each: int, row_width: int, is_latent: bool, is_paged: bool, is_scaled: bool) -> Tile:
+    """The tile for `each` query heads per KV head, and `row_width` elements of K and V (or of the latent) per token.
 
-    `architecture` is CUDA's compute capability times ten, or 0 for ROCm. Shared memory is 227 KiB at most for each
-    thread block on 90 and 100, 99 KiB on consumer GPUs, and 64 KiB on ROCm.
+    `architecture` is CUDA's compute capability times ten, or 0 for ROCm. The tiles compile without spilled registers,
+    and fit the shared memory of a thread block: 227 KiB on 90 and 100, 99 on consumer GPUs, 64 on ROCm.
     """
     heads = max(16, triton.next_power_of_2(each))
-    if not is_latent:
-        # A page's number must be read before its rows, so the loads are two stages further ahead.
-        stages = 2 if architecture == 0 else 5 if is_paged else 3
-        tokens = min(64, max(16, triton.next_power_of_2(32768 // row_bytes + 1) // 2))
-        return Tile(min(heads, 64), tokens, 4, stages, 2)
+    # The number of a page must be read before its rows, so loads begin earlier.
+    ahead = 1 if is_paged and architecture else 0
+    if is_latent:
+        if architecture == 90 and not is_scaled:
+            # The matrix instructions of Hopper take 64 rows.
+            return Tile(min(heads, 64), 64, 8, 2 + ahead, 1)
+        warps, tokens = (8, 32) if architecture else (4, 16 if is_scaled else 32)
+        return Tile(min(heads, 32), tokens, warps, 2 + ahead, 1)
     if architecture == 0:
-        return Tile(min(heads, 32), 32, 4, 2, 1)
-    if architecture == 90:
-        # 64 rows are what Hopper's matrix instructions take.
-        return Tile(min(heads, 64), 64, 8, 2, 1)
-    return Tile(min(heads, 32), 32, 8, 2, 1)
+        return Tile(min(heads, 32), 32 if is_scaled or row_width > 256 else 64, 4, 2, 2)
+    tokens = min(64, max(16, triton.next_power_of_2(16384 // row_width + 1) // 2))
+    return Tile(min(heads, 64), tokens, 4, 3 + 2 * ahead, 2)
 
 
 def parts(blocks: int, tokens: int, at_once: int) -> int:
@@ -192,8 +193,8 @@ def decode(
     groups, is_latent = key.shape[axes[1]], v_width is not None
     v_width = value.shape[-1] if v_width is None else v_width
     each = heads // groups
-    row_bytes = (width if is_latent else width + v_width) * key.element_size()
-    sizes = tile(architecture, each, row_bytes, is_latent, table is not None)
+    row_width = width if is_latent else width + v_width
+    sizes = tile(architecture, each, row_width, is_latent, table is not None, bool(scales))
     blocks = groups * triton.cdiv(each, sizes.heads)
     wanted = parts(batch * blocks, triton.cdiv(tokens, sizes.tokens), processors * sizes.per_processor)
     chunk = triton.cdiv(triton.cdiv(tokens, wanted), sizes.tokens) * sizes.tokens
