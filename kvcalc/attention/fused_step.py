@@ -54,7 +54,7 @@ def step(
     FRONT: tl.constexpr, V: tl.constexpr, PAGE: tl.constexpr, MOST: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One row of one sequence: a head of the query, or of K, or of V."""
-    row, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, sequence = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     element = tl.arange(0, WIDTH)
     unit, place = sequence, slot
     if PAGE:

@@ -39,6 +39,10 @@ def _widened(rows, dtype: tl.constexpr):
         # Exponent and mantissa, moved into those of fp16, whose exponent of 0 is greater by 8.
         bits = rows.to(tl.uint16)
         return (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+    if rows.dtype == tl.int8:
+        # The bits of 1024 + n in fp16 end with those of n.
+        bits = (rows.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint16) | 0x6400
+        return bits.to(tl.float16, bitcast=True) - 1152.0
     return rows.to(dtype)
 
 
@@ -55,7 +59,7 @@ def attend(
     Rows of K are at `k_b` (times the sequence, or the page), `k_g` (KV head) and `k_s` (token); V and scales likewise.
     """
     blocks: tl.constexpr = (EACH + HEADS - 1) // HEADS
-    group, split, sequence = tl.program_id(0) // blocks, tl.program_id(1), tl.program_id(2).to(tl.int64)
+    group, split, sequence = tl.program_id(0).to(tl.int64) // blocks, tl.program_id(1), tl.program_id(2).to(tl.int64)
     row = tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)
     head, is_row = group * EACH + row, (row < EACH)[:, None]
     front, out = tl.arange(0, FRONT), tl.arange(0, V)
