@@ -26,8 +26,9 @@ def _rotated(at, cos, sin, element, WIDTH, HALF: tl.constexpr):
         is_first, is_turned = element < HALF, (element >= 0) & (element < 2 * HALF)
         y = tl.load(at + tl.where(is_first, element + HALF, element - HALF), mask=is_turned, other=0.0)
         angle = tl.where(is_first, element, element - HALF)
-        c, s = (tl.load(part + angle, mask=is_turned, other=0.0).to(tl.float32) for part in (cos, sin))
-        first, second = (x.to(tl.float32) * c).to(x.dtype), (y.to(tl.float32) * s).to(x.dtype)
+        c, s = tl.load(cos + angle, mask=is_turned, other=0.0), tl.load(sin + angle, mask=is_turned, other=0.0)
+        first = (x.to(tl.float32) * c.to(tl.float32)).to(x.dtype)
+        second = (y.to(tl.float32) * s.to(tl.float32)).to(x.dtype)
         turned = first.to(tl.float32) + tl.where(is_first, -second.to(tl.float32), second.to(tl.float32))
         x = tl.where(is_turned, turned.to(x.dtype), x)
     return x
@@ -38,9 +39,10 @@ def _store(row, tensor, scale, element, WIDTH, MOST: tl.constexpr):
     """Store a row, in 8 bits with its scale if `MOST` is the largest number of the type."""
     if MOST:
         row = row.to(tl.float32)
-        factor = tl.div_rn(tl.maximum(tl.max(tl.abs(row)), 1e-30), MOST)
-        row = tl.minimum(tl.maximum(tl.div_rn(row, factor), -MOST), MOST)
-        if MOST == 127.0:
+        most = tl.full([], MOST, tl.float32)
+        factor = tl.div_rn(tl.maximum(tl.max(tl.abs(row)), 1e-30), most)
+        row = tl.minimum(tl.maximum(tl.div_rn(row, factor), -most), most)
+        if MOST == 127:
             row = (row + _ROUNDS) - _ROUNDS
         tl.store(scale, factor)
     tl.store(tensor + element, row.to(tensor.dtype.element_ty), mask=element < WIDTH)
@@ -97,7 +99,7 @@ def rotate_and_append(
     tensors, scales = (cache.tensors[0], cache.tensors[-1]), cache.scales or cache.tensors
     strides = [each.stride(axis) for each in (*tensors, scales[0], scales[-1]) for axis in axes]
     cos, sin = (query, query) if rope is None else rope.rotation(cache.length, 1, query.dtype)
-    most = {None: 0.0, torch.int8: 127.0}.get(cache.stored_dtype, 448.0)
+    most = {None: 0, torch.int8: 127}.get(cache.stored_dtype, 448)
     k_width, v_width = key.shape[-1], 0 if value is None else value.shape[-1]
     before = 0 if front is None else front.shape[-1]
     kept, first = key if value is None else value, key if front is None else front
@@ -125,8 +127,9 @@ def is_right(device: torch.device) -> bool:
 
     rope, query, key, value = RotaryEmbedding(16, device=device), random(4), random(2), random(2)
     shapes = ((2, 24), (2, 24))
-    caches = [PagedCache(2, shapes, 8, None, torch.bfloat16, device, torch.int8, block_size=4) for _ in range(2)]
-    rotated = rotate_and_append(rope, query, key, caches[0], value, None)
-    caches[1].append((rope(key, 0), value))
-    same = (torch.equal(mine, plain) for mine, plain in zip(caches[0].tensors, caches[1].tensors))
-    return torch.equal(rotated, rope(query, 0)) and all(same)
+    fused, plain = (PagedCache(2, shapes, 8, None, torch.bfloat16, device, torch.int8, block_size=4) for _ in range(2))
+    start = fused.length = plain.length = 5
+    rotated = rotate_and_append(rope, query, key, fused, value, None)
+    plain.append((rope(key, start), value))
+    pairs = zip((rotated, *fused.tensors, *fused.scales), (rope(query, start), *plain.tensors, *plain.scales))
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)

@@ -116,6 +116,7 @@ def is_same_step(case: dict[str, Any]) -> bool:
 
 if __name__ == "__main__":
     mend_interpreter()
+    assert fused_step.is_right(CPU)
     results: list[float] = []
     own: Any = split_kv.device_of
     for case in json.load(sys.stdin):

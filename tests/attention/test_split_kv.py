@@ -133,7 +133,6 @@ CASES = [
 def compiled(target: str, shape: str, stored: str, page: int) -> Any:
     """The kernel as `split_kv.decode` would call it, compiled for `target`."""
     import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from kvcalc.attention.backends import split_kv
@@ -156,8 +155,14 @@ def compiled(target: str, shape: str, stored: str, page: int) -> Any:
     unknown = ("scale", "tokens", "chunk", "table_b", "ks_b", "ks_g", "ks_s", "vs_b", "vs_g", "vs_s", *constants)
     aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name not in unknown}
     source = ASTSource(split_kv.attend, signature, constants, aligned)
-    gpu = GPUTarget("cuda", architecture, 32) if architecture else GPUTarget("hip", target, 64)
-    return triton.compile(source, target=gpu, options={"num_warps": tile.warps, "num_stages": tile.stages})
+    return triton.compile(source, target=gpu(target), options={"num_warps": tile.warps, "num_stages": tile.stages})
+
+
+def gpu(target: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    architecture = TARGETS[target]
+    return GPUTarget("cuda", architecture, 32) if architecture else GPUTarget("hip", target, 64)
 
 
 def spilled_bytes(kernel: Any, folder: Path) -> int:
@@ -189,3 +194,63 @@ def test_it_compiles_without_spills_and_fits_shared_memory(
     kernel = compiled(target, shape, stored, page)
     assert kernel.metadata.shared <= SHARED[target] << 10
     assert spilled_bytes(kernel, tmp_path) == 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_small_kernels_compile(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merging parts, and the step before attention with an int8 cache in pages."""
+    import triton
+    from triton.compiler import ASTSource
+
+    from kvcalc.attention import fused_step
+    from kvcalc.attention.backends import split_kv
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    floats = dict.fromkeys(("part", "log_sum", "key_scales", "value_scales"), "*fp32")
+    pointers = floats | dict.fromkeys(("query", "out", "key", "front", "value", "cos", "sin"), "*bf16")
+    pointers |= {"keys": "*i8", "values": "*i8", "table": "*i32"}
+    widths = {"HEADS": 64, "GROUPS": 8, "HALF": 64, "Q": 128, "K": 128, "FRONT": 0, "V": 128, "WIDTH": 128}
+    for kernel, constants in (
+        (split_kv.merge, {"V_WIDTH": 128, "ELEMENTS": 128}),
+        (fused_step.step, {**widths, "PAGE": 16, "MOST": 127}),
+        (fused_step.step, {**widths, "FRONT": 512, "K": 64, "WIDTH": 1024, "PAGE": 0, "MOST": 127}),
+    ):
+        names = kernel.arg_names
+        signature = {name: pointers.get(name, "constexpr" if name in constants else "i32") for name in names}
+        built = triton.compile(ASTSource(kernel, signature, constants), target=gpu(target))
+        assert spilled_bytes(built, tmp_path) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+@pytest.mark.parametrize("stored", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, *LATENTS], ids=str)
+@pytest.mark.parametrize("tokens", [1, 65, 5000])
+def test_on_a_gpu_as_in_fp32(layout: str, stored: torch.dtype | None, shape: tuple[int, ...], tokens: int) -> None:
+    from kvcalc.attention.backends import BACKENDS
+    from kvcalc.attention.cache import PagedCache, TokenCache
+    from kvcalc.attention.core import eager_attention
+
+    heads, kv_heads, k_width, v_width = shape
+    is_latent, gpu = shape in LATENTS, torch.device("cuda", 0)
+    shapes = ((1, k_width),) if is_latent else ((kv_heads, k_width), (kv_heads, v_width))
+    made = (2, shapes, tokens, None, torch.bfloat16, gpu, stored)
+    cache = PagedCache(*made, block_size=64, seed=3) if layout == "paged" else TokenCache(*made)
+    torch.manual_seed(0)
+    cache.append(tuple(torch.randn(2, h, tokens, w, dtype=torch.bfloat16, device=gpu) for h, w in shapes))
+    query = torch.randn(2, heads, 1, k_width, dtype=torch.bfloat16, device=gpu)
+    out = BACKENDS["triton"].decode(query, cache, 0.1, v_width if is_latent else None)
+    cache.dtype = torch.float32
+    rows = cache.views()
+    key, value = (rows[0], rows[0][..., :v_width]) if is_latent else rows
+    expected = eager_attention(query.float(), key.float(), value.float(), scale=0.1)
+    assert float((out.float() - expected).norm() / expected.norm()) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_a_step_is_fused() -> None:
+    from kvcalc.attention import step
+
+    assert step._kernel(torch.device("cuda", 0)) is not None

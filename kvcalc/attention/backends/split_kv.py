@@ -155,6 +155,7 @@ def tile(architecture: int, each: int, row_width: int, is_latent: bool, is_paged
     return Tile(min(heads, 64), tokens, 4, 3 + 2 * ahead, 2)
 
 
+@lru_cache
 def parts(blocks: int, tokens: int, at_once: int) -> int:
     """Into how many parts to split `tokens`, so that `blocks` thread blocks per part fill a device of `at_once`.
 
@@ -206,7 +207,7 @@ def decode(
     part = torch.empty(batch * heads * splits, v_width, dtype=torch.float32, device=query.device)
     log_sum = torch.empty(batch * heads * splits, dtype=torch.float32, device=query.device)
     out = torch.empty(batch, heads, 1, v_width, dtype=query.dtype, device=query.device)
-    strides = [each.stride(axis) for each in (key, value, key_scale, value_scale) for axis in axes]
+    strides = [tensor.stride(axis) for tensor in (key, value, key_scale, value_scale) for axis in axes]
     attend[(blocks, splits, batch)](
         query, key, value, key_scale, value_scale, query if table is None else table, part, log_sum, scale * _LOG2_E,
         tokens, chunk, query.stride(0), query.stride(1), *strides, 0 if table is None else table.stride(0),
