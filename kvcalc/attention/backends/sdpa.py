@@ -27,7 +27,7 @@ class GroupedSdpa(Backend):
     name = "grouped-sdpa"
 
     def why_not(self, case: Case) -> str | None:
-        return "on CUDA, torch may choose any kernel: sdpa-flash, ..." if case.device.type == "cuda" else None
+        return "on CUDA, use sdpa-flash, sdpa-efficient or sdpa-cudnn" if case.device.type == "cuda" else None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         return grouped_attention(query, key, value, scale=scale)
