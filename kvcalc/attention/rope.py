@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 # The last result of `RotaryEmbedding.rotation` for each kind, with its positions. A step asks for it in every layer.
+# A CUDA graph of a step reads this memory, so it must be replayed before a step at another position runs.
 _LAST: dict[tuple[object, ...], tuple[tuple[int, int], tuple[Tensor, Tensor]]] = {}
 
 

@@ -304,6 +304,23 @@ def test_layers_with_their_blocks_in_other_orders_have_their_own_plans(monkeypat
 
 
 @pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(("heads", "width"), [(2, 64), (0, 576)])
+def test_dense_caches_of_other_capacities_have_their_own_plans(
+    monkeypatch: pytest.MonkeyPatch, heads: int, width: int
+) -> None:
+    """The second sequence is elsewhere."""
+    library_stubs.install(monkeypatch)
+    shapes = ((heads, width), (heads, width)) if heads else ((1, width),)
+    caches = []
+    for capacity in (64, 96, 64):
+        cache = TokenCache(2, shapes, capacity, None, torch.float16, CPU)
+        cache.append(tuple(torch.randn(2, h, 50, w).half() for h, w in shapes))
+        caches.append(cache)
+    for cache in caches * 2:
+        check_step("flashinfer", cache, 8, v_width=None if heads else 512)
+
+
+@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(("capacity", "size"), [(8192, 16), (8190, 2), (8191, 1)])
 def test_a_dense_sequence_is_many_pages_and_so_occupies_the_device(
     monkeypatch: pytest.MonkeyPatch, capacity: int, size: int

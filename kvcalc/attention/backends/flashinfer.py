@@ -81,7 +81,7 @@ class FlashInfer(Library):
             workspace = self._workspace(query.device)
             return Planned(wrapper(workspace, pages.layout, use_tensor_cores=heads // kv_heads >= 4))
 
-        key = (query.device, query.shape, query.dtype, kv_heads, pages.layout, pages.size, scale, order)
+        key = (query.device, query.shape, query.dtype, kv_heads, *pages[1:3], pages.per_sequence, scale, order)
         planned = self._kept(key, make)
         if _needs_plan(planned, query, tokens):
             starts, indices, last = _page_lists(pages, batch, tokens)
@@ -102,7 +102,8 @@ class FlashInfer(Library):
             wrapper = import_module(f"{self.module}.mla").BatchMLAPagedAttentionWrapper
             return Planned(wrapper(self._workspace(query.device)))
 
-        planned = self._kept((query.device, query.shape, query.dtype, pages.size, scale, order, "MLA"), make)
+        key = (query.device, query.shape, query.dtype, pages.size, pages.per_sequence, scale, order, "MLA")
+        planned = self._kept(key, make)
         if _needs_plan(planned, query, tokens):
             starts, indices, _ = _page_lists(pages, batch, tokens)
             queries = torch.arange(batch + 1, dtype=torch.int32)
