@@ -32,6 +32,8 @@ SHARED = {"errors", "notes", "units", "schema"}
 # Third-party module -> where it may be imported.
 THIRD_PARTY = {
     "torch": ("attention/", "measure/"),
+    # Only on a GPU: `kvcalc.attention.step` and the backend import these modules if they can.
+    "triton": ("attention/backends/split_kv.py", "attention/fused_step.py"),
     "psutil": ("measure/",),
     "pynvml": ("measure/",),
     "typer": ("cli/",),

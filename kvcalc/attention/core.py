@@ -6,8 +6,14 @@ never repeated. Copying them for every head, as `repeat_kv` does, loses the band
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""torch's kernels for CUDA, but not cuDNN's, which makes a new plan for every length, for tens of milliseconds."""
 
 
 def grouped_attention(
@@ -17,13 +23,15 @@ def grouped_attention(
     mask: Tensor | None = None,
     dropout: float = 0.0,
     scale: float | None = None,
+    kernels: list[SDPBackend] = ANY_LENGTH,
 ) -> Tensor:
     """Attention of H query heads over G KV heads. G divides H, and head i (from 0) reads group i // (H / G).
 
     query is (B, H, q, d), key (B, G, s, d) and value (B, G, s, e). Returns (B, H, q, e). `mask` is None or boolean. It
     is True at positions that a query may not attend to, can be broadcast to (B, H, q, s), and is the same for all
     heads. A row whose keys are all masked gives zeros. One query over a cache needs no mask. Never use SDPA's is_causal
-    for it, because that is aligned to the first key. `scale` replaces 1 / sqrt(d).
+    for it, because that is aligned to the first key. `scale` replaces 1 / sqrt(d). On CUDA, one of `kernels` runs.
+    Raises RuntimeError if none of them can.
     """
     batch, heads, queries, width = query.shape
     groups = key.shape[1]
@@ -32,7 +40,7 @@ def grouped_attention(
     if mask is not None:
         # Repeated for the query heads of a group: (B or 1, 1, group_size * q or 1, s).
         may_attend = ~(mask if mask.shape[-2] == 1 else mask.repeat(1, 1, heads // groups, 1))
-    out = F.scaled_dot_product_attention(rows, key, value, attn_mask=may_attend, dropout_p=dropout, scale=scale)
+    out = _sdpa(rows, key, value, kernels, attn_mask=may_attend, dropout_p=dropout, scale=scale)
     out = out.reshape(batch, heads, queries, value.shape[-1])
     return out if mask is None else out.masked_fill(mask.all(dim=-1, keepdim=True), 0.0)
 
@@ -49,7 +57,14 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
         )
     if query.shape[1] != key.shape[1]:
         key, value = repeat_heads(query, key, value)
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+    return _sdpa(query, key, value, ANY_LENGTH, is_causal=True, scale=scale)
+
+
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, kernels: list[SDPBackend], **options: Any) -> Tensor:
+    if query.device.type != "cuda":
+        return F.scaled_dot_product_attention(query, key, value, **options)
+    with sdpa_kernel(kernels):
+        return F.scaled_dot_product_attention(query, key, value, **options)
 
 
 def eager_attention(

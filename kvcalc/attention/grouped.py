@@ -10,6 +10,7 @@ from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.core import causal_attention, grouped_attention, split_heads
 from kvcalc.attention.masks import causal_mask, combine_masks
 from kvcalc.attention.rope import RotaryEmbedding
+from kvcalc.attention.step import rotate_and_append
 
 
 class GroupedAttention(nn.Module):
@@ -100,11 +101,13 @@ class GroupedAttention(nn.Module):
             # These are the first tokens, and each attends to all tokens up to itself.
             is_prompt = self.causal and start == 0 and (self.window or x.shape[1]) >= x.shape[1]
             if is_step or is_prompt:
-                query, key, value = self._project_in(x, start)
+                query, key, value = self._project_in(x)
+                if cache is not None and is_step:
+                    query = rotate_and_append(self.rope, query, key, cache, value=value)
+                    return self._project(self.attend(query, cache), x)
+                query, key = self._rotated(query, start), self._rotated(key, start)
                 if cache is not None:
                     cache.append((key, value))
-                if cache is not None and is_step:
-                    return self._project(self.attend(query, cache), x)
                 return self._project(causal_attention(query, key, value), x)
         query, key, value, mask = self._prepare(x, cache, mask, source)
         return self._project(grouped_attention(query, key, value, mask, self.dropout if self.training else 0.0), x)
@@ -121,7 +124,9 @@ class GroupedAttention(nn.Module):
         self, x: Tensor, cache: TokenCache | None, mask: Tensor | None, source: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         if source is None:
-            query, key, value = self._project_in(x, 0 if cache is None else cache.length)
+            start = 0 if cache is None else cache.length
+            query, key, value = self._project_in(x)
+            query, key = self._rotated(query, start), self._rotated(key, start)
             if cache is not None:
                 (key, value), mask = extend(cache, (key, value), mask)
             if self.causal and (cache is None or x.shape[1] > 1):
@@ -136,14 +141,14 @@ class GroupedAttention(nn.Module):
         key, value = cache.views()
         return query, key, value, mask
 
-    def _project_in(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of the tokens of `x`, whose positions begin at `start`."""
+    def _project_in(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of the tokens of `x`, without positions."""
         query = split_heads(self.q_proj(x), self.num_heads)
         key, value = (split_heads(project(x), self.num_kv_heads) for project in (self.k_proj, self.v_proj))
-        if self.rope is not None:
-            positions = torch.arange(start, start + x.shape[1], device=x.device)
-            query, key = self.rope(query, positions), self.rope(key, positions)
         return query, key, value
+
+    def _rotated(self, heads: Tensor, start: int) -> Tensor:
+        return heads if self.rope is None else self.rope(heads, start)
 
     def _project(self, out: Tensor, x: Tensor) -> Tensor:
         heads = out.transpose(1, 2).flatten(2)

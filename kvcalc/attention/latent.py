@@ -14,6 +14,7 @@ from kvcalc.attention.core import causal_attention, grouped_attention, split_hea
 from kvcalc.attention.grouped import extend
 from kvcalc.attention.masks import causal_mask, combine_masks
 from kvcalc.attention.rope import RotaryEmbedding
+from kvcalc.attention.step import rotate_and_append
 
 
 class HeadProduct(nn.Module):
@@ -93,17 +94,18 @@ class MultiHeadLatentAttention(nn.Module):
         to.
         """
         start = 0 if cache is None else cache.length
-        query_nope, query_rope, latent = self._project(x, start)
+        query_nope, query_rope, content, key_rope = self._project(x)
+        if cache is not None and x.shape[1] == 1 and mask is None:
+            query_rope = rotate_and_append(self.rope, query_rope, key_rope, cache, front=content)
+            if self.expands:
+                return self._output(self.attend(torch.cat((query_nope, query_rope), dim=-1), cache))
+            return self._output_absorbed(self.attend(self._absorbed(query_nope, query_rope), cache))
+        query_rope, latent = self.rope(query_rope, start), torch.cat((content, self.rope(key_rope, start)), dim=-1)
         if mask is None and start == 0 and x.shape[1] > 1 and (self.window or x.shape[1]) >= x.shape[1]:
             if cache is not None:
                 cache.append((latent,))
             key, value = self.rebuilt(latent)
             return self._output(causal_attention(torch.cat((query_nope, query_rope), dim=-1), key, value))
-        if cache is not None and x.shape[1] == 1 and mask is None:
-            cache.append((latent,))
-            if self.expands:
-                return self._output(self.attend(torch.cat((query_nope, query_rope), dim=-1), cache))
-            return self._output_absorbed(self.attend(self._absorbed(query_nope, query_rope), cache))
         if cache is not None:
             (latent,), mask = extend(cache, (latent,), mask)
         if cache is None or x.shape[1] > 1:
@@ -141,15 +143,15 @@ class MultiHeadLatentAttention(nn.Module):
         saved = 2 * self.rank - self.nope - self.v_head_dim
         return 2 if saved <= 0 else -(-self.rank * (self.nope + self.v_head_dim) // saved)
 
-    def _project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The query parts without and with position, (B, H, n, nope) and (B, H, n, rope), and the new cache rows."""
-        positions = torch.arange(start, start + x.shape[1], device=x.device)
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The query parts without and with position, (B, H, n, nope) and (B, H, n, rope), and the same of the new rows.
+
+        The parts with position are not rotated yet.
+        """
         query = split_heads(self.q_proj(x), self.num_heads)
-        query_nope, query_rope = query[..., : self.nope], query[..., self.nope :]
         down = self.kv_down(x)[:, None]
-        latent = self.kv_norm(down[..., : self.rank])
-        rows = torch.cat((latent, self.rope(down[..., self.rank :], positions)), dim=-1)
-        return query_nope, self.rope(query_rope, positions), rows
+        content = self.kv_norm(down[..., : self.rank])
+        return query[..., : self.nope], query[..., self.nope :], content, down[..., self.rank :]
 
     def _up(self) -> tuple[Tensor, Tensor]:
         """W_UK (heads, nope, rank) and W_UV (heads, v, rank), as views of one weight."""

@@ -9,6 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+# The last result of `RotaryEmbedding.rotation` for each kind, with its positions. A step asks for it in every layer.
+# A CUDA graph of a step reads this memory, so it must be replayed before a step at another position runs.
+_LAST: dict[tuple[object, ...], tuple[tuple[int, int], tuple[Tensor, Tensor]]] = {}
+
 
 class RotaryEmbedding(nn.Module):
     """Rotates the first `rope_dim` dimensions of every head by an angle that grows with the position.
@@ -32,14 +36,22 @@ class RotaryEmbedding(nn.Module):
         exponents = torch.arange(0, self.rope_dim, 2, dtype=torch.float32, device="cpu") / self.rope_dim
         self.inverse_frequency = (self.theta**-exponents).to(device)
 
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the angles at the integer `positions` (tokens,), each (tokens, rope_dim / 2) in fp32."""
-        angle = positions.to(torch.float32)[:, None] * self.inverse_frequency[None, :]
-        return angle.cos(), angle.sin()
+    def rotation(self, start: int, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the angles at `tokens` positions from `start`: (tokens, rope_dim / 2) each, in `dtype`.
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate `x` (..., tokens, width) by the `positions` (tokens,) of its tokens. Width >= rope_dim. Same dtype."""
-        cos, sin = (part.to(x.dtype) for part in self.angles(positions))
+        They are computed in fp32. All layers of a step share them.
+        """
+        device = self.inverse_frequency.device
+        alike = (self.rope_dim, self.theta, device, dtype, torch.is_inference_mode_enabled())
+        if alike not in _LAST or _LAST[alike][0] != (start, tokens):
+            positions = torch.arange(start, start + tokens, device=device)
+            angle = positions.to(torch.float32)[:, None] * self.inverse_frequency[None, :]
+            _LAST[alike] = (start, tokens), (angle.cos().to(dtype), angle.sin().to(dtype))
+        return _LAST[alike][1]
+
+    def forward(self, x: Tensor, start: int) -> Tensor:
+        """Rotate `x` (..., tokens, width), whose first token is at position `start`. Width >= rope_dim. Same dtype."""
+        cos, sin = self.rotation(start, x.shape[-2], x.dtype)
         half = self.rope_dim // 2
         first, second, rest = x[..., :half], x[..., half : self.rope_dim], x[..., self.rope_dim :]
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

@@ -6,15 +6,17 @@ import os
 import platform
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from kvcalc.attention.backends import BACKENDS, Case, compiled, native
+from kvcalc.attention.backends import flashinfer as flashinfer_backend
 from kvcalc.attention.cache import GrowingCache, PagedCache, TokenCache
 from kvcalc.attention.core import eager_attention
+from tests.attention import library_stubs
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 HERE = ("grouped-sdpa", "grouped-matmul", "native", "repeat-kv")
@@ -199,123 +201,198 @@ def test_a_type_the_native_kernel_does_not_know_is_refused(name: str) -> None:
     assert BACKENDS[name].why_not(case._replace(dtype=torch.float64)) == "does not support float64 caches"
 
 
-# Fakes for kernels that need a GPU. They have the documented signatures and use the given layout.
+# Kernels that need a GPU: stubs check the arguments as the libraries do, and attend with torch.
 
 
-def gathered(pool: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
-    """Gather (pages, tokens, heads, width) into (batch, heads, length, width)."""
-    return pool[table.long()].flatten(1, 2)[:, :length].transpose(1, 2)
+def filled(layout: str, heads: int, width: int, tokens: int, block_size: int, dtype: torch.dtype) -> TokenCache:
+    """A cache of two sequences, with one more token than `tokens` of room. `heads` 0 is for a latent."""
+    shapes = ((heads, width), (heads, width)) if heads else ((1, width),)
+    cache = make(layout, shapes, tokens + 1, None, dtype, None, block_size)
+    torch.manual_seed(0)
+    cache.append(tuple(torch.randn(2, h, tokens, w).to(dtype) for h, w in shapes))
+    return cache
 
 
-def fake_flash_attn() -> ModuleType:
-    def flash_attn_with_kvcache(
-        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, cache_seqlens: torch.Tensor,
-        block_table: torch.Tensor | None, softmax_scale: float | None, causal: bool,
-    ) -> torch.Tensor:  # fmt: skip
-        assert cache_seqlens.dtype == torch.int32
-        assert k_cache.stride(-1) == 1
-        assert not causal
-        length = int(cache_seqlens[0])
-        key, value = (
-            t[:, :length].transpose(1, 2) if block_table is None else gathered(t, block_table, length)
-            for t in (k_cache, v_cache)
-        )
-        return eager_attention(q.transpose(1, 2), key, value, scale=softmax_scale).transpose(1, 2)
-
-    module = ModuleType("flash_attn")
-    module.flash_attn_with_kvcache = flash_attn_with_kvcache  # type: ignore[attr-defined]
-    return module
+def check_step(
+    name: str, cache: TokenCache, heads: int, scale: float | None = None, v_width: int | None = None
+) -> None:
+    query = torch.randn(2, heads, 1, cache.tensors[0].shape[-1], dtype=cache.dtype)
+    rows = tuple(view.float() for view in cache.views())
+    out = BACKENDS[name].decode(query, cache, scale=scale, v_width=v_width)
+    assert out.dtype == cache.dtype
+    expected = reference(query, rows, v_width, scale)
+    torch.testing.assert_close(out.float(), expected, atol=TOLERANCE[cache.dtype], rtol=1e-2)
 
 
-def fake_flashinfer() -> ModuleType:
-    class Wrapper:
-        def __init__(self, workspace: torch.Tensor, kv_layout: str, use_tensor_cores: bool) -> None:
-            assert workspace.dtype == torch.uint8
-            self.layout, self.plans = kv_layout, 0
-
-        def plan(
-            self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, num_qo_heads: int,
-            num_kv_heads: int, head_dim: int, page_size: int, *, pos_encoding_mode: str, q_data_type: torch.dtype,
-            kv_data_type: torch.dtype, sm_scale: float | None,
-        ) -> None:  # fmt: skip
-            assert {t.dtype for t in (indptr, indices, last_page_len)} == {torch.int32}
-            assert pos_encoding_mode == "NONE"
-            self.plans += 1
-            self.table = indices.view(len(last_page_len), -1)
-            assert indptr.tolist() == [n * self.table.shape[1] for n in range(len(last_page_len) + 1)]
-            self.length = (self.table.shape[1] - 1) * page_size + int(last_page_len[0])
-            self.scale = sm_scale
-
-        def run(self, q: torch.Tensor, paged: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-            pools = (t.transpose(1, 2) if self.layout == "HND" else t for t in paged)
-            key, value = (gathered(t, self.table, self.length) for t in pools)
-            return eager_attention(q[:, :, None], key, value, scale=self.scale)[:, :, 0]
-
-    module = ModuleType("flashinfer")
-    module.BatchDecodeWithPagedKVCacheWrapper = Wrapper  # type: ignore[attr-defined]
-    return module
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New objects of the backends that keep plans."""
+    for name in ("flash-attn", "flashinfer", "flashmla"):
+        monkeypatch.setitem(BACKENDS, name, type(BACKENDS[name])())
 
 
-def fake_flash_mla() -> ModuleType:
-    def get_mla_metadata(cache_seqlens: torch.Tensor, num_heads_per_head_k: int, num_heads_k: int) -> Any:
-        assert (num_heads_per_head_k, num_heads_k) == (16, 1)
-        return "plan", "splits"
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(("backend", "block_size"), [("flash-attn", 256), ("flashinfer", 16)])
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads", [2, 6, 8, 14])
+@pytest.mark.parametrize("tokens", [1, 256, 299])
+def test_libraries_are_called_as_they_check(
+    monkeypatch: pytest.MonkeyPatch, backend: str, block_size: int, layout: str, dtype: torch.dtype, heads: int,
+    tokens: int,
+) -> None:  # fmt: skip
+    library_stubs.install(monkeypatch)
+    cache = filled(layout, 2, 64, tokens, block_size, dtype)
+    for scale in (None, 0.2):
+        check_step(backend, cache, heads, scale)
+    cache.append((torch.randn(2, 2, 1, 64).to(dtype), torch.randn(2, 2, 1, 64).to(dtype)))
+    check_step(backend, cache, heads)
+    cache.rewind(tokens)
+    check_step(backend, cache, heads)
 
-    def flash_mla_with_kvcache(
-        q: torch.Tensor, k_cache: torch.Tensor, block_table: torch.Tensor, cache_seqlens: torch.Tensor,
-        head_dim_v: int, tile_scheduler_metadata: Any, num_splits: Any, softmax_scale: float | None, causal: bool,
-    ) -> Any:  # fmt: skip
-        assert k_cache.shape[1:] == (64, 1, 576)
-        assert (tile_scheduler_metadata, num_splits, causal) == ("plan", "splits", False)
-        key = gathered(k_cache, block_table, int(cache_seqlens[0]))
-        out = eager_attention(q.transpose(1, 2), key, key[..., :head_dim_v], scale=softmax_scale)
-        return out.transpose(1, 2), None
 
-    module = ModuleType("flash_mla")
-    module.get_mla_metadata, module.flash_mla_with_kvcache = get_mla_metadata, flash_mla_with_kvcache  # type: ignore[attr-defined]
-    return module
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("backend", ["flashinfer", "flashmla"])
+@pytest.mark.parametrize(("layout", "room"), [("dense", 64), ("dense", 192), ("paged", 64), ("paged", 131)])
+def test_libraries_read_a_latent(monkeypatch: pytest.MonkeyPatch, backend: str, layout: str, room: int) -> None:
+    library_stubs.install(monkeypatch)
+    cache = filled(layout, 0, 576, room - 1, 64, torch.bfloat16)
+    check_step(backend, cache, 16, 0.05, 512)
+    cache.append((torch.randn(2, 1, 1, 576).to(torch.bfloat16),))
+    check_step(backend, cache, 16, 0.05, 512)
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+@pytest.mark.parametrize(("backend", "heads"), [("flashinfer", 2), ("flashinfer", 0), ("flashmla", 0)])
+def test_a_plan_is_made_once_for_all_layers_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, backend: str, heads: int, layout: str
+) -> None:
+    """Two layers, three lengths, and three calls at each length."""
+    _, flashinfer, flash_mla = library_stubs.install(monkeypatch)
+    caches = [filled(layout, heads, 64 if heads else 576, 60, 64, torch.float16) for _ in range(2)]
+    v_width = None if heads else 512
+    for length in (60, 61, 60):
+        for cache in caches * 3:
+            if length > cache.length:
+                cache.append(tuple(torch.randn(2, h or 1, 1, w).half() for h, w in cache_shapes(cache)))
+            elif length < cache.length:
+                cache.rewind(length)
+            if backend != "flashmla" or cache.tensors[0].shape[2] % 64 == 0 or layout == "paged":
+                check_step(backend, cache, 8, v_width=v_width)
+    if backend == "flashinfer":
+        assert len(flashinfer.plans) == 3
+    elif layout == "paged":
+        assert len(flash_mla.made) == 2
+
+
+def cache_shapes(cache: TokenCache) -> list[tuple[int, int]]:
+    axis = 2 if cache.table is not None else 1
+    return [(tensor.shape[axis], tensor.shape[-1]) for tensor in cache.tensors]
+
+
+@pytest.mark.usefixtures("fresh")
+def test_layers_with_their_blocks_in_other_orders_have_their_own_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, flashinfer, _ = library_stubs.install(monkeypatch)
+    caches = []
+    for seed in (1, 2, 1):
+        cache = PagedCache(2, ((2, 64), (2, 64)), 100, None, torch.float16, CPU, block_size=16, seed=seed)
+        cache.append((torch.randn(2, 2, 100, 64).half(), torch.randn(2, 2, 100, 64).half()))
+        caches.append(cache)
+    for cache in caches * 2:
+        check_step("flashinfer", cache, 8)
+    assert len(flashinfer.plans) == 2
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(("heads", "width"), [(2, 64), (0, 576)])
+def test_dense_caches_of_other_capacities_have_their_own_plans(
+    monkeypatch: pytest.MonkeyPatch, heads: int, width: int
+) -> None:
+    """The second sequence is elsewhere."""
+    library_stubs.install(monkeypatch)
+    shapes = ((heads, width), (heads, width)) if heads else ((1, width),)
+    caches = []
+    for capacity in (64, 96, 64):
+        cache = TokenCache(2, shapes, capacity, None, torch.float16, CPU)
+        cache.append(tuple(torch.randn(2, h, 50, w).half() for h, w in shapes))
+        caches.append(cache)
+    for cache in caches * 2:
+        check_step("flashinfer", cache, 8, v_width=None if heads else 512)
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(("capacity", "size"), [(8192, 16), (8190, 2), (8191, 1)])
+def test_a_dense_sequence_is_many_pages_and_so_occupies_the_device(
+    monkeypatch: pytest.MonkeyPatch, capacity: int, size: int
+) -> None:
+    """As one page, a sequence would be 8 pieces of work, one per KV head, for 132 multiprocessors."""
+    _, flashinfer, _ = library_stubs.install(monkeypatch)
+    cache = TokenCache(1, ((8, 64), (8, 64)), capacity, None, torch.float16, CPU)
+    cache.append((torch.randn(1, 8, capacity, 64).half(), torch.randn(1, 8, capacity, 64).half()))
+    pools = flashinfer_backend.pages_of(cache, 16).pools
+    assert [pool.data_ptr() for pool in pools] == [tensor.data_ptr() for tensor in cache.tensors]
+    BACKENDS["flashinfer"].decode(torch.randn(1, 64, 1, 64).half(), cache)
+    (plan,) = flashinfer.plans
+    assert plan.page_size == size
+    assert plan.use_tensor_cores
+    assert plan.blocks > 250
+
+
+@pytest.mark.usefixtures("fresh")
+def test_no_plan_is_made_inside_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy to the host would leave torch's allocator broken (pytorch#180395), so it is refused first."""
+    _, flashinfer, _ = library_stubs.install(monkeypatch)
+    cache = filled("dense", 2, 64, 31, 16, torch.float16)
+    check_step("flashinfer", cache, 8)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    BACKENDS["flashinfer"].decode(torch.randn(2, 8, 1, 64).half(), cache)
+    cache.rewind(30)
+    with pytest.raises(RuntimeError, match="on the host"):
+        BACKENDS["flashinfer"].decode(torch.randn(2, 8, 1, 64).half(), cache)
+    assert len(flashinfer.plans) == 1
+
+
+@pytest.mark.usefixtures("fresh")
+def test_flash_attn_needs_no_lengths_for_whole_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would read them on the host, and then no graph can be captured."""
+    library_stubs.install(monkeypatch)
+    cache = filled("paged", 2, 64, 512, 256, torch.float16)
+    monkeypatch.setattr(torch.Tensor, "item", lambda self: pytest.fail("read on the host"))
+    BACKENDS["flash-attn"].decode(torch.randn(2, 8, 1, 64).half(), cache)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_flashmla_makes_no_copy_and_refuses_what_would_need_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    (flash_mla,) = library_stubs.install(monkeypatch, "flash_mla")
+    cache = filled("dense", 0, 576, 127, 64, torch.bfloat16)
+    check_step("flashmla", cache, 16, 0.05, 512)
+    assert flash_mla.calls == [((4, 64, 1, 576), cache.tensors[0].data_ptr())]
+    cache = filled("dense", 0, 576, 129, 64, torch.bfloat16)
+    with pytest.raises(ValueError, match="130 tokens per sequence are not whole pages of 64"):
+        BACKENDS["flashmla"].decode(torch.randn(2, 16, 1, 576).bfloat16(), cache, 0.05, 512)
 
 
 @pytest.mark.parametrize(
-    ("backend", "fake", "block_size"), [("flash-attn", fake_flash_attn, 256), ("flashinfer", fake_flashinfer, 16)]
+    ("capability", "hip", "runs"),
+    [
+        ((9, 0), None, True),
+        ((10, 0), None, False),
+        ((8, 0), None, False),
+        ((9, 4), "7.0", False),
+        ((9, 0), "7.0", False),
+    ],
 )
-@pytest.mark.parametrize("layout", ["dense", "paged"])
-def test_gpu_kernels_are_called_as_documented(
-    monkeypatch: pytest.MonkeyPatch, backend: str, fake: Any, block_size: int, layout: str
+def test_flashmla_only_runs_on_hopper(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], hip: str | None, runs: bool
 ) -> None:
-    module = fake()
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    shapes = ((2, 64), (2, 64))
-    cache = make(layout, shapes, 300, None, torch.float32, None, block_size)
-    rows = fill(cache, shapes, 300)
-    kernel = type(BACKENDS[backend])()
-    for scale in (None, 0.2):
-        query = torch.randn(2, 8, 1, 64)
-        torch.testing.assert_close(
-            kernel.decode(query, cache, scale=scale), reference(query, rows, None, scale), atol=2e-5, rtol=1e-4
-        )
-
-
-def test_flashinfer_plans_again_only_when_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer())
-    cache = make("dense", ((2, 64), (2, 64)), 10, None, torch.float32, None)
-    kernel = type(BACKENDS["flashinfer"])()
-    for _ in range(4):
-        append_one(cache, ((2, 64), (2, 64)))
-        for _ in range(3):
-            kernel.decode(torch.randn(2, 8, 1, 64), cache)
-    assert kernel._wrappers["HND"].plans == 4  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("layout", ["dense", "paged"])
-@pytest.mark.parametrize("tokens", [128, 130])
-def test_flashmla_gets_pages_of_64(monkeypatch: pytest.MonkeyPatch, layout: str, tokens: int) -> None:
-    monkeypatch.setitem(sys.modules, "flash_mla", fake_flash_mla())
-    cache = make(layout, ((1, 576),), tokens, None, torch.float32, None, block_size=64)
-    rows = fill(cache, ((1, 576),), tokens)
-    query = torch.randn(2, 16, 1, 576)
-    out = BACKENDS["flashmla"].decode(query, cache, scale=0.05, v_width=512)
-    torch.testing.assert_close(out, reference(query, rows, 512, 0.05), atol=2e-5, rtol=1e-4)
+    """Its dense decode refuses Blackwell, and an MI300X reports the capability 9.4."""
+    library_stubs.install(monkeypatch, "flash_mla")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    reason = BACKENDS["flashmla"].why_not(LATENT)
+    assert reason == (None if runs else "needs a Hopper GPU (compute capability 9.0)")
 
 
 HALF = Case(CUDA, torch.bfloat16, 8, 2, 128, 128)
@@ -332,8 +409,20 @@ LATENT = Case(CUDA, torch.bfloat16, 128, 1, 576, 512, is_latent=True)
         ("flash-attn", HALF._replace(layout="paged", block_size=16), "multiple of 256"),
         ("flash-attn", HALF._replace(v_width=64), "same width"),
         ("flash-attn", HALF._replace(k_width=512, v_width=512), "at most 256"),
+        ("flash-attn", HALF._replace(k_width=100, v_width=100), "not a multiple of 8"),
         ("flash-attn", LATENT, "same width"),
         ("flashinfer", HALF._replace(k_width=80, v_width=80), "not 80"),
+        ("flashinfer", LATENT._replace(k_width=288, v_width=256), "512 \\+ 64"),
+        ("grouped-sdpa", HALF, "sdpa-flash"),
+        ("sdpa-flash", HALF._replace(device=CPU), "only runs on CUDA"),
+        ("sdpa-flash", HALF._replace(dtype=torch.float32), "16-bit dtype, not float32"),
+        ("sdpa-flash", LATENT, "same width for K and V"),
+        ("sdpa-flash", HALF._replace(k_width=100), "multiples of 8"),
+        ("sdpa-cudnn", HALF._replace(dtype=torch.float32), "16-bit dtype, not float32"),
+        ("sdpa-efficient", HALF._replace(dtype=torch.float32, k_width=6), "multiples of 4"),
+        ("triton", HALF._replace(device=CPU), "only runs on CUDA"),
+        ("triton", HALF._replace(dtype=torch.float32), "16-bit dtype, not float32"),
+        ("triton", HALF._replace(stored_dtype=torch.float8_e5m2), "not support float8_e5m2 caches"),
         ("flashmla", HALF, "only runs MLA"),
         ("flashmla", LATENT._replace(k_width=288, v_width=256), "512 \\+ 64"),
         ("flashmla", LATENT._replace(layout="paged", block_size=16), "blocks of 64"),
@@ -581,6 +670,22 @@ def test_flex_hides_what_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None
     cache.append((torch.randn(2, 2, 13, 32), torch.randn(2, 2, 13, 32)))
     query = torch.randn(2, 8, 1, 32)
     torch.testing.assert_close(kernel.decode(query, cache), reference(query, cache.views(), None, None))
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch.compile may not support it yet")
+def test_flex_compiles_for_every_capacity_and_never_runs_unfused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unfused flex_attention warns, which is an error here. Without a compiler of kernels, torch compiles quickly."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
+    kernel = type(BACKENDS["flex"])()
+    for capacity in range(20, 31):
+        cache = make("dense", ((2, 32), (2, 32)), capacity, None, torch.float32, None)
+        cache.append((torch.randn(2, 2, 13, 32), torch.randn(2, 2, 13, 32)))
+        query = torch.randn(2, 8, 1, 32)
+        torch.testing.assert_close(kernel.decode(query, cache), reference(query, cache.views(), None, None))
+    monkeypatch.setattr(torch._dynamo.config, "disable", True)
+    with pytest.raises(RuntimeError, match="TORCH_COMPILE_DISABLE"):
+        type(BACKENDS["flex"])().decode(query, cache)
 
 
 def test_every_name_is_its_own() -> None:

@@ -28,14 +28,13 @@ def inputs() -> torch.Tensor:
 
 def by_definition(layer: MultiHeadLatentAttention, x: torch.Tensor) -> torch.Tensor:
     """The paper's equations, computed for each token and head."""
-    positions = torch.arange(TOKENS)
     down = layer.kv_down(x)
-    latent, key_rope = layer.kv_norm(down[..., :32]), layer.rope(down[..., 32:], positions)
+    latent, key_rope = layer.kv_norm(down[..., :32]), layer.rope(down[..., 32:], 0)
     query = layer.q_proj(x).view(2, TOKENS, HEADS, 24)
     up = layer.kv_up(latent).view(2, TOKENS, HEADS, 28)
     heads = []
     for h in range(HEADS):
-        q = torch.cat((query[:, :, h, :16], layer.rope(query[:, :, h, 16:], positions)), dim=-1)
+        q = torch.cat((query[:, :, h, :16], layer.rope(query[:, :, h, 16:], 0)), dim=-1)
         k = torch.cat((up[:, :, h, :16], key_rope), dim=-1)
         scores = (q @ k.transpose(-1, -2) / 24**0.5).masked_fill(
             torch.ones(TOKENS, TOKENS).triu(1).bool(), float("-inf")

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from kvcalc.attention.backends.base import Backend, Case, GroupedMatmul, GroupedSdpa, RepeatKv
+from kvcalc.attention.backends.base import Backend, Case, GroupedMatmul, RepeatKv
+from kvcalc.attention.backends.flashinfer import FlashInfer
 from kvcalc.attention.backends.flex import Flex
-from kvcalc.attention.backends.libraries import FlashAttn, FlashInfer, FlashMla
+from kvcalc.attention.backends.libraries import FlashAttn, FlashMla, Triton
 from kvcalc.attention.backends.native import Native
+from kvcalc.attention.backends.sdpa import GroupedSdpa, SdpaKernel
 
 __all__ = ["BACKENDS", "Backend", "Case"]
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
-    for backend in (GroupedSdpa(), GroupedMatmul(), Native(), Flex(), FlashAttn(), FlashInfer(), FlashMla(), RepeatKv())
+    for backend in (
+        GroupedSdpa(),
+        SdpaKernel("flash"),
+        SdpaKernel("efficient"),
+        SdpaKernel("cudnn"),
+        GroupedMatmul(),
+        Native(),
+        Triton(),
+        Flex(),
+        FlashAttn(),
+        FlashInfer(),
+        FlashMla(),
+        RepeatKv(),
+    )
 }
 """All backends, keyed by the name that `--backend` takes."""

@@ -82,15 +82,6 @@ class Backend:
         return self(query, latent, latent[..., :v_width], scale)
 
 
-class GroupedSdpa(Backend):
-    """torch's scaled_dot_product_attention over one copy of K and V, without a causal flag."""
-
-    name = "grouped-sdpa"
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-        return grouped_attention(query, key, value, scale=scale)
-
-
 class GroupedMatmul(Backend):
     """Two batched matrix products with a softmax in fp32 between them. Faster for one query on some devices."""
 

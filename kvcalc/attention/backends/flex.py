@@ -2,17 +2,24 @@
 
 K and V are read at full capacity, and rows that are not yet written are masked. So the shapes stay the same in every
 step, and nothing is recompiled. Only a number on the device changes.
+
+A sweep compiles once for each capacity. After a few, torch would stop compiling, and run flex_attention without fusing
+it, 50 times slower. Then this backend fails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvcalc.attention.backends.base import Backend, Cache, Case
+
+# More capacities than a sweep has. torch's own limit is 8.
+_MOST_COMPILED = 1000
 
 
 class Flex(Backend):
@@ -51,13 +58,34 @@ class Flex(Backend):
         length, hide_the_unwritten = self._hide[query.device]
         length.fill_(cache.held)
         if self._compiled is None:
-            from torch.nn.attention.flex_attention import flex_attention
-
-            self._compiled = torch.compile(flex_attention, dynamic=False)
-        out: Tensor = self._compiled(
-            query, key, value, score_mod=hide_the_unwritten, scale=scale, enable_gqa=key.shape[1] != query.shape[1]
-        )
+            self._compiled = _compile()
+        with _compiling_often():
+            out: Tensor = self._compiled(
+                query, key, value, score_mod=hide_the_unwritten, scale=scale, enable_gqa=key.shape[1] != query.shape[1]
+            )
         return out
+
+
+def _compile() -> Callable[..., Tensor]:
+    """flex_attention, compiled for fixed shapes. Raises RuntimeError if torch does not compile in this process."""
+    from torch import _dynamo
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if _dynamo.config.disable:
+        raise RuntimeError("torch.compile is turned off (TORCH_COMPILE_DISABLE), so it would not be fused")
+    # With fullgraph, torch raises an error at its limit instead of calling the function itself.
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+def _compiling_often() -> AbstractContextManager[object]:
+    """A higher limit of the number of times that torch compiles one function."""
+    config: Any = torch._dynamo.config
+    # Named cache_size_limit until torch 2.6.
+    names = ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit", "accumulated_cache_size_limit")
+    found: AbstractContextManager[object] = config.patch(
+        {name: _MOST_COMPILED for name in names if hasattr(config, name)}
+    )
+    return found
 
 
 def _hiding(device: torch.device) -> tuple[Tensor, Callable[..., Tensor]]:

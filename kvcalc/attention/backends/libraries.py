@@ -1,14 +1,14 @@
-"""Kernels of optional libraries, used if they are installed: flash-attn, FlashInfer and FlashMLA.
+"""Kernels of optional libraries, used if they are installed: flash-attn, FlashMLA, and kvcalc's own in Triton.
 
-Sources of the signatures: https://github.com/Dao-AILab/flash-attention, flash_attn_interface.py, version 2;
-https://docs.flashinfer.ai/api/decode.html, BatchDecodeWithPagedKVCacheWrapper; and
-https://github.com/deepseek-ai/FlashMLA, flash_mla_interface.py. Its get_mla_metadata uses the lengths in the first
-releases and ignores them in later ones.
+Sources of the signatures and limits: https://github.com/Dao-AILab/flash-attention, flash_attn_interface.py, version 2,
+and https://github.com/deepseek-ai/FlashMLA, flash_mla_interface.py and csrc/api/dense_decode.h. Its get_mla_metadata
+uses the lengths in the first releases and ignores them in later ones.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
 from importlib import import_module
 from typing import Any
 
@@ -32,11 +32,13 @@ class Library(Backend, ABC):
             return "only runs on CUDA devices"
         if case.dtype not in (torch.float16, torch.bfloat16):
             return f"needs a 16-bit dtype, not {dtype_name(case.dtype)}"
+        return self.why_not_cache(case) or self.why_not_shape(case) or self._missing()
+
+    def why_not_cache(self, case: Case) -> str | None:
+        """The reason why the kernel does not read this kind of cache, or None if it does."""
         if case.stored_dtype is not None:
             return f"does not support {dtype_name(case.stored_dtype)} caches with a scale per row"
-        if case.layout == "growing":
-            return "needs a preallocated cache"
-        return self.why_not_shape(case) or self._missing()
+        return "needs a preallocated cache" if case.layout == "growing" else None
 
     @abstractmethod
     def why_not_shape(self, case: Case) -> str | None:
@@ -51,7 +53,7 @@ class Library(Backend, ABC):
         try:
             self.load()
         except ImportError as error:
-            if error.name == self.module:
+            if error.name in (self.module, self.distribution):
                 return f"{self.distribution} is not installed"
             return f"{self.distribution} does not load: {error}"
         except (OSError, RuntimeError) as error:
@@ -59,6 +61,34 @@ class Library(Backend, ABC):
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             return f"{self.distribution} does not load: {reason}"
         return None
+
+
+class Kept:
+    """What a kernel needs for one shape and length, made once for all layers and steps of it. The last few are kept.
+
+    It is made by the calls before a graph is captured, so a graph does not contain it.
+    """
+
+    most = 16
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+
+    def __call__(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        if key not in self._made:
+            if len(self._made) == self.most:
+                del self._made[next(iter(self._made))]
+            self._made[key] = make()
+        return self._made[key]
+
+
+def lengths_of(kept: Kept, query: Tensor, tokens: int) -> Tensor:
+    """The lengths of a batch's sequences, (batch,) int32."""
+    batch, device = query.shape[0], query.device
+    made: Tensor = kept(
+        (device, batch, "lengths", tokens), lambda: torch.full((batch,), tokens, dtype=torch.int32, device=device)
+    )
+    return made
 
 
 class FlashAttn(Library):
@@ -69,81 +99,39 @@ class FlashAttn(Library):
     page_tokens = 256
     widest_head = 256
 
+    def __init__(self) -> None:
+        self._kept = Kept()
+
     def why_not_shape(self, case: Case) -> str | None:
         if case.is_latent or case.k_width != case.v_width:
             return "needs the same width for K and V"
         if case.k_width > self.widest_head:
-            return f"needs heads of at most {self.widest_head}"
+            return f"supports heads of at most {self.widest_head}, not {case.k_width}"
+        if case.k_width % 8:
+            return f"would copy the cache, because {case.k_width} is not a multiple of 8"
         if case.block_size is not None and case.block_size % self.page_tokens:
             return f"needs blocks of a multiple of {self.page_tokens} tokens, not {case.block_size}"
         return None
 
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
-        key, value = cache.tensors
-        if cache.table is None:
+        (key, value), table = cache.tensors, cache.table
+        lengths: Tensor | None = lengths_of(self._kept, query, cache.held)
+        if table is None:
             # It expects (batch, tokens, heads, width): the same memory with different strides.
             key, value = key.transpose(1, 2), value.transpose(1, 2)
-        lengths = torch.full((query.shape[0],), cache.held, dtype=torch.int32, device=query.device)
+        elif cache.held % key.shape[1] == 0:
+            # Since July 2026 (#2711) it reads the lengths of paged sequences on the host, which no graph can capture.
+            # Whole pages need no lengths.
+            lengths, table = None, table[:, : cache.held // key.shape[1]]
         out: Tensor = self.load().flash_attn_with_kvcache(
-            query.transpose(1, 2), key, value, cache_seqlens=lengths, block_table=cache.table, softmax_scale=scale,
+            query.transpose(1, 2), key, value, cache_seqlens=lengths, block_table=table, softmax_scale=scale,
             causal=False,
         )  # fmt: skip
         return out.transpose(1, 2)
 
 
-class FlashInfer(Library):
-    """FlashInfer's batch decode over pages. A dense cache is one page per sequence.
-
-    The wrapper makes a plan for a length on the host, then runs. It makes a new plan if the length or the shape
-    changes.
-    """
-
-    name, module, distribution = "flashinfer", "flashinfer", "flashinfer-python"
-    workspace_bytes = 128 << 20
-    head_widths = (64, 128, 256)
-
-    def __init__(self) -> None:
-        self._wrappers: dict[str, Any] = {}
-        self._planned: dict[str, object] = {}
-
-    def why_not_shape(self, case: Case) -> str | None:
-        if case.is_latent or case.k_width != case.v_width:
-            return "its batch decode needs the same width for K and V"
-        if case.k_width not in self.head_widths:
-            return f"needs heads of {', '.join(map(str, self.head_widths))}, not {case.k_width}"
-        return None
-
-    def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
-        key, value = cache.tensors
-        batch, heads, _, width = query.shape
-        # A pool is (pages, tokens, heads, width), and a dense cache is (sequences, heads, tokens, width).
-        kind, page_size, kv_heads = "HND", key.shape[2], key.shape[1]
-        if cache.table is not None:
-            kind, page_size, kv_heads = "NHD", key.shape[1], key.shape[2]
-        if kind not in self._wrappers:
-            workspace = torch.zeros(self.workspace_bytes, dtype=torch.uint8, device=query.device)
-            # Its documentation recommends tensor cores for groups of four heads or more.
-            self._wrappers[kind] = self.load().BatchDecodeWithPagedKVCacheWrapper(
-                workspace, kind, use_tensor_cores=heads // kv_heads >= 4
-            )
-        wrapper = self._wrappers[kind]
-        plan = (id(cache), cache.held, query.shape, scale)
-        if self._planned.get(kind) != plan:
-            made: dict[str, Any] = {"dtype": torch.int32, "device": query.device}
-            pages = -(-cache.held // page_size)
-            indices = torch.arange(batch, **made) if cache.table is None else cache.table[:, :pages].reshape(-1)
-            last_page = torch.full((batch,), cache.held - (pages - 1) * page_size, **made)
-            wrapper.plan(
-                torch.arange(0, batch * pages + 1, pages, **made), indices, last_page, heads, kv_heads, width,
-                page_size, pos_encoding_mode="NONE", q_data_type=query.dtype, kv_data_type=key.dtype, sm_scale=scale,
-            )  # fmt: skip
-            self._planned[kind] = plan
-        out: Tensor = wrapper.run(query[:, :, 0], (key, value))
-        return out[:, :, None]
-
-
 class FlashMla(Library):
-    """DeepSeek's decode kernel for Hopper and later. It reads only the latent; V is its first 512 elements.
+    """DeepSeek's decode kernel for Hopper. It reads only the latent; V is its first 512 elements.
 
     A dense cache is viewed as pages of 64 tokens.
     """
@@ -151,6 +139,9 @@ class FlashMla(Library):
     name, module, distribution = "flashmla", "flash_mla", "flash-mla"
     page_tokens = 64
     widths = (576, 512)
+
+    def __init__(self) -> None:
+        self._kept = Kept()
 
     def why_not(self, case: Case) -> str | None:
         return super().why_not(case) if case.is_latent else "only runs MLA"
@@ -160,22 +151,52 @@ class FlashMla(Library):
             return f"needs a latent of 512 + 64, not {case.v_width} + {case.k_width - case.v_width}"
         if case.block_size not in (None, self.page_tokens):
             return f"needs blocks of {self.page_tokens} tokens, not {case.block_size}"
-        if torch.cuda.get_device_capability(case.device) < (9, 0):
-            return "needs compute capability 9.0"
+        # On other devices it only has kernels for prompts and for sparse attention.
+        if torch.version.hip or torch.cuda.get_device_capability(case.device) != (9, 0):
+            return "needs a Hopper GPU (compute capability 9.0)"
         return None
 
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         (latent,), table = cache.tensors, cache.table
         batch, heads = query.shape[:2]
         if table is None:
-            # This makes no copy if the tokens fill whole pages.
-            short = -latent.shape[2] % self.page_tokens
-            latent = torch.nn.functional.pad(latent, (0, 0, 0, short)) if short else latent
-            latent = latent.reshape(-1, self.page_tokens, 1, latent.shape[-1])
-            table = torch.arange(latent.shape[0], dtype=torch.int32, device=latent.device).view(batch, -1)
-        lengths = torch.full((batch,), cache.held, dtype=torch.int32, device=query.device)
-        plan, splits = self.load().get_mla_metadata(lengths, heads, 1)
+            if latent.shape[2] % self.page_tokens:
+                raise ValueError(f"{latent.shape[2]:,} tokens per sequence are not whole pages of {self.page_tokens}")
+            latent = latent.view(-1, self.page_tokens, 1, latent.shape[-1])
+            table = self._kept(
+                (query.device, batch, latent.shape[0]),
+                lambda: torch.arange(latent.shape[0], dtype=torch.int32, device=query.device).view(batch, -1),
+            )
+        lengths = lengths_of(self._kept, query, cache.held)
+        # Its documentation says to make the metadata once, for all layers of a step.
+        plan, splits = self._kept(
+            (query.device, batch, cache.held, heads), lambda: self.load().get_mla_metadata(lengths, heads, 1)
+        )
         out: Tensor = self.load().flash_mla_with_kvcache(
             query.transpose(1, 2), latent, table, lengths, v_width, plan, splits, softmax_scale=scale, causal=False
-        )[0]
+        )[0]  # fmt: skip
         return out.transpose(1, 2)
+
+
+class Triton(Library):
+    """kvcalc's own kernel, for all kinds of attention and of caches: see `kvcalc.attention.backends.split_kv`."""
+
+    name, module, distribution = "triton", "kvcalc.attention.backends.split_kv", "triton"
+
+    def why_not_cache(self, case: Case) -> str | None:
+        if case.stored_dtype not in (None, torch.int8, torch.float8_e4m3fn):
+            return f"does not support {dtype_name(case.stored_dtype)} caches"
+        return None
+
+    def why_not_shape(self, case: Case) -> str | None:
+        return None
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        out: Tensor = self.load().decode(query, (key, value), (), None, key.shape[2], scale)
+        return out
+
+    def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        out: Tensor = self.load().decode(query, cache.tensors, cache.scales, cache.table, cache.held, scale, v_width)
+        return out

@@ -1,0 +1,172 @@
+"""FlashInfer's batch decode over pages, for GQA and for MLA.
+
+Sources: https://docs.flashinfer.ai/api/decode.html, BatchDecodeWithPagedKVCacheWrapper, and
+https://docs.flashinfer.ai/api/mla.html, BatchMLAPagedAttentionWrapper.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from math import gcd
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from kvcalc.attention.backends.base import Cache, Case
+from kvcalc.attention.backends.libraries import Kept, Library
+
+
+class Pages(NamedTuple):
+    """The tensors of a cache as pools of pages of `size` tokens.
+
+    Without a `table` of the pages' numbers, page p of sequence b is number b * `per_sequence` + p. `layout` is
+    FlashInfer's name for the order of the dimensions of a pool.
+    """
+
+    pools: tuple[Tensor, ...]
+    layout: str
+    size: int
+    table: Tensor | None
+    per_sequence: int = 0
+
+
+class Planned:
+    """A wrapper, and the length that it has a plan for. A plan is made on the host and holds for all layers."""
+
+    def __init__(self, wrapper: Any) -> None:
+        self.wrapper, self.tokens = wrapper, 0
+
+
+class FlashInfer(Library):
+    """FlashInfer's wrappers. A dense cache is read as pages too, because a sequence is only split between pages."""
+
+    name, module, distribution = "flashinfer", "flashinfer", "flashinfer-python"
+    workspace_bytes = 128 << 20
+    head_widths = (64, 128, 256)
+    latent_widths = (576, 512)
+    # The largest page of a dense cache. Small pages are split more evenly.
+    page_tokens = 16
+
+    def __init__(self) -> None:
+        self._kept = Kept()
+        # Hashes of the orders of blocks. Layers with the same order share a plan.
+        self._orders = WeakIdKeyDictionary()
+
+    def why_not_shape(self, case: Case) -> str | None:
+        if case.is_latent:
+            if (case.k_width, case.v_width) != self.latent_widths:
+                return f"needs a latent of 512 + 64, not {case.v_width} + {case.k_width - case.v_width}"
+            return None
+        if case.k_width != case.v_width:
+            return "its batch decode needs the same width for K and V"
+        if case.k_width not in self.head_widths:
+            return f"needs heads of {', '.join(map(str, self.head_widths))}, not {case.k_width}"
+        return None
+
+    def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
+        pages = pages_of(cache, self.page_tokens)
+        run = self._run_grouped if v_width is None else self._run_latent
+        return run(query, pages, cache.held, scale, self._order(cache.table))[:, :, None]
+
+    def _run_grouped(self, query: Tensor, pages: Pages, tokens: int, scale: float | None, order: int) -> Tensor:
+        batch, heads, _, width = query.shape
+        kv_heads = pages.pools[0].shape[1 if pages.layout == "HND" else 2]
+
+        def make() -> Planned:
+            # Its documentation recommends tensor cores for large groups. The other kernels only take groups of some
+            # sizes, among which are 1, 2 and 3.
+            wrapper = self.load().BatchDecodeWithPagedKVCacheWrapper
+            workspace = self._workspace(query.device)
+            return Planned(wrapper(workspace, pages.layout, use_tensor_cores=heads // kv_heads >= 4))
+
+        key = (query.device, query.shape, query.dtype, kv_heads, *pages[1:3], pages.per_sequence, scale, order)
+        planned = self._kept(key, make)
+        if _needs_plan(planned, query, tokens):
+            starts, indices, last = _page_lists(pages, batch, tokens)
+            planned.wrapper.plan(
+                starts, indices, last, heads, kv_heads, width, pages.size, pos_encoding_mode="NONE",
+                q_data_type=query.dtype, kv_data_type=pages.pools[0].dtype, sm_scale=scale,
+            )  # fmt: skip
+            planned.tokens = tokens
+        out: Tensor = planned.wrapper.run(query[:, :, 0], pages.pools)
+        return out
+
+    def _run_latent(self, query: Tensor, pages: Pages, tokens: int, scale: float | None, order: int) -> Tensor:
+        batch, heads, _, width = query.shape
+        rank = self.latent_widths[1]
+        latent = pages.pools[0].flatten(1, 2)
+
+        def make() -> Planned:
+            wrapper = import_module(f"{self.module}.mla").BatchMLAPagedAttentionWrapper
+            return Planned(wrapper(self._workspace(query.device)))
+
+        key = (query.device, query.shape, query.dtype, pages.size, pages.per_sequence, scale, order, "MLA")
+        planned = self._kept(key, make)
+        if _needs_plan(planned, query, tokens):
+            starts, indices, _ = _page_lists(pages, batch, tokens)
+            queries = torch.arange(batch + 1, dtype=torch.int32)
+            lengths = torch.full((batch,), tokens, dtype=torch.int32)
+            planned.wrapper.plan(
+                queries, starts, indices, lengths, heads, rank, width - rank, pages.size, False,
+                width**-0.5 if scale is None else scale, query.dtype, latent.dtype,
+            )  # fmt: skip
+            planned.tokens = tokens
+        content, rope = query[:, :, 0, :rank], query[:, :, 0, rank:]
+        out: Tensor = planned.wrapper.run(content, rope, latent[..., :rank], latent[..., rank:])
+        return out
+
+    def _workspace(self, device: torch.device) -> Tensor:
+        """The buffer for parts of the output, which all wrappers share, because they run one after another."""
+        size = self.workspace_bytes
+        made: Tensor = self._kept(("workspace", device), lambda: torch.zeros(size, dtype=torch.uint8, device=device))
+        return made
+
+    def _order(self, table: Tensor | None) -> int:
+        if table is None:
+            return 0
+        if table not in self._orders:
+            self._orders[table] = hash(tuple(table.flatten().tolist()))
+        return int(self._orders[table])
+
+
+def pages_of(cache: Cache, most_tokens: int) -> Pages:
+    """The pages of `cache`, without a copy. Pages of a dense cache are the largest that divide its capacity.
+
+    A page of several heads is not contiguous in a dense cache (B, G, s, width): page p of sequence b begins in the
+    first head at row b * G * s + p * size, and each head is s rows further. Pools of such pages overlap.
+    """
+    if cache.table is not None:
+        return Pages(cache.tensors, "NHD", cache.tensors[0].shape[1], cache.table)
+    batch, heads, capacity, _ = cache.tensors[0].shape
+    size = gcd(capacity, most_tokens)
+    each = capacity // size
+    pools = tuple(
+        tensor.as_strided(
+            (((batch - 1) * heads + 1) * each, heads, size, tensor.shape[-1]),
+            (size * tensor.stride(2), tensor.stride(1), tensor.stride(2), 1),
+        )
+        for tensor in cache.tensors
+    )
+    return Pages(pools, "HND", size, None, heads * each)
+
+
+def _needs_plan(planned: Planned, query: Tensor, tokens: int) -> bool:
+    if planned.tokens == tokens:
+        return False
+    if query.is_cuda and torch.cuda.is_current_stream_capturing():
+        # Raised before the copy to the host, which would leave the capture, and torch's allocator, in a broken state.
+        raise RuntimeError("FlashInfer makes its plan on the host, which a CUDA graph cannot contain")
+    return True
+
+
+def _page_lists(pages: Pages, batch: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the pages of every sequence begin in the list of pages, the list, and the tokens in every last page."""
+    count = -(-tokens // pages.size)
+    starts = torch.arange(0, batch * count + 1, count, dtype=torch.int32)
+    last = torch.full((batch,), tokens - (count - 1) * pages.size, dtype=torch.int32)
+    if pages.table is not None:
+        return starts, pages.table[:, :count].reshape(-1), last
+    numbers = torch.arange(batch, dtype=torch.int32)[:, None] * pages.per_sequence
+    return starts, (numbers + torch.arange(count, dtype=torch.int32)).view(-1), last

@@ -1,0 +1,229 @@
+"""Decode attention in Triton: one query per head over a cache, which is read once, in the type it is stored in.
+
+The tokens of a sequence are split over thread blocks, so that one sequence occupies the whole GPU. Every thread block
+reads its tokens for all query heads of a group, and writes its part of the output and the logarithm of its sum of
+weights. A second kernel merges the parts (Dao et al. 2023, "Flash-Decoding for long-context inference").
+
+This module needs Triton, which torch's CUDA and ROCm builds install.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Merging reads this many parts, and this many elements of the output, at a time.
+_PARTS, _ELEMENTS = tl.constexpr(16), 128
+_LOG2_E = 1.4426950408889634
+
+
+class Tile(NamedTuple):
+    """The work of a thread block: query heads and tokens at a time, warps, stages of loads, blocks per processor."""
+
+    heads: int
+    tokens: int
+    warps: int
+    stages: int
+    per_processor: int
+
+
+@triton.jit
+def _widened(rows, dtype: tl.constexpr):
+    """Rows in `dtype`. uint8 holds e4m3 numbers, for devices that cannot convert them."""
+    if rows.dtype == tl.uint8:
+        # Exponent and mantissa, moved into those of fp16, whose exponent of 0 is greater by 8.
+        bits = rows.to(tl.uint16)
+        return (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+    if rows.dtype == tl.int8:
+        # The bits of 1024 + n in fp16 end with those of n.
+        bits = (rows.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint16) | 0x6400
+        return bits.to(tl.float16, bitcast=True) - 1152.0
+    return rows.to(dtype)
+
+
+@triton.jit(do_not_specialize=["tokens", "chunk"])
+def attend(
+    query, key, value, key_scale, value_scale, table, part, log_sum, scale, tokens, chunk,
+    q_b, q_h, k_b, k_g, k_s, v_b, v_g, v_s, ks_b, ks_g, ks_s, vs_b, vs_g, vs_s, table_b,
+    EACH: tl.constexpr, FRONT: tl.constexpr, REST: tl.constexpr, K_WIDTH: tl.constexpr, FRONT_WIDTH: tl.constexpr,
+    V: tl.constexpr, V_WIDTH: tl.constexpr, PAGE: tl.constexpr, IS_LATENT: tl.constexpr, IS_SCALED: tl.constexpr,
+    HEADS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """One part: the query heads of a block, over the tokens from `chunk` * split. K is [front | rest], in powers of 2.
+
+    Rows of K are at `k_b` (times the sequence, or the page), `k_g` (KV head) and `k_s` (token); V and scales likewise.
+    """
+    blocks: tl.constexpr = (EACH + HEADS - 1) // HEADS
+    group, split, sequence = tl.program_id(0).to(tl.int64) // blocks, tl.program_id(1), tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)
+    head, is_row = group * EACH + row, (row < EACH)[:, None]
+    front, out = tl.arange(0, FRONT), tl.arange(0, V)
+    q_at = query + sequence * q_b + head[:, None] * q_h
+    q = tl.load(q_at + front, mask=is_row & (front < FRONT_WIDTH), other=0.0)
+    if REST:
+        rest = FRONT_WIDTH + tl.arange(0, REST)
+        q_rest = tl.load(q_at + rest, mask=is_row & (rest < K_WIDTH), other=0.0)
+    factor = tl.full([HEADS], scale, tl.float32)
+    if IS_SCALED:
+        # fp16 holds every int8 and e4m3 number exactly. Dividing by the largest element keeps the query in its range.
+        most = tl.max(tl.abs(q.to(tl.float32)), 1)
+        if REST:
+            most = tl.maximum(most, tl.max(tl.abs(q_rest.to(tl.float32)), 1))
+            q_rest = (q_rest / tl.maximum(most, 1e-30)[:, None]).to(tl.float16)
+        most = tl.maximum(most, 1e-30)
+        q = (q / most[:, None]).to(tl.float16)
+        factor *= most
+    largest = tl.full([HEADS], float("-inf"), tl.float32)
+    total, result = tl.zeros([HEADS], tl.float32), tl.zeros([HEADS, V], tl.float32)
+    end = tl.minimum(split * chunk + chunk, tokens)
+    for first in range(split * chunk, end, TOKENS):
+        token = first + tl.arange(0, TOKENS)
+        is_token = token < end
+        unit, place = sequence, token.to(tl.int64)
+        if PAGE:
+            unit = tl.load(table + sequence * table_b + token // PAGE, mask=is_token, other=0).to(tl.int64)
+            place = (token % PAGE).to(tl.int64)
+        k_at = key + (group * k_g + unit * k_b + place * k_s)[:, None]
+        k = _widened(tl.load(k_at + front, mask=is_token[:, None] & (front < FRONT_WIDTH), other=0.0), q.dtype)
+        scores = tl.dot(q, tl.trans(k))
+        if REST:
+            k_rest = tl.load(k_at + rest, mask=is_token[:, None] & (rest < K_WIDTH), other=0.0)
+            scores = tl.dot(q_rest, tl.trans(_widened(k_rest, q.dtype)), scores)
+        if IS_SCALED:
+            scores *= tl.load(key_scale + group * ks_g + unit * ks_b + place * ks_s, mask=is_token, other=0.0)
+        scores = tl.where(is_token, scores * factor[:, None], float("-inf"))
+        larger = tl.maximum(largest, tl.max(scores, 1))
+        weights, shrink = tl.exp2(scores - larger[:, None]), tl.exp2(largest - larger)
+        total, largest = total * shrink + tl.sum(weights, 1), larger
+        if IS_LATENT:
+            v = k
+        else:
+            v_at = value + (group * v_g + unit * v_b + place * v_s)[:, None]
+            v = _widened(tl.load(v_at + out, mask=is_token[:, None] & (out < V_WIDTH), other=0.0), q.dtype)
+        if IS_SCALED:
+            v_scale = tl.load(value_scale + group * vs_g + unit * vs_b + place * vs_s, mask=is_token, other=0.0)
+            unit_scale = tl.max(v_scale)
+            weights = (weights * (v_scale / unit_scale)).to(q.dtype)
+            result = result * shrink[:, None] + tl.dot(weights, v) * unit_scale
+        else:
+            result = tl.dot(weights.to(q.dtype), v, result * shrink[:, None])
+    at = (sequence * tl.num_programs(0) // blocks * EACH + head) * tl.num_programs(1) + split
+    tl.store(part + at[:, None] * V_WIDTH + out, result / total[:, None], mask=is_row & (out < V_WIDTH))
+    tl.store(log_sum + at, largest + tl.log2(total), mask=row < EACH)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def merge(part, log_sum, out, splits, V_WIDTH: tl.constexpr, ELEMENTS: tl.constexpr):
+    """The mean of a head's parts, weighted by their sums of weights."""
+    row, element = tl.program_id(0).to(tl.int64), tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
+    largest, total, result = float("-inf"), 0.0, tl.zeros([ELEMENTS], tl.float32)
+    for first in range(0, splits, _PARTS):
+        split = first + tl.arange(0, _PARTS)
+        logs = tl.load(log_sum + row * splits + split, mask=split < splits, other=float("-inf"))
+        larger = tl.maximum(largest, tl.max(logs))
+        weights, shrink = tl.exp2(logs - larger), tl.exp2(largest - larger)
+        at = part + (row * splits + split)[:, None] * V_WIDTH + element
+        parts = tl.load(at, mask=(split < splits)[:, None] & (element < V_WIDTH), other=0.0)
+        result = result * shrink + tl.sum(parts * weights[:, None], 0)
+        total, largest = total * shrink + tl.sum(weights), larger
+    tl.store(out + row * V_WIDTH + element, result / total, mask=element < V_WIDTH)
+
+
+def tile(architecture: int, each: int, row_width: int, is_latent: bool, is_paged: bool, is_scaled: bool) -> Tile:
+    """The tile for `each` query heads per KV head, and `row_width` elements of K and V (or of the latent) per token.
+
+    `architecture` is CUDA's compute capability times ten, or 0 for ROCm. The tiles compile without spilled registers,
+    and fit the shared memory of a thread block: 227 KiB on 90 and 100, 99 on consumer GPUs, 64 on ROCm.
+    """
+    heads = max(16, triton.next_power_of_2(each))
+    # The number of a page must be read before its rows, so loads begin earlier.
+    ahead = 1 if is_paged and architecture else 0
+    if is_latent:
+        if architecture == 90 and not is_scaled:
+            # The matrix instructions of Hopper take 64 rows.
+            return Tile(min(heads, 64), 64, 8, 2 + ahead, 1)
+        warps, tokens = (8, 32) if architecture else (4, 16 if is_scaled else 32)
+        return Tile(min(heads, 32), tokens, warps, 2 + ahead, 1)
+    if architecture == 0:
+        return Tile(min(heads, 32), 32 if is_scaled or row_width > 256 else 64, 4, 2, 2)
+    tokens = min(64, max(16, triton.next_power_of_2(16384 // row_width + 1) // 2))
+    return Tile(min(heads, 64), tokens, 4, 3 + 2 * ahead, 2)
+
+
+@lru_cache
+def parts(blocks: int, tokens: int, at_once: int) -> int:
+    """Into how many parts to split `tokens`, so that `blocks` thread blocks per part fill a device of `at_once`.
+
+    The smallest number with nearly the best use of the last, partly empty round.
+    """
+
+    def use(count: int) -> float:
+        return blocks * count / (-(-blocks * count // at_once) * at_once)
+
+    counts = range(1, max(1, min(at_once, tokens)) + 1)
+    best = max(map(use, counts))
+    return next(count for count in counts if use(count) >= 0.95 * best)
+
+
+@lru_cache
+def device_of(device: torch.device) -> tuple[int, int]:
+    """The architecture as in `tile`, and the number of processors. Triton's interpreter runs on a CPU."""
+    if device.type != "cuda":
+        return 0, 4
+    found = torch.cuda.get_device_properties(device)
+    return 0 if torch.version.hip else found.major * 10 + found.minor, found.multi_processor_count
+
+
+def decode(
+    query: Tensor, rows: tuple[Tensor, ...], scales: tuple[Tensor, ...], table: Tensor | None, tokens: int,
+    scale: float, v_width: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Attention of `query` (B, H, 1, d) over the first `tokens` rows of each sequence. Returns (B, H, 1, V's width).
+
+    `rows` are K and V, or the latent alone if `v_width` is given. They are (B, G, s, width), or with a `table` pools
+    (blocks, tokens, G, width). `scales` have a width of 1. There are none if `rows` are fp16 or bf16.
+    """
+    architecture, processors = device_of(query.device)
+    batch, heads, _, width = query.shape
+    axes = (0, 1, 2) if table is None else (0, 2, 1)
+    if rows[0].dtype == torch.float8_e4m3fn and architecture < 89:
+        rows = tuple(row.view(torch.uint8) for row in rows)
+    key, value = rows[0], rows[-1]
+    key_scale, value_scale = (scales[0], scales[-1]) if scales else (query, query)
+    groups, is_latent = key.shape[axes[1]], v_width is not None
+    v_width = value.shape[-1] if v_width is None else v_width
+    each = heads // groups
+    row_width = width if is_latent else width + v_width
+    sizes = tile(architecture, each, row_width, is_latent, table is not None, bool(scales))
+    blocks = groups * triton.cdiv(each, sizes.heads)
+    wanted = parts(batch * blocks, triton.cdiv(tokens, sizes.tokens), processors * sizes.per_processor)
+    chunk = triton.cdiv(triton.cdiv(tokens, wanted), sizes.tokens) * sizes.tokens
+    splits = triton.cdiv(tokens, chunk)
+    part = torch.empty(batch * heads * splits, v_width, dtype=torch.float32, device=query.device)
+    log_sum = torch.empty(batch * heads * splits, dtype=torch.float32, device=query.device)
+    out = torch.empty(batch, heads, 1, v_width, dtype=query.dtype, device=query.device)
+    strides = [tensor.stride(axis) for tensor in (key, value, key_scale, value_scale) for axis in axes]
+    attend[(blocks, splits, batch)](
+        query, key, value, key_scale, value_scale, query if table is None else table, part, log_sum, scale * _LOG2_E,
+        tokens, chunk, query.stride(0), query.stride(1), *strides, 0 if table is None else table.stride(0),
+        **widths(each, width, v_width, is_latent), PAGE=0 if table is None else key.shape[1],
+        IS_SCALED=bool(scales), HEADS=sizes.heads, TOKENS=sizes.tokens, num_warps=sizes.warps,
+        num_stages=sizes.stages,
+    )  # fmt: skip
+    merge[(batch * heads, triton.cdiv(v_width, _ELEMENTS))](part, log_sum, out, splits, v_width, _ELEMENTS)
+    return out
+
+
+def widths(each: int, k_width: int, v_width: int, is_latent: bool) -> dict[str, Any]:
+    """The constants of `attend` that follow from the heads. The front of K is V, or the largest power of 2 in K."""
+    front = v_width if is_latent else 1 << (k_width.bit_length() - 1)
+    rest = 0 if front == k_width else max(16, triton.next_power_of_2(k_width - front))
+    return {
+        "EACH": each, "FRONT": max(16, triton.next_power_of_2(front)), "REST": rest, "K_WIDTH": k_width,
+        "FRONT_WIDTH": front, "V": max(16, triton.next_power_of_2(v_width)), "V_WIDTH": v_width, "IS_LATENT": is_latent,
+    }  # fmt: skip

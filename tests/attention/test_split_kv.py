@@ -1,0 +1,256 @@
+"""kvcalc's Triton kernel without a GPU: interpreted against fp32, and compiled for devices."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+
+TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
+
+# Query heads, KV heads, and the widths of K and V: MHA, GQA, MQA with more heads than a tile, widths that are not
+# powers of 2, and V of another width.
+SHAPES = [(4, 4, 64, 64), (8, 2, 128, 128), (12, 2, 80, 80), (71, 1, 64, 64), (6, 2, 24, 40), (4, 2, 192, 128)]
+LATENTS = [(16, 1, 576, 512), (40, 1, 40, 32)]
+# Architecture and number of processors. On 80, e4m3 is converted from its bits.
+HOPPER, AMPERE = (90, 132), (80, 108)
+
+
+def interpreted(cases: list[dict[str, Any]]) -> list[float]:
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.attention.interpreted"], input=json.dumps(cases), capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-2000:]
+    errors: list[float] = json.loads(found.stdout)
+    return errors
+
+
+def check(cases: list[dict[str, Any]]) -> None:
+    errors = interpreted(cases)
+    wrong = [(case, error) for case, error in zip(cases, errors) if not error <= TOLERANCE[case["dtype"]]]
+    assert len(errors) == len(cases)
+    assert not wrong
+
+
+@pytest.mark.parametrize("layout", ["dense", "paged", "growing"])
+def test_interpreted_as_in_fp32(layout: str) -> None:
+    dtypes = ["float16", "bfloat16"] * 3
+    kept = {"tokens": 70, "layout": layout, "device": HOPPER}
+    check([{"heads": heads, "dtype": dtype, **kept} for heads, dtype in zip(SHAPES, dtypes)])
+
+
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+@pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn"])
+def test_interpreted_in_8_bits(layout: str, stored: str) -> None:
+    """Rows and queries may be large or small: 8-bit numbers and scales are multiplied in fp16."""
+    kept = {"layout": layout, "stored": stored, "tokens": 70}
+    sizes = [("bfloat16", 1e-4, HOPPER), ("bfloat16", 1e3, AMPERE), ("float16", 1.0, HOPPER), ("float16", 1.0, AMPERE)]
+    shapes = [(8, 2, 128, 128), (6, 2, 24, 40), (12, 2, 80, 80), (4, 2, 64, 64)]
+    check([{"heads": h, "dtype": d, "size": size, "device": on, **kept} for h, (d, size, on) in zip(shapes, sizes)])
+
+
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+def test_an_interpreted_latent_is_keys_and_its_front_values(layout: str) -> None:
+    kept = {"layout": layout, "latent": True, "device": HOPPER, "block_size": 64}
+    dtypes = [("bfloat16", None), ("float16", "int8"), ("bfloat16", "float8_e4m3fn")]
+    check([{"heads": h, "tokens": 67, "dtype": d, "stored": s, **kept} for h in LATENTS for d, s in dtypes])
+
+
+def test_interpreted_lengths_and_windows() -> None:
+    """One token, a tile and one more or less, many parts, and rings that have turned."""
+    kept = {"heads": (4, 2, 32, 32), "dtype": "float16", "device": HOPPER}
+    lengths = [{"tokens": n, "layout": "dense", **kept} for n in (1, 63, 64, 65, 700, 1300)]
+    check([*lengths, *({"tokens": 90, "window": 37, "layout": layout, **kept} for layout in ("dense", "paged"))])
+
+
+def test_nan_in_the_cache_is_not_hidden() -> None:
+    nan = {"heads": (4, 2, 32, 32), "tokens": 30, "layout": "dense", "dtype": "float16", "size": float("inf")}
+    errors = interpreted([{**nan, "stored": stored, "device": AMPERE} for stored in (None, "int8", "float8_e4m3fn")])
+    assert all(error != error for error in errors)
+
+
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+def test_the_interpreted_step_gives_the_bits_of_the_operations(layout: str) -> None:
+    """Rotations of a part, of all, or of none of a head, windows, and every type of cache."""
+    kinds = [("float16", None), ("bfloat16", "int8"), ("bfloat16", "float8_e4m3fn"), ("bfloat16", None)]
+    latent = {"rope_dim": 16, "latent": True}
+    shapes = [(None, {"rope_dim": 16}), (5, {"rope_dim": 24}), (None, {"rope_dim": 0}), (5, latent)]
+    kept = {"layout": layout, "block_size": 4, "tokens": 20}
+    cases = [
+        {"dtype": dtype, "stored": stored, "window": window, **kept, **shape}
+        for dtype, stored in kinds
+        for window, shape in shapes
+    ]
+    assert interpreted(cases) == [1.0] * len(cases)
+
+
+def test_a_kernel_that_does_not_run_here_is_replaced_by_the_operations() -> None:
+    """Triton has no driver for a CPU. The same holds for a GPU without a C compiler, which Triton needs."""
+    from kvcalc.attention import step
+
+    assert step._kernel(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tiles", "at_once", "expected"),
+    [(8, 128, 264, 32), (32, 128, 264, 8), (128, 128, 264, 2), (512, 128, 264, 1), (384, 128, 264, 2), (8, 5, 264, 5)],
+)
+def test_every_processor_has_work(blocks: int, tiles: int, at_once: int, expected: int) -> None:
+    from kvcalc.attention.backends import split_kv
+
+    assert split_kv.parts(blocks, tiles, at_once) == expected
+
+
+TARGETS = {"sm80": 80, "sm90": 90, "sm100": 100, "gfx942": 0}
+# KiB of shared memory that a thread block may use. kvcalc's tiles for 80 also fit consumer GPUs, which have 99.
+SHARED = {"sm80": 163, "sm90": 227, "sm100": 227, "gfx942": 64}
+COMPILED = {
+    "gqa": (8, 128, 128, False), "mha": (1, 128, 128, False), "mqa": (71, 64, 64, False), "wide": (2, 256, 256, False),
+    "uneven": (16, 192, 128, False), "mla": (128, 576, 512, True),
+}  # fmt: skip
+# Shape, type of the cache, and tokens of a page.
+CASES = [
+    ("gqa", "bf16", 0),
+    ("gqa", "bf16", 16),
+    ("gqa", "int8", 0),
+    ("gqa", "fp8", 64),
+    ("mla", "bf16", 0),
+    ("mla", "fp8", 64),
+]
+
+
+def compiled(target: str, shape: str, stored: str, page: int) -> Any:
+    """The kernel as `split_kv.decode` would call it, compiled for `target`."""
+    import triton
+    from triton.compiler import ASTSource
+
+    from kvcalc.attention.backends import split_kv
+
+    each, k_width, v_width, is_latent = COMPILED[shape]
+    architecture = TARGETS[target]
+    is_scaled = stored != "bf16"
+    pointer = {"bf16": "*bf16", "int8": "*i8", "fp8": "*fp8e4nv" if architecture >= 89 else "*u8"}[stored]
+    row_width = k_width if is_latent else k_width + v_width
+    tile = split_kv.tile(architecture, each, row_width, is_latent, bool(page), is_scaled)
+    constants = {
+        **split_kv.widths(each, k_width, v_width, is_latent), "PAGE": page, "IS_SCALED": is_scaled,
+        "HEADS": tile.heads, "TOKENS": tile.tokens,
+    }  # fmt: skip
+    pointers = {"query": "*bf16", "key": pointer, "value": pointer, "table": "*i32", "scale": "fp32"}
+    pointers |= dict.fromkeys(("key_scale", "value_scale", "part", "log_sum"), "*fp32")
+    names = split_kv.attend.arg_names
+    signature = {name: pointers.get(name, "constexpr" if name in constants else "i32") for name in names}
+    # As Triton finds out at a call: torch's memory, and the strides of whole rows, are multiples of 16.
+    unknown = ("scale", "tokens", "chunk", "table_b", "ks_b", "ks_g", "ks_s", "vs_b", "vs_g", "vs_s", *constants)
+    aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name not in unknown}
+    source = ASTSource(split_kv.attend, signature, constants, aligned)
+    return triton.compile(source, target=gpu(target), options={"num_warps": tile.warps, "num_stages": tile.stages})
+
+
+def gpu(target: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    architecture = TARGETS[target]
+    return GPUTarget("cuda", architecture, 32) if architecture else GPUTarget("hip", target, 64)
+
+
+def spilled_bytes(kernel: Any, folder: Path) -> int:
+    """Bytes of registers that ptxas keeps in memory, or the number of registers that LLVM does for ROCm."""
+    if "ptx" not in kernel.asm:
+        counts = re.findall(r"\.[vs]gpr_spill_count: +(\d+)", kernel.asm["amdgcn"])
+        assert len(counts) == 2
+        return sum(map(int, counts))
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    (architecture,) = re.findall(r"^\.target (sm_\d+a?)", kernel.asm["ptx"], re.MULTILINE)
+    source = folder / "kernel.ptx"
+    source.write_text(kernel.asm["ptx"])
+    ptxas = get_ptxas(int(re.findall(r"\d+", architecture)[0])).path
+    said = subprocess.run(
+        [ptxas, "-v", f"--gpu-name={architecture}", str(source), "-o", str(folder / "kernel.cubin")],
+        capture_output=True, text=True, check=True,
+    ).stderr  # fmt: skip
+    (stores, loads) = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)[0]
+    return int(stores) + int(loads)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("shape", "stored", "page"), CASES)
+def test_it_compiles_without_spills_and_fits_shared_memory(
+    target: str, shape: str, stored: str, page: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = compiled(target, shape, stored, page)
+    assert kernel.metadata.shared <= SHARED[target] << 10
+    assert spilled_bytes(kernel, tmp_path) == 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_small_kernels_compile(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merging parts, and the step before attention with an int8 cache in pages."""
+    import triton
+    from triton.compiler import ASTSource
+
+    from kvcalc.attention import fused_step
+    from kvcalc.attention.backends import split_kv
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    floats = dict.fromkeys(("part", "log_sum", "key_scales", "value_scales"), "*fp32")
+    pointers = floats | dict.fromkeys(("query", "out", "key", "front", "value", "cos", "sin"), "*bf16")
+    pointers |= {"keys": "*i8", "values": "*i8", "table": "*i32"}
+    widths = {"HEADS": 64, "GROUPS": 8, "HALF": 64, "Q": 128, "K": 128, "FRONT": 0, "V": 128, "WIDTH": 128}
+    for kernel, constants in (
+        (split_kv.merge, {"V_WIDTH": 128, "ELEMENTS": 128}),
+        (fused_step.step, {**widths, "PAGE": 16, "MOST": 127}),
+        (fused_step.step, {**widths, "FRONT": 512, "K": 64, "WIDTH": 1024, "PAGE": 0, "MOST": 127}),
+    ):
+        names = kernel.arg_names
+        signature = {name: pointers.get(name, "constexpr" if name in constants else "i32") for name in names}
+        built = triton.compile(ASTSource(kernel, signature, constants), target=gpu(target))
+        assert spilled_bytes(built, tmp_path) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+@pytest.mark.parametrize("stored", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, *LATENTS], ids=str)
+@pytest.mark.parametrize("tokens", [1, 65, 5000])
+def test_on_a_gpu_as_in_fp32(layout: str, stored: torch.dtype | None, shape: tuple[int, ...], tokens: int) -> None:
+    from kvcalc.attention.backends import BACKENDS
+    from kvcalc.attention.cache import PagedCache, TokenCache
+    from kvcalc.attention.core import eager_attention
+
+    heads, kv_heads, k_width, v_width = shape
+    is_latent, gpu = shape in LATENTS, torch.device("cuda", 0)
+    shapes = ((1, k_width),) if is_latent else ((kv_heads, k_width), (kv_heads, v_width))
+    made = (2, shapes, tokens, None, torch.bfloat16, gpu, stored)
+    cache = PagedCache(*made, block_size=64, seed=3) if layout == "paged" else TokenCache(*made)
+    torch.manual_seed(0)
+    cache.append(tuple(torch.randn(2, h, tokens, w, dtype=torch.bfloat16, device=gpu) for h, w in shapes))
+    query = torch.randn(2, heads, 1, k_width, dtype=torch.bfloat16, device=gpu)
+    out = BACKENDS["triton"].decode(query, cache, 0.1, v_width if is_latent else None)
+    cache.dtype = torch.float32
+    rows = cache.views()
+    key, value = (rows[0], rows[0][..., :v_width]) if is_latent else rows
+    expected = eager_attention(query.float(), key.float(), value.float(), scale=0.1)
+    assert float((out.float() - expected).norm() / expected.norm()) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_a_step_is_fused() -> None:
+    from kvcalc.attention import step
+
+    assert step._kernel(torch.device("cuda", 0)) is not None
