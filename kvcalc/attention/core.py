@@ -49,7 +49,10 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
         )
     if query.shape[1] != key.shape[1]:
         key, value = repeat_heads(query, key, value)
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+    # torch's fused kernel for CPUs needs V as wide as K. Without it, all scores are written to memory.
+    missing = key.shape[-1] - value.shape[-1] if query.device.type == "cpu" else 0
+    padded = F.pad(value, (0, missing)) if missing > 0 else value
+    return F.scaled_dot_product_attention(query, key, padded, is_causal=True, scale=scale)[..., : value.shape[-1]]
 
 
 def eager_attention(
