@@ -22,7 +22,7 @@ from kvcalc.measure.build import AttentionLayer
 from kvcalc.measure.device import release
 from kvcalc.measure.faults import first_line
 from kvcalc.measure.reference import aimed_query, attend_in_fp32, relative_error
-from kvcalc.measure.timing import Effort, prepare, summarize, time_calls
+from kvcalc.measure.timing import Effort, prepare, time_calls
 
 # The largest error of a head's output, relative to its norm. It covers the rounding of scores in each type, and a
 # different order of summation. A kernel that leaves out a token at which a head aims is off by more than half.
@@ -86,7 +86,8 @@ def choose(
                 continue
             replay = prepare(query.device, lambda: layer.attend(query, cache), may_capture)
             taken = time_calls(query.device, replay, _REPEATS, flush, most_seconds=_SECONDS_EACH, effort=effort)
-            row["seconds"] = summarize(taken.seconds)["p50"]
+            # The fastest of a few calls depends less on what else the machine does than their median.
+            row["seconds"] = min(taken.seconds)
         except KvcalcError:
             raise
         except Exception as error:  # a kernel that fails here, in whichever way, is not used
