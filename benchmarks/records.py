@@ -92,8 +92,15 @@ def _row(record: dict[str, Any], run: dict[str, Any]) -> list[str]:
         _milliseconds(run["decode_step_seconds"]["p50"]),
         _milliseconds(run["attention_core_seconds"]["p50"]),
         f"{run['kv_read_bytes_per_second'] / 2**30:,.1f} GiB/s",
-        f"{run['fraction_of_roof']['attention_core']:.0%}",
+        _share_of_roof(run),
     ]
+
+
+def _share_of_roof(run: dict[str, Any]) -> str:
+    """The larger of attention's shares of the two roofs, which is that of the roof that limits it, by name."""
+    shares = {"read": run["fraction_of_roof"], "matmul": run["fraction_of_matmul_roof"]}
+    roof = max(shares, key=lambda name: shares[name]["attention_core"])
+    return f"{shares[roof]['attention_core']:.0%} {roof}"
 
 
 def _milliseconds(seconds: float) -> str:
