@@ -39,7 +39,7 @@ OPTIONS = [
     o.value("--steps -k", "K", "Number of decode steps to time. The last one ends at --context.", "32"),
     o.value("--layers", "L", "Number of layers to build. Default: as many as fit."),
     o.value("--attention", "KIND", "Run mha, mqa, gqa or mla instead of the model's own attention, or all of them."),
-    o.value("--device", "auto|cpu|cuda|mps", "Device to run on.", "auto"),
+    o.value("--device", "auto|cpu|cuda|mps", "Device to run on. cuda:1 is the second GPU.", "auto"),
     o.value("--dtype", "TYPE", "Type of weights and cache: bf16, fp16 or fp32. Default: the config's."),
     o.value(
         "--tp --tensor-parallel-size", "T",

@@ -134,11 +134,13 @@ def _fits(spec: ModelSpec, request: Request, limit: int) -> bool:
 
 @contextmanager
 def _limited(device: torch.device, limit: int | None) -> Iterator[None]:
-    """Limit a CUDA device's allocator to `limit` bytes inside the block. None means no limit."""
+    """Limit a CUDA device's allocator to `limit` bytes more inside the block. None means no limit."""
     if device.type != "cuda" or limit is None:
         yield
         return
-    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info(device)[1], device)
+    # Kernel libraries keep their workspaces for the next run.
+    limit += torch.cuda.memory_allocated(device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / torch.cuda.mem_get_info(device)[1]), device)
     try:
         yield
     finally:

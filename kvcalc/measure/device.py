@@ -31,10 +31,17 @@ T = TypeVar("T")
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device called `name`. `auto` is the first available one of cuda, mps and cpu.
+    """The device called `name`. `auto` is the first available one of cuda, mps and cpu, and `cuda:1` the second GPU.
 
     Raises UsageError (exit 2) for an unknown name, or a device that this machine or this torch does not have.
     """
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and number.isascii() and number.isdigit():
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(number) < count:
+            return torch.device(kind, int(number))
+        visible = ", ".join(f"cuda:{n}" for n in range(count)) or "no CUDA device"
+        raise UsageError(f"--device {name[:40]}: not available (torch {torch.__version__})", f"available: {visible}")
     there = ["cpu"]
     if torch.backends.mps.is_available():
         there.insert(0, "mps")

@@ -18,6 +18,7 @@ from kvcalc.errors import RunError
 from kvcalc.measure.choose import choose
 from kvcalc.measure.device import MemoryWatch, release, synchronize
 from kvcalc.measure.faults import check_finite
+from kvcalc.measure.graphs import Replay
 from kvcalc.measure.prefill import prefill
 from kvcalc.measure.stack import Report, Request, Stack, build, inputs, make_caches, random_query
 from kvcalc.measure.timing import Timings, flusher, prepare, time_call, time_calls
@@ -71,7 +72,7 @@ def choose_backends(
 def time_decode(
     stack: Stack, hidden_states: Callable[[int], Tensor], request: Request, flush: Callable[[], object],
     report: Report,
-) -> tuple[Timings, Tensor, Callable[[], object]]:  # fmt: skip
+) -> tuple[Timings, Tensor, Replay]:  # fmt: skip
     """Time `steps` decode steps of all layers. Also returns the output of the last step, and what repeats that step.
 
     On a CPU, each step adds the next token. A CUDA graph repeats one step. So on CUDA, the other tokens are decoded
@@ -99,7 +100,7 @@ def time_decode(
         replay = prepare(request.device, again, request.storage.kind != "grow", request.group)
         taken = time_calls(request.device, replay, request.steps, flush, effort=request.effort, group=request.group)
         report("decode", request.steps, request.steps)
-        return taken, outputs[0], replay.call
+        return taken, outputs[0], replay
 
     def next_step(number: int) -> Callable[[], object]:
         nonlocal last, ahead
@@ -108,7 +109,7 @@ def time_decode(
         return partial(step, last)
 
     last, ahead = torch.empty(0), []
-    return time_steps(next_step, request, report), outputs[0], again
+    return time_steps(next_step, request, report), outputs[0], Replay(again, "wall clock")
 
 
 def time_steps(prepare: Callable[[int], Callable[[], object]], request: Request, report: Report) -> Timings:
@@ -173,7 +174,7 @@ def run_with_cache(spec: ModelSpec, request: Request, report: Report) -> Measure
         check_finite(output, "decode")
         core = time_core(stack, request, flush, report)
         if request.profile is not None:
-            write_trace(step, request, request.profile)
+            write_trace(step.call, request, request.profile)
     attending = stack.attention()
     backend = attending[0][0].core.name if attending else "none"
     held = held_bytes(stack.caches)

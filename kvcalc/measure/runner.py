@@ -12,7 +12,7 @@ from kvcalc.measure.bandwidth import read_roof
 from kvcalc.measure.budget import check_fits, layers_that_fit
 from kvcalc.measure.capacity import check_axis, find_capacity
 from kvcalc.measure.device import ALLOCATION_SLACK, describe_device, free_bytes, release, resolve_device
-from kvcalc.measure.distributed import ALONE, device_of, join
+from kvcalc.measure.distributed import ALONE, device_of, join, shared_device
 from kvcalc.measure.environment import describe_environment
 from kvcalc.measure.expected import planned_run
 from kvcalc.measure.faults import faults
@@ -116,6 +116,7 @@ def measure(
         shares = [share_of_spec(spec, place.size) for _, spec in wanted]
         where, layers, error = _prepare(shares, requests, group.place, num_layers is None, sweep is not None)
         group.agree(error)
+        group.agree(shared_device(group, where))
         layers = min(group.gather(layers))
         if layers < cut.num_layers:
             cut, wanted = cut.head(layers), [(kind, spec.head(layers)) for kind, spec in wanted]

@@ -87,10 +87,7 @@ def prepare(device: torch.device, call: Callable[[], object], may_capture: bool 
             spent += time_call(device, call)
     if device.type != "cuda":
         return Replay(call, "wall clock")
-    replay = capture(device, call) if may_capture else Replay(call, "CUDA events")
-    # Ranks that wait for each other inside the call must all replay it, or none.
-    alike = set(group.gather(replay.method)) == {replay.method}
-    return replay if alike else Replay(call, "CUDA events", replay.reason or "another rank could not capture it")
+    return capture(device, call, group) if may_capture else Replay(call, "CUDA events")
 
 
 def time_calls(

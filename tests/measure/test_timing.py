@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import weakref
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from kvcalc.errors import RunError
 from kvcalc.measure import bandwidth, graphs, run, timing
 from kvcalc.measure import device as devices
 from kvcalc.measure.stack import Request, Stack
@@ -134,63 +132,6 @@ def test_the_roofs_buffer_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None
     assert released[-1:] == [True]
 
 
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Streams and graphs of torch.cuda. The capture fails with `state.failure`, and then the allocator if `broken`."""
-    state = SimpleNamespace(failure=None, broken=False, streams=["the user's"])
-
-    @contextlib.contextmanager
-    def stream(name: str) -> Any:
-        before = list(state.streams)
-        state.streams.append(name)
-        try:
-            yield
-        finally:
-            state.streams[:] = before
-
-    class Graph:
-        def __init__(self, graph: object) -> None: ...
-
-        def __enter__(self) -> None:
-            state.streams.append("capture")
-
-        def __exit__(self, *given: object) -> None:
-            if state.failure is not None:
-                raise RuntimeError(state.failure)
-            state.streams.pop()
-
-    def empty_cache() -> None:
-        if state.broken:
-            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
-
-    fakes: dict[str, Any] = {
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None), "stream": stream, "graph": Graph,
-        "Stream": lambda device: SimpleNamespace(wait_stream=lambda other: None), "empty_cache": empty_cache,
-        "current_stream": lambda device: SimpleNamespace(wait_stream=lambda other: None),
-        "synchronize": lambda device: None,
-    }  # fmt: skip
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *given, device=None, **more: empty(*given, **more))
-    return state
-
-
-def test_a_capture_that_fails_says_why_and_leaves_the_stream(cuda: SimpleNamespace) -> None:
-    assert graphs.capture(CUDA, lambda: None).method == "CUDA graph"
-    cuda.failure = "CUDA error: operation not permitted when stream is capturing\nCUDA kernel errors might be"
-    replay = graphs.capture(CUDA, lambda: None)
-    assert (replay.method, replay.reason) == ("CUDA events", cuda.failure.splitlines()[0])
-    assert cuda.streams == ["the user's"]
-
-
-def test_after_a_capture_that_broke_the_allocator_nothing_goes_on(cuda: SimpleNamespace) -> None:
-    cuda.failure, cuda.broken = "operation not permitted", True
-    with pytest.raises(RunError, match="left torch's allocator unusable: operation not permitted") as caught:
-        graphs.capture(CUDA, lambda: None)
-    assert "another --backend" in (caught.value.hint or "")
-
-
 def test_the_traced_step_is_the_timed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA, that is the replay of the graph, and not the same work launched again."""
     replay = graphs.Replay(lambda: None, "CUDA graph")
@@ -206,7 +147,7 @@ def test_the_traced_step_is_the_timed_one(monkeypatch: pytest.MonkeyPatch) -> No
     empty = Stack([], [], [])
     _, _, step = run.time_decode(empty, lambda n: torch.zeros(1, n, 4), request, lambda: None, lambda *given: None)
     assert timed == [replay]
-    assert step is replay.call
+    assert step is replay
 
 
 @pytest.mark.parametrize("name", ["gpt2", "deepseek-v3"])
