@@ -31,6 +31,12 @@ CASES = {
 }
 
 
+# The cases of benchmarks/gpu.py are a model with a type of the cache: MODEL-TYPE. The layers are whole periods of each
+# model's pattern, and at least two, so that a layer's cache is not in the GPU's own cache.
+GPU_LAYERS = {"llama-7b": 2, "llama-3-70b": 2, "deepseek-v3": 2, "gpt-oss-120b": 2, "qwen3-next-80b-a3b": 4}
+GPU_KV_DTYPES = ("bf16", "fp8")
+
+
 def slug(text: str) -> str:
     """A file name: lower case, with words joined by hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")
@@ -59,14 +65,26 @@ def take(cases: list[str], device: str, options: list[str]) -> None:
 
 def table() -> str:
     """All records as Markdown tables, by device, day and name."""
-    head = ("model", "attention", "layers", "tokens", "type", "cache", "step p50", "core p50", "KV read", "of roof")
+    head = (
+        "model",
+        "attention",
+        "layers",
+        "tokens",
+        "batch",
+        "type",
+        "cache",
+        "step p50",
+        "core p50",
+        "KV read",
+        "of roof",
+    )
     blocks: dict[str, list[list[str]]] = {}
     for path in sorted(RESULTS.glob("*_*_*.json")):
         record = json.loads(path.read_text())
         blocks.setdefault(_heading(record), []).extend(_row(record, run) for run in record["runs"])
     parts = []
     for heading, rows in blocks.items():
-        lines = [head, ["---", "---", *["---:"] * 2, "---", *["---:"] * 5], *rows]
+        lines = [head, ["---", "---", *["---:"] * 3, "---", *["---:"] * 5], *rows]
         parts.append(f"{heading}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
     return "\n\n".join(parts)
 
@@ -86,14 +104,22 @@ def _row(record: dict[str, Any], run: dict[str, Any]) -> list[str]:
         record["model"]["name"] + (f", {ranks} ranks" if ranks > 1 else ""),
         run["attention"].upper(),
         str(run["num_layers"]),
-        f"{workload['context_tokens']:,}",
-        workload["dtype"],
+        f"{run['context_tokens']:,}",
+        str(run["batch_size"]),
+        workload["kv_dtype"],
         f"{run['held_bytes']:,}",
         _milliseconds(run["decode_step_seconds"]["p50"]),
         _milliseconds(run["attention_core_seconds"]["p50"]),
         f"{run['kv_read_bytes_per_second'] / 2**30:,.1f} GiB/s",
-        f"{run['fraction_of_roof']['attention_core']:.0%}",
+        _share_of_roof(run),
     ]
+
+
+def _share_of_roof(run: dict[str, Any]) -> str:
+    """The larger of attention's shares of the two roofs, which is that of the roof that limits it, by name."""
+    shares = {"read": run["fraction_of_roof"], "matmul": run["fraction_of_matmul_roof"]}
+    roof = max(shares, key=lambda name: shares[name]["attention_core"])
+    return f"{shares[roof]['attention_core']:.0%} {roof}"
 
 
 def _milliseconds(seconds: float) -> str:

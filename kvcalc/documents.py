@@ -477,6 +477,7 @@ class MeasureWorkload(TypedDict):
     block_size: int | None
     mla: Literal["absorbed", "expanded"]
     backend: str
+    prefill: Literal["sample", "full"]
 
 
 class MeasureDevice(TypedDict):
@@ -486,12 +487,13 @@ class MeasureDevice(TypedDict):
     name: str
     memory_bytes: int
     free_bytes: int
+    last_level_cache_bytes: int
     threads: int | None
     torch_version: str
 
 
 class MeasureRoof(TypedDict):
-    """the highest rates measured on the device in the same run."""
+    """the rates measured on the device in the same run: the fastest pass over a buffer, and the median of many matrix products."""
 
     read_bytes_per_second: float
     buffer_bytes: int
@@ -545,7 +547,13 @@ class Environment(TypedDict):
     compute_capability: str | None
     driver_version: str | None
     cuda_version: str | None
+    hip_version: str | None
+    cudnn_version: str | None
     nccl_version: str | None
+    sm_clock_mhz: float | None
+    memory_clock_mhz: float | None
+    power_watts: float | None
+    power_limit_watts: float | None
     omp_num_threads: str | None
     libraries: dict[str, str]
 
@@ -558,15 +566,25 @@ class RunFractionOfRoof(TypedDict):
 
 
 class RunFractionOfMatmulRoof(TypedDict):
-    """share of the matmul roof: of the attention core, and of the prefill."""
+    """share of the matmul roof: of the attention core, of the whole step, and of the prefill."""
 
     attention_core: float | None
+    step: float | None
     prefill: float | None
 
 
-class RunPrefill(TypedDict):
-    """all sequences together; tokens and chunk_tokens are for one sequence."""
+class RunBindingRoof(TypedDict):
+    """the roof that limits the attention core, and the whole step, and the share of it that is reached."""
 
+    attention_core: BindingRoof | None
+    step: BindingRoof | None
+
+
+class RunPrefill(TypedDict):
+    """a prefill, timed: tokens and chunk_tokens are for one of batch_size sequences, the rest for all of them."""
+
+    kind: Literal["sample", "full"]
+    batch_size: int
     tokens: int
     chunk_tokens: int
     seconds: float
@@ -590,7 +608,7 @@ class RunBackendsItem(TypedDict):
     is_chosen: bool
     name: str
     seconds: float | None
-    max_abs_error: float | None
+    relative_error: float | None
     reason: str | None
 
 
@@ -621,6 +639,7 @@ class Run(TypedDict):
     predicted_bytes: int
     held_bytes: int
     allocator_bytes: int
+    expected_allocator_bytes: int | None
     decode_step_seconds: Timing
     attention_core_seconds: Timing | None
     predicted_step_seconds: float | None
@@ -629,6 +648,7 @@ class Run(TypedDict):
     attention_core_flop_per_second: float | None
     fraction_of_roof: RunFractionOfRoof
     fraction_of_matmul_roof: RunFractionOfMatmulRoof
+    binding_roof: RunBindingRoof
     prefill: RunPrefill | None
     memory: RunMemory
     backend: str
@@ -636,6 +656,13 @@ class Run(TypedDict):
     scaled: RunScaled | None
     verified: RunVerified
     ranks: list[Rank] | None
+
+
+class BindingRoof(TypedDict):
+    """the larger of the two shares: reading the bytes and multiplying are compared with their own roofs."""
+
+    roof: Literal["read", "matmul"]
+    fraction: float
 
 
 class Rank(TypedDict):
@@ -650,7 +677,7 @@ class Rank(TypedDict):
 
 
 class CurveRow(TypedDict):
-    """one run of a sweep: medians, and attention's share of the read roof."""
+    """one run of a sweep: medians, and attention's shares of the read roof and of the roof that limits it."""
 
     model: str
     context_tokens: int
@@ -664,6 +691,8 @@ class CurveRow(TypedDict):
     attention_core_seconds: float | None
     kv_read_bytes_per_second: float | None
     fraction_of_roof: float | None
+    binding_roof: Literal["read", "matmul"] | None
+    fraction_of_binding_roof: float | None
     spread: float
     backend: str
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,11 @@ def _documents_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Output, "emit", checked)
 
 
+def without_progress(err: str) -> str:
+    """Stderr without the lines that say which run of `kvcalc measure` begins."""
+    return re.sub(r"^run \d+ of \d+: .*\n", "", err, flags=re.MULTILINE)
+
+
 @pytest.fixture
 def kvcalc(capsys: pytest.CaptureFixture[str]) -> Any:
     """Run a command line in this process: `kvcalc("estimate", "llama-7b")`."""
@@ -82,7 +88,7 @@ def kvcalc(capsys: pytest.CaptureFixture[str]) -> Any:
         capsys.readouterr()
         status = run([str(a) for a in arguments])
         captured = capsys.readouterr()
-        return Result(status, captured.out, captured.err)
+        return Result(status, captured.out, without_progress(captured.err))
 
     return call
 

@@ -33,7 +33,8 @@ def test_a_record_is_sound_and_named_by_device_and_day(path: Path, records: Modu
     record = load(str(path))
     case = path.stem.rsplit("_", 1)[1]
     assert path.name == records.name_of(record, case)
-    assert case in records.CASES
+    gpu_cases = {f"{model}-{kv_dtype}" for model in records.GPU_LAYERS for kv_dtype in records.GPU_KV_DTYPES}
+    assert case in {*records.CASES, *gpu_cases}
     for run in record["runs"]:
         assert run["predicted_bytes"] == run["held_bytes"] > 0
         assert run["verified"]["ok"]
@@ -73,4 +74,4 @@ def test_taking_names_the_file_by_what_the_record_says(
     (path,) = tmp_path.iterdir()
     record: dict[str, Any] = json.loads(path.read_text())
     assert path.name == records.name_of(record, "tiny")
-    assert "| gpt2 | MHA | 1 | 64 | fp32 | 393,216 |" in records.table()
+    assert "| gpt2 | MHA | 1 | 64 | 1 | fp32 | 393,216 |" in records.table()

@@ -57,7 +57,11 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
         )
     if query.shape[1] != key.shape[1]:
         key, value = repeat_heads(query, key, value)
-    return _sdpa(query, key, value, ANY_LENGTH, is_causal=True, scale=scale)
+    # torch's fused kernel for CPUs needs V as wide as K. Without it, all scores are written to memory.
+    missing = key.shape[-1] - value.shape[-1] if query.device.type == "cpu" else 0
+    padded = F.pad(value, (0, missing)) if missing > 0 else value
+    out = _sdpa(query, key, padded, ANY_LENGTH, is_causal=True, scale=scale)
+    return out[..., : value.shape[-1]]
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, kernels: list[SDPBackend], **options: Any) -> Tensor:

@@ -12,6 +12,7 @@ from kvcalc.cli.question import context_of, flags_of, load_model_of, output_of, 
 from kvcalc.errors import KvcalcError, RunError, UsageError
 
 if TYPE_CHECKING:
+    from kvcalc.measure.progress import Progress
     from kvcalc.output.sink import Output
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -38,7 +39,7 @@ OPTIONS = [
     o.value("--steps -k", "K", "Number of decode steps to time. The last one ends at --context.", "32"),
     o.value("--layers", "L", "Number of layers to build. Default: as many as fit."),
     o.value("--attention", "KIND", "Run mha, mqa, gqa or mla instead of the model's own attention, or all of them."),
-    o.value("--device", "auto|cpu|cuda|mps", "Device to run on.", "auto"),
+    o.value("--device", "auto|cpu|cuda|mps", "Device to run on. cuda:1 is the second GPU.", "auto"),
     o.value("--dtype", "TYPE", "Type of weights and cache: bf16, fp16 or fp32. Default: the config's."),
     o.value(
         "--tp --tensor-parallel-size", "T",
@@ -57,6 +58,11 @@ OPTIONS = [
     o.value(
         "--kv-dtype --kv-cache-dtype", "TYPE",
         "Type of the cache: fp8 or int8 with a scale per row. auto is the type of --dtype.",
+    ),
+    o.value(
+        "--prefill", "sample|full",
+        "sample fills the cache with random rows and times a prompt of up to 2,048 tokens; full runs the whole prompt.",
+        "sample",
     ),
     o.value("--mla", "absorbed|expanded", "How MLA is computed. expanded rebuilds K and V at every step.", "absorbed"),
     o.value("--sweep", "AXES", "Make one run per point: context=1k..128k,batch=1..64. A range doubles at each point."),
@@ -114,7 +120,7 @@ def measure(
         if limit is not None and given["until_full"] is None:
             raise UsageError("--memory needs --until-full", "for example --until-full context --memory 40GiB")
         ask, check_bytes = _load()
-        with _progress(is_reporting) as progress:
+        with _progress(is_reporting) as progress, _ending_on_ctrl_c(progress):
             document = ask(
                 spec, context_tokens=context_tokens, batch_size=batch_size, steps=steps, num_layers=num_layers,
                 what_if=what_if, all_variants=every, device=given["device"].casefold(), dtype=given["dtype"], seed=seed,
@@ -122,6 +128,7 @@ def measure(
                 cache=given["cache"].casefold(), block_size=parsed(given, "--block-size", parse_count),
                 mla=given["mla"].casefold(), backend=given["backend"].casefold(), sweep=points,
                 until_full=given["until_full"], memory_bytes=limit, profile=profile,
+                prefill=given["prefill"].casefold(),
             )  # fmt: skip
         if not is_reporting:
             return
@@ -224,14 +231,26 @@ def _check_address_space() -> None:
 
 
 @contextlib.contextmanager
-def _progress(is_wanted: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on stderr if stderr is a terminal, else nothing."""
-    if not is_wanted or not sys.stderr.isatty():
-        yield lambda what, done, of: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
+def _progress(is_wanted: bool) -> Iterator["Progress"]:
+    """Progress on stderr: a bar if it is a terminal, else one line for each run."""
+    from kvcalc.measure.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of)
+    if not is_wanted:
+        yield Progress()
+    elif sys.stderr.isatty():
+        from kvcalc.cli.progress import Bar
+
+        with Bar() as bar:
+            yield bar
+    else:
+        from kvcalc.cli.progress import Lines
+
+        yield Lines()
+
+
+def _ending_on_ctrl_c(progress: "Progress") -> contextlib.AbstractContextManager[None]:
+    """End at once on Ctrl-C. If torchrun started several processes, they handle it themselves."""
+    from kvcalc.cli.interrupts import ending_on_ctrl_c
+    from kvcalc.measure.ranks import find_place
+
+    return ending_on_ctrl_c(progress.stop) if find_place().size == 1 else contextlib.nullcontext()

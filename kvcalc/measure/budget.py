@@ -16,11 +16,12 @@ from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.spec import ModelSpec
 from kvcalc.units import format_size
 
-# The largest temporary of one prefill step, in bytes, and the largest CPU operation, in FLOP, so that Ctrl-C works
-# without a long delay.
-_WORKSPACE_BYTES = 256 << 20
-_CPU_FLOP = 2e10
-_MAX_CHUNK_TOKENS = 512
+# The temporaries of one prefill step, in bytes, and its most tokens, which is also the length of the timed prompt:
+# enough for the best rate of matrix products.
+_WORKSPACE_BYTES = {"cpu": 1 << 30, "mps": 1 << 30, "cuda": 4 << 30}
+MOST_PROMPT_TOKENS = 2048
+# Recurrences compute several tokens at once with a matrix over all pairs of them.
+_MOST_RECURRENT_TOKENS = 512
 
 # The share of the free memory that a run may use. The rest is for other processes, which may grow during the run. On a
 # CPU, too little free memory means swapping or being killed.
@@ -90,7 +91,8 @@ def need_of(spec: ModelSpec, request: Request) -> Need:
     """The memory that measuring `spec` takes on the request's device."""
     shape = _widest(spec)
     cache = predicted_bytes(spec, request)
-    workspace = _OVERHEAD_BYTES + chunk_tokens(shape, request) * _workspace_per_token(shape, request)
+    tokens = min(chunk_tokens(spec, request), prompt_of(request).context_tokens)
+    workspace = _OVERHEAD_BYTES + tokens * _workspace_per_token(shape, request)
     if request.device.type == "cpu":
         # A projection's weights in fp32, because prefill may run in fp32.
         workspace += 4 * (shape.hidden_size or 0) * shape.num_heads * max(shape.qk_head_dim, shape.v_head_dim)
@@ -127,15 +129,18 @@ def _widest(spec: ModelSpec) -> AttentionShape:
     )
 
 
-def chunk_tokens(shape: AttentionShape, request: Request) -> int:
-    """Prompt tokens of each sequence in one chunk: a power of two, limited by the workspace and the Ctrl-C delay."""
-    most = _WORKSPACE_BYTES // _workspace_per_token(shape, request)
-    if request.device.type == "cpu":
-        projection = 2 * (shape.hidden_size or 1) * shape.num_heads * max(shape.qk_head_dim, shape.v_head_dim)
-        per_key = 4 * shape.num_heads * (shape.kv_lora_rank + shape.qk_rope_head_dim or shape.qk_head_dim)
-        flop = request.batch_size * max(projection, per_key * request.context_tokens, 1)
-        most = min(most, int(_CPU_FLOP / flop))
-    most = max(1, min(most, _MAX_CHUNK_TOKENS))
+def prompt_of(request: Request) -> Request:
+    """The prompt that is prefilled: all tokens but those of the timed steps, or one short prompt of one sequence."""
+    if request.prefill == "full":
+        return request._replace(context_tokens=request.context_tokens - request.steps)
+    return request._replace(context_tokens=min(MOST_PROMPT_TOKENS, request.context_tokens), batch_size=1)
+
+
+def chunk_tokens(spec: ModelSpec, request: Request) -> int:
+    """Prompt tokens of each sequence in one chunk: a power of two, limited by the workspace."""
+    has_states = any(isinstance(part.cache, RecurrentState) for part in parts_of(spec))
+    most = _WORKSPACE_BYTES[request.device.type] // _workspace_per_token(_widest(spec), request)
+    most = max(1, min(most, _MOST_RECURRENT_TOKENS if has_states else MOST_PROMPT_TOKENS))
     return int(1 << (most.bit_length() - 1))
 
 
@@ -189,10 +194,13 @@ def check_fits(spec: ModelSpec, request: Request, free: int) -> None:
 def _workspace_per_token(shape: AttentionShape, request: Request) -> int:
     """Bytes of temporaries per prompt token of each sequence. This is a generous estimate.
 
-    It has fp32 scores and attention weights of every head over the whole context (kernels without a fused path create
-    both), the mask in two forms, and the projections.
+    It has the hidden states, queries, keys and values a few times, in the compute dtype and in fp32, and the mask of
+    one group's query heads in two forms if there is more than one chunk. Attention is fused: there are no scores.
     """
-    scores = request.batch_size * shape.num_heads * request.context_tokens * 2 * 4
-    mask = shape.num_heads * request.context_tokens * (1 + 4)
-    widths = (shape.hidden_size or 0) + shape.num_heads * (shape.kv_lora_rank + shape.qk_head_dim + shape.v_head_dim)
-    return scores + mask + request.batch_size * widths * 4 * 4
+    prompt = prompt_of(request)
+    widths = 2 * (shape.hidden_size or 0) + 3 * shape.num_heads * (shape.qk_head_dim + shape.v_head_dim)
+    activations = prompt.batch_size * widths * (request.dtype.block_bytes + 4)
+    if prompt.context_tokens <= MOST_PROMPT_TOKENS:
+        return activations
+    each = shape.num_heads // (1 if shape.is_latent else max(1, shape.num_kv_heads))
+    return activations + each * prompt.context_tokens * (1 + request.dtype.block_bytes)

@@ -19,7 +19,7 @@ from kvcalc.errors import DoesNotFitError, KvcalcError, RunError, UsageError
 from kvcalc.measure.budget import predicted_bytes, usable_bytes, weights_bytes_of
 from kvcalc.measure.device import MemoryWatch, free_bytes, release
 from kvcalc.measure.faults import explain
-from kvcalc.measure.stack import Progress, Request, Stack, build, inputs, make_caches
+from kvcalc.measure.stack import Report, Request, Stack, build, inputs, make_caches
 from kvcalc.measure.storage import Storage
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.spec import ModelSpec
@@ -40,7 +40,7 @@ def check_axis(axis: str, ranks: int, is_swept: bool, storage: Storage) -> None:
 
 
 def find_capacity(
-    spec: ModelSpec, request: Request, axis: str, memory_bytes: int | None, progress: Progress
+    spec: ModelSpec, request: Request, axis: str, memory_bytes: int | None, progress: Report
 ) -> dict[str, Any]:
     """The `capacity` part of a document: {"axis", "limit_bytes", "predicted", "measured", "ratio", "trials"}.
 
@@ -134,11 +134,13 @@ def _fits(spec: ModelSpec, request: Request, limit: int) -> bool:
 
 @contextmanager
 def _limited(device: torch.device, limit: int | None) -> Iterator[None]:
-    """Limit a CUDA device's allocator to `limit` bytes inside the block. None means no limit."""
+    """Limit a CUDA device's allocator to `limit` bytes more inside the block. None means no limit."""
     if device.type != "cuda" or limit is None:
         yield
         return
-    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info(device)[1], device)
+    # Kernel libraries keep their workspaces for the next run.
+    limit += torch.cuda.memory_allocated(device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / torch.cuda.mem_get_info(device)[1]), device)
     try:
         yield
     finally:

@@ -1,11 +1,14 @@
 """Choose the backend for a layer's decode step.
 
-Every candidate is compared with fp32 and timed at the real shape. The record has every backend with its time, or with
-the reason why it was not used.
+Every candidate is compared with fp32 and timed on the cache that is measured, at its shape, length and dtype. The
+record has every backend with its time, or with the reason why it was not used.
 """
 
 from __future__ import annotations
 
+import math
+import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,34 +17,26 @@ from torch import Tensor
 from kvcalc.attention.backends import BACKENDS, Backend, Case
 from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.grouped import GroupedAttention
-from kvcalc.errors import RunError
-from kvcalc.measure.build import AttentionLayer, make_cache
+from kvcalc.errors import KvcalcError, RunError
+from kvcalc.measure.build import AttentionLayer
+from kvcalc.measure.device import release
 from kvcalc.measure.faults import first_line
-from kvcalc.measure.storage import Storage
-from kvcalc.measure.timing import time_call
+from kvcalc.measure.reference import aimed_query, attend_in_fp32, relative_error
+from kvcalc.measure.timing import Effort, prepare, time_calls
 
-# The largest allowed error of an output of unit scale. It covers the rounding of products in each type, and a different
-# order of summation. The reference is computed in fp32 from the same rounded rows.
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+# The largest error of a head's output, relative to its norm. It covers the rounding of scores in each type, and a
+# different order of summation. A kernel that leaves out a token at which a head aims is off by more than half.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
-# Enough tokens for several tiles of any kernel, but not a multiple of a tile. Two sequences, so that strides matter.
-_TOKENS, _BATCH = 197, 2
 # A backend is timed this many times, or until the total reaches this many seconds.
 _REPEATS, _SECONDS_EACH = 5, 0.3
 
 
 class Choice(NamedTuple):
-    """The chosen backend, and for every backend {"name", "seconds", "max_abs_error", "reason"}."""
+    """The chosen backend, and for every backend {"name", "seconds", "relative_error", "reason"}."""
 
     backend: Backend
     rows: list[dict[str, Any]]
-
-
-class _InFp32(Backend):
-    """The reference for the backends: attention over the same rows in fp32."""
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-        return super().__call__(query.float(), key.float(), value.float(), scale)
 
 
 def case_of(layer: AttentionLayer, cache: TokenCache, query: Tensor) -> Case:
@@ -55,18 +50,26 @@ def case_of(layer: AttentionLayer, cache: TokenCache, query: Tensor) -> Case:
     return Case(*asked, 1, layer.rank + layer.rope_width, layer.rank, *kept, is_latent=True)
 
 
-def choose(layer: AttentionLayer, cache: TokenCache, query: Tensor, storage: Storage, name: str = "auto") -> Choice:
-    """Time the backends that can run `layer`'s step over `cache`, and choose the fastest one, or the one called `name`.
+def choose(
+    layer: AttentionLayer, cache: TokenCache, query: Tensor, flush: Callable[[], object], name: str = "auto",
+    effort: Effort = Effort(),
+) -> Choice:  # fmt: skip
+    """Check and time the backends that can run `layer`'s step over `cache`, and choose the fastest one, or `name`.
 
-    `query` has the shape that `layer.attend` takes. Raises RunError (exit 1) if the backend called `name` cannot run
-    here or gives wrong results.
+    `query` has the shape that `layer.attend` takes, and `flush` is a `flusher`. A backend that fails in any way is not
+    used, and its row says why.
+    Raises RunError (exit 1) if the backend called `name` cannot run here or gives wrong results.
     """
     case = case_of(layer, cache, query)
+    # A step that concatenates its cache has new addresses each time, and cannot be a graph.
+    may_capture = cache.layout != "growing"
+    aimed = aimed_query(layer, query, cache)
+    expected = attend_in_fp32(layer, aimed, cache)
     rows: list[dict[str, Any]] = []
-    best: tuple[float, Backend] | None = None
+    best: tuple[bool, float, Backend] | None = None
     before = layer.core
     for backend in BACKENDS.values():
-        row: dict[str, Any] = {"name": backend.name, "seconds": None, "max_abs_error": None, "reason": None}
+        row: dict[str, Any] = {"name": backend.name, "seconds": None, "relative_error": None, "reason": None}
         rows.append(row)
         if name in ("auto", backend.name):
             row["reason"] = (backend.why_not_unasked(case) if name == "auto" else None) or backend.why_not(case)
@@ -76,52 +79,30 @@ def choose(layer: AttentionLayer, cache: TokenCache, query: Tensor, storage: Sto
             continue
         try:
             layer.core = backend
-            row["max_abs_error"] = error_of(layer, query.device, query.dtype, storage)
-            if not row["max_abs_error"] <= TOLERANCES[query.dtype]:
-                row["reason"] = f"differs from fp32 by {row['max_abs_error']:.2g}"
+            error = relative_error(layer.attend(aimed, cache), expected)
+            row["relative_error"] = error if math.isfinite(error) else None
+            if not error <= TOLERANCES[query.dtype]:
+                row["reason"] = f"differs from fp32 by {error:.2g} of the output"
                 continue
-            row["seconds"] = _seconds(layer, cache, query)
-        except torch.OutOfMemoryError:
+            replay = prepare(query.device, lambda: layer.attend(query, cache), may_capture)
+            taken = time_calls(query.device, replay, _REPEATS, flush, most_seconds=_SECONDS_EACH, effort=effort)
+            # The fastest of a few calls depends less on what else the machine does than their median.
+            row["seconds"] = min(taken.seconds)
+        except KvcalcError:
             raise
-        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-            # A kernel library that does not support this shape, device or torch release. Keep its own message.
+        except Exception as error:  # a kernel that fails here, in whichever way, is not used
+            # Keep its own message, but not the memory of its frames.
             row["reason"] = first_line(error)[:200]
+            traceback.clear_frames(error.__traceback__)
+            release(query.device)
             continue
         finally:
             layer.core = before
-        if best is None or row["seconds"] < best[0]:
-            best = (row["seconds"], backend)
+        # If a kernel cannot be captured, the whole step cannot, and its time includes all launches.
+        found = (replay.reason is not None, row["seconds"], backend)
+        if best is None or found[:2] < best[:2]:
+            best = found
     if best is None:
         asked = next((row["reason"] for row in rows if row["name"] == name), rows[0]["reason"])
         raise RunError(f"--backend {name} cannot run here: {asked}", "use --backend auto to choose one that can")
-    return Choice(best[1], rows)
-
-
-def error_of(layer: AttentionLayer, device: torch.device, dtype: torch.dtype, storage: Storage) -> float:
-    """The largest error of the layer's backend compared with fp32, on a small cache with the same heads and layout.
-
-    The reference uses the rows as the cache returns them, because quantization errors are not the kernel's errors.
-    """
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(device, dtype)
-
-    cache = make_cache(layer, _BATCH, _TOKENS, dtype, device, storage)
-    for tokens in (_TOKENS - 1, 1):
-        cache.append(tuple(random(_BATCH, heads, tokens, width) for heads, width in layer.cache_shapes()))
-    query = random(*layer.core_query_shape(_BATCH))
-    out, core = layer.attend(query, cache), layer.core
-    layer.core = _InFp32()
-    reference = layer.attend(query, cache)
-    layer.core = core
-    return float((out.float() - reference).abs().max().item())
-
-
-def _seconds(layer: AttentionLayer, cache: TokenCache, query: Tensor) -> float:
-    """The seconds of the fastest of several calls, after one call that sets up the kernel."""
-    layer.attend(query, cache)
-    taken: list[float] = []
-    while len(taken) < _REPEATS and sum(taken) < _SECONDS_EACH:
-        taken.append(time_call(query.device, lambda: layer.attend(query, cache)))
-    return min(taken)
+    return Choice(best[2], rows)

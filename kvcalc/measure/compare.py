@@ -23,7 +23,7 @@ _NO_WORK = {
 
 # Parts that describe the machine and the software. Differences in them may explain a ratio.
 _SETTING = ("device", "environment")
-_NO_SETTING = ("taken_at", "free_bytes")
+_NO_SETTING = ("taken_at", "free_bytes", "power_watts")
 
 _RATES = ("bytes_per_second", "flop_per_second")
 _WORK = ("_seconds", "_bytes", "tokens_per_second")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import psutil
@@ -15,14 +15,33 @@ from kvcalc.errors import UsageError
 
 KINDS = ("auto", "cpu", "cuda", "mps")
 
+# AMD's cache between L2 and memory, which torch does not report, by architecture. MI300X and MI325X, MI350X and MI355X:
+# AMD CDNA 3 and CDNA 4 white papers; Radeon RX 6000, 7000 and 9000: AMD's product pages, the largest of each chip.
+_INFINITY_CACHE_MIB = {
+    "gfx942": 256, "gfx950": 256, "gfx1030": 128, "gfx1031": 96, "gfx1032": 32, "gfx1100": 96, "gfx1101": 64,
+    "gfx1102": 32, "gfx1200": 32, "gfx1201": 64,
+}  # fmt: skip
+
+# Allocators round the size of a tensor up to a multiple of this. Source: kMinBlockSize in torch's
+# c10/cuda/CUDACachingAllocator.cpp. A CUDA block may also keep up to 1 MiB that is not worth splitting off.
+ALLOCATION_UNIT = {"cpu": 1, "cuda": 512}
+ALLOCATION_SLACK = {"cuda": 1 << 20}
+
 T = TypeVar("T")
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device called `name`. `auto` is the first available one of cuda, mps and cpu.
+    """The device called `name`. `auto` is the first available one of cuda, mps and cpu, and `cuda:1` the second GPU.
 
     Raises UsageError (exit 2) for an unknown name, or a device that this machine or this torch does not have.
     """
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and number.isascii() and number.isdigit():
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(number) < count:
+            return torch.device(kind, int(number))
+        visible = ", ".join(f"cuda:{n}" for n in range(count)) or "no CUDA device"
+        raise UsageError(f"--device {name[:40]}: not available (torch {torch.__version__})", f"available: {visible}")
     there = ["cpu"]
     if torch.backends.mps.is_available():
         there.insert(0, "mps")
@@ -50,6 +69,7 @@ def describe_device(device: torch.device) -> dict[str, Any]:
         "name": name,
         "memory_bytes": total,
         "free_bytes": free_bytes(device),
+        "last_level_cache_bytes": last_level_cache_bytes(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "torch_version": torch.__version__,
     }
@@ -73,14 +93,21 @@ def free_bytes(device: torch.device) -> int:
 
 
 def last_level_cache_bytes(device: torch.device) -> int:
-    """The size of the last-level cache: a GPU's L2, or one core's share of the L3 on Linux. 32 MiB if unknown."""
+    """The size of the last-level cache. 32 MiB if unknown.
+
+    For a GPU, this is its L2, or the Infinity Cache behind it. On Linux, it is the L3, but at most 32 MiB for each core
+    that this machine sees: a virtual machine reports the L3 of the whole processor, of which it has a share.
+    """
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+        found = torch.cuda.get_device_properties(device)
+        architecture = str(getattr(found, "gcnArchName", "")).partition(":")[0]
+        return max(int(found.L2_cache_size), _INFINITY_CACHE_MIB.get(architecture, 0) << 20)
     try:
         with open("/sys/devices/system/cpu/cpu0/cache/index3/size", encoding="utf-8") as file:
-            return int(file.read().strip().removesuffix("K")) << 10
+            size = int(file.read().strip().removesuffix("K")) << 10
     except (OSError, ValueError):
         return 32 << 20
+    return min(size, (32 << 20) * (psutil.cpu_count() or 1))
 
 
 class MemoryWatch:
@@ -161,6 +188,14 @@ def allocated_by(device: torch.device, make: Callable[[], T]) -> tuple[T, int]:
     made = make()
     synchronize(device)
     return made, _allocated(device) - before
+
+
+def storage_bytes(holders: Iterable[object]) -> list[int]:
+    """The bytes of every storage behind the tensors that are attributes of `holders`, alone or in a tuple."""
+    values = (value for holder in holders for value in vars(holder).values())
+    tensors = (t for value in values for t in (value if isinstance(value, tuple) else (value,)))
+    storages = (t.untyped_storage() for t in tensors if isinstance(t, torch.Tensor))
+    return [*{storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}.values()]
 
 
 def _allocated(device: torch.device) -> int:

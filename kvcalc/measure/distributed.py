@@ -38,6 +38,8 @@ class Group:
     def __init__(self, place: Place = Place()) -> None:
         self.place = place
         self.rank, self.size = place.rank, place.size
+        self.captures = place.size == 1 or "cuda:nccl" in dist.get_backend_config()
+        """Whether a CUDA graph can have the sums over ranks. gloo copies them through the host."""
 
     def barrier(self) -> None:
         """Wait until every rank has reached this call."""
@@ -134,23 +136,43 @@ def join(place: Place) -> Iterator[Group]:
 
 
 def device_of(device: torch.device, place: Place) -> torch.device:
-    """This rank's own device of the kind of `device`.
+    """This rank's own device of the kind of `device`, which becomes torch's current device.
 
-    Raises UsageError (exit 2) if there is no device for it.
+    If `device` has no number, this is the device with the rank's number on this machine, or the only one that this
+    process sees: SLURM and others show each process its own device. Raises UsageError (exit 2) if there is none.
     """
-    if place.size == 1 or device.type == "cpu":
-        return device
-    if device.type == "mps":
+    if device.type == "mps" and place.size > 1:
         raise UsageError("--tp: torch.distributed does not run on Apple's GPU", "use --device cpu")
+    if device.type != "cuda" or (device.index is None and place.size == 1):
+        return device
     there = torch.cuda.device_count()
-    if place.local_rank >= there:
+    number = device.index if device.index is not None else 0 if there == 1 else place.local_rank
+    if number >= there:
         raise UsageError(
-            f"{place.local_size} processes on this machine, but {there} CUDA device{'s' * (there != 1)}",
+            f"{place.local_size} processes on this machine, but {there} CUDA devices",
             f"use --nproc-per-node {there} or --device cpu",
         )
-    own = torch.device("cuda", place.local_rank)
+    own = torch.device("cuda", number)
     torch.cuda.set_device(own)
     return own
+
+
+def shared_device(group: Group, device: torch.device) -> UsageError | None:
+    """The error, on every rank, if two ranks have the same CUDA device. NCCL needs a device for each rank."""
+    identity = None
+    if group.size > 1 and device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        # Older releases of torch do not report these. Then NCCL notices.
+        known = [str(getattr(found, name, "")) for name in ("uuid", "pci_domain_id", "pci_bus_id", "pci_device_id")]
+        identity = " ".join(known) if known[0] else None
+    owners: dict[str, int] = {}
+    for rank, other in enumerate(group.gather(identity)):
+        if other is not None and owners.setdefault(other, rank) != rank:
+            return UsageError(
+                f"ranks {owners[other]} and {rank} have the same CUDA device",
+                f"use --device cuda and --nproc-per-node {torch.cuda.device_count()}, one process for each device",
+            )
+    return None
 
 
 def _start() -> None:
@@ -162,12 +184,17 @@ def _start() -> None:
 
 
 def _talk(call: Callable[[], object]) -> None:
-    """Run a collective operation. Raises RunError (exit 1) if another rank is lost."""
+    """Run a collective operation. Raises RunError (exit 1) if another rank is lost.
+
+    While a CUDA graph is captured, nothing is sent, so an error is the capture's and is raised as it is.
+    """
     try:
         call()
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise
         raise RunError(f"lost another rank: {_reason(error)}", "see that rank's own error message") from error
 
 

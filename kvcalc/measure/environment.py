@@ -21,6 +21,12 @@ from kvcalc import __version__
 # Packages that may affect the figures, if installed.
 _LIBRARIES = ("torch", "triton", "flash-attn", "flashinfer-python", "flash-mla", "numpy", "psutil")
 
+# Key of the record -> the property's name in nvidia-smi.
+_CLOCKS_AND_POWER = {
+    "sm_clock_mhz": "clocks.sm", "memory_clock_mhz": "clocks.mem", "power_watts": "power.draw",
+    "power_limit_watts": "power.limit",
+}  # fmt: skip
+
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """The `environment` part of a document: everything except the workload that a figure may depend on."""
@@ -38,7 +44,10 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "compute_capability": ".".join(map(str, torch.cuda.get_device_capability(device))) if is_cuda else None,
         "driver_version": _driver_version() if is_cuda else None,
         "cuda_version": torch.version.cuda,
+        "hip_version": torch.version.hip,
+        "cudnn_version": _cudnn_version() if is_cuda else None,
         "nccl_version": _nccl_version() if is_cuda else None,
+        **(_clocks_and_power(device) if is_cuda else dict.fromkeys(_CLOCKS_AND_POWER)),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "libraries": {name: version for name in _LIBRARIES if (version := _version(name)) is not None},
     }
@@ -60,15 +69,38 @@ def _driver_version(path: str = "/proc/driver/nvidia/version") -> str | None:
             return found[1]
     except OSError:
         pass
+    said = _ask_driver(("driver_version",))
+    return said[0] if said else None
+
+
+def _clocks_and_power(device: torch.device) -> dict[str, float | None]:
+    """The clocks and the power of `device` now, and its power limit. None for what nvidia-smi does not say."""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    said = _ask_driver(tuple(_CLOCKS_AND_POWER.values()), *([f"--id=GPU-{uuid}"] if uuid else []))
+    return {key: _number(text) for key, text in zip(_CLOCKS_AND_POWER, said or [""] * len(_CLOCKS_AND_POWER))}
+
+
+def _ask_driver(properties: tuple[str, ...], *options: str) -> list[str] | None:
+    """What nvidia-smi says about `properties` of the first device, or None if it cannot be asked."""
     try:
-        said = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],  # noqa: S607 - found in PATH
-            capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
+        query = ["nvidia-smi", f"--query-gpu={','.join(properties)}", "--format=csv,noheader,nounits", *options]
+        said = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - found in PATH
     except (OSError, subprocess.SubprocessError):
         return None
-    lines = said.stdout.split()
-    return lines[0] if lines else None
+    values = [value.strip() for value in said.stdout.partition("\n")[0].split(",")]
+    return values if len(values) == len(properties) else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:  # [N/A] in a virtual machine
+        return None
+
+
+def _cudnn_version() -> str | None:
+    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return None if version is None else str(version)
 
 
 def _nccl_version() -> str | None:

@@ -26,15 +26,23 @@ def describe_run(kind: str, spec: ModelSpec, request: Request, roof: dict[str, A
     core_read = read_bytes(_attending(spec), request)
     core_flop = batch * sum(core_flop_of(p, request.storage.mla, request.context_tokens) for p in parts_of(spec))
     kv_rate = core_read / core["p50"] if core else None
+    products = 2 * batch * weights // request.dtype.block_bytes
     predicted_step = None
     if request.storage.kind == "none":
         read = 0
     else:
         # The best step that both roofs allow: projections, attention and states one after another, each limited by
         # reading or by multiplying. Without launches and links.
-        products = 2 * batch * weights // request.dtype.block_bytes
         predicted_step = max(weights / bandwidth, products / matmul) + max(core_read / bandwidth, core_flop / matmul)
         predicted_step += (read - core_read) / bandwidth
+    of_reading = {
+        "attention_core": kv_rate / bandwidth if kv_rate else None,
+        "step": (weights + read) / decode["p50"] / bandwidth,
+    }
+    of_multiplying = {
+        "attention_core": core_flop / core["p50"] / matmul if core else None,
+        "step": (products + core_flop) / decode["p50"] / matmul if predicted_step else None,
+    }
     return {
         "attention": kind,
         "num_layers": spec.num_layers,
@@ -43,25 +51,32 @@ def describe_run(kind: str, spec: ModelSpec, request: Request, roof: dict[str, A
         "predicted_bytes": predicted_bytes(spec, request),
         "held_bytes": found.held_bytes,
         "allocator_bytes": found.allocator_bytes,
+        "expected_allocator_bytes": found.expected_allocator_bytes,
         "decode_step_seconds": decode,
         "attention_core_seconds": core,
         "predicted_step_seconds": predicted_step,
         "tokens_per_second": batch / decode["p50"],
         "kv_read_bytes_per_second": kv_rate,
         "attention_core_flop_per_second": core_flop / core["p50"] if core else None,
-        "fraction_of_roof": {
-            "attention_core": kv_rate / bandwidth if kv_rate else None,
-            "step": (weights + read) / decode["p50"] / bandwidth,
-        },
+        "fraction_of_roof": of_reading,
         "fraction_of_matmul_roof": {
-            "attention_core": core_flop / core["p50"] / matmul if core else None,
+            **of_multiplying,
             "prefill": found.prefill["flop_per_second"] / matmul if found.prefill else None,
         },
+        "binding_roof": {what: _binding(of_reading[what], of_multiplying[what]) for what in of_reading},
         "prefill": found.prefill,
         "memory": found.memory,
         "backend": found.backend,
         "backends": found.backends,
     }
+
+
+def _binding(of_reading: float | None, of_multiplying: float | None) -> dict[str, Any] | None:
+    """The roof that limits this work, which is the one it comes nearer to, and the share of it. None if not known."""
+    if of_reading is None or of_multiplying is None:
+        return None
+    roof, fraction = max(("read", of_reading), ("matmul", of_multiplying), key=lambda found: found[1])
+    return {"roof": roof, "fraction": fraction}
 
 
 def core_flop_of(part: Part, mla: str, tokens: int) -> int:
@@ -101,8 +116,11 @@ def scaled(model: ModelSpec, run: ModelSpec, request: Request, taken: Timings) -
     }
 
 
-def remarks_on_runs(runs: list[dict[str, Any]]) -> list[str]:
-    """A warning for every run whose times do not show the memory's speed, or vary too much."""
+def remarks_on_runs(runs: list[dict[str, Any]], slack_bytes: int = 0) -> list[str]:
+    """A warning for every run whose times do not show the memory's speed, or vary too much.
+
+    Also if the allocator's figure is not the expected one, give or take `slack_bytes` for each tensor.
+    """
     found = []
     for run in runs:
         whose = run["attention"]
@@ -113,6 +131,12 @@ def remarks_on_runs(runs: list[dict[str, Any]]) -> list[str]:
             found.append(
                 f"{whose}: its cache of {run['held_bytes']:,} bytes was read faster than memory allows, so it was in "
                 "the processor's own cache"
+            )
+        expected, tensors = run["expected_allocator_bytes"], 8 * run["num_layers"]
+        if expected is not None and not 0 <= run["allocator_bytes"] - expected <= tensors * slack_bytes:
+            found.append(
+                f"{whose}: the allocator reports {run['allocator_bytes']:,} bytes, but the tensors of the cache take "
+                f"{expected:,}"
             )
         for what, key in (("step", "decode_step_seconds"), ("attention core", "attention_core_seconds")):
             times = run[key]

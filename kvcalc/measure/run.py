@@ -15,14 +15,13 @@ from kvcalc.attention.backends import BACKENDS
 from kvcalc.attention.cache import TokenCache, held_bytes
 from kvcalc.attention.recurrent import RecurrentMixer, StateCache
 from kvcalc.errors import RunError
-from kvcalc.measure.budget import read_bytes, weights_bytes_of
 from kvcalc.measure.choose import choose
-from kvcalc.measure.device import MemoryWatch, synchronize
+from kvcalc.measure.device import MemoryWatch, release, synchronize
 from kvcalc.measure.faults import check_finite
+from kvcalc.measure.graphs import Replay
 from kvcalc.measure.prefill import prefill
-from kvcalc.measure.stack import Progress, Request, Stack, build, inputs, make_caches, random_query
-from kvcalc.measure.storage import Storage
-from kvcalc.measure.timing import Timings, flusher, time_call, time_calls
+from kvcalc.measure.stack import Report, Request, Stack, build, inputs, make_caches, random_query
+from kvcalc.measure.timing import Timings, flusher, prepare, time_call, time_calls
 from kvcalc.model.spec import ModelSpec
 
 WARM_UP_STEPS = 3
@@ -38,6 +37,7 @@ class Measured(NamedTuple):
     stack: Stack
     held_bytes: int
     allocator_bytes: int
+    expected_allocator_bytes: int | None
     prefill: dict[str, Any] | None
     backend: str
     backends: list[dict[str, Any]]
@@ -46,29 +46,34 @@ class Measured(NamedTuple):
     memory: dict[str, Any]
 
 
-def choose_backends(stack: Stack, request: Request) -> list[dict[str, Any]]:
+def choose_backends(
+    stack: Stack, request: Request, flush: Callable[[], object], report: Report
+) -> list[dict[str, Any]]:
     """Give every attention layer the fastest backend. Identical layers share one choice. Returns the record's rows."""
     rows: list[dict[str, Any]] = []
     chosen: dict[object, Any] = {}
-    for part, layer, cache in zip(stack.parts, stack.layers, stack.caches):
+    for number, (part, layer, cache) in enumerate(zip(stack.parts, stack.layers, stack.caches)):
+        report("compare kernels", number, len(stack.layers))
         if isinstance(layer, RecurrentMixer) or not isinstance(cache, TokenCache):
             continue
         alike = (layer.core_query_shape(1), layer.cache_shapes(), cache.held, part.is_cross)
         if alike not in chosen:
-            # An encoder's K and V are never paged or quantized.
-            storage = Storage() if part.is_cross else request.storage
-            choice = choose(layer, cache, random_query(layer, request), storage, request.storage.backend)
+            choice = choose(layer, cache, random_query(layer, request), flush, request.storage.backend, request.effort)
             name = request.group.first(choice.backend.name)
             chosen[alike] = BACKENDS[name]
             rows += [{"layer": part.layer, "is_chosen": row["name"] == name, **row} for row in choice.rows]
         layer.core = chosen[alike]
+    if request.device.type == "cuda":
+        # The workspaces and graphs of the other kernels would look like fragmentation.
+        release(request.device)
     return rows
 
 
 def time_decode(
-    stack: Stack, hidden_states: Callable[[int], Tensor], request: Request, report: Progress, bytes_touched: int
-) -> tuple[Timings, Tensor]:
-    """Time `steps` decode steps of all layers. Also returns the output of the last step.
+    stack: Stack, hidden_states: Callable[[int], Tensor], request: Request, flush: Callable[[], object],
+    report: Report,
+) -> tuple[Timings, Tensor, Replay]:  # fmt: skip
+    """Time `steps` decode steps of all layers. Also returns the output of the last step, and what repeats that step.
 
     On a CPU, each step adds the next token. A CUDA graph repeats one step. So on CUDA, the other tokens are decoded
     first without timing, and then the step of the last token is repeated over full caches.
@@ -79,33 +84,35 @@ def time_decode(
         outputs.clear()
         outputs.append(stack.run(x))
 
+    def again() -> None:
+        for cache, length in zip(stack.caches, ahead):
+            if isinstance(cache, TokenCache) and cache.length > length:
+                cache.rewind(length)
+        step(last)
+
     warm_up(stack, hidden_states)
-    flush = flusher(request.device, bytes_touched, request.effort)
-    if request.device.type == "cuda" and request.group.size == 1:
+    if request.device.type == "cuda":
         for _ in range(request.steps - 1):
             step(hidden_states(1))
-        x, ahead = hidden_states(1), [cache.length for cache in stack.caches]
-        step(x)
-
-        def again() -> None:
-            for cache, length in zip(stack.caches, ahead):
-                if isinstance(cache, TokenCache) and cache.length > length:
-                    cache.rewind(length)
-            step(x)
-
-        may_capture = request.storage.kind != "grow"
-        return time_calls(request.device, again, request.steps, flush, may_capture=may_capture), outputs[0]
+        last, ahead = hidden_states(1), [cache.length for cache in stack.caches]
+        step(last)
+        report("decode", 0, request.steps)
+        replay = prepare(request.device, again, request.storage.kind != "grow", request.group)
+        taken = time_calls(request.device, replay, request.steps, flush, effort=request.effort, group=request.group)
+        report("decode", request.steps, request.steps)
+        return taken, outputs[0], replay
 
     def next_step(number: int) -> Callable[[], object]:
-        x = hidden_states(1)
-        if flush is not None:
-            flush()
-        return partial(step, x)
+        nonlocal last, ahead
+        last, ahead = hidden_states(1), [cache.length for cache in stack.caches]
+        flush()
+        return partial(step, last)
 
-    return time_steps(next_step, request, report), outputs[0]
+    last, ahead = torch.empty(0), []
+    return time_steps(next_step, request, report), outputs[0], Replay(again, "wall clock")
 
 
-def time_steps(prepare: Callable[[int], Callable[[], object]], request: Request, report: Progress) -> Timings:
+def time_steps(prepare: Callable[[int], Callable[[], object]], request: Request, report: Report) -> Timings:
     """Time `steps` steps, each once. `prepare(number)` returns the call for one step and is not timed."""
     seconds, cpu = [], []
     for number in range(request.steps):
@@ -133,7 +140,7 @@ def warm_up(stack: Stack, hidden_states: Callable[[int], Tensor]) -> None:
                 cache.rewind(start)
 
 
-def time_core(stack: Stack, request: Request, report: Progress, bytes_touched: int) -> Timings | None:
+def time_core(stack: Stack, request: Request, flush: Callable[[], object], report: Report) -> Timings | None:
     """Time only attention over the full caches, without projections: all attention layers, one token per sequence.
 
     Returns None if there is no attention layer.
@@ -148,35 +155,33 @@ def time_core(stack: Stack, request: Request, report: Progress, bytes_touched: i
             layer.attend(queries[layer.core_query_shape(1)], cache)
 
     report("attention core", 0, request.steps)
-    flush, alone = flusher(request.device, bytes_touched, request.effort), request.group.size == 1
-    taken = time_calls(request.device, step, request.steps, flush, request.group.barrier, may_capture=alone)
+    taken = time_calls(request.device, step, request.steps, flush, effort=request.effort, group=request.group)
     report("attention core", request.steps, request.steps)
-    return taken._replace(seconds=request.group.slowest(taken.seconds))
+    return taken
 
 
-def run_with_cache(spec: ModelSpec, request: Request, report: Progress) -> Measured:
+def run_with_cache(spec: ModelSpec, request: Request, report: Report) -> Measured:
     """Build the layers, fill the caches, choose backends and time the steps. Does not free any memory."""
     watch = MemoryWatch(request.device)
-    cache_bytes = read_bytes(spec, request)
     with torch.inference_mode():
         stack = build(spec, request, report)
-        allocator_bytes = make_caches(stack, request)
+        allocated, expected = make_caches(stack, request)
         hidden_states = inputs(spec, request)
-        filled = prefill(stack, spec, hidden_states, request, report)
-        rows = choose_backends(stack, request)
-        touched = weights_bytes_of(spec, request.dtype) + cache_bytes
-        decode, output = time_decode(stack, hidden_states, request, report, touched)
+        filled = prefill(stack, spec, request, report)
+        flush = flusher(request.device, request.effort)
+        rows = choose_backends(stack, request, flush, report)
+        decode, output, step = time_decode(stack, hidden_states, request, flush, report)
         check_finite(output, "decode")
-        core = time_core(stack, request, report, cache_bytes)
+        core = time_core(stack, request, flush, report)
         if request.profile is not None:
-            write_trace(stack, hidden_states, request, request.profile)
+            write_trace(step.call, request, request.profile)
     attending = stack.attention()
     backend = attending[0][0].core.name if attending else "none"
     held = held_bytes(stack.caches)
-    return Measured(stack, held, allocator_bytes, filled, backend, rows, decode, core, watch.describe())
+    return Measured(stack, held, allocated, expected, filled, backend, rows, decode, core, watch.describe())
 
 
-def run_without_cache(spec: ModelSpec, request: Request, report: Progress) -> Measured:
+def run_without_cache(spec: ModelSpec, request: Request, report: Report) -> Measured:
     """Run without a cache: every step runs the whole prefix through all layers."""
     watch = MemoryWatch(request.device)
     with torch.inference_mode():
@@ -197,12 +202,13 @@ def run_without_cache(spec: ModelSpec, request: Request, report: Progress) -> Me
         check_finite(outputs[0], "decode")
     # The record of a run without a cache has no CPU time.
     decode = decode._replace(cpu_seconds=None)
-    return Measured(stack, 0, 0, None, "full prefix", [], decode, None, watch.describe())
+    return Measured(stack, 0, 0, 0, None, "full prefix", [], decode, None, watch.describe())
 
 
-def write_trace(stack: Stack, hidden_states: Callable[[int], Tensor], request: Request, path: str) -> None:
-    """`--profile FILE`: profile the last token's step again, and write a trace for chrome://tracing or
-    https://ui.perfetto.dev. If there are several ranks, only rank 0 writes a trace.
+def write_trace(step: Callable[[], object], request: Request, path: str) -> None:
+    """`--profile FILE`: profile the timed step once more, and write a trace for https://ui.perfetto.dev.
+
+    `step` is what was timed: on CUDA the replay of the graph. If there are several ranks, only rank 0 writes a trace.
 
     Raises RunError (exit 1) if the file cannot be written.
     """
@@ -213,11 +219,8 @@ def write_trace(stack: Stack, hidden_states: Callable[[int], Tensor], request: R
     activities = [ProfilerActivity.CPU]
     if request.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    for cache in stack.caches:
-        if isinstance(cache, TokenCache) and cache.length == request.context_tokens:
-            cache.rewind(cache.length - 1)
     with profile(activities=activities, record_shapes=True) as profiler:
-        stack.run(hidden_states(1))
+        step()
         synchronize(request.device)
     if request.group.rank == 0:
         try:

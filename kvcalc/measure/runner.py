@@ -11,16 +11,19 @@ from kvcalc.errors import KvcalcError, MismatchError, RunError, UsageError
 from kvcalc.measure.bandwidth import read_roof
 from kvcalc.measure.budget import check_fits, layers_that_fit
 from kvcalc.measure.capacity import check_axis, find_capacity
-from kvcalc.measure.device import describe_device, free_bytes, release, resolve_device
-from kvcalc.measure.distributed import ALONE, device_of, join
+from kvcalc.measure.device import ALLOCATION_SLACK, describe_device, free_bytes, release, resolve_device
+from kvcalc.measure.distributed import ALONE, device_of, join, shared_device
 from kvcalc.measure.environment import describe_environment
+from kvcalc.measure.expected import planned_run
 from kvcalc.measure.faults import faults
 from kvcalc.measure.figures import describe_run, remarks_on_runs, scaled
 from kvcalc.measure.parts import parts_of, remarks_on
+from kvcalc.measure.prefill import KINDS as PREFILLS
+from kvcalc.measure.progress import Progress
 from kvcalc.measure.ranks import Place, check_size, find_place
 from kvcalc.measure.run import run_with_cache, run_without_cache
 from kvcalc.measure.sharding import share_of_spec
-from kvcalc.measure.stack import Progress, Request, Stack
+from kvcalc.measure.stack import Request, Stack
 from kvcalc.measure.storage import check_goes_with, parse_storage
 from kvcalc.measure.sweep import Sweep, curve
 from kvcalc.measure.timing import Effort
@@ -58,27 +61,32 @@ def measure(
     until_full: str | None = None,
     memory_bytes: int | None = None,
     profile: str | None = None,
+    prefill: str = "sample",
     seed: int = 0,
     tensor_parallel_size: int = 1,
     effort: Effort = Effort(),
-    progress: Progress = lambda what, done, of: None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """The measure document: predicted and held bytes and the time of a step, for each requested kind of attention.
 
-    `context_tokens` is the final length: context_tokens - steps tokens are prefilled, then `steps` tokens are decoded.
+    `context_tokens` is the final length: the caches are filled with context_tokens - steps tokens, then `steps` tokens
+    are decoded. `prefill` says how: "sample" fills them with random rows and times a short prompt, "full" runs it all.
     The first `num_layers` layers are built (default: all, or as many as fit). `sweep` runs several contexts and batch
     sizes. `until_full` ("context" or "batch") searches for the largest value that fits. With `tensor_parallel_size`,
     every process started by torchrun calls this function, runs its share of the heads and returns the same figures.
-    `effort` sets the size of the roofs' measurements.
+    `effort` sets the size of the roofs' measurements. `progress` is told what is running.
 
     Raises UsageError (exit 2), ModelError (3) for a model that cannot run, and DoesNotFitError (4) before anything is
     allocated if there is not enough memory. Raises RunError (1) if the run fails: out of memory anyway, a lost device
     or rank, NaN. Different bytes do not raise an error here; see `check_bytes`.
     """
+    progress = Progress() if progress is None else progress
     place = find_place()
     check_size(place, tensor_parallel_size)
     where = resolve_device(device)
     storage = parse_storage(kv_dtype, cache, block_size, mla, backend, where)
+    if prefill not in PREFILLS:
+        raise UsageError(f"--prefill {prefill[:40]!a}: one of {', '.join(PREFILLS)}")
     points = sweep.points() if sweep else [(context_tokens, batch_size)]
     workloads = [resolve_workload(model, tokens, batch, dtype) for tokens, batch in points]
     workload = workloads[-1]
@@ -101,13 +109,14 @@ def measure(
     wanted = _that_split(wanted, skipped, place.size, all_variants)
     check_goes_with(storage, [spec for _, spec in wanted])
     requests = [
-        Request(each.context_tokens, batch, steps, each.kv_dtype, where, seed, ALONE, storage, profile, effort)
+        Request(each.context_tokens, batch, steps, each.kv_dtype, where, seed, ALONE, storage, profile, prefill, effort)
         for each, (_, batch) in zip(workloads, points)
     ]
     with join(place) as group:
         shares = [share_of_spec(spec, place.size) for _, spec in wanted]
         where, layers, error = _prepare(shares, requests, group.place, num_layers is None, sweep is not None)
         group.agree(error)
+        group.agree(shared_device(group, where))
         layers = min(group.gather(layers))
         if layers < cut.num_layers:
             cut, wanted = cut.head(layers), [(kind, spec.head(layers)) for kind, spec in wanted]
@@ -118,20 +127,26 @@ def measure(
         requests = [request._replace(group=group, device=where) for request in requests]
         with faults(where):
             group.barrier()
+            progress("read and multiply", 0, 1)
             roof = read_roof(where, requests[0].torch_dtype, effort)
+            every = [(kind, spec, request) for request in requests for kind, spec in wanted]
+            progress.plan([planned_run(kind, share_of_spec(spec, place.size), one, roof) for kind, spec, one in every])
             runs = []
-            for request in requests:
-                for kind, spec in wanted:
-                    reason = _too_large(share_of_spec(spec, place.size), request) if sweep else None
-                    if reason:
-                        skipped.append({"attention": kind, "reason": reason})
-                    else:
-                        whole = apply(model, what_if) if not all_variants else _same_kind(model, what_if, kind)
-                        runs.append(_run(kind, spec, whole, request, roof, progress))
+            for number, (kind, spec, request) in enumerate(every, start=1):
+                progress.start(number)
+                reason = _too_large(share_of_spec(spec, place.size), request) if sweep else None
+                if reason:
+                    skipped.append({"attention": kind, "reason": reason})
+                else:
+                    whole = apply(model, what_if) if not all_variants else _same_kind(model, what_if, kind)
+                    runs.append(_run(kind, spec, whole, request, roof, progress))
             capacity = None
             if until_full is not None:
                 capacity = find_capacity(wanted[0][1], requests[0], until_full, memory_bytes, progress)
-    notes += [Note("runs", "remark", text) for text in (*remarks_on(cut), *remarks_on_runs(runs))]
+    notes += [
+        Note("runs", "remark", text)
+        for text in (*remarks_on(cut), *remarks_on_runs(runs, ALLOCATION_SLACK.get(where.type, 0)))
+    ]
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(apply(cut, what_if)),
@@ -145,6 +160,7 @@ def measure(
             "block_size": storage.block_size,
             "mla": storage.mla,
             "backend": storage.backend,
+            "prefill": prefill,
             "seed": seed,
             "tensor_parallel_size": place.size,
         },
@@ -276,10 +292,7 @@ def _run(
     """Measure this rank's share of one kind of attention, and free its memory. `model` has all layers of the model."""
     spec, group = share_of_spec(whole, request.group.size), request.group
 
-    def report(what: str, done: int, of: int) -> None:
-        progress(f"{kind} {what}", done, of)
-
-    found = (run_without_cache if request.storage.kind == "none" else run_with_cache)(spec, request, report)
+    found = (run_without_cache if request.storage.kind == "none" else run_with_cache)(spec, request, progress)
     checked = _verified(whole, found.stack, request)
     found.stack.clear()
     release(request.device)
@@ -300,7 +313,7 @@ def _verified(whole: ModelSpec, stack: Stack, request: Request) -> dict[str, Any
     """Run the self-check for every kind of layer in the model. The largest error counts."""
     checks = []
     seen = set()
-    for part, layer in zip(stack.parts, stack.layers):
+    for part in stack.parts:
         sort = (type(part.shape), part.window is None, getattr(part.shape, "kind", None))
         if sort in seen or part.is_cross:
             continue
@@ -308,7 +321,7 @@ def _verified(whole: ModelSpec, stack: Stack, request: Request) -> dict[str, Any
         if isinstance(part.shape, AttentionShape):
             layers = (p.shape for p in parts_of(whole) if p.layer == part.layer)
             own = next(shape for shape in layers if isinstance(shape, AttentionShape))
-            checks.append(verify(own, part.window, layer.core, request))
+            checks.append(verify(own, part.window, request))
         else:
             checks.append(verify_state(part.shape, request))
     failed = [check for check in checks if not check["ok"]]

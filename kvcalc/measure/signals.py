@@ -19,7 +19,8 @@ from types import FrameType
 from kvcalc.errors import RunError
 from kvcalc.measure.ranks import Place
 
-GRACE_SECONDS = 3.0
+# After Ctrl-C somebody waits for an answer. After SIGTERM the reason of another rank's error may still be on its way.
+GRACE_SECONDS = {signal.SIGTERM: 3.0, signal.SIGINT: 0.2}
 
 _STOPPED = "stopped by SIGTERM, which torchrun sends if another rank has ended"
 
@@ -67,7 +68,8 @@ def heard(place: Place) -> Iterator[None]:
 def _watch(reader: int, reacted: threading.Event, place: Place) -> None:
     with os.fdopen(reader, "rb", buffering=0) as file:
         while heard_of := file.read(1):
-            if heard_of[0] in (signal.SIGTERM, signal.SIGINT) and not reacted.wait(GRACE_SECONDS):
+            grace = GRACE_SECONDS.get(signal.Signals(heard_of[0]))
+            if grace is not None and not reacted.wait(grace):
                 _end(heard_of[0], place)
 
 

@@ -22,7 +22,7 @@ from kvcalc.measure.build import (
     materialize,
     random_block,
 )
-from kvcalc.measure.device import allocated_by
+from kvcalc.measure.device import ALLOCATION_UNIT, allocated_by, storage_bytes
 from kvcalc.measure.distributed import ALONE, Group
 from kvcalc.measure.parts import Part, parts_of
 from kvcalc.measure.storage import Storage
@@ -31,12 +31,15 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.model.caches import CrossAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec
 
-Progress = Callable[[str, int, int], None]
-"""Called with (name of the phase, tokens or steps done, total)."""
+Report = Callable[[str, int, int], None]
+"""Called with (name of the phase, parts done, total). See `kvcalc.measure.progress`."""
 
 
 class Request(NamedTuple):
-    """What to run: final context length, batch, timed steps, element type, device, seed, ranks and cache."""
+    """What to run: final context length, batch, timed steps, element type, device, seed, ranks and cache.
+
+    `prefill` is one of `kvcalc.measure.prefill.KINDS`.
+    """
 
     context_tokens: int
     batch_size: int
@@ -47,6 +50,7 @@ class Request(NamedTuple):
     group: Group = ALONE
     storage: Storage = Storage()
     profile: str | None = None
+    prefill: str = "sample"
     effort: Effort = Effort()
 
     @property
@@ -81,7 +85,7 @@ class Stack(NamedTuple):
         self.caches.clear()
 
 
-def build(spec: ModelSpec, request: Request, report: Progress) -> Stack:
+def build(spec: ModelSpec, request: Request, report: Report) -> Stack:
     """Build the modules with weights on the device, without caches."""
     block = random_block(request.seed, request.device)
     parts, layers = parts_of(spec), []
@@ -97,15 +101,20 @@ def build(spec: ModelSpec, request: Request, report: Progress) -> Stack:
     return Stack(parts, layers, [])
 
 
-def make_caches(stack: Stack, request: Request) -> int:
-    """Create the caches in `stack.caches`. Returns the number of bytes by which the device's allocator grew."""
+def make_caches(stack: Stack, request: Request) -> tuple[int, int | None]:
+    """Create the caches in `stack.caches`.
+
+    Returns the number of bytes by which the device's allocator grew, and by which it should have grown: the bytes of
+    all their tensors, block tables included, each rounded as the allocator does. None if its rounding is not known.
+    """
     pairs = zip(stack.parts, stack.layers)
-    made, allocator_bytes = allocated_by(request.device, lambda: [_cache_of(*pair, request) for pair in pairs])
+    made, allocator_bytes = allocated_by(request.device, lambda: [cache_of(*pair, request) for pair in pairs])
     stack.caches.extend(made)
-    return allocator_bytes
+    unit = ALLOCATION_UNIT.get(request.device.type)
+    return allocator_bytes, None if unit is None else sum(-(-size // unit) * unit for size in storage_bytes(made))
 
 
-def _cache_of(part: Part, layer: Layer, request: Request) -> LayerCache:
+def cache_of(part: Part, layer: Layer, request: Request) -> LayerCache:
     """The cache of a part. An encoder's K and V exist from the start, with random values.
 
     An encoder's K and V and states are never paged or quantized.

@@ -34,6 +34,7 @@ def curve(model: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for run in runs:
         step, core = run["decode_step_seconds"], run["attention_core_seconds"]
+        binding = run["binding_roof"]["attention_core"]
         rows.append(
             {
                 "model": model,
@@ -43,6 +44,8 @@ def curve(model: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "attention_core_seconds": core["p50"] if core else None,
                 "kv_read_bytes_per_second": run["kv_read_bytes_per_second"],
                 "fraction_of_roof": run["fraction_of_roof"]["attention_core"],
+                "binding_roof": binding["roof"] if binding else None,
+                "fraction_of_binding_roof": binding["fraction"] if binding else None,
                 "spread": step["spread"],
                 "backend": run["backend"],
             }

@@ -1,7 +1,7 @@
 """Time a call many times. Every call waits until the device has finished, and no call finds its data in a cache.
 
-- CUDA: the work is captured into a graph once and replayed between two events, so that launches are not timed. If it
-  cannot be captured, it is launched between the events.
+- CUDA: the work is captured into a graph once (`kvcalc.measure.graphs`) and replayed between two events. The device
+  waits in a kernel that does nothing until the host has queued the replay, so that launches are not timed.
 - CPU: wall time, and the process's CPU time.
 - MPS: wall time, synchronised.
 """
@@ -10,19 +10,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
 from kvcalc.measure.device import last_level_cache_bytes, synchronize
+from kvcalc.measure.distributed import ALONE, Group
+from kvcalc.measure.graphs import Replay, capture
 
 # Above this spread, (p90 - min) / p50, a median is not reliable.
 MOST_SPREAD = 0.5
 
-_WARM_UP_CALLS = 3
-# The flushing buffer is this many times the last-level cache. Data larger than the second multiple flushes the cache by
-# itself.
-_FLUSH, _FLUSHES_ITSELF = 2, 4
+# The first call sets the kernel up. A long one needs no more than one.
+_WARM_UP_CALLS, _WARM_UP_SECONDS = 3, 0.1
+# The flushing buffer is this many times the last-level cache. GPUs do not replace the least recently used line, so
+# after reading twice the L2 some lines survive.
+_FLUSH = {"cuda": 4, "cpu": 2, "mps": 2}
+# GPUs raise their clocks under load. The call is repeated for this long before it is timed.
+_SETTLE_SECONDS, _MOST_SETTLING = 0.1, 5_000
+# The shortest and the longest wait that covers the launch.
+_COVER_SECONDS = (50e-6, 20e-3)
+# The cycles of the wait that is timed to learn how long one takes. Devices count the cycles of different clocks.
+_TRIED_CYCLES = 1_000_000
 
 
 class Timings(NamedTuple):
@@ -40,12 +50,14 @@ class Effort(NamedTuple):
     """Sizes of the measurements around a run. None means as large as the device needs.
 
     `read_bytes` is the size of the read roof's buffer, and `matrix_width` the width of the matmul roof's matrices.
-    `cache_bytes` is the size of the last-level cache, which is flushed before each timed call.
+    `cache_bytes` is the size of the last-level cache, which is flushed before each timed call. `settle_seconds` is how
+    long a GPU repeats the work before it is timed.
     """
 
     read_bytes: int | None = None
     matrix_width: int | None = None
     cache_bytes: int | None = None
+    settle_seconds: float | None = None
 
 
 def time_call(device: torch.device, call: Callable[[], object]) -> float:
@@ -57,45 +69,52 @@ def time_call(device: torch.device, call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def flusher(device: torch.device, bytes_touched: int, effort: Effort = Effort()) -> Callable[[], object] | None:
+def flusher(device: torch.device, effort: Effort = Effort()) -> Callable[[], object]:
     """A function that flushes the device's last-level cache, to be called before each timed call.
 
-    None if a call touches so many bytes (`bytes_touched`) that it flushes the cache by itself.
+    It reads a buffer. Writing one would leave modified lines, which the timed call would have to write back.
     """
     size = last_level_cache_bytes(device) if effort.cache_bytes is None else effort.cache_bytes
-    if bytes_touched >= _FLUSHES_ITSELF * size:
-        return None
-    buffer = torch.zeros(_FLUSH * size // 4, dtype=torch.float32, device=device)
-    return buffer.zero_ if device.type == "cuda" else buffer.sum
+    return torch.ones(_FLUSH[device.type] * size // 4, dtype=torch.float32, device=device).sum
+
+
+def prepare(device: torch.device, call: Callable[[], object], may_capture: bool = True, group: Group = ALONE) -> Replay:
+    """Warm `call` up, and capture it into a CUDA graph if this is possible on every rank and `may_capture`."""
+    spent = 0.0
+    for _ in range(_WARM_UP_CALLS):
+        # Ranks may wait for each other inside the call, so each makes the same number of calls.
+        if spent < _WARM_UP_SECONDS or group.size > 1:
+            spent += time_call(device, call)
+    if device.type != "cuda":
+        return Replay(call, "wall clock")
+    return capture(device, call, group) if may_capture else Replay(call, "CUDA events")
 
 
 def time_calls(
-    device: torch.device, call: Callable[[], object], count: int, flush: Callable[[], object] | None = None,
-    before: Callable[[], object] | None = None, may_capture: bool = True,
+    device: torch.device, call: Callable[[], object] | Replay, count: int, flush: Callable[[], object] | None = None,
+    *, may_capture: bool = True, most_seconds: float = float("inf"), effort: Effort = Effort(), group: Group = ALONE,
 ) -> Timings:  # fmt: skip
-    """Time `call` `count` times. `call` must do the same work every time. `before` runs before each call, untimed.
+    """Time `call` `count` times, or until the total reaches `most_seconds`. `call` must do the same work every time.
 
-    With `may_capture` False, no CUDA graph is used.
+    All ranks of `group` start each call together, and its time is that of the slowest rank. With `may_capture` False,
+    no CUDA graph is used.
     """
-    for _ in range(_WARM_UP_CALLS):
-        call()
-    synchronize(device)
-    replay, method = call, "wall clock"
-    if device.type == "cuda":
-        replay, method = _captured(device, call) if may_capture else (call, "CUDA events")
-    seconds, cpu_seconds = [], []
-    for _ in range(count):
-        for prepare in (before, flush):
-            if prepare is not None:
-                prepare()
+    replay = call if isinstance(call, Replay) else prepare(device, call, may_capture, group)
+    seconds: list[float] = []
+    cpu_seconds: list[float] = []
+    cover = _settle(device, replay.call, effort, group) if device.type == "cuda" else 0
+    while len(seconds) < count and (not seconds or sum(seconds) < most_seconds):
+        group.barrier()
+        if flush is not None:
+            flush()
         if device.type == "cuda":
-            seconds.append(_between_events(replay))
+            seconds += group.slowest([_between_events(replay.call, cover)])
             continue
         synchronize(device)
         cpu = time.process_time()
-        seconds.append(time_call(device, call))
+        seconds += group.slowest([time_call(device, replay.call)])
         cpu_seconds.append(time.process_time() - cpu)
-    return Timings(seconds, cpu_seconds if device.type == "cpu" else None, method)
+    return Timings(seconds, cpu_seconds if device.type == "cpu" else None, replay.method)
 
 
 def summarize(seconds: list[float]) -> dict[str, Any]:
@@ -120,30 +139,36 @@ def describe_timings(taken: Timings) -> dict[str, Any]:
     return {**summarize(taken.seconds), "cpu_p50": cpu, "method": taken.method}
 
 
-def _captured(device: torch.device, call: Callable[[], object]) -> tuple[Callable[[], object], str]:
-    """`call` as the replay of a CUDA graph, or `call` itself if it cannot be captured. Also returns the method."""
-    graph = torch.cuda.CUDAGraph()
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    try:
-        # Libraries initialise on the first use of a stream, which is not allowed during a capture.
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            call()
-        torch.cuda.current_stream(device).wait_stream(side)
-        with torch.cuda.graph(graph):
-            call()
-        graph.replay()
-        torch.cuda.synchronize(device)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:
-        torch.cuda.synchronize(device)
-        return call, "CUDA events"
-    return graph.replay, "CUDA graph"
+def _settle(device: torch.device, call: Callable[[], object], effort: Effort, group: Group) -> int:
+    """Repeat `call` until the clocks have settled. Returns the cycles of a wait that covers its launch."""
+    wanted = _SETTLE_SECONDS if effort.settle_seconds is None else effort.settle_seconds
+    whole = time_call(device, call)
+    # All ranks repeat the call equally often, because they may wait for each other inside it.
+    end = time.monotonic() + wanted
+    for _ in range(group.first(min(_MOST_SETTLING, int(wanted / max(whole, 1e-9))))):
+        call()
+        if group.size == 1 and time.monotonic() > end:
+            break
+    synchronize(device)
+    start = time.perf_counter()
+    call()
+    queued = time.perf_counter() - start
+    synchronize(device)
+    seconds = max(_COVER_SECONDS[0], min(2 * queued, _COVER_SECONDS[1]))
+    taken = _between_events(lambda: _wait(_TRIED_CYCLES), 0)
+    return int(seconds * _TRIED_CYCLES / taken) if taken > 0 else 0
 
 
-def _between_events(call: Callable[[], object]) -> float:
+def _wait(cycles: int) -> None:
+    """Queue a kernel that waits. Nothing where torch has none, because it is not public."""
+    with suppress(AttributeError):
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def _between_events(call: Callable[[], object], cover_cycles: int) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    if cover_cycles:
+        _wait(cover_cycles)
     start.record()
     call()
     end.record()

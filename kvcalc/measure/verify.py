@@ -1,4 +1,8 @@
-"""The self-check: on a small shape of the same kind, prefill plus cached decode must equal one full causal pass."""
+"""The self-check: on a small shape of the same kind, prefill plus cached decode must equal one full causal pass.
+
+It checks the modules and their caches, with plain attention in fp32. Kernels are checked at the shape, length and dtype
+at which they are timed (`kvcalc.measure.choose`); those of libraries run neither fp32 nor small heads.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kvcalc.attention.backends import Backend
 from kvcalc.attention.latent import MultiHeadLatentAttention
 from kvcalc.attention.recurrent import RecurrentMixer, StateCache, StateShape
 from kvcalc.measure.build import build_layer, make_cache
@@ -44,19 +49,18 @@ def small_shape(shape: AttentionShape, size: int = 1) -> AttentionShape:
     )
 
 
-def verify(shape: AttentionShape, window: int | None, core: Any, request: Request) -> dict[str, Any]:
+def verify(shape: AttentionShape, window: int | None, request: Request) -> dict[str, Any]:
     """Run the small shape in both ways, in fp32 on the request's device. Returns the `verified` part of a run.
 
-    `core` is the decode kernel that was timed. A window is replaced by one so short that the ring wraps around. With
-    several ranks, each rank does the full pass with the whole layer and decodes with its share. The largest error
-    counts.
+    A window is replaced by one so short that the ring wraps around. With several ranks, each rank does the full pass
+    with the whole layer and decodes with its share. The largest error counts.
     """
     group, storage, device = request.group, request.storage, request.device
     torch.manual_seed(request.seed)
     small, span = small_shape(shape, group.size), None if window is None else 9
     layer = build_layer(small, span, torch.float32, device).eval()
     share = group.share_of(layer, small, span)
-    share.core = core
+    share.core = Backend()
     if isinstance(share, MultiHeadLatentAttention):
         share.expands = storage.mla == "expanded"
     with torch.inference_mode():

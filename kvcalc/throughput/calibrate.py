@@ -5,7 +5,8 @@ projections. So only these constants can be replaced. Results of a benchmark cal
 
     bandwidth       the record's read roof instead of the vendor's figure
     kv_overhead     the read roof divided by the rate at which the core reads the cache
-    kernel_seconds  on an accelerator: the time that a step takes beyond reading its bytes, by the number of kernels
+    kernel_seconds  on an accelerator: the time that a step takes beyond the core and beyond reading its projections, by
+                    the number of kernels. What the core takes beyond the roof is in kv_overhead already
     weight_overhead on a CPU, where launches cost nothing: the read roof divided by the rate at which the projections
                     are read
 """
@@ -87,10 +88,10 @@ def read_record(record: dict[str, Any], path: str) -> Record:
     if type(layers) is not int or layers < 1:
         raise _refused(path, "runs[].num_layers is not a whole number of at least 1")
     described = _part(record, "device")
-    beyond = step * max(0.0, 1 - step_share)
     # Seconds to read the projections at the read roof: those for all bytes of the step minus those for the cache.
     projections = step * step_share - core * read_share
     is_cpu = described.get("kind") == "cpu"
+    beyond = max(0.0, step - core - max(0.0, projections))
     launches = _LATENT_LAUNCHES if run.get("attention") == "mla" else _LAUNCHES
     overhead = max(1.0, (step - core) / projections) if projections > 0 else 1.0
     return Record(

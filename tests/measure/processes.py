@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, Result
+from tests.conftest import ROOT, Result, without_progress
 
 _CONTEXT: Any = multiprocessing.get_context("forkserver")
 
@@ -72,7 +72,7 @@ class Command:
         self._process.join(timeout)
         assert self._process.exitcode is not None, f"still running after {timeout} s"
         out, err = (Path(self._streams.name, name) for name in ("out", "err"))
-        return Result(self._process.exitcode, out.read_text(), err.read_text())
+        return Result(self._process.exitcode, out.read_text(), without_progress(err.read_text()))
 
     def end(self) -> None:
         """Kill the process if it is still running, and remove its files."""

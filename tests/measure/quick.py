@@ -16,7 +16,7 @@ from kvcalc.model.spec import ModelSpec, map_attention
 SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64", "--layers", "2")
 FAST = (*SMALL, "--context", "40", "--steps", "4", "--device", "cpu", "--dtype", "fp32")
 
-EFFORT = Effort(read_bytes=1 << 22, matrix_width=64, cache_bytes=1 << 16)
+EFFORT = Effort(read_bytes=1 << 22, matrix_width=64, cache_bytes=1 << 16, settle_seconds=0.0)
 
 
 def quicken(patch: pytest.MonkeyPatch) -> None:

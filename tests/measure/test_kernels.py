@@ -257,15 +257,24 @@ def test_a_profile_is_a_trace_of_the_layers(kvcalc: Any, tmp_path: Path) -> None
     assert result.json["runs"][0]["held_bytes"] == result.json["runs"][0]["predicted_bytes"]
 
 
-def test_prefill_is_timed_and_its_flop_are_those_of_the_work(kvcalc: Any) -> None:
-    (found,) = kvcalc("measure", *FAST, "--batch", "3", "--json").json["runs"]
+@pytest.mark.parametrize(
+    ("options", "kind", "sequences", "tokens"), [((), "sample", 1, 40), (("--prefill", "full"), "full", 3, 37)]
+)
+def test_prefill_is_timed_and_its_flop_are_those_of_the_work(
+    kvcalc: Any, options: tuple[str, ...], kind: str, sequences: int, tokens: int
+) -> None:
+    document = kvcalc("measure", *FAST, "--batch", "3", *options, "--json").json
+    (found,) = document["runs"]
     filled = found["prefill"]
     weights = 64 * 8 * 16 * 2 + 64 * 2 * 2 * 16
-    pairs = 37 * 38 // 2
-    assert filled["flop"] == 3 * 2 * (2 * weights * 37 + 4 * 8 * 16 * pairs)
-    assert filled["tokens"] == 37
-    assert filled["tokens_per_second"] == pytest.approx(3 * 37 / filled["seconds"])
+    pairs = tokens * (tokens + 1) // 2
+    assert filled["flop"] == sequences * 2 * (2 * weights * tokens + 4 * 8 * 16 * pairs)
+    assert (filled["kind"], filled["batch_size"], filled["tokens"]) == (kind, sequences, tokens)
+    assert document["workload"]["prefill"] == kind
+    assert filled["tokens_per_second"] == pytest.approx(sequences * tokens / filled["seconds"])
     assert found["fraction_of_matmul_roof"]["prefill"] > 0
+    # The bytes are counted after either of them.
+    assert found["held_bytes"] == found["predicted_bytes"] == 3 * 2 * 40 * 2 * 2 * 16 * 4
 
 
 def test_times_that_spread_are_not_to_be_trusted() -> None:
@@ -275,22 +284,27 @@ def test_times_that_spread_are_not_to_be_trusted() -> None:
     row = {
         "attention": "mha", "context_tokens": 1, "batch_size": 1, "held_bytes": 1,
         "fraction_of_roof": {"attention_core": 0.5}, "decode_step_seconds": steady, "attention_core_seconds": wild,
+        "num_layers": 1, "allocator_bytes": 1, "expected_allocator_bytes": 1,
     }  # fmt: skip
     (line,) = figures.remarks_on_runs([row])
     assert "not reliable" in line
     assert "attention core" in line
 
 
-def test_what_is_small_is_flushed_and_what_is_large_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "last_level_cache_bytes", lambda device: 1 << 16)
-    assert timing.flusher(CPU, (4 << 16) - 1) is not None
-    assert timing.flusher(CPU, 4 << 16) is None
-    assert timing.flusher(CPU, 4 << 16, timing.Effort(cache_bytes=1 << 17)) is not None
+def test_a_call_finds_nothing_in_a_cache_and_its_flush_only_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing would leave modified lines, which the timed call would have to write back."""
+    flush = timing.flusher(CPU, timing.Effort(cache_bytes=1 << 16))
+    buffer: torch.Tensor = flush.__self__
+    before = buffer.clone()
+    flush()
+    assert torch.equal(buffer, before)
+    assert buffer.nbytes >= 2 << 16
+    # A page that nobody has written is one page of zeros for all, which stays in the cache.
+    assert bool(buffer.all())
     order: list[str] = []
-    taken = timing.time_calls(
-        CPU, lambda: order.append("call"), 2, lambda: order.append("flush"), lambda: order.append("before")
-    )
-    assert order[-6:] == ["before", "flush", "call"] * 2
+    monkeypatch.setattr(timing, "synchronize", lambda device: order.append("wait"))
+    taken = timing.time_calls(CPU, lambda: order.append("call"), 2, lambda: order.append("flush"))
+    assert order[-10:] == ["flush", "wait", "wait", "call", "wait"] * 2
     assert taken.method == "wall clock"
     assert taken.cpu_seconds is not None
     assert len(taken.seconds) == 2

@@ -50,9 +50,20 @@ def test_a_record_gives_the_bandwidth_the_caches_rate_and_the_launches(tmp_path:
     found = read(written(tmp_path, RECORD))
     assert found.read_bytes_per_second == ROOF
     assert found.kv_overhead == pytest.approx(2)
-    # 4 ms in total. 1.5 GB at the roof take 1.5 ms; the rest is the six kernels of attention in 32 layers.
-    assert found.kernel_seconds == pytest.approx(2.5e-3 / 32 / 6)
+    # 4 ms in total. The core takes 1 ms, and 1 GB of projections at the roof another; the rest is the six kernels of
+    # attention in 32 layers.
+    assert found.kernel_seconds == pytest.approx(2e-3 / 32 / 6)
     assert found.weight_overhead is None
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_no_part_of_a_step_is_counted_twice(tmp_path: Path, kind: str) -> None:
+    """The constants of a record give back the step that was measured."""
+    found = read(written(tmp_path, {**RECORD, "device": {"kind": kind, "name": "A device"}}))
+    cache = 0.5e9 / ROOF * found.kv_overhead
+    projections = 1e9 / ROOF * (found.weight_overhead or 1.0)
+    launches = 32 * 6 * (found.kernel_seconds or 0.0)
+    assert cache + projections + launches == pytest.approx(STEP)
 
 
 def test_on_a_cpu_what_is_left_is_the_projections_own_slowness(tmp_path: Path) -> None:
@@ -67,7 +78,7 @@ def test_it_replaces_what_it_knows_and_leaves_the_rest(tmp_path: Path, model_of:
     found = read(written(tmp_path, RECORD)).apply(model, "bf16")
     assert found.bandwidth == ROOF
     assert found.constants.kv_overhead == pytest.approx(2)
-    assert found.constants.kernel_seconds == pytest.approx(2.5e-3 / 32 / 6)
+    assert found.constants.kernel_seconds == pytest.approx(2e-3 / 32 / 6)
     assert found.constants.prefill_overhead == model.constants.prefill_overhead
     assert found.attention_flops == model.attention_flops
     step = found.decode(1, 4096)

@@ -119,6 +119,14 @@ def byte_rate(bytes_per_second: float | None) -> str:
     return "-" if bytes_per_second is None else f"{format_size(int(bytes_per_second), capacity=True)}/s"
 
 
+def flop_rate(flop_per_second: float | None) -> str:
+    """FLOP per second with three digits, in TFLOP/s or GFLOP/s, or a dash for None."""
+    if flop_per_second is None:
+        return "-"
+    unit, scale = ("TFLOP/s", 1e12) if flop_per_second >= 0.9995e12 else ("GFLOP/s", 1e9)
+    return f"{flop_per_second / scale:.3g} {unit}"
+
+
 def split(sizes: Mapping[str, Any]) -> str:
     """How a replica is split, such as `tp 8 x pp 2` or `dp 4 x tp 2`. Empty if it uses one device."""
     parts = (

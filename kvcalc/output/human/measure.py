@@ -1,4 +1,4 @@
-"""Human output of `kvcalc measure`: predicted and held bytes, step times, and the share of the memory roof."""
+"""Human output of `kvcalc measure`: predicted and held bytes, speed, the share of the roof, and the times."""
 
 from __future__ import annotations
 
@@ -7,35 +7,43 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import byte_rate, count, describe_workload, percent, plain_table, short_duration
+from kvcalc.output.human.console import (
+    byte_rate,
+    count,
+    describe_workload,
+    flop_rate,
+    percent,
+    plain_table,
+    short_duration,
+)
 from kvcalc.units import format_size
 
 _BAR_COLUMNS = 20
 
 
 def render(document: dict[str, Any], console: Console) -> None:
-    """Print the measure document."""
+    """Print the measure document, the verdict first."""
     model, workload, device = document["model"], document["workload"], document["device"]
     built = f"{count(model['num_layers'])} attention layers on {device['kind']} ({device['name']})"
     console.print(Text.assemble((model["name"], "bold"), f"  {built}"))
-    reads = f"reads at most {byte_rate(document['roof']['read_bytes_per_second'])}"
-    asked = [*describe_workload(workload), workload["dtype"], f"{workload['steps']} steps", reads]
-    console.print(", ".join(asked))
+    asked = [*describe_workload(workload), workload["dtype"], f"{workload['steps']} steps"]
+    kept = _kept(workload)
+    console.print(", ".join(asked) + (f"; cache: {kept}" if kept else ""))
     if workload["tensor_parallel_size"] > 1:
         console.print(
             f"heads over {workload['tensor_parallel_size']} ranks: bytes are per rank, times are the slowest rank's"
         )
-    kept = _kept(workload)
-    if kept:
-        console.print(f"cache: {kept}")
     console.print()
     if document["curve"]:
         _curve(document["curve"], console)
     else:
-        _bytes(document, console)
+        _verdict(document, console)
         console.print()
         _times(document, console)
         _notes(document, console)
+    roof = document["roof"]
+    multiplies = f"multiplies {roof['matmul_dtype']} at {flop_rate(roof['matmul_flop_per_second'])}"
+    console.print(f"roofs of this {device['kind']}: reads {byte_rate(roof['read_bytes_per_second'])}, {multiplies}")
     if document["capacity"]:
         _capacity(document["capacity"], console)
     for skip in document["skipped"]:
@@ -45,43 +53,51 @@ def render(document: dict[str, Any], console: Console) -> None:
 def _curve(rows: list[dict[str, Any]], console: Console) -> None:
     """Print a row for each point of a sweep. The longest step has a full bar, and all bars use the same scale."""
     longest = max(row["decode_step_seconds"] for row in rows)
-    table = plain_table("", ">tokens", ">batch", ">step p50", "", ">tokens/s", ">KV read", ">of roof")
+    table = plain_table("", ">tokens", ">batch", ">step p50", "", ">tokens/s", ">KV read", "of roof", "kernel")
     last = None
     for row in rows:
         kind, step = row["attention"].upper(), row["decode_step_seconds"]
         point = [count(row["context_tokens"]), count(row["batch_size"]), short_duration(step)]
         bar = "#" * max(1, round(_BAR_COLUMNS * step / longest))
         read = byte_rate(row["kv_read_bytes_per_second"])
-        speed = [f"{row['tokens_per_second']:,.0f}", read, percent(row["fraction_of_roof"])]
+        share = percent(row["fraction_of_binding_roof"])
+        share += f" {row['binding_roof']}" if row["binding_roof"] else ""
+        speed = [f"{row['tokens_per_second']:,.0f}", read, share, row["backend"]]
         table.add_row("" if kind == last else kind, *point, bar, *speed)
         last = kind
     console.print(table)
 
 
-def _bytes(document: dict[str, Any], console: Console) -> None:
-    table = plain_table("", ">predicted bytes", ">held bytes", "", ">allocator", "self-check")
+def _verdict(document: dict[str, Any], console: Console) -> None:
+    """Print what was found: whether the bytes are equal, the speed, and how near the kernel comes to its roof."""
+    table = plain_table("", ">predicted bytes", ">held bytes", "", ">tokens/s", "core of roof", "kernel")
     for run in document["runs"]:
-        check, kind = run["verified"], run["attention"].upper()
-        passed = Text("ok", "green") if check["ok"] else Text(f"off by {check['max_abs_error']}", "bold red")
+        kind = run["attention"].upper()
         for row in run["ranks"] or [run]:
             rank, predicted, held = row.get("rank", 0), row["predicted_bytes"], row["held_bytes"]
             name = f"{'' if rank else kind:<3} rank {rank}" if run["ranks"] else kind
             verdict = Text("equal", "green") if held == predicted else Text("DIFFER", "bold red")
-            allocated = count(row["allocator_bytes"])
-            table.add_row(name, count(predicted), count(held), verdict, allocated, Text() if rank else passed)
+            speed = (f"{run['tokens_per_second']:,.1f}", _share(run, "attention_core"), run["backend"])
+            table.add_row(name, count(predicted), count(held), verdict, *(("",) * 3 if rank else speed))
     console.print(table)
 
 
 def _times(document: dict[str, Any], console: Console) -> None:
-    """Print the times, each followed by its share of the roof: first the whole step, then attention alone."""
-    table = plain_table("", ">step p50", ">p90", ">of roof", ">core p50", ">KV read", ">of roof", "backend")
+    """Print the times of the whole step and of attention alone, and the self-check."""
+    table = plain_table("", ">step p50", ">p90", "of roof", ">core p50", ">KV read", "self-check")
     for run in document["runs"]:
-        core, share = run["attention_core_seconds"] or {"p50": None}, run["fraction_of_roof"]
+        check, core = run["verified"], run["attention_core_seconds"] or {"p50": None}
+        passed = Text("ok", "green") if check["ok"] else Text(f"off by {check['max_abs_error']}", "bold red")
         steps = [short_duration(run["decode_step_seconds"][quantile]) for quantile in ("p50", "p90")]
-        read = [byte_rate(run["kv_read_bytes_per_second"]), percent(share["attention_core"])]
-        kind = run["attention"].upper()
-        table.add_row(kind, *steps, percent(share["step"]), short_duration(core["p50"]), *read, run["backend"])
+        read = [short_duration(core["p50"]), byte_rate(run["kv_read_bytes_per_second"])]
+        table.add_row(run["attention"].upper(), *steps, _share(run, "step"), *read, passed)
     console.print(table)
+
+
+def _share(run: dict[str, Any], what: str) -> str:
+    """The share of the roof that limits a part of the run, by name."""
+    binding = run["binding_roof"][what]
+    return "-" if binding is None else f"{percent(binding['fraction'])} {binding['roof']}"
 
 
 def _kept(workload: dict[str, Any]) -> str:
@@ -105,8 +121,8 @@ def _notes(document: dict[str, Any], console: Console) -> None:
         kind, filled, scaled = run["attention"].upper(), run["prefill"], run["scaled"]
         if filled:
             console.print(
-                f"prefill of {kind}: {filled['tokens_per_second']:,.0f} tokens/s, "
-                f"{percent(run['fraction_of_matmul_roof']['prefill'])} of the matmul rate"
+                f"prefill of {kind}: {count(filled['tokens'])} tokens at {filled['tokens_per_second']:,.0f} tokens/s, "
+                f"{percent(run['fraction_of_matmul_roof']['prefill'])} of the matmul roof"
             )
         timed = [
             f"{row['name']} {short_duration(row['seconds'])}"

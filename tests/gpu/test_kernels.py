@@ -1,0 +1,76 @@
+"""Every decode kernel that can run on this GPU, at the heads of real models: right, and how near to the read rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvcalc.attention.backends import BACKENDS
+from kvcalc.attention.cache import PagedCache, TokenCache
+from kvcalc.measure.build import AttentionLayer, build_layer
+from kvcalc.measure.choose import TOLERANCES, case_of
+from kvcalc.measure.faults import first_line
+from kvcalc.measure.reference import aimed_query, attend_in_fp32, relative_error
+from kvcalc.measure.timing import Effort, flusher, summarize, time_calls
+from kvcalc.model.mixers.attention import AttentionShape
+from tests.simulated_cuda import is_simulated
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+# Of llama-3-70b, llama-7b and deepseek-v3.
+SHAPES = {
+    "GQA": AttentionShape(64, 8, 128, 128, hidden_size=64),
+    "MHA": AttentionShape(32, 32, 128, 128, hidden_size=64),
+    "MLA": AttentionShape(128, 128, 192, 128, hidden_size=64, kv_lora_rank=512, qk_rope_head_dim=64),
+}
+CUDA = torch.device("cuda")
+
+
+def filled(layer: AttentionLayer, tokens: int, stored: torch.dtype | None, block_size: int | None) -> TokenCache:
+    given: Any = (2, layer.cache_shapes(), tokens, None, torch.bfloat16, CUDA, stored)
+    cache = TokenCache(*given) if block_size is None else PagedCache(*given, block_size=block_size)
+    shapes = [(2, heads, tokens, width) for heads, width in layer.cache_shapes()]
+    cache.append(tuple(torch.randn(shape, dtype=torch.bfloat16, device=CUDA) for shape in shapes))
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("stored", "block_size"),
+    [(None, None), (None, 64), (None, 256), (torch.int8, None), (torch.float8_e4m3fn, None), (torch.float8_e4m3fn, 64)],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_every_kernel_as_in_fp32(
+    kind: str, stored: torch.dtype | None, block_size: int | None, tokens: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a length that is no multiple of a tile. The shares of the read rate are printed, not checked."""
+    with torch.inference_mode():
+        layer = build_layer(SHAPES[kind], None, torch.bfloat16, CUDA).eval()
+        cache = filled(layer, tokens - 3, stored, block_size)
+        query = torch.randn(layer.core_query_shape(2), dtype=torch.bfloat16, device=CUDA)
+        aimed = aimed_query(layer, query, cache)
+        expected, case = attend_in_fp32(layer, aimed, cache), case_of(layer, cache, query)
+        effort = Effort(settle_seconds=0.0 if is_simulated() else 0.02)
+        flush, errors = flusher(CUDA, effort), {}
+        for name, backend in BACKENDS.items():
+            # Without a GPU, Triton has no driver.
+            if backend.why_not(case) is not None or (name == "triton" and is_simulated()):
+                continue
+            layer.core = backend
+            try:
+                errors[name] = relative_error(layer.attend(aimed, cache), expected)
+                taken = time_calls(CUDA, lambda: layer.attend(query, cache), 5, flush, effort=effort)
+            except Exception as error:  # the others are tried too
+                errors[name] = float("nan")
+                line = f"FAILED: {first_line(error)}"
+            else:
+                seconds = summarize(taken.seconds)["p50"]
+                rate = sum(tensor.nbytes for tensor in (*cache.tensors, *cache.scales)) / seconds
+                line = f"{seconds * 1e6:.1f} us, {rate / 1e9:,.0f} GB/s ({taken.method})"
+            with capsys.disabled():
+                print(f"gpu: {kind} {stored or 'bf16'} blocks of {block_size} {name}: {line}", flush=True)
+    wrong = {name: error for name, error in errors.items() if not error <= TOLERANCES[torch.bfloat16]}
+    assert errors
+    assert not wrong

@@ -1,0 +1,249 @@
+"""`kvcalc measure` from end to end on a simulated CUDA device: options, libraries and layouts.
+
+Every run must succeed, time graphs, hold the predicted bytes, and do nothing during a capture that CUDA refuses.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+import kvcalc as library
+from kvcalc.attention import rope
+from kvcalc.attention.backends import BACKENDS, Backend
+from kvcalc.measure import run, runner
+from kvcalc.schema import load_schema
+from tests.attention.library_stubs import STUBS, install
+from tests.conftest import ROOT
+from tests.measure.quick import narrow
+from tests.simulated_cuda import Machine, simulated_cuda
+from tests.simulated_cuda.graphs import Graph
+from tests.simulated_cuda.machine import BLOCK_BYTES
+
+MODEL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "64", "--hidden-size", "64", "--layers", "2")
+SHORT = (*MODEL, "--context", "200", "--steps", "3", "--dtype", "bf16", "--device", "cuda", "--json")
+# Backends keep plans and tensors.
+UNUSED = {name: copy.deepcopy(backend) for name, backend in BACKENDS.items() if name != "native"}
+MLA = ("--attention", "mla", "--kv-lora-rank", "512", "--qk-rope-head-dim", "64")
+
+
+def renewed(name: str) -> Backend:
+    """A backend that has not run. Those of the CPU keep nothing on a device."""
+    return BACKENDS[name] if name == "native" else copy.deepcopy(UNUSED[name])
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """A device with all libraries. Backends are new, because they keep tensors and plans."""
+    install(monkeypatch)
+    rope._LAST.clear()
+    for name in BACKENDS:
+        monkeypatch.setitem(BACKENDS, name, renewed(name))
+    with simulated_cuda() as machine:
+        yield machine
+
+
+@pytest.fixture
+def allocations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For every run, the bytes that the allocator must have given its caches: each tensor in whole blocks."""
+    found: list[int] = []
+    make = run.make_caches
+
+    def noted(stack: Any, *given: Any) -> Any:
+        made = make(stack, *given)
+        tensors = [
+            t for cache in stack.caches for value in vars(cache).values()
+            for t in (value if isinstance(value, tuple) else (value,)) if isinstance(t, torch.Tensor)
+        ]  # fmt: skip
+        found.append(sum(-(-t.untyped_storage().nbytes() // BLOCK_BYTES) * BLOCK_BYTES for t in tensors))
+        return made
+
+    monkeypatch.setattr(run, "make_caches", noted)
+    return found
+
+
+def check(document: dict[str, Any], machine: Machine, allocations: list[int], method: str = "CUDA graph") -> None:
+    jsonschema.validate(document, {**load_schema(), "$ref": "#/$defs/measure"})
+    assert [capture.failure for capture in machine.captures if capture.failure] == []
+    for number, row in enumerate(document["runs"]):
+        assert row["predicted_bytes"] == row["held_bytes"] > 0
+        assert row["allocator_bytes"] == allocations[number]
+        assert row["verified"]["ok"]
+        assert row["decode_step_seconds"]["method"] == method
+        assert row["attention_core_seconds"]["method"] == "CUDA graph"
+    check_released(machine)
+
+
+def check_released(machine: Machine) -> None:
+    """Except for what libraries keep for the next run, all memory is free again."""
+    for name in BACKENDS:
+        BACKENDS[name] = renewed(name)
+    for module in STUBS:
+        sys.modules.pop(module, None)
+    rope._LAST.clear()
+    gc.collect()
+    assert machine.devices[0].allocated == 0
+
+
+LAYOUTS: list[tuple[str, ...]] = [
+    (),
+    ("--block-size", "16"),
+    ("--block-size", "256"),
+    ("--kv-dtype", "int8"),
+    ("--kv-dtype", "fp8", "--block-size", "16"),
+    ("--sliding-window", "64"),
+    ("--sliding-window", "50", "--block-size", "16", "--kv-dtype", "int8"),
+    ("--attention", "mha", "--batch", "3"),
+    ("--attention", "mqa", "--dtype", "fp16"),
+    ("--dtype", "fp32"),
+    MLA,
+    (*MLA, "--block-size", "64"),
+    (*MLA, "--kv-dtype", "fp8", "--batch", "2"),
+    ("--attention", "mla", "--mla", "expanded"),
+]
+
+
+@pytest.mark.parametrize("options", LAYOUTS, ids=" ".join)
+def test_every_layout(kvcalc: Any, device: Machine, allocations: list[int], options: tuple[str, ...]) -> None:
+    result = kvcalc("measure", *SHORT, *options)
+    assert result.status == 0, result.err
+    check(result.json, device, allocations)
+
+
+NAMED: list[tuple[str, ...]] = [
+    ("flash-attn",),
+    ("flash-attn", "--attention", "mha", "--batch", "3"),
+    ("flashinfer",),
+    ("flashinfer", "--block-size", "16"),
+    ("flashinfer", *MLA),
+    ("flashinfer", *MLA, "--block-size", "64"),
+    ("flashmla", *MLA, "--context", "192"),
+    ("flashmla", *MLA, "--block-size", "64", "--batch", "2"),
+    ("flex",),
+    ("sdpa-flash", "--block-size", "16"),
+    ("sdpa-efficient", "--dtype", "fp32"),
+    ("sdpa-cudnn", "--attention", "mqa"),
+    ("grouped-matmul", "--kv-dtype", "int8"),
+    ("repeat-kv",),
+]
+
+
+@pytest.mark.parametrize("named", NAMED, ids=" ".join)
+def test_every_backend_by_name(kvcalc: Any, device: Machine, allocations: list[int], named: tuple[str, ...]) -> None:
+    result = kvcalc("measure", *SHORT, *named[1:], "--backend", named[0])
+    assert result.status == 0, result.err
+    check(result.json, device, allocations)
+    assert result.json["runs"][0]["backend"] == named[0]
+
+
+def test_without_libraries(
+    kvcalc: Any, device: Machine, allocations: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in STUBS:
+        monkeypatch.setitem(sys.modules, module, None)
+    result = kvcalc("measure", *SHORT)
+    assert result.status == 0, result.err
+    check(result.json, device, allocations)
+    reasons = {row["name"]: row["reason"] for row in result.json["runs"][0]["backends"]}
+    assert reasons["flash-attn"] == "flash-attn is not installed"
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
+@pytest.mark.parametrize("options", [("--block-size", "16", "--kv-dtype", "int8"), (*MLA, "--kv-dtype", "fp8")])
+def test_the_triton_kernel(options: tuple[str, ...]) -> None:
+    """In a process of its own, because Triton decides when it is imported whether it interprets."""
+    small = ("--heads", "2", "--kv-heads", "1", "--layers", "1", "--context", "40", "--steps", "1")
+    command = ("kvcalc", "measure", *SHORT, *small, *options, "--backend", "triton")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulated_cuda", *command], capture_output=True, text=True, check=False, cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["runs"]
+    assert row["predicted_bytes"] == row["held_bytes"]
+    assert row["backend"] == "triton"
+    assert row["decode_step_seconds"]["method"] == row["attention_core_seconds"]["method"] == "CUDA graph"
+
+
+def test_all_backends_that_can_run_are_timed(kvcalc: Any, device: Machine) -> None:
+    rows = {row["name"]: row for row in kvcalc("measure", *SHORT, "--block-size", "256").json["runs"][0]["backends"]}
+    assert {"flash-attn", "flashinfer", "grouped-matmul"} <= {name for name, row in rows.items() if row["seconds"]}
+    assert rows["native"]["reason"] == "only runs on CPUs"
+
+
+def test_a_growing_cache_is_not_a_graph(kvcalc: Any, device: Machine) -> None:
+    result = kvcalc("measure", *SHORT, "--cache", "grow")
+    assert result.status == 0, result.err
+    (row,) = result.json["runs"]
+    assert row["predicted_bytes"] == row["held_bytes"]
+    assert row["decode_step_seconds"]["method"] == "CUDA events"
+
+
+def test_no_cache_at_all(kvcalc: Any, device: Machine) -> None:
+    result = kvcalc("measure", *SHORT, "--cache", "none")
+    assert result.status == 0, result.err
+    assert result.json["runs"][0]["held_bytes"] == 0
+
+
+def test_a_sweep(kvcalc: Any, device: Machine, allocations: list[int]) -> None:
+    result = kvcalc("measure", *SHORT, "--sweep", "context=64:130,batch=2")
+    assert result.status == 0, result.err
+    assert len(result.json["runs"]) == 2
+    check(result.json, device, allocations)
+
+
+@pytest.mark.parametrize("axis", ["context", "batch"])
+def test_until_full_ends_where_the_allocator_does(kvcalc: Any, device: Machine, axis: str) -> None:
+    options = ("--layers", "1", "--context", "64", "--until-full", axis, "--memory", "24MiB")
+    result = kvcalc("measure", *SHORT, *options)
+    assert result.status == 0, result.err
+    found = result.json["capacity"]
+    assert 0.5 < found["ratio"] <= 1
+    assert device.devices[0].limit == device.devices[0].total
+    check_released(device)
+
+
+def test_a_trace(kvcalc: Any, device: Machine, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    result = kvcalc("measure", *SHORT, "--profile", trace)
+    assert result.status == 0, result.err
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_step_is_the_same_in_a_graph(device: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output after the last replay is that of the same step without a graph."""
+    outputs: dict[bool, torch.Tensor] = {}
+
+    def refuse(graph: Graph, *_: object, **__: object) -> None:
+        raise RuntimeError("no graphs")
+
+    for captures in (True, False):
+        monkeypatch.setattr(run, "check_finite", lambda out, what, key=captures: outputs.update({key: out.cpu()}))
+        if not captures:
+            monkeypatch.setattr(Graph, "capture_begin", refuse)
+        spec = library.read_config(
+            {"model_type": "generic", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "head_dim": 16, "hidden_size": 32}, "small", "test"
+        )  # fmt: skip
+        runner.measure(spec, context_tokens=40, steps=3, device="cuda", dtype="fp32", backend="grouped-matmul")
+    assert torch.equal(outputs[True], outputs[False])
+
+
+@pytest.mark.parametrize("name", ["falcon-h1-tiny-90m", "gpt-oss-120b", "qwen3-next-80b-a3b"])
+def test_models_with_states_and_windows(device: Machine, allocations: list[int], name: str) -> None:
+    spec = narrow(library.load_model(name))
+    layers = 4 if name.startswith("qwen") else 2
+    document = runner.measure(spec, num_layers=layers, context_tokens=150, steps=3, device="cuda", dtype="bf16")
+    check(document, device, allocations)
