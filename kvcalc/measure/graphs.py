@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -69,7 +70,10 @@ def _record(graph: torch.cuda.CUDAGraph, device: torch.device, call: Callable[[]
 def _refusing_to_wait() -> Iterator[None]:
     """Inside the block, an operation that waits for the device is an error, so that it is found before the capture."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        # torch warns that it does not find all such operations. The others fail in the capture.
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

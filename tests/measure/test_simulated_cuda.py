@@ -183,6 +183,15 @@ def test_all_backends_that_can_run_are_timed(kvcalc: Any, device: Machine) -> No
     assert rows["native"]["reason"] == "only runs on CPUs"
 
 
+def test_a_library_that_waits_does_not_break_the_allocator(kvcalc: Any, device: Machine) -> None:
+    """flash-attn reads the lengths of paged sequences on the host. With torch 2.11, capturing this would end the run."""
+    device.capture_breaks_allocator = True
+    result = kvcalc("measure", *SHORT, "--block-size", "256", "--backend", "flash-attn")
+    assert result.status == 0, result.err
+    assert result.json["runs"][0]["decode_step_seconds"]["method"] == "CUDA events"
+    assert [capture.failure for capture in device.captures if capture.failure] == []
+
+
 def test_a_growing_cache_is_not_a_graph(kvcalc: Any, device: Machine) -> None:
     result = kvcalc("measure", *SHORT, "--cache", "grow")
     assert result.status == 0, result.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,6 +126,8 @@ def _functions(made: Machine) -> dict[str, Any]:
         made.wait("synchronize")
 
     def set_sync_debug_mode(mode: Any) -> None:
+        if mode not in ("default", 0):
+            warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
         made.sync_is_error = mode in ("error", 2)
 
     def sleep(cycles: int) -> None:

@@ -145,7 +145,8 @@ def test_a_capture_refuses(device: Machine, what: str) -> None:
 
 def test_waiting_for_the_device_can_be_an_error(device: Machine) -> None:
     x = torch.ones(4, device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
+    with pytest.warns(UserWarning, match="prototype"):
+        torch.cuda.set_sync_debug_mode("error")
     with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
         x.sum().item()
     torch.cuda.synchronize()
