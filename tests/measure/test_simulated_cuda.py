@@ -184,7 +184,7 @@ def test_all_backends_that_can_run_are_timed(kvcalc: Any, device: Machine) -> No
 
 
 def test_a_library_that_waits_does_not_break_the_allocator(kvcalc: Any, device: Machine) -> None:
-    """flash-attn reads the lengths of paged sequences on the host. With torch 2.11, capturing this would end the run."""
+    """flash-attn reads the lengths of paged sequences on the host. In torch 2.11, capturing this would end the run."""
     device.capture_breaks_allocator = True
     result = kvcalc("measure", *SHORT, "--block-size", "256", "--backend", "flash-attn")
     assert result.status == 0, result.err
