@@ -41,7 +41,7 @@ def test_a_long_range_is_not_spelt_out() -> None:
     axis = tokens("1..1000000000000000:1")
     assert len(axis) == 10**15
     assert axis.largest == 10**15
-    with pytest.raises(UsageError, match="counted"):
+    with pytest.raises(UsageError, match="must be at most"):
         tokens(f"1..{10**60}:1")
     with pytest.raises(UsageError, match="a list of"):
         parse_axis(",".join("1" * 2000), "--batch", parse_count)

@@ -125,11 +125,10 @@ def test_a_release_has_its_own_reserve_and_a_device_its_own_defaults() -> None:
     def settings(engine: str, **given: str) -> dict[str, str]:
         return with_device(engine, {k.replace("_", "-"): v for k, v in given.items()}, find_devices("h100"))
 
-    assert settings("vllm") == {"max-num-batched-tokens": "8192", "max-num-seqs": "1024"}
+    own = {"max-num-batched-tokens": "8192", "max-num-seqs": "1024", "gdn-prefill-backend": "flashinfer"}
+    assert settings("vllm") == own
     assert settings("vllm@0.7")["max-num-seqs"] == "256"
-    assert settings("vllm", max_num_seqs="7", block_size="32") == {
-        "max-num-batched-tokens": "8192", "max-num-seqs": "7", "block-size": "32",
-    }  # fmt: skip
+    assert settings("vllm", max_num_seqs="7", block_size="32") == {**own, "max-num-seqs": "7", "block-size": "32"}
     assert with_device("vllm", {}, find_devices("a100"))["max-num-seqs"] == "256"
     assert settings("logical", anything="1") == {"anything": "1"}
     # vLLM uses 0.92 of the device since 0.21, and 0.9 before. Since 0.21 it also reserves memory for CUDA graphs.
