@@ -18,10 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -34,7 +36,7 @@ from records import GPU_KV_DTYPES, GPU_LAYERS, ROOT, name_of
 # What a CPU can run in the same time.
 CONTEXTS, BATCHES = {"cuda": "8k:32k", "cpu": "512:1k"}, {"cuda": "1:16", "cpu": "1:2"}
 # The folders with tests that need a GPU.
-TESTS = "tests/gpu,tests/measure"
+TESTS = "tests/gpu,tests/measure,tests/attention"
 
 _LOOK_SECONDS, _TEST_SECONDS, _FIRST_SECONDS, _LEAST_SECONDS = 90, 150, 60, 10
 
@@ -90,7 +92,7 @@ def run(command: list[str], seconds: float) -> Ended:
     began = time.monotonic()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}, start_new_session=True,
     )  # fmt: skip
     try:
         out, err = process.communicate(timeout=seconds)
@@ -118,12 +120,33 @@ def look(python: list[str], device: str, scale: int, page: Page, clock: Clock) -
 
 def test(python: list[str], paths: list[str], page: Page, clock: Clock) -> None:
     """The second stage. Without a GPU, all of these tests are skipped."""
-    command = [*python, "pytest", "-m", "gpu", "-n0", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *paths]
-    found = run(command, clock.left(_TEST_SECONDS))
-    lines = [line for line in found.out.splitlines() if line.startswith(("FAILED", "ERROR", "gpu: "))]
-    summary = next((line for line in reversed(found.out.splitlines()) if line.strip()), found.reason)
-    for line in (*lines, f"pytest -m gpu: {found.reason if found.status is None else summary}"):
-        page.say(line)
+    command = [*python, "pytest", "-m", "gpu", "-n0", "-v", "--tb=line", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    found = run([*command, *paths], clock.left(_TEST_SECONDS))
+    counts: Counter[str] = Counter()
+    for name, outcome in outcomes(found.out):
+        counts[outcome.lower()] += 1
+        if outcome in ("FAILED", "ERROR"):
+            page.say(f"{outcome} {name}")
+    for line in found.out.splitlines():
+        _, said, rest = line.partition("gpu: ")
+        if said:
+            page.say(said + rest)
+    # pytest ends with 5 if it collects no test.
+    ended = found.reason if found.status is None or not counts else f"{found.seconds:.0f} s"
+    page.say(f"pytest -m gpu: {', '.join(f'{n} {what}' for what, n in sorted(counts.items())) or 'none ran'}; {ended}")
+
+
+def outcomes(out: str) -> Iterator[tuple[str, str]]:
+    """The name and the outcome of every test that ended, from the output of `pytest -v`, which may be cut off."""
+    name = ""
+    for line in out.splitlines():
+        if line.startswith("=") and "test session starts" not in line:
+            return
+        test = re.match(r"tests/\S+::.*?(?= PASSED| FAILED| SKIPPED| ERROR|gpu: |$)", line)
+        name = test[0].strip() if test else name
+        outcome = re.search(r"(?:^| )(PASSED|FAILED|SKIPPED|ERROR)\b", line)
+        if outcome:
+            yield name, outcome[1]
 
 
 def measure(

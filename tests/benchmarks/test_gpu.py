@@ -46,7 +46,7 @@ def test_it_runs_to_its_end_on_a_simulated_device(tmp_path: Path) -> None:
     # There is no driver to ask, and the rest is done all the same.
     assert any(line.startswith("clocks before: FAILED") for line in lines)
     assert any(line.startswith("a capture that fails: the allocator still works") for line in lines)
-    assert any(line.startswith("pytest -m gpu: ") and " passed" in line for line in lines)
+    assert any(line.startswith("pytest -m gpu: 1 passed; ") for line in lines)
     assert "no-such-model-bf16: FAILED: exit code 3: kvcalc: " in out
     assert lines[-1] == "1 of 2 cases have no record"
     (path,) = tmp_path.glob("*.json")
@@ -83,9 +83,24 @@ def test_stages_that_fail_do_not_end_it(gpu: ModuleType, tmp_path: Path, monkeyp
     assert gpu.measure(fails, "cuda", *cases, page, clock) == 2
     assert gpu.measure(fails, "cuda", *cases, page, gpu.Clock(0)) == 2
     text = (tmp_path / "gpu.md").read_text()
-    for line in ("look: FAILED: exit code 1: lost the device", "pytest -m gpu: exit code 1: lost the device",
+    for line in ("look: FAILED: exit code 1: lost the device", "pytest -m gpu: none ran; exit code 1: lost the device",
                  "gpt2-bf16: FAILED: exit code 1: lost the device", "gpt2-fp8: not run, no time is left"):  # fmt: skip
         assert line in text
+
+
+def test_what_ended_is_known_although_the_rest_was_stopped(gpu: ModuleType) -> None:
+    out = """\
+============================= test session starts ==============================
+tests/gpu/test_a.py::test_b PASSED       [ 10%]
+tests/gpu/test_a.py::test_c[--block-size 16] gpu: GQA flash: 12 us
+gpu: GQA flex: 20 us
+FAILED                                   [ 20%]
+tests/gpu/test_a.py::test_d SKIPPED (no) [ 30%]
+tests/gpu/test_a.py::test_e """
+    expected = [("test_b", "PASSED"), ("test_c[--block-size 16]", "FAILED"), ("test_d", "SKIPPED")]
+    assert [*gpu.outcomes(out)] == [(f"tests/gpu/test_a.py::{name}", outcome) for name, outcome in expected]
+    summary = "\n= FAILURES =\nFAILED tests/gpu/test_a.py::test_c[--block-size 16] - assert\n"
+    assert len([*gpu.outcomes(out + "PASSED" + summary)]) == 4
 
 
 def test_wrong_bytes_are_in_the_table_and_not_saved(gpu: ModuleType, tmp_path: Path) -> None:
