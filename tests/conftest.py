@@ -65,7 +65,7 @@ def _documents_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     emit = Output.emit
 
     def checked(self: Output, document: dict[str, Any], kind: str, **shown: bool) -> None:
-        if kind != "sweep" or "points" in document:  # the screen of a sweep has no document
+        if kind != "sweep" or isinstance(document.get("points"), list):  # the screen of a sweep is no document
             from tests.documents import validate
 
             validate(document, kind)
@@ -135,5 +135,5 @@ def preset_names() -> list[str]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=5000, help="mutated inputs of the fuzz tests (-m fuzz), in all")
     parser.addoption("--fuzz-seed", type=int, default=16, help="the first seed of the fuzz tests")
-    parser.addoption("--pairs", type=int, default=60, help="pairs of a command and an environment to run")
+    parser.addoption("--pairs", type=int, default=40, help="pairs of a command and an environment to run")
     parser.addoption("--pairs-seed", type=int, default=16, help="the seed of the sample of pairs")
