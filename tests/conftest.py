@@ -65,7 +65,7 @@ def _documents_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     emit = Output.emit
 
     def checked(self: Output, document: dict[str, Any], kind: str, **shown: bool) -> None:
-        if kind != "sweep" or isinstance(document.get("points"), list):  # the screen of a sweep is no document
+        if "chart" not in document:  # the screen of a sweep shows some of its rows and a chart
             from tests.documents import validate
 
             validate(document, kind)

@@ -22,7 +22,9 @@ def printable_document(value: Any) -> Any:
         return printable(value)
     if isinstance(value, dict):
         return {printable_document(key): printable_document(item) for key, item in value.items()}
-    return [printable_document(item) for item in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, tuple) and hasattr(value, "_make"):  # a named tuple, such as the chart of a sweep
+        return value._make(map(printable_document, value))
+    return type(value)(map(printable_document, value)) if isinstance(value, (list, tuple)) else value
 
 
 def csv_text(value: str) -> str:
