@@ -89,6 +89,15 @@ def test_the_states_of_a_release(model: str, release: str, states: States) -> No
     assert drafting.states == states._replace(kept=states.kept + 2)
 
 
+def test_a_state_for_every_block_needs_attention() -> None:
+    asked = {"enable-prefix-caching": ""}
+    with pytest.raises(KvcalcError, match="without attention"):
+        load_engine("vllm@0.27", kvcalc.load_model("mamba-2.8b"), asked)
+    newer = load_engine("vllm@0.28", kvcalc.load_model("mamba-2.8b"), asked)
+    assert isinstance(newer, Vllm)
+    assert newer.states == States("align", 2)
+
+
 def test_before_0_28_mamba_keeps_a_state_for_every_block() -> None:
     # A state of Jamba: 8,192 x 3 inputs and 8,192 x 16 elements of 16 bits, 311,296 bytes. A token of attention takes
     # 4,096 bytes, so 76 tokens are as large as a state, and blocks are multiples of 2,048 tokens. 4 of 32 layers have

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvcalc.errors import ModelError
 from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.mixers.recurrent import Recurrence
@@ -61,11 +62,19 @@ def caches_prefixes(spec: ModelSpec, rules: Rules) -> bool:
 def states_of(
     spec: ModelSpec, rules: Rules, prefix_caching: bool, prefill: str | None, speculative_tokens: int
 ) -> States:
-    """The states of a request. `prefill` is the kernel for gated delta nets, or None if there are none."""
+    """The states of a request. `prefill` is the kernel for gated delta nets, or None if there are none.
+
+    Raises ModelError (exit 3) for a state per block in a model without attention, whose blocks are not modelled.
+    """
     if not prefix_caching:
         return States(NONE, 1 + speculative_tokens)
     kinds = _kinds(spec)
     if kinds and kinds <= set(rules.state_per_block):
+        if not spec.attention.num_heads:
+            raise ModelError(
+                f"{spec.name}: prefix caching of models without attention is not modelled for {rules.name}",
+                "leave out --enable-prefix-caching",
+            )
         return States(ALL, speculative_tokens, _chunk(spec, kinds))
     kept = 2 + speculative_tokens
     if "linear" in kinds & set(rules.checkpoints):
