@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,13 @@ def started(code: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+def wait_until_asleep(process: subprocess.Popen[str]) -> None:
+    """Wait until the process waits for the mutex: before that, Python's own handler would answer."""
+    stat = Path(f"/proc/{process.pid}/stat")
+    while stat.read_text().rpartition(")")[2].split()[0] != "S":
+        time.sleep(0.01)
+
+
 def test_a_computation_in_c_is_ended(tmp_path: Path) -> None:
     code = f"""
 with ending_on_ctrl_c(lambda: open({str(tmp_path / "stopped")!r}, "w").close()):
@@ -49,6 +57,7 @@ with ending_on_ctrl_c(lambda: open({str(tmp_path / "stopped")!r}, "w").close()):
     with started(code) as process:
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
+        wait_until_asleep(process)
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=60) == ("", "kvcalc: interrupted\n")
         assert process.returncode == 130
@@ -65,6 +74,7 @@ with exiting_on_ctrl_c():
         assert process.stdout
         assert process.stderr
         assert process.stdout.readline() == "ready\n"
+        wait_until_asleep(process)
         process.send_signal(signal.SIGINT)
         assert process.stderr.readline() == "kvcalc: interrupted\n"
         assert process.poll() is None
