@@ -30,10 +30,9 @@ from kvcalc.measure.timing import Effort
 from kvcalc.measure.verify import verify, verify_state
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.memory.workload import bind_workload, check_tensor_parallel, resolve_workload
-from kvcalc.model.caches import RecurrentState
 from kvcalc.model.describe import describe_model
 from kvcalc.model.mixers.attention import AttentionShape
-from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.model.variants import WhatIf, apply, side_by_side
 from kvcalc.notes import Note, describe_notes
 from kvcalc.schema import SCHEMA_VERSION
@@ -229,7 +228,7 @@ def _that_split(
     for kind, spec in wanted:
         try:
             check_tensor_parallel(spec, size)
-            if size > 1 and any(isinstance(cache, RecurrentState) for cache in all_caches(spec)):
+            if size > 1 and has_states(spec):
                 raise UsageError(f"--tp {size}: measure splits attention heads but not recurrent states")
             kept.append((kind, spec))
         except UsageError as error:

@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from math import lcm
 from typing import NamedTuple
 
-from kvcalc.model.caches import HEADS_CACHES, Cache, CompressedAttention, CrossAttention, LatentAttention
+from kvcalc.model.caches import (
+    HEADS_CACHES,
+    Cache,
+    CompressedAttention,
+    CrossAttention,
+    LatentAttention,
+    RecurrentState,
+)
 from kvcalc.model.layers import Layer, LayerGroup, Mixer, weights_of_layers
 from kvcalc.model.memo import remembered
 from kvcalc.model.mixers.attention import Attention, AttentionShape
@@ -189,6 +196,12 @@ def latent_of(spec: ModelSpec) -> LatentAttention | None:
 def all_caches(spec: ModelSpec) -> list[Cache]:
     """Return the caches of every run of layers, in order."""
     return [cache for group in spec.layers for cache in group.caches]
+
+
+@remembered
+def has_states(spec: ModelSpec) -> bool:
+    """Return whether any layer keeps a recurrent state."""
+    return any(isinstance(cache, RecurrentState) for cache in all_caches(spec))
 
 
 @remembered

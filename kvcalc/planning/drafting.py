@@ -14,9 +14,8 @@ from kvcalc.memory.engines.draft_pool import JOINED, DraftPool
 from kvcalc.memory.engines.lookahead import LookAhead, lookahead_tokens
 from kvcalc.memory.workload import Workload, bind_workload, check_tensor_parallel
 from kvcalc.model import drafting
-from kvcalc.model.caches import RecurrentState
 from kvcalc.model.drafting import DRAFT, EAGLE, METHODS, MOST_TOKENS, MTP, Drafter, Speculation
-from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.notes import Note
 
 _EXAMPLE = "for example --speculative mtp:3 --acceptance-length 2.4"
@@ -68,7 +67,7 @@ def check_engine_drafts(asked: Speculation, engine: str, spec: ModelSpec) -> Non
             f"--speculative {asked}: mlx drafts with a draft model only",
             f"use --speculative draft:{asked.num_tokens} --draft-model MODEL, or another engine",
         )
-    if name == "mlx" and any(isinstance(cache, RecurrentState) for cache in all_caches(spec)):
+    if name == "mlx" and has_states(spec):
         raise UsageError(
             f"--speculative {asked}: mlx drafts no tokens for {spec.name}, whose recurrent states it cannot trim",
             "leave --speculative out, or use another engine",

@@ -31,6 +31,20 @@ def grouped_shape(
     )  # fmt: skip
 
 
+def latent_shape(config: ConfigReader, *, least_rope: int = 1, v_head_dim: int | None = None) -> AttentionShape:
+    """Read the heads and widths of MLA, whose rotary key has at least `least_rope` elements.
+
+    `v_head_dim` is given by families that compute it in their own way.
+    """
+    heads, rope = config.integer("num_attention_heads"), config.integer("qk_rope_head_dim", least=least_rope)
+    return AttentionShape(
+        heads, heads, config.integer("qk_nope_head_dim") + rope, v_head_dim or config.integer("v_head_dim"),
+        config.integer("hidden_size"), rope_dim=rope, rope_theta=config.number("rope_theta", default=10_000.0),
+        kv_lora_rank=config.integer("kv_lora_rank"), q_lora_rank=config.optional_integer("q_lora_rank") or 0,
+        qk_rope_head_dim=rope,
+    )  # fmt: skip
+
+
 def decoder_body(
     config: ConfigReader,
     mlps: Sequence[tuple[Weight, ...]],

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from kvcalc.errors import ModelError
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
-from kvcalc.model.families.common import decoder_body
+from kvcalc.model.families.common import decoder_body, latent_shape
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
@@ -84,7 +84,6 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     num_layers = _num_layers(config, model_type)
     num_heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
-    rope = config.integer("qk_rope_head_dim")
     v_head_dim = config.optional_integer("v_head_dim") if model_type == "minicpm3" else config.integer("v_head_dim")
     if v_head_dim is None:
         if hidden_size % num_heads:
@@ -93,11 +92,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
             )
         v_head_dim = hidden_size // num_heads
     bias = config.boolean("attention_bias", default=False)
-    shape = AttentionShape(
-        num_heads, num_heads, config.integer("qk_nope_head_dim") + rope, v_head_dim, hidden_size, rope_dim=rope,
-        rope_theta=config.number("rope_theta", default=10_000.0), kv_lora_rank=config.integer("kv_lora_rank"),
-        q_lora_rank=config.optional_integer("q_lora_rank") or 0, qk_rope_head_dim=rope, qkv_bias=bias, output_bias=bias,
-    )  # fmt: skip
+    shape = latent_shape(config, v_head_dim=v_head_dim)._replace(qkv_bias=bias, output_bias=bias)
     if any(kind not in _LAYER_TYPES[model_type in _INDEXED] for kind in config.items("layer_types")):
         raise ModelError(f"{config.name}: layer_types contains a kind of layer that {model_type} does not have")
     plain = (Attention(shape),)

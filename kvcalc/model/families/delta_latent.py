@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from kvcalc.model.families.common import latent_shape
 from kvcalc.model.families.deepseek import has_indexer
-from kvcalc.model.families.kimi_linear import delta_attention
+from kvcalc.model.families.kimi_linear import delta_attention, stated_delta_attention
 from kvcalc.model.layers import Mixer
-from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer
+from kvcalc.model.mixers.attention import Attention, Indexer
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
@@ -31,8 +32,6 @@ _DEFAULTS: dict[str, dict[str, object]] = {
         "index_topk": 2048,
     },
 }  # fmt: skip
-_NESTED = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads",
-           "short_conv_kernel_size": "linear_conv_kernel_dim"}  # fmt: skip
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -44,9 +43,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     Glm5NextTextConfig and Glm5NextTextIndexer, Transformers 5.23.0.
     """
     is_glm = model_type == "glm5_next_text"
-    nested = config.nested("linear_attn_config")
-    stated = {flat: nested.config[key] for key, flat in _NESTED.items() if key in nested.config}
-    config = config.with_defaults({**_DEFAULTS[model_type], **(stated if is_glm else {})})
+    stated = stated_delta_attention(config) if is_glm else {}
+    config = config.with_defaults({**_DEFAULTS[model_type], **stated})
     if not is_glm:
         config = config.with_defaults({
             "linear_head_dim": config.config.get("head_dim") or 128,
@@ -54,13 +52,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
             "linear_conv_kernel_dim": config.integer("short_conv_kernel_size"),
         })  # fmt: skip
     num_layers = config.num_layers("num_hidden_layers")
-    heads, rope = config.integer("num_attention_heads"), config.integer("qk_rope_head_dim", least=0)
-    shape = AttentionShape(
-        heads, heads, config.integer("qk_nope_head_dim") + rope, config.integer("v_head_dim"),
-        config.integer("hidden_size"), rope_dim=rope, rope_theta=config.number("rope_theta", default=10_000.0),
-        kv_lora_rank=config.integer("kv_lora_rank"), q_lora_rank=config.optional_integer("q_lora_rank") or 0,
-        qk_rope_head_dim=rope,
-    )  # fmt: skip
+    shape = latent_shape(config, least_rope=0)
     full = [Attention(shape)] * num_layers
     if is_glm:
         sparse = Attention(shape, most_read_tokens=config.integer("index_topk"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
-from kvcalc.model.families.common import decoder_body
+from kvcalc.model.families.common import decoder_body, latent_shape
 from kvcalc.model.layers import Mixer
-from kvcalc.model.mixers.attention import Attention, AttentionShape
+from kvcalc.model.mixers.attention import Attention
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
@@ -38,16 +38,9 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     keys and values. Source: KimiLinearDeltaAttention, Transformers 5.23.0.
     """
     nested = config.nested("linear_attn_config")
-    stated = {flat: nested.config[key] for key, flat in _NESTED.items() if key in nested.config}
-    config = with_defaults(config, {**_DEFAULTS, **stated})
+    config = with_defaults(config, {**_DEFAULTS, **stated_delta_attention(config)})
     num_layers = config.num_layers("num_hidden_layers")
-    num_heads, rope = config.integer("num_attention_heads"), config.integer("qk_rope_head_dim")
-    shape = AttentionShape(
-        num_heads, num_heads, config.integer("qk_nope_head_dim") + rope, config.integer("v_head_dim"),
-        config.integer("hidden_size"), rope_dim=rope, rope_theta=config.number("rope_theta", default=10_000.0),
-        kv_lora_rank=config.integer("kv_lora_rank"), q_lora_rank=config.optional_integer("q_lora_rank") or 0,
-        qk_rope_head_dim=rope,
-    )  # fmt: skip
+    shape = latent_shape(config)
     if config.boolean("attention_bias", default=False):
         shape = shape._replace(qkv_bias=True, output_bias=True)
     kept: tuple[tuple[Mixer, ...], tuple[Mixer, ...]] = (
@@ -60,6 +53,12 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         attention=shape,
         positions=("max_position_embeddings", "model_max_length"),
     )
+
+
+def stated_delta_attention(config: ConfigReader) -> dict[str, object]:
+    """The widths of the delta attention that `linear_attn_config` states, under the keys of a flat config."""
+    nested = config.nested("linear_attn_config").config
+    return {flat: nested[key] for key, flat in _NESTED.items() if key in nested}
 
 
 def delta_attention(config: ConfigReader, width: int) -> Recurrence:

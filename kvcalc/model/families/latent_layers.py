@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvcalc.model.families.common import latent_shape
 from kvcalc.model.families.deepseek import has_indexer
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer
@@ -56,7 +57,7 @@ def _read_dots(config: ConfigReader, model_type: str) -> ModelSpec:
             full if not slides or number < 2 or number % 4 == 1 else "sliding_attention" for number in range(num_layers)
         ]
     kinds = [kind if kind == "sliding_attention" else full for kind in kinds]
-    shape, narrow = _shape(config), _window_shape(config, kinds)
+    shape, narrow = latent_shape(config), _window_shape(config, kinds)
     window = config.integer("sliding_window") if config.config.get("sliding_window") else None
     kept: dict[str, tuple[Mixer, ...]] = {
         "full_attention": (Attention(shape),),
@@ -81,7 +82,7 @@ def _window_shape(config: ConfigReader, kinds: list[str]) -> AttentionShape:
         rope = ConfigReader(own, config.name, config.source).optional_integer("qk_rope_head_dim")
     merged = ConfigReader({**config.config, **own}, config.name, config.source)
     width = rope or merged.integer("head_dim") - merged.integer("qk_nope_head_dim")
-    return _shape(merged.without("qk_rope_head_dim").with_defaults({"qk_rope_head_dim": width}))
+    return latent_shape(merged.without("qk_rope_head_dim").with_defaults({"qk_rope_head_dim": width}))
 
 
 def _read_mistral(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -93,7 +94,7 @@ def _read_mistral(config: ConfigReader, model_type: str) -> ModelSpec:
     num_layers = config.num_layers("num_hidden_layers")
     if any(kind != "indexed_attention" for kind in config.items("layer_types")):
         raise config.error("layer_types: every layer must have indexed_attention")
-    shape = _shape(config)
+    shape = latent_shape(config)
     bare = shape._replace(qk_rope_head_dim=0, rope_dim=0)
     if config.config.get("no_rope_layers") is not None:
         rotary = config.flags("no_rope_layers", num_layers)
@@ -112,16 +113,6 @@ def _read_mistral(config: ConfigReader, model_type: str) -> ModelSpec:
             made[key] = (own._replace(keeps=key[1], indexer=own.indexer if has else None),)
         mixers.append(made[key])
     return config.model(model_type, mixers, attention=shape)
-
-
-def _shape(config: ConfigReader) -> AttentionShape:
-    heads, rope = config.integer("num_attention_heads"), config.integer("qk_rope_head_dim")
-    return AttentionShape(
-        heads, heads, config.integer("qk_nope_head_dim") + rope, config.integer("v_head_dim"),
-        config.integer("hidden_size"), rope_dim=rope, rope_theta=config.number("rope_theta", default=10_000.0),
-        kv_lora_rank=config.integer("kv_lora_rank"), q_lora_rank=config.optional_integer("q_lora_rank") or 0,
-        qk_rope_head_dim=rope,
-    )  # fmt: skip
 
 
 def _indexed(config: ConfigReader, shape: AttentionShape) -> Attention:

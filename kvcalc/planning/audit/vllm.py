@@ -20,8 +20,8 @@ from kvcalc.memory.engines.vllm.releases import RELEASES, Rules, rules_of
 from kvcalc.memory.engines.vllm.settings import parse_settings
 from kvcalc.memory.engines.vllm.states import caches_prefixes, uses_qwen_delta_nets
 from kvcalc.memory.kv_cache import most_that_fit
-from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention, RecurrentState
-from kvcalc.model.spec import ModelSpec, all_caches, latent_of, map_caches, windows
+from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention
+from kvcalc.model.spec import ModelSpec, has_states, latent_of, map_caches, windows
 from kvcalc.planning.audit.drafting import drafting_models
 from kvcalc.planning.audit.figures import (
     EQUAL,
@@ -121,7 +121,7 @@ def _rules(log: Log, spec: ModelSpec) -> list[Rules]:
         # "0.20.2rc1.dev9" is a pre-release and may already have the rules of the next release.
         between = re.search(r"[a-z]", log.text("version") or "") is not None
         known = known[max(0, place - between) : place + 1]
-    mixed, states = bool(windows(spec)), any(isinstance(cache, RecurrentState) for cache in all_caches(spec))
+    mixed, states = bool(windows(spec)), has_states(spec)
     alike: dict[object, Rules] = {}
     for rules in known:
         of_windows = rules._replace(
@@ -139,7 +139,7 @@ def _whole(cache: Cache) -> Cache:
     return cache
 
 
-# The facts of a log that are options of kvcalc.
+# Facts in a log, and the options of kvcalc that they set.
 _STATED = {
     "block_size": "block-size", "num_speculative_tokens": "num-speculative-tokens",
     "max_num_batched_tokens": "max-num-batched-tokens", "token_ranks": "decode-context-parallel-size",
@@ -162,7 +162,7 @@ def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], 
     choices: list[list[_Choice]] = []
     if "block-size" not in plain and latent_of(spec) is not None:
         choices.append([("block-size", n, f"blocks of {n} tokens") for n in _LATENT_BLOCKS])
-    if any(isinstance(cache, RecurrentState) for cache in all_caches(spec)):
+    if has_states(spec):
         choices.append(_prefix_caching(log, caches_prefixes(spec, rules)))
         if uses_qwen_delta_nets(spec) and "delta" in rules.checkpoints:
             choices.append([("gdn-prefill-backend", name, f"{name} prefill") for name in ("flashinfer", "triton")])
@@ -179,7 +179,9 @@ def _prefix_caching(log: Log, is_default: bool) -> list[_Choice]:
     stated = (log.text("enable_prefix_caching") or "").casefold()
     on = ("enable-prefix-caching", "", "prefix caching on")
     off = ("no-enable-prefix-caching", "", "prefix caching off")
-    return [on] if stated == "true" else [off] if stated == "false" else [on, off] if is_default else [off, on]
+    if stated in ("true", "false"):
+        return [on if stated == "true" else off]
+    return [on, off] if is_default else [off, on]
 
 
 def _switch(log: Log, fact: str, option: str, words: str, given: str) -> list[_Choice]:

@@ -21,9 +21,9 @@ from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tok
 from kvcalc.memory.engines.sglang.models import MINIMAX_M3, VERSION, WITH_ENCODER, check_model, is_sparse
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
 from kvcalc.memory.sharding import longer_last, whole_of
-from kvcalc.model.caches import Cache, RecurrentState
+from kvcalc.model.caches import Cache
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.notes import Note
 from kvcalc.units import parse_tokens
 
@@ -290,7 +290,7 @@ def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
     if settings.max_running_requests is None:
         text = "the request table depends on the memory and is not counted; set --max-running-requests to count it"
         notes.append(Note("engine", "request-table", text))
-    if any(isinstance(cache, RecurrentState) for cache in all_caches(spec)) and not settings.max_mamba_cache_size:
+    if has_states(spec) and not settings.max_mamba_cache_size:
         text = "counting one state per sequence; SGLang's radix cache keeps 3 or more (set --max-mamba-cache-size)"
         notes.append(Note("engine", "more-states", text))
     return tuple(notes)

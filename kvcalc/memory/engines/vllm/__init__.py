@@ -23,11 +23,11 @@ from kvcalc.memory.engines.vllm.groups import group
 from kvcalc.memory.engines.vllm.layers import M3_BLOCK, MINIMAX_M3, layers_of, with_draft_layers
 from kvcalc.memory.engines.vllm.releases import is_known, is_newest, rules_of
 from kvcalc.memory.engines.vllm.settings import Settings, parse_settings
-from kvcalc.memory.engines.vllm.states import ALL, States, has_states
+from kvcalc.memory.engines.vllm.states import ALL, States
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
 from kvcalc.memory.sharding import bounds_of, longer_before_last
 from kvcalc.model.caches import Cache
-from kvcalc.model.spec import ModelSpec, period
+from kvcalc.model.spec import ModelSpec, has_states, period
 from kvcalc.notes import Note
 
 VERSION = "0.33.0"
@@ -176,7 +176,7 @@ class Vllm(Engine):
         for first, last in bounds_of(longer_before_last(share.num_layers, self.chosen.pipeline_parallel_size)):
             places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
             stages.append([part.only(places) for part in groups])
-        of_any_length = self._of_any_length if is_divided else (*self._of_any_length[:3], 1)
+        of_any_length = self._of_any_length if is_divided else (*self._of_any_length[:-1], 1)
         return Plan(layers, groups, stages, of_any_length, dtype)
 
 
@@ -206,7 +206,5 @@ def _refuse(spec: ModelSpec) -> None:
     """Raise ModelError for models that vLLM reads in a way that is not modelled."""
     if spec.model_type == "llava":
         raise ModelError(f"{spec.name}: vLLM has no class that reads LLaVA's flat config", "use the -hf version")
-    if spec.model_type in ("mimo_v2_flash", "rwkv", "rwkv6", "recurrent_gemma", "deepseek_v4"):
-        raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} is not modelled")
     if spec.model_type == "falcon" and spec.attention.num_kv_heads > 1:
         raise ModelError(f"{spec.name}: vLLM's layout of Falcon's new architecture is not modelled")

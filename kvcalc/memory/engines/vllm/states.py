@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.engines.vllm.releases import Rules
-from kvcalc.model.caches import RecurrentState
 from kvcalc.model.mixers.recurrent import Recurrence
-from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention
+from kvcalc.model.spec import ModelSpec, has_cross_attention, has_states
 
 NONE, ALIGN, ALL = "none", "align", "all"
 FLASHINFER = "flashinfer"
@@ -40,11 +39,6 @@ class States(NamedTuple):
     mode: str = NONE
     kept: int = 1
     alignment: int = 1
-
-
-def has_states(spec: ModelSpec) -> bool:
-    """Whether any layer keeps a recurrent state."""
-    return any(isinstance(cache, RecurrentState) for cache in all_caches(spec))
 
 
 def uses_qwen_delta_nets(spec: ModelSpec) -> bool:
