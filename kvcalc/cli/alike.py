@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvcalc.units import MOST
+
 if TYPE_CHECKING:
     from kvcalc.planning.case import Case, Question
 
 # The fields that may differ, if they are plain whole numbers.
 _COUNTS = ("context", "batch", "input_tokens", "output_tokens", "concurrency")
-_LARGEST_COUNT = 10**12
 # --max-model-len has to be equal to --context, so a question that has it is always checked as a whole.
 _CHECKED_TOGETHER = ("max_model_len", "max-model-len")
 
@@ -34,7 +35,7 @@ def split(fields: Mapping[str, Any]) -> Fields | None:
     counts: dict[str, int] = {}
     for field, value in fields.items():
         kind = type(value)
-        if kind is int and field in _COUNTS and 0 < value <= _LARGEST_COUNT:
+        if kind is int and field in _COUNTS and 0 < value <= MOST:
             counts[field] = value
             key.append(field)
         elif kind is dict or kind is list or field in _CHECKED_TOGETHER:

@@ -9,6 +9,7 @@ from kvcalc.measure.device import last_level_cache_bytes
 from kvcalc.measure.figures import core_flop_of
 from kvcalc.measure.parts import parts_of
 from kvcalc.measure.progress import PlannedRun
+from kvcalc.measure.run import WARM_UP_STEPS
 from kvcalc.measure.stack import Request
 from kvcalc.model.spec import ModelSpec
 
@@ -16,8 +17,8 @@ from kvcalc.model.spec import ModelSpec
 _READING, _MULTIPLYING = 0.5, 0.5
 # Bytes are written once from a block of random numbers, or drawn on the device.
 _WRITING, _DRAWING = 0.25, 0.05
-# Warm-up steps, and the calls of each kernel when kernels are compared.
-_MORE_STEPS, _CALLS, _KERNELS = 3, 9, 3
+# The calls of each kernel when kernels are compared.
+_CALLS, _KERNELS = 9, 3
 
 
 def planned_run(kind: str, spec: ModelSpec, request: Request, roof: dict[str, Any]) -> PlannedRun:
@@ -32,7 +33,7 @@ def planned_run(kind: str, spec: ModelSpec, request: Request, roof: dict[str, An
     flush = 2 * last_level_cache_bytes(request.device) / roof["read_bytes_per_second"]
     prompt = prompt_of(request)
     prefill = prompt.batch_size * prompt.context_tokens * (weight_flop + attending / 2) / multiplying
-    steps = request.steps + _MORE_STEPS
+    steps = request.steps + WARM_UP_STEPS
     title = f"{kind.upper()}, {request.context_tokens:,} tokens, batch {request.batch_size}"
     made = weights / (_WRITING * roof["read_bytes_per_second"])
     if request.storage.kind == "none":

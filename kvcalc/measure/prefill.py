@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvcalc.attention.latent import HeadProduct
 from kvcalc.measure.budget import chunk_tokens, prompt_of
@@ -31,8 +30,6 @@ KINDS = ("sample", "full")
 
 # The tokens on which projections are tried in fp32: enough that widening the weights is the smaller part.
 _TRIED_TOKENS = 256
-# cuDNN plans anew for each number of keys, which differs from chunk to chunk.
-_FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def prefill(stack: Stack, spec: ModelSpec, request: Request, progress: Report) -> dict[str, Any]:
@@ -51,7 +48,7 @@ def prefill(stack: Stack, spec: ModelSpec, request: Request, progress: Report) -
     # with the same seed.
     torch.manual_seed(request.seed)
     states = partial(_random_states, spec.attention.hidden_size or 0, prompt)
-    with sdpa_kernel(_FUSED), fast_projections(stack.layers, states(min(chunk, _TRIED_TOKENS))):
+    with fast_projections(stack.layers, states(min(chunk, _TRIED_TOKENS))):
         run = _run_apart if request.prefill == "sample" else _run_into_caches
         seconds = run(stack, states, prompt, chunk, progress)
     if request.prefill == "sample":

@@ -128,11 +128,11 @@ class Case(NamedTuple):
         return self._replace(workload=self.workload._replace(context_tokens=context_tokens, batch_size=batch_size))
 
     def of_length(self, context_tokens: int) -> Case:
-        """The same case with another context, to search for the longest one. No limit of the engine is checked."""
-        workload = self.workload._replace(context_tokens=context_tokens)
-        if not self.encoder_follows_context:
-            return self._replace(workload=workload)
-        workload = workload._replace(encoder_tokens=context_tokens)
+        """The same case, whose encoder follows the context, with another context. No limit of the engine is checked.
+
+        For the search for the longest context.
+        """
+        workload = self.workload._replace(context_tokens=context_tokens, encoder_tokens=context_tokens)
         spec = bind_workload(self.spec, workload)
         cached, rules = _engine_of(self.question, spec, workload, self.settings)
         share = on_device(cached, workload.tensor_parallel_size)
@@ -172,10 +172,10 @@ def is_reusable(question: Question) -> bool:
 
 
 def case_like(case: Case, context_tokens: int | None, batch_size: int, speed: SpeedQuestion | None) -> Case:
-    """The case of a question that differs from that of `case`, which `is_reusable`, only in counts of at least 1.
+    """The case of the same question with other counts, each at least 1. The question of `case` must be reusable.
 
-    `speed` may have other lengths and another concurrency than the speed question of `case`, but no other changes.
-    Raises what `make_case` raises.
+    `speed` may differ from the speed question of `case` in its lengths and its concurrency, and in nothing else. Raises
+    what `make_case` raises.
     """
     asked = case.question._replace(context_tokens=context_tokens, batch_size=batch_size, speed=speed)
     return _with_load(case, _with_requests(asked))

@@ -13,7 +13,10 @@ _ANYWHERE = (
     "t5_gemma_module t5gemma2_decoder trocr udop unlimited_ocr_text vision-encoder-decoder voxtral_realtime_text "
     "xlstm zaya"
 ).split()
-_OF_VLLM = "mimo_v2 param2moe plamo3 sarvam_mla sarvam_moe solar step1 step3_text step5 telechat3 youtu_llm".split()
+_NOT_IN_VLLM = "deepseek_v4 mimo_v2_flash recurrent_gemma rwkv rwkv6".split()
+_IN_VLLM = "mimo_v2 param2moe plamo3 sarvam_mla sarvam_moe solar step1 step3_text step5 telechat3 youtu_llm".split()
 
-UNREAD = {"vllm": frozenset(_ANYWHERE), "tensorrt-llm": frozenset((*_ANYWHERE, *_OF_VLLM))}
+UNREAD = {
+    "vllm": frozenset((*_ANYWHERE, *_NOT_IN_VLLM)), "tensorrt-llm": frozenset((*_ANYWHERE, *_IN_VLLM)),
+}  # fmt: skip
 """Engine -> the types that it refuses, because a figure would be a guess."""

@@ -112,12 +112,7 @@ class LlamaCpp(Engine):
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         alone = layers_of(self.spec, self.chosen).only(cache)
-        return sum(
-            line.bytes
-            for line in account(
-                alone, self.cells(self.spec, tokens, 1), dtype, self.chosen.transposes_v, self.chosen.draft_max
-            )
-        )
+        return sum(line.bytes for line in account(alone, self.cells(self.spec, tokens, 1), dtype, self.chosen))
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return sum(line.bytes for line in self.pool(share, dtype, tokens, batch))
@@ -159,8 +154,7 @@ class LlamaCpp(Engine):
         self.check_types(share, dtype)
         if share.whole is not None and not any(group.caches for group in share.layers):
             return []  # none of the layers here has a cache
-        layers, cells = layers_of(share, self.chosen), self.cells(share, tokens, batch)
-        return account(layers, cells, dtype, self.chosen.transposes_v, self.chosen.draft_max)
+        return account(layers_of(share, self.chosen), self.cells(share, tokens, batch), dtype, self.chosen)
 
     def check_types(self, share: ModelSpec, dtype: Dtype) -> None:
         """Raise UsageError for types that llama_init_from_model refuses."""

@@ -52,7 +52,7 @@ def cells_for(settings: Settings, tokens: int, batch: int, window: int | None, *
     return Cells(tokens, batch, slots, streams, cells, window_cells)
 
 
-def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool, draft_max: int = 0) -> list[Line]:
+def account(layers: Layers, cells: Cells, dtype: Dtype, settings: Settings) -> list[Line]:
     """Lines that add up to the bytes of the context.
 
     Every cell has a row of K and a row of V. Every slot has a state in fp32, regardless of the state's own type, and
@@ -71,7 +71,7 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool, draf
             state = _state_bytes(cache)
             sizes["states in fp32"] += count * (cells.batch * state - held)
             sizes["slots beyond the batch"] += count * (cells.slots - cells.batch) * state
-            sizes["states for prefixes and drafts"] += count * cells.slots * draft_max * state
+            sizes["states for prefixes and drafts"] += count * cells.slots * settings.draft_max * state
             continue
         row = _row_bytes(kept, dtype)
         windowed = layers.is_windowed(cache)
@@ -86,7 +86,7 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, transposes_v: bool, draf
             needed = cells.batch * cells.tokens * row
             sizes[beside if cache.window is None else "windows kept whole"] += count * (needed - held)
             sizes["cells rounded up"] += count * (used * stream - needed)
-        if transposes_v and layer.has_heads:
+        if settings.transposes_v and layer.has_heads:
             spare = bytes_of(layers.widest_v - layer.v_row, dtype.v or dtype)
             padded = count * cells.streams * stream // row * spare
             sizes["V padded to the widest layer's"] += padded

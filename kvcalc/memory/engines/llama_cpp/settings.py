@@ -22,7 +22,6 @@ class Settings(NamedTuple):
 
     `draft_max` is the number of drafted tokens per step. To take back the tokens that the model rejects, every slot
     keeps its state before each of them (`rs_seq` in the log: 1 + 2 states of 149.62 MiB for Qwen3.8-27B with two).
-
     `before_pull` means a build from before that pull request, and so from before the later ones too.
     """
 

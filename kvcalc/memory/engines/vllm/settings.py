@@ -56,8 +56,9 @@ def parse_settings(settings: Mapping[str, str], spec: ModelSpec, rules: Rules) -
     caching = "enable-prefix-caching" in settings or (
         "no-enable-prefix-caching" not in settings and caches_prefixes(spec, rules)
     )
-    prefill = given.choice("gdn-prefill-backend") if "gdn-prefill-backend" in settings else FLASHINFER
-    states = states_of(spec, rules, caching, prefill if uses_qwen_delta_nets(spec) else None, drafted)
+    kernel = given.choice("gdn-prefill-backend") if "gdn-prefill-backend" in settings else FLASHINFER
+    prefill = kernel if uses_qwen_delta_nets(spec) else None
+    states = states_of(spec, rules, caching, prefill, drafted)
     found = Settings(
         block_size,
         given.count("max-num-batched-tokens", _DEFAULT_BATCHED_TOKENS),
@@ -66,6 +67,6 @@ def parse_settings(settings: Mapping[str, str], spec: ModelSpec, rules: Rules) -
         drafted,
         given.count("decode-context-parallel-size", 1),
         states.mode,
-        prefill if uses_qwen_delta_nets(spec) else None,
+        prefill,
     )
     return found, states
