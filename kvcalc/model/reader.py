@@ -25,19 +25,25 @@ _STATE_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 
 # model_type -> published keys that an engine, or the converter of its files, reads by its own rules.
 STATED: dict[str, tuple[str, ...]] = {
+    "bamba": ("mamba_chunk_size",),
     "chatglm": ("multi_query_group_num",),
     "cpmant": ("prompt_length",),
+    "falcon_h1": ("mamba_chunk_size",),
+    "granitemoehybrid": ("mamba_chunk_size",),
     "hy_v4": ("indexer_types",),
     "llama": ("draft_vocab_size",),
+    "mamba2": ("chunk_size",),
     "mimo_v2_flash": ("sliding_window",),
     "minicpm3": ("num_key_value_heads",),
     "minimax_m3": ("moe_layer_freq", "sparse_attention_config"),
     "minimax_m3_vl_text": ("moe_layer_freq", "sparse_attention_config"),
     "mt5": ("num_layers",),
     "nemotron-nas": ("block_configs",),
+    "nemotron_h": ("chunk_size",),
     "t5": ("num_layers",),
     "umt5": ("num_layers",),
     "whisper": ("encoder_layers", "encoder_attention_heads", "decoder_attention_heads"),
+    "zamba2": ("chunk_size",),
 }
 
 

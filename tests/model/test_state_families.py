@@ -297,3 +297,14 @@ def test_devices_share_the_groups_of_mamba_2_beyond_their_number() -> None:
     assert [state.on_device(n).state_elements for n in (1, 2, 4)] == [512, 256, 128]
     assert [state.splits_evenly(n) for n in (1, 2, 3, 4, 8, 16)] == [True, True, False, True, True, False]
     assert not state._replace(num_heads=12, num_groups=4).splits_evenly(6)
+
+
+@pytest.mark.parametrize("engine", ["transformers", "transformers@5.0"])
+def test_every_release_of_transformers_is_counted_as_its_class_reads_the_config(engine: str) -> None:
+    # MiMoV2FlashConfig ignores hybrid_layer_pattern: full attention in the first and in every sixth layer.
+    spec = spec_of(
+        "mimo_v2_flash", **GQA, v_head_dim=8, sliding_window=5, hybrid_layer_pattern=[0, 1, 1, 0, 1, 1],
+        swa_num_key_value_heads=2,
+    )  # fmt: skip
+    assert cache_bytes(spec, 1000) == 129_280
+    assert cache_bytes(spec, 1000, engine=engine) == 130_048

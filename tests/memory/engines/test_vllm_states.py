@@ -10,7 +10,7 @@ import kvcalc
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.engines import load_engine
 from kvcalc.memory.engines.vllm import Vllm
-from kvcalc.memory.engines.vllm.states import States
+from kvcalc.memory.engines.vllm.states import States, _chunk
 from tests.documents import estimate, texts
 from tests.memory.engines.models import ask, plain
 
@@ -186,3 +186,17 @@ def test_ranks_read_their_share_of_the_tokens() -> None:
     assert divided["kv_seconds"] < alone["kv_seconds"] / 4
     assert divided["weights_seconds"] == alone["weights_seconds"]
     assert divided["communication_seconds"] > alone["communication_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "default"), [("falcon_h1", "mamba_chunk_size", 256), ("mamba2", "chunk_size", 256)]
+)
+def test_the_chunk_that_a_config_states(model_type: str, key: str, default: int) -> None:
+    """Source: get_mamba_chunk_size, vllm/config/model.py of 0.26.0."""
+    own: dict[str, object] = {"num_hidden_layers": 2, "hidden_size": 32, "state_size": 8, "num_heads": 4, "head_dim": 16}
+    if model_type == "falcon_h1":
+        own = {**plain(), "mamba_d_ssm": 24, "mamba_n_heads": 4, "mamba_d_head": 6, "mamba_d_state": 8}
+    for stated in (None, 512):
+        chunk = {} if stated is None else {key: stated}
+        spec = kvcalc.read_config({**own, **chunk, "model_type": model_type}, "test", "test")
+        assert _chunk(spec, {"linear"}) == (stated or default)
