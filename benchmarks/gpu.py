@@ -169,20 +169,36 @@ def measure(
         command = [*python, "kvcalc", "measure", model, "--layers", str(GPU_LAYERS.get(model, 2)), "--device", device]
         command += [*kept, "--sweep", sweep, "--steps", str(steps), "--json", "--save", str(new)]
         found = run(command, clock.left(seconds))
-        record = load(new, found.out)
+        # A sweep that was stopped has saved the runs that ended.
+        part = new.with_name(f"{new.name}.part")
+        record = load(new, found.out) or load(part, "")
         for row in record["runs"] if record else ():
             page.rows.append(row_of(model, kv_dtype, row))
         for skipped in record["skipped"] if record else ():
             page.say(f"{case}: skipped: {skipped['reason']}")
         if found.reason or record is None or not new.exists():
             without += 1
-            page.say(f"{case}: FAILED: {found.reason or 'no record'}")
+            page.say(f"{case}: FAILED: {found.reason or 'no record'}{kept_of(part, record, page, case)}")
             new.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             continue
         name = name_of(record, case)
         new.replace(page.path.with_name(name))
         page.say(f"{case}: {len(record['runs'])} runs in {found.seconds:.0f} s: {name}")
     return without
+
+
+def kept_of(part: Path, record: dict[str, Any] | None, page: Page, case: str) -> str:
+    """Keep the runs of a stopped sweep as a record, if all of them are right. Returns what to say about them."""
+    if not part.exists() or record is None or any(is_wrong(run) for run in record["runs"]):
+        return ""
+    name = name_of(record, case)
+    part.replace(page.path.with_name(name))
+    return f"; the runs that ended: {name}"
+
+
+def is_wrong(run: dict[str, Any]) -> bool:
+    return bool(run["held_bytes"] != run["predicted_bytes"] or not run["verified"]["ok"])
 
 
 def load(path: Path, printed: str) -> dict[str, Any] | None:
@@ -198,7 +214,7 @@ def load(path: Path, printed: str) -> dict[str, Any] | None:
 def row_of(model: str, kv_dtype: str, run: dict[str, Any]) -> tuple[str, ...]:
     """A row of the table."""
     core, roof = run["attention_core_seconds"], run["binding_roof"]["attention_core"]
-    wrong = "" if run["held_bytes"] == run["predicted_bytes"] and run["verified"]["ok"] else " WRONG"
+    wrong = " WRONG" if is_wrong(run) else ""
     others = {}
     for row in run["backends"]:
         if not row["is_chosen"] and row["seconds"] is not None:

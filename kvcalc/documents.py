@@ -477,6 +477,7 @@ class MeasureWorkload(TypedDict):
     block_size: int | None
     mla: Literal["absorbed", "expanded"]
     backend: str
+    without_backends: NotRequired[list[str]]
     prefill: Literal["sample", "full"]
 
 

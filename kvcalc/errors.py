@@ -29,6 +29,15 @@ class RunError(KvcalcError):
     exit_code = 1
 
 
+class BrokenDeviceError(RunError):
+    """The device can no longer be used by this process. A new process can go on, without the `backend` that did it.
+
+    `backend` is None if no single attention kernel is the cause.
+    """
+
+    backend: str | None = None
+
+
 class UsageError(KvcalcError):
     """A bad option, or an input file that is missing, unreadable or not a mapping."""
 

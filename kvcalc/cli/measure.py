@@ -9,10 +9,11 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.question import context_of, flags_of, load_model_of, output_of, parsed, what_if_of
-from kvcalc.errors import KvcalcError, RunError, UsageError
+from kvcalc.errors import BrokenDeviceError, KvcalcError, RunError, UsageError
 
 if TYPE_CHECKING:
     from kvcalc.measure.progress import Progress
+    from kvcalc.measure.record import Part
     from kvcalc.output.sink import Output
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,6 +50,7 @@ OPTIONS = [
     o.value(
         "--backend", "NAME", "Attention kernel. auto times the kernels that can run and uses the fastest.", "auto"
     ),
+    o.value("--without-backend", "NAMES", "Kernels that auto does not run, separated by commas.", several=True),
     o.value(
         "--cache", "preallocated|grow|none",
         "How the cache is kept. grow concatenates at every step; none runs the prefix again.",
@@ -119,30 +121,51 @@ def measure(
         limit = parsed(given, "--memory", parse_size)
         if limit is not None and given["until_full"] is None:
             raise UsageError("--memory needs --until-full", "for example --until-full context --memory 40GiB")
+        without = tuple(map(str.casefold, o.names_of(given["without_backend"], "--without-backend")))
         ask, check_bytes = _load()
-        with _progress(is_reporting) as progress, _ending_on_ctrl_c(progress):
-            document = ask(
-                spec, context_tokens=context_tokens, batch_size=batch_size, steps=steps, num_layers=num_layers,
-                what_if=what_if, all_variants=every, device=given["device"].casefold(), dtype=given["dtype"], seed=seed,
-                tensor_parallel_size=devices, progress=progress, kv_dtype=given["kv_dtype"],
-                cache=given["cache"].casefold(), block_size=parsed(given, "--block-size", parse_count),
-                mla=given["mla"].casefold(), backend=given["backend"].casefold(), sweep=points,
-                until_full=given["until_full"], memory_bytes=limit, profile=profile,
-                prefill=given["prefill"].casefold(),
-            )  # fmt: skip
-        if not is_reporting:
-            return
-        output.emit(document, "measure")
-        try:
-            check_bytes(document)
-        except KvcalcError as error:
+        with _keeping(save if is_reporting else None) as part:
+            with _progress(is_reporting) as progress, _ending_on_ctrl_c(progress):
+                document = ask(
+                    spec, context_tokens=context_tokens, batch_size=batch_size, steps=steps, num_layers=num_layers,
+                    what_if=what_if, all_variants=every, device=given["device"].casefold(), dtype=given["dtype"],
+                    seed=seed, tensor_parallel_size=devices, progress=progress, kv_dtype=given["kv_dtype"],
+                    cache=given["cache"].casefold(), block_size=parsed(given, "--block-size", parse_count),
+                    mla=given["mla"].casefold(), backend=given["backend"].casefold(), sweep=points,
+                    without_backends=without,
+                    until_full=given["until_full"], memory_bytes=limit, profile=profile,
+                    prefill=given["prefill"].casefold(), keep=None if part is None else part.keep,
+                )  # fmt: skip
+            if not is_reporting:
+                return
+            output.emit(document, "measure")
+            try:
+                check_bytes(document)
+            except KvcalcError as error:
+                if save is not None:
+                    error.hint = f"{save} was not written"
+                raise
             if save is not None:
-                error.hint = f"{save} was not written"
-            raise
-        if save is not None:
-            from kvcalc.measure.record import save as write
+                from kvcalc.measure.record import save as write
 
-            write(document, save)
+                write(document, save)
+
+
+@contextlib.contextmanager
+def _keeping(path: Optional[str]) -> Iterator[Optional["Part"]]:
+    """Keep the runs that have ended beside `path`. If the others fail, the error says where they are."""
+    if path is None:
+        yield None
+        return
+    from kvcalc.measure.record import Part
+
+    part = Part(path)
+    try:
+        yield part
+    except KvcalcError as error:
+        if part.is_kept:
+            error.hint = "; ".join(filter(None, (error.hint, f"the runs before the last one are in {part.path}")))
+        raise
+    part.remove()
 
 
 # torch 2.13 for CPUs maps 700 MiB when it is imported and multiplies two matrices.
@@ -184,6 +207,14 @@ def _reporting_once() -> Iterator[bool]:
     except RankError as error:
         if error.is_quiet:
             raise typer.Exit(error.exit_code) from None
+        raise
+    except BrokenDeviceError as error:
+        if error.backend is not None and place.size == 1:
+            from kvcalc.cli.restart import again
+
+            again(
+                "--without-backend", error.backend, f"kvcalc: {error.message}; starting again without {error.backend}"
+            )
         raise
     except KvcalcError as error:
         if not place.speaks:

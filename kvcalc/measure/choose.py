@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from kvcalc.attention.backends import BACKENDS, Backend, Case
 from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.grouped import GroupedAttention
-from kvcalc.errors import KvcalcError, RunError
+from kvcalc.errors import BrokenDeviceError, KvcalcError, RunError
 from kvcalc.measure.build import AttentionLayer
 from kvcalc.measure.device import release
 from kvcalc.measure.faults import first_line
@@ -52,13 +52,16 @@ def case_of(layer: AttentionLayer, cache: TokenCache, query: Tensor) -> Case:
 
 def choose(
     layer: AttentionLayer, cache: TokenCache, query: Tensor, flush: Callable[[], object], name: str = "auto",
-    effort: Effort = Effort(),
+    without: Collection[str] = (), effort: Effort = Effort(),
 ) -> Choice:  # fmt: skip
     """Check and time the backends that can run `layer`'s step over `cache`, and choose the fastest one, or `name`.
 
+    `auto` does not run the backends called `without`.
+
     `query` has the shape that `layer.attend` takes, and `flush` is a `flusher`. A backend that fails in any way is not
     used, and its row says why.
-    Raises RunError (exit 1) if the backend called `name` cannot run here or gives wrong results.
+    Raises RunError (exit 1) if the backend called `name` cannot run here or gives wrong results, and BrokenDeviceError
+    (exit 1), which names the backend, if nothing can run here after it.
     """
     case = case_of(layer, cache, query)
     # A step that concatenates its cache has new addresses each time, and cannot be a graph.
@@ -71,7 +74,9 @@ def choose(
     for backend in BACKENDS.values():
         row: dict[str, Any] = {"name": backend.name, "seconds": None, "relative_error": None, "reason": None}
         rows.append(row)
-        if name in ("auto", backend.name):
+        if backend.name in without:
+            row["reason"] = "left out (--without-backend)"
+        elif name in ("auto", backend.name):
             row["reason"] = (backend.why_not_unasked(case) if name == "auto" else None) or backend.why_not(case)
         else:
             row["reason"] = f"not selected (--backend {name})"
@@ -88,6 +93,9 @@ def choose(
             taken = time_calls(query.device, replay, _REPEATS, flush, most_seconds=_SECONDS_EACH, effort=effort)
             # The fastest of a few calls depends less on what else the machine does than their median.
             row["seconds"] = min(taken.seconds)
+        except BrokenDeviceError as error:
+            error.backend = backend.name
+            raise
         except KvcalcError:
             raise
         except Exception as error:  # a kernel that fails here, in whichever way, is not used
@@ -102,6 +110,8 @@ def choose(
         found = (replay.reason is not None, row["seconds"], backend)
         if best is None or found[:2] < best[:2]:
             best = found
+    if best is None and without:
+        raise RunError(f"no kernel is left to run without {', '.join(sorted(without))}", "use fewer --without-backend")
     if best is None:
         asked = next((row["reason"] for row in rows if row["name"] == name), rows[0]["reason"])
         raise RunError(f"--backend {name} cannot run here: {asked}", "use --backend auto to choose one that can")

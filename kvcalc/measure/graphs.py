@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from kvcalc.errors import RunError
+from kvcalc.errors import BrokenDeviceError
 from kvcalc.measure.distributed import ALONE, Group
 from kvcalc.measure.faults import first_line
 
@@ -29,8 +29,8 @@ class Replay(NamedTuple):
 def capture(device: torch.device, call: Callable[[], object], group: Group = ALONE) -> Replay:
     """`call` as the replay of a CUDA graph, or `call` itself and the reason if it cannot be captured on every rank.
 
-    Raises RunError (exit 1) if a failed capture has left torch's allocator unusable, as it does up to torch 2.11
-    (https://github.com/pytorch/pytorch/issues/180395). Only a new process can then go on.
+    Raises BrokenDeviceError (exit 1) if a failed capture has left torch's allocator unusable, as it does up to torch
+    2.11 (https://github.com/pytorch/pytorch/issues/180395). Only a new process can then go on.
     """
     graph = torch.cuda.CUDAGraph()
     reason = _record(graph, device, call, group) if group.captures else "gloo copies the sums through the host"
@@ -88,7 +88,7 @@ def _check_allocator(device: torch.device, failure: RuntimeError) -> None:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise RunError(
+        raise BrokenDeviceError(
             f"a failed CUDA graph capture has left torch's allocator unusable: {first_line(failure)[:200]}",
             "run it again with another --backend, or with a newer torch",
         ) from error

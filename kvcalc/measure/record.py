@@ -64,6 +64,30 @@ def save(document: dict[str, Any], path: str) -> None:
             os.unlink(temporary)
 
 
+class Part:
+    """The file beside `path`, FILE.part, with the runs of a sweep that have ended, in case the others do not end.
+
+    If `path` is not a regular file, such as /dev/stdout, nothing is kept.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = None if _target_of(path) is None else f"{path}.part"
+        self.is_kept = False
+
+    def keep(self, document: dict[str, Any]) -> None:
+        """Write `document`. If that is not possible, the run goes on."""
+        if self.path is not None:
+            with contextlib.suppress(RunError):
+                save(document, self.path)
+                self.is_kept = True
+
+    def remove(self) -> None:
+        """Remove the file, if this run has written it."""
+        if self.path is not None and self.is_kept:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+
 def load(path: str) -> dict[str, Any]:
     """Load the record at `path`.
 

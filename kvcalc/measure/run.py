@@ -58,7 +58,8 @@ def choose_backends(
             continue
         alike = (layer.core_query_shape(1), layer.cache_shapes(), cache.held, part.is_cross)
         if alike not in chosen:
-            choice = choose(layer, cache, random_query(layer, request), flush, request.storage.backend, request.effort)
+            asked = request.storage.backend, request.storage.without_backends
+            choice = choose(layer, cache, random_query(layer, request), flush, *asked, request.effort)
             name = request.group.first(choice.backend.name)
             chosen[alike] = BACKENDS[name]
             rows += [{"layer": part.layer, "is_chosen": row["name"] == name, **row} for row in choice.rows]

@@ -3,6 +3,7 @@ document."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ def measure(
     block_size: int | None = None,
     mla: str = "absorbed",
     backend: str = "auto",
+    without_backends: tuple[str, ...] = (),
     sweep: Sweep | None = None,
     until_full: str | None = None,
     memory_bytes: int | None = None,
@@ -65,6 +67,7 @@ def measure(
     tensor_parallel_size: int = 1,
     effort: Effort = Effort(),
     progress: Progress | None = None,
+    keep: Callable[[dict[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
     """The measure document: predicted and held bytes and the time of a step, for each requested kind of attention.
 
@@ -73,7 +76,8 @@ def measure(
     The first `num_layers` layers are built (default: all, or as many as fit). `sweep` runs several contexts and batch
     sizes. `until_full` ("context" or "batch") searches for the largest value that fits. With `tensor_parallel_size`,
     every process started by torchrun calls this function, runs its share of the heads and returns the same figures.
-    `effort` sets the size of the roofs' measurements. `progress` is told what is running.
+    `effort` sets the size of the roofs' measurements. `progress` is told what is running. `keep`
+    gets the document of the runs so far after each of several runs but the last.
 
     Raises UsageError (exit 2), ModelError (3) for a model that cannot run, and DoesNotFitError (4) before anything is
     allocated if there is not enough memory. Raises RunError (1) if the run fails: out of memory anyway, a lost device
@@ -83,7 +87,7 @@ def measure(
     place = find_place()
     check_size(place, tensor_parallel_size)
     where = resolve_device(device)
-    storage = parse_storage(kv_dtype, cache, block_size, mla, backend, where)
+    storage = parse_storage(kv_dtype, cache, block_size, mla, backend, without_backends, where)
     if prefill not in PREFILLS:
         raise UsageError(f"--prefill {prefill[:40]!a}: one of {', '.join(PREFILLS)}")
     points = sweep.points() if sweep else [(context_tokens, batch_size)]
@@ -124,13 +128,48 @@ def measure(
             text = f"{layers} of {model.num_layers} layers {chosen}; bytes and times are for these layers"
             notes.append(Note("runs", "layers", text))
         requests = [request._replace(group=group, device=where) for request in requests]
+        runs: list[dict[str, Any]] = []
+        capacity = None
+
+        def document() -> dict[str, Any]:
+            """The document of the runs that have ended."""
+            remarks = (*remarks_on(cut), *remarks_on_runs(runs, ALLOCATION_SLACK.get(where.type, 0)))
+            every_note = [*notes, *(Note("runs", "remark", text) for text in remarks)]
+            return {
+                "schema_version": SCHEMA_VERSION,
+                "model": describe_model(apply(cut, what_if)),
+                "workload": {
+                    "context_tokens": requests[-1].context_tokens,
+                    "batch_size": requests[-1].batch_size,
+                    "steps": steps,
+                    "dtype": workload.kv_dtype.name,
+                    "kv_dtype": storage.dtype(workload.kv_dtype).name,
+                    "cache": storage.kind,
+                    "block_size": storage.block_size,
+                    "mla": storage.mla,
+                    "backend": storage.backend,
+                    "without_backends": [*storage.without_backends],
+                    "prefill": prefill,
+                    "seed": seed,
+                    "tensor_parallel_size": place.size,
+                },
+                "device": describe_device(where),
+                "environment": describe_environment(where),
+                "roof": roof,
+                "runs": runs,
+                "sweep": sweep.describe() if sweep else None,
+                "curve": curve(model.name, runs) if sweep else None,
+                "capacity": capacity,
+                "skipped": skipped,
+                "warnings": describe_notes(every_note),
+            }
+
         with faults(where):
             group.barrier()
             progress("read and multiply", 0, 1)
             roof = read_roof(where, requests[0].torch_dtype, effort)
             every = [(kind, spec, request) for request in requests for kind, spec in wanted]
             progress.plan([planned_run(kind, share_of_spec(spec, place.size), one, roof) for kind, spec, one in every])
-            runs = []
             for number, (kind, spec, request) in enumerate(every, start=1):
                 progress.start(number)
                 reason = _too_large(share_of_spec(spec, place.size), request) if sweep else None
@@ -139,40 +178,11 @@ def measure(
                 else:
                     whole = apply(model, what_if) if not all_variants else _same_kind(model, what_if, kind)
                     runs.append(_run(kind, spec, whole, request, roof, progress))
-            capacity = None
+                    if keep is not None and number < len(every):
+                        keep(document())
             if until_full is not None:
                 capacity = find_capacity(wanted[0][1], requests[0], until_full, memory_bytes, progress)
-    notes += [
-        Note("runs", "remark", text)
-        for text in (*remarks_on(cut), *remarks_on_runs(runs, ALLOCATION_SLACK.get(where.type, 0)))
-    ]
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "model": describe_model(apply(cut, what_if)),
-        "workload": {
-            "context_tokens": requests[-1].context_tokens,
-            "batch_size": requests[-1].batch_size,
-            "steps": steps,
-            "dtype": workload.kv_dtype.name,
-            "kv_dtype": storage.dtype(workload.kv_dtype).name,
-            "cache": storage.kind,
-            "block_size": storage.block_size,
-            "mla": storage.mla,
-            "backend": storage.backend,
-            "prefill": prefill,
-            "seed": seed,
-            "tensor_parallel_size": place.size,
-        },
-        "device": describe_device(where),
-        "environment": describe_environment(where),
-        "roof": roof,
-        "runs": runs,
-        "sweep": sweep.describe() if sweep else None,
-        "curve": curve(model.name, runs) if sweep else None,
-        "capacity": capacity,
-        "skipped": skipped,
-        "warnings": describe_notes(notes),
-    }
+    return document()
 
 
 def check_bytes(document: dict[str, Any]) -> None:

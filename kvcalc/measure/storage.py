@@ -20,7 +20,7 @@ QUANTIZED = ("fp8", "int8")
 class Storage(NamedTuple):
     """`kind` is one of KINDS. `block_size` is in tokens, or None if the cache is not paged.
 
-    `kv_dtype` is one of QUANTIZED, or None for the model's own dtype.
+    `kv_dtype` is one of QUANTIZED, or None for the model's own dtype. The backend `auto` leaves out `without_backends`.
     """
 
     kind: str = "preallocated"
@@ -28,6 +28,7 @@ class Storage(NamedTuple):
     kv_dtype: str | None = None
     mla: str = "absorbed"
     backend: str = "auto"
+    without_backends: tuple[str, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -39,11 +40,17 @@ class Storage(NamedTuple):
 
 
 def parse_storage(
-    kv_dtype: str | None, cache: str, block_size: int | None, mla: str, backend: str, device: torch.device
-) -> Storage:
+    kv_dtype: str | None, cache: str, block_size: int | None, mla: str, backend: str,
+    without_backends: tuple[str, ...], device: torch.device,
+) -> Storage:  # fmt: skip
     """Parse the options of the cache. Raises UsageError (exit 2) for options that cannot be combined."""
     if backend != "auto" and backend not in BACKENDS:
         raise UsageError(f"--backend {backend[:40]!a}: not a backend", f"auto or one of {', '.join(BACKENDS)}")
+    for name in without_backends:
+        if name not in BACKENDS:
+            raise UsageError(f"--without-backend {name[:40]!a}: not a backend", f"one of {', '.join(BACKENDS)}")
+    if without_backends and backend != "auto":
+        raise UsageError(f"--without-backend needs --backend auto, not {backend}", "remove one of the two options")
     for option, value, allowed in (("--cache", cache, KINDS), ("--mla", mla, MLA_FORMS)):
         if value not in allowed:
             raise UsageError(f"{option} {value[:40]!a}: one of {', '.join(allowed)}")
@@ -53,13 +60,14 @@ def parse_storage(
             f"--kv-dtype {kv_dtype}: measure supports {' and '.join(QUANTIZED)}, and auto for the compute dtype",
             "use --kv-dtype auto, and --dtype to choose the compute dtype",
         )
-    if cache == "none" and (kept or block_size or mla == "expanded" or backend != "auto"):
-        raise UsageError("--cache none cannot be combined with --kv-dtype, --block-size, --mla expanded or --backend")
+    if cache == "none" and (kept or block_size or mla == "expanded" or backend != "auto" or without_backends):
+        options = "--kv-dtype, --block-size, --mla expanded, --backend or --without-backend"
+        raise UsageError(f"--cache none cannot be combined with {options}")
     if cache == "grow" and block_size:
         raise UsageError("--cache grow cannot be combined with --block-size")
     if kept == "fp8" and device.type == "mps":
         raise UsageError("--kv-dtype fp8: not supported on Apple's GPU", "use --kv-dtype int8")
-    return Storage(cache, block_size, kept, mla, backend)
+    return Storage(cache, block_size, kept, mla, backend, without_backends)
 
 
 def check_goes_with(storage: Storage, specs: list[ModelSpec]) -> None:

@@ -116,3 +116,29 @@ def test_wrong_bytes_are_in_the_table_and_not_saved(gpu: ModuleType, tmp_path: P
     assert gpu.measure([sys.executable, "-c", code], "cuda", ["m"], ["bf16"], "", 2, page, gpu.Clock(60)) == 1
     assert "m (2 layers) WRONG" in (tmp_path / "gpu.md").read_text()
     assert not [*tmp_path.glob("*.json")]
+
+
+def test_the_runs_before_a_stop_are_kept(gpu: ModuleType, tmp_path: Path) -> None:
+    """A sweep that hangs at its second point: the record has the first one."""
+    document = {
+        "runs": [{
+            "num_layers": 2, "held_bytes": 8, "predicted_bytes": 8, "verified": {"ok": True}, "context_tokens": 40,
+            "batch_size": 1, "decode_step_seconds": {"p50": 1e-3}, "attention_core_seconds": None,
+            "binding_roof": {"attention_core": None}, "backend": "none", "backends": [],
+        }], "skipped": [], "device": {"name": "Some GPU", "threads": None},
+        "workload": {"tensor_parallel_size": 1}, "environment": {"taken_at": "2026-01-02T03:04:05Z"},
+    }  # fmt: skip
+    code = (
+        "import json, pathlib, sys\n"
+        f"pathlib.Path(sys.argv[sys.argv.index('--save') + 1] + '.part').write_text({json.dumps(document)!r})\n"
+        "sys.exit('kvcalc: lost the device')"
+    )
+    page = gpu.Page(tmp_path / "gpu.md")
+    assert gpu.measure([sys.executable, "-c", code], "cuda", ["m"], ["bf16"], "", 2, page, gpu.Clock(60)) == 1
+    text = (tmp_path / "gpu.md").read_text()
+    assert (
+        "m-bf16: FAILED: exit code 1: kvcalc: lost the device; the runs that ended: some-gpu_2026-01-02_m-bf16.json"
+        in text
+    )
+    assert json.loads((tmp_path / "some-gpu_2026-01-02_m-bf16.json").read_text()) == document
+    assert not [*tmp_path.glob(".m-bf16*")]

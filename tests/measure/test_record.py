@@ -250,3 +250,31 @@ def test_an_environment_variable_that_is_no_number_is_named(monkeypatch: pytest.
         with pytest.raises(KvcalcError) as caught:
             find_place({**started, **wrong})
         assert caught.value.exit_code == 2
+
+
+def test_the_runs_that_ended_are_kept_until_all_have_ended(
+    kvcalc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvcalc.measure import runner
+
+    target = tmp_path / "record.json"
+    kept = target.with_name("record.json.part")
+    sweep = (*FAST, "--sweep", "context=16:24:32", "--save", str(target), "--json")
+    real, seen = runner._run, []
+
+    def fails_at_the_third(*arguments: Any) -> Any:
+        seen.append(kept.exists())
+        if len(seen) == 3:
+            raise RunError("lost the device", "look at it")
+        return real(*arguments)
+
+    monkeypatch.setattr(runner, "_run", fails_at_the_third)
+    result = kvcalc("measure", *sweep)
+    assert (result.status, seen) == (1, [False, True, True])
+    assert f"look at it; the runs before the last one are in {kept}" in result.err
+    assert [run["context_tokens"] for run in record.load(str(kept))["runs"]] == [16, 24]
+    assert not target.exists()
+    monkeypatch.setattr(runner, "_run", real)
+    assert kvcalc("measure", *sweep).status == 0
+    assert not kept.exists()
+    assert len(record.load(str(target))["runs"]) == 3

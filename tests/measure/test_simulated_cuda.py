@@ -192,6 +192,36 @@ def test_a_library_that_waits_does_not_break_the_allocator(kvcalc: Any, device: 
     assert [capture.failure for capture in device.captures if capture.failure] == []
 
 
+def test_a_kernel_that_breaks_the_allocator_is_left_out_by_a_new_process(
+    kvcalc: Any, device: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to torch 2.11, nothing can run after a failed capture, so the command starts again without that kernel."""
+    device.capture_breaks_allocator = True
+    broken = BACKENDS["grouped-matmul"]
+    decode = type(broken).decode
+
+    def on_another_stream(self: Backend, *arguments: Any, **named: Any) -> Any:
+        with torch.cuda.stream(torch.cuda.Stream(torch.device("cuda", 0))):
+            return decode(self, *arguments, **named)
+
+    monkeypatch.setattr(type(broken), "decode", on_another_stream)
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, command: started.append([path, *command]))
+    command = ["measure", *SHORT]
+    monkeypatch.setattr(sys, "argv", ["kvcalc", *command])
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "kvcalc", *command])
+    first = kvcalc(*command)
+    left_out = ["--without-backend", broken.name]
+    assert started == [[sys.executable, sys.executable, "-m", "kvcalc", *command, *left_out]]
+    assert f"starting again without {broken.name}" in first.err
+    device.is_allocator_broken = False
+    second = kvcalc(*command, *left_out)
+    assert second.status == 0, second.err
+    (row,) = (row for row in second.json["runs"][0]["backends"] if row["name"] == broken.name)
+    assert (row["seconds"], row["reason"]) == (None, "left out (--without-backend)")
+    assert second.json["workload"]["without_backends"] == [broken.name]
+
+
 def test_a_growing_cache_is_not_a_graph(kvcalc: Any, device: Machine) -> None:
     result = kvcalc("measure", *SHORT, "--cache", "grow")
     assert result.status == 0, result.err
