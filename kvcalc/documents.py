@@ -1223,6 +1223,7 @@ class Plan(TypedDict):
 
     schema_version: Literal[2]
     model: Model
+    checkpoint: str
     lengths: PlanLengths
     targets: PlanTargets
     engines: list[str]
@@ -1273,6 +1274,8 @@ class PlanRow(TypedDict):
     kwh_per_million_output_tokens: float | None
     vllm: str | None
     sglang: str | None
+    tensorrt_llm: str | None
+    llama_cpp: str | None
 
 
 class Warning(TypedDict):

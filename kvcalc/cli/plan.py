@@ -1,7 +1,7 @@
 """`kvcalc plan`: how many devices does this traffic need, and which command starts the server?"""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import typer
 
@@ -27,6 +27,7 @@ Examples:
   kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --requests-per-second 20 --max-tpot 30ms --max-ttft 1s
   kvcalc plan gpt-oss-120b --input-tokens 2k --output-tokens 500 --concurrency 100 --price h100=2.5 --price l40s=0.9
   kvcalc plan llama-3.1-8b --lengths lengths.csv --concurrency 200 --gpu l40sx8 --engine sglang --json
+  kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --concurrency 64 --gpu h100 --emit compose > compose.yaml
 """
 
 
@@ -61,6 +62,11 @@ OPTIONS = [
     ),
     *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} {o.DRAFTING} calibrate"),
     *o.engine_settings(),
+    o.value(
+        "--emit", "vllm|sglang|trtllm|llama-server|compose|k8s",
+        "Print only how to start the best layout: a command, a compose file or a Kubernetes manifest.",
+    ),
+    o.value("--image", "NAME", "Container image for --emit compose and k8s. Default: the engine's own, on NVIDIA."),
     *o.output(path="plans.0.num_devices"),
 ]  # fmt: skip
 
@@ -76,6 +82,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
 
     given = ctx.params
     output = output_of(given, "plan")
+    kind = _emitted(given)
     lengths, targets = _lengths_of(given), _targets_of(given)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
@@ -98,8 +105,30 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         max_devices=parse_count(given["max_gpus"], "--max-gpus"),
         allow_beyond_limit=given["allow_beyond_limit"],
     )
-    output.emit(document, "plan")
+    if kind is None:
+        output.emit(document, "plan")
+        refuse_empty(document)
+        return
+    from kvcalc.planning.manifests import emit
+
     refuse_empty(document)
+    output.emit_text(emit(document, kind, given["image"]), document["warnings"])
+
+
+def _emitted(given: dict[str, Any]) -> Optional[str]:
+    """The value of --emit, or None. Raises UsageError (exit 2) beside another option that chooses the output."""
+    if given["emit"] is None:
+        if given["image"] is not None:
+            raise UsageError("--image needs --emit compose or --emit k8s", "--emit compose")
+        return None
+    from kvcalc.planning.manifests import check_kind
+
+    kind: str = given["emit"].casefold()
+    check_kind(kind)
+    other = next((name for name in ("json", "get", "format") if given[name]), None)
+    if other is not None:
+        raise UsageError(f"--emit prints a file of its own and cannot be combined with --{other}")
+    return kind
 
 
 def _lengths_of(given: dict[str, Any]) -> "Lengths":

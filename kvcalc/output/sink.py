@@ -63,6 +63,15 @@ class Output(NamedTuple):
         sys.stdout.write(text)
         sys.stdout.flush()
 
+    def emit_text(self, text: str, warnings: Iterable[Mapping[str, str]]) -> None:
+        """Print a file, and `warnings` to stderr."""
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            discard_stdout()
+        warn(warnings)
+
     def check_path(self, kind: str) -> None:
         """Raise UsageError if no document of `kind` has the --get path. Call this before a long run."""
         if self.path is not None:

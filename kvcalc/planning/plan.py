@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvcalc.errors import DoesNotFitError, KvcalcError, UsageError
@@ -20,6 +20,7 @@ from kvcalc.planning.drafting_flags import drafting_of
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths
+from kvcalc.planning.more_commands import llama_cpp_command, tensorrt_llm_command
 from kvcalc.planning.replicas import (
     POINT_CONFIDENCE,
     RANGE_CONFIDENCE,
@@ -88,6 +89,7 @@ def plan(
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(model),
+        "checkpoint": checkpoint.name,
         "lengths": lengths._asdict(),
         "targets": targets._asdict(),
         "engines": list(dict.fromkeys(kind.engine for kind in kinds)),
@@ -229,9 +231,13 @@ def _row(
         drafting_of(question.speculative),
         memory["engine"]["data_parallel_size"], memory["engine"]["expert_parallel_size"],
     )  # fmt: skip
-    return {**row, "vllm": vllm_command(checkpoint, layout), "sglang": sglang_command(checkpoint, layout)}
+    return {**row, **{engine: command(checkpoint, layout) for engine, command in _COMMANDS.items()}}
 
 
+_COMMANDS: dict[str, Callable[[Checkpoint, Layout], str | None]] = {
+    "vllm": vllm_command, "sglang": sglang_command, "tensorrt_llm": tensorrt_llm_command,
+    "llama_cpp": llama_cpp_command,
+}  # fmt: skip
 # The ends of a range are null if it is not known.
 _TIMES = (
     "ttft_seconds", "ttft_low_seconds", "ttft_high_seconds", "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds",
@@ -242,8 +248,7 @@ ROW = (
     "num_devices", "requests_per_replica", "kv_dtype", "weights_dtype", "free_bytes", "max_batch_size", *_TIMES,
     "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second",
     "tokens_per_second_per_device", "price_per_hour", "cost_per_hour",
-    "cost_per_million_output_tokens", "cost_per_million_tokens", "watts", "kwh_per_million_output_tokens", "vllm",
-    "sglang",
+    "cost_per_million_output_tokens", "cost_per_million_tokens", "watts", "kwh_per_million_output_tokens", *_COMMANDS,
 )  # fmt: skip
 
 

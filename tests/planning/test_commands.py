@@ -10,6 +10,7 @@ import pytest
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.commands import Layout, sglang_command, vllm_command
 from kvcalc.planning.drafting_flags import Drafting
+from kvcalc.planning.more_commands import llama_cpp_command, tensorrt_llm_command
 from tests.conftest import ROOT
 
 OPTIONS = ROOT / "tests" / "engine_options"
@@ -47,7 +48,12 @@ def test_every_flag_is_the_engines(checkpoint: Checkpoint, layout: Layout) -> No
     for command, file in (
         (vllm_command(checkpoint, layout), "vllm-0.33.0.txt"),
         (sglang_command(checkpoint, layout), "sglang-0.5.23.txt"),
+        (tensorrt_llm_command(checkpoint, layout), "tensorrt-llm-1.3.txt"),
+        (llama_cpp_command(checkpoint, layout), "llama-server-2026.txt"),
     ):
+        if command is None:
+            assert layout.kv_dtype == "fp8" or layout.data_parallel_size > 1
+            continue
         flags = {word for word in shlex.split(command) if word.startswith("--")}
         assert flags
         assert flags <= options_of(file), flags - options_of(file)
@@ -117,3 +123,33 @@ def test_a_command_says_how_tokens_are_drafted() -> None:
         option, value = shlex.split(vllm_command(checkpoint, layout))[-2:]
         assert (option, json.loads(value)) == ("--speculative-config", config)
         assert sglang_command(checkpoint, layout).endswith(f"--max-running-requests 64 {words}")
+
+
+def test_what_trtllm_serve_has_no_option_for_goes_into_its_file() -> None:
+    layout = Layout(
+        2, 1, 8192, 64, "fp8", {"tokens-per-block": "64", "max-attention-window": "128,8k"}, False,
+        Drafting("mtp", 3, None), 4, 8,
+    )  # fmt: skip
+    written, command = tensorrt_llm_command(Checkpoint("deepseek-ai/DeepSeek-V3"), layout).split(" && ")
+    echo, text, to, file = shlex.split(written)
+    assert (echo, to, file) == ("echo", ">", "trtllm.yaml")
+    assert json.loads(text) == {
+        "kv_cache_config": {"dtype": "fp8", "tokens_per_block": 64, "max_attention_window": [128, 8192]},
+        "enable_attention_dp": True,
+        "speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": 3},
+    }
+    # The devices of all replicas, and the requests of one.
+    assert command == (
+        "trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --ep_size 8 --max_seq_len 8192 --max_batch_size 16 "
+        "--config trtllm.yaml"
+    )
+
+
+def test_llama_server_shares_the_context_among_its_slots() -> None:
+    layout = Layout(2, 1, 8192, 4, "q8_0", {"n-cpu-moe": "3", "swa-full": "true"}, False, Drafting("draft", 4, "small"))
+    assert llama_cpp_command(Checkpoint("/models/model-Q4_K_M.gguf"), layout) == (
+        "llama-server --model /models/model-Q4_K_M.gguf --ctx-size 32768 --parallel 4 --n-gpu-layers all "
+        "--split-mode tensor --cache-type-k q8_0 --cache-type-v q8_0 --n-cpu-moe 3 --swa-full "
+        "--spec-type draft-simple --spec-draft-model '<your draft'\"'\"'s GGUF file>' --spec-draft-n-max 4"
+    )
+    assert llama_cpp_command(Checkpoint("m"), layout._replace(kv_dtype="fp8")) is None

@@ -13,6 +13,8 @@ from kvcalc.output.human.fitting import print_table, span
 
 _WIDTH = 78
 _COMMANDS = ("vllm", "sglang")
+# Words of a command that are for the shell.
+_OF_SHELL = (">", "&&")
 
 
 def render(document: dict[str, Any], console: Console) -> None:
@@ -116,7 +118,10 @@ def _money(value: float | None) -> str:
 def _commands(row: dict[str, Any], console: Console) -> None:
     """Print the commands that start one replica, with line continuations. The row's own engine comes first."""
     each = f", each of {row['replicas']} replicas" if row["replicas"] > 1 else ""
-    first, second = sorted(_COMMANDS, key=lambda engine: engine != row["engine"].partition("@")[0])
+    own = row["engine"].partition("@")[0].replace("-", "_").replace(".", "_")
+    first, second = sorted({own, *_COMMANDS}, key=lambda engine: (engine != own, row.get(engine) is None, engine))[:2]
+    if row.get(first) is None:
+        first, second = _COMMANDS
     for heading, engine in ((f"{row['gpu']}{each}:", first), ("or", second)):
         console.print()
         console.print(heading)
@@ -126,7 +131,7 @@ def _commands(row: dict[str, Any], console: Console) -> None:
 
 def _folded(command: str) -> list[str]:
     """A command in lines of at most `_WIDTH`, unless a word is longer. An option and its value stay on one line."""
-    words = [shlex.quote(word) for word in shlex.split(command)]
+    words = [word if word in _OF_SHELL else shlex.quote(word) for word in shlex.split(command)]
     groups: list[str] = []
     for word in words:
         if groups and not word.startswith("--") and groups[-1].startswith("--") and " " not in groups[-1]:

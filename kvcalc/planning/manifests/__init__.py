@@ -1,0 +1,43 @@
+"""`kvcalc plan --emit`: how to start the best layout, as a command, a compose file or a Kubernetes manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvcalc.errors import UsageError, nearest
+from kvcalc.planning.manifests.compose import compose
+from kvcalc.planning.manifests.kubernetes import kubernetes
+from kvcalc.planning.manifests.server import Server, server_of
+
+# A kind of output -> the row's key for the engine's command.
+COMMANDS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm", "llama-server": "llama_cpp"}
+FILES: dict[str, Callable[[Server], str]] = {"compose": compose, "k8s": kubernetes}
+KINDS = (*COMMANDS, *FILES)
+
+
+def check_kind(kind: str) -> None:
+    """Raise UsageError (exit 2) if `kind` is not one of KINDS."""
+    if kind not in KINDS:
+        hint = nearest(kind, KINDS) or f"one of {', '.join(KINDS)}"
+        raise UsageError(f"--emit {kind[:40]!a}: not something that plan can print", hint)
+
+
+def emit(document: Mapping[str, Any], kind: str, image: str | None = None) -> str:
+    """What starts the best layout of a plan, as text with a newline at its end.
+
+    `kind` is one of KINDS. `image` is the container image, by default the one that the engine's project publishes. The
+    document must have a `best` layout.
+
+    Raises UsageError (exit 2) if this layout cannot be started in this way.
+    """
+    check_kind(kind)
+    best = document["best"]
+    if kind in COMMANDS:
+        if image is not None:
+            raise UsageError(f"--image has no effect with --emit {kind}", "--emit compose or --emit k8s")
+        command = best[COMMANDS[kind]]
+        if command is None:
+            raise UsageError(f"--emit {kind}: {kind} has no options for this layout", "--emit vllm")
+        return f"{command}\n"
+    return FILES[kind](server_of(document, kind, image))

@@ -1,0 +1,74 @@
+"""A compose file for one machine.
+
+Keys: https://github.com/compose-spec/compose-spec (05-services.md, deploy.md). A replica is a service of its own,
+because each has its own devices and port.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from kvcalc.planning.manifests.server import HEALTH, PORT, START_SECONDS, Server
+
+_DEVICES = 8
+_CACHE = "/root/.cache/huggingface"
+
+
+def compose(server: Server) -> str:
+    """The file for one machine with eight devices. Comments say how many machines run it."""
+    here = min(server.replicas, _DEVICES // server.num_devices)
+    services = {f"{server.name}-{number}": _service(server, number) for number in range(here)}
+    document: dict[str, Any] = {"services": services}
+    if server.folder is None:
+        document["volumes"] = {"huggingface": {}}
+    comments = [*server.comments, *_machines(server, here)]
+    return "".join(f"# {line}\n" for line in comments) + _dump(document)
+
+
+def _machines(server: Server, here: int) -> list[str]:
+    if here == server.replicas:
+        return []
+    machines, last = divmod(server.replicas, here)
+    if not last:
+        return [f"Run this file on {machines} machines"]
+    return [f"Run this file on {machines} machines, and {last} of its services on one more"]
+
+
+def _service(server: Server, number: int) -> dict[str, Any]:
+    first = number * server.num_devices
+    devices = [str(device) for device in range(first, first + server.num_devices)]
+    volume = f"huggingface:{_CACHE}" if server.folder is None else f"{server.folder}:{server.folder}:ro"
+    environment = dict(server.environment)
+    if server.folder is None:
+        environment["HF_TOKEN"] = "${HF_TOKEN-}"  # noqa: S105 - the name of a variable
+    service: dict[str, Any] = {
+        "image": server.image,
+        # Images differ in their entry points.
+        "entrypoint": server.command[:1],
+        "command": [word.replace("$", "$$") for word in server.command[1:]],
+        "environment": environment,
+        "ports": [f"{PORT + number}:{PORT}"],
+        "volumes": [volume],
+        # Processes of tensor parallelism exchange data in shared memory.
+        "ipc": "host",
+        "restart": "unless-stopped",
+        "healthcheck": {
+            "test": ["CMD", "curl", "-f", f"http://localhost:{PORT}{HEALTH}"],
+            "interval": "10s",
+            "start_period": f"{START_SECONDS}s",
+        },
+    }
+    if server.vendor == "AMD":
+        service["devices"] = ["/dev/kfd", "/dev/dri"]
+        service["group_add"] = ["video", "render"]
+        environment["HIP_VISIBLE_DEVICES"] = ",".join(devices)
+    else:
+        reserved = {"driver": "nvidia", "device_ids": devices, "capabilities": ["gpu"]}
+        service["deploy"] = {"resources": {"reservations": {"devices": [reserved]}}}
+    return {key: value for key, value in service.items() if value}
+
+
+def _dump(document: dict[str, Any]) -> str:
+    return yaml.safe_dump(document, sort_keys=False, width=1000)

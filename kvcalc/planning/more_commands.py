@@ -1,0 +1,119 @@
+"""The commands that start TensorRT-LLM and llama.cpp with a layout.
+
+Option names: `serve` in tensorrt_llm/commands/serve.py, and the fields of LlmArgs, KvCacheConfig and the decoding
+configs in tensorrt_llm/llmapi/llm_args.py, TensorRT-LLM 1.3; tools/server/README.md of llama.cpp, 2026.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.memory.engines.place import RAW_FP8
+from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
+from kvcalc.planning.checkpoint import Checkpoint
+from kvcalc.planning.commands import Layout
+from kvcalc.planning.drafting_flags import Drafting
+
+# Where the settings are written that are no options of trtllm-serve. JSON is YAML too.
+SETTINGS_FILE = "trtllm.yaml"
+
+_DECODING = {MTP: "MTP", EAGLE: "Eagle3", DRAFT: "Draft_Target", NGRAM: "NGram"}
+# kvcalc's option -> the key in KvCacheConfig, and how its text is read.
+_KV_CACHE_CONFIG = {"tokens-per-block": "tokens_per_block", "max-tokens": "max_tokens"}
+_FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_SPEC_TYPES = {MTP: "draft-mtp", EAGLE: "draft-eagle3", DRAFT: "draft-simple", NGRAM: "ngram-mod"}
+_GGML_FLOATS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
+
+
+def tensorrt_llm_command(checkpoint: Checkpoint, layout: Layout) -> str:
+    """`trtllm-serve ...` for one replica. Settings without an option go into a file, which the command writes first.
+
+    With attention replicas, --tp_size counts the devices of all, and --max_batch_size is per replica (LlmArgs).
+    """
+    replicas = layout.data_parallel_size
+    words = ["trtllm-serve", checkpoint.name]
+    words += [] if checkpoint.revision is None else ["--revision", checkpoint.revision]
+    words += ["--tp_size", str(layout.tensor_parallel_size * replicas)]
+    if layout.pipeline_parallel_size > 1:
+        words += ["--pp_size", str(layout.pipeline_parallel_size)]
+    if layout.expert_parallel_size > 1:
+        words += ["--ep_size", str(layout.expert_parallel_size)]
+    words += ["--max_seq_len", str(layout.context_tokens), "--max_batch_size", str(-(-layout.max_running // replicas))]
+    if "free-gpu-memory-fraction" in layout.settings:
+        words += ["--free_gpu_memory_fraction", layout.settings["free-gpu-memory-fraction"]]
+    settings = _tensorrt_llm_settings(checkpoint, layout)
+    if not settings:
+        return shlex.join(words)
+    text = shlex.quote(json.dumps(settings))
+    return f"echo {text} > {SETTINGS_FILE} && {shlex.join([*words, '--config', SETTINGS_FILE])}"
+
+
+def _tensorrt_llm_settings(checkpoint: Checkpoint, layout: Layout) -> dict[str, object]:
+    settings: dict[str, object] = {} if checkpoint.dtype is None else {"dtype": _FLOATS[checkpoint.dtype]}
+    cache: dict[str, object] = {"dtype": "fp8"} if layout.kv_dtype in ("fp8", RAW_FP8.name) else {}
+    cache.update((key, int(layout.settings[name])) for name, key in _KV_CACHE_CONFIG.items() if name in layout.settings)
+    if "max-attention-window" in layout.settings:
+        from kvcalc.units import parse_tokens
+
+        windows = layout.settings["max-attention-window"].split(",")
+        cache["max_attention_window"] = [parse_tokens(window, "--max-attention-window") for window in windows]
+    if cache:
+        settings["kv_cache_config"] = cache
+    if layout.data_parallel_size > 1:
+        settings["enable_attention_dp"] = True
+    if layout.drafting is not None:
+        settings["speculative_config"] = _decoding(layout.drafting)
+    return settings
+
+
+def _decoding(drafting: Drafting) -> dict[str, object]:
+    length = "num_nextn_predict_layers" if drafting.method == MTP else "max_draft_len"
+    config: dict[str, object] = {"decoding_type": _DECODING[drafting.method], length: drafting.num_tokens}
+    return config if drafting.checkpoint is None else {**config, "speculative_model": drafting.checkpoint}
+
+
+def llama_cpp_command(checkpoint: Checkpoint, layout: Layout) -> str | None:
+    """`llama-server ...` for one replica, or None if llama.cpp has no such layout.
+
+    It divides the context among its slots, so --ctx-size holds all requests. Pipeline stages are llama.cpp's default
+    split over devices, by layers.
+    """
+    kind = _ggml_type(layout.kv_dtype)
+    if kind is None or layout.data_parallel_size > 1:
+        return None
+    words = ["llama-server", "--model", checkpoint.name if checkpoint.name.endswith(".gguf") else "<your GGUF file>"]
+    slots = layout.max_running
+    words += ["--ctx-size", str(layout.context_tokens * slots), "--parallel", str(slots), "--n-gpu-layers", "all"]
+    if layout.tensor_parallel_size > 1:
+        words += ["--split-mode", "tensor"]
+    return shlex.join([*words, *_llama_cpp_settings(layout.settings, kind), *_llama_cpp_drafting(layout.drafting)])
+
+
+def _llama_cpp_drafting(drafting: Drafting | None) -> list[str]:
+    if drafting is None:
+        return []
+    words = ["--spec-type", _SPEC_TYPES[drafting.method]]
+    if drafting.checkpoint is not None:
+        own = drafting.checkpoint if drafting.checkpoint.endswith(".gguf") else "<your draft's GGUF file>"
+        words += ["--spec-draft-model", own]
+    number = "--spec-ngram-mod-n-max" if drafting.method == NGRAM else "--spec-draft-n-max"
+    return [*words, number, str(drafting.num_tokens)]
+
+
+def _ggml_type(kv_dtype: str) -> str | None:
+    """llama.cpp's name for a type of the cache, or None if it has no such type. Its names for blocks are kvcalc's."""
+    if kv_dtype in _GGML_FLOATS:
+        return _GGML_FLOATS[kv_dtype]
+    return kv_dtype if kv_dtype in DTYPES and kv_dtype[:1] in "qi" and "_" in kv_dtype else None
+
+
+def _llama_cpp_settings(settings: Mapping[str, str], kind: str) -> list[str]:
+    """The options that were given, and the types of the cache unless they are the default."""
+    types = {"cache-type-k": kind, "cache-type-v": kind} if kind != "f16" else {}
+    own = ("cache-type-k", "cache-type-v", "ubatch-size", "flash-attn", "n-cpu-moe")
+    given = {**types, **{name: settings[name] for name in own if name in settings}}
+    words = [word for name, text in given.items() for word in (f"--{name}", text)]
+    return [*words, *(f"--{name}" for name in ("kv-unified", "swa-full") if name in settings)]
