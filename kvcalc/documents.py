@@ -1233,6 +1233,7 @@ class Plan(TypedDict):
     speculative: PlanSpeculative | None
     best: PlanRow | None
     plans: list[PlanRow]
+    pareto: list[ParetoPoint] | None
     warnings: list[Warning]
 
 
@@ -1245,6 +1246,7 @@ class PlanRow(TypedDict):
     fits: bool
     reason: str | None
     hint: str | None
+    next_layout: str | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
     data_parallel_size: int | None
@@ -1284,3 +1286,20 @@ class Warning(TypedDict):
     part: str
     code: str
     text: str
+
+
+class ParetoPoint(TypedDict):
+    """a layout of one replica with a number of running requests."""
+
+    gpu: str
+    engine: str
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    num_devices: int
+    requests_per_replica: int
+    ttft_seconds: float
+    tpot_seconds: float
+    tokens_per_second_per_user: float
+    tokens_per_second_per_device: float
+    cost_per_million_output_tokens: float | None

@@ -41,7 +41,7 @@ THIRD_PARTY = {
     "huggingface_hub": ("model/hub.py",),
     "matplotlib": ("output/plot.py",),
     "gguf": ("model/gguf_file.py",),
-    "yaml": ("model/yaml_mapping.py",),
+    "yaml": ("model/yaml_mapping.py", "planning/manifests/text.py"),
     "orjson": ("output/json_line.py",),
     # Imported only for type checkers, which include it.
     "typing_extensions": ("api.py", "documents.py"),

@@ -27,7 +27,7 @@ Examples:
   kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --requests-per-second 20 --max-tpot 30ms --max-ttft 1s
   kvcalc plan gpt-oss-120b --input-tokens 2k --output-tokens 500 --concurrency 100 --price h100=2.5 --price l40s=0.9
   kvcalc plan llama-3.1-8b --lengths lengths.csv --concurrency 200 --gpu l40sx8 --engine sglang --json
-  kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --concurrency 64 --gpu h100 --emit compose > compose.yaml
+  kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --concurrency 64 --gpu h100 --emit compose
 """
 
 
@@ -48,6 +48,7 @@ OPTIONS = [
         "80",
     ),
     o.flag("--allow-beyond-limit", "Plan requests that are longer than the model's limit."),
+    o.flag("--pareto", "Also list the layouts that are cheaper, or faster for one user, than every other."),
     o.value("--max-gpus", "N", "Maximum number of devices in a layout.", "1024"),
     o.engine("Engines whose memory and speed to use: vllm,sglang or all.", "vllm"),
     *o.shared("dtype kv-dtype dp"),
@@ -104,6 +105,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         prices=prices,
         max_devices=parse_count(given["max_gpus"], "--max-gpus"),
         allow_beyond_limit=given["allow_beyond_limit"],
+        with_front=given["pareto"],
     )
     if kind is None:
         output.emit(document, "plan")

@@ -21,6 +21,7 @@ from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.more_commands import llama_cpp_command, tensorrt_llm_command
+from kvcalc.planning.pareto import front
 from kvcalc.planning.replicas import (
     POINT_CONFIDENCE,
     RANGE_CONFIDENCE,
@@ -52,6 +53,7 @@ def plan(
     max_devices: int = DEFAULT_MAX_DEVICES,
     allow_beyond_limit: bool = False,
     prefix_hit_rate: float = 0.0,
+    with_front: bool = False,
     **asked: Any,
 ) -> dict[str, Any]:
     """The plan document: for each device and engine, the smallest layout or the reason why there is none.
@@ -59,8 +61,8 @@ def plan(
     `gpus` are kinds of device. A `Devices` limits the number of its kind, up to `max_devices`. `prices` are per device
     and hour, by device name. `engine_settings` may hold options of several engines; each engine takes its own. Requests
     longer than the model's limit do not fit unless `allow_beyond_limit` is set. `prefix_hit_rate` is the share of a
-    prompt's tokens that the prefix cache has. `asked` has the other fields of a `Question`; of its `speed`, only the
-    calibration is used.
+    prompt's tokens that the prefix cache has. `with_front` adds the Pareto front. `asked` has the other fields of a
+    `Question`; of its `speed`, only the calibration is used.
 
     Raises UsageError (exit 2) for an invalid question. If every row is refused, the first refusal is raised: ModelError
     (exit 3) if the weights or the speed are not known. If nothing fits, the document is returned as usual, and
@@ -99,6 +101,7 @@ def plan(
         "speculative": None if question.speculative is None else describe_asked(question.speculative),
         "best": best,
         "plans": rows,
+        "pareto": front(traffic, kinds, prices) if with_front else None,
         "warnings": describe_notes(_notes(traffic, kinds, found, checkpoint if best else None)),
     }
 
@@ -199,6 +202,7 @@ def _row(
         **dict(zip(Option._fields[:4], found)),
         fits=True,
         num_devices=found.num_devices,
+        next_layout=found.next_layout,
         requests_per_replica=found.probe.running,
         kv_dtype=memory["kv_cache"]["dtype"],
         weights_dtype=memory["weights"]["dtype"],
@@ -243,7 +247,7 @@ _TIMES = (
     "ttft_seconds", "ttft_low_seconds", "ttft_high_seconds", "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds",
 )  # fmt: skip
 ROW = (
-    "model", "gpu", "engine", "fits", "reason", "hint", "tensor_parallel_size", "pipeline_parallel_size",
+    "model", "gpu", "engine", "fits", "reason", "hint", "next_layout", "tensor_parallel_size", "pipeline_parallel_size",
     "data_parallel_size", "replicas",
     "num_devices", "requests_per_replica", "kv_dtype", "weights_dtype", "free_bytes", "max_batch_size", *_TIMES,
     "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second",

@@ -87,13 +87,14 @@ class Probe(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A layout that serves the traffic."""
+    """A layout that serves the traffic. `next_layout` is the second choice, and why it was not chosen."""
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
     replicas: int
     probe: Probe
+    next_layout: str | None = None
 
     @property
     def num_devices(self) -> int:
@@ -127,18 +128,38 @@ def find_layout(traffic: Traffic, kind: Kind) -> Option | Trouble:
         return Trouble(traffic.beyond_limit, "to plan them anyway, add --allow-beyond-limit")
     trouble = None
     for sizes in _layouts(kind.gpu):
-        attention_replicas = traffic.question.data_parallel_size
-        within = [
-            (tensor, stages) for tensor, stages in sizes if tensor * stages * attention_replicas <= kind.max_devices
-        ]
-        found = [_smallest(traffic, kind, tensor, stages) for tensor, stages in within]
-        options = [one for one in found if isinstance(one, Option)]
-        if options:
-            return min(options, key=_devices_then_speed)
+        found = [_smallest(traffic, kind, tensor, stages) for tensor, stages in _within(traffic, kind, sizes)]
+        options = sorted((one for one in found if isinstance(one, Option)), key=_devices_then_speed)
         trouble = next((one for one in reversed(found) if isinstance(one, Trouble)), trouble)
+        if options:
+            return options[0]._replace(next_layout=_why_not(options, trouble))
     if trouble is None and traffic.question.data_parallel_size > 1:
-        _probe(traffic, kind, 1, 1, 1)  # raises the reason why there can be no attention replicas
+        probe(traffic, kind, 1, 1, 1)  # raises the reason why there can be no attention replicas
     return trouble or Trouble("the model cannot be split over these devices")
+
+
+def _why_not(options: list[Option], trouble: Trouble | None) -> str | None:
+    """Why the second choice lost. If only one layout serves, the largest of the others is the second choice."""
+    if len(options) == 1:
+        return None if trouble is None else trouble.reason
+    first, second = options[:2]
+    shape = _shape(second.data_parallel_size, second.tensor_parallel_size, second.pipeline_parallel_size)
+    shape = f"{second.replicas} x {shape}" if second.replicas > 1 else shape
+    if second.num_devices > first.num_devices:
+        return f"{shape}: {second.num_devices:,} devices"
+    slower, faster = (option.replicas * option.probe.serving["tokens_per_second"] for option in (second, first))
+    return f"{shape}: as many devices, but {slower:,.0f} tokens per second instead of {faster:,.0f}"
+
+
+def _within(traffic: Traffic, kind: Kind, sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The tensor-parallel sizes and stages for which there are enough devices."""
+    replicas = traffic.question.data_parallel_size
+    return [(tensor, stages) for tensor, stages in sizes if tensor * stages * replicas <= kind.max_devices]
+
+
+def sizes_of(traffic: Traffic, kind: Kind) -> list[tuple[int, int]]:
+    """All tensor-parallel sizes and pipeline stages of `find_layout` for which there are enough devices."""
+    return [pair for sizes in _layouts(kind.gpu) for pair in _within(traffic, kind, sizes)]
 
 
 def _devices_then_speed(option: Option) -> tuple[int, float]:
@@ -158,29 +179,29 @@ def _smallest(traffic: Traffic, kind: Kind, tensor: int, stages: int) -> Option 
     """The fewest replicas of this shape, or why it does not serve. None if the model cannot be split this way."""
     targets, attention_replicas = traffic.targets, traffic.question.data_parallel_size
 
-    def probe(running: int) -> Probe:
-        return _probe(traffic, kind, tensor, stages, running)
+    def at(running: int) -> Probe:
+        return probe(traffic, kind, tensor, stages, running)
 
     try:
-        alone = probe(1)
+        alone = at(1)
     except LayoutError:
         return None
     if alone.trouble is not None:
         shape = _shape(attention_replicas, tensor, stages)
         return alone.trouble._replace(reason=f"{shape}: {alone.trouble.reason}")
     if targets.concurrency is not None:
-        most = _most_running(probe, targets.concurrency)
+        most = _most_running(at, targets.concurrency)
         replicas = -(-targets.concurrency // most)
-        chosen = probe(-(-targets.concurrency // replicas))
+        chosen = at(-(-targets.concurrency // replicas))
     else:
         rate = targets.requests_per_second or 0.0
-        most = _most_running(probe, _MOST_RUNNING * attention_replicas)
-        replicas = max(1, -int(-rate // probe(most).serving["requests_per_second"]))
+        most = _most_running(at, _MOST_RUNNING * attention_replicas)
+        replicas = max(1, -int(-rate // at(most).serving["requests_per_second"]))
         # Fewer concurrent requests may also reach the rate, and each is answered sooner.
         too_few = most_that_fit(
-            lambda running: int(replicas * probe(running).serving["requests_per_second"] >= rate), 0, most
+            lambda running: int(replicas * at(running).serving["requests_per_second"] >= rate), 0, most
         )
-        chosen = probe(too_few + 1)
+        chosen = at(too_few + 1)
     needed = replicas * attention_replicas * tensor * stages
     if needed > kind.max_devices:
         shape = f"{replicas:,} replicas of {_shape(attention_replicas, tensor, stages)}"
@@ -201,7 +222,7 @@ def _shape(attention_replicas: int, tensor: int, stages: int) -> str:
     return shape + (f" x pp {stages}" if stages > 1 else "")
 
 
-def _probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int) -> Probe:
+def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int) -> Probe:
     """One replica with `running` requests. LayoutError if the model cannot be split this way."""
     lengths, attention_replicas = traffic.lengths, traffic.question.data_parallel_size
     replica = traffic.question._replace(

@@ -28,7 +28,7 @@ CONTAINER = {
 }  # fmt: skip
 
 
-def emitted(kvcalc: Any, *command: str) -> str:
+def emitted(kvcalc: Any, *command: object) -> str:
     result = kvcalc(*command)
     assert result.status == 0, result.err
     return str(result.out)

@@ -30,6 +30,12 @@ def render(document: dict[str, Any], console: Console) -> None:
     # If one reason applies to all rows, the error message states it.
     for reason, devices in reasons.items() if best is not None or len(reasons) > 1 else ():
         console.print(f"{', '.join(devices)}: {reason}", style="dim", soft_wrap=True)
+    for row in rows:
+        if row["next_layout"] is not None:
+            name = f"{row['gpu']} with {row['engine']}" if len(document["engines"]) > 1 else row["gpu"]
+            console.print(f"{name}, not {row['next_layout']}", style="dim", soft_wrap=True)
+    if document["pareto"]:
+        _front(document, console)
     if best is not None:
         _commands(best, console)
 
@@ -68,6 +74,23 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
     if has_choice:
         has_prices = all(row["cost_per_hour"] is not None for row in fitting)
         console.print(f"* {'cheapest' if has_prices else 'fewest devices'}", style="dim")
+
+
+def _front(document: dict[str, Any], console: Console) -> None:
+    """Print the Pareto front, the fastest for one user first."""
+    rows = [{**row, "layout": split(row) or "tp 1"} for row in document["pareto"]]
+    columns: list[Column] = [("", "gpu", text)]
+    if len(document["engines"]) > 1:
+        columns.append(("engine", "engine", text))
+    columns += [
+        ("layout", "layout", text), (">requests", "requests_per_replica", count), (">TTFT", "ttft_seconds", duration),
+        (">tok/s per user", "tokens_per_second_per_user", rate),
+        (">tok/s per GPU", "tokens_per_second_per_device", rate),
+    ]  # fmt: skip
+    if all(row["cost_per_million_output_tokens"] is not None for row in rows):
+        columns.append((">1M tokens out", "cost_per_million_output_tokens", _money))
+    console.print("\nLayouts that are cheaper, or faster for one user, than every other:\n")
+    print_table(rows, columns, console, ["ttft_seconds"])
 
 
 def _reasons(rows: list[dict[str, Any]]) -> dict[str, list[str]]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from kvcalc.planning.manifests.server import HEALTH, PORT, START_SECONDS, Server
+from kvcalc.planning.manifests.text import write
 
 _DEVICES = 8
 _CACHE = "/root/.cache/huggingface"
@@ -23,8 +22,7 @@ def compose(server: Server) -> str:
     document: dict[str, Any] = {"services": services}
     if server.folder is None:
         document["volumes"] = {"huggingface": {}}
-    comments = [*server.comments, *_machines(server, here)]
-    return "".join(f"# {line}\n" for line in comments) + _dump(document)
+    return write([*server.comments, *_machines(server, here)], document)
 
 
 def _machines(server: Server, here: int) -> list[str]:
@@ -68,7 +66,3 @@ def _service(server: Server, number: int) -> dict[str, Any]:
         reserved = {"driver": "nvidia", "device_ids": devices, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [reserved]}}}
     return {key: value for key, value in service.items() if value}
-
-
-def _dump(document: dict[str, Any]) -> str:
-    return yaml.safe_dump(document, sort_keys=False, width=1000)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from kvcalc.planning.manifests.server import HEALTH, PORT, START_SECONDS, Server
+from kvcalc.planning.manifests.text import write
 
 _RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu"}
 _PERIOD_SECONDS = 10
@@ -19,8 +18,7 @@ _PERIOD_SECONDS = 10
 def kubernetes(server: Server) -> str:
     """The manifest. Kubernetes places the replicas on machines, and the Service spreads the requests over them."""
     comments = [*server.comments, "Add a nodeSelector if the cluster has several kinds of devices"]
-    head = "".join(f"# {line}\n" for line in comments)
-    return head + yaml.safe_dump_all([_deployment(server), _service(server)], sort_keys=False, width=1000)
+    return write(comments, _deployment(server), _service(server))
 
 
 def _deployment(server: Server) -> dict[str, Any]:
