@@ -44,10 +44,10 @@ class StoredWeights(NamedTuple):
 def read_checkpoint(folder: str) -> StoredWeights | None:
     """The checkpoint in the folder's safetensors files, or None if there are no such files.
 
-    With an index, the files that it names count, and no others. Its metadata.total_size is not read: files that are
-    missing are not believed, and those that are there are counted. Without an index, model.safetensors comes first, then a set of shards (`-00001-of-00017`), then Mistral's
-    consolidated files, then all other files together. A file that Git LFS has not fetched counts as missing. Raises
-    UsageError (exit 2) for an unreadable or damaged file.
+    With an index, the files that it names count, and no others. Its metadata.total_size is not read, because files that
+    are missing cannot be loaded. Without an index, model.safetensors comes first, then a set of shards
+    (`-00001-of-00017`), then Mistral's consolidated files, then all other files together. A file that Git LFS has not
+    fetched counts as missing. Raises UsageError (exit 2) for an unreadable or damaged file.
     """
     entries = [entry for entry in list_folder(folder) if entry.endswith(_SUFFIX)]
     adapters = [entry for entry in entries if _ADAPTER.fullmatch(entry)]
