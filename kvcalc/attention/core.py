@@ -57,14 +57,16 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
         )
     if query.shape[1] != key.shape[1]:
         key, value = repeat_heads(query, key, value)
-    # torch's fused kernel for CPUs needs V as wide as K. Without it, all scores are written to memory.
-    missing = key.shape[-1] - value.shape[-1] if query.device.type == "cpu" else 0
-    padded = F.pad(value, (0, missing)) if missing > 0 else value
-    out = _sdpa(query, key, padded, ANY_LENGTH, is_causal=True, scale=scale)
-    return out[..., : value.shape[-1]]
+    return _sdpa(query, key, value, ANY_LENGTH, is_causal=True, scale=scale)
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, kernels: list[SDPBackend], **options: Any) -> Tensor:
+    missing = key.shape[-1] - value.shape[-1]
+    if query.device.type == "cpu" and missing > 0 and query.shape[-2] > key.shape[-1]:
+        # torch's fused kernel for CPUs needs V as wide as K. Without it, all scores are written to memory, which are
+        # more than a copy of V if there are more queries than columns of K.
+        out = F.scaled_dot_product_attention(query, key, F.pad(value, (0, missing)), **options)
+        return out[..., : value.shape[-1]]
     if query.device.type != "cuda":
         return F.scaled_dot_product_attention(query, key, value, **options)
     with sdpa_kernel(kernels):

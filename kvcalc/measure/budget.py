@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import DoesNotFitError
 from kvcalc.measure.parts import parts_of
+from kvcalc.measure.resident import Prompt, process_bytes, workspace_bytes
 from kvcalc.measure.stack import Request
 from kvcalc.memory import kv_cache
 from kvcalc.memory.dtypes import Dtype, bytes_of
@@ -27,7 +28,7 @@ _MOST_RECURRENT_TOKENS = 512
 # CPU, too little free memory means swapping or being killed.
 _USABLE_PERCENT = {"cpu": 85, "mps": 85, "cuda": 95}
 
-# Additional memory for torch, its kernels' scratch space and the roof's buffer.
+# Additional device memory for kernels' scratch space and the roof's buffer. A CPU's is counted: `resident`.
 _OVERHEAD_BYTES = 512 << 20
 
 # A quantized row (one token, one head) has an fp32 scale.
@@ -35,15 +36,25 @@ _SCALE_BYTES = 4
 
 
 class Need(NamedTuple):
-    """The bytes a run needs: attention weights, cache and temporaries."""
+    """The bytes a run needs: attention weights, cache and temporaries.
+
+    `torch_bytes` is what the process takes already, with Python and torch. 0 if the run takes the memory of a GPU.
+    """
 
     weights_bytes: int
     kv_cache_bytes: int
     workspace_bytes: int
+    torch_bytes: int = 0
+
+    @property
+    def further_bytes(self) -> int:
+        """What the run takes beyond what the process has already. This must be free."""
+        return self.weights_bytes + self.kv_cache_bytes + self.workspace_bytes
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_cache_bytes + self.workspace_bytes
+        """The peak memory of the process, or of the device."""
+        return self.torch_bytes + self.further_bytes
 
 
 @remembered
@@ -91,13 +102,16 @@ def need_of(spec: ModelSpec, request: Request) -> Need:
     """The memory that measuring `spec` takes on the request's device."""
     shape = _widest(spec)
     cache = predicted_bytes(spec, request)
-    tokens = min(chunk_tokens(spec, request), prompt_of(request).context_tokens)
-    workspace = _OVERHEAD_BYTES + tokens * _workspace_per_token(shape, request)
+    prompt = prompt_of(request)
+    tokens = min(chunk_tokens(spec, request), prompt.context_tokens)
+    copies = _copies(shape, request, cache // max(1, spec.num_layers))
     if request.device.type == "cpu":
-        # A projection's weights in fp32, because prefill may run in fp32.
-        workspace += 4 * (shape.hidden_size or 0) * shape.num_heads * max(shape.qk_head_dim, shape.v_head_dim)
-    workspace += _copies(shape, request, cache // max(1, spec.num_layers))
-    return Need(weights_bytes_of(spec, request.dtype), cache, workspace)
+        chunk = request.context_tokens if request.storage.kind == "none" else tokens
+        asked = Prompt(max(chunk, prompt.context_tokens), chunk, prompt.batch_size)
+        workspace, taken = workspace_bytes(spec, request, asked, copies), process_bytes()
+    else:
+        workspace, taken = _OVERHEAD_BYTES + tokens * _workspace_per_token(shape, request) + copies, 0
+    return Need(weights_bytes_of(spec, request.dtype), cache, workspace, taken)
 
 
 def _copies(shape: AttentionShape, request: Request, layer_bytes: int) -> int:
@@ -154,7 +168,7 @@ def layers_that_fit(spec: ModelSpec, request: Request, free: int) -> int:
     usable = usable_bytes(free, request.device.type)
 
     def needed(layers: int) -> int:
-        return need_of(spec.head(layers), request).total_bytes
+        return need_of(spec.head(layers), request).further_bytes
 
     if needed(spec.num_layers) <= usable:
         return spec.num_layers
@@ -172,20 +186,23 @@ def check_fits(spec: ModelSpec, request: Request, free: int) -> None:
     """
     kind, need = request.device.type, need_of(spec, request)
     usable = usable_bytes(free, kind)
-    if need.total_bytes <= usable:
+    if need.further_bytes <= usable:
         return
     longest = longest_context(
-        lambda tokens: need_of(spec, request._replace(context_tokens=max(tokens, 1))).total_bytes, usable
+        lambda tokens: need_of(spec, request._replace(context_tokens=max(tokens, 1))).further_bytes, usable
     )
     fewer = layers_that_fit(spec, request, free)
     fits = longest and longest > request.steps
     hint = f"the largest context that fits is {longest:,} tokens" if fits else "no context fits"
     if fewer:
         hint += f"; for the requested context, use --layers {fewer}"
+    torch, beyond = "", ""
+    if need.torch_bytes:
+        torch, beyond = f"torch {format_size(need.torch_bytes)}, ", " beyond torch's own"
     raise DoesNotFitError(
-        f"{spec.name} as {spec.attention.kind} needs {format_size(need.total_bytes)} (weights "
+        f"{spec.name} as {spec.attention.kind} needs {format_size(need.total_bytes)} ({torch}weights "
         f"{format_size(need.weights_bytes)}, cache {format_size(need.kv_cache_bytes)}, workspace "
-        f"{format_size(need.workspace_bytes)}); {format_size(free, capacity=True)} is free and a run may use "
+        f"{format_size(need.workspace_bytes)}); {format_size(free, capacity=True)} is free{beyond}, and a run may use "
         f"{_USABLE_PERCENT[kind]}% of it",
         hint,
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import psutil
@@ -169,6 +171,10 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
+    elif sys.platform == "linux":
+        # glibc keeps what was freed between two used blocks. Other C libraries have no such function.
+        with suppress(AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def allocated_by(device: torch.device, make: Callable[[], T]) -> tuple[T, int]:

@@ -9,7 +9,7 @@ from kvcalc.attention.recurrent import RecurrentMixer
 from kvcalc.measure.stack import Report, Request, Stack
 
 # The rows that are drawn at once, in bytes.
-_CHUNK_BYTES = 64 << 20
+CHUNK_BYTES = 64 << 20
 
 
 def fill_caches(stack: Stack, request: Request, progress: Report) -> None:
@@ -29,7 +29,7 @@ def fill_caches(stack: Stack, request: Request, progress: Report) -> None:
         elif not cache.length:
             shapes = layer.cache_shapes()
             row_bytes = request.batch_size * sum(heads * width for heads, width in shapes) * 4
-            chunk = tokens if cache.layout == "growing" else max(1, _CHUNK_BYTES // row_bytes)
+            chunk = tokens if cache.layout == "growing" else max(1, CHUNK_BYTES // row_bytes)
             cache.length = max(0, tokens - cache.capacity)
             while cache.length < tokens:
                 new = min(chunk, tokens - cache.length)

@@ -13,7 +13,7 @@ from kvcalc.attention.grouped import GroupedAttention
 from kvcalc.measure.build import AttentionLayer
 
 # The largest temporary, in bytes.
-_CHUNK_BYTES = 64 << 20
+CHUNK_BYTES = 64 << 20
 
 KeysAndValues = Callable[[slice], tuple[Tensor, Tensor]]
 
@@ -47,7 +47,7 @@ def attend_in_fp32(layer: AttentionLayer, query: Tensor, cache: TokenCache) -> T
     pieces = _reader(layer, cache)
     groups = pieces(slice(0, 1))[0].shape[1]
     rows = query.float().reshape(batch, groups, heads // groups, width) * _scale(layer, query)
-    chunk = max(1, _CHUNK_BYTES // (4 * batch * (heads + 2 * groups * width)))
+    chunk = max(1, CHUNK_BYTES // (4 * batch * (heads + 2 * groups * width)))
     highest = torch.full((batch, groups, heads // groups, 1), float("-inf"), device=query.device)
     total, out = torch.zeros_like(highest), torch.zeros(1, device=query.device)
     for first in range(0, cache.held, chunk):
@@ -56,6 +56,8 @@ def attend_in_fp32(layer: AttentionLayer, query: Tensor, cache: TokenCache) -> T
         higher = torch.maximum(highest, scores.amax(-1, keepdim=True))
         weights, shrunk = (scores - higher).exp(), (highest - higher).exp()
         total, out, highest = total * shrunk + weights.sum(-1, keepdim=True), out * shrunk + weights @ value, higher
+        # The next part must not exist beside this one.
+        del key, value, scores, weights
     return (out / total).reshape(batch, heads, 1, -1)
 
 

@@ -167,8 +167,12 @@ def run_with_cache(spec: ModelSpec, request: Request, report: Report) -> Measure
     with torch.inference_mode():
         stack = build(spec, request, report)
         allocated, expected = make_caches(stack, request)
+        if request.device.type == "cpu":
+            release(request.device)
         hidden_states = inputs(spec, request)
         filled = prefill(stack, spec, request, report)
+        if request.device.type == "cpu":
+            release(request.device)
         flush = flusher(request.device, request.effort)
         rows = choose_backends(stack, request, flush, report)
         decode, output, step = time_decode(stack, hidden_states, request, flush, report)

@@ -26,7 +26,7 @@ MOST_SPREAD = 0.5
 _WARM_UP_CALLS, _WARM_UP_SECONDS = 3, 0.1
 # The flushing buffer is this many times the last-level cache. GPUs do not replace the least recently used line, so
 # after reading twice the L2 some lines survive.
-_FLUSH = {"cuda": 4, "cpu": 2, "mps": 2}
+FLUSHED_TIMES = {"cuda": 4, "cpu": 2, "mps": 2}
 # GPUs raise their clocks under load. The call is repeated for this long before it is timed.
 _SETTLE_SECONDS, _MOST_SETTLING = 0.1, 5_000
 # The shortest and the longest wait that covers the launch.
@@ -75,7 +75,7 @@ def flusher(device: torch.device, effort: Effort = Effort()) -> Callable[[], obj
     It reads a buffer. Writing one would leave modified lines, which the timed call would have to write back.
     """
     size = last_level_cache_bytes(device) if effort.cache_bytes is None else effort.cache_bytes
-    return torch.ones(_FLUSH[device.type] * size // 4, dtype=torch.float32, device=device).sum
+    return torch.ones(FLUSHED_TIMES[device.type] * size // 4, dtype=torch.float32, device=device).sum
 
 
 def prepare(device: torch.device, call: Callable[[], object], may_capture: bool = True, group: Group = ALONE) -> Replay:

@@ -44,11 +44,10 @@ class StoredWeights(NamedTuple):
 def read_checkpoint(folder: str) -> StoredWeights | None:
     """The checkpoint in the folder's safetensors files, or None if there are no such files.
 
-    With an index, the files that it names count, and no others. If one of them is missing, the index's
-    metadata.total_size, as written by the checkpoint's author, is the size, unless the files that are there hold more.
-    Without an index, model.safetensors comes first, then a set of shards (`-00001-of-00017`), then Mistral's
-    consolidated files, then all other files together. A file that Git LFS has not fetched counts as missing. Raises
-    UsageError (exit 2) for an unreadable or damaged file.
+    With an index, the files that it names count, and no others. Its metadata.total_size is not read, because files that
+    are missing cannot be loaded. Without an index, model.safetensors comes first, then a set of shards
+    (`-00001-of-00017`), then Mistral's consolidated files, then all other files together. A file that Git LFS has not
+    fetched counts as missing. Raises UsageError (exit 2) for an unreadable or damaged file.
     """
     entries = [entry for entry in list_folder(folder) if entry.endswith(_SUFFIX)]
     adapters = [entry for entry in entries if _ADAPTER.fullmatch(entry)]
@@ -70,37 +69,31 @@ def read_checkpoint(folder: str) -> StoredWeights | None:
 
 def _read_indexed(folder: str) -> StoredWeights:
     """The checkpoint that the folder's index describes."""
-    places, stated = _read_index(os.path.join(folder, INDEX))
+    places = _read_index(os.path.join(folder, INDEX))
     shards = sorted(set(places.values()))
     held = {shard: read_tensors(os.path.join(folder, shard)) for shard in shards}
     total = sum(tensors.bytes for tensors in held.values() if tensors is not None)
     missing = [shard for shard, tensors in held.items() if tensors is None]
-    if not missing:
-        for name, shard in places.items():
-            tensors = held[shard]
-            if tensors is None or name not in tensors.names:
-                return StoredWeights(None, INDEX, f"tensor {name[:100]!a} is not in {shard}")
-        return StoredWeights(total, INDEX)
-    if stated is None or stated < total:
+    if missing:
         return StoredWeights(None, INDEX, _missing(missing, len(shards)))
-    return StoredWeights(stated, INDEX)
+    for name, shard in places.items():
+        tensors = held[shard]
+        if tensors is None or name not in tensors.names:
+            return StoredWeights(None, INDEX, f"tensor {name[:100]!a} is not in {shard}")
+    return StoredWeights(total, INDEX)
 
 
-def _read_index(path: str) -> tuple[dict[str, str], int | None]:
-    """The file of every tensor, and the total size if the index states it."""
+def _read_index(path: str) -> dict[str, str]:
+    """The file of every tensor."""
     with opened(path) as (file, size):
         if size > MAX_INDEX_BYTES:
             raise UsageError(f"{path}: {size:,} bytes; at most {MAX_INDEX_BYTES:,} are read")
         text = file.read(MAX_INDEX_BYTES)
     data = json_object(text, path, MAX_INDEX_VALUES)
-    places, metadata = data.get("weight_map"), data.get("metadata")
+    places = data.get("weight_map")
     if not isinstance(places, dict) or not places or not all(map(_is_file_name, places.values())):
         raise UsageError(f"{path}: weight_map must name the file of every tensor")
-    total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    # Some tools write a float.
-    if isinstance(total, float) and total.is_integer():
-        total = int(total)
-    return places, total if type(total) is int and total > 0 else None
+    return places
 
 
 def _is_file_name(value: object) -> bool:

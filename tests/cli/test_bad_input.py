@@ -39,7 +39,7 @@ def refused(*arguments: object, stdin: Any = subprocess.DEVNULL) -> tuple[int, s
     """The exit code and the first line of stderr of `kvcalc estimate`, which must fail with a short error."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, "estimate", *map(str, arguments)],
-        stdin=stdin, capture_output=True, timeout=60, check=False,
+        stdin=stdin, capture_output=True, timeout=300, check=False,
     )  # fmt: skip
     *lines, peak = done.stderr.decode().splitlines()
     assert done.returncode in (2, 3), lines

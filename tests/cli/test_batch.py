@@ -265,7 +265,7 @@ def test_a_full_disk_is_a_failure_and_no_missing_file(tmp_path: Path) -> None:
 
 def test_a_closed_pipe_is_no_error() -> None:
     command = f"yes '{GOOD.decode()}' | {sys.executable} -m kvcalc batch | head -2 | wc -l"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
     assert (done.stdout.strip(), done.stderr) == ("2", "")
 
 
@@ -280,7 +280,7 @@ def test_whoever_writes_a_line_and_waits_is_answered() -> None:
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["model"]["name"] == "llama-3-8b"
     process.stdin.close()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=300) == 0
     process.stdout.close()
 
 
@@ -315,7 +315,7 @@ def test_a_line_without_an_end_is_refused_in_bounded_memory() -> None:
         f"import sys; from kvcalc.cli.app import run; status = run(['batch'])\nprint(status, {PEAK}, file=sys.stderr)"
     )
     line = b'{"model": "' + b"x" * (200 * MAX_LINE_BYTES) + b'"}\n' + GOOD
-    done = subprocess.run([sys.executable, "-c", script], input=line, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], input=line, capture_output=True, timeout=300)
     found = [json.loads(answer) for answer in done.stdout.splitlines()]
     assert "1,048,576" in found[0]["error"]["message"]
     assert found[1]["model"]["name"] == "llama-3-8b"

@@ -231,7 +231,7 @@ def test_bash_at_a_terminal(typed: str, shell_path: str, tmp_path: Path) -> None
     )
     try:
         os.write(outer, f"{typed}\t\x01echo \rexit\r".encode())
-        out = shell.communicate(timeout=120)[0].decode()
+        out = shell.communicate(timeout=300)[0].decode()
     finally:
         shell.kill()
         os.close(inner)

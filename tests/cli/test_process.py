@@ -34,7 +34,7 @@ def run_on_terminal(*arguments: str, env: dict[str, str] | None = None) -> str:
             break
         chunks.append(chunk)
     os.close(main)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     return b"".join(chunks).decode()
 
 
@@ -66,8 +66,17 @@ def test_version_and_help() -> None:
         assert set(COMMANDS) <= listed
 
 
-@pytest.mark.parametrize("delay", [0.02, 0.3, 3.0, 6.0])
-def test_ctrl_c_leaves_with_130_within_a_second_and_without_a_trace(delay: float) -> None:
+def wait_for_torch(process: subprocess.Popen[bytes]) -> None:
+    """Wait until the process has begun to load torch's libraries. A loaded machine takes its time until then."""
+    maps = Path(f"/proc/{process.pid}/maps")
+    end = time.monotonic() + 120
+    while maps.exists() and "libtorch" not in maps.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("delay", [None, 0.0, 3.0, 6.0], ids=["at the start", "loading", "3 s later", "6 s later"])
+def test_ctrl_c_leaves_with_130_and_without_a_trace(delay: float | None) -> None:
     command = [
         sys.executable,
         "-m",
@@ -78,6 +87,8 @@ def test_ctrl_c_leaves_with_130_within_a_second_and_without_a_trace(delay: float
         "4",
         "--context",
         "16k",
+        "--steps",
+        "8000",
         "--device",
         "cpu",
     ]
@@ -86,16 +97,20 @@ def test_ctrl_c_leaves_with_130_within_a_second_and_without_a_trace(delay: float
         # A test runner in the background may ignore SIGINT, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    time.sleep(delay)
-    process.send_signal(signal.SIGINT)
     try:
-        out, err = process.communicate(timeout=60)
+        if delay is None or not os.path.exists("/proc/self/maps"):
+            time.sleep(0.02)
+        else:
+            wait_for_torch(process)
+            time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     # In the first milliseconds the interpreter is still starting and handles Ctrl-C itself.
-    assert process.returncode == 130 or delay < 0.1
+    assert process.returncode == 130 or delay is None
     assert out == b""
-    assert b"Traceback" not in err or delay < 0.1
+    assert b"Traceback" not in err or delay is None
 
 
 def test_ctrl_c_where_a_module_would_swallow_it_is_heard() -> None:
@@ -112,7 +127,7 @@ with exiting_on_ctrl_c():
 print("went on")
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvcalc: interrupted\n")

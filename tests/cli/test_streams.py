@@ -43,7 +43,7 @@ def run(*arguments: object, env: dict[str, str] | None = None, **streams: Any) -
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     done = subprocess.run(
         [sys.executable, "-m", "kvcalc", *map(str, arguments)],
-        env={**os.environ, **(env or {})}, timeout=120, check=False, **streams,
+        env={**os.environ, **(env or {})}, timeout=300, check=False, **streams,
     )  # fmt: skip
     return Result(done.returncode, (done.stdout or b"").decode(), (done.stderr or b"").decode())
 

@@ -6,6 +6,7 @@ not load numpy, because kvcalc does not need it, so no process has it.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -23,6 +24,8 @@ import pytest
 
 from tests.conftest import ROOT, Result, without_progress
 
+# Two runs of the tests on one machine begin at different ports.
+_PORTS = itertools.count(os.getpid())
 _CONTEXT: Any = multiprocessing.get_context("forkserver")
 
 
@@ -67,7 +70,7 @@ class Command:
         """Send a signal to the process."""
         os.kill(self._process.pid, number)
 
-    def result(self, timeout: float = 120) -> Result:
+    def result(self, timeout: float = 300) -> Result:
         """Wait until the process ends, and return its result."""
         self._process.join(timeout)
         assert self._process.exitcode is not None, f"still running after {timeout} s"
@@ -98,7 +101,7 @@ def commands() -> Iterator[Any]:
             command.end()
 
 
-def wait_for(path: Path, seconds: float = 60) -> None:
+def wait_for(path: Path, seconds: float = 240) -> None:
     """Wait until there is a file at `path`."""
     end = time.monotonic() + seconds
     while not path.exists():
@@ -107,10 +110,13 @@ def wait_for(path: Path, seconds: float = 60) -> None:
 
 
 def free_port() -> int:
-    """A free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """A free port that no other worker of this run is given, below those that the system gives to clients."""
+    worker = int("".join(filter(str.isdigit, os.environ.get("PYTEST_XDIST_WORKER", ""))) or 0)
+    while True:
+        port = 15_000 + 1_000 * (worker % 16) + next(_PORTS) % 1_000
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def places(size: int) -> list[dict[str, str]]:

@@ -142,7 +142,7 @@ def test_the_reference_is_attention_over_all_rows(
     monkeypatch: pytest.MonkeyPatch, kind: type[TokenCache], stored: torch.dtype | None, form: str
 ) -> None:
     """In parts of a few tokens, which do not divide the length."""
-    monkeypatch.setattr(reference, "_CHUNK_BYTES", 1 << 13)
+    monkeypatch.setattr(reference, "CHUNK_BYTES", 1 << 13)
     torch.manual_seed(0)
     layer: Any = GroupedAttention(32, 8, 2, 16)
     if form != "grouped":

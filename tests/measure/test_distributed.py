@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import kvcalc as library
-from kvcalc.measure import runner, signals
+from kvcalc.measure import distributed, runner, signals
 from kvcalc.measure.ranks import Place
 from kvcalc.model.variants import side_by_side
 from kvcalc.schema import load_schema
@@ -207,8 +207,8 @@ def test_a_killed_rank_ends_the_other_at_once_with_one_line(ranks: Any, tmp_path
     wait_for(tmp_path / "ready")
     group.processes[1].signal(signal.SIGKILL)
     killed = time.monotonic()
-    first, second = group.results(timeout=30)
-    assert time.monotonic() - killed < 20
+    first, second = group.results(timeout=120)
+    assert time.monotonic() - killed < distributed.TIMEOUT_SECONDS / 2
     assert (first.status, second.status) == (1, -signal.SIGKILL)
     line, hint = first.err.splitlines()
     assert line.startswith("kvcalc: rank 0 of 2: lost another rank: ")
@@ -218,11 +218,11 @@ def test_a_killed_rank_ends_the_other_at_once_with_one_line(ranks: Any, tmp_path
 
 
 def test_a_rank_that_hangs_is_waited_for_only_so_long(ranks: Any, tmp_path: Path) -> None:
-    group = ranks(*FAST, "--tp", 2, "--json", before=f"distributed.TIMEOUT_SECONDS = 2\n{STUCK}")
+    group = ranks(*FAST, "--tp", 2, "--json", before=f"distributed.TIMEOUT_SECONDS = 8\n{STUCK}")
     wait_for(tmp_path / "ready")
     began = time.monotonic()
-    first = group.processes[0].result(timeout=60)
-    assert time.monotonic() - began < 30
+    first = group.processes[0].result(timeout=120)
+    assert time.monotonic() - began < distributed.TIMEOUT_SECONDS / 2
     assert (first.status, first.out) == (1, "")
     assert first.err.splitlines()[0].startswith("kvcalc: rank 0 of 2: lost another rank: ")
     assert len(first.err.splitlines()) == 2
@@ -247,7 +247,7 @@ def test_sigterm_which_torchrun_sends_is_one_line(ranks: Any, tmp_path: Path) ->
     group = ranks(*FAST, "--tp", 2, before=STUCK)
     wait_for(tmp_path / "ready")
     group.processes[1].signal(signal.SIGTERM)
-    first, second = group.results(timeout=30)
+    first, second = group.results(timeout=120)
     assert (first.status, second.status) == (1, 1)
     assert second.err == ("kvcalc: rank 1 of 2: stopped by SIGTERM, which torchrun sends if another rank has ended\n")
 
@@ -268,7 +268,7 @@ def test_a_signal_is_heard_while_another_rank_does_not_answer(
     time.sleep(1)
     group.processes[1].signal(signal.SIGSTOP)
     group.processes[0].signal(number)
-    assert group.processes[0].result(timeout=30) == (status, "", f"{line}\n")
+    assert group.processes[0].result(timeout=120) == (status, "", f"{line}\n")
     assert not (tmp_path / "record.json").exists()
 
 
@@ -287,7 +287,7 @@ def test_ctrl_c_reaches_all_and_is_said_once(ranks: Any, tmp_path: Path) -> None
         wait_for(tmp_path / f"ready{rank}")
     for process in group.processes:
         process.signal(signal.SIGINT)
-    first, second = group.results(timeout=30)
+    first, second = group.results(timeout=120)
     assert (first.status, second.status) == (130, 130)
     assert (first.out, first.err, second.out, second.err) == ("", "kvcalc: interrupted\n", "", "")
     assert not (tmp_path / "record.json").exists()
@@ -305,8 +305,8 @@ runpy.run_module("tests.measure.quick", run_name="__main__")
 """)
     began = time.monotonic()
     process = torchrun(script, "measure", *FAST, "--tp", 2, "--json", "--save", record)
-    out, err = process.communicate(timeout=120)
-    assert time.monotonic() - began < 100
+    out, err = process.communicate(timeout=400)
+    assert time.monotonic() - began < distributed.TIMEOUT_SECONDS / 2
     assert (process.returncode, out) == (1, "")
     ours = [line for line in err.splitlines() if line.startswith("kvcalc: ")]
     assert len(ours) == 1, err

@@ -248,6 +248,8 @@ def test_what_would_fit_really_fits() -> None:
     with pytest.raises(library.KvcalcError) as caught:
         budget.check_fits(spec, asked("fp16", 10**6), free)
     assert caught.value.exit_code == 4
+    assert " (torch " in caught.value.message
+    assert "4.00 GiB is free beyond torch's own" in caught.value.message
     hint = caught.value.hint or ""
     longest = int(hint.split(" tokens")[0].split()[-1].replace(",", ""))
     budget.check_fits(spec, asked("fp16", longest), free)

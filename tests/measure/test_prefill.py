@@ -9,8 +9,9 @@ import torch
 
 import kvcalc as library
 from kvcalc.attention.cache import TokenCache
-from kvcalc.attention.core import causal_attention
+from kvcalc.attention.core import causal_attention, grouped_attention
 from kvcalc.attention.grouped import GroupedAttention
+from kvcalc.attention.masks import causal_mask
 from kvcalc.measure import budget, run, runner
 from kvcalc.measure.stack import Request
 from kvcalc.memory.dtypes import DTYPES
@@ -121,6 +122,11 @@ def test_values_narrower_than_keys_stay_in_the_fused_kernel(monkeypatch: pytest.
         torch.testing.assert_close(causal_attention(query, key, value), out)
     with sdpa_kernel(SDPBackend.MATH):
         torch.testing.assert_close(causal_attention(query, key, value), out)
+    # A later chunk attends through a mask.
+    mask = causal_mask(25, 33)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        later = grouped_attention(query[:, :, 8:], key, value, mask)
+    torch.testing.assert_close(later, out[:, :, 8:])
 
 
 def test_nan_in_the_prompt_is_no_result(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,13 +170,15 @@ def test_a_partial_checkpoint_does_not_fit(kvcalc: Any, tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("adapter_model.safetensors", "adapter_model.safetensors: an adapter of 1.00 KiB"),
-        (INDEX, f"{INDEX}: has 1 B of the"),
+        (INDEX, f"{INDEX}: incomplete: model-1.safetensors and 1 more of 2 files are missing"),
     ],
 )
-def test_neither_does_one_that_states_a_wrong_size(kvcalc: Any, tmp_path: Path, name: str, said: str) -> None:
+def test_neither_do_an_adapter_or_an_index_without_its_files(kvcalc: Any, tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of("qwen3-32b")))
     if name == INDEX:
-        (tmp_path / INDEX).write_text('{"metadata": {"total_size": 1}, "weight_map": {"w": "model.safetensors"}}')
+        # As large as the model, but its files are not there.
+        places = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+        (tmp_path / INDEX).write_text(json.dumps({"metadata": {"total_size": 65_524_246_528}, "weight_map": places}))
     else:
         write(tmp_path / name, 1024)
     result: Result = kvcalc("fit", tmp_path, "--gpu", "rtx-4090", "--json")

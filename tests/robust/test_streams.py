@@ -98,7 +98,7 @@ def run(command: str, place: Place, folder: str) -> Run:
     words = f"env {place.variables} {shlex.quote(sys.executable)} -m kvcalc {command} {place.redirect}"
     script = f"{place.before or 'true'} && {words}"
     done = subprocess.run(
-        ["bash", "-c", script], input=typed.encode(), capture_output=True, timeout=120, check=False,
+        ["bash", "-c", script], input=typed.encode(), capture_output=True, timeout=300, check=False,
         env={**os.environ, "T": folder, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     return Run(done.returncode, done.stdout, done.stderr.decode(errors="replace"))

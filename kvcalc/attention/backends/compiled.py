@@ -25,24 +25,30 @@ _EXTRA_FLAGS = ((_NATIVE, _WIDE, _OPENMP), (_NATIVE, _OPENMP), (_NATIVE,), (_OPE
 _TIMEOUT_SECONDS = 60
 """For all calls of the compiler together. They take about two seconds."""
 
-_hanging: dict[tuple[str, ...], TimeoutError] = {}
-"""The compilers that did not finish, which are not tried again."""
-
 
 def built() -> Path:
     """The path of the library, which is compiled first if it is not in the cache or was damaged there.
 
     Raises OSError with a one-line reason if there is no C compiler, or if compiling fails. A compiler that hangs is
-    tried once.
+    tried once, until it is another one.
     """
-    command = _command()
-    if tuple(command) in _hanging:
-        raise _hanging[tuple(command)]
+    command, folder = _command(), _folder()
+    hung = folder / f"hung-{_fingerprint(command)}"
+    if hung.exists():
+        raise OSError(f"{command[0]} did not finish in an earlier run; remove {hung} to try it again")
     try:
-        return _built(_Compiler(command, time.monotonic() + _TIMEOUT_SECONDS))
-    except TimeoutError as error:
-        _hanging[tuple(command)] = error
+        return _built(_Compiler(command, time.monotonic() + _TIMEOUT_SECONDS), folder)
+    except TimeoutError:
+        hung.touch()
         raise
+
+
+def _fingerprint(command: list[str]) -> str:
+    """A text that changes with the command, and if the compiler is replaced: its path, time and size."""
+    path = os.path.realpath(shutil.which(command[0]) or command[0])
+    status = os.stat(path)
+    parts = (*command, path, str(status.st_mtime_ns), str(status.st_size))
+    return hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()[:16]
 
 
 class _Compiler:
@@ -79,13 +85,12 @@ def _command() -> list[str]:
     raise OSError("no C compiler found" + (f": CC is {named[0]}" if named else " (cc, gcc or clang)"))
 
 
-def _built(compiler: _Compiler) -> Path:
+def _built(compiler: _Compiler, folder: Path) -> Path:
     # The key changes with the source, the compiler, the flags and the processor.
     version = compiler.run("--version")
     command = compiler.command
     parts = (SOURCE.read_text(), *command, version, *_FLAGS, repr(_EXTRA_FLAGS), platform.machine(), _processor())
     key = hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()[:16]
-    folder = _folder()
     library = folder / f"decode-{key}.so"
     if _is_intact(library):
         return library

@@ -1,0 +1,61 @@
+"""The memory that a run on a CPU says it needs, and the peak memory of its process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+# Runs as the command does, with the memory that the run says it needs and no more. The watch of a run resets the
+# process's peak, so it is replaced. Projections run in fp32, as the need assumes.
+_SCRIPT = """
+import functools, io, sys
+from contextlib import redirect_stdout
+from kvcalc.measure import bandwidth, budget, device, prefill, runner
+from kvcalc.measure.timing import Effort
+from kvcalc.cli.app import run
+device._resident_peak = lambda reset: None
+needs = []
+def fit(spec, request, free):
+    needs.append(budget.need_of(spec, request))
+    return spec.num_layers
+runner.layers_that_fit = fit
+runner.free_bytes = bandwidth.free_bytes = device.free_bytes = lambda device: 256 << 20
+small = Effort(read_bytes=1 << 22, matrix_width=64, settle_seconds=0.0)
+runner.measure = functools.partial(runner.measure, effort=small)
+quicker = prefill.time_call
+def timed(device, call):
+    taken = quicker(device, call)
+    return taken / 1e6 if getattr(call, "func", None) is prefill._widened else taken
+prefill.time_call = timed
+with redirect_stdout(io.StringIO()):
+    status = run(["measure", *sys.argv[1:], "--device", "cpu", "--steps", "4", "--json"])
+peak = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(status, needs[0].total_bytes, peak)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "gpt2",
+        "llama-2-7b --layers 1",
+        "llama-3-8b --layers 2 --context 8192",
+        "deepseek-v3 --layers 1 --context 512",
+        "bert-base --batch 8 --dtype fp32",
+    ],
+)
+def test_the_peak_is_within_a_tenth_of_the_need(arguments: str) -> None:
+    """The need has what Python and torch take, the weights, the caches, and the largest phase's temporaries."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, *arguments.split()], capture_output=True, text=True, timeout=300, check=True,
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    status, need, peak = map(int, done.stdout.split())
+    assert status == 0
+    assert abs(need / peak - 1) <= 0.1, f"needs {need >> 20} MiB, peak {peak >> 20} MiB"
