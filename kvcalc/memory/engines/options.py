@@ -88,13 +88,19 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
     "llama.cpp": (
         Option("cache-type-k", "TYPE", "type of K", "f16", ("-ctk",)),
         Option("cache-type-v", "TYPE", "type of V", "f16", ("-ctv",)),
-        Option("parallel", "N", "number of slots, if more than --batch; maximum running requests", None, ("-np",)),
-        Option("kv-unified", None, "all slots share one stream", None, ("-kvu",)),
+        Option(
+            "parallel",
+            "N",
+            "number of slots, if more than --batch; maximum running requests",
+            "4 with --kv-unified, or --batch if that is more",
+            ("-np",),
+        ),
+        Option("kv-unified", None, "all slots share one stream, and so the context", None, ("-kvu",)),
         Option("ubatch-size", "N", "tokens in one step", "512", ("-ub",)),
         Option("draft-max", "N", "drafted tokens per step, for each of which a recurrent state is kept"),
         Option("swa-full", None, "keep all tokens in sliding-window layers"),
         Option("flash-attn", "on|off|auto", "flash attention; off pads V", "auto", ("-fa",)),
-        Option("before-pull", "N", "a build older than this pull request: 19067, 16812, 13194 or 12801"),
+        Option("before-pull", "N", "a build older than this pull request: 19067, 16736, 16812, 13194 or 12801"),
         Option(
             "n-gpu-layers",
             "N|auto|all",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, pair, parse_dtype
 from kvcalc.memory.engines.llama_cpp.account import cells_for
 from kvcalc.memory.engines.llama_cpp.architectures import Layer, Layers, layers_of
-from kvcalc.memory.engines.llama_cpp.settings import LATENT, NO_V, PADDING, WINDOWS, parse_settings
+from kvcalc.memory.engines.llama_cpp.settings import AUTO_SLOTS, LATENT, NO_V, PADDING, WINDOWS, parse_settings
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.audit.figures import (
@@ -29,6 +29,8 @@ from kvcalc.planning.audit.setup import Reading, Setup
 from kvcalc.planning.logs import Log, Record
 
 _PULLS = (None, NO_V, PADDING, WINDOWS, LATENT)
+# The builds whose server may have chosen its slots, which share one stream: those since November 2025.
+_CHOOSE_SLOTS = (None, NO_V)
 # Its layers without attention also have caches, of 0 bytes (n_head_kv 0, models/deci.cpp).
 _LAYERS_WITHOUT = "nemotron-nas"
 
@@ -52,8 +54,7 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     plain = {}
     lines = log.named("cache")
     slots = log.text("parallel") or next((line.parts["seqs"] for line in lines if "seqs" in line.parts), None)
-    if slots is not None and slots != "0":
-        plain["parallel"] = slots
+    stated = [] if slots is None or slots == "0" else [slots]
     ubatch = log.text("ubatch_size")
     if ubatch is not None:
         plain["ubatch-size"] = ubatch
@@ -63,17 +64,21 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
         unified = streams == "1"
     flash = {"true": "on", "false": "off", "1": "on", "0": "off"}.get(log.text("flash_attn") or "")
     whole = [True] if log.text("swa_full") else [False, True]
-    for pull, one, kept_whole, attention in product(
-        _PULLS, [unified] if unified is not None else [False, True], whole, [flash] if flash else ["auto", "off"]
-    ):
-        settings = dict(plain)
-        taken = []
+    for pull, number, one, kept_whole, attention in product(
+        _PULLS, stated or ["1", str(AUTO_SLOTS)], [unified] if unified is not None else [False, True], whole,
+        [flash] if flash else ["auto", "off"],
+    ):  # fmt: skip
+        chosen = not stated and number != "1"
+        if chosen and not (one and pull in _CHOOSE_SLOTS):
+            continue
+        settings = {**plain, "parallel": number}
+        taken = [f"{number} slots, which llama-server starts by default"] if chosen else []
         if pull is not None:
             settings["before-pull"] = str(pull)
             taken.append(f"a build before pull request {pull}")
         if one:
             settings["kv-unified"] = ""
-        if unified is None and int(plain.get("parallel", "1")) > 1:
+        if unified is None and not chosen and int(number) > 1:
             taken.append("one stream for all slots" if one else "one stream per slot")
         if kept_whole:
             settings["swa-full"] = ""
@@ -125,9 +130,9 @@ def _parts(log: Log, record: Record, layers: Layers, setup: Setup, dtype: Dtype)
     settings = parse_settings(setup.settings)
     context = setup.context_tokens
     if log.text("context_tokens") is None and "cells" in record.parts:
-        context = int(record.parts["cells"]) * (1 if settings.has_one_stream else settings.parallel)
-    slots = settings.parallel
-    cells = cells_for(settings, context if settings.has_one_stream else -(-context // slots), 1, layers.window)
+        context = int(record.parts["cells"]) * (1 if settings.has_one_stream(1) else settings.slots(1))
+    slots = settings.slots(1)
+    cells = cells_for(settings, context if settings.has_one_stream(1) else -(-context // slots), 1, layers.window)
     if all(isinstance(layer.cache, RecurrentState) for layer in layers.caches):
         r, s = _state_bytes(layers)
         return [Part("states", slots, 1, sum(layer.num_layers for layer in layers.caches), r, s)]
@@ -210,7 +215,7 @@ def _check_states(record: Record, layers: Layers, setup: Setup) -> list[Figure]:
 
     The line prints all the model's layers, including those without a state.
     """
-    slots, kept = parse_settings(setup.settings).parallel, 1 + int(record.parts.get("drafted", "0"))
+    slots, kept = parse_settings(setup.settings).slots(1), 1 + int(record.parts.get("drafted", "0"))
     r, s = (kept * size for size in _state_bytes(layers))
     sizes = {"size": ("state_bytes", r + s), "r": ("r_bytes", r), "s": ("s_bytes", s)}
     return [

@@ -20,7 +20,7 @@ FACTS = (
     pattern("version", "build", r"\bbuild(?:_info)?: b?(?P<value>\d+[^\s,]*)"),
     pattern("model", "general.name", r"general\.name (?:\w+ )? *= (?P<value>\S.*)"),
     *option("context_tokens", "n_ctx", value=r"\d+"),
-    *option("parallel", "n_seq_max", value=r"\d+"),
+    *option("parallel", "n_seq_max", "n_parallel", "n_slots", value=r"\d+"),
     *option("ubatch_size", "n_ubatch", value=r"\d+"),
     *option("flash_attn", "flash_attn", value="0|1|on|off|enabled|disabled"),
     *option("kv_unified", "kv_unified", value="true|false"),
