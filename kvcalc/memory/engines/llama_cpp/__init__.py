@@ -29,10 +29,10 @@ _TYPES = ("fp32", "fp16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_
 class LlamaCpp(Engine):
     """Counts the context of llama-server, which has room for a batch of sequences as long as --context.
 
-    Without --parallel, the server has four slots that share one stream of cells; for a larger batch, it is counted as
-    with --parallel BATCH. With --parallel, each slot has its own stream, or all share one with --kv-unified. Raises ModelError (exit 3) for
-    models that llama.cpp does not run or whose layout is not modelled, and UsageError (exit 2) for settings that
-    llama.cpp refuses.
+    Without --parallel, the server has four slots that share one stream of cells; a larger batch is counted as with
+    --parallel BATCH. With --parallel, each slot has its own stream, or all share one with --kv-unified. Raises
+    ModelError (exit 3) for models that llama.cpp does not run or whose layout is not modelled, and UsageError (exit 2)
+    for settings that llama.cpp refuses.
     """
 
     name = "llama.cpp"

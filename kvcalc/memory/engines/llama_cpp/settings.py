@@ -80,8 +80,9 @@ class Settings(NamedTuple):
     def describe(self) -> dict[str, object]:
         """The settings in use, by option name. `parallel` is n_seq_max in the document, and depends on the batch."""
         return {
-            "program": "llama-server", "kv_unified": self.has_one_stream(1), "ubatch_size": self.ubatch_size, "swa_full": self.swa_full,
-            "flash_attn": self.flash_attn, "before_pull": self.before_pull, "draft_max": self.draft_max,
+            "program": "llama-server", "kv_unified": self.has_one_stream(1), "ubatch_size": self.ubatch_size,
+            "swa_full": self.swa_full, "flash_attn": self.flash_attn, "before_pull": self.before_pull,
+            "draft_max": self.draft_max,
         }  # fmt: skip
 
 
