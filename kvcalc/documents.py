@@ -447,6 +447,19 @@ class Fit(TypedDict):
     max_batch_size: int | None
     lines: list[Held] | None
     host: HostShare | None
+    devices: list[DeviceShare] | None
+
+
+class DeviceShare(TypedDict):
+    """the layers on one device."""
+
+    device: int
+    first_layer: int | None
+    last_layer: int | None
+    weights_bytes: int
+    kv_cache_bytes: int
+    free_bytes: int
+    fits: bool
 
 
 class HostShare(TypedDict):

@@ -109,7 +109,9 @@ class Case(NamedTuple):
     @property
     def stages(self) -> Bounds:
         """The layers of each pipeline stage."""
-        return stage_bounds(self.question.engine, self.spec.num_layers, self.workload.pipeline_parallel_size)
+        return self.rules.bounds or stage_bounds(
+            self.question.engine, self.spec.num_layers, self.workload.pipeline_parallel_size
+        )
 
     @property
     def encoder_follows_context(self) -> bool:
@@ -325,6 +327,10 @@ def _completed(question: Question) -> Question:
 
     Raises what `_with_requests` raises.
     """
+    if question.engine.startswith("llama.cpp"):
+        from kvcalc.planning.split import with_split
+
+        question = with_split(question)
     if question.devices is None:
         return question
     from kvcalc.planning.layout import lay_out

@@ -100,6 +100,14 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("draft-max", "N", "drafted tokens per step, for each of which a recurrent state is kept"),
         Option("swa-full", None, "keep all tokens in sliding-window layers"),
         Option("flash-attn", "on|off|auto", "flash attention; off pads V", "auto", ("-fa",)),
+        Option(
+            "tensor-split",
+            "N,N",
+            "share of the layers on each device: 3,1",
+            "the free memory of each",
+            ("-ts",),
+        ),
+        Option("split-mode", "none|layer|row", "how several devices divide the model", "layer", ("-sm",)),
         Option("before-pull", "N", "a build older than this pull request: 19067, 16736, 16812, 13194 or 12801"),
         Option(
             "n-gpu-layers",

@@ -16,8 +16,9 @@ from kvcalc.memory.engines.llama_cpp.account import Cells, account, cells_for
 from kvcalc.memory.engines.llama_cpp.architectures import layers_of
 from kvcalc.memory.engines.llama_cpp.placement import count_placed_layers, parse_placement
 from kvcalc.memory.engines.llama_cpp.settings import AUTO_SLOTS, NO_V, VERSION, parse_settings
+from kvcalc.memory.engines.llama_cpp.splitting import SPLIT, layers_per_device, parse_mode, parse_shares
 from kvcalc.memory.engines.place import ANYWHERE, Place
-from kvcalc.memory.sharding import stages_of
+from kvcalc.memory.sharding import bounds_of, stages_of
 from kvcalc.model.caches import Cache, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention, has_states
 from kvcalc.notes import Note
@@ -50,10 +51,16 @@ class LlamaCpp(Engine):
         self.placement = parse_placement(settings)
         if self.placement is not None and stages > 1:
             raise UsageError(
-                f"--pp {stages}: parts of the model in host memory are modelled for one device only", "remove --pp"
+                f"{stages} devices: parts of the model in host memory are modelled for one device only",
+                "use one device, or --split-mode none",
             )
         if self.placement is not None and has_cross_attention(spec):
             raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoder-decoder models")
+        mode = parse_mode(settings)
+        if stages > 1:
+            shares = parse_shares(settings[SPLIT]) if SPLIT in settings else (1,) * stages
+            self.bounds = bounds_of(layers_per_device(count_placed_layers(spec), shares))
+            self.settings |= {"split_mode": mode, "tensor_split": settings.get(SPLIT)}
         self.check_model()
         if self._views_v(spec):
             text = "llama.cpp before January 2026 keeps a second copy of the latent as V; --before-pull 19067 counts it"
@@ -76,12 +83,8 @@ class LlamaCpp(Engine):
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:
-        """Split the layers evenly over devices of the same size (--split-mode layer, the default).
-
-        The output counts as one more layer at the end (get_layer_buft_list, llama-model.cpp).
-        """
-        devices = [number * stages // (num_layers + 1) for number in range(num_layers)]
-        return [devices.count(device) for device in range(stages)]
+        """Split the layers over devices with the same memory (`splitting`)."""
+        return layers_per_device(num_layers, (1,) * stages)
 
     @staticmethod
     def kv_dtype(
