@@ -328,7 +328,7 @@ def _completed(question: Question) -> Question:
     Raises what `_with_requests` raises.
     """
     if question.engine.startswith("llama.cpp"):
-        from kvcalc.planning.split import with_split
+        from kvcalc.planning.split_layout import with_split
 
         question = with_split(question)
     if question.devices is None:

@@ -244,7 +244,7 @@ def _layouts(gpus: Sequence[Gpu | Devices], sizes: Axis | None, question: Questi
                 devices=gpu if isinstance(gpu, Devices) else Devices(gpu, 1), tensor_parallel_size=size
             )
             if question.engine.startswith("llama.cpp"):
-                from kvcalc.planning.split import with_split
+                from kvcalc.planning.split_layout import with_split
 
                 one = with_split(one)
             if one.devices is not None:
