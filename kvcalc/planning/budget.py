@@ -21,6 +21,7 @@ from kvcalc.units import format_size
 
 if TYPE_CHECKING:
     from kvcalc.planning.host import Host
+    from kvcalc.planning.split import Room
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 # The most budgets that are remembered for one model. Each device with figures of its own has another one.
@@ -42,7 +43,7 @@ class Budget(NamedTuple):
     pool_bytes: int
     offered_bytes: int
     host: Host | None = None
-    devices: tuple[Budget, ...] = ()
+    devices: tuple[Room, ...] = ()
 
     def pool_at(self, tokens: int, sequences: int) -> int:
         """The memory for the cache at another context and batch. Some engines reserve more for longer prompts."""
@@ -57,7 +58,9 @@ class Budget(NamedTuple):
         """
         tokens = self.case.workload.context_tokens if tokens is None else tokens
         if self.devices:
-            return _least(*(device.running_limit(tokens) for device in self.devices))
+            from kvcalc.planning.split import largest_batch_of
+
+            return largest_batch_of(self.devices, tokens)
         found = largest_batch(self.case, self.pool_bytes, tokens, self.pool_shrinkage)
         return found if self.host is None else _least(found, self.host.largest_batch(tokens))
 
@@ -136,7 +139,7 @@ def _has_own_layers(case: Case) -> bool:
 
 def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budget | str:
     """The budgets of devices with layers of their own. `weights` are those of all layers together."""
-    from kvcalc.planning.split import split_budgets, tightest
+    from kvcalc.planning.split import Room, cases_of_devices
 
     asked, workload = case.question, case.workload
     if case.rules.settings.get("split_mode") == "row":
@@ -145,11 +148,16 @@ def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budg
     if isinstance(sizes, str):
         return sizes
 
-    def divide(device: Case, size: int) -> Budget:
-        return _divide(device, weights._replace(bytes=size), workload.context_tokens, workload.batch_size)
-
-    found = split_budgets(case, sizes, divide)
-    return tightest(found)._replace(devices=found)
+    tokens, sequences = workload.context_tokens, workload.batch_size
+    found = [
+        _divide(device, weights._replace(bytes=size), tokens, sequences)
+        for device, size in zip(cases_of_devices(case), sizes)
+    ]
+    rooms = tuple(
+        Room(one.case, size, one.pool_bytes, one.pool_at, one.pool_shrinkage) for one, size in zip(found, sizes)
+    )
+    fullest = min(range(len(rooms)), key=lambda number: rooms[number].free_bytes())
+    return found[fullest]._replace(devices=rooms)
 
 
 def _has_tables_on_host(case: Case) -> bool:
@@ -210,10 +218,7 @@ def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
     device_bytes = found.case.devices.gpu.memory_bytes
     fit = capacity(found.case, found.pool_bytes, notes, found.pool_shrinkage)
     if found.devices:
-        from kvcalc.planning.split import limits
-
-        for name in ("max_context_tokens", "max_batch_size"):
-            fit[name] = _least(*(device[name] for device in limits(found.devices)))
+        _limit_by_devices(found.devices, found.case.workload.context_tokens, fit)
     held = found.reserve.held
     left = device_bytes - (found.weights.bytes or 0) - found.reserve.held_bytes()
     unused = left - found.pool_bytes
@@ -239,11 +244,15 @@ def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
         notes.append(Note("fit", "does-not-fit", _verdict(found, fit)))
     if found.host is not None:
         _add_host(found.host, fit, notes)
-    if found.devices:
-        from kvcalc.planning.split import describe_devices
-
-        fit["devices"] = describe_devices(found.devices)
     return fit
+
+
+def _limit_by_devices(rooms: tuple[Room, ...], tokens: int, fit: dict[str, Any]) -> None:
+    """Add what each device holds to `fit`, and the limits of all of them."""
+    from kvcalc.planning.split import largest_batch_of, longest_context_of
+
+    fit["devices"] = [room.describe(number) for number, room in enumerate(rooms)]
+    fit.update(max_context_tokens=longest_context_of(rooms), max_batch_size=largest_batch_of(rooms, tokens))
 
 
 def _add_host(host: Host, fit: dict[str, Any], notes: list[Note]) -> None:

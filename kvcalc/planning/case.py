@@ -328,9 +328,7 @@ def _completed(question: Question) -> Question:
     Raises what `_with_requests` raises.
     """
     if question.engine.startswith("llama.cpp"):
-        from kvcalc.planning.split_layout import with_split
-
-        question = with_split(question)
+        question = _split(question)
     if question.devices is None:
         return question
     from kvcalc.planning.layout import lay_out
@@ -338,6 +336,17 @@ def _completed(question: Question) -> Question:
     size = question.tensor_parallel_size
     devices, size = lay_out(question.devices, size, question.pipeline_parallel_size, question.data_parallel_size)
     return _with_requests(question._replace(devices=devices, tensor_parallel_size=size))
+
+
+def _split(question: Question) -> Question:
+    """The question with the devices among which llama.cpp divides the layers."""
+    from kvcalc.planning.split_layout import split_layers
+
+    devices, size, stages = split_layers(
+        question.engine_settings or {}, question.devices, question.tensor_parallel_size,
+        question.pipeline_parallel_size, question.data_parallel_size,
+    )  # fmt: skip
+    return question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)
 
 
 def _with_requests(question: Question) -> Question:

@@ -240,14 +240,13 @@ def _layouts(gpus: Sequence[Gpu | Devices], sizes: Axis | None, question: Questi
             from kvcalc.planning.layout import lay_out
             from kvcalc.throughput.hardware import Devices
 
-            one = question._replace(
-                devices=gpu if isinstance(gpu, Devices) else Devices(gpu, 1), tensor_parallel_size=size
-            )
+            devices = gpu if isinstance(gpu, Devices) else Devices(gpu, 1)
+            stages, replicas = question.pipeline_parallel_size, question.data_parallel_size
             if question.engine.startswith("llama.cpp"):
-                from kvcalc.planning.split_layout import with_split
+                from kvcalc.planning.split_layout import split_layers
 
-                one = with_split(one)
-            if one.devices is not None:
-                stages, replicas = one.pipeline_parallel_size, one.data_parallel_size
-                devices, size = lay_out(one.devices, one.tensor_parallel_size, stages, replicas)
-                yield one._replace(devices=devices, tensor_parallel_size=size)
+                settings = question.engine_settings or {}
+                used, size, stages = split_layers(settings, devices, size, stages, replicas)
+                devices = used or devices
+            devices, size = lay_out(devices, size, stages, replicas)
+            yield question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)
