@@ -110,6 +110,17 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("split-mode", "none|layer|row", "how several devices divide the model", "layer", ("-sm",)),
         Option("before-pull", "N", "a build older than this pull request: 19067, 16736, 16812, 13194 or 12801"),
         Option(
+            "fit-target",
+            "MIB",
+            "memory that --context auto leaves free on every device, in MiB",
+            "1024",
+            ("-fitt",),
+            divides_memory=True,
+        ),
+        Option(
+            "fit-ctx", "N", "the shortest context that --context auto chooses", "4096", ("-fitc",), divides_memory=True
+        ),
+        Option(
             "n-gpu-layers",
             "N|auto|all",
             "layers on the device, counted from the last; the output is one of them. auto is as many as fit",
