@@ -365,8 +365,24 @@ class Engine(TypedDict):
     data_parallel_size: int
     expert_parallel_size: int
     kv_dtype_reason: str | None
+    device_defaults: list[DeviceDefault] | None
     request_lines: NotRequired[list[Line]]
     pool_lines: NotRequired[list[Line]]
+
+
+class DeviceDefaultOnDevicesItem(TypedDict):
+    """the default on some devices."""
+
+    value: str | int
+    devices: str
+
+
+class DeviceDefault(TypedDict):
+    """a default that depends on the device."""
+
+    option: str
+    value: str | int
+    on_devices: list[DeviceDefaultOnDevicesItem]
 
 
 class Line(TypedDict):
