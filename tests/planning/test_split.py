@@ -184,6 +184,12 @@ def test_batch_and_the_screen_show_it(kvcalc: Any, tmp_path: Path) -> None:
     assert "does not fit" in screen.out
 
 
+def test_plan_chooses_the_devices_itself(kvcalc: Any) -> None:
+    words = ("--input-tokens", "1k", "--output-tokens", "100", "--concurrency", "1", "--engine", "llama.cpp")
+    found = kvcalc("plan", "llama-3.1-8b", "--gpu", "rtx-3090", *words, "-ts", "3,1")
+    assert (found.status, "plan chooses the number of devices" in found.err) == (2, True)
+
+
 def test_a_sweep_asks_every_device(kvcalc: Any) -> None:
     words = ("sweep", "llama-3.1-8b", "--gpu", "rtx-3090x2", "--engine", "llama.cpp", "-c", "4k,64k,128k", "-ts", "9,1")
     rows = kvcalc(*words, "--format", "json").json["points"]
