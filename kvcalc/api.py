@@ -41,6 +41,7 @@ class Asked(TypedDict, total=False):
     what_if: WhatIf
     speculative: Speculation | None
     data_parallel_size: int
+    fits_context: bool
 
 
 def estimate(
@@ -61,6 +62,7 @@ def estimate(
     what_if: WhatIf = WhatIf(),
     speculative: Speculation | None = None,
     data_parallel_size: int = 1,
+    fits_context: bool = False,
 ) -> Estimate:
     """The document of `kvcalc estimate`: the bytes of the cache, and with `devices` whether it fits and how fast it is.
 
@@ -70,15 +72,15 @@ def estimate(
     requests to serve: `SpeedQuestion(input_tokens=2048, output_tokens=500, concurrency=32)`. Its
     `calibration` is what `read_calibration` returns. `what_if` replaces the model's attention. `speculative` says how
     tokens are drafted: `Speculation("mtp", 3, acceptance_length=2.4)`. `data_parallel_size` is the number of attention
-    replicas, among which the batch is divided. Raises KvcalcError; its
-    `exit_code` is the exit code of the command line.
+    replicas, among which the batch is divided. With `fits_context`, the context is the longest one that fits, as the
+    engine chooses it at its start. Raises KvcalcError; its `exit_code` is the exit code of the command line.
     """
     from kvcalc.planning.estimate import answer
 
     question = Question(
         _model(model), context_tokens, batch_size, dtype, kv_dtype, engine, engine_settings, tensor_parallel_size,
         pipeline_parallel_size, encoder_tokens, kv_memory_bytes, devices, speed, what_if,
-        speculative, data_parallel_size,
+        speculative, data_parallel_size, fits_context,
     )  # fmt: skip
     return cast("Estimate", answer(question).document)
 

@@ -365,8 +365,24 @@ class Engine(TypedDict):
     data_parallel_size: int
     expert_parallel_size: int
     kv_dtype_reason: str | None
+    device_defaults: list[DeviceDefault] | None
     request_lines: NotRequired[list[Line]]
     pool_lines: NotRequired[list[Line]]
+
+
+class DeviceDefaultOnDevicesItem(TypedDict):
+    """the default on some devices."""
+
+    value: str | int
+    devices: str
+
+
+class DeviceDefault(TypedDict):
+    """a default that depends on the device."""
+
+    option: str
+    value: str | int
+    on_devices: list[DeviceDefaultOnDevicesItem]
 
 
 class Line(TypedDict):
@@ -447,6 +463,19 @@ class Fit(TypedDict):
     max_batch_size: int | None
     lines: list[Held] | None
     host: HostShare | None
+    devices: list[DeviceShare] | None
+
+
+class DeviceShare(TypedDict):
+    """the layers on one device."""
+
+    device: int
+    first_layer: int | None
+    last_layer: int | None
+    weights_bytes: int
+    kv_cache_bytes: int
+    free_bytes: int
+    fits: bool
 
 
 class HostShare(TypedDict):

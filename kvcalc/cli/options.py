@@ -33,7 +33,7 @@ _REPEATED = "repeated"
 # Names, metavar, help, and optionally the default, the panel and whether it takes a list. -h shows the first sentence.
 _SHARED_OPTIONS: tuple[tuple[Any, ...], ...] = (
     ("--context -c", "N", "Tokens per sequence: 8192, 8k, 1M (k is 1024). Default: 4096, or the model's maximum if "
-     "that is less."),
+     "that is less. auto is the longest that fits, as llama-server and vLLM choose it; it needs --gpu."),
     ("--max-model-len", "N", "The same as --context, read as vLLM reads it: k is 1000, K is 1024."),
     ("--batch -b", "B", "Number of sequences.", "1"),
     ("--dtype", "TYPE", "Type of the weights: bf16, fp16, fp8, int4, nvfp4 and others. Default: the config's type."),

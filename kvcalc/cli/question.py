@@ -70,6 +70,18 @@ def context_of(given: _Given) -> int | None:
     return vllm
 
 
+def _asks_auto_context(given: _Given) -> bool:
+    """Whether the engine is to choose the context: --context auto, or vLLM's --max-model-len auto or -1."""
+    context, vllm = given.get("context"), given.get("max_model_len")
+    if not isinstance(context or vllm, str):
+        return False  # a number of a batch line, or neither
+    found = [text for text in (context, vllm) if text is not None]
+    auto = [str(text).casefold() in ("auto", "-1") for text in found]
+    if any(auto) and not all(auto):
+        raise UsageError(f"--context {context} and --max-model-len {vllm} contradict each other")
+    return all(auto) and not (context is not None and context.strip() == "-1")
+
+
 def what_if_of(given: _Given) -> WhatIf:
     """The what-if that the options describe."""
     attention = given.get("attention")
@@ -104,8 +116,10 @@ def question_of(given: _Given, model_of: ModelOf | None = None) -> tuple[ModelSp
 
 def workload_of(given: _Given, load: Callable[[str], ModelSpec] | None = None) -> dict[str, Any]:
     """The fields of the `Question` other than the model and the what-if. `load` reads the draft model."""
+    fits_context = _asks_auto_context(given)
     return {
-        "context_tokens": context_of(given),
+        "context_tokens": None if fits_context else context_of(given),
+        "fits_context": fits_context,
         "batch_size": parse_count(given["batch"], "--batch"),
         "dtype": given["dtype"],
         "kv_dtype": given["kv_dtype"],

@@ -232,23 +232,65 @@ _VLLM_GRAPHS_SINCE = Release.of(0, 21)
 _FLASHINFER_DELTA_NETS = ("hopper", "blackwell", "blackwell-rtx")
 
 
+class _Batches(NamedTuple):
+    """The tokens in one step and the requests of vLLM's API server, on the `devices` with at least this memory."""
+
+    tokens: int
+    requests: int
+    memory_bytes: int
+    since: Release
+    devices: str
+
+
+# The largest devices first (get_batch_defaults, engine/arg_utils.py). The middle row is not for these devices.
+_VLLM_BATCHES = (
+    _Batches(16384, 1024, 160 * GIB, Release.of(0, 9), "160 GiB and more"),
+    _Batches(8192, 1024, 70 * GIB, Release.of(0, 8), "70 GiB and more, except A100 and GB10"),
+    _Batches(2048, 256, 0, Release.of(0), "others"),
+)
+_SMALL_BATCHES = ("a100", "gb10")
+
+
+class DeviceDefault(NamedTuple):
+    """The default of an engine's option on some devices."""
+
+    option: str
+    value: str
+    devices: str
+
+
 def device_settings(
     engine: str, memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
 ) -> dict[str, str]:
     """Default settings that `engine` chooses by device.
 
-    These are the tokens in one step and the number of requests of vLLM's API server (get_batch_defaults,
-    engine/arg_utils.py), and the prefill kernel of gated delta nets.
+    These are the tokens in one step and the number of requests of vLLM's API server, and the prefill kernel of gated
+    delta nets.
     """
     if engine != "vllm":
         return {}
-    tokens, requests, release = 2048, 256, release or _VLLM_NEWEST
-    if memory_bytes >= 160 * GIB and release >= Release.of(0, 9):
-        tokens, requests = 16384, 1024
-    elif memory_bytes >= 70 * GIB and not device_name.startswith(("a100", "gb10")) and release >= Release.of(0, 8):
-        tokens, requests = 8192, 1024
+    rows = [row for row in _vllm_batches(release) if memory_bytes >= row.memory_bytes]
+    row = rows[-1] if device_name.startswith(_SMALL_BATCHES) else rows[0]
     prefill = "flashinfer" if device_class in _FLASHINFER_DELTA_NETS else "triton"
-    return {"max-num-batched-tokens": str(tokens), "max-num-seqs": str(requests), "gdn-prefill-backend": prefill}
+    return {
+        "max-num-batched-tokens": str(row.tokens), "max-num-seqs": str(row.requests), "gdn-prefill-backend": prefill
+    }  # fmt: skip
+
+
+def device_defaults(engine: str, release: Release | None) -> list[DeviceDefault]:
+    """Every default that `device_settings` may give for an option that does not need a device."""
+    if engine != "vllm":
+        return []
+    tokens = [DeviceDefault("max-num-batched-tokens", str(row.tokens), row.devices) for row in _vllm_batches(release)]
+    return [
+        *tokens,
+        DeviceDefault("gdn-prefill-backend", "flashinfer", "Hopper and Blackwell"),
+        DeviceDefault("gdn-prefill-backend", "triton", "others"),
+    ]
+
+
+def _vllm_batches(release: Release | None) -> list[_Batches]:
+    return [row for row in _VLLM_BATCHES if (release or _VLLM_NEWEST) >= row.since]
 
 
 def _vllm(question: Question) -> Reserve:

@@ -16,11 +16,12 @@ from kvcalc.planning.capacity import NO_LIMIT, PoolShrinkage, capacity, largest_
 from kvcalc.planning.case import Case
 from kvcalc.planning.gpus import describe_gpu
 from kvcalc.planning.layout import count_replicas
-from kvcalc.planning.weights import DeviceWeights, device_weights
+from kvcalc.planning.weights import DeviceWeights, device_weights, stage_sizes
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
     from kvcalc.planning.host import Host
+    from kvcalc.planning.split import Room
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 # The most budgets that are remembered for one model. Each device with figures of its own has another one.
@@ -32,7 +33,8 @@ class Budget(NamedTuple):
 
     `pool_bytes` is the memory for the cache. It is negative if the weights and the reserve are larger than the device.
     `offered_bytes` is the memory from which the engine computes its pool. If TensorRT-LLM's fraction was given, the
-    engine applies it to `offered_bytes` itself. `host` is the part of the model in host memory, if there is one.
+    engine applies it to `offered_bytes` itself. `host` is the part of the model in host memory, if there is one. If the
+    devices have different layers, this is the budget of the one with the least free memory, and `devices` has all.
     """
 
     case: Case
@@ -41,6 +43,7 @@ class Budget(NamedTuple):
     pool_bytes: int
     offered_bytes: int
     host: Host | None = None
+    devices: tuple[Room, ...] = ()
 
     def pool_at(self, tokens: int, sequences: int) -> int:
         """The memory for the cache at another context and batch. Some engines reserve more for longer prompts."""
@@ -54,6 +57,10 @@ class Budget(NamedTuple):
         The default is the case's context length.
         """
         tokens = self.case.workload.context_tokens if tokens is None else tokens
+        if self.devices:
+            from kvcalc.planning.split import largest_batch_of
+
+            return largest_batch_of(self.devices, tokens)
         found = largest_batch(self.case, self.pool_bytes, tokens, self.pool_shrinkage)
         return found if self.host is None else _least(found, self.host.largest_batch(tokens))
 
@@ -71,7 +78,7 @@ def budget(case: Case) -> Budget | str:
     Remembered per layout, unless it depends on the context, the batch, the host's memory or drafted tokens.
     """
     asked, workload = case.question, case.workload
-    if case.rules.placement is not None or asked.speculative is not None:
+    if case.rules.placement is not None or asked.speculative is not None or _has_own_layers(case):
         return _budget(case)
     # The engine's rules already belong to one release, number of stages and set of settings.
     key = (
@@ -100,11 +107,13 @@ def _budget(case: Case) -> Budget | str:
     spec, workload = case.spec, case.workload
     ranks, tables = workload.tensor_parallel_size, _has_tables_on_host(case)
     spread = spread_of(spec, case.rules, workload)
-    weights = device_weights(
-        case.model, spec, case.question.dtype, workload.model_dtype, ranks, case.stages, spread, tables
-    )
+    own_layers = _has_own_layers(case)
+    stages = () if own_layers else case.stages
+    weights = device_weights(case.model, spec, case.question.dtype, workload.model_dtype, ranks, stages, spread, tables)
     if weights.bytes is None or weights.width is None:
         return f"the weights of {spec.name} are not known: {weights.reason}"
+    if own_layers:
+        return _budget_of_devices(case, weights, tables)
     placement, host = case.rules.placement, None
     if placement is not None:
         from kvcalc.planning.host import Host, divide_bytes
@@ -121,6 +130,34 @@ def _budget(case: Case) -> Budget | str:
             return drafts
         weights = weights._replace(bytes=(weights.bytes or 0) + drafts, draft_bytes=drafts)
     return _divide(case, weights, workload.context_tokens, workload.batch_size)._replace(host=host)
+
+
+def _has_own_layers(case: Case) -> bool:
+    """Whether every device has layers of its own, with a budget of their own."""
+    return case.engine_name == "llama.cpp" and bool(case.rules.bounds)
+
+
+def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budget | str:
+    """The budgets of devices with layers of their own. `weights` are those of all layers together."""
+    from kvcalc.planning.split import Room, cases_of_devices
+
+    asked, workload = case.question, case.workload
+    if case.rules.settings.get("split_mode") == "row":
+        return "--split-mode row divides the rows of the weights, which is not modelled; the cache is as with layer"
+    sizes = stage_sizes(case.model, case.spec, asked.dtype, workload.model_dtype, case.rules.bounds, tables)
+    if isinstance(sizes, str):
+        return sizes
+
+    tokens, sequences = workload.context_tokens, workload.batch_size
+    found = [
+        _divide(device, weights._replace(bytes=size), tokens, sequences)
+        for device, size in zip(cases_of_devices(case), sizes)
+    ]
+    rooms = tuple(
+        Room(one.case, size, one.pool_bytes, one.pool_at, one.pool_shrinkage) for one, size in zip(found, sizes)
+    )
+    fullest = min(range(len(rooms)), key=lambda number: rooms[number].free_bytes())
+    return found[fullest]._replace(devices=rooms)
 
 
 def _has_tables_on_host(case: Case) -> bool:
@@ -180,6 +217,8 @@ def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
     """The `fit` part of a document, for one device. Its parts add up to `device_bytes`."""
     device_bytes = found.case.devices.gpu.memory_bytes
     fit = capacity(found.case, found.pool_bytes, notes, found.pool_shrinkage)
+    if found.devices:
+        _limit_by_devices(found.devices, found.case.workload.context_tokens, fit)
     held = found.reserve.held
     left = device_bytes - (found.weights.bytes or 0) - found.reserve.held_bytes()
     unused = left - found.pool_bytes
@@ -206,6 +245,14 @@ def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
     if found.host is not None:
         _add_host(found.host, fit, notes)
     return fit
+
+
+def _limit_by_devices(rooms: tuple[Room, ...], tokens: int, fit: dict[str, Any]) -> None:
+    """Add what each device holds to `fit`, and the limits of all of them."""
+    from kvcalc.planning.split import largest_batch_of, longest_context_of
+
+    fit["devices"] = [room.describe(number) for number, room in enumerate(rooms)]
+    fit.update(max_context_tokens=longest_context_of(rooms), max_batch_size=largest_batch_of(rooms, tokens))
 
 
 def _add_host(host: Host, fit: dict[str, Any], notes: list[Note]) -> None:

@@ -55,6 +55,7 @@ def capacity(
         "max_batch_size": largest_batch(case, kv_memory_bytes, workload.context_tokens, pool_shrinkage),
         "lines": None,
         "host": None,
+        "devices": None,
     }
 
 

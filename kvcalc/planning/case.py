@@ -46,7 +46,8 @@ class Question(NamedTuple):
     `speed` has the options for throughput. If it includes the lengths of requests, the context is the prompt and the
     answer of one request, and `batch_size` follows from the requests. `engine_settings` maps the engine's own options
     to their text; a flag may be True or False. `what_if` replaces the model's attention. `speculative` says how tokens
-    are drafted, or is None if they are not. `data_parallel_size` is the number of attention replicas.
+    are drafted, or is None if they are not. `data_parallel_size` is the number of attention replicas. With
+    `fits_context` the context is the longest one that fits, as the engine chooses it (`planning.auto_context`).
     """
 
     model: ModelSpec
@@ -65,6 +66,7 @@ class Question(NamedTuple):
     what_if: WhatIf = WhatIf()
     speculative: Speculation | None = None
     data_parallel_size: int = 1
+    fits_context: bool = False
 
     @property
     def serves_requests(self) -> bool:
@@ -109,7 +111,9 @@ class Case(NamedTuple):
     @property
     def stages(self) -> Bounds:
         """The layers of each pipeline stage."""
-        return stage_bounds(self.question.engine, self.spec.num_layers, self.workload.pipeline_parallel_size)
+        return self.rules.bounds or stage_bounds(
+            self.question.engine, self.spec.num_layers, self.workload.pipeline_parallel_size
+        )
 
     @property
     def encoder_follows_context(self) -> bool:
@@ -312,6 +316,11 @@ def _checked(question: Question) -> Question:
     if not isinstance(question.model, ModelSpec):
         raise UsageError(f"model {question.model!r}: must be a ModelSpec", "use kvcalc.load_model(NAME)")
     given = question.engine_settings or {}
+    if question.fits_context:
+        from kvcalc.planning.auto_context_check import check_auto_context
+
+        has_device, serves = question.devices is not None, question.serves_requests
+        check_auto_context(question.engine.casefold(), given, has_device, serves)
     settings = {
         name: Number(value) if isinstance(value, (int, float, Number)) and value is not True else str(value).casefold()
         for name, value in given.items()
@@ -325,6 +334,8 @@ def _completed(question: Question) -> Question:
 
     Raises what `_with_requests` raises.
     """
+    if question.engine.startswith("llama.cpp"):
+        question = _split(question)
     if question.devices is None:
         return question
     from kvcalc.planning.layout import lay_out
@@ -332,6 +343,17 @@ def _completed(question: Question) -> Question:
     size = question.tensor_parallel_size
     devices, size = lay_out(question.devices, size, question.pipeline_parallel_size, question.data_parallel_size)
     return _with_requests(question._replace(devices=devices, tensor_parallel_size=size))
+
+
+def _split(question: Question) -> Question:
+    """The question with the devices among which llama.cpp divides the layers."""
+    from kvcalc.planning.split_layout import split_layers
+
+    devices, size, stages = split_layers(
+        question.engine_settings or {}, question.devices, question.tensor_parallel_size,
+        question.pipeline_parallel_size, question.data_parallel_size,
+    )  # fmt: skip
+    return question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)
 
 
 def _with_requests(question: Question) -> Question:

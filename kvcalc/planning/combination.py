@@ -171,7 +171,12 @@ def _combine(found: Combination, question: Question, largest_batch: int, notes: 
         notes.append(Note("fit", "unknown", divided))
         return found
     host_fits = None if divided.host is None else divided.host.fits
-    return found._replace(memory=divided.pool_at, speed=_speed_of(case, largest_batch, notes), host_fits=host_fits)
+    memory_at: Callable[[int, int], int] = divided.pool_at
+    if divided.devices:
+        from kvcalc.planning.split import memory_of_devices
+
+        memory_at = memory_of_devices(case, divided.devices)
+    return found._replace(memory=memory_at, speed=_speed_of(case, largest_batch, notes), host_fits=host_fits)
 
 
 def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[int, int], Row] | None:

@@ -30,6 +30,8 @@ def compare_engines(model: ModelSpec, **asked: Any) -> dict[str, Any]:
     `make_case` for the formula itself.
     """
     question = Question(model, **asked)
+    if question.fits_context:
+        raise UsageError("--context auto: several engines choose different contexts", "ask for one engine")
     engines = parse_engines([name.strip() for name in asked.get("engine", ALL).split(",")])
     for name in engines:
         check_engine(name)

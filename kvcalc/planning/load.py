@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvcalc.notes import Note
 from kvcalc.planning.admission import wanted_requests
 from kvcalc.planning.budget import budget
 from kvcalc.planning.case import Case
@@ -11,12 +12,20 @@ from kvcalc.planning.throughput import Speed, speed_of
 def at_load(case: Case) -> Case:
     """The case with the number of requests that fit as its batch. Returns `case` itself if it serves no requests.
 
-    If as many layers as fit are to be on the device, the result has that number.
+    If the engine is to choose the context, the result has that context. If as many layers as fit are to be on the
+    device, the result has that number.
     """
+    chosen: Note | None = None
+    if case.question.fits_context:
+        from kvcalc.planning.auto_context import with_auto_context
+
+        case, chosen = with_auto_context(case)
     if case.rules.placement is not None:
         from kvcalc.planning.offload import place_layers
 
         case = place_layers(case)
+    if chosen is not None:
+        case = case._replace(notes=(*case.notes, chosen))
     if case.question.speed is None or case.question.speed.request_tokens is None:
         return case
     return case.at(case.workload.context_tokens, _fitting_requests(case))

@@ -73,6 +73,7 @@ def plan(
     _check(kinds, prices, targets)
     settings = asked.pop("engine_settings", None) or {}
     check_settings([kind.engine for kind in kinds], settings, has_device=True)
+    _check_split(settings)
     given = SpeedQuestion(
         calibration=(asked.pop("speed", None) or SpeedQuestion()).calibration, prefix_hit_rate=prefix_hit_rate
     )
@@ -104,6 +105,19 @@ def plan(
         "pareto": front(traffic, kinds, prices) if with_front else None,
         "warnings": describe_notes(_notes(traffic, kinds, found, checkpoint if best else None)),
     }
+
+
+def _check_split(settings: Mapping[str, Any]) -> None:
+    """Raise UsageError (exit 2) for a number of devices that llama.cpp's options name, because plan chooses it."""
+    if "tensor-split" not in settings:
+        return
+    from kvcalc.memory.engines.llama_cpp.splitting import count_devices
+
+    if count_devices(settings) != 1:
+        raise UsageError(
+            f"--tensor-split {settings['tensor-split']}: plan chooses the number of devices",
+            "kvcalc fit takes it, and shows what each device holds",
+        )
 
 
 def _kind(gpus: Gpu | Devices, max_devices: int, engine: str) -> Kind:

@@ -204,10 +204,9 @@ def sweep(
     for engine in engines:
         asked_engine = question._replace(engine=engine, engine_settings=settings_of(engine, settings))
         for kv_dtype in kv_dtypes:
-            for devices, size in _layouts(gpus, tensor_parallel_sizes, question):
+            for one in _layouts(gpus, tensor_parallel_sizes, asked_engine._replace(kv_dtype=kv_dtype)):
                 own: list[Note] = []
-                one = asked_engine._replace(kv_dtype=kv_dtype, tensor_parallel_size=size, devices=devices)
-                found.append((combine(one, batches.largest, own), devices, own))
+                found.append((combine(one, batches.largest, own), one.devices, own))
     combinations = [combination for combination, _, _ in found]
     refusals = [c.refusal for c in combinations if c.refusal is not None]
     if len(refusals) == len(combinations):
@@ -228,17 +227,26 @@ def sweep(
     return Sweep(spec, question.kv_memory_bytes, contexts, batches, tuple(combinations), tuple(dict.fromkeys(notes)))
 
 
-def _layouts(
-    gpus: Sequence[Gpu | Devices], sizes: Axis | None, question: Question
-) -> Iterator[tuple[Devices | None, int]]:
-    """Every device with every tensor-parallel size. UsageError (exit 2) if stages do not divide the devices."""
-    stages, replicas = question.pipeline_parallel_size, question.data_parallel_size
+def _layouts(gpus: Sequence[Gpu | Devices], sizes: Axis | None, question: Question) -> Iterator[Question]:
+    """The question with every device and every tensor-parallel size.
+
+    UsageError (exit 2) if stages do not divide the devices.
+    """
     for gpu in gpus or (None,):
         for size in sizes or (None,):
             if gpu is None:
-                yield None, size or 1
+                yield question._replace(tensor_parallel_size=size or 1)
                 continue
             from kvcalc.planning.layout import lay_out
             from kvcalc.throughput.hardware import Devices
 
-            yield lay_out(gpu if isinstance(gpu, Devices) else Devices(gpu, 1), size, stages, replicas)
+            devices = gpu if isinstance(gpu, Devices) else Devices(gpu, 1)
+            stages, replicas = question.pipeline_parallel_size, question.data_parallel_size
+            if question.engine.startswith("llama.cpp"):
+                from kvcalc.planning.split_layout import split_layers
+
+                settings = question.engine_settings or {}
+                used, size, stages = split_layers(settings, devices, size, stages, replicas)
+                devices = used or devices
+            devices, size = lay_out(devices, size, stages, replicas)
+            yield question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)

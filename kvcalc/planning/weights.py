@@ -126,6 +126,33 @@ def device_weights(
     return DeviceWeights(share, max(replicated, 0), width_of(weights, ranks), None)
 
 
+def stage_sizes(
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, stages: Bounds, tables_on_host: bool
+) -> list[int] | str:
+    """The bytes of the weights in every pipeline stage, or the reason if they are not known.
+
+    The arguments are as in `device_weights`. A GGUF file is divided by its tensors.
+    """
+    last = len(stages) - 1
+    if spec.gguf is not None:
+        held = spec.gguf.weights.parts if spec.gguf.weights is not None and dtype is None else None
+        if held is None:
+            return "the file does not say which weights belong to which layer"
+        sizes = [sum(map(sum, held.layers[first : end + 1])) for first, end in stages]
+        sizes[last] += held.output + held.tied_head
+        sizes[0] += 0 if tables_on_host else held.input - (held.tied_head if last == 0 else 0)
+        return sizes
+    weights, reason = _known_weights(model, spec)
+    if weights is None:
+        return reason or "the weights are not known"
+    parts = stage_weights(weights, stages)
+    if tables_on_host:
+        from kvcalc.memory.placement import without_tables
+
+        parts = [without_tables(part, number == last) for number, part in enumerate(parts)]
+    return part_bytes(model, spec, dtype, model_dtype, parts) or "the bytes of the weights are not known"
+
+
 def part_bytes(
     model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, parts: Sequence[ModelWeights]
 ) -> list[int] | None:

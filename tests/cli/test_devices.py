@@ -47,7 +47,12 @@ def test_a_device_of_ones_own(kvcalc: Any) -> None:
         (("fit", "llama-3-8b", "--gpu", "h100", "--engine", "all"), 2, "one engine"),
         (("fit", "llama-3-8b", "--gpu", "h100x3"), 2, "--tp 3 does not divide"),
         (("fit", "llama-3-8b", "--gpu", "h100x4", "--num-gpus", "8"), 2, "contradict"),
-        (("fit", "llama-3-8b", "--gpu", "h100x4", "--engine", "llama.cpp"), 2, "tensor parallelism is not supported"),
+        (
+            ("fit", "llama-3-8b", "--gpu", "h100", "--tp", "4", "--engine", "llama.cpp"),
+            2,
+            "tensor parallelism is not supported",
+        ),
+        (("fit", "llama-3-8b", "--gpu", "h100x4", "--engine", "llama.cpp"), 0, ""),
         (("fit", "llama-3-8b", "--gpu", "h100", "--engine", "vllm", "--gpu-memory-utilization", "2"), 2, "at most 1"),
         (("fit", "llama-3-8b", "--gpu", "h100", "--gpu-memory", "much"), 2, "not a size"),
         (("fit", "llama-3-8b", "--gpu", "h100", "--bandwidth", "fast"), 2, "3.35TB/s"),

@@ -33,7 +33,7 @@ VALUES = {
     "cache": "static", "block-size": "32", "gpu-memory-utilization": "0.9",
     "swa-full-tokens-ratio": "0.5", "mem-fraction-static": "0.8", "free-gpu-memory-fraction": "0.8",
     "max-attention-window": "4k", "max-tokens": "100000", "cache-type-k": "q8_0", "cache-type-v": "f16",
-    "flash-attn": "on", "before-pull": "19067", "context-length": "32k",
+    "flash-attn": "on", "before-pull": "19067", "context-length": "32k", "split-mode": "layer",
     "host-memory": "64GiB", "host-bandwidth": "80GB/s",
     "kv-bits": "8", "gdn-prefill-backend": "triton", "decode-context-parallel-size": "1",
 }  # fmt: skip

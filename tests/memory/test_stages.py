@@ -73,13 +73,16 @@ def test_a_device_of_two_holds_half_the_layers(engine: str) -> None:
     )
     held = one["kv_cache"]["bytes_per_device"]
     assert held % 32 == 0
-    assert two["kv_cache"]["bytes_per_device"] == two["fit"]["kv_cache_bytes"] == held * largest // 32
+    # With llama.cpp, `fit` is about the device with the least free memory: the second, which has the output.
+    there = 15 if engine == "llama.cpp" else largest
+    assert two["kv_cache"]["bytes_per_device"] == held * largest // 32
+    assert two["fit"]["kv_cache_bytes"] == held * there // 32
     assert two["kv_cache"]["devices_total_bytes"] == two["kv_cache"]["total_bytes"] == held
     assert two["fit"]["max_batch_size"] > 1.5 * one["fit"]["max_batch_size"]
     assert two["fit"]["max_context_tokens"] > 1.5 * one["fit"]["max_context_tokens"]
     for parts in ("request_lines", "pool_lines"):
         if parts in two["engine"]:
-            assert sum(line["bytes"] for line in two["engine"][parts]) == two["fit"]["kv_cache_bytes"]
+            assert sum(line["bytes"] for line in two["engine"][parts]) == two["kv_cache"]["bytes_per_device"]
 
 
 def test_stages_and_ranks_divide_the_same_cache() -> None:

@@ -296,7 +296,7 @@ def test_other_engines_and_layouts_refuse(kvcalc: Any) -> None:
     stages = kvcalc(
         "estimate", "llama-3.1-8b", "--gpu", "rtx-3090x2", "--pp", "2", "--engine", "llama.cpp", "-ngl", "20"
     )
-    assert (stages.status, "remove --pp" in stages.err) == (2, True)
+    assert (stages.status, "--split-mode none" in stages.err) == (2, True)
 
 
 @pytest.mark.parametrize("model", ["t5-base", "bge-m3"])

@@ -88,13 +88,38 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
     "llama.cpp": (
         Option("cache-type-k", "TYPE", "type of K", "f16", ("-ctk",)),
         Option("cache-type-v", "TYPE", "type of V", "f16", ("-ctv",)),
-        Option("parallel", "N", "number of slots, if more than --batch; maximum running requests", None, ("-np",)),
-        Option("kv-unified", None, "all slots share one stream", None, ("-kvu",)),
+        Option(
+            "parallel",
+            "N",
+            "number of slots, if more than --batch; maximum running requests",
+            "4 with --kv-unified, or --batch if that is more",
+            ("-np",),
+        ),
+        Option("kv-unified", None, "all slots share one stream, and so the context", None, ("-kvu",)),
         Option("ubatch-size", "N", "tokens in one step", "512", ("-ub",)),
         Option("draft-max", "N", "drafted tokens per step, for each of which a recurrent state is kept"),
         Option("swa-full", None, "keep all tokens in sliding-window layers"),
         Option("flash-attn", "on|off|auto", "flash attention; off pads V", "auto", ("-fa",)),
-        Option("before-pull", "N", "a build older than this pull request: 19067, 16812, 13194 or 12801"),
+        Option(
+            "tensor-split",
+            "N,N",
+            "share of the layers on each device: 3,1",
+            "the free memory of each",
+            ("-ts",),
+        ),
+        Option("split-mode", "none|layer|row", "how several devices divide the model", "layer", ("-sm",)),
+        Option("before-pull", "N", "a build older than this pull request: 19067, 16736, 16812, 13194 or 12801"),
+        Option(
+            "fit-target",
+            "MIB",
+            "memory that --context auto leaves free on every device, in MiB",
+            "1024",
+            ("-fitt",),
+            divides_memory=True,
+        ),
+        Option(
+            "fit-ctx", "N", "the shortest context that --context auto chooses", "4096", ("-fitc",), divides_memory=True
+        ),
         Option(
             "n-gpu-layers",
             "N|auto|all",

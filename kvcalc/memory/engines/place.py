@@ -35,6 +35,9 @@ class Place(NamedTuple):
 
 ANYWHERE = Place()
 
+DISTINGUISHED = (("blackwell", "B200 and B300"), ("blackwell-rtx", "RTX Blackwell and GB10"), ("hopper", "others"))
+"""A device class of each kind that `Place` tells apart, and the devices of the kind. The last is any other class."""
+
 
 def is_fp8(asked: object) -> bool:
     """Whether a type that was asked for is fp8 with 4 bits of exponent, under any of its names."""

@@ -65,7 +65,14 @@ def _heading(document: dict[str, Any], console: Console) -> None:
             console.print(f"{hardware['name']}: {hardware['note']}", style="dim")
     if engine["kv_dtype_reason"]:
         console.print(f"{document['kv_cache']['dtype']}: {engine['kv_dtype_reason']}", style="dim")
+    for row in engine["device_defaults"] or ():
+        there = ", ".join(f"{_value(one['value'])} on {one['devices']}" for one in row["on_devices"])
+        console.print(f"--{row['option']} {_value(row['value'])}: {there}", style="dim")
     console.print()
+
+
+def _value(value: int | str) -> str:
+    return value if isinstance(value, str) else count(value)
 
 
 def _describe(model: dict[str, Any]) -> str:

@@ -52,6 +52,8 @@ def print_verdict(document: dict[str, Any], console: Console) -> None:
     print_bar(fit, console)
     if fit["host"] is not None:
         _host(fit["host"], console)
+    if fit["devices"] is not None:
+        _devices(fit["devices"], console)
     print_limits(document, console)
 
 
@@ -66,6 +68,17 @@ def _host(host: dict[str, Any], console: Console) -> None:
     where += [f"--n-cpu-moe {host['n_cpu_moe']}"] if host["n_cpu_moe"] else []
     where += [] if host["kv_offload"] else ["--no-kv-offload"]
     console.print(Text.assemble(("host", "bold"), f"  {line} ({' '.join(where)})"))
+
+
+def _devices(devices: list[dict[str, Any]], console: Console) -> None:
+    """Print what each device holds, if they have different layers. The bar is of the one with the least free memory."""
+    table = plain_table("device", ">layers", ">weights", ">cache", ">free", "")
+    for row in devices:
+        layers = "none" if row["first_layer"] is None else f"{row['first_layer']}-{row['last_layer']}"
+        sizes = [format_size(row[name]) for name in ("weights_bytes", "kv_cache_bytes")]
+        free = format_size(max(row["free_bytes"], 0), capacity=True)
+        table.add_row(str(row["device"]), layers, *sizes, free, "" if row["fits"] else "does not fit")
+    console.print(table)
 
 
 def _waiting(document: dict[str, Any]) -> str:

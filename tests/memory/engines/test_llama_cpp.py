@@ -13,6 +13,8 @@ from tests.memory.engines.models import ask, gated_delta, gpt_oss, latent, lines
 
 # 2 layers x (128 + 128) elements.
 ELEMENTS = 512
+# One slot. Without this, llama-server has four.
+ONE = {"parallel": "1"}
 
 
 def test_a_context_is_rounded_up_to_256_cells() -> None:
@@ -45,7 +47,7 @@ def test_the_default_is_f16_and_says_so() -> None:
 
 
 def test_every_slot_has_its_own_stream_or_all_share_one() -> None:
-    own = ask(plain(), "llama.cpp", 300, 3)
+    own = ask(plain(), "llama.cpp", 300, 3, settings=ONE)
     assert own["kv_cache"]["total_bytes"] == 3 * 512 * ELEMENTS * 2
     assert (own["engine"]["n_ctx"], own["engine"]["n_ctx_seq"], own["engine"]["n_stream"]) == (1536, 512, 3)
     # 900 tokens in one stream take 1,024 cells.
@@ -55,14 +57,65 @@ def test_every_slot_has_its_own_stream_or_all_share_one() -> None:
     }  # fmt: skip
 
 
+def test_llama_server_starts_four_slots_that_share_the_context() -> None:
+    """The default since pull request 16736 (tools/server/server.cpp)."""
+    found = ask(plain(), "llama.cpp", 300)["engine"]
+    assert (found["n_seq_max"], found["n_stream"], found["kv_unified"], found["n_ctx_seq"]) == (4, 1, True, 512)
+    # 900 tokens in one stream take 1,024 cells, and no slot takes more for itself.
+    assert total(plain(), "llama.cpp", 300, 3) == 1024 * ELEMENTS * 2
+    assert ask(plain(), "llama.cpp", 300)["warnings"] == []
+    # A batch of five needs --parallel 5, and then every slot has its own stream.
+    more = ask(plain(), "llama.cpp", 300, 5)
+    assert (more["engine"]["n_seq_max"], more["engine"]["n_stream"], more["engine"]["kv_unified"]) == (5, 5, False)
+    assert more["kv_cache"]["total_bytes"] == 5 * 512 * ELEMENTS * 2
+
+
+def test_every_slot_keeps_a_window_and_a_state() -> None:
+    # 4 x 128 + 512 tokens take 1,024 cells, and with one slot 768.
+    full, more = 18 * 32768 * 2048, 18 * 256 * 2048
+    assert total(gpt_oss(36), "llama.cpp", 32768) == full + 18 * 1024 * 2048
+    assert lines(gpt_oss(36), "llama.cpp", 32768)["slots beyond the batch"] == more
+    assert lines(gpt_oss(36), "llama.cpp", 32768, 2)["slots beyond the batch"] == more
+    assert "slots beyond the batch" not in lines(gpt_oss(36), "llama.cpp", 32768, 4)
+    # Four states. Qwen3.5-35B-A3B prints 251.25 MiB for 4 cells.
+    state = 30 * (8192 * 3 + 524288) * 4
+    assert 4 * state == int(251.25 * 2**20)
+    assert total(gated_delta(), "llama.cpp", 256, 2) == 2 * 10 * 256 * 1024 * 2 + 4 * state
+    assert lines(gated_delta(), "llama.cpp", 256)["slots beyond the batch"] == 3 * state
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"), [(gpt_oss(), "a window"), (gated_delta(), "a state"), (plain(), None), (latent(), None)]
+)
+def test_the_answer_says_what_idle_slots_keep_and_how_to_change_it(config: dict[str, object], kept: str | None) -> None:
+    said = [note["text"] for note in ask(config, "llama.cpp", 8192)["warnings"] if note["code"] == "slots"]
+    text = f"llama-server starts 4 slots, and each keeps {kept} of its own; --parallel 1 starts one"
+    assert said == ([] if kept is None else [text])
+    assert all(note["code"] != "slots" for note in ask(config, "llama.cpp", 8192, settings=ONE)["warnings"])
+    assert ask(config, "llama.cpp", 8192)["engine"]["program"] == "llama-server"
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "slots"),
+    [("llama.cpp", {}, 4), ("llama.cpp@b7079", {}, 4), ("llama.cpp@2026-05-20", {}, 4), ("llama.cpp@b6097", {}, 1),
+     ("llama.cpp@2025-08-10", {}, 1), ("llama.cpp", {"before-pull": "16736"}, 1),
+     ("llama.cpp", {"before-pull": "16812"}, 1), ("llama.cpp", {"before-pull": "19067"}, 4),
+     ("llama.cpp@b6097", {"parallel": "2"}, 2)],
+)  # fmt: skip
+def test_older_builds_start_one_slot(engine: str, settings: dict[str, str], slots: int) -> None:
+    found = ask(gpt_oss(), engine, 32768, settings=settings)
+    assert found["engine"]["n_seq_max"] == slots
+    assert any(note["code"] == "slots" for note in found["warnings"]) == (slots == 4)
+
+
 def test_windows_keep_a_window_and_a_step() -> None:
     # 18 of 36 layers keep 128 + 512 = 640 tokens in 768 cells; a row is 8 x 64 x 2 elements of 2 bytes.
     full, window = 18 * 32768 * 2048, 18 * 768 * 2048
-    assert total(gpt_oss(36), "llama.cpp", 32768) == full + window
-    assert total(gpt_oss(36), "llama.cpp", 32768, settings={"swa-full": ""}) == 2 * full
-    assert total(gpt_oss(36), "llama.cpp", 32768, settings={"ubatch-size": "2048"}) == full + 18 * 2304 * 2048
+    assert total(gpt_oss(36), "llama.cpp", 32768, settings=ONE) == full + window
+    assert total(gpt_oss(36), "llama.cpp", 32768, settings={**ONE, "swa-full": ""}) == 2 * full
+    assert total(gpt_oss(36), "llama.cpp", 32768, settings={**ONE, "ubatch-size": "2048"}) == full + 18 * 2304 * 2048
     # A shorter context keeps all its tokens.
-    assert total(gpt_oss(36), "llama.cpp", 512) == 36 * 512 * 2048
+    assert total(gpt_oss(36), "llama.cpp", 512, settings=ONE) == 36 * 512 * 2048
     # One stream for 4 slots: 4 windows and one step take 1,024 cells.
     unified = {"kv-unified": "", "parallel": "4"}
     assert total(gpt_oss(36), "llama.cpp", 32768, settings=unified) == full + 18 * 1024 * 2048
@@ -120,8 +173,8 @@ def test_states_are_in_fp32_one_for_each_slot() -> None:
     # 30 layers x (8,192 channels x 3 + 32 heads x 128 x 128) x 4 bytes = 62.8125 MiB; 10 x 256 tokens x 1,024 x 2.
     state, attention = 30 * (8192 * 3 + 524288) * 4, 10 * 256 * 1024 * 2
     assert state == int(62.8125 * 2**20)
-    assert total(gated_delta(), "llama.cpp", 256) == attention + state
-    assert total(gated_delta(), "llama.cpp", 256, 3) == 3 * (attention + state)
+    assert total(gated_delta(), "llama.cpp", 256, settings=ONE) == attention + state
+    assert total(gated_delta(), "llama.cpp", 256, 3, settings=ONE) == 3 * (attention + state)
 
 
 def test_shared_layers_keep_nothing() -> None:
@@ -131,7 +184,7 @@ def test_shared_layers_keep_nothing() -> None:
         "torch_dtype": "bfloat16",
     }  # fmt: skip
     # 4 of 20 layers have full attention, 16 keep 512 + 512 cells. A row has 2 x 2 x 256 elements.
-    assert total(config, "llama.cpp", 32768) == (4 * 32768 + 16 * 1024) * 1024 * 2
+    assert total(config, "llama.cpp", 32768, settings=ONE) == (4 * 32768 + 16 * 1024) * 1024 * 2
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ FULL, WINDOW = 8192 * 512, 1024 * 512
 )
 def test_windows_of_more_types(config: dict[str, object], full: int, slides: int) -> None:
     # 512 tokens of the window and 512 tokens of a step.
-    assert total(config, "llama.cpp", 8192) == full * FULL + slides * WINDOW
+    assert total(config, "llama.cpp", 8192, settings={"parallel": "1"}) == full * FULL + slides * WINDOW
 
 
 @pytest.mark.parametrize(
@@ -193,24 +193,31 @@ def test_deepseek_v4_keeps_windows_entries_and_states_in_fp32() -> None:
     sparse = 2048 * (512 + 128) * 2 + 2 * 8 * (1024 + 256) * 4
     # 8,192 / 128 = 64 entries in 256 cells, and 2 x 128 rows of 512 in fp32.
     heavy = 256 * 512 * 2 + 2 * 128 * 512 * 4
-    answer = ask(deepseek_v4(0, 4, 128), "llama.cpp", 8192)
+    one = {"parallel": "1"}
+    answer = ask(deepseek_v4(0, 4, 128), "llama.cpp", 8192, settings=one)
     assert [row["bytes_per_layer"] for row in answer["kv_cache"]["layers"]] == [window, window + sparse, window + heavy]
-    assert total(deepseek_v4(0, 4, 128), "llama.cpp", 8192) == 3 * window + sparse + heavy
-    # Each slot has its own cells, even with --kv-unified. In that case, each has cells for all sequences.
-    assert total(deepseek_v4(0, 4, 128), "llama.cpp", 8192, 2) == 2 * (3 * window + sparse + heavy)
+    assert total(deepseek_v4(0, 4, 128), "llama.cpp", 8192, settings=one) == 3 * window + sparse + heavy
+    # Each slot has its own cells for a whole sequence, even if they are unified (n_ctx_seq is then n_ctx).
+    assert total(deepseek_v4(0, 4, 128), "llama.cpp", 8192, 2, settings=one) == 2 * (3 * window + sparse + heavy)
+    for batch in (1, 2, 4):
+        assert total(deepseek_v4(0, 4, 128), "llama.cpp", 8192, batch) == 4 * (3 * window + sparse + heavy)
     assert total(deepseek_v4(0), "llama.cpp", 8192, 2, settings={"kv-unified": "", "parallel": "4"}) == 4 * window
-    assert total(deepseek_v4(128), "llama.cpp", 65536, 2, settings={"kv-unified": ""}) == 2 * (
-        window + 1024 * 512 * 2 + 2 * 128 * 512 * 4
+    unified = {"kv-unified": "", "parallel": "2"}
+    assert total(deepseek_v4(128), "llama.cpp", 65536, 2, settings=unified) == 2 * (
+        window + 512 * 512 * 2 + 2 * 128 * 512 * 4
     )
     # The states stay in fp32: q8_0 takes 34 bytes for 32 elements.
     small = 768 * 16 * 34 + 2048 * 20 * 34 + 2 * 8 * 1280 * 4
-    assert total(deepseek_v4(4), "llama.cpp", 8192, kv_dtype="q8_0") == small
+    assert total(deepseek_v4(4), "llama.cpp", 8192, kv_dtype="q8_0", settings=one) == small
 
 
 def test_deepseek_v4s_growth_is_that_of_its_entries() -> None:
     # 640 elements per 4 tokens, and 512 elements per 128 tokens, 2 bytes each.
-    assert ask(deepseek_v4(4), "llama.cpp", 65536)["kv_cache"]["bytes_per_token"] == 320
-    assert ask(deepseek_v4(128), "llama.cpp", 65536)["kv_cache"]["bytes_per_token"] == 8
+    one = {"parallel": "1"}
+    assert ask(deepseek_v4(4), "llama.cpp", 65536, settings=one)["kv_cache"]["bytes_per_token"] == 320
+    assert ask(deepseek_v4(128), "llama.cpp", 65536, settings=one)["kv_cache"]["bytes_per_token"] == 8
+    # A longer context is longer for every slot.
+    assert ask(deepseek_v4(4), "llama.cpp", 65536)["kv_cache"]["bytes_per_token"] == 4 * 320
 
 
 @pytest.mark.parametrize(

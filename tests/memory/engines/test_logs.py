@@ -94,8 +94,20 @@ def test_gemma_3_with_two_slots_in_one_stream() -> None:
 
 def test_qwen_3_6_beside_its_states() -> None:
     """ggml-org/llama.cpp#25721: 2.81 + 60.00 MiB of states in addition to a cache in q4_0."""
-    held = by_kind(gated_delta(), 262144, **{"cache-type-k": "q4_0", "cache-type-v": "q4_0"})
+    held = by_kind(gated_delta(), 262144, **{"cache-type-k": "q4_0", "cache-type-v": "q4_0", "parallel": "1"})
     assert held == {"full_attention": 1440.0, "recurrent_state": 62.8125}
+
+
+def test_gemma_4_in_llama_servers_own_slots() -> None:
+    """b9849, Gemma-4-12B with --ctx-size 8192 --ubatch-size 2048: 128 and 1,920 MiB, 6,144 cells, 4 slots."""
+    config = {
+        "model_type": "gemma4_text", "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "num_global_key_value_heads": 1, "attention_k_eq_v": True, "head_dim": 256, "global_head_dim": 512,
+        "hidden_size": 3840, "sliding_window": 1024, "num_kv_shared_layers": 0, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    assert by_kind(config, 8192, **{"ubatch-size": "2048"}) == {
+        "full_attention": 128.0, "sliding_window_attention": 1920.0,
+    }  # fmt: skip
 
 
 def test_sglangs_sparse_records_and_indexer() -> None:

@@ -15,11 +15,12 @@ from kvcalc.memory.engines import Engine, Line, Resolved
 from kvcalc.memory.engines.llama_cpp.account import Cells, account, cells_for
 from kvcalc.memory.engines.llama_cpp.architectures import layers_of
 from kvcalc.memory.engines.llama_cpp.placement import count_placed_layers, parse_placement
-from kvcalc.memory.engines.llama_cpp.settings import NO_V, VERSION, parse_settings
+from kvcalc.memory.engines.llama_cpp.settings import AUTO_SLOTS, NO_V, VERSION, parse_settings
+from kvcalc.memory.engines.llama_cpp.splitting import SPLIT, layers_per_device, parse_mode, parse_shares
 from kvcalc.memory.engines.place import ANYWHERE, Place
-from kvcalc.memory.sharding import stages_of
+from kvcalc.memory.sharding import bounds_of, stages_of
 from kvcalc.model.caches import Cache, LatentAttention
-from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention
+from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention, has_states
 from kvcalc.notes import Note
 
 # kv_cache_types, common/arg.cpp.
@@ -27,11 +28,12 @@ _TYPES = ("fp32", "fp16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_
 
 
 class LlamaCpp(Engine):
-    """Counts a context with one slot per sequence (or --parallel slots, if that is more), each as long as --context.
+    """Counts the context of llama-server, which has room for a batch of sequences as long as --context.
 
-    Each slot has its own stream of cells. With --kv-unified, all slots share one stream. Raises ModelError (exit 3) for
-    models that llama.cpp does not run or whose layout is not modelled, and UsageError (exit 2) for settings that
-    llama.cpp refuses.
+    Without --parallel, the server has four slots that share one stream of cells; a larger batch is counted as with
+    --parallel BATCH. With --parallel, each slot has its own stream, or all share one with --kv-unified. Raises
+    ModelError (exit 3) for models that llama.cpp does not run or whose layout is not modelled, and UsageError (exit 2)
+    for settings that llama.cpp refuses.
     """
 
     name = "llama.cpp"
@@ -44,28 +46,45 @@ class LlamaCpp(Engine):
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
-        self.chosen = parse_settings(settings)
+        self.chosen = parse_settings(settings, release)
         self.settings = self.chosen.describe()
         self.placement = parse_placement(settings)
         if self.placement is not None and stages > 1:
             raise UsageError(
-                f"--pp {stages}: parts of the model in host memory are modelled for one device only", "remove --pp"
+                f"{stages} devices: parts of the model in host memory are modelled for one device only",
+                "use one device, or --split-mode none",
             )
         if self.placement is not None and has_cross_attention(spec):
             raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoder-decoder models")
+        mode = parse_mode(settings)
+        if stages > 1:
+            shares = parse_shares(settings[SPLIT]) if SPLIT in settings else (1,) * stages
+            self.bounds = bounds_of(layers_per_device(count_placed_layers(spec), shares))
+            self.settings |= {"split_mode": mode, "tensor_split": settings.get(SPLIT)}
         self.check_model()
         if self._views_v(spec):
             text = "llama.cpp before January 2026 keeps a second copy of the latent as V; --before-pull 19067 counts it"
             self.notes = (Note("engine", "latent-twice", text),)
+        self.notes += self._note_slots()
+
+    def _note_slots(self) -> tuple[Note, ...]:
+        """The default that a user may not expect: every slot takes memory, also an idle one."""
+        kept = self.kept_by_slots()
+        if not kept or self.chosen.parallel is not None or not self.chosen.starts_four_slots:
+            return ()
+        text = f"llama-server starts {AUTO_SLOTS} slots, and each keeps {kept} of its own; --parallel 1 starts one"
+        return (Note("engine", "slots", text),)
+
+    def kept_by_slots(self) -> str:
+        """What every slot keeps even if all of them share the cells. Empty if that is nothing."""
+        has_window = self.window(self.spec) is not None and not self.chosen.swa_full
+        kept = ("a window" if has_window else "", "a state" if has_states(self.spec) else "")
+        return " and ".join(filter(None, kept))
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:
-        """Split the layers evenly over devices of the same size (--split-mode layer, the default).
-
-        The output counts as one more layer at the end (get_layer_buft_list, llama-model.cpp).
-        """
-        devices = [number * stages // (num_layers + 1) for number in range(num_layers)]
-        return [devices.count(device) for device in range(stages)]
+        """Split the layers over devices with the same memory (`splitting`)."""
+        return layers_per_device(num_layers, (1,) * stages)
 
     @staticmethod
     def kv_dtype(
@@ -146,6 +165,7 @@ class LlamaCpp(Engine):
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         made = self.cells(share, tokens, batch)
         return {
+            "kv_unified": self.chosen.has_one_stream(batch),
             "n_ctx": made.n_ctx, "n_ctx_seq": made.cells, "n_seq_max": made.slots, "n_stream": made.streams,
             "window_cells": made.window_cells if self.window(share) else None,
         }  # fmt: skip

@@ -21,7 +21,8 @@ from kvcalc.model.caches import HEADS_CACHES, Cache, IndexerKeys, RecurrentState
 class Cells(NamedTuple):
     """`batch` sequences of `tokens` tokens in `slots` slots, stored in `streams` streams of `cells` cells each.
 
-    `window_cells` is the number of cells per stream in layers that keep a window.
+    `window_cells` is the number of cells per stream in layers that keep a window. `batch_window_cells` of them would be
+    there with one slot per sequence.
     """
 
     tokens: int
@@ -30,26 +31,31 @@ class Cells(NamedTuple):
     streams: int
     cells: int
     window_cells: int
+    batch_window_cells: int
 
     @property
     def n_ctx(self) -> int:
         return self.cells * self.streams
 
 
-def cells_for(settings: Settings, tokens: int, batch: int, window: int | None, *, shares_windows: bool = True) -> Cells:
+def cells_for(settings: Settings, tokens: int, batch: int, window: int | None, *, shares_cells: bool = True) -> Cells:
     """The cells of a context that fits `batch` sequences of `tokens` tokens.
 
-    `shares_windows` is whether the slots of a unified context also share the cells of their windows.
+    `shares_cells` is whether the slots of a unified context share its cells. A window's cells in one stream are those
+    of every slot's window and of one step.
     """
-    slots = max(settings.parallel, batch)
-    unified = settings.has_one_stream
+    slots = settings.slots(batch)
+    unified = settings.has_one_stream(batch)
     streams = 1 if unified else slots
-    cells = round_up(tokens * batch if unified else tokens, settings.padding)
-    window_cells = cells
-    if window is not None and not settings.swa_full:
-        kept = window * (slots if unified and shares_windows else 1) + settings.ubatch_size
-        window_cells = round_up(min(cells, kept), settings.padding)
-    return Cells(tokens, batch, slots, streams, cells, window_cells)
+    shared = unified and shares_cells
+    cells = round_up(tokens * batch if shared else tokens, settings.padding)
+    if window is None or settings.swa_full:
+        return Cells(tokens, batch, slots, streams, cells, cells, cells)
+    kept = (
+        round_up(min(cells, window * (number if shared else 1) + settings.ubatch_size), settings.padding)
+        for number in (slots, batch)
+    )
+    return Cells(tokens, batch, slots, streams, cells, *kept)
 
 
 def account(layers: Layers, cells: Cells, dtype: Dtype, settings: Settings) -> list[Line]:
@@ -80,7 +86,9 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, settings: Settings) -> l
         used = min(cells.streams, cells.batch)
         sizes["slots beyond the batch"] += count * (cells.streams - used) * stream
         if windowed:
-            sizes["window cells beyond the window"] += count * (used * stream - held)
+            own = row * cells.batch_window_cells
+            sizes["slots beyond the batch"] += count * used * (stream - own)
+            sizes["window cells beyond the window"] += count * (used * own - held)
         else:
             beside = "V of the indexer" if isinstance(cache, IndexerKeys) else "K and V beyond the latent"
             needed = cells.batch * cells.tokens * row

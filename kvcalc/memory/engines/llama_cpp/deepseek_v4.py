@@ -34,7 +34,7 @@ class _Parts(NamedTuple):
 
 
 class DeepseekV4(LlamaCpp):
-    """Counts a context in which every slot has its own cells, even with --kv-unified.
+    """Counts a context in which every slot has its own cells for a whole sequence, even if the slots are unified.
 
     Only K is kept, in the type of K. Compressors keep keys and gates in fp32. Raises ModelError (exit 3) for older
     builds, which do not run the model, and for compression rates that llama.cpp does not support.
@@ -55,8 +55,11 @@ class DeepseekV4(LlamaCpp):
     def window(self, share: ModelSpec) -> int:
         return max(windows(self.spec))
 
+    def kept_by_slots(self) -> str:
+        return "a cache"
+
     def cells(self, share: ModelSpec, tokens: int, batch: int) -> Cells:
-        return cells_for(self.chosen, tokens, batch, self.window(share), shares_windows=False)
+        return cells_for(self.chosen, tokens, batch, self.window(share), shares_cells=False)
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         made = self.cells(self.spec, tokens, 1)

@@ -1,4 +1,4 @@
-"""llama.cpp's own options, with llama-server's names, and the library's defaults."""
+"""llama.cpp's own options, with llama-server's names and defaults."""
 
 from __future__ import annotations
 
@@ -7,31 +7,40 @@ from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.options import Given
+from kvcalc.memory.engines.release import Release, parse_release
 
 VERSION = "llama-cpp-python 0.3.36"
 
 # Pull requests of ggml-org/llama.cpp that changed the contents of the cache, oldest first: the latent of MLA instead of
 # its heads (April 2025), windows instead of all tokens (May 2025), the end of padding to 32 (October 2025; to 256 since
-# 17046), and no second copy of the latent as V (January 2026).
-LATENT, WINDOWS, PADDING, NO_V = 12801, 13194, 16812, 19067
-_PULLS = (LATENT, WINDOWS, PADDING, NO_V)
+# 17046), four slots by default (November 2025), and no second copy of the latent as V (January 2026).
+LATENT, WINDOWS, PADDING, SLOTS, NO_V = 12801, 13194, 16812, 16736, 19067
+_PULLS = (LATENT, WINDOWS, PADDING, SLOTS, NO_V)
+
+# llama-server without --parallel: n_parallel = 4 and kv_unified = true (tools/server/server.cpp).
+AUTO_SLOTS = 4
+# The newest build that is known to start one slot, of 2 November 2025. b7079 starts four (ggml-org/llama.cpp#17300).
+_LAST_WITH_ONE_SLOT = Release.of(6918)
 
 
 class Settings(NamedTuple):
-    """`parallel` is the number of slots if it is more than the batch. Without flash attention, V is transposed.
+    """`parallel` is the number of slots if it is more than the batch. None is llama-server's own choice.
+
+    Without flash attention, V is transposed. `starts_four_slots` is whether llama-server chooses four slots.
 
     `draft_max` is the number of drafted tokens per step. To take back the tokens that the model rejects, every slot
     keeps its state before each of them (`rs_seq` in the log: 1 + 2 states of 149.62 MiB for Qwen3.8-27B with two).
     `before_pull` means a build from before that pull request, and so from before the later ones too.
     """
 
-    parallel: int
+    parallel: int | None
     kv_unified: bool
     ubatch_size: int
     swa_full: bool
     flash_attn: str
     before_pull: int | None
     draft_max: int = 0
+    starts_four_slots: bool = True
 
     def is_before(self, pull: int) -> bool:
         """Whether the build lacks this pull request."""
@@ -46,10 +55,22 @@ class Settings(NamedTuple):
         """
         return 32 if self.is_before(PADDING) and self.flash_attn != "on" else 256
 
+    def slots(self, batch: int) -> int:
+        """The slots of a server for a batch. Without --parallel, a batch of more than four has as many slots."""
+        chosen = self.parallel or (AUTO_SLOTS if self._chooses_slots else 1)
+        return max(chosen, batch)
+
+    def has_one_stream(self, batch: int) -> bool:
+        """Whether all slots share one stream, and so the whole context.
+
+        Separate streams came after windows (pull request 14363, July 2025). The four slots that llama-server chooses
+        share one, also with --no-kv-unified.
+        """
+        return self.kv_unified or self.is_before(WINDOWS) or (self._chooses_slots and batch <= AUTO_SLOTS)
+
     @property
-    def has_one_stream(self) -> bool:
-        """Whether all slots share one stream. Separate streams came after windows (pull request 14363, July 2025)."""
-        return self.kv_unified or self.is_before(WINDOWS)
+    def _chooses_slots(self) -> bool:
+        return self.parallel is None and self.starts_four_slots
 
     @property
     def transposes_v(self) -> bool:
@@ -57,22 +78,23 @@ class Settings(NamedTuple):
         return self.flash_attn == "off"
 
     def describe(self) -> dict[str, object]:
-        """The settings in use, by option name. `parallel` is n_seq_max in the document."""
+        """The settings in use, by option name. `parallel` is n_seq_max in the document, and depends on the batch."""
         return {
-            "kv_unified": self.has_one_stream, "ubatch_size": self.ubatch_size, "swa_full": self.swa_full,
-            "flash_attn": self.flash_attn, "before_pull": self.before_pull, "draft_max": self.draft_max,
+            "program": "llama-server", "kv_unified": self.has_one_stream(1), "ubatch_size": self.ubatch_size,
+            "swa_full": self.swa_full, "flash_attn": self.flash_attn, "before_pull": self.before_pull,
+            "draft_max": self.draft_max,
         }  # fmt: skip
 
 
-def parse_settings(settings: Mapping[str, str]) -> Settings:
-    """Parse and check the given options. Raises UsageError (exit 2)."""
+def parse_settings(settings: Mapping[str, str], release: str | None = None) -> Settings:
+    """Parse and check the given options of a release (None: the newest). Raises UsageError (exit 2)."""
     given = Given("llama.cpp", settings)
     flash_attn, before = given.choice("flash-attn"), given.optional_count("before-pull")
     if before is not None and before not in _PULLS:
         known = ", ".join(map(str, _PULLS))
         raise UsageError(f"--before-pull {before}: no known change of the cache in this pull", f"one of {known}")
-    return Settings(
-        given.count("parallel", 1),
+    found = Settings(
+        given.optional_count("parallel"),
         "kv-unified" in settings,
         given.count("ubatch-size"),
         "swa-full" in settings,
@@ -80,3 +102,6 @@ def parse_settings(settings: Mapping[str, str]) -> Settings:
         before,
         given.count("draft-max", 0),
     )
+    build = None if release is None else parse_release("llama.cpp", release).release
+    has_one_slot = found.is_before(SLOTS) or (build is not None and build <= _LAST_WITH_ONE_SLOT)
+    return found._replace(starts_four_slots=not has_one_slot)

@@ -1,0 +1,81 @@
+"""The layers of a model on several devices, as llama.cpp divides them: what each device holds, and whether it fits.
+
+The devices have the same memory, but not the same layers, so each has its own room for the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any, NamedTuple
+
+from kvcalc.memory.sharding import stages_of
+from kvcalc.planning.capacity import PoolShrinkage, capacity, largest_batch
+from kvcalc.planning.case import Case
+
+
+class Room(NamedTuple):
+    """One device: a case with its layers, the bytes of its weights, and its memory for the cache.
+
+    `pool_at` is the memory for the cache by context and batch, and `pool_shrinkage` as in `capacity`.
+    """
+
+    case: Case
+    weights_bytes: int
+    pool_bytes: int
+    pool_at: Callable[[int, int], int]
+    pool_shrinkage: PoolShrinkage | None
+
+    def kv_bytes(self, tokens: int, sequences: int) -> int:
+        """The bytes of the cache on this device."""
+        case = self.case
+        return case.rules.batch_bytes(case.share, case.workload.kv_dtype, tokens, sequences)
+
+    def free_bytes(self) -> int:
+        """What is left of the memory. It may be negative."""
+        return self.pool_bytes - self._kv_bytes()
+
+    def _kv_bytes(self) -> int:
+        return self.kv_bytes(self.case.workload.context_tokens, self.case.workload.batch_size)
+
+    def describe(self, number: int) -> dict[str, Any]:
+        """A row of `fit.devices`. A device without layers may have the output."""
+        layers = self.case.share.layers
+        return {
+            "device": number,
+            "first_layer": min((group.first for group in layers), default=None),
+            "last_layer": max((group.last for group in layers), default=None),
+            "weights_bytes": self.weights_bytes,
+            "kv_cache_bytes": self._kv_bytes(),
+            "free_bytes": self.free_bytes(),
+            "fits": self.free_bytes() >= 0,
+        }
+
+
+def cases_of_devices(case: Case) -> list[Case]:
+    """The case for each device: its layers, which are not divided any more."""
+    rules = copy(case.rules)
+    rules.bounds = ()
+    return [case._replace(share=stage, rules=rules) for stage in stages_of(case.share, case.rules.bounds)]
+
+
+def largest_batch_of(rooms: tuple[Room, ...], tokens: int) -> int | None:
+    """The most sequences of `tokens` tokens that fit on every device. None if memory sets no limit."""
+    found = [largest_batch(room.case, room.pool_bytes, tokens, room.pool_shrinkage) for room in rooms]
+    return min((limit for limit in found if limit is not None), default=None)
+
+
+def longest_context_of(rooms: tuple[Room, ...]) -> int | None:
+    """The longest context that fits on every device. None if memory sets no limit."""
+    found = [capacity(room.case, room.pool_bytes, [], room.pool_shrinkage)["max_context_tokens"] for room in rooms]
+    return min((limit for limit in found if limit is not None), default=None)
+
+
+def memory_of_devices(case: Case, rooms: tuple[Room, ...]) -> Callable[[int, int], int]:
+    """The memory, by context and batch, in which the largest cache of a device fits if all of them fit."""
+
+    def at(tokens: int, sequences: int) -> int:
+        largest = case.rules.batch_bytes(case.share, case.workload.kv_dtype, tokens, sequences)
+        return largest + min(room.pool_at(tokens, sequences) - room.kv_bytes(tokens, sequences) for room in rooms)
+
+    return at

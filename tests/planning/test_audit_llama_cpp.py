@@ -1,0 +1,164 @@
+"""llama.cpp's logs: what each device holds, llama-server's own slots, drafting, and lines that were shortened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from tests.documents import audit
+from tests.memory.engines.models import plain
+
+MIB = 2**20
+
+# b5622, Qwen3-30B-A3B on an RTX 4090 and an RTX 5090. 12 of 49 layers are 9,862 / (9,862 + 31,518) of them.
+TWO_DEVICES = """\
+llama_model_load_from_file_impl: using device CUDA0 (NVIDIA GeForce RTX 4090) - 9862 MiB free
+llama_model_load_from_file_impl: using device CUDA1 (NVIDIA GeForce RTX 5090) - 31518 MiB free
+load_tensors: offloaded 49/49 layers to GPU
+llama_context: n_seq_max     = 1
+llama_context: n_ctx         = 16384
+llama_context: n_ubatch      = 512
+llama_kv_cache_unified:      CUDA0 KV buffer size =   384.00 MiB
+llama_kv_cache_unified:      CUDA1 KV buffer size =  1152.00 MiB
+llama_kv_cache_unified: size = 1536.00 MiB ( 16384 cells,  48 layers,  1 seqs), K (f16):  768.00 MiB, V (f16): \
+ 768.00 MiB
+"""
+
+# Qwen3.6-27B with its MTP layer, which counts as a layer: 38 of 66 layers are on the first device.
+STATES = """\
+llama_prepare_model_devices: using device CUDA0 (NVIDIA GeForce RTX 5060 Ti) (0000:01:00.0) - 15900 MiB free
+llama_prepare_model_devices: using device CUDA1 (NVIDIA GeForce RTX 5060 Ti) (0000:02:00.0) - 15900 MiB free
+load_tensors: offloaded 66/66 layers to GPU
+llama-server -ts 17,13 -kvu
+llama_context: n_seq_max     = 1
+llama_context: n_ctx         = 262144
+llama_kv_cache:      CUDA0 KV buffer size =  4896.00 MiB
+llama_kv_cache:      CUDA1 KV buffer size =  3808.00 MiB
+llama_kv_cache: size = 8704.00 MiB (262144 cells,  16 layers,  1/1 seqs), K (q8_0): 4352.00 MiB, V (q8_0): 4352.00 MiB
+llama_memory_recurrent:      CUDA0 RS buffer size =   361.59 MiB
+llama_memory_recurrent:      CUDA1 RS buffer size =   236.91 MiB
+llama_memory_recurrent: size =  598.50 MiB (     1 cells,  64 layers,  1 seqs  3 rs_seq), R (f32):   22.50 MiB, S \
+(f32):  576.00 MiB
+"""
+
+# b9849 without --parallel and with --ubatch-size 2048. The log does not print the size of either cache.
+GEMMA = {
+    "model_type": "gemma4_text", "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "num_global_key_value_heads": 1, "attention_k_eq_v": True, "head_dim": 256, "global_head_dim": 512,
+    "hidden_size": 3840, "sliding_window": 1024, "num_kv_shared_layers": 0, "torch_dtype": "bfloat16",
+}  # fmt: skip
+OWN_SLOTS = """\
+0.00.153.956 I srv  llama_server: n_parallel is set to auto, using n_parallel = 4 and kv_unified = true
+0.05.441.651 I llama_context: n_ctx         = 8192
+0.05.441.653 I llama_context: n_ubatch      = 2048
+0.05.441.654 I llama_context: kv_unified    = true
+0.05.442.099 I llama_kv_cache_iswa: creating non-SWA KV cache, size = 8192 cells
+0.05.442.575 I llama_kv_cache:    Vulkan0 KV buffer size =   128.00 MiB
+0.05.471.085 I llama_kv_cache_iswa: creating     SWA KV cache, size = 6144 cells
+0.05.472.586 I llama_kv_cache:    Vulkan0 KV buffer size =  1920.00 MiB
+0.06.466.752 I srv    load_model: initializing, n_slots = 4, n_ctx_slot = 8192, kv_unified = 'true'
+"""
+
+
+def figures(log: str, config: dict[str, Any] | str, **asked: Any) -> list[tuple[str, str, int | None]]:
+    """The name, the verdict and the computed number of every figure."""
+    spec = kvcalc.load_model(config) if isinstance(config, str) else kvcalc.read_config(config, "log", "log")
+    found = audit(log, "log", model=spec, engine="llama.cpp", **asked)["figures"]
+    return [(row["name"], row["verdict"], row["computed"]) for row in found]
+
+
+def buffers(log: str, config: dict[str, Any] | str) -> list[tuple[str, int | None]]:
+    return [(verdict, size) for name, verdict, size in figures(log, config) if name.endswith("buffer_bytes")]
+
+
+def test_each_device_has_the_layers_of_its_share_of_the_free_memory() -> None:
+    config = plain(48, 32, 4, 128)
+    assert buffers(TWO_DEVICES, config) == [("equal", 384 * MIB), ("equal", 1152 * MIB)]
+    rules = audit(TWO_DEVICES, "log", model=kvcalc.read_config(config, "log", "log"), engine="llama.cpp")["figures"]
+    assert "layers 0 to 11 on CUDA0" in rules[0]["rule"]
+    # The fit of llama-server may have changed the split, so another number of whole layers is equal too.
+    assert buffers(TWO_DEVICES.replace("384.00 MiB\n", "352.00 MiB\n"), config)[0] == ("equal", 352 * MIB)
+    assert buffers(TWO_DEVICES.replace("384.00 MiB\n", "380.00 MiB\n"), config)[0] == ("unexplained", 384 * MIB)
+
+
+def test_a_stated_split_is_held() -> None:
+    config = plain(48, 32, 4, 128)
+    stated = TWO_DEVICES + "llama-server --tensor-split 9862,31518\n"
+    assert buffers(stated, config) == [("equal", 384 * MIB), ("equal", 1152 * MIB)]
+    assert buffers(stated.replace("384.00 MiB\n", "352.00 MiB\n"), config)[0] == ("unexplained", 384 * MIB)
+
+
+def test_states_are_on_the_device_of_their_layer() -> None:
+    state = 48 * (10240 * 3 + 48 * 128 * 128) * 4 // 48 * 4
+    found = buffers(STATES, "qwen3.6-27b")
+    assert found == [
+        ("equal", 4896 * MIB), ("equal", 3808 * MIB), ("equal", 29 * state), ("equal", 19 * state),
+    ]  # fmt: skip
+    assert all(verdict != "unexplained" for _, verdict, _ in figures(STATES, "qwen3.6-27b"))
+    wrong = STATES.replace("361.59", "374.06").replace("-ts 17,13", "-ts 1,1")
+    assert buffers(wrong, "qwen3.6-27b")[2][0] == "unexplained"
+
+
+def test_layers_in_host_memory_come_first() -> None:
+    log = """
+    llama_model_load: using device CUDA0 (NVIDIA GeForce RTX 3090) - 24000 MiB free
+    load_tensors: offloaded 20/49 layers to GPU
+    llama_context: n_seq_max     = 1
+    llama_context: n_ctx         = 4096
+    llama_kv_cache:        CPU KV buffer size =   232.00 MiB
+    llama_kv_cache:      CUDA0 KV buffer size =   152.00 MiB
+    """
+    # The output is one of the 20, so 19 layers of 8 MiB are on the device.
+    assert buffers(log, plain(48, 32, 4, 128)) == [("equal", 29 * 8 * MIB), ("equal", 19 * 8 * MIB)]
+
+
+def test_llama_servers_own_slots_are_read() -> None:
+    assert figures(OWN_SLOTS, GEMMA) == [
+        ("cells", "equal", 8192), ("buffer_bytes", "equal", 128 * MIB), ("cells", "equal", 6144),
+        ("buffer_bytes", "equal", 1920 * MIB),
+    ]  # fmt: skip
+    # Without the number of slots, four are tried.
+    silent = "\n".join(line for line in OWN_SLOTS.splitlines() if "parallel" not in line and "n_slots" not in line)
+    document = audit(silent, "log", model=kvcalc.read_config(GEMMA, "log", "log"), engine="llama.cpp")
+    assert (document["equal"], document["unexplained"]) == (4, 0)
+    assert "4 slots, which llama-server starts by default" in document["engine"]["rules"]
+
+
+def test_a_stated_number_of_slots_is_not_replaced() -> None:
+    one = OWN_SLOTS.replace("n_parallel = 4", "n_parallel = 1").replace("n_slots = 4", "n_slots = 1")
+    assert [row[:2] for row in figures(one, GEMMA)] == [
+        ("cells", "equal"), ("buffer_bytes", "equal"), ("cells", "unexplained"), ("buffer_bytes", "equal"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "model", "found"),
+    [
+        ("llama_memory_recurrent: size = 448.88 MiB (1 seqs 2 rs_seq)", "qwen3.6-27b",
+         [("state_bytes", "equal", 470_679_552)]),
+        ("llama_memory_recurrent: size = 1047.38 MiB (1 cells, 64 layers)", "qwen3.6-27b",
+         [("slots", "input", None), ("layers", "equal", 64), ("state_bytes", "equal", 1_098_252_288)]),
+        ("llama_memory_recurrent: size = 1000.38 MiB (1 cells, 64 layers)", "qwen3.6-27b",
+         [("slots", "input", None), ("layers", "equal", 64), ("state_bytes", "unexplained", 1_098_252_288)]),
+        ("RS 251.25 MiB (4 cells, 40 layers, 4 seqs)", "qwen3.6-35b-a3b",
+         [("slots", "input", None), ("layers", "equal", 40), ("state_bytes", "equal", 263_454_720)]),
+        ("1536.00 MiB (24576 cells, 16 layers)", "qwen3.6-27b",
+         [("cells", "input", None), ("layers", "equal", 16), ("cache_bytes", "equal", 1536 * MIB)]),
+    ],
+)  # fmt: skip
+def test_shortened_lines_are_read(line: str, model: str, found: list[tuple[str, str, int | None]]) -> None:
+    assert figures(line, model) == found
+
+
+def test_the_cache_of_mtp_layers_is_a_cache_of_its_own() -> None:
+    log = """
+    llama_context: n_ctx = 262144
+    llama_kv_cache: size = 16384.00 MiB (262144 cells, 16 layers)
+    llama_kv_cache: size = 1024.00 MiB (262144 cells, 1 layers)
+    """
+    sizes = [row for row in figures(log, "qwen3.6-27b") if row[0] == "cache_bytes"]
+    assert sizes == [("cache_bytes", "equal", 16384 * MIB), ("cache_bytes", "equal", 1024 * MIB)]
+    two = log.replace("1024.00 MiB (262144 cells, 1 layers)", "2048.00 MiB (262144 cells, 2 layers)")
+    assert [verdict for name, verdict, _ in figures(two, "qwen3.6-27b") if name == "layers"] == ["equal", "unexplained"]
