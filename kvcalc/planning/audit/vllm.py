@@ -13,15 +13,16 @@ from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines.release import parse_release
-from kvcalc.memory.engines.vllm.groups import group
-from kvcalc.memory.engines.vllm.layers import Layer, layers_of
+from kvcalc.memory.engines.vllm import Vllm
+from kvcalc.memory.engines.vllm.account import Plan
+from kvcalc.memory.engines.vllm.layers import layers_of
 from kvcalc.memory.engines.vllm.pages import STATE
 from kvcalc.memory.engines.vllm.releases import RELEASES, Rules, rules_of
 from kvcalc.memory.engines.vllm.settings import parse_settings
 from kvcalc.memory.engines.vllm.states import caches_prefixes, uses_qwen_delta_nets
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention
-from kvcalc.model.spec import ModelSpec, has_states, latent_of, map_caches, windows
+from kvcalc.model.spec import ModelSpec, has_compressed, has_states, latent_of, map_caches, windows
 from kvcalc.planning.audit.drafting import drafting_models
 from kvcalc.planning.audit.figures import (
     EQUAL,
@@ -121,13 +122,14 @@ def _rules(log: Log, spec: ModelSpec) -> list[Rules]:
         # "0.20.2rc1.dev9" is a pre-release and may already have the rules of the next release.
         between = re.search(r"[a-z]", log.text("version") or "") is not None
         known = known[max(0, place - between) : place + 1]
-    mixed, states = bool(windows(spec)), has_states(spec)
+    mixed, states, packs = bool(windows(spec)), has_states(spec), has_compressed(spec)
     alike: dict[object, Rules] = {}
     for rules in known:
         of_windows = rules._replace(
-            since=(0, 0, 0), mla_block=0, hybrid_prefixes=True, state_per_block=(), checkpoints=()
-        )
-        key = (rules.tokens, mixed and of_windows, states and rules[1:])
+            since=(0, 0, 0), mla_block=0, hybrid_prefixes=True, state_per_block=(), checkpoints=(),
+            packing=rules.packing if packs else "",
+        )  # fmt: skip
+        key = (rules.tokens, mixed and of_windows, states and rules[1:], packs and rules.packing)
         alike.setdefault(key, rules)
     return list(alike.values())
 
@@ -204,20 +206,19 @@ def _version(log: Log) -> tuple[int, ...] | None:
 def check_v1(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
     """Check V1: one pool of blocks, in which every group holds a request at full length."""
     found = setup.pool()
-    pages = [layer.page for layer in _layers(setup, rules)]
-    groups = group(pages, rules) or []
-    sizes = [page.block_size for part in groups for _, page in part.layers if page.kind != STATE]
-    block, needed = found["bytes_per_block"], found["request_bytes"]
+    plan = _plan(setup)
+    block, tokens = plan.block_bytes, setup.context_tokens
     # In a model with states only, one block is as long as a request, as in kvcalc's vLLM rules.
-    block_tokens = min(sizes, default=setup.context_tokens) * setup.rules.token_ranks
-    pool = Pool(block, block_tokens, len(groups), needed // block)
+    block_tokens = min(plan.block_sizes, default=tokens) * setup.rules.token_ranks
+    pool = Pool(block, block_tokens, len(plan.groups), plan.printed_blocks(tokens))
     words = "the smallest with a page that holds a state"
     figures = [
         check_count(record, "block_size", record.name, found["block_size"], "tokens", words)
         for record in log.named("attention_block_size")
     ]
     for record in log.named("request_bytes"):
-        words = f"{pool.request_blocks:,} blocks of {block:,} bytes for {setup.context_tokens:,} tokens"
+        needed, blocks = plan.checked_bytes(tokens), plan.request_blocks(tokens)
+        words = f"{blocks:,} blocks of {needed // blocks:,} bytes for {tokens:,} tokens"
         figures.append(check_size(record, "needed", record.name, needed, words, _DECIMALS))
     figures += [_longest(log, setup, record) for record in log.named("max_model_len")]
     return figures + _pool_figures(log, pool, _TOKENS[rules.tokens], setup.context_tokens)
@@ -225,10 +226,12 @@ def check_v1(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
 
 def check_v0(log: Log, setup: Setup) -> list[Figure]:
     """Check V0: attention layers keep all tokens, states are outside the pool, and the swap space has blocks too."""
-    pages = [layer.page for layer in _layers(setup, rules_of(None)) if layer.page.kind != STATE]
+    chosen, states = parse_settings(setup.settings, setup.spec, rules_of(None))
+    layers = layers_of(setup.share, setup.dtype, chosen, states, rules_of(None))
+    pages = [layer.page for layer in layers if layer.page.kind != STATE]
     if not pages:
         raise ModelError(f"{setup.spec.name}: vLLM V0 has no cache blocks for this model")
-    block_size = parse_settings(setup.settings, setup.spec, rules_of(None))[0].block_size
+    block_size = chosen.block_size
     block = block_size * sum(page.token_bytes for page in pages)
     swap = log.text("swap_space_gib") or _SWAP_GIB
     words, blocks = f"swap space of {swap} GiB // {block:,} bytes per block", int(float(swap) * _GIB) // block
@@ -332,8 +335,10 @@ def _longest(log: Log, setup: Setup, record: Record) -> Figure:
     if not memories:
         return given(record, "longest", record.name, "tokens", "an input: the log has no memory")
 
+    plan = _plan(setup)
+
     def needed(tokens: int) -> int:
-        return setup.pool(tokens)["request_bytes"] if tokens else 0
+        return plan.checked_bytes(tokens) if tokens else 0
 
     longest = int(record.parts["longest"])
     explained = any(needed(longest) <= memory.high and needed(longest + 1) > memory.low for memory in memories)
@@ -345,5 +350,8 @@ def _longest(log: Log, setup: Setup, record: Record) -> Figure:
     return check_count(record, "longest", record.name, found, "tokens", words)
 
 
-def _layers(setup: Setup, rules: Rules) -> list[Layer]:
-    return layers_of(setup.share, setup.dtype, *parse_settings(setup.settings, setup.spec, rules), rules)
+def _plan(setup: Setup) -> Plan:
+    """The engine's plan of the device's share. Raises ModelError (exit 3) for encoders, which have none."""
+    if not isinstance(setup.rules, Vllm):
+        raise ModelError(f"{setup.spec.name}: vLLM's pool for encoders is not counted")
+    return setup.rules.plan(setup.share, setup.dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvcalc.errors import ModelError, UsageError
+from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import BatchLine, BlockPool, Engine, Line, Resolved
 from kvcalc.memory.engines.checkpoint import published_cache, quantized_cache
@@ -19,8 +19,8 @@ from kvcalc.memory.engines.vllm.account import Plan, account
 from kvcalc.memory.engines.vllm.cache_dtypes import check_dtype, own_dtype
 from kvcalc.memory.engines.vllm.context_parallel import check_token_ranks
 from kvcalc.memory.engines.vllm.defaults import default_cache, has_raw_rows
-from kvcalc.memory.engines.vllm.groups import group
-from kvcalc.memory.engines.vllm.layers import M3_BLOCK, MINIMAX_M3, layers_of, with_draft_layers
+from kvcalc.memory.engines.vllm.groups import group, is_packed
+from kvcalc.memory.engines.vllm.layers import layers_of, with_draft_layers
 from kvcalc.memory.engines.vllm.releases import is_known, is_newest, rules_of
 from kvcalc.memory.engines.vllm.settings import Settings, parse_settings
 from kvcalc.memory.engines.vllm.states import ALL, States
@@ -57,11 +57,6 @@ class Vllm(Engine):
         chosen, self.states = parse_settings(settings, spec, self.rules)
         chosen = chosen._replace(pipeline_parallel_size=stages)
         _refuse(spec)
-        if spec.model_type in MINIMAX_M3:
-            if "block-size" not in settings:
-                chosen = chosen._replace(block_size=M3_BLOCK)
-            elif chosen.block_size % M3_BLOCK:
-                raise UsageError(f"--block-size {chosen.block_size}: MiniMax-M3's kernels need multiples of {M3_BLOCK}")
         self.is_newest = is_newest(release)
         self.chosen, self.settings = chosen, {"rules": self.rules.name, **chosen._asdict()}
         self.notes = _notes(spec, chosen, self.states, "enable-prefix-caching" in settings)
@@ -94,16 +89,15 @@ class Vllm(Engine):
         return None if asked.is_placed and is_known(asked) else super().rules_used(asked)
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
-        plan = self._plan(self.spec, dtype, is_divided=False)
-        page = plan.pages.get((type(cache), cache))
-        return page.blocks(plan.demand(tokens)) * page.bytes if page else 0
+        plan = self.plan(self.spec, dtype, is_divided=False)
+        return sum(page.blocks(plan.demand(tokens)) * page.bytes for page in plan.pages.get((type(cache), cache), ()))
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        plan = self._plan(share, dtype)
+        plan = self.plan(share, dtype)
         return batch * plan.request_blocks(tokens) * plan.block_bytes
 
     def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
-        plan = self._plan(share, dtype)
+        plan = self.plan(share, dtype)
         block_bytes = batch * plan.block_bytes
         if plan.even_blocks and len(plan.block_sizes) == 1:
             return max(memory, 0) // (plan.even_blocks * block_bytes) * plan.common_block_tokens
@@ -116,30 +110,30 @@ class Vllm(Engine):
 
     def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         # Every stage takes the same number of blocks. On each stage a block is as large as the largest group there.
-        plan = self._plan(share, dtype)
+        plan = self.plan(share, dtype)
         return batch * plan.request_blocks(tokens) * plan.stages_block_bytes
 
     def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
-        plan = self._plan(spec, dtype, is_divided=False)
+        plan = self.plan(spec, dtype, is_divided=False)
         return batch * plan.request_blocks(tokens) * plan.stages_block_bytes
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
-        plan = self._plan(spec, dtype, is_divided=False)
+        plan = self.plan(spec, dtype, is_divided=False)
         if plan.even_blocks is not None:
             here = plan.request_blocks(tokens) * plan.stages_block_bytes
             return growth_of(here, here + plan.even_blocks * plan.stages_block_bytes, tokens, plan.common_block_tokens)
         return growth(lambda t: plan.request_blocks(t) * plan.stages_block_bytes, tokens, plan.common_block_tokens)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
-        return self._plan(share, dtype).common_block_tokens
+        return self.plan(share, dtype).common_block_tokens
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
-        plan = self._plan(share, dtype)
+        plan = self.plan(share, dtype)
         needed, sizes = plan.request_blocks(tokens), plan.block_sizes
         found = BlockPool(max(sizes, default=tokens), plan.block_bytes, needed * plan.block_bytes)
         if memory is not None:
             fitting = memory // plan.block_bytes
-            concurrency = fitting / needed
+            concurrency = fitting / plan.printed_blocks(tokens)
             # vLLM prints a floating-point quotient, truncated to an integer.
             printed = int(concurrency * tokens)
             if self.rules.tokens != "requests":
@@ -150,9 +144,9 @@ class Vllm(Engine):
         return found._asdict()
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
-        return account(self._plan(share, dtype), tokens)
+        return account(self.plan(share, dtype), tokens)
 
-    def _plan(self, share: ModelSpec, dtype: Dtype, *, is_divided: bool = True) -> Plan:
+    def plan(self, share: ModelSpec, dtype: Dtype, *, is_divided: bool = True) -> Plan:
         """The plan of a share. `is_divided` is whether ranks divide the tokens among them, if they are to do that."""
         found = self._plans.get((id(share), id(dtype), is_divided))
         if found is None:
@@ -177,7 +171,8 @@ class Vllm(Engine):
             places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
             stages.append([part.only(places) for part in groups])
         of_any_length = self._of_any_length if is_divided else (*self._of_any_length[:-1], 1)
-        return Plan(layers, groups, stages, of_any_length, dtype)
+        packing = self.rules.packing if is_packed([layer.page for layer in layers]) else ""
+        return Plan(layers, groups, stages, of_any_length, dtype, packing)
 
 
 def _notes(spec: ModelSpec, chosen: Settings, states: States, is_asked: bool) -> tuple[Note, ...]:

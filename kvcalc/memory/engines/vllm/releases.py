@@ -30,6 +30,7 @@ class Rules(NamedTuple):
     - `state_per_block`: the kinds of recurrences (`Recurrence.kind`) that then keep a state for every block of tokens
       (mamba_cache_mode `all`). The others keep the newest states (`align`).
     - `checkpoints`: the kinds that then keep one more state, written in the middle of a prefill.
+    - `packing`: how pages of different sizes lie in a block (`packed.py`). "" in releases that do not run DeepSeek-V4.
     - `tokens`: how vLLM computes the printed cache size: from "blocks", from the blocks of one "group", or from
       "requests".
     - `two_steps`: whether vLLM reserves memory for a second step in flight.
@@ -43,6 +44,7 @@ class Rules(NamedTuple):
     pads: bool = True
     states: bool = True
     mla_block: int = 128
+    packing: str = "buckets"
     tokens: str = "requests"
     two_steps: bool = True
     hybrid_prefixes: bool = True
@@ -75,12 +77,15 @@ def _before(since: tuple[int, int, int], **changes: Any) -> None:
 
 
 _before((0, 32, 0), checkpoints=("linear",))
-_before((0, 28, 0), checkpoints=())
+_before((0, 29, 0), checkpoints=())
+_before((0, 28, 0), packing="overlaid")
 _before((0, 27, 0), state_per_block=("linear", "selective"))
-_before((0, 26, 0), mla_block=64)
+_before((0, 26, 0), mla_block=64, packing="slots")
 _before((0, 25, 0), two_steps=False, hybrid_prefixes=False)
-_before((0, 21, 0), pads=False)
-_before((0, 18, 0), tokens="group")
+_before((0, 23, 0), pads=False)
+_before((0, 21, 0), packing="tuples")
+_before((0, 20, 0), tokens="group")
+_before((0, 18, 0), packing="")
 _before((0, 12, 0), padding_ratio=Fraction(5, 4))
 _before((0, 11, 0), padding_ratio=Fraction(0), unifies=False)
 _before((0, 10, 0), states=False)

@@ -7,13 +7,19 @@ from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.options import Given
+from kvcalc.memory.engines.vllm import compressed
 from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.memory.engines.vllm.states import FLASHINFER, States, caches_prefixes, states_of, uses_qwen_delta_nets
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, has_compressed
 
 # The API server's default on H100 and H200. It is 16,384 on B200 and B300, and 2,048 on other devices (arg_utils.py,
 # vLLM 0.33.0).
 _DEFAULT_BATCHED_TOKENS = 8192
+
+# Of most kernels, and of MiniMax-M3's: a block has 128 tokens, like the blocks that the indexer selects
+# (MiniMaxM3IndexerCache of models/minimax_m3/common/indexer.py).
+_BLOCK, M3_BLOCK = 16, 128
+MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
 
 
 class Settings(NamedTuple):
@@ -41,6 +47,13 @@ class Settings(NamedTuple):
         return steps * self.max_num_batched_tokens
 
 
+def _block_of(spec: ModelSpec) -> int:
+    """The default block size, of which all others are multiples. It depends on the model's kernels."""
+    if spec.model_type in MINIMAX_M3:
+        return M3_BLOCK
+    return compressed.BLOCK if has_compressed(spec) else _BLOCK
+
+
 def parse_settings(settings: Mapping[str, str], spec: ModelSpec, rules: Rules) -> tuple[Settings, States]:
     """Parse and check the given options for a model, with the defaults of a release. Returns also the states it keeps.
 
@@ -48,9 +61,10 @@ def parse_settings(settings: Mapping[str, str], spec: ModelSpec, rules: Rules) -
     contradict each other.
     """
     given = Given("vllm", settings)
-    block_size, drafted = given.count("block-size"), given.count("num-speculative-tokens", 0)
-    if block_size % 16:
-        raise UsageError(f"--block-size {block_size}: vLLM's kernels need multiples of 16")
+    step, drafted = _block_of(spec), given.count("num-speculative-tokens", 0)
+    block_size = given.count("block-size", step)
+    if block_size % step:
+        raise UsageError(f"--block-size {block_size}: vLLM's kernels for {spec.name} need multiples of {step}")
     if "enable-prefix-caching" in settings and "no-enable-prefix-caching" in settings:
         raise UsageError("--enable-prefix-caching and --no-enable-prefix-caching contradict each other")
     caching = "enable-prefix-caching" in settings or (
