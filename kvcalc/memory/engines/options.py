@@ -52,6 +52,12 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "1",
             ("-dcp",),
         ),
+        Option(
+            "pp-layer-partition",
+            "N,N",
+            "layers of each pipeline stage, as in VLLM_PP_LAYER_PARTITION",
+            "as even as possible, with one layer more in the stages before the last one",
+        ),
         Option("num-speculative-tokens", "N", "draft tokens per step"),
         Option(
             "gpu-memory-utilization",

@@ -14,11 +14,9 @@ from typing import NamedTuple
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines.release import parse_release
 from kvcalc.memory.engines.vllm import Vllm
-from kvcalc.memory.engines.vllm.account import Plan
 from kvcalc.memory.engines.vllm.layers import layers_of
 from kvcalc.memory.engines.vllm.pages import STATE
 from kvcalc.memory.engines.vllm.releases import RELEASES, Rules, rules_of
-from kvcalc.memory.engines.vllm.settings import parse_settings
 from kvcalc.memory.engines.vllm.states import caches_prefixes, uses_qwen_delta_nets
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention
@@ -93,8 +91,8 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     # If the log does not name the engine's generation: only V0 has a swap space, and V0 was the default before 0.8.
     seems_v0 = bool(log.named("num_cpu_blocks")) or (version is not None and version < _V1_DEFAULT)
     if log.text("generation") == "V0" or (log.text("generation") is None and seems_v0):
-        block = log.text("block_size")
-        yield Reading({"block-size": block} if block else {}, ("V0's pool",), check_v0)
+        plain = {option: text for fact, option in _STATED_V0.items() if (text := log.text(fact))}
+        yield Reading(plain, ("V0's pool",), check_v0)
         return
     found, drafting = _rules(log, spec), drafting_models(log, spec)
     for rules, (model, drafts) in product(found, drafting):
@@ -123,13 +121,20 @@ def _rules(log: Log, spec: ModelSpec) -> list[Rules]:
         between = re.search(r"[a-z]", log.text("version") or "") is not None
         known = known[max(0, place - between) : place + 1]
     mixed, states, packs = bool(windows(spec)), has_states(spec), has_compressed(spec)
+    stages = log.text("pipeline_parallel_size") not in (None, "1")
     alike: dict[object, Rules] = {}
     for rules in known:
         of_windows = rules._replace(
             since=(0, 0, 0), mla_block=0, hybrid_prefixes=True, state_per_block=(), checkpoints=(),
-            packing=rules.packing if packs else "",
+            packing=rules.packing if packs else "", bills="",
         )  # fmt: skip
-        key = (rules.tokens, mixed and of_windows, states and rules[1:], packs and rules.packing)
+        key = (
+            rules.tokens,
+            mixed and of_windows,
+            states and rules[1:],
+            packs and rules.packing,
+            stages and rules.bills,
+        )
         alike.setdefault(key, rules)
     return list(alike.values())
 
@@ -142,8 +147,9 @@ def _whole(cache: Cache) -> Cache:
 
 
 # Facts in a log, and the options of kvcalc that they set.
+_STATED_V0 = {"block_size": "block-size", "pp_layer_partition": "pp-layer-partition"}
 _STATED = {
-    "block_size": "block-size", "num_speculative_tokens": "num-speculative-tokens",
+    **_STATED_V0, "num_speculative_tokens": "num-speculative-tokens",
     "max_num_batched_tokens": "max-num-batched-tokens", "token_ranks": "decode-context-parallel-size",
 }  # fmt: skip
 
@@ -206,7 +212,7 @@ def _version(log: Log) -> tuple[int, ...] | None:
 def check_v1(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
     """Check V1: one pool of blocks, in which every group holds a request at full length."""
     found = setup.pool()
-    plan = _plan(setup)
+    plan = _engine(setup).plan(setup.share, setup.dtype)
     block, tokens = plan.block_bytes, setup.context_tokens
     # In a model with states only, one block is as long as a request, as in kvcalc's vLLM rules.
     block_tokens = min(plan.block_sizes, default=tokens) * setup.rules.token_ranks
@@ -226,21 +232,26 @@ def check_v1(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
 
 def check_v0(log: Log, setup: Setup) -> list[Figure]:
     """Check V0: attention layers keep all tokens, states are outside the pool, and the swap space has blocks too."""
-    chosen, states = parse_settings(setup.settings, setup.spec, rules_of(None))
-    layers = layers_of(setup.share, setup.dtype, chosen, states, rules_of(None))
-    pages = [layer.page for layer in layers if layer.page.kind != STATE]
-    if not pages:
+    engine = _engine(setup)
+    chosen, stages = engine.chosen, engine.stages(setup.share.num_layers)
+    layers = layers_of(setup.share, setup.dtype, chosen, engine.states, rules_of(None))
+    kept = [layer for layer in layers if layer.page.kind != STATE]
+    if not kept:
         raise ModelError(f"{setup.spec.name}: vLLM V0 has no cache blocks for this model")
     block_size = chosen.block_size
-    block = block_size * sum(page.token_bytes for page in pages)
+    # Every stage has blocks of its own layers. The stage with most of them has the fewest blocks.
+    row = max(sum(la.page.token_bytes for la in kept if first <= la.number <= last) for first, last in stages)
+    block = block_size * row
     swap = log.text("swap_space_gib") or _SWAP_GIB
     words, blocks = f"swap space of {swap} GiB // {block:,} bytes per block", int(float(swap) * _GIB) // block
     figures = [
         check_count(record, "cpu_blocks", record.name, blocks, "blocks", words)
         for record in log.named("num_cpu_blocks")
     ]
-    pool = Pool(block, block_size, 1, setup.context_tokens / block_size)
-    return figures + _pool_figures(log, pool, _BY_BLOCKS, setup.context_tokens)
+    # A scheduler for each stage has its part of the blocks, which limits the tokens of a request.
+    pool = Pool(block, block_size, len(stages), setup.context_tokens / block_size)
+    rule = _BY_GROUP if len(stages) > 1 else _BY_BLOCKS
+    return figures + _pool_figures(log, pool, rule, setup.context_tokens)
 
 
 def _pool_figures(log: Log, pool: Pool, rule: Rule, length: int) -> list[Figure]:
@@ -335,7 +346,7 @@ def _longest(log: Log, setup: Setup, record: Record) -> Figure:
     if not memories:
         return given(record, "longest", record.name, "tokens", "an input: the log has no memory")
 
-    plan = _plan(setup)
+    plan = _engine(setup).plan(setup.share, setup.dtype)
 
     def needed(tokens: int) -> int:
         return plan.checked_bytes(tokens) if tokens else 0
@@ -350,8 +361,8 @@ def _longest(log: Log, setup: Setup, record: Record) -> Figure:
     return check_count(record, "longest", record.name, found, "tokens", words)
 
 
-def _plan(setup: Setup) -> Plan:
-    """The engine's plan of the device's share. Raises ModelError (exit 3) for encoders, which have none."""
+def _engine(setup: Setup) -> Vllm:
+    """The engine's rules. Raises ModelError (exit 3) for encoders, which have no pool."""
     if not isinstance(setup.rules, Vllm):
         raise ModelError(f"{setup.spec.name}: vLLM's pool for encoders is not counted")
-    return setup.rules.plan(setup.share, setup.dtype)
+    return setup.rules

@@ -27,6 +27,14 @@ FACTS = (
     pattern("context_tokens", "max seq len (", r"max seq len \((?P<value>\d+)\)"),
     *option("tensor_parallel_size", "tensor_parallel_size", "--tensor-parallel-size", "-tp", value=r"\d+"),
     *option("pipeline_parallel_size", "pipeline_parallel_size", "--pipeline-parallel-size", "-pp", value=r"\d+"),
+    pattern(
+        "pp_layer_partition",
+        "VLLM_PP_LAYER_PARTITION",
+        r"VLLM_PP_LAYER_PARTITION['\"]?[=:] ?['\"]?(?P<value>\d+(?:,\d+)+)",
+    ),
+    pattern(
+        "pp_layer_partition", "unevenly partitioned", r"layers were unevenly partitioned: \[(?P<value>\d+(?:,\d+)+)\]"
+    ),
     *option("token_ranks", "decode_context_parallel_size", "--decode-context-parallel-size", "-dcp", value=r"\d+"),
     *option("block_size", "block_size", "--block-size", value=r"\d+"),
     *option("max_num_batched_tokens", "max_num_batched_tokens", "--max-num-batched-tokens", value=r"\d+"),

@@ -67,7 +67,7 @@ def test_minimax_m3_keeps_index_keys_in_bf16_and_blocks_of_128() -> None:
     assert ask(minimax_m3(), "vllm", 200)["engine"]["block_size"] == 128
     assert total(minimax_m3(), "vllm", 200, settings={"block-size": "256"}) == 256 * (4 * 2048 + 3 * 256)
     for options in ({"settings": {"block-size": "16"}}, {"kv_dtype": "int8_per_token_head"}):
-        with pytest.raises(UsageError, match="need multiples of 128|MiniMax-M3"):
+        with pytest.raises(UsageError, match=r"need multiples of 128|MiniMax-M3"):
             ask(minimax_m3(), "vllm", 200, **options)
 
 

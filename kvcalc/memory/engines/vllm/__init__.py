@@ -19,13 +19,13 @@ from kvcalc.memory.engines.vllm.account import Plan, account
 from kvcalc.memory.engines.vllm.cache_dtypes import check_dtype, own_dtype
 from kvcalc.memory.engines.vllm.context_parallel import check_token_ranks
 from kvcalc.memory.engines.vllm.defaults import default_cache, has_raw_rows
-from kvcalc.memory.engines.vllm.groups import group, is_packed
+from kvcalc.memory.engines.vllm.groups import group
 from kvcalc.memory.engines.vllm.layers import layers_of, with_draft_layers
 from kvcalc.memory.engines.vllm.releases import is_known, is_newest, rules_of
-from kvcalc.memory.engines.vllm.settings import Settings, parse_settings
+from kvcalc.memory.engines.vllm.settings import Settings, check_partition, parse_settings
 from kvcalc.memory.engines.vllm.states import ALL, States
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
-from kvcalc.memory.sharding import bounds_of, longer_before_last
+from kvcalc.memory.sharding import Bounds, bounds_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec, has_states, period
 from kvcalc.notes import Note
@@ -56,6 +56,7 @@ class Vllm(Engine):
         self.rules = rules_of(release)
         chosen, self.states = parse_settings(settings, spec, self.rules)
         chosen = chosen._replace(pipeline_parallel_size=stages)
+        check_partition(chosen.pp_layer_partition, spec.num_layers, stages)
         _refuse(spec)
         self.is_newest = is_newest(release)
         self.chosen, self.settings = chosen, {"rules": self.rules.name, **chosen._asdict()}
@@ -96,9 +97,21 @@ class Vllm(Engine):
         plan = self.plan(share, dtype)
         return batch * plan.request_blocks(tokens) * plan.block_bytes
 
+    def stage_bounds(self, num_layers: int, stages: int) -> Bounds:
+        sizes = self.chosen.pp_layer_partition
+        return bounds_of(map(int, sizes.split(","))) if sizes else super().stage_bounds(num_layers, stages)
+
+    def stages(self, num_layers: int) -> Bounds:
+        """The first and last layer of each of the pipeline stages that the engine was made for."""
+        return self.stage_bounds(num_layers, self.chosen.pipeline_parallel_size)
+
+    def start_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
+        plan = self.plan(share, dtype)
+        return plan.checked_bytes(tokens) if plan.checked_block_bytes > plan.block_bytes else 0
+
     def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
         plan = self.plan(share, dtype)
-        block_bytes = batch * plan.block_bytes
+        block_bytes = max(batch * plan.block_bytes, plan.checked_block_bytes)
         if plan.even_blocks and len(plan.block_sizes) == 1:
             return max(memory, 0) // (plan.even_blocks * block_bytes) * plan.common_block_tokens
         return longest_context(
@@ -167,12 +180,11 @@ class Vllm(Engine):
         if groups is None:
             raise ModelError(f"{share.name}: {self.rules.name} cannot give this model's layers pages of one size")
         stages = []
-        for first, last in bounds_of(longer_before_last(share.num_layers, self.chosen.pipeline_parallel_size)):
+        for first, last in self.stages(share.num_layers):
             places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
             stages.append([part.only(places) for part in groups])
         of_any_length = self._of_any_length if is_divided else (*self._of_any_length[:-1], 1)
-        packing = self.rules.packing if is_packed([layer.page for layer in layers]) else ""
-        return Plan(layers, groups, stages, of_any_length, dtype, packing)
+        return Plan(layers, groups, stages, of_any_length, dtype, self.rules)
 
 
 def _notes(spec: ModelSpec, chosen: Settings, states: States, is_asked: bool) -> tuple[Note, ...]:

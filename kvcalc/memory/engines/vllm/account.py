@@ -12,9 +12,10 @@ from kvcalc.memory.dtypes import Dtype, bytes_of
 from kvcalc.memory.engines import Line, lines_of
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.engines.vllm import packed
-from kvcalc.memory.engines.vllm.groups import Group, block_bytes, kinds_of_groups, request_blocks
+from kvcalc.memory.engines.vllm.groups import Group, block_bytes, is_packed, kinds_of_groups, request_blocks
 from kvcalc.memory.engines.vllm.layers import Layer
 from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, EVERY_TOKEN, SLIDING, STATE, Demand, Page
+from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.model.caches import Cache, CompressedAttention
 
 
@@ -22,19 +23,27 @@ class Plan:
     """One device's share of a model: its layers, their groups, and the part of each group on every pipeline stage.
 
     `block_bytes` is the block size of the stage with the largest blocks, which limits the number of blocks.
-    `stages_block_bytes` is the sum over all stages. `of_any_length` has the fields of `Demand` that do not depend on a
-    request's length. `packing` is how pages of different sizes lie in a block, "" if all pages have one size.
+    `stages_block_bytes` is the sum over all stages. `checked_block_bytes` is what the check before the start counts as
+    a block (`Rules.bills`). `of_any_length` has the fields of `Demand` that do not depend on a
+    request's length.
     """
 
     def __init__(
         self, layers: list[Layer], groups: list[Group], stages: list[list[Group]],
-        of_any_length: tuple[int, int, int, int], dtype: Dtype, packing: str = "",
+        of_any_length: tuple[int, int, int, int], dtype: Dtype, rules: Rules,
     ) -> None:  # fmt: skip
+        packing = rules.packing if is_packed([layer.page for layer in layers]) else ""
         self.layers, self.groups, self.dtype, self._packing = layers, groups, dtype, packing
         sizes = [packed.block_bytes(pages_of(stage), packing) if packing else block_bytes(stage) for stage in stages]
         self.block_bytes = max(sizes)
         self.largest_stage = stages[sizes.index(self.block_bytes)]
         self.stages_block_bytes = sum(sizes)
+        self.checked_block_bytes = self.block_bytes
+        if len(stages) > 1 and rules.bills != "stage":
+            of_all_layers = rules.bills == "all layers"
+            self.checked_block_bytes = block_bytes(groups) if of_all_layers else len(stages) * self.block_bytes
+        elif packing not in ("", packed.BUCKETS):
+            self.checked_block_bytes = packed.tuples_bytes(pages_of(self.largest_stage))
         self._of_any_length = of_any_length
         kinds = kinds_of_groups(groups)
         # With decode context parallelism, a block on every rank has the tokens of one block for each rank.
@@ -62,10 +71,11 @@ class Plan:
         return self._blocks
 
     def checked_bytes(self, tokens: int) -> int:
-        """The bytes that the engine names if a request does not fit. Before 0.29 it counted whole tuples of pages."""
-        counts_tuples = self._packing not in ("", packed.BUCKETS)
-        block = packed.tuples_bytes(pages_of(self.largest_stage)) if counts_tuples else self.block_bytes
-        return self.request_blocks(tokens) * block
+        """The bytes that a stage must have before the engine starts, and that it names if they are not there.
+
+        DeepSeek-V4 before 0.29: whole tuples of pages.
+        """
+        return self.request_blocks(tokens) * self.checked_block_bytes
 
     def printed_blocks(self, tokens: int) -> int:
         """The blocks of a request by which the printed concurrency divides.

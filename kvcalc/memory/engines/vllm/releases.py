@@ -31,6 +31,10 @@ class Rules(NamedTuple):
       (mamba_cache_mode `all`). The others keep the newest states (`align`).
     - `checkpoints`: the kinds that then keep one more state, written in the middle of a prefill.
     - `packing`: how pages of different sizes lie in a block (`packed.py`). "" in releases that do not run DeepSeek-V4.
+    - `bills`: what a stage must have memory for before vLLM starts: a request in its own layers ("stage"), a request in
+      all layers of the model ("all layers"; get_kv_cache_configs of 0.14 to 0.16), or as many requests as there are
+      stages ("stages"). In V0, a scheduler for every stage has its part of the blocks (raise_if_cache_size_invalid,
+      worker/worker.py, 0.9.2).
     - `tokens`: how vLLM computes the printed cache size: from "blocks", from the blocks of one "group", or from
       "requests".
     - `two_steps`: whether vLLM reserves memory for a second step in flight.
@@ -45,6 +49,7 @@ class Rules(NamedTuple):
     states: bool = True
     mla_block: int = 128
     packing: str = "buckets"
+    bills: str = "stage"
     tokens: str = "requests"
     two_steps: bool = True
     hybrid_prefixes: bool = True
@@ -86,12 +91,14 @@ _before((0, 23, 0), pads=False)
 _before((0, 21, 0), packing="tuples")
 _before((0, 20, 0), tokens="group")
 _before((0, 18, 0), packing="")
-_before((0, 12, 0), padding_ratio=Fraction(5, 4))
+_before((0, 17, 0), padding_ratio=Fraction(5, 4))
+_before((0, 14, 0), bills="all layers")
+_before((0, 12, 0), bills="stage")
 _before((0, 11, 0), padding_ratio=Fraction(0), unifies=False)
 _before((0, 10, 0), states=False)
 _before((0, 9, 1), chunks=False)
 _before((0, 8, 0), windows="alone", tokens="blocks")
-_before((0, 0, 0), windows="never")
+_before((0, 0, 0), windows="never", bills="stages")
 
 
 def rules_of(version: str | None) -> Rules:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from kvcalc.errors import UsageError
+from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.vllm import compressed
 from kvcalc.memory.engines.vllm.releases import Rules
@@ -38,6 +38,7 @@ class Settings(NamedTuple):
     decode_context_parallel_size: int
     mamba_cache_mode: str
     gdn_prefill_backend: str | None
+    pp_layer_partition: str | None = None
     pipeline_parallel_size: int = 1
 
     @property
@@ -82,5 +83,23 @@ def parse_settings(settings: Mapping[str, str], spec: ModelSpec, rules: Rules) -
         given.count("decode-context-parallel-size", 1),
         states.mode,
         prefill,
+        settings.get("pp-layer-partition"),
     )
     return found, states
+
+
+def check_partition(partition: str | None, num_layers: int, stages: int) -> None:
+    """Raise UsageError (exit 2) if `partition`, such as 16,32, does not divide the layers among the stages.
+
+    Source: get_pp_indices, distributed/utils.py, vLLM 0.33.0.
+    """
+    if partition is None:
+        return
+    asked = f"--pp-layer-partition {partition[:40]}"
+    sizes = partition.split(",")
+    if not all(size.isascii() and size.isdigit() for size in sizes):
+        raise UsageError(f"{asked}: not numbers of layers", "for example 16,32")
+    if len(sizes) != stages:
+        raise LayoutError(f"{asked} has {len(sizes)} stages, but --pp is {stages}", f"use --pp {len(sizes)}")
+    if sum(map(int, sizes)) != num_layers:
+        raise LayoutError(f"{asked} has {sum(map(int, sizes))} layers, but the model has {num_layers}")
