@@ -212,7 +212,7 @@ def test_a_type_only_one_engine_knows_stands_with_the_reason_of_the_others() -> 
     assert "not a dtype" in reasons["sglang"]
     assert reasons["vllm"] is None
     with pytest.raises(UsageError, match="this vLLM type is not modelled"):
-        grid("llama-3-8b", kv_dtypes=("bf16", "turboquant_k8v4"), engines=("vllm",))
+        grid("llama-3-8b", kv_dtypes=("bf16", "octave_k3v4"), engines=("vllm",))
 
 
 def test_a_number_of_devices_splits_the_model_over_all_of_them() -> None:

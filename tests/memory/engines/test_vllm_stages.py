@@ -84,9 +84,9 @@ def test_a_log_of_v1_with_stages() -> None:
     found = kvcalc.audit(
         "VLLM_PP_LAYER_PARTITION=16,32 vllm serve Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8 --pipeline-parallel-size 2\n"
         "vLLM API server version 0.15.2rc1.dev93+g11a4c9d30\n"
-        "ValueError: To serve at least one request with the models's max seq len (262144), (24.0 GiB KV cache is needed, "
-        "which is larger than the available KV cache memory (3.18 GiB). Based on the available memory, the estimated "
-        "maximum model length is 34736.\n",
+        "ValueError: To serve at least one request with the models's max seq len (262144), (24.0 GiB KV cache is "
+        "needed, which is larger than the available KV cache memory (3.18 GiB). Based on the available memory, the "
+        "estimated maximum model length is 34736.\n",
         model=QWEN,
     )
     assert (found["equal"], found["unexplained"]) == (2, 0)

@@ -14,14 +14,14 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import BatchLine, BlockPool, Engine, Line, Resolved
 from kvcalc.memory.engines.checkpoint import published_cache, quantized_cache
 from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
-from kvcalc.memory.engines.release import Asked
+from kvcalc.memory.engines.release import Asked, parse_release
 from kvcalc.memory.engines.vllm.account import Plan, account
 from kvcalc.memory.engines.vllm.cache_dtypes import check_dtype, own_dtype
 from kvcalc.memory.engines.vllm.context_parallel import check_token_ranks
 from kvcalc.memory.engines.vllm.defaults import default_cache, has_raw_rows
 from kvcalc.memory.engines.vllm.groups import group
 from kvcalc.memory.engines.vllm.layers import layers_of, with_draft_layers
-from kvcalc.memory.engines.vllm.releases import is_known, is_newest, rules_of
+from kvcalc.memory.engines.vllm.releases import is_known, rules_of
 from kvcalc.memory.engines.vllm.settings import Settings, check_partition, parse_settings
 from kvcalc.memory.engines.vllm.states import ALL, States
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
@@ -54,11 +54,11 @@ class Vllm(Engine):
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, 1, release)
         self.rules = rules_of(release)
-        chosen, self.states = parse_settings(settings, spec, self.rules)
+        self.place = Place(None if release is None else parse_release("vllm", release).release)
+        chosen, self.states = parse_settings(settings, spec, self.rules, self.place)
         chosen = chosen._replace(pipeline_parallel_size=stages)
         check_partition(chosen.pp_layer_partition, spec.num_layers, stages)
         _refuse(spec)
-        self.is_newest = is_newest(release)
         self.chosen, self.settings = chosen, {"rules": self.rules.name, **chosen._asdict()}
         self.notes = _notes(spec, chosen, self.states, "enable-prefix-caching" in settings)
         # vLLM assumes an encoder output as long as a batch can be (SchedulerConfig.max_num_encoder_input_tokens).
@@ -169,11 +169,11 @@ class Vllm(Engine):
         return found[2]
 
     def _make_plan(self, share: ModelSpec, dtype: Dtype, is_divided: bool) -> Plan:
-        check_dtype(dtype, self.is_newest)
+        check_dtype(dtype, self.place)
         # With --speculative the share has its drafting layers already.
         if self.chosen.num_speculative_tokens and share.first_draft_layer is None:
             share = with_draft_layers(share)
-        layers = layers_of(share, dtype, self.chosen, self.states, self.rules)
+        layers = layers_of(share, dtype, self.chosen, self.states, self.rules, self.place)
         if not layers:
             raise ModelError(f"{share.name}: vLLM keeps no cache for it")
         groups = group([layer.page for layer in layers], self.rules)

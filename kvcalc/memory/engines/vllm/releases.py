@@ -29,6 +29,7 @@ class Rules(NamedTuple):
     - `hybrid_prefixes`: whether prefix caching is on by default in a model with attention and states.
     - `state_per_block`: the kinds of recurrences (`Recurrence.kind`) that then keep a state for every block of tokens
       (mamba_cache_mode `all`). The others keep the newest states (`align`).
+    - `has_mode_all`: whether --mamba-cache-mode all asks for this, if it is not the default.
     - `checkpoints`: the kinds that then keep one more state, written in the middle of a prefill.
     - `packing`: how pages of different sizes lie in a block (`packed.py`). "" in releases that do not run DeepSeek-V4.
     - `bills`: what a stage must have memory for before vLLM starts: a request in its own layers ("stage"), a request in
@@ -54,6 +55,7 @@ class Rules(NamedTuple):
     two_steps: bool = True
     hybrid_prefixes: bool = True
     state_per_block: tuple[str, ...] = ()
+    has_mode_all: bool = False
     checkpoints: tuple[str, ...] = ("linear", "delta")
 
     @property
@@ -82,7 +84,7 @@ def _before(since: tuple[int, int, int], **changes: Any) -> None:
 
 
 _before((0, 32, 0), checkpoints=("linear",))
-_before((0, 29, 0), checkpoints=())
+_before((0, 29, 0), checkpoints=(), has_mode_all=True)
 _before((0, 28, 0), packing="overlaid")
 _before((0, 27, 0), state_per_block=("linear", "selective"))
 _before((0, 26, 0), mla_block=64, packing="slots")
@@ -112,12 +114,6 @@ def rules_of(version: str | None) -> Rules:
         return RELEASES[0]
     place = step_at([rules.first for rules in reversed(RELEASES)], parse_release("vllm", version).release)
     return RELEASES[-1 if place is None else -1 - place]
-
-
-def is_newest(version: str | None) -> bool:
-    """Whether `version` is the newest modelled release, or a newer one."""
-    release = None if version is None else parse_release("vllm", version).release
-    return release is None or release >= Release.of(*NEWEST)
 
 
 def is_known(asked: Asked) -> bool:
