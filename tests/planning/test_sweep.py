@@ -85,8 +85,8 @@ def test_a_refused_combination_keeps_its_rows_with_the_reason() -> None:
 def test_where_all_are_refused_so_is_the_sweep() -> None:
     with pytest.raises(UsageError, match="--tp 3"):
         grid("llama-3-8b", sizes=(3, 5))
-    with pytest.raises(ModelError, match="deepseek_v4 is not modelled"):
-        grid("deepseek-v4-pro", engines=("vllm",))
+    with pytest.raises(ModelError, match="recurrent_gemma is not modelled"):
+        grid("recurrentgemma-2b", engines=("vllm",))
 
 
 def test_a_name_nobody_knows_is_refused_at_once() -> None:

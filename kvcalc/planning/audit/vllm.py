@@ -151,6 +151,8 @@ _STATED_V0 = {"block_size": "block-size", "pp_layer_partition": "pp-layer-partit
 _STATED = {
     **_STATED_V0, "num_speculative_tokens": "num-speculative-tokens",
     "max_num_batched_tokens": "max-num-batched-tokens", "token_ranks": "decode-context-parallel-size",
+    "mamba_cache_dtype": "mamba-cache-dtype", "mamba_ssm_cache_dtype": "mamba-ssm-cache-dtype",
+    "mamba_cache_mode": "mamba-cache-mode", "no_hybrid_manager": "disable-hybrid-kv-cache-manager",
 }  # fmt: skip
 
 # An option, its text (None if it is not given), and the description for the user.

@@ -50,6 +50,12 @@ FACTS = (
     pattern("async_scheduling", "synchronous scheduling is", r"Asynchronous scheduling is (?P<value>enabled|disabled)"),
     *option("async_scheduling", "async_scheduling", value="True|False"),
     pattern("async_scheduling", "--no-async-scheduling", r"--(?P<value>no)-async-scheduling"),
+    *option("mamba_cache_mode", "mamba_cache_mode", "--mamba-cache-mode", value="align|all|none"),
+    *option("mamba_cache_dtype", "mamba_cache_dtype", "--mamba-cache-dtype", value=r"float\d+|bfloat16"),
+    *option("mamba_ssm_cache_dtype", "mamba_ssm_cache_dtype", "--mamba-ssm-cache-dtype", value=r"float\d+|bfloat16"),
+    pattern(
+        "no_hybrid_manager", "--disable-hybrid-kv-cache-manager", r"(?<!no)--(?P<value>disable)-hybrid-kv-cache-manager"
+    ),
     *option("swap_space_gib", "swap_space", "--swap-space", value=r"\d+(?:\.\d+)?"),
 )
 
