@@ -121,7 +121,7 @@ def _rules(log: Log, spec: ModelSpec) -> list[Rules]:
         between = re.search(r"[a-z]", log.text("version") or "") is not None
         known = known[max(0, place - between) : place + 1]
     mixed, states, packs = bool(windows(spec)), has_states(spec), has_compressed(spec)
-    stages = log.text("pipeline_parallel_size") not in (None, "1")
+    stages = log.text("pipeline_parallel_size") not in (None, "1") or log.text("pp_layer_partition") is not None
     alike: dict[object, Rules] = {}
     for rules in known:
         of_windows = rules._replace(

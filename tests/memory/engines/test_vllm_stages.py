@@ -93,6 +93,16 @@ def test_a_log_of_v1_with_stages() -> None:
     assert found["engine"]["settings"]["pp-layer-partition"] == "16,32"
 
 
+def test_a_list_of_stages_says_how_many_there_are() -> None:
+    found = kvcalc.audit(
+        "INFO Hidden layers were unevenly partitioned: [20,28]. This can be manually overridden\n"
+        "vLLM API server version 0.20.0\nmax_model_len=32768\nAvailable KV cache memory: 3.50 GiB\n"
+        "GPU KV cache size: 65,536 tokens\n",
+        model=QWEN,
+    )
+    assert (found["equal"], found["unexplained"], found["workload"]["pipeline_parallel_size"]) == (1, 0, 2)
+
+
 def test_a_log_of_v0_with_stages() -> None:
     """The swap space of 4 GiB has blocks of one stage: 40 layers of 4 heads, 1,310,720 bytes. A request has half of all
     blocks (vllm-project/vllm#7039). The lines are in the format of V0, not of a published log."""
