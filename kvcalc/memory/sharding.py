@@ -3,7 +3,7 @@ widest layer, which determines a step's activations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kvcalc.model.memo import remembered
@@ -40,7 +40,7 @@ def longer_last(num_layers: int, stages: int) -> list[int]:
     return longer_first(num_layers, stages)[::-1]
 
 
-def bounds_of(sizes: Sequence[int]) -> Bounds:
+def bounds_of(sizes: Iterable[int]) -> Bounds:
     """The bounds of stages with these numbers of layers. In an empty stage the last layer is before the first."""
     bounds, first = [], 0
     for size in sizes:

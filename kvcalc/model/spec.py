@@ -193,6 +193,11 @@ def latent_of(spec: ModelSpec) -> LatentAttention | None:
     return next((cache for cache in all_caches(spec) if isinstance(cache, LatentAttention)), None)
 
 
+def has_compressed(spec: ModelSpec) -> bool:
+    """Whether a layer keeps compressed entries beside its window (DeepSeek-V4)."""
+    return any(isinstance(cache, CompressedAttention) for cache in all_caches(spec))
+
+
 def all_caches(spec: ModelSpec) -> list[Cache]:
     """Return the caches of every run of layers, in order."""
     return [cache for group in spec.layers for cache in group.caches]

@@ -294,7 +294,8 @@ def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
             f"{format_size(found.case.devices.gpu.memory_bytes, capacity=True)}, and {kept} is reserved"
         )
     case, workload = found.case, found.case.workload
-    one = case.rules.batch_bytes(case.share, workload.kv_dtype, workload.context_tokens, 1)
+    sizes = case.share, workload.kv_dtype, workload.context_tokens
+    one = max(case.rules.batch_bytes(*sizes, 1), case.rules.start_bytes(*sizes))
     there = format_size(found.pool_bytes, capacity=True)
     tokens = f"{workload.context_tokens:,} tokens"
     if one > found.pool_bytes:

@@ -29,6 +29,7 @@ def capacity(
     share, rules, batch = case.share, case.rules, workload.attention_batch(workload.batch_size)
     held = _held(case, pool_shrinkage)
     here = held(workload.context_tokens, batch)
+    fits = max(here, rules.start_bytes(share, workload.kv_dtype, workload.context_tokens)) <= kv_memory_bytes
     if pool_shrinkage is None and not case.encoder_follows_context:
         longest = rules.longest_context(share, workload.kv_dtype, batch, kv_memory_bytes)
     else:
@@ -41,8 +42,8 @@ def capacity(
         text = f"a context of {longest:,} tokens fits in memory, but the model's limit is {limit:,}"
         notes.append(Note("fit", "beyond-model", text))
     return {
-        "fits": here <= kv_memory_bytes,
-        "verdict": "fits" if here <= kv_memory_bytes else "does_not_fit",
+        "fits": fits,
+        "verdict": "fits" if fits else "does_not_fit",
         "device_bytes": None,
         "weights_bytes": None,
         "weights_replicated_bytes": None,

@@ -16,7 +16,6 @@ from kvcalc.memory.engines import (
     load_engine,
     resolve_kv_dtype,
     resolve_weight_dtype,
-    stage_bounds,
 )
 from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.kv_cache import on_device
@@ -111,9 +110,8 @@ class Case(NamedTuple):
     @property
     def stages(self) -> Bounds:
         """The layers of each pipeline stage."""
-        return self.rules.bounds or stage_bounds(
-            self.question.engine, self.spec.num_layers, self.workload.pipeline_parallel_size
-        )
+        rules = self.rules
+        return rules.bounds or rules.stage_bounds(self.spec.num_layers, self.workload.pipeline_parallel_size)
 
     @property
     def encoder_follows_context(self) -> bool:

@@ -12,11 +12,15 @@ from typing import NamedTuple
 
 from kvcalc.memory.engines.options import OPTIONS
 from kvcalc.memory.engines.place import RAW_FP8
+from kvcalc.memory.engines.vllm.cache_dtypes import SINCE
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.drafting_flags import Drafting, sglang_drafting, vllm_drafting
 
-# vLLM takes the number of draft tokens inside --speculative-config, together with the draft model's name.
-_NOT_FLAGS = ("num-speculative-tokens",)
+# vLLM takes the number of draft tokens inside --speculative-config, together with the draft model's name. The layers of
+# pipeline stages are in a variable.
+_NOT_FLAGS = ("num-speculative-tokens", "pp-layer-partition")
+# Flags of which vLLM takes several words.
+_LISTS = ("kv-cache-dtype-skip-layers",)
 # kvcalc's name for a type with 16 or 32 bits -> the engines' name.
 _FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # Without these variables the engines refuse a length beyond the model's limit (vllm/envs.py, sglang/srt/environ.py).
@@ -54,7 +58,8 @@ def vllm_command(checkpoint: Checkpoint, layout: Layout) -> str:
     more = ["--data-parallel-size", str(replicas)] if replicas > 1 else []
     more += ["--enable-expert-parallel"] if replicas > 1 and layout.expert_parallel_size > 1 else []
     each = layout._replace(max_running=-(-layout.max_running // replicas))
-    flags = _flags("vllm", checkpoint, each, sizes, {"fp8": "fp8", RAW_FP8.name: "fp8"}, more)
+    types = {"fp8": "fp8", RAW_FP8.name: "fp8", **{name: name for name in SINCE}}
+    flags = _flags("vllm", checkpoint, each, sizes, types, more)
     flags += vllm_drafting(layout.drafting)
     return shlex.join([*_environment("vllm", layout), "vllm", "serve", checkpoint.name, *flags])
 
@@ -77,7 +82,9 @@ def sglang_command(checkpoint: Checkpoint, layout: Layout) -> str:
 
 
 def _environment(engine: str, layout: Layout) -> list[str]:
-    return [_LONGER[engine]] if layout.beyond_limit else []
+    partition = layout.settings.get("pp-layer-partition")
+    found = [_LONGER[engine]] if layout.beyond_limit else []
+    return [*found, f"VLLM_PP_LAYER_PARTITION={partition}"] if partition and engine == "vllm" else found
 
 
 def _flags(
@@ -102,7 +109,9 @@ def _settings(engine: str, layout: Layout, flags: list[str]) -> list[str]:
     for option in OPTIONS[engine]:
         name = f"--{option.name}"
         if option.name in layout.settings and name not in flags and option.name not in _NOT_FLAGS:
-            found += [name] if option.metavar is None else [name, layout.settings[option.name]]
+            text = layout.settings[option.name]
+            words = text.split(",") if option.name in _LISTS else [text]
+            found += [name] if option.metavar is None else [name, *words]
     return found
 
 

@@ -440,7 +440,7 @@ def test_the_log_names_the_model_the_version_and_the_memory(kvcalc: Any, tmp_pat
     result = run(kvcalc, tmp_path, None, VLLM_LOG, "--json")
     document = result.json
     assert (document["engine"]["name"], document["engine"]["version"]) == ("vllm", "0.23.1")
-    assert document["engine"]["rules"] == ["vLLM 0.21 and later"]
+    assert document["engine"]["rules"] == ["vLLM 0.23 and later"]
     assert (document["model"]["name"], document["model"]["log_name"]) == ("llama-3-8b", "meta-llama/Meta-Llama-3-8B")
     assert (document["equal"], document["unexplained"], document["inputs"]) == (2, 0, 1)
     assert [(row["line"], row["verdict"]) for row in document["figures"]] == [(2, "input"), (3, "equal"), (4, "equal")]

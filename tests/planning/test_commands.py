@@ -33,6 +33,15 @@ LAYOUTS = [
         {},
         {"gpu-memory-utilization": "0.85", "mem-fraction-static": "0.8", "max-num-batched-tokens": "4096"},
         {"enable-prefix-caching": "true", "block-size": "32", "page-size": "64"},
+        {
+            "disable-hybrid-kv-cache-manager": "",
+            "mamba-cache-mode": "align",
+            "mamba-block-size": "64",
+            "mamba-cache-dtype": "auto",
+            "mamba-ssm-cache-dtype": "float32",
+            "kv-cache-dtype-skip-layers": "0,1",
+            "pp-layer-partition": "40,40",
+        },
     )
 ]
 
@@ -57,6 +66,15 @@ def test_every_flag_is_the_engines(checkpoint: Checkpoint, layout: Layout) -> No
         flags = {word for word in shlex.split(command) if word.startswith("--")}
         assert flags
         assert flags <= options_of(file), flags - options_of(file)
+
+
+def test_lists_variables_and_vllms_own_types() -> None:
+    settings = {"kv-cache-dtype-skip-layers": "0,sliding_window", "pp-layer-partition": "30,50"}
+    layout = Layout(1, 2, 8192, 64, "nvfp4", settings)
+    assert vllm_command(Checkpoint("a/b", None, None), layout) == (
+        "VLLM_PP_LAYER_PARTITION=30,50 vllm serve a/b --tensor-parallel-size 1 --pipeline-parallel-size 2 "
+        "--max-model-len 8192 --max-num-seqs 64 --kv-cache-dtype nvfp4 --kv-cache-dtype-skip-layers 0 sliding_window"
+    )
 
 
 def test_the_lists_are_whole_and_hold_no_nonsense() -> None:

@@ -160,7 +160,7 @@ def test_what_cannot_be_planned_is_refused() -> None:
     with pytest.raises(UsageError, match="l4"):
         ask("gpt2", concurrency=1, prices={"l4": 1.0})
     with pytest.raises(ModelError, match="layout"):
-        ask("deepseek-v4-pro", concurrency=1)
+        ask("recurrentgemma-2b", concurrency=1)
 
 
 def test_prices() -> None:
@@ -239,7 +239,7 @@ def test_several_engines_have_a_row_each_and_their_own_settings() -> None:
 
 
 def test_an_engine_that_refuses_the_model_has_a_row_with_the_reason() -> None:
-    found = ask("mimo-v2-flash", ("h200",), one_length(1000, 100), concurrency=1, engines=("vllm", "logical"))
+    found = ask("recurrentgemma-2b", ("h200",), one_length(1000, 100), concurrency=1, engines=("vllm", "logical"))
     vllm, logical = found["plans"]
     assert not vllm["fits"]
     assert "vLLM's layout" in vllm["reason"]

@@ -85,8 +85,8 @@ def test_a_refused_combination_keeps_its_rows_with_the_reason() -> None:
 def test_where_all_are_refused_so_is_the_sweep() -> None:
     with pytest.raises(UsageError, match="--tp 3"):
         grid("llama-3-8b", sizes=(3, 5))
-    with pytest.raises(ModelError, match="deepseek_v4 is not modelled"):
-        grid("deepseek-v4-pro", engines=("vllm",))
+    with pytest.raises(ModelError, match="recurrent_gemma is not modelled"):
+        grid("recurrentgemma-2b", engines=("vllm",))
 
 
 def test_a_name_nobody_knows_is_refused_at_once() -> None:
@@ -212,7 +212,7 @@ def test_a_type_only_one_engine_knows_stands_with_the_reason_of_the_others() -> 
     assert "not a dtype" in reasons["sglang"]
     assert reasons["vllm"] is None
     with pytest.raises(UsageError, match="this vLLM type is not modelled"):
-        grid("llama-3-8b", kv_dtypes=("bf16", "turboquant_k8v4"), engines=("vllm",))
+        grid("llama-3-8b", kv_dtypes=("bf16", "octave_k3v4"), engines=("vllm",))
 
 
 def test_a_number_of_devices_splits_the_model_over_all_of_them() -> None:

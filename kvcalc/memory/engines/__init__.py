@@ -144,6 +144,10 @@ class Engine(ABC):
         """The number of layers in each of `stages` pipeline stages."""
         return longer_before_last(num_layers, stages)
 
+    def stage_bounds(self, num_layers: int, stages: int) -> Bounds:
+        """The first and last layer of each pipeline stage, if the settings may change how a model is cut."""
+        return bounds_of(self.cut(num_layers, stages))
+
     @staticmethod
     def kv_dtype(
         spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
@@ -178,6 +182,13 @@ class Engine(ABC):
     def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
         """The longest context for which a batch fits into `memory` bytes (`kv_cache.longest_context`)."""
         return longest_context(lambda tokens: self.batch_bytes(share, dtype, tokens, batch), memory, period(share))
+
+    def start_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
+        """Bytes that a device must have for the cache before the engine starts, if that is more than a request takes.
+
+        Else 0.
+        """
+        return 0
 
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
         """`batch_bytes` as a line over the batch. None if it is no line, or if that is not known."""

@@ -52,6 +52,32 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "1",
             ("-dcp",),
         ),
+        Option(
+            "pp-layer-partition",
+            "N,N",
+            "layers of each pipeline stage, as in VLLM_PP_LAYER_PARTITION",
+            "as even as possible, with one layer more in the stages before the last one",
+        ),
+        Option("disable-hybrid-kv-cache-manager", None, "keep all tokens in layers with a window if others keep them"),
+        Option(
+            "mamba-cache-mode",
+            "align|all|none",
+            "states that prefix caching keeps; all is a state for every block, before 0.32",
+            "the release's",
+        ),
+        Option("mamba-block-size", "N", "tokens per state in mode all", "the chunk of the model's kernel"),
+        Option(
+            "mamba-cache-dtype",
+            "auto|float32|float16|bfloat16",
+            "type of recurrent states and of the inputs of convolutions",
+            "auto",
+        ),
+        Option("mamba-ssm-cache-dtype", "auto|float32|float16|bfloat16", "type of recurrent states alone", "auto"),
+        Option(
+            "kv-cache-dtype-skip-layers",
+            "N,N",
+            "layers that keep the model's type, by number, and sliding_window for all with a window",
+        ),
         Option("num-speculative-tokens", "N", "draft tokens per step"),
         Option(
             "gpu-memory-utilization",

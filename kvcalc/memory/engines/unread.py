@@ -13,7 +13,7 @@ _ANYWHERE = (
     "t5_gemma_module t5gemma2_decoder trocr udop unlimited_ocr_text vision-encoder-decoder voxtral_realtime_text "
     "xlstm zaya"
 ).split()
-_NOT_IN_VLLM = "deepseek_v4 mimo_v2_flash recurrent_gemma rwkv rwkv6".split()
+_NOT_IN_VLLM = "recurrent_gemma rwkv rwkv6".split()
 _IN_VLLM = "mimo_v2 param2moe plamo3 sarvam_mla sarvam_moe solar step1 step3_text step5 telechat3 youtu_llm".split()
 
 UNREAD = {

@@ -53,7 +53,7 @@ def audit(
     spec = model or model_of(log, name)
     question = Question(
         log.engine, spec, context_tokens or _context(log), tensor_parallel_size or _tensor_parallel_size(log),
-        parse_count(log.text("pipeline_parallel_size") or "1", "the log's pipeline-parallel size"),
+        parse_count(log.text("pipeline_parallel_size") or _stages(log), "the log's pipeline-parallel size"),
         _dtype(log.text("dtype")), (_dtype(log.text("kv_dtype")) or "auto") if kv_dtype is None else kv_dtype,
     )  # fmt: skip
     answer = _best(log, question)
@@ -147,6 +147,11 @@ def _explanation(log: Log, question: Question, answer: Answer) -> str | None:
 def _context(log: Log) -> int | None:
     text = log.text("context_tokens")
     return None if text is None else parse_vllm_tokens(text, "the log's length")
+
+
+def _stages(log: Log) -> str:
+    """The number of pipeline stages in a list of their layers, such as 16,32."""
+    return str((log.text("pp_layer_partition") or "").count(",") + 1)
 
 
 def _tensor_parallel_size(log: Log) -> int:

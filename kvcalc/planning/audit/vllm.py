@@ -13,15 +13,14 @@ from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines.release import parse_release
-from kvcalc.memory.engines.vllm.groups import group
-from kvcalc.memory.engines.vllm.layers import Layer, layers_of
+from kvcalc.memory.engines.vllm import Vllm
+from kvcalc.memory.engines.vllm.layers import layers_of
 from kvcalc.memory.engines.vllm.pages import STATE
 from kvcalc.memory.engines.vllm.releases import RELEASES, Rules, rules_of
-from kvcalc.memory.engines.vllm.settings import parse_settings
 from kvcalc.memory.engines.vllm.states import caches_prefixes, uses_qwen_delta_nets
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention
-from kvcalc.model.spec import ModelSpec, has_states, latent_of, map_caches, windows
+from kvcalc.model.spec import ModelSpec, has_compressed, has_states, latent_of, map_caches, windows
 from kvcalc.planning.audit.drafting import drafting_models
 from kvcalc.planning.audit.figures import (
     EQUAL,
@@ -92,8 +91,8 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     # If the log does not name the engine's generation: only V0 has a swap space, and V0 was the default before 0.8.
     seems_v0 = bool(log.named("num_cpu_blocks")) or (version is not None and version < _V1_DEFAULT)
     if log.text("generation") == "V0" or (log.text("generation") is None and seems_v0):
-        block = log.text("block_size")
-        yield Reading({"block-size": block} if block else {}, ("V0's pool",), check_v0)
+        plain = {option: text for fact, option in _STATED_V0.items() if (text := log.text(fact))}
+        yield Reading(plain, ("V0's pool",), check_v0)
         return
     found, drafting = _rules(log, spec), drafting_models(log, spec)
     for rules, (model, drafts) in product(found, drafting):
@@ -121,13 +120,21 @@ def _rules(log: Log, spec: ModelSpec) -> list[Rules]:
         # "0.20.2rc1.dev9" is a pre-release and may already have the rules of the next release.
         between = re.search(r"[a-z]", log.text("version") or "") is not None
         known = known[max(0, place - between) : place + 1]
-    mixed, states = bool(windows(spec)), has_states(spec)
+    mixed, states, packs = bool(windows(spec)), has_states(spec), has_compressed(spec)
+    stages = log.text("pipeline_parallel_size") not in (None, "1") or log.text("pp_layer_partition") is not None
     alike: dict[object, Rules] = {}
     for rules in known:
         of_windows = rules._replace(
-            since=(0, 0, 0), mla_block=0, hybrid_prefixes=True, state_per_block=(), checkpoints=()
+            since=(0, 0, 0), mla_block=0, hybrid_prefixes=True, state_per_block=(), checkpoints=(),
+            packing=rules.packing if packs else "", bills="",
+        )  # fmt: skip
+        key = (
+            rules.tokens,
+            mixed and of_windows,
+            states and rules[1:],
+            packs and rules.packing,
+            stages and rules.bills,
         )
-        key = (rules.tokens, mixed and of_windows, states and rules[1:])
         alike.setdefault(key, rules)
     return list(alike.values())
 
@@ -140,9 +147,12 @@ def _whole(cache: Cache) -> Cache:
 
 
 # Facts in a log, and the options of kvcalc that they set.
+_STATED_V0 = {"block_size": "block-size", "pp_layer_partition": "pp-layer-partition"}
 _STATED = {
-    "block_size": "block-size", "num_speculative_tokens": "num-speculative-tokens",
+    **_STATED_V0, "num_speculative_tokens": "num-speculative-tokens",
     "max_num_batched_tokens": "max-num-batched-tokens", "token_ranks": "decode-context-parallel-size",
+    "mamba_cache_dtype": "mamba-cache-dtype", "mamba_ssm_cache_dtype": "mamba-ssm-cache-dtype",
+    "mamba_cache_mode": "mamba-cache-mode", "no_hybrid_manager": "disable-hybrid-kv-cache-manager",
 }  # fmt: skip
 
 # An option, its text (None if it is not given), and the description for the user.
@@ -204,20 +214,19 @@ def _version(log: Log) -> tuple[int, ...] | None:
 def check_v1(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
     """Check V1: one pool of blocks, in which every group holds a request at full length."""
     found = setup.pool()
-    pages = [layer.page for layer in _layers(setup, rules)]
-    groups = group(pages, rules) or []
-    sizes = [page.block_size for part in groups for _, page in part.layers if page.kind != STATE]
-    block, needed = found["bytes_per_block"], found["request_bytes"]
+    plan = _engine(setup).plan(setup.share, setup.dtype)
+    block, tokens = plan.block_bytes, setup.context_tokens
     # In a model with states only, one block is as long as a request, as in kvcalc's vLLM rules.
-    block_tokens = min(sizes, default=setup.context_tokens) * setup.rules.token_ranks
-    pool = Pool(block, block_tokens, len(groups), needed // block)
+    block_tokens = min(plan.block_sizes, default=tokens) * setup.rules.token_ranks
+    pool = Pool(block, block_tokens, len(plan.groups), plan.printed_blocks(tokens))
     words = "the smallest with a page that holds a state"
     figures = [
         check_count(record, "block_size", record.name, found["block_size"], "tokens", words)
         for record in log.named("attention_block_size")
     ]
     for record in log.named("request_bytes"):
-        words = f"{pool.request_blocks:,} blocks of {block:,} bytes for {setup.context_tokens:,} tokens"
+        needed, blocks = plan.checked_bytes(tokens), plan.request_blocks(tokens)
+        words = f"{blocks:,} blocks of {needed // blocks:,} bytes for {tokens:,} tokens"
         figures.append(check_size(record, "needed", record.name, needed, words, _DECIMALS))
     figures += [_longest(log, setup, record) for record in log.named("max_model_len")]
     return figures + _pool_figures(log, pool, _TOKENS[rules.tokens], setup.context_tokens)
@@ -225,19 +234,26 @@ def check_v1(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
 
 def check_v0(log: Log, setup: Setup) -> list[Figure]:
     """Check V0: attention layers keep all tokens, states are outside the pool, and the swap space has blocks too."""
-    pages = [layer.page for layer in _layers(setup, rules_of(None)) if layer.page.kind != STATE]
-    if not pages:
+    engine = _engine(setup)
+    chosen, stages = engine.chosen, engine.stages(setup.share.num_layers)
+    layers = layers_of(setup.share, setup.dtype, chosen, engine.states, rules_of(None))
+    kept = [layer for layer in layers if layer.page.kind != STATE]
+    if not kept:
         raise ModelError(f"{setup.spec.name}: vLLM V0 has no cache blocks for this model")
-    block_size = parse_settings(setup.settings, setup.spec, rules_of(None))[0].block_size
-    block = block_size * sum(page.token_bytes for page in pages)
+    block_size = chosen.block_size
+    # Every stage has blocks of its own layers. The stage with most of them has the fewest blocks.
+    row = max(sum(la.page.token_bytes for la in kept if first <= la.number <= last) for first, last in stages)
+    block = block_size * row
     swap = log.text("swap_space_gib") or _SWAP_GIB
     words, blocks = f"swap space of {swap} GiB // {block:,} bytes per block", int(float(swap) * _GIB) // block
     figures = [
         check_count(record, "cpu_blocks", record.name, blocks, "blocks", words)
         for record in log.named("num_cpu_blocks")
     ]
-    pool = Pool(block, block_size, 1, setup.context_tokens / block_size)
-    return figures + _pool_figures(log, pool, _BY_BLOCKS, setup.context_tokens)
+    # A scheduler for each stage has its part of the blocks, which limits the tokens of a request.
+    pool = Pool(block, block_size, len(stages), setup.context_tokens / block_size)
+    rule = _BY_GROUP if len(stages) > 1 else _BY_BLOCKS
+    return figures + _pool_figures(log, pool, rule, setup.context_tokens)
 
 
 def _pool_figures(log: Log, pool: Pool, rule: Rule, length: int) -> list[Figure]:
@@ -332,8 +348,10 @@ def _longest(log: Log, setup: Setup, record: Record) -> Figure:
     if not memories:
         return given(record, "longest", record.name, "tokens", "an input: the log has no memory")
 
+    plan = _engine(setup).plan(setup.share, setup.dtype)
+
     def needed(tokens: int) -> int:
-        return setup.pool(tokens)["request_bytes"] if tokens else 0
+        return plan.checked_bytes(tokens) if tokens else 0
 
     longest = int(record.parts["longest"])
     explained = any(needed(longest) <= memory.high and needed(longest + 1) > memory.low for memory in memories)
@@ -345,5 +363,8 @@ def _longest(log: Log, setup: Setup, record: Record) -> Figure:
     return check_count(record, "longest", record.name, found, "tokens", words)
 
 
-def _layers(setup: Setup, rules: Rules) -> list[Layer]:
-    return layers_of(setup.share, setup.dtype, *parse_settings(setup.settings, setup.spec, rules), rules)
+def _engine(setup: Setup) -> Vllm:
+    """The engine's rules. Raises ModelError (exit 3) for encoders, which have no pool."""
+    if not isinstance(setup.rules, Vllm):
+        raise ModelError(f"{setup.spec.name}: vLLM's pool for encoders is not counted")
+    return setup.rules

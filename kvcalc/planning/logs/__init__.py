@@ -206,6 +206,7 @@ def _normal(value: str) -> str:
     """
     value = "".join(filter(str.isprintable, value)).strip()
     digits = value.replace(",", "")
-    if digits.isdigit():
+    # A list of numbers, such as 16,32, keeps its commas.
+    if digits.isdigit() and all(len(part) == 3 for part in value.split(",")[1:]):
         return digits if len(digits) <= _LONGEST_NUMBER else ""
     return _SPELLINGS.get(value.casefold(), value)

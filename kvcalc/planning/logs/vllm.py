@@ -27,6 +27,14 @@ FACTS = (
     pattern("context_tokens", "max seq len (", r"max seq len \((?P<value>\d+)\)"),
     *option("tensor_parallel_size", "tensor_parallel_size", "--tensor-parallel-size", "-tp", value=r"\d+"),
     *option("pipeline_parallel_size", "pipeline_parallel_size", "--pipeline-parallel-size", "-pp", value=r"\d+"),
+    pattern(
+        "pp_layer_partition",
+        "VLLM_PP_LAYER_PARTITION",
+        r"VLLM_PP_LAYER_PARTITION['\"]?[=:] ?['\"]?(?P<value>\d+(?:,\d+)+)",
+    ),
+    pattern(
+        "pp_layer_partition", "unevenly partitioned", r"layers were unevenly partitioned: \[(?P<value>\d+(?:,\d+)+)\]"
+    ),
     *option("token_ranks", "decode_context_parallel_size", "--decode-context-parallel-size", "-dcp", value=r"\d+"),
     *option("block_size", "block_size", "--block-size", value=r"\d+"),
     *option("max_num_batched_tokens", "max_num_batched_tokens", "--max-num-batched-tokens", value=r"\d+"),
@@ -42,6 +50,12 @@ FACTS = (
     pattern("async_scheduling", "synchronous scheduling is", r"Asynchronous scheduling is (?P<value>enabled|disabled)"),
     *option("async_scheduling", "async_scheduling", value="True|False"),
     pattern("async_scheduling", "--no-async-scheduling", r"--(?P<value>no)-async-scheduling"),
+    *option("mamba_cache_mode", "mamba_cache_mode", "--mamba-cache-mode", value="align|all|none"),
+    *option("mamba_cache_dtype", "mamba_cache_dtype", "--mamba-cache-dtype", value=r"float\d+|bfloat16"),
+    *option("mamba_ssm_cache_dtype", "mamba_ssm_cache_dtype", "--mamba-ssm-cache-dtype", value=r"float\d+|bfloat16"),
+    pattern(
+        "no_hybrid_manager", "--disable-hybrid-kv-cache-manager", r"(?<!no)--(?P<value>disable)-hybrid-kv-cache-manager"
+    ),
     *option("swap_space_gib", "swap_space", "--swap-space", value=r"\d+(?:\.\d+)?"),
 )
 

@@ -67,14 +67,14 @@ def test_minimax_m3_keeps_index_keys_in_bf16_and_blocks_of_128() -> None:
     assert ask(minimax_m3(), "vllm", 200)["engine"]["block_size"] == 128
     assert total(minimax_m3(), "vllm", 200, settings={"block-size": "256"}) == 256 * (4 * 2048 + 3 * 256)
     for options in ({"settings": {"block-size": "16"}}, {"kv_dtype": "int8_per_token_head"}):
-        with pytest.raises(UsageError, match="MiniMax-M3"):
+        with pytest.raises(UsageError, match=r"need multiples of 128|MiniMax-M3"):
             ask(minimax_m3(), "vllm", 200, **options)
 
 
 @pytest.mark.parametrize(
     ("config", "dtype", "message"),
     [
-        (plain(), "turboquant_k8v4", "turboquant_k8v4: this vLLM type is not modelled"),
+        (plain(), "octave_k3v4", "octave_k3v4: this vLLM type is not modelled"),
         (plain(), "octave_k3v4", "octave_k3v4: this vLLM type"),
         (plain(), "ultraquant_4bit", "ultraquant_4bit: this vLLM type"),
         (plain(), "fp8_ds_mla", "only for sparse attention with MLA"),
@@ -94,10 +94,28 @@ def test_what_vllm_does_not_keep_a_cache_in(config: dict[str, object], dtype: st
     assert caught.value.exit_code == 2
 
 
-def test_older_releases_are_not_read_for_these_types() -> None:
-    with pytest.raises(UsageError, match="only modelled for the newest vLLM"):
-        ask(plain(), "vllm@0.28", 64, kv_dtype="nvfp4")
-    assert total(plain(), "vllm@0.33", 64, kv_dtype="nvfp4") == 64 * 288
+@pytest.mark.parametrize(
+    ("dtype", "first", "before", "row", "now"),
+    [
+        # Two layers of two heads of 64.
+        ("nvfp4", "0.20", "0.19", 288, 64), ("int8_per_token_head", "0.20", "0.19", 4 * (2 * 64 + 8), 64),
+        ("int4_per_token_head", "0.25", "0.24", 4 * (2 * 32 + 8), 64),
+        # TurboQuant skips up to half of the layers at each end, here both. Blocks have 48 tokens since 0.25.
+        ("turboquant_k8v4", "0.20", "0.19", 2 * 512, 96),
+    ],
+)  # fmt: skip
+def test_the_first_release_with_a_type(dtype: str, first: str, before: str, row: int, now: int) -> None:
+    assert total(plain(), f"vllm@{first}", 64, kv_dtype=dtype) == 64 * row
+    assert total(plain(), "vllm@0.33", 64, kv_dtype=dtype) == now * row
+    with pytest.raises(UsageError, match="this release of vLLM does not have it"):
+        ask(plain(), f"vllm@{before}", 64, kv_dtype=dtype)
+
+
+def test_windows_in_nvfp4_since_0_26() -> None:
+    config = gemma4(shared=0)
+    assert ask(config, "vllm@0.26", 512, kv_dtype="nvfp4")["engine"]["bytes_per_block"]
+    with pytest.raises(UsageError, match=r"0\.26 and later"):
+        ask(config, "vllm@0.25", 512, kv_dtype="nvfp4")
 
 
 def test_windows_have_pages_of_the_same_type() -> None:

@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvcalc.errors import ModelError, UsageError
+from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import BatchLine, BlockPool, Engine, Line, Resolved
 from kvcalc.memory.engines.checkpoint import published_cache, quantized_cache
 from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
-from kvcalc.memory.engines.release import Asked
+from kvcalc.memory.engines.release import Asked, parse_release
 from kvcalc.memory.engines.vllm.account import Plan, account
 from kvcalc.memory.engines.vllm.cache_dtypes import check_dtype, own_dtype
 from kvcalc.memory.engines.vllm.context_parallel import check_token_ranks
 from kvcalc.memory.engines.vllm.defaults import default_cache, has_raw_rows
 from kvcalc.memory.engines.vllm.groups import group
-from kvcalc.memory.engines.vllm.layers import M3_BLOCK, MINIMAX_M3, layers_of, with_draft_layers
-from kvcalc.memory.engines.vllm.releases import is_known, is_newest, rules_of
-from kvcalc.memory.engines.vllm.settings import Settings, parse_settings
+from kvcalc.memory.engines.vllm.layers import layers_of, with_draft_layers
+from kvcalc.memory.engines.vllm.releases import is_known, rules_of
+from kvcalc.memory.engines.vllm.settings import Settings, check_partition, parse_settings
 from kvcalc.memory.engines.vllm.states import ALL, States
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
-from kvcalc.memory.sharding import bounds_of, longer_before_last
+from kvcalc.memory.sharding import Bounds, bounds_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec, has_states, period
 from kvcalc.notes import Note
@@ -54,15 +54,11 @@ class Vllm(Engine):
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, 1, release)
         self.rules = rules_of(release)
-        chosen, self.states = parse_settings(settings, spec, self.rules)
+        self.place = Place(None if release is None else parse_release("vllm", release).release)
+        chosen, self.states = parse_settings(settings, spec, self.rules, self.place)
         chosen = chosen._replace(pipeline_parallel_size=stages)
+        check_partition(chosen.pp_layer_partition, spec.num_layers, stages)
         _refuse(spec)
-        if spec.model_type in MINIMAX_M3:
-            if "block-size" not in settings:
-                chosen = chosen._replace(block_size=M3_BLOCK)
-            elif chosen.block_size % M3_BLOCK:
-                raise UsageError(f"--block-size {chosen.block_size}: MiniMax-M3's kernels need multiples of {M3_BLOCK}")
-        self.is_newest = is_newest(release)
         self.chosen, self.settings = chosen, {"rules": self.rules.name, **chosen._asdict()}
         self.notes = _notes(spec, chosen, self.states, "enable-prefix-caching" in settings)
         # vLLM assumes an encoder output as long as a batch can be (SchedulerConfig.max_num_encoder_input_tokens).
@@ -94,17 +90,28 @@ class Vllm(Engine):
         return None if asked.is_placed and is_known(asked) else super().rules_used(asked)
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
-        plan = self._plan(self.spec, dtype, is_divided=False)
-        page = plan.pages.get((type(cache), cache))
-        return page.blocks(plan.demand(tokens)) * page.bytes if page else 0
+        plan = self.plan(self.spec, dtype, is_divided=False)
+        return sum(page.blocks(plan.demand(tokens)) * page.bytes for page in plan.pages.get((type(cache), cache), ()))
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        plan = self._plan(share, dtype)
+        plan = self.plan(share, dtype)
         return batch * plan.request_blocks(tokens) * plan.block_bytes
 
+    def stage_bounds(self, num_layers: int, stages: int) -> Bounds:
+        sizes = self.chosen.pp_layer_partition
+        return bounds_of(map(int, sizes.split(","))) if sizes else super().stage_bounds(num_layers, stages)
+
+    def stages(self, num_layers: int) -> Bounds:
+        """The first and last layer of each of the pipeline stages that the engine was made for."""
+        return self.stage_bounds(num_layers, self.chosen.pipeline_parallel_size)
+
+    def start_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
+        plan = self.plan(share, dtype)
+        return plan.checked_bytes(tokens) if plan.checked_block_bytes > plan.block_bytes else 0
+
     def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
-        plan = self._plan(share, dtype)
-        block_bytes = batch * plan.block_bytes
+        plan = self.plan(share, dtype)
+        block_bytes = max(batch * plan.block_bytes, plan.checked_block_bytes)
         if plan.even_blocks and len(plan.block_sizes) == 1:
             return max(memory, 0) // (plan.even_blocks * block_bytes) * plan.common_block_tokens
         return longest_context(
@@ -116,30 +123,30 @@ class Vllm(Engine):
 
     def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         # Every stage takes the same number of blocks. On each stage a block is as large as the largest group there.
-        plan = self._plan(share, dtype)
+        plan = self.plan(share, dtype)
         return batch * plan.request_blocks(tokens) * plan.stages_block_bytes
 
     def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
-        plan = self._plan(spec, dtype, is_divided=False)
+        plan = self.plan(spec, dtype, is_divided=False)
         return batch * plan.request_blocks(tokens) * plan.stages_block_bytes
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
-        plan = self._plan(spec, dtype, is_divided=False)
+        plan = self.plan(spec, dtype, is_divided=False)
         if plan.even_blocks is not None:
             here = plan.request_blocks(tokens) * plan.stages_block_bytes
             return growth_of(here, here + plan.even_blocks * plan.stages_block_bytes, tokens, plan.common_block_tokens)
         return growth(lambda t: plan.request_blocks(t) * plan.stages_block_bytes, tokens, plan.common_block_tokens)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
-        return self._plan(share, dtype).common_block_tokens
+        return self.plan(share, dtype).common_block_tokens
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
-        plan = self._plan(share, dtype)
+        plan = self.plan(share, dtype)
         needed, sizes = plan.request_blocks(tokens), plan.block_sizes
         found = BlockPool(max(sizes, default=tokens), plan.block_bytes, needed * plan.block_bytes)
         if memory is not None:
             fitting = memory // plan.block_bytes
-            concurrency = fitting / needed
+            concurrency = fitting / plan.printed_blocks(tokens)
             # vLLM prints a floating-point quotient, truncated to an integer.
             printed = int(concurrency * tokens)
             if self.rules.tokens != "requests":
@@ -150,9 +157,9 @@ class Vllm(Engine):
         return found._asdict()
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
-        return account(self._plan(share, dtype), tokens)
+        return account(self.plan(share, dtype), tokens)
 
-    def _plan(self, share: ModelSpec, dtype: Dtype, *, is_divided: bool = True) -> Plan:
+    def plan(self, share: ModelSpec, dtype: Dtype, *, is_divided: bool = True) -> Plan:
         """The plan of a share. `is_divided` is whether ranks divide the tokens among them, if they are to do that."""
         found = self._plans.get((id(share), id(dtype), is_divided))
         if found is None:
@@ -162,22 +169,22 @@ class Vllm(Engine):
         return found[2]
 
     def _make_plan(self, share: ModelSpec, dtype: Dtype, is_divided: bool) -> Plan:
-        check_dtype(dtype, self.is_newest)
+        check_dtype(dtype, self.place)
         # With --speculative the share has its drafting layers already.
         if self.chosen.num_speculative_tokens and share.first_draft_layer is None:
             share = with_draft_layers(share)
-        layers = layers_of(share, dtype, self.chosen, self.states, self.rules)
+        layers = layers_of(share, dtype, self.chosen, self.states, self.rules, self.place)
         if not layers:
             raise ModelError(f"{share.name}: vLLM keeps no cache for it")
         groups = group([layer.page for layer in layers], self.rules)
         if groups is None:
             raise ModelError(f"{share.name}: {self.rules.name} cannot give this model's layers pages of one size")
         stages = []
-        for first, last in bounds_of(longer_before_last(share.num_layers, self.chosen.pipeline_parallel_size)):
+        for first, last in self.stages(share.num_layers):
             places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
             stages.append([part.only(places) for part in groups])
         of_any_length = self._of_any_length if is_divided else (*self._of_any_length[:-1], 1)
-        return Plan(layers, groups, stages, of_any_length, dtype)
+        return Plan(layers, groups, stages, of_any_length, dtype, self.rules)
 
 
 def _notes(spec: ModelSpec, chosen: Settings, states: States, is_asked: bool) -> tuple[Note, ...]:

@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import cached_property
 from math import lcm
 
 from kvcalc.memory.curves import SizedCache, sized_cache
-from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.dtypes import Dtype, bytes_of
 from kvcalc.memory.engines import Line, lines_of
-from kvcalc.memory.engines.vllm.groups import Group, block_bytes, kinds_of_groups, request_blocks
+from kvcalc.memory.engines.rounding import ceil_div
+from kvcalc.memory.engines.vllm import packed
+from kvcalc.memory.engines.vllm.groups import Group, block_bytes, is_packed, kinds_of_groups, request_blocks
 from kvcalc.memory.engines.vllm.layers import Layer
 from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, EVERY_TOKEN, SLIDING, STATE, Demand, Page
-from kvcalc.model.caches import Cache
+from kvcalc.memory.engines.vllm.releases import Rules
+from kvcalc.model.caches import Cache, CompressedAttention
 
 
 class Plan:
     """One device's share of a model: its layers, their groups, and the part of each group on every pipeline stage.
 
     `block_bytes` is the block size of the stage with the largest blocks, which limits the number of blocks.
-    `stages_block_bytes` is the sum over all stages. `of_any_length` has the fields of `Demand` that do not depend on a
+    `stages_block_bytes` is the sum over all stages. `checked_block_bytes` is what the check before the start counts as
+    a block (`Rules.bills`). `of_any_length` has the fields of `Demand` that do not depend on a
     request's length.
     """
 
     def __init__(
         self, layers: list[Layer], groups: list[Group], stages: list[list[Group]],
-        of_any_length: tuple[int, int, int, int], dtype: Dtype,
+        of_any_length: tuple[int, int, int, int], dtype: Dtype, rules: Rules,
     ) -> None:  # fmt: skip
-        self.layers, self.groups, self.dtype = layers, groups, dtype
-        self.largest_stage = max(stages, key=block_bytes)
-        self.block_bytes = block_bytes(self.largest_stage)
-        self.stages_block_bytes = sum(map(block_bytes, stages))
+        packing = rules.packing if is_packed([layer.page for layer in layers]) else ""
+        self.layers, self.groups, self.dtype, self._packing = layers, groups, dtype, packing
+        sizes = [packed.block_bytes(pages_of(stage), packing) if packing else block_bytes(stage) for stage in stages]
+        self.block_bytes = max(sizes)
+        self.largest_stage = stages[sizes.index(self.block_bytes)]
+        self.stages_block_bytes = sum(sizes)
+        self.checked_block_bytes = self.block_bytes
+        if len(stages) > 1 and rules.bills != "stage":
+            of_all_layers = rules.bills == "all layers"
+            self.checked_block_bytes = block_bytes(groups) if of_all_layers else len(stages) * self.block_bytes
+        elif packing not in ("", packed.BUCKETS):
+            self.checked_block_bytes = packed.tuples_bytes(pages_of(self.largest_stage))
         self._of_any_length = of_any_length
         kinds = kinds_of_groups(groups)
         # With decode context parallelism, a block on every rank has the tokens of one block for each rank.
@@ -57,10 +70,31 @@ class Plan:
             self._asked, self._blocks = tokens, blocks
         return self._blocks
 
+    def checked_bytes(self, tokens: int) -> int:
+        """The bytes that a stage must have before the engine starts, and that it names if they are not there.
+
+        DeepSeek-V4 before 0.29: whole tuples of pages.
+        """
+        return self.request_blocks(tokens) * self.checked_block_bytes
+
+    def printed_blocks(self, tokens: int) -> int:
+        """The blocks of a request by which the printed concurrency divides.
+
+        Before 0.27, blocks of groups with smaller pages counted as fractions of the first group's blocks.
+        """
+        if self._packing not in (packed.TUPLES, packed.SLOTS):
+            return self.request_blocks(tokens)
+        demand = self.demand(tokens)
+        needed = sum(whole.blocks(demand) * part.block_bytes for whole, part in zip(self.groups, self.largest_stage))
+        return ceil_div(needed, self.largest_stage[0].block_bytes)
+
     @cached_property
-    def pages(self) -> dict[tuple[type[Cache], Cache], Page]:
-        """The page of every distinct cache."""
-        return {(type(layer.cache), layer.cache): layer.page for layer in self.layers}
+    def pages(self) -> dict[tuple[type[Cache], Cache], list[Page]]:
+        """The pages of every distinct cache."""
+        found: dict[tuple[type[Cache], Cache], dict[tuple[Page, str | None], None]] = {}
+        for layer in self.layers:
+            found.setdefault((type(layer.cache), layer.cache), {})[layer.page, layer.part] = None
+        return {key: [page for page, _ in pages] for key, pages in found.items()}
 
     @cached_property
     def block_sizes(self) -> set[int]:
@@ -80,18 +114,23 @@ class Plan:
         return lcm(*self.block_sizes) * self._token_ranks
 
     @cached_property
-    def by_group(self) -> list[tuple[Group, int, list[tuple[SizedCache, Page]]]]:
+    def by_group(self) -> list[tuple[Group, int, list[tuple[SizedCache, Page, str | None]]]]:
         """For every group: the whole group, how much smaller than a block its part on the largest stage is, and the
-        distinct caches and pages of that part."""
+        distinct caches, pages and parts of caches of that part."""
         found = []
         for part, whole in zip(self.largest_stage, self.groups):
-            alike: dict[tuple[type[Cache], Cache, Page], int] = {}
+            alike: dict[tuple[type[Cache], Cache, Page, str | None], int] = {}
             for place, page in part.layers:
-                cache = self.layers[place].cache
-                alike[type(cache), cache, page] = alike.get((type(cache), cache, page), 0) + 1
-            caches = [(sized_cache(cache, count, self.dtype), page) for (_, cache, page), count in alike.items()]
+                _, cache, _, held = self.layers[place]
+                alike[type(cache), cache, page, held] = alike.get((type(cache), cache, page, held), 0) + 1
+            caches = [(sized_cache(cache, n, self.dtype), page, held) for (_, cache, page, held), n in alike.items()]
             found.append((whole, self.block_bytes - part.block_bytes, caches))
         return found
+
+
+def pages_of(groups: Iterable[Group]) -> list[list[Page]]:
+    """The pages of every group."""
+    return [[page for _, page in group.layers] for group in groups]
 
 
 # Why a page of this kind has rows for tokens that the formula does not store.
@@ -101,6 +140,17 @@ _BESIDE = {
 }  # fmt: skip
 
 
+# The parts of a cache that are states of compressors.
+_STATES = ("buffers", "")
+
+
+def _stored(sized: SizedCache, tokens: int, dtype: Dtype, part: str | None) -> int:
+    """The bytes that the formula stores for a cache, or for one part of it."""
+    if part is None or not isinstance(sized.cache, CompressedAttention):
+        return sized.stored_bytes(tokens, dtype)
+    return bytes_of(dict(sized.cache.stored_parts(tokens)).get(part, 0), dtype)
+
+
 def account(plan: Plan, tokens: int) -> list[Line]:
     """Lines that add up to the bytes of one request at full length on the stage with the largest blocks."""
     sizes: defaultdict[str, int] = defaultdict(int)
@@ -108,9 +158,9 @@ def account(plan: Plan, tokens: int) -> list[Line]:
     for whole, smaller, alike in plan.by_group:
         blocks = whole.blocks(demand)
         sizes["blocks padded to the largest group"] += blocks * smaller
-        for sized, page in alike:
+        for sized, page, part in alike:
             stored_tokens = page.tokens(demand) if page.kind in EVERY_TOKEN else tokens
-            count, held = sized.num_layers, sized.stored_bytes(stored_tokens, plan.dtype)
+            count, held = sized.num_layers, _stored(sized, stored_tokens, plan.dtype, part)
             sizes["stored"] += count * held
             if page.padded_bytes:
                 sizes["pages padded to one size"] += count * blocks * (page.bytes - page.own_bytes)
@@ -118,8 +168,9 @@ def account(plan: Plan, tokens: int) -> list[Line]:
                 sizes["different layout or dtype"] += count * (page.state_bytes - held)
                 sizes["states for prefixes and drafts"] += count * (blocks - 1) * page.state_bytes
                 continue
-            needed = page.tokens(demand) * page.token_bytes
-            sizes[_BESIDE.get(page.kind, "different layout or dtype")] += count * (needed - held)
+            needed = ceil_div(page.tokens(demand), page.rate) * page.token_bytes
+            beside = "full compressor states in fp32" if part in _STATES else _BESIDE.get(page.kind)
+            sizes[beside or "different layout or dtype"] += count * (needed - held)
             spare = page.own_bytes if page.kind == SLIDING else 0
             if spare:
                 sizes["one extra block per window"] += count * spare

@@ -1,4 +1,4 @@
-"""The cache type that vLLM chooses for sparse attention (DeepSeek-V3.2, GLM-5), by release and device.
+"""The cache type that vLLM chooses for sparse attention (DeepSeek-V3.2 and V4, GLM-5), by release and device.
 
 Source, in vLLM 0.33.0: DeepseekV32ForCausalLM and GlmMoeDsaForCausalLM (model_executor/models/config.py),
 _canonicalize_sparse_mla_kv_cache_dtype (model_executor/layers/attention/mla_attention.py) and _get_backend_priorities
@@ -11,16 +11,19 @@ from __future__ import annotations
 from kvcalc.memory.engines.place import Place
 from kvcalc.memory.engines.release import Release
 from kvcalc.model.caches import IndexerKeys, LatentAttention
-from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.model.spec import ModelSpec, all_caches, has_compressed
 
 
 def default_cache(spec: ModelSpec, place: Place) -> tuple[str, str] | None:
     """The type that `auto` means for this model, and the reason. None if it is the model's own type.
 
+    - DeepSeek-V4: fp8, on every device (_resolve_dsv4_kv_cache_dtype, models/deepseek_v4/attention.py).
     - GLM-5: fp8 on B200 and B300 since 0.32.
     - The only backend for GeForce and RTX PRO Blackwell keeps packed fp8 rows (since 0.28).
     - 0.11.0 used fp8 for DeepSeek-V3.2 on every device (pull request 25988); 0.11.2 no longer does.
     """
+    if has_compressed(spec):
+        return "fp8", f"vLLM keeps the cache of {spec.name} in fp8"
     if not _is_sparse(spec):
         return None
     if spec.model_type == "glm_moe_dsa" and place.is_sm100 and place.since(0, 32):

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from kvcalc.memory.engines.rounding import ceil_div
+from kvcalc.memory.engines.vllm import packed
 from kvcalc.memory.engines.vllm.pages import FULL, MLA, SLIDING, Demand, Page, need_the_same_tokens, unify
 from kvcalc.memory.engines.vllm.releases import Rules, rules_of
 from kvcalc.model.memo import remembered
@@ -48,6 +49,8 @@ def group(pages: list[Page], rules: Rules | None = None) -> list[Group] | None:
     rules = rules or rules_of(None)
     if need_the_same_tokens(pages):
         return [Group(tuple(enumerate(pages)))]
+    if is_packed(pages):
+        return [Group(layers) for layers in packed.pack(pages, rules.packing)]
     unified = unify(pages, pads=rules.pads)
     if unified is None:
         return _all_tokens(pages)
@@ -71,6 +74,11 @@ def _all_tokens(pages: list[Page]) -> list[Group] | None:
         return None
     promoted = [page._replace(kind=FULL, span=0) if page.kind == SLIDING else page for page in pages]
     return [Group(tuple(enumerate(promoted)))] if need_the_same_tokens(promoted) else None
+
+
+def is_packed(pages: list[Page]) -> bool:
+    """Whether pages of different sizes lie side by side in a block, as they do for compressed entries."""
+    return any(page.rate > 1 for page in pages)
 
 
 def block_bytes(groups: list[Group]) -> int:

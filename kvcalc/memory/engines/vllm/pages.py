@@ -32,7 +32,8 @@ class Page(NamedTuple):
     """The page of one layer: `block_size` tokens of `token_bytes` each, or one state (one per block if it has a size).
 
     `span` is the window or the chunk, in tokens. `width` distinguishes layers with different heads. `padded_bytes` is
-    the size of the page if it is padded to the size of another page, else 0.
+    the size of the page if it is padded to the size of another page, else 0. If tokens are compressed, `rate` of them
+    make one row of `token_bytes`.
     """
 
     kind: str
@@ -42,11 +43,12 @@ class Page(NamedTuple):
     width: tuple[int, ...] = ()
     state_bytes: int = 0
     padded_bytes: int = 0
+    rate: int = 1
 
     @property
     def own_bytes(self) -> int:
         """Bytes of the page without padding."""
-        return self.state_bytes if self.kind == STATE else self.block_size * self.token_bytes
+        return self.state_bytes if self.kind == STATE else self.block_size // self.rate * self.token_bytes
 
     @property
     def bytes(self) -> int:

@@ -29,7 +29,13 @@ class Rules(NamedTuple):
     - `hybrid_prefixes`: whether prefix caching is on by default in a model with attention and states.
     - `state_per_block`: the kinds of recurrences (`Recurrence.kind`) that then keep a state for every block of tokens
       (mamba_cache_mode `all`). The others keep the newest states (`align`).
+    - `has_mode_all`: whether --mamba-cache-mode all asks for this, if it is not the default.
     - `checkpoints`: the kinds that then keep one more state, written in the middle of a prefill.
+    - `packing`: how pages of different sizes lie in a block (`packed.py`). "" in releases that do not run DeepSeek-V4.
+    - `bills`: what a stage must have memory for before vLLM starts: a request in its own layers ("stage"), a request in
+      all layers of the model ("all layers"; get_kv_cache_configs of 0.14 to 0.16), or as many requests as there are
+      stages ("stages"). In V0, a scheduler for every stage has its part of the blocks (raise_if_cache_size_invalid,
+      worker/worker.py, 0.9.2).
     - `tokens`: how vLLM computes the printed cache size: from "blocks", from the blocks of one "group", or from
       "requests".
     - `two_steps`: whether vLLM reserves memory for a second step in flight.
@@ -43,10 +49,13 @@ class Rules(NamedTuple):
     pads: bool = True
     states: bool = True
     mla_block: int = 128
+    packing: str = "buckets"
+    bills: str = "stage"
     tokens: str = "requests"
     two_steps: bool = True
     hybrid_prefixes: bool = True
     state_per_block: tuple[str, ...] = ()
+    has_mode_all: bool = False
     checkpoints: tuple[str, ...] = ("linear", "delta")
 
     @property
@@ -75,18 +84,23 @@ def _before(since: tuple[int, int, int], **changes: Any) -> None:
 
 
 _before((0, 32, 0), checkpoints=("linear",))
-_before((0, 28, 0), checkpoints=())
+_before((0, 29, 0), checkpoints=(), has_mode_all=True)
+_before((0, 28, 0), packing="overlaid")
 _before((0, 27, 0), state_per_block=("linear", "selective"))
-_before((0, 26, 0), mla_block=64)
+_before((0, 26, 0), mla_block=64, packing="slots")
 _before((0, 25, 0), two_steps=False, hybrid_prefixes=False)
-_before((0, 21, 0), pads=False)
-_before((0, 18, 0), tokens="group")
-_before((0, 12, 0), padding_ratio=Fraction(5, 4))
+_before((0, 23, 0), pads=False)
+_before((0, 21, 0), packing="tuples")
+_before((0, 20, 0), tokens="group")
+_before((0, 18, 0), packing="")
+_before((0, 17, 0), padding_ratio=Fraction(5, 4))
+_before((0, 14, 0), bills="all layers")
+_before((0, 12, 0), bills="stage")
 _before((0, 11, 0), padding_ratio=Fraction(0), unifies=False)
 _before((0, 10, 0), states=False)
 _before((0, 9, 1), chunks=False)
 _before((0, 8, 0), windows="alone", tokens="blocks")
-_before((0, 0, 0), windows="never")
+_before((0, 0, 0), windows="never", bills="stages")
 
 
 def rules_of(version: str | None) -> Rules:
@@ -100,12 +114,6 @@ def rules_of(version: str | None) -> Rules:
         return RELEASES[0]
     place = step_at([rules.first for rules in reversed(RELEASES)], parse_release("vllm", version).release)
     return RELEASES[-1 if place is None else -1 - place]
-
-
-def is_newest(version: str | None) -> bool:
-    """Whether `version` is the newest modelled release, or a newer one."""
-    release = None if version is None else parse_release("vllm", version).release
-    return release is None or release >= Release.of(*NEWEST)
 
 
 def is_known(asked: Asked) -> bool:

@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from kvcalc.errors import UsageError
+from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.engines.options import Given
+from kvcalc.memory.engines.place import ANYWHERE, Place
+from kvcalc.memory.engines.vllm import compressed
+from kvcalc.memory.engines.vllm.flags import check_flags
 from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.memory.engines.vllm.states import FLASHINFER, States, caches_prefixes, states_of, uses_qwen_delta_nets
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, has_compressed
 
 # The API server's default on H100 and H200. It is 16,384 on B200 and B300, and 2,048 on other devices (arg_utils.py,
 # vLLM 0.33.0).
 _DEFAULT_BATCHED_TOKENS = 8192
+
+# Of most kernels, and of MiniMax-M3's: a block has 128 tokens, like the blocks that the indexer selects
+# (MiniMaxM3IndexerCache of models/minimax_m3/common/indexer.py).
+BLOCK, M3_BLOCK = 16, 128
+MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
 
 
 class Settings(NamedTuple):
@@ -32,6 +40,11 @@ class Settings(NamedTuple):
     decode_context_parallel_size: int
     mamba_cache_mode: str
     gdn_prefill_backend: str | None
+    pp_layer_partition: str | None = None
+    disable_hybrid_kv_cache_manager: bool = False
+    mamba_cache_dtype: str = "auto"
+    mamba_ssm_cache_dtype: str = "auto"
+    kv_cache_dtype_skip_layers: str | None = None
     pipeline_parallel_size: int = 1
 
     @property
@@ -41,16 +54,27 @@ class Settings(NamedTuple):
         return steps * self.max_num_batched_tokens
 
 
-def parse_settings(settings: Mapping[str, str], spec: ModelSpec, rules: Rules) -> tuple[Settings, States]:
+def _block_of(spec: ModelSpec) -> int:
+    """The default block size, of which all others are multiples. It depends on the model's kernels."""
+    if spec.model_type in MINIMAX_M3:
+        return M3_BLOCK
+    return compressed.BLOCK if has_compressed(spec) else BLOCK
+
+
+def parse_settings(
+    settings: Mapping[str, str], spec: ModelSpec, rules: Rules, place: Place = ANYWHERE
+) -> tuple[Settings, States]:
     """Parse and check the given options for a model, with the defaults of a release. Returns also the states it keeps.
 
-    Raises UsageError (exit 2) for a number out of range, a block size that no kernel supports, or options that
-    contradict each other.
+    Raises UsageError (exit 2) for a number out of range, a block size that no kernel supports, options that contradict
+    each other, or flags and choices that the release does not have.
     """
     given = Given("vllm", settings)
-    block_size, drafted = given.count("block-size"), given.count("num-speculative-tokens", 0)
-    if block_size % 16:
-        raise UsageError(f"--block-size {block_size}: vLLM's kernels need multiples of 16")
+    check_flags(settings, place)
+    step, drafted = _block_of(spec), given.count("num-speculative-tokens", 0)
+    block_size = given.count("block-size", step)
+    if block_size % step:
+        raise UsageError(f"--block-size {block_size}: vLLM's kernels for {spec.name} need multiples of {step}")
     if "enable-prefix-caching" in settings and "no-enable-prefix-caching" in settings:
         raise UsageError("--enable-prefix-caching and --no-enable-prefix-caching contradict each other")
     caching = "enable-prefix-caching" in settings or (
@@ -58,7 +82,11 @@ def parse_settings(settings: Mapping[str, str], spec: ModelSpec, rules: Rules) -
     )
     kernel = given.choice("gdn-prefill-backend") if "gdn-prefill-backend" in settings else FLASHINFER
     prefill = kernel if uses_qwen_delta_nets(spec) else None
-    states = states_of(spec, rules, caching, prefill, drafted)
+    mode = given.choice("mamba-cache-mode") if "mamba-cache-mode" in settings else None
+    block_of_state = given.optional_count("mamba-block-size")
+    if block_of_state is not None and not caching:
+        raise UsageError("--mamba-block-size needs prefix caching", "use --enable-prefix-caching")
+    states = states_of(spec, rules, caching, prefill, drafted, mode, block_of_state)
     found = Settings(
         block_size,
         given.count("max-num-batched-tokens", _DEFAULT_BATCHED_TOKENS),
@@ -68,5 +96,36 @@ def parse_settings(settings: Mapping[str, str], spec: ModelSpec, rules: Rules) -
         given.count("decode-context-parallel-size", 1),
         states.mode,
         prefill,
+        settings.get("pp-layer-partition"),
+        "disable-hybrid-kv-cache-manager" in settings,
+        _state_dtype(given, "mamba-cache-dtype", place),
+        _state_dtype(given, "mamba-ssm-cache-dtype", place),
+        settings.get("kv-cache-dtype-skip-layers"),
     )
     return found, states
+
+
+def _state_dtype(given: Given, name: str, place: Place) -> str:
+    """The type of states. 0.13 added float16 and 0.22 bfloat16 (MambaDType, config/cache.py)."""
+    found = given.choice(name)
+    since = {"float16": (0, 13), "bfloat16": (0, 22)}.get(found)
+    if since is not None and not place.since(*since):
+        raise UsageError(f"--{name} {found}: this release of vLLM does not have it", f"vLLM {since[0]}.{since[1]} does")
+    return found
+
+
+def check_partition(partition: str | None, num_layers: int, stages: int) -> None:
+    """Raise UsageError (exit 2) if `partition`, such as 16,32, does not divide the layers among the stages.
+
+    Source: get_pp_indices, distributed/utils.py, vLLM 0.33.0.
+    """
+    if partition is None:
+        return
+    asked = f"--pp-layer-partition {partition[:40]}"
+    sizes = partition.split(",")
+    if not all(size.isascii() and size.isdigit() for size in sizes):
+        raise UsageError(f"{asked}: not numbers of layers", "for example 16,32")
+    if len(sizes) != stages:
+        raise LayoutError(f"{asked} has {len(sizes)} stages, but --pp is {stages}", f"use --pp {len(sizes)}")
+    if sum(map(int, sizes)) != num_layers:
+        raise LayoutError(f"{asked} has {sum(map(int, sizes))} layers, but the model has {num_layers}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcalc.errors import ModelError
+from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.spec import ModelSpec, has_cross_attention, has_states
@@ -28,6 +28,9 @@ _FLASHINFER_TOKENS = 64
 # (Transformers 5.23.0); 2,048 for Mamba, which has no chunks (get_mamba_chunk_size, config/model.py, vLLM 0.26.0).
 _CHUNKS = {"nemotron_h": 128, "bamba": 256, "falcon_h1": 256, "granitemoehybrid": 256, "zamba2": 256, "mamba2": 256}
 _MAMBA_CHUNK = 2048
+
+# The kinds whose models can keep a state for every block (supports_mamba_prefix_caching).
+_STATE_PER_BLOCK = ("linear", "selective")
 
 
 class States(NamedTuple):
@@ -54,22 +57,28 @@ def caches_prefixes(spec: ModelSpec, rules: Rules) -> bool:
 
 
 def states_of(
-    spec: ModelSpec, rules: Rules, prefix_caching: bool, prefill: str | None, speculative_tokens: int
-) -> States:
+    spec: ModelSpec, rules: Rules, prefix_caching: bool, prefill: str | None, speculative_tokens: int,
+    mode: str | None = None, state_tokens: int | None = None,
+) -> States:  # fmt: skip
     """The states of a request. `prefill` is the kernel for gated delta nets, or None if there are none.
 
-    Raises ModelError (exit 3) for a state per block in a model without attention, whose blocks are not modelled.
+    `mode` and `state_tokens` are --mamba-cache-mode and --mamba-block-size, None if not given. Mode `none` is the
+    default, and without prefix caching it is the only one. Raises UsageError (exit 2) for a mode that the release does
+    not have, and ModelError (exit 3) for a state per block in a model without attention, whose blocks are not modelled.
     """
+    if mode == ALL and not rules.has_mode_all:
+        raise UsageError("--mamba-cache-mode all: vLLM 0.32 and later do not have it", "use align")
     if not prefix_caching:
         return States(NONE, 1 + speculative_tokens)
     kinds = _kinds(spec)
-    if kinds and kinds <= set(rules.state_per_block):
+    chosen = rules.state_per_block if mode in (None, NONE) else _STATE_PER_BLOCK if mode == ALL else ()
+    if kinds and kinds <= set(chosen):
         if not spec.attention.num_heads:
             raise ModelError(
                 f"{spec.name}: prefix caching of models without attention is not modelled for {rules.name}",
                 "leave out --enable-prefix-caching",
             )
-        return States(ALL, speculative_tokens, _chunk(spec, kinds))
+        return States(ALL, speculative_tokens, state_tokens or _chunk(spec, kinds))
     kept = 2 + speculative_tokens
     if "linear" in kinds & set(rules.checkpoints):
         return States(ALIGN, kept + 1)
