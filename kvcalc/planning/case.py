@@ -270,7 +270,7 @@ def _resolve(asked: Question) -> Case:
 
         notes += prefix_hit_notes(asked.speed.prefix_hit_rate, rules.name, spec)
     if asked.speculative is not None:
-        notes += drafting.notes_of(asked.speculative, rules.name, spec)
+        notes += drafting.notes_of(asked.speculative, rules.name, spec, settings)
     if spec.is_encoder and rules.name == "logical":
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))

@@ -59,7 +59,7 @@ _LINES = (
     "tokens required by the window pool's ratio", "dummy page", "one extra block per window",
     "states for prefixes and drafts", "pages padded to one size", "blocks padded to the largest group",
     "states beyond the batch", "dummy state", "request table", "slots beyond the batch", "states in fp32",
-    "V padded to the widest layer's",
+    "V padded to the widest layer's", "states for checking drafts", "convolution inputs for checking drafts",
 )  # fmt: skip
 _ORDER = {name: place for place, name in enumerate(_LINES)}
 

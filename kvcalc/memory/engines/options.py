@@ -71,6 +71,8 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option("context-length", "N", "width of the request table", "the model's"),
         Option("max-mamba-cache-size", "N", "recurrent states", "one per sequence"),
+        Option("speculative-num-draft-tokens", "N", "tokens that a step checks; each has a recurrent state"),
+        Option("speculative-eagle-topk", "N", "branches of a tree of drafts", "1"),
         Option(
             "mem-fraction-static",
             "F",

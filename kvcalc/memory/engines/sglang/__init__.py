@@ -17,6 +17,7 @@ from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.engines.sglang.defaults import default_cache, has_raw_rows
+from kvcalc.memory.engines.sglang.drafts import DraftSlot, draft_slot
 from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
 from kvcalc.memory.engines.sglang.models import MINIMAX_M3, VERSION, WITH_ENCODER, check_model, is_sparse
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
@@ -41,6 +42,8 @@ class Settings(NamedTuple):
     """If `max_running_requests` is None, SGLang derives it from the memory, and the request table is not counted.
 
     `max_mamba_cache_size` is the number of states. If it is None, there is one state per sequence.
+    `speculative_num_draft_tokens` is the number of tokens that a step checks, None if it drafts none, and
+    `speculative_eagle_topk` the branches of a tree of drafts.
     """
 
     page_size: int
@@ -48,6 +51,8 @@ class Settings(NamedTuple):
     max_running_requests: int | None
     context_length: int | None
     max_mamba_cache_size: int | None
+    speculative_num_draft_tokens: int | None
+    speculative_eagle_topk: int
 
 
 def _parse_settings(settings: Mapping[str, str], default_page_size: int) -> Settings:
@@ -60,6 +65,8 @@ def _parse_settings(settings: Mapping[str, str], default_page_size: int) -> Sett
         given.optional_count("max-running-requests"),
         context,
         given.optional_count("max-mamba-cache-size"),
+        given.optional_count("speculative-num-draft-tokens"),
+        given.count("speculative-eagle-topk"),
     )
 
 
@@ -132,15 +139,18 @@ class Sglang(Engine):
         full, window = self._pool_tokens(share, dtype, tokens, batch)
         slots = max(self.chosen.max_mamba_cache_size or 0, batch) + 1
         rows = (full + page) * pools.full + (window + page) * pools.window + slots * pools.state
-        return rows + self._table_bytes(tokens)
+        return rows + self._table_bytes(tokens) + self._draft_bytes(share, dtype, batch)
 
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
         pools = _pools(share, dtype)
         has_window_pool = _pools(whole_of(share), dtype).widest_window
         if self.bounds or has_window_pool or self.chosen.max_mamba_cache_size is not None:
             return None
-        each = round_up(tokens + self.encoder, self.page) * pools.full + pools.state
-        return BatchLine(self.page * pools.full + pools.state + self._table_bytes(tokens), each)
+        spare, drafts = self._draft_bytes(share, dtype, 0), self._draft_bytes(share, dtype, 1)
+        if drafts and self.chosen.max_running_requests is not None:
+            return None
+        each = round_up(tokens + self.encoder, self.page) * pools.full + pools.state + drafts - spare
+        return BatchLine(self.page * pools.full + pools.state + self._table_bytes(tokens) + spare, each)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.page * self.ratio.denominator
@@ -174,7 +184,7 @@ class Sglang(Engine):
         found = BlockPool(page, page * pools.full, self.held_bytes(share, dtype, tokens, 1))
         if memory is not None:
             has_full = bool(_pools(whole_of(share), dtype).full)
-            capacity = _profiled_tokens(pools, self.chosen, memory, has_full)
+            capacity = _profiled_tokens(pools, self.chosen, memory - self._draft_bytes(share, dtype, batch), has_full)
             if capacity is not None:
                 concurrency = capacity / round_up(tokens + self.encoder, page)
                 found = BlockPool(*found[:3], capacity // page, capacity, concurrency)
@@ -207,7 +217,25 @@ class Sglang(Engine):
         sizes["dummy page"] = page * (pools.full + pools.window)
         sizes["dummy state"] = pools.state
         sizes["request table"] = self._table_bytes(tokens)
+        slot, requests = self._draft_slot(share, dtype), self._draft_requests(batch)
+        sizes["states for checking drafts"] = requests * slot.states
+        sizes["convolution inputs for checking drafts"] = requests * slot.inputs
         return lines_of(sizes)
+
+    def _draft_slot(self, share: ModelSpec, dtype: Dtype) -> DraftSlot:
+        return draft_slot(
+            share, dtype, self.chosen.speculative_num_draft_tokens, self.chosen.speculative_eagle_topk
+        )  # fmt: skip
+
+    def _draft_requests(self, batch: int) -> int:
+        """The slots of running requests, and the spare one. No more requests run than there are states."""
+        most, states = self.chosen.max_running_requests or 0, self.chosen.max_mamba_cache_size
+        return max(batch, most if states is None else min(most, states)) + 1
+
+    def _draft_bytes(self, share: ModelSpec, dtype: Dtype, batch: int) -> int:
+        if self.chosen.speculative_num_draft_tokens is None:
+            return 0
+        return self._draft_requests(batch) * sum(self._draft_slot(share, dtype))
 
     def _pool_tokens(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> tuple[int, int]:
         """The number of tokens in the full pool and in the window pool.
@@ -245,7 +273,15 @@ class Sglang(Engine):
         if requests is None:
             return 0
         longest = self.chosen.context_length or max(self.spec.max_position_embeddings or 0, tokens)
-        return (requests + 1) * (longest + _EXTRA_TOKENS) * _INDEX_BYTES
+        return (requests + 1) * (longest + self._extra_tokens()) * _INDEX_BYTES
+
+    def _extra_tokens(self) -> int:
+        """The room for tokens beyond the longest request: for drafts, and with pages for those of two steps."""
+        checked, page = self.chosen.speculative_num_draft_tokens, self.page
+        if checked is None:
+            return _EXTRA_TOKENS
+        of_two_steps = 2 * checked + page - 1 if page > 1 else 0
+        return max(_EXTRA_TOKENS + checked, of_two_steps)
 
 
 class Pools(NamedTuple):
