@@ -21,8 +21,9 @@ from kvcalc.units import parse_count, parse_vllm_tokens
 _OTHER_SIZES = (1, 2, 4, 8, 16)
 _OTHER_TYPES = ("bf16", "fp8", "fp32")
 
-# vLLM's names for layouts. kvcalc derives the layout from the model and the type.
-_LAYOUTS = {"fp8_ds_mla": "fp8"}
+# Engines' names for layouts and types. kvcalc derives vLLM's layout from the model and the type. SGLang's fp4 has a
+# scale of 8 bits per 16 elements (MHATokenToKVPoolFP4, mem_cache/memory_pool.py, 0.5.23).
+_LAYOUTS = {"fp8_ds_mla": "fp8", "fp4_e2m1": "nvfp4", "float4_e2m1fn_x2": "nvfp4"}
 
 
 class Answer(NamedTuple):

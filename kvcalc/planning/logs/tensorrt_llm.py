@@ -13,12 +13,22 @@ FACTS = (
     *option("kv_dtype", "kv_cache_dtype", "--kv_cache_dtype"),
     *option("tokens_per_block", "tokens_per_block", value=r"\d+"),
     pattern("tokens_per_block", "okens per block", r"[Tt]okens per block[=:] ?(?P<value>\d+)"),
+    *option(
+        "memory_fraction",
+        "free_gpu_memory_fraction",
+        "--free_gpu_memory_fraction",
+        "kv_cache_free_gpu_mem_fraction",
+        "--kv_cache_free_gpu_memory_fraction",
+        value=r"0?\.\d+",
+    ),
+    *option("max_tokens", "max_tokens_in_paged_kv_cache", value=r"\d+"),
     pattern("block_window", "[window size=", r"per sequence: \d+ \[window size=(?P<value>\d+)\]"),
 )
 
 RECORDS = (
-    pattern("pool", "paged KV cache (",
-            r"Allocated (?P<size>\d+(?:\.\d+)? [KMG]iB) for max tokens in paged KV cache \((?P<tokens>\d+)\)"),
+    pattern("pool", "Allocated ",
+            r"Allocated (?P<size>\d+(?:\.\d+)? [KMG]iB)(?: for max tokens in paged KV cache)? \((?P<tokens>\d+)\)"),
+    pattern("available", "available: ", r"total: \d+(?:\.\d+)? GiB, available: (?P<available>\d+(?:\.\d+)? GiB)"),
     pattern("pool_bytes", "bytes for k/v cache", r"Allocate (?P<bytes>\d+) bytes for k/v cache"),
     pattern("tokens", "tokens in paged KV cache", r"Using (?P<tokens>\d+) tokens in paged KV cache"),
     pattern("blocks", "KV cache primary pool", r"Number of blocks in KV cache primary pool: (?P<blocks>\d+)"),

@@ -8,6 +8,7 @@ _build_hybrid_req_pool (mem_cache/kv_cache_configurator.py: mamba_spec_state_siz
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
@@ -37,7 +38,12 @@ def draft_slot(share: ModelSpec, dtype: Dtype, checked_tokens: int | None, branc
     if checked_tokens is None:
         return NO_SLOT
     separate = branches > 1 or whole_of(share).model_type in _SEPARATE_INPUTS
-    slots = [_layer_slot(layer, checked_tokens, separate) for layer in layers_of(share, dtype) if layer.pool == STATE]
+    return slot_of(layers_of(share, dtype), checked_tokens, separate)
+
+
+def slot_of(layers: Iterable[Layer], checked_tokens: int, separate: bool) -> DraftSlot:
+    """The slot in all `layers` with states. `separate`: the inputs of every token are kept apart."""
+    slots = [_layer_slot(layer, checked_tokens, separate) for layer in layers if layer.pool == STATE]
     return DraftSlot(sum(slot.states for slot in slots), sum(slot.inputs for slot in slots))
 
 
