@@ -41,6 +41,7 @@ ENGINES = {
 _OF_TYPE = {
     ("llama.cpp", "deepseek_v4"): ("llama_cpp.deepseek_v4", "DeepseekV4"),
     ("llama.cpp", "deepseek_ref"): ("llama_cpp.deepseek_v4", "DeepseekV4"),
+    ("sglang", "deepseek_v4"): ("sglang.deepseek_v4", "DeepseekV4"),
 }
 
 # Engines that were seen to reserve a pool even for encoder models: SGLang for bge-m3 (sgl-project/sglang#7590), and

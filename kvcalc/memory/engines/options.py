@@ -73,6 +73,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("max-mamba-cache-size", "N", "recurrent states", "one per sequence"),
         Option("speculative-num-draft-tokens", "N", "tokens that a step checks; each has a recurrent state"),
         Option("speculative-eagle-topk", "N", "branches of a tree of drafts", "1"),
+        Option("chunked-prefill-size", "N", "tokens in one step of a prompt", "8192, or the device's default"),
         Option(
             "mem-fraction-static",
             "F",

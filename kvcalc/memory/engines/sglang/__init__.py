@@ -42,6 +42,7 @@ class Settings(NamedTuple):
     """If `max_running_requests` is None, SGLang derives it from the memory, and the request table is not counted.
 
     `max_mamba_cache_size` is the number of states. If it is None, there is one state per sequence.
+    `chunked_prefill_size` is the number of tokens in a prefill step, None if it is not known.
     `speculative_num_draft_tokens` is the number of tokens that a step checks, None if it drafts none, and
     `speculative_eagle_topk` the branches of a tree of drafts.
     """
@@ -53,9 +54,10 @@ class Settings(NamedTuple):
     max_mamba_cache_size: int | None
     speculative_num_draft_tokens: int | None
     speculative_eagle_topk: int
+    chunked_prefill_size: int | None
 
 
-def _parse_settings(settings: Mapping[str, str], default_page_size: int) -> Settings:
+def parse_settings(settings: Mapping[str, str], default_page_size: int) -> Settings:
     """Parse and check the given options. Raises UsageError (exit 2)."""
     given = Given("sglang", settings)
     context = parse_tokens(settings["context-length"], "--context-length") if "context-length" in settings else None
@@ -67,6 +69,7 @@ def _parse_settings(settings: Mapping[str, str], default_page_size: int) -> Sett
         given.optional_count("max-mamba-cache-size"),
         given.optional_count("speculative-num-draft-tokens"),
         given.count("speculative-eagle-topk"),
+        given.optional_count("chunked-prefill-size"),
     )
 
 
@@ -93,20 +96,28 @@ class Sglang(Engine):
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
-        page = _SPARSE_PAGE if is_sparse(spec) else _M3_PAGE if spec.model_type in MINIMAX_M3 else 1
-        self.chosen = _parse_settings(settings, page)
+        self.chosen = self.parse(settings)
         self.page = self.chosen.page_size
         # The ratio of the window pool's tokens to the full pool's tokens, exactly as given.
         self.ratio = Fraction(str(self.chosen.swa_full_tokens_ratio))
         self.settings = self.chosen._asdict()
         if is_sparse(spec) and self.page != _SPARSE_PAGE:
             raise UsageError(f"--page-size {self.page}: sparse attention needs pages of {_SPARSE_PAGE} tokens")
-        check_model(spec)
+        self.check_model()
         if spec.model_type in WITH_ENCODER and self.chosen.max_running_requests is not None:
             raise UsageError("--max-running-requests: the request table of a model with an encoder is not modelled")
         # The encoder's tokens come before the decoder's, in rows of the same pool (prepare_encoder_info_extend).
         self.encoder = encoder_tokens(spec)
         self.notes = _notes(spec, self.chosen)
+
+    def parse(self, settings: Mapping[str, str]) -> Settings:
+        """The given options, with the defaults for this model. Raises UsageError (exit 2)."""
+        page = _SPARSE_PAGE if is_sparse(self.spec) else _M3_PAGE if self.spec.model_type in MINIMAX_M3 else 1
+        return parse_settings(settings, page)
+
+    def check_model(self) -> None:
+        """Raise ModelError (exit 3) if the pools of the model are not modelled."""
+        check_model(self.spec)
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:
@@ -139,7 +150,7 @@ class Sglang(Engine):
         full, window = self._pool_tokens(share, dtype, tokens, batch)
         slots = max(self.chosen.max_mamba_cache_size or 0, batch) + 1
         rows = (full + page) * pools.full + (window + page) * pools.window + slots * pools.state
-        return rows + self._table_bytes(tokens) + self._draft_bytes(share, dtype, batch)
+        return rows + self.table_bytes(tokens) + self._draft_bytes(share, dtype, batch)
 
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
         pools = _pools(share, dtype)
@@ -150,7 +161,7 @@ class Sglang(Engine):
         if drafts and self.chosen.max_running_requests is not None:
             return None
         each = round_up(tokens + self.encoder, self.page) * pools.full + pools.state + drafts - spare
-        return BatchLine(self.page * pools.full + pools.state + self._table_bytes(tokens) + spare, each)
+        return BatchLine(self.page * pools.full + pools.state + self.table_bytes(tokens) + spare, each)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.page * self.ratio.denominator
@@ -216,7 +227,7 @@ class Sglang(Engine):
                 sizes["tokens required by the window pool's ratio"] += (full - paged) * row
         sizes["dummy page"] = page * (pools.full + pools.window)
         sizes["dummy state"] = pools.state
-        sizes["request table"] = self._table_bytes(tokens)
+        sizes["request table"] = self.table_bytes(tokens)
         slot, requests = self._draft_slot(share, dtype), self._draft_requests(batch)
         sizes["states for checking drafts"] = requests * slot.states
         sizes["convolution inputs for checking drafts"] = requests * slot.inputs
@@ -264,7 +275,7 @@ class Sglang(Engine):
     def _window_tokens(self, full_tokens: int) -> int:
         return int(full_tokens * self.chosen.swa_full_tokens_ratio) // self.page * self.page
 
-    def _table_bytes(self, tokens: int) -> int:
+    def table_bytes(self, tokens: int) -> int:
         """Bytes of req_to_token: one row for each request that may run, and one spare row (ReqToTokenPool).
 
         0 if SGLang derives the number of requests from the memory.
