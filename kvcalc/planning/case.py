@@ -14,6 +14,7 @@ from kvcalc.memory.engines import (
     Engine,
     check_engine,
     load_engine,
+    replica_settings,
     resolve_kv_dtype,
     resolve_weight_dtype,
     stage_bounds,
@@ -359,7 +360,10 @@ def _engine_of(
     asked: Question, spec: ModelSpec, workload: Workload, settings: Mapping[str, str]
 ) -> tuple[ModelSpec, Engine]:
     """All layers with a cache, those that draft tokens included, and the engine that counts them."""
-    stages, given = workload.pipeline_parallel_size, sorted(settings.items())
+    stages = workload.pipeline_parallel_size
+    if asked.data_parallel_size > 1:
+        settings = replica_settings(asked.engine, spec.model_type, settings, asked.data_parallel_size)
+    given = sorted(settings.items())
     if asked.speculative is None:
         return spec, _rules_of(spec, asked.engine, stages, *given)
     from kvcalc.planning import drafting

@@ -160,6 +160,11 @@ class Engine(ABC):
         """The type of the weights in the engine if `asked` was requested (None: the config's own), and a note."""
         return asked, None
 
+    @classmethod
+    def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
+        """The settings of one attention replica, from settings that count for all `replicas` together."""
+        return settings
+
     def rules_used(self, asked: Asked) -> str | None:
         """The release whose rules count for another release that was asked for. None if they are its own rules.
 
@@ -270,6 +275,11 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
         text = f"{pool} may reserve a pool for encoders; its size depends on the memory, not on the request"
         nothing.notes = (Note("engine", "encoder-pool", text),)
     return nothing
+
+
+def replica_settings(name: str, model_type: str, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
+    """The settings of one of engine `name`'s attention replicas (`Engine.replica_settings`)."""
+    return _class_of(name, model_type)[0].replica_settings(settings, replicas)
 
 
 def stage_bounds(name: str, num_layers: int, stages: int) -> Bounds:

@@ -152,6 +152,9 @@ def _context(log: Log) -> int | None:
 
 def _tensor_parallel_size(log: Log) -> int:
     size = parse_count(log.text("tensor_parallel_size") or "1", "the log's tensor-parallel size")
+    if (log.text("enable_attention_dp") or "").casefold() == "true":
+        # Every rank is an attention replica (Mapping.dp_size, TensorRT-LLM's mapping.py).
+        return 1
     if (log.text("enable_dp_attention") or "").casefold() == "true":
         # Attention is divided only among the devices of one data-parallel rank (SGLang's attn_tp_size).
         return max(1, size // parse_count(log.text("dp_size") or "1", "the log's data-parallel size"))

@@ -24,7 +24,7 @@ from kvcalc.planning.audit.figures import (
     given,
     parse_printed,
 )
-from kvcalc.planning.audit.setup import Reading, Setup
+from kvcalc.planning.audit.setup import Reading, Setup, best_stage
 from kvcalc.planning.logs import Log, Record
 
 _INPUT = "an input: as many as fit in the memory"
@@ -47,10 +47,10 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
         text = log.text(fact)
         if text is not None and not (fact == "page_size" and is_sparse(spec)):
             settings[fact.replace("_", "-")] = text
-    yield Reading(settings, (), partial(check, False))
+    yield Reading(settings, (), partial(best_stage, partial(check, False)))
     if is_sparse(spec):
         taken = ("the indexer's keys are not included, as before pull request 11309",)
-        yield Reading(settings, taken, partial(check, True))
+        yield Reading(settings, taken, partial(best_stage, partial(check, True)))
 
 
 def check(without_indexer: bool, log: Log, setup: Setup) -> list[Figure]:
@@ -101,6 +101,9 @@ def _check_pool(record: Record, totals: list[Record], layers: list[Layer], setup
             whose = " in the sliding-window layers" if pool == WINDOW else ""
             words = f"({int(stated):,} tokens + a page of {page}) x {{}}{whose}"
             tries.append(check_sizes(record, sizes, int(stated) + page, words))
+    if not tries:
+        # A pipeline stage with states only has no such pool.
+        return []
     best = max(tries, key=count_equal)
     if "tokens" in record.parts:
         return [given(record, "tokens", "tokens", "tokens", _INPUT), *best]

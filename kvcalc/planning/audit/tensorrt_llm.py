@@ -13,7 +13,7 @@ from functools import partial
 from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.audit.figures import UNEXPLAINED, Figure, check_count, check_size, given, parse_printed
-from kvcalc.planning.audit.setup import Reading, Setup
+from kvcalc.planning.audit.setup import Reading, Setup, best_stage
 from kvcalc.planning.logs import Log
 
 _INPUT = "an input: as many as fit in the memory"
@@ -33,7 +33,7 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     for from_memory in (True, False) if log.named("available") and _may_be_smaller(log) else (True,):
         for block in blocks:
             taken = () if stated is not None else (f"{block} tokens per block",)
-            yield Reading({"tokens-per-block": block}, taken, partial(check, from_memory))
+            yield Reading({"tokens-per-block": block}, taken, partial(best_stage, partial(check, from_memory)))
 
 
 def check(from_memory: bool, log: Log, setup: Setup) -> list[Figure]:

@@ -16,6 +16,7 @@ FACTS = (
     *option("model", "model_path", "--model-path", "--model", value=r"[\w./:-]+"),
     *option("context_tokens", "context_length", "--context-length", "context_len", value=r"\d+"),
     *option("tensor_parallel_size", "tp_size", "--tp-size", "--tp", "--tensor-parallel-size", value=r"\d+"),
+    *option("pipeline_parallel_size", "pp_size", "--pp-size", "--pipeline-parallel-size", value=r"\d+"),
     *option("dp_size", "dp_size", "--dp-size", "--dp", value=r"\d+"),
     *option("enable_dp_attention", "enable_dp_attention", value="True|False"),
     pattern("enable_dp_attention", "--enable-dp-attention", r"--(?P<value>enable)-dp-attention"),

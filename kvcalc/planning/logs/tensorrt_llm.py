@@ -10,6 +10,8 @@ FACTS = (
     *option("model", "model", "--model", value=r"[\w.-]+/[\w./-]+"),
     *option("context_tokens", "max_seq_len", "--max_seq_len", value=r"\d+"),
     *option("tensor_parallel_size", "tensor_parallel_size", "tp_size", "--tp_size", value=r"\d+"),
+    *option("pipeline_parallel_size", "pipeline_parallel_size", "pp_size", "--pp_size", value=r"\d+"),
+    *option("enable_attention_dp", "enable_attention_dp", value="(?i:true|false)"),
     *option("kv_dtype", "kv_cache_dtype", "--kv_cache_dtype"),
     *option("tokens_per_block", "tokens_per_block", value=r"\d+"),
     pattern("tokens_per_block", "okens per block", r"[Tt]okens per block[=:] ?(?P<value>\d+)"),

@@ -21,17 +21,20 @@ from kvcalc.memory.engines.sglang.drafts import DraftSlot, draft_slot
 from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
 from kvcalc.memory.engines.sglang.models import MINIMAX_M3, VERSION, WITH_ENCODER, check_model, is_sparse
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
-from kvcalc.memory.sharding import longer_last, whole_of
+from kvcalc.memory.sharding import longer_last, stages_of, whole_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.notes import Note
-from kvcalc.units import parse_tokens
+from kvcalc.units import Number, parse_tokens
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
 # default on Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
 _SPARSE_PAGE = 64
 _M3_PAGE = 128
+
+# Settings that count for all attention replicas together.
+_OF_ALL_REPLICAS = ("max-running-requests", "max-mamba-cache-size", "chunked-prefill-size")
 
 # Extra tokens per row of the request table (get_req_to_token_extra_context_len). The table's entries are int32.
 _EXTRA_TOKENS = 4
@@ -109,6 +112,23 @@ class Sglang(Engine):
         # The encoder's tokens come before the decoder's, in rows of the same pool (prepare_encoder_info_extend).
         self.encoder = encoder_tokens(spec)
         self.notes = _notes(spec, self.chosen)
+
+    @classmethod
+    def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
+        """Requests, states and the tokens of a prefill step are divided among the attention replicas.
+
+        Source: resolve_max_num_reqs and _handle_max_mamba_cache (mem_cache/kv_cache_configurator.py), and
+        arg_groups/parallel_hook.py for --chunked-prefill-size.
+        """
+        shared = cls.default_settings(settings)
+        given = Given("sglang", shared)
+        counts = {name: given.optional_count(name) for name in _OF_ALL_REPLICAS}
+        return {**shared, **{name: Number(max(1, n // replicas)) for name, n in counts.items() if n is not None}}
+
+    @classmethod
+    def default_settings(cls, settings: Mapping[str, str]) -> Mapping[str, str]:
+        """The settings with SGLang's defaults for this model, if there are any that count."""
+        return settings
 
     def parse(self, settings: Mapping[str, str]) -> Settings:
         """The given options, with the defaults for this model. Raises UsageError (exit 2)."""
@@ -194,13 +214,27 @@ class Sglang(Engine):
         page, pools = self.page, _pools(share, dtype)
         found = BlockPool(page, page * pools.full, self.held_bytes(share, dtype, tokens, 1))
         if memory is not None:
-            has_full = bool(_pools(whole_of(share), dtype).full)
-            capacity = _profiled_tokens(pools, self.chosen, memory - self._draft_bytes(share, dtype, batch), has_full)
+            capacity = self._profiled_tokens(share, dtype, batch, memory)
             if capacity is not None:
                 concurrency = capacity / round_up(tokens + self.encoder, page)
                 found = BlockPool(*found[:3], capacity // page, capacity, concurrency)
         full, window = self._pool_tokens(share, dtype, tokens, batch)
         return {**found._asdict(), "max_total_num_tokens": full, "swa_max_total_num_tokens": window or None}
+
+    def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
+        """max_total_num_tokens if every device has `memory` bytes for its pools: the least of any pipeline stage.
+
+        Every stage subtracts as many states as the stage with the most of them (_handle_max_mamba_cache).
+        """
+        whole = whole_of(share)
+        stages = stages_of(whole, self.bounds) if self.bounds else (share,)
+        states = max(_pools(stage, dtype).state for stage in stages)
+        has_full, found = bool(_pools(whole, dtype).full), []
+        for stage in stages:
+            pools = _pools(stage, dtype)._replace(state=states)
+            left = memory - self._draft_bytes(stage, dtype, batch)
+            found.append(_profiled_tokens(pools, self.chosen, left, has_full))
+        return min((tokens for tokens in found if tokens is not None), default=None)
 
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
         pools, page, every = _pools(share, dtype), self.page, tokens + self.encoder

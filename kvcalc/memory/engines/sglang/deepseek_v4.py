@@ -64,9 +64,13 @@ class DeepseekV4(Sglang):
     growth = Engine.growth
     longest_context = Engine.longest_context
 
+    @classmethod
+    def default_settings(cls, settings: Mapping[str, str]) -> Mapping[str, str]:
+        return {"max-running-requests": Number(_REQUESTS), "chunked-prefill-size": Number(_CHUNK), **settings}
+
     def parse(self, settings: Mapping[str, str]) -> Settings:
         self.ratio_is_given = "swa-full-tokens-ratio" in settings
-        found = parse_settings({"max-running-requests": Number(_REQUESTS), **settings}, _PAGE)
+        found = parse_settings(self.default_settings(settings), _PAGE)
         if found.page_size != _PAGE:
             raise UsageError(f"--page-size {found.page_size}: DeepSeek-V4 needs pages of {_PAGE} tokens")
         return found
@@ -168,7 +172,7 @@ class DeepseekV4(Sglang):
         checked = self.chosen.speculative_num_draft_tokens
         step = _PAGE if checked is None else 2 * checked
         each = window + _EVICTION * (checked or 1) + _PAGE + step
-        running = each * requests + 2 * (self.chosen.chunked_prefill_size or _CHUNK) + _PAGE
+        running = each * requests + 2 * (self.chosen.chunked_prefill_size or 0) + _PAGE
         return round_up(running + _PREFIXES * requests * (window + _PAGE), _PAGE)
 
     def _bytes_per_window_token(self, share: ModelSpec) -> float:
