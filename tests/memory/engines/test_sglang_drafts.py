@@ -36,12 +36,18 @@ def lines(found: dict[str, Any]) -> dict[str, int]:
 
 def test_every_checked_token_has_a_state_in_every_slot() -> None:
     """A public log: 64 requests and 16 checked tokens take 48.75 GB of states and 0.43 GB of inputs."""
-    settings = {"max-running-requests": "64", "max-mamba-cache-size": "64"}
+    settings = {"max-running-requests": "64", "max-mamba-cache-size": "64", "disable-radix-cache": True}
     found = lines(ask(Speculation("ngram", 15), engine_settings={**settings, "speculative-eagle-topk": "1"}))
     assert found["states for checking drafts"] == 65 * 16 * STATE
     assert round(found["states for checking drafts"] / 2**30, 2) == 48.75
     assert found["convolution inputs for checking drafts"] == 65 * (16 + 4 - 2) * COLUMN
     assert round(found["convolution inputs for checking drafts"] / 2**30, 2) == 0.43
+
+
+def test_no_more_requests_run_than_have_states() -> None:
+    """With the prefix cache, a request has five states: 64 are enough for 12."""
+    settings = {"max-running-requests": "64", "max-mamba-cache-size": "64"}
+    assert lines(ask(Speculation("ngram", 3), engine_settings=settings))["states for checking drafts"] == 13 * 4 * STATE
 
 
 def test_the_slots_follow_the_batch_without_a_limit_on_requests() -> None:

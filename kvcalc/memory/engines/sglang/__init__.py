@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -19,14 +19,23 @@ from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.engines.sglang.defaults import default_cache, has_raw_rows
 from kvcalc.memory.engines.sglang.drafts import DraftSlot, draft_slot
 from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
-from kvcalc.memory.engines.sglang.models import MINIMAX_M3, VERSION, WITH_ENCODER, check_model, is_sparse
+from kvcalc.memory.engines.sglang.models import (
+    MINIMAX_M3,
+    VERSION,
+    WITH_ENCODER,
+    WITH_EXTRA_STATES,
+    check_model,
+    is_sparse,
+)
+from kvcalc.memory.engines.sglang.profile import Pools, memory_after_states, profiled_tokens
+from kvcalc.memory.engines.sglang.settings import Settings, parse_settings
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
 from kvcalc.memory.sharding import longer_last, stages_of, whole_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.notes import Note
-from kvcalc.units import Number, parse_tokens
+from kvcalc.units import Number
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
 # default on Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
@@ -39,41 +48,6 @@ _OF_ALL_REPLICAS = ("max-running-requests", "max-mamba-cache-size", "chunked-pre
 # Extra tokens per row of the request table (get_req_to_token_extra_context_len). The table's entries are int32.
 _EXTRA_TOKENS = 4
 _INDEX_BYTES = 4
-
-
-class Settings(NamedTuple):
-    """If `max_running_requests` is None, SGLang derives it from the memory, and the request table is not counted.
-
-    `max_mamba_cache_size` is the number of states. If it is None, there is one state per sequence.
-    `chunked_prefill_size` is the number of tokens in a prefill step, None if it is not known.
-    `speculative_num_draft_tokens` is the number of tokens that a step checks, None if it drafts none, and
-    `speculative_eagle_topk` the branches of a tree of drafts.
-    """
-
-    page_size: int
-    swa_full_tokens_ratio: float
-    max_running_requests: int | None
-    context_length: int | None
-    max_mamba_cache_size: int | None
-    speculative_num_draft_tokens: int | None
-    speculative_eagle_topk: int
-    chunked_prefill_size: int | None
-
-
-def parse_settings(settings: Mapping[str, str], default_page_size: int) -> Settings:
-    """Parse and check the given options. Raises UsageError (exit 2)."""
-    given = Given("sglang", settings)
-    context = parse_tokens(settings["context-length"], "--context-length") if "context-length" in settings else None
-    return Settings(
-        given.count("page-size", default_page_size),
-        given.share("swa-full-tokens-ratio"),
-        given.optional_count("max-running-requests"),
-        context,
-        given.optional_count("max-mamba-cache-size"),
-        given.optional_count("speculative-num-draft-tokens"),
-        given.count("speculative-eagle-topk"),
-        given.optional_count("chunked-prefill-size"),
-    )
 
 
 class Sglang(Engine):
@@ -109,6 +83,10 @@ class Sglang(Engine):
         self.check_model()
         if spec.model_type in WITH_ENCODER and self.chosen.max_running_requests is not None:
             raise UsageError("--max-running-requests: the request table of a model with an encoder is not modelled")
+        # The states of a running request: its own, and with the prefix cache those of the prefixes that it uses.
+        # SGLang runs only as many requests as have these states (_calculate_mamba_ratio, kv_cache_configurator.py).
+        has_more = spec.model_type in WITH_EXTRA_STATES
+        self.states_each = 1 if self.chosen.disable_radix_cache else 5 if has_more else 3
         # The encoder's tokens come before the decoder's, in rows of the same pool (prepare_encoder_info_extend).
         self.encoder = encoder_tokens(spec)
         self.notes = _notes(spec, self.chosen)
@@ -160,7 +138,7 @@ class Sglang(Engine):
         layer = next(
             layer for layer in layers_of(self.spec, dtype) if (type(layer.cache), layer.cache) == (type(cache), cache)
         )
-        rows = (self.chosen.max_mamba_cache_size or 1) + 1
+        rows = self._num_states(1) + 1
         if layer.pool != STATE:
             rows = self.page + (full if layer.pool == FULL else window)
         return rows * layer.bytes
@@ -168,7 +146,7 @@ class Sglang(Engine):
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         pools, page = _pools(share, dtype), self.page
         full, window = self._pool_tokens(share, dtype, tokens, batch)
-        slots = max(self.chosen.max_mamba_cache_size or 0, batch) + 1
+        slots = self._num_states(batch) + 1
         rows = (full + page) * pools.full + (window + page) * pools.window + slots * pools.state
         return rows + self.table_bytes(tokens) + self._draft_bytes(share, dtype, batch)
 
@@ -180,7 +158,7 @@ class Sglang(Engine):
         spare, drafts = self._draft_bytes(share, dtype, 0), self._draft_bytes(share, dtype, 1)
         if drafts and self.chosen.max_running_requests is not None:
             return None
-        each = round_up(tokens + self.encoder, self.page) * pools.full + pools.state + drafts - spare
+        each = round_up(tokens + self.encoder, self.page) * pools.full + self.states_each * pools.state + drafts - spare
         return BatchLine(self.page * pools.full + pools.state + self.table_bytes(tokens) + spare, each)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
@@ -214,14 +192,14 @@ class Sglang(Engine):
         page, pools = self.page, _pools(share, dtype)
         found = BlockPool(page, page * pools.full, self.held_bytes(share, dtype, tokens, 1))
         if memory is not None:
-            capacity = self._profiled_tokens(share, dtype, batch, memory)
+            capacity = self._profiled_tokens(share, dtype, memory)
             if capacity is not None:
                 concurrency = capacity / round_up(tokens + self.encoder, page)
                 found = BlockPool(*found[:3], capacity // page, capacity, concurrency)
         full, window = self._pool_tokens(share, dtype, tokens, batch)
         return {**found._asdict(), "max_total_num_tokens": full, "swa_max_total_num_tokens": window or None}
 
-    def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
+    def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, memory: int) -> int | None:
         """max_total_num_tokens if every device has `memory` bytes for its pools: the least of any pipeline stage.
 
         Every stage subtracts as many states as the stage with the most of them (_handle_max_mamba_cache).
@@ -229,18 +207,18 @@ class Sglang(Engine):
         whole = whole_of(share)
         stages = stages_of(whole, self.bounds) if self.bounds else (share,)
         states = max(_pools(stage, dtype).state for stage in stages)
-        has_full, found = bool(_pools(whole, dtype).full), []
-        for stage in stages:
-            pools = _pools(stage, dtype)._replace(state=states)
-            left = memory - self._draft_bytes(stage, dtype, batch)
-            found.append(_profiled_tokens(pools, self.chosen, left, has_full))
+        left, has_full = (
+            memory_after_states(memory, states, self.chosen, self.states_each),
+            bool(_pools(whole, dtype).full),
+        )
+        found = [profiled_tokens(_pools(stage, dtype), self.chosen, left, has_full) for stage in stages]
         return min((tokens for tokens in found if tokens is not None), default=None)
 
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
         pools, page, every = _pools(share, dtype), self.page, tokens + self.encoder
         full, window = self._pool_tokens(share, dtype, tokens, batch)
         paged = batch * round_up(every, page)
-        slots = max(self.chosen.max_mamba_cache_size or 0, batch)
+        slots = self._num_states(batch)
         sizes: defaultdict[str, int] = defaultdict(int)
         for layer in layers_of(share, dtype):
             row = layer.num_layers * layer.bytes
@@ -275,12 +253,15 @@ class Sglang(Engine):
     def _draft_requests(self, batch: int) -> int:
         """The slots of running requests, and the spare one. No more requests run than there are states."""
         most, states = self.chosen.max_running_requests or 0, self.chosen.max_mamba_cache_size
-        return max(batch, most if states is None else min(most, states)) + 1
+        return max(batch, most if states is None else min(most, states // self.states_each)) + 1
 
     def _draft_bytes(self, share: ModelSpec, dtype: Dtype, batch: int) -> int:
         if self.chosen.speculative_num_draft_tokens is None:
             return 0
         return self._draft_requests(batch) * sum(self._draft_slot(share, dtype))
+
+    def _num_states(self, batch: int) -> int:
+        return max(self.chosen.max_mamba_cache_size or 0, batch * self.states_each)
 
     def _pool_tokens(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> tuple[int, int]:
         """The number of tokens in the full pool and in the window pool.
@@ -329,18 +310,6 @@ class Sglang(Engine):
         return max(_EXTRA_TOKENS + checked, of_two_steps)
 
 
-class Pools(NamedTuple):
-    """The bytes of one token in all layers of each pool, the bytes of one state in all layers, and the widest window.
-
-    The bytes are 0 for a pool that the model does not have.
-    """
-
-    full: int
-    window: int
-    state: int
-    widest_window: int
-
-
 @remembered
 def _pools(share: ModelSpec, dtype: Dtype) -> Pools:
     sizes, layers = dict.fromkeys((FULL, WINDOW, STATE), 0), layers_of(share, dtype)
@@ -350,21 +319,6 @@ def _pools(share: ModelSpec, dtype: Dtype) -> Pools:
     return Pools(sizes[FULL], sizes[WINDOW], sizes[STATE], widest)
 
 
-def _profiled_tokens(pools: Pools, settings: Settings, memory_bytes: int, has_full: bool) -> int | None:
-    """max_total_num_tokens for the memory left for the pools: whole pages, without the dummy page.
-
-    The states and one dummy state are subtracted first (_handle_max_mamba_cache). Returns None if SGLang derives the
-    number of states from the memory, or if a pipeline stage has only states. `has_full` is whether the model has a pool
-    for all tokens.
-    """
-    if pools.state and settings.max_mamba_cache_size is None:
-        return None
-    memory_bytes = max(0, memory_bytes - pools.state * ((settings.max_mamba_cache_size or 0) + 1))
-    share: float = settings.swa_full_tokens_ratio if has_full else 1
-    cell = pools.full + share * pools.window if pools.window else pools.full
-    return int(memory_bytes // cell) // settings.page_size * settings.page_size if cell else None
-
-
 def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
     """Notes about SGLang's defaults that are not counted here."""
     notes = []
@@ -372,6 +326,6 @@ def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
         text = "the request table depends on the memory and is not counted; set --max-running-requests to count it"
         notes.append(Note("engine", "request-table", text))
     if has_states(spec) and not settings.max_mamba_cache_size:
-        text = "counting one state per sequence; SGLang's radix cache keeps 3 or more (set --max-mamba-cache-size)"
-        notes.append(Note("engine", "more-states", text))
+        text = "SGLang gives the states a share of the memory; only those that the batch needs are counted"
+        notes.append(Note("engine", "more-states", f"{text} (set --max-mamba-cache-size)"))
     return tuple(notes)

@@ -15,7 +15,8 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of
 from kvcalc.memory.engines import BatchLine, BlockPool, Engine, Line, lines_of, not_established
 from kvcalc.memory.engines.rounding import ceil_div, round_up
-from kvcalc.memory.engines.sglang import Settings, Sglang, parse_settings
+from kvcalc.memory.engines.sglang import Sglang
+from kvcalc.memory.engines.sglang.settings import Settings, parse_settings
 from kvcalc.memory.sharding import whole_of
 from kvcalc.model.caches import Cache, CompressedAttention
 from kvcalc.model.memo import remembered
