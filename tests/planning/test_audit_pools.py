@@ -108,3 +108,30 @@ def test_an_excerpt_of_tensorrt_llms_pool_line_is_read() -> None:
     assert found["pool_bytes"] == [("equal", 3_731_744 * 22_528)]
     with pytest.raises(UsageError, match="no line of tensorrt-llm"):
         figures("Allocated 78.30 GiB\n", "tensorrt-llm", "tinyllama-1.1b")
+
+
+V4_LOG = """\
+[2026-08-10 09:19:13 TP0] DSV4 memory calculation: bytes_per_full_token={each}, available_bytes=1.57 GB, \
+c128_state_fixed=0.07 GB, full_token=209280
+[2026-08-10 09:19:13 TP0] DSV4 pool sizes: full=209280, swa={windows}, c4=52320, c128=1635, c4_state={states}, \
+c128_state=0
+"""
+
+
+@pytest.mark.parametrize(
+    ("each", "windows", "states"),
+    [
+        ("7705.45", 20_864, 1304),  # a public log of DeepSeek-V4-Flash: states for 128 tokens, pages without padding
+        # By hand: 21 x (585 + 132) / 4 + 20 x 864 / 128, and with a ratio 0.1 of 43 x 585 and 21 x 8 / 256 x 10,240.
+        ("3899.25", 13_312, 416),
+        ("7086.75", 20_736, 648),
+    ],
+)
+def test_the_pools_of_deepseek_v4(each: str, windows: int, states: int) -> None:
+    log = V4_LOG.format(each=each, windows=windows, states=states)
+    found = figures(log, "sglang", "deepseek-v4-flash")
+    assert found["bytes_per_full_token"][0][0] == "equal"
+    assert [found[name][0][0] for name in ("c4", "c128", "c4_state")] == ["equal"] * 3
+    assert found["swa"][0][0] == ("input" if windows == 13_312 else "equal")
+    wrong = figures(log.replace(each, "7000.00"), "sglang", "deepseek-v4-flash")
+    assert wrong["bytes_per_full_token"][0][0] == "unexplained"

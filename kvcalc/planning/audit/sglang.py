@@ -42,6 +42,11 @@ class Row(NamedTuple):
 
 def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     """The settings in the log. If the model has an indexer, also a reading without the indexer's keys."""
+    if spec.model_type == "deepseek_v4":
+        from kvcalc.planning.audit import sglang_deepseek_v4
+
+        yield from sglang_deepseek_v4.readings(log)
+        return
     settings = {}
     for fact in ("page_size", "swa_full_tokens_ratio"):
         text = log.text(fact)

@@ -43,6 +43,11 @@ RECORDS = (
             rf"max_mamba_cache_size: (?P<slots>\d+), conv_state size: (?P<conv>{_GB}),?"
             rf" ssm_state size: (?P<ssm>{_GB})(?: intermediate_ssm_state_cache size: (?P<drafted_ssm>{_GB})"
             rf" intermediate_conv_window_cache size: (?P<drafted_conv>{_GB}))?"),
+    pattern("v4_memory", "memory calculation: ",
+            r"DS[Vv]4 memory calculation: (?:[\w=, ]{0,99}, )?bytes_per_full_token=(?P<bytes>\d+\.\d+)"),
+    pattern("v4_pools", "DSV4 pool sizes: ",
+            r"DSV4 pool sizes: full=(?P<full>\d+), swa=(?P<windows>\d+), c4=(?P<c4>\d+), c128=(?P<c128>\d+),"
+            r" c4_state=(?P<states>\d+)"),
     pattern("max_total_num_tokens", "max_total_num_tokens=", r"max_total_num_tokens=(?P<total>\d+)"),
 )  # fmt: skip
 

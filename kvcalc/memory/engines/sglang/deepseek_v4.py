@@ -177,18 +177,11 @@ class DeepseekV4(Sglang):
         return round_up(running + _PREFIXES * requests * (window + _PAGE), _PAGE)
 
     def _bytes_per_window_token(self, share: ModelSpec) -> float:
-        """bytes_per_swa_token: the windows of all layers, and the states of the sparse compressors."""
-        layers = _layers(share)
-        state = self._rings()[0] / _PAGE * 4 * (_HEAD_DIM + layers.index_head_dim) * _STATE_BYTES
-        return layers.windows * _page_bytes(_PAGE) / _PAGE + layers.sparse * state
+        return bytes_per_window_token(share, self._rings()[0] / _PAGE, padded=True)
 
     def _bytes_per_token(self, share: ModelSpec) -> float:
-        """bytes_per_full_token: the entries of a token, and its share of the windows if a ratio is given."""
-        layers = _layers(share)
-        entries = layers.sparse * (_page_bytes(64) / 64 + _index_bytes(layers.index_head_dim)) / _SPARSE
-        entries += layers.heavy * _page_bytes(2) / 2 / _HEAVY
-        windows = self.chosen.swa_full_tokens_ratio * self._bytes_per_window_token(share) if self.ratio_is_given else 0
-        return entries + windows
+        ratio = self.chosen.swa_full_tokens_ratio if self.ratio_is_given else 0.0
+        return bytes_per_token(share, ratio, self._rings()[0] / _PAGE, padded=True)
 
     def _fixed_bytes(self, share: ModelSpec) -> float:
         """The bytes that do not depend on the tokens of the pool, for the requests that may run."""
@@ -196,6 +189,24 @@ class DeepseekV4(Sglang):
         rows = round_up((requests + 1) * ring + ring + 1, _HEAVY)
         fixed = layers.heavy * rows * 2 * _HEAD_DIM * _STATE_BYTES
         return fixed + (0 if self.ratio_is_given else self._window_slots(0, 0) * self._bytes_per_window_token(share))
+
+
+def bytes_per_window_token(share: ModelSpec, states: float, padded: bool) -> float:
+    """bytes_per_swa_token: the windows of all layers, and `states` rows of the sparse compressors per token.
+
+    `padded` is whether pages are padded.
+    """
+    layers = _layers(share)
+    row = _page_bytes(_PAGE) / _PAGE if padded else _ROW
+    return layers.windows * row + layers.sparse * states * 4 * (_HEAD_DIM + layers.index_head_dim) * _STATE_BYTES
+
+
+def bytes_per_token(share: ModelSpec, ratio: float, states: float, padded: bool) -> float:
+    """bytes_per_full_token: the entries of a token, and `ratio` of the bytes of a token in the windows' pool."""
+    layers = _layers(share)
+    sparse, heavy = (_page_bytes(64) / 64, _page_bytes(2) / 2) if padded else (_ROW, _ROW)
+    entries = layers.sparse * (sparse + _index_bytes(layers.index_head_dim)) / _SPARSE + layers.heavy * heavy / _HEAVY
+    return entries + (ratio * bytes_per_window_token(share, states, padded) if ratio else 0)
 
 
 @remembered
