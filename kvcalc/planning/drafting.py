@@ -91,6 +91,11 @@ def check_engine_drafts(asked: Speculation, engine: str, spec: ModelSpec) -> Non
             f"--speculative {asked}: mlx drafts with a draft model only",
             f"use --speculative draft:{asked.num_tokens} --draft-model MODEL, or another engine",
         )
+    if name == "tensorrt-llm" and has_states(spec):
+        raise UsageError(
+            f"--speculative {asked}: the states of drafts are not modelled for {spec.name} in tensorrt-llm",
+            "leave --speculative out, or use --engine vllm or sglang",
+        )
     if name == "mlx" and has_states(spec):
         raise UsageError(
             f"--speculative {asked}: mlx drafts no tokens for {spec.name}, whose recurrent states it cannot trim",

@@ -135,3 +135,17 @@ def test_the_pools_of_deepseek_v4(each: str, windows: int, states: int) -> None:
     assert found["swa"][0][0] == ("input" if windows == 13_312 else "equal")
     wrong = figures(log.replace(each, "7000.00"), "sglang", "deepseek-v4-flash")
     assert wrong["bytes_per_full_token"][0][0] == "unexplained"
+
+
+def test_the_states_of_a_hybrid_in_tensorrt_llm() -> None:
+    """Nemotron-3-Nano: 23 layers of 6,144 channels and 64 heads of 64 x 128 in fp32, for 64 requests."""
+    conv, ssm = 64 * 23 * 6144 * 3 * 2, 64 * 23 * 64 * 64 * 128 * 4
+    log = f"""\
+[TRT-LLM] [I] Mamba Cache is allocated. max_mamba_cache_size: 64, conv_state size: {conv / 2**30:.2f}GB, \
+ssm_state size: {ssm / 2**30:.2f}GB
+[TensorRT-LLM][INFO] [MemUsageChange] Allocated {96_000 * 6144 / 2**30:.2f} GiB for max tokens in paged KV cache (96000)
+"""
+    found = figures(log, "tensorrt-llm", "nemotron-3-nano-30b-a3b")
+    assert found["conv_state_bytes"] == [("equal", conv)]
+    assert found["ssm_state_bytes"] == [("equal", ssm)]
+    assert found["pool_bytes"] == [("equal", 96_000 * 6144)]

@@ -42,6 +42,10 @@ _OF_TYPE = {
     ("llama.cpp", "deepseek_v4"): ("llama_cpp.deepseek_v4", "DeepseekV4"),
     ("llama.cpp", "deepseek_ref"): ("llama_cpp.deepseek_v4", "DeepseekV4"),
     ("sglang", "deepseek_v4"): ("sglang.deepseek_v4", "DeepseekV4"),
+    **dict.fromkeys(
+        [("tensorrt-llm", kind) for kind in ("nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")],
+        ("tensorrt_llm_hybrid", "Hybrid"),
+    ),
 }
 
 # Engines that were seen to reserve a pool even for encoder models: SGLang for bge-m3 (sgl-project/sglang#7590), and

@@ -89,6 +89,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("max-tokens", "N", "tokens in the pool, regardless of the memory"),
         Option("free-gpu-memory-fraction", "F", "the pool's share of the free memory, or of --kv-memory"),
         Option("max-attention-window", "W,W", "windows of the layers, repeated in turn: 128,32k"),
+        Option("max-batch-size", "N", "maximum running requests, for which a hybrid model has states", "the batch"),
     ),
     "llama.cpp": (
         Option("cache-type-k", "TYPE", "type of K", "f16", ("-ctk",)),

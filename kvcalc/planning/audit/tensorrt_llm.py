@@ -11,10 +11,20 @@ from fractions import Fraction
 from functools import partial
 
 from kvcalc.memory.engines.rounding import ceil_div, round_up
-from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.audit.figures import UNEXPLAINED, Figure, check_count, check_size, given, parse_printed
+from kvcalc.memory.engines.tensorrt_llm_hybrid import state_parts
+from kvcalc.model.caches import RecurrentState
+from kvcalc.model.spec import ModelSpec, distinct_caches
+from kvcalc.planning.audit.figures import (
+    UNEXPLAINED,
+    Figure,
+    check_count,
+    check_size,
+    check_sizes,
+    given,
+    parse_printed,
+)
 from kvcalc.planning.audit.setup import Reading, Setup, best_stage
-from kvcalc.planning.logs import Log
+from kvcalc.planning.logs import Log, Record
 
 _INPUT = "an input: as many as fit in the memory"
 # The share of the free memory for the pool (kDefaultGpuMemFraction).
@@ -65,12 +75,27 @@ def check(from_memory: bool, log: Log, setup: Setup) -> list[Figure]:
         else:
             words = f"{held:,} tokens / {block} per block"
             figures.append(check_count(record, "blocks", "num_blocks", ceil_div(held, block), "blocks", words))
+    for record in log.named("states"):
+        figures += _check_states(record, setup)
     longest = int(log.text("block_window") or setup.context_tokens)
     words = f"{longest:,} tokens / {block} per block"
     for record in log.named("pages"):
         blocks = ceil_div(longest, block)
         figures.append(check_count(record, "pages", "blocks_per_sequence", blocks, "blocks", words))
     return figures
+
+
+def _check_states(record: Record, setup: Setup) -> list[Figure]:
+    """Check the states of the requests that may run (PythonMambaCacheManager, mamba_cache_manager.py)."""
+    slots, conv, ssm = int(record.parts["slots"]), 0, 0
+    for cache, num_layers in distinct_caches(setup.share):
+        if isinstance(cache, RecurrentState):
+            inputs, state = state_parts(setup.spec, cache)
+            conv, ssm = conv + num_layers * inputs, ssm + num_layers * state
+    sizes = {"conv": ("conv_state_bytes", conv), "ssm": ("ssm_state_bytes", ssm)}
+    rule = "an input: the requests that may run"
+    figures = [given(record, "slots", "max_mamba_cache_size", "states", rule)]
+    return figures + check_sizes(record, sizes, slots, f"{slots:,} requests x {{}}")
 
 
 def _check_available(log: Log, token: int, block: int, from_memory: bool) -> list[Figure]:

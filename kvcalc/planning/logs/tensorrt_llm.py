@@ -35,6 +35,9 @@ RECORDS = (
     pattern("tokens", "tokens in paged KV cache", r"Using (?P<tokens>\d+) tokens in paged KV cache"),
     pattern("blocks", "KV cache primary pool", r"Number of blocks in KV cache primary pool: (?P<blocks>\d+)"),
     pattern("blocks", "primary blocks", r"primary blocks[=:] ?(?P<blocks>\d+)"),
+    pattern("states", "max_mamba_cache_size: ",
+            r"max_mamba_cache_size: (?P<slots>\d+), conv_state size: (?P<conv>\d+(?:\.\d+)? ?GB),"
+            r" ssm_state size: (?P<ssm>\d+(?:\.\d+)? ?GB)"),
     pattern("pages", "KV cache pages per sequence", r"Max KV cache pages per sequence: (?P<pages>\d+)"),
     pattern("pages", "KV cache blocks per sequence", r"Max KV cache blocks per sequence: (?P<pages>\d+)"),
 )  # fmt: skip
