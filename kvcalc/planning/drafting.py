@@ -40,7 +40,7 @@ _SETTINGS = {
 SGLANG_DRAFTS_FOR = 48
 # N-grams are drafted in trees of this many branches (speculative_ngram_max_bfs_breadth, SGLang 0.5.23).
 _NGRAM_BRANCHES = {"sglang": ("speculative-eagle-topk", "10")}
-_WITH_DFLASH = ("logical", "vllm", "sglang")
+_WITH_DFLASH = ("logical", "vllm", "sglang", "tensorrt-llm")
 
 
 def check_speculation(asked: Speculation, has_device: bool) -> None:
@@ -79,7 +79,7 @@ def check_engine_drafts(asked: Speculation, engine: str, spec: ModelSpec) -> Non
     name = engine.partition("@")[0]
     if asked.method == DFLASH and name not in _WITH_DFLASH:
         raise UsageError(
-            f"--speculative {asked}: DFlash is not modelled for {name}", f"use --engine {' or '.join(_WITH_DFLASH[1:])}"
+            f"--speculative {asked}: DFlash is not modelled for {name}", "use --engine vllm, sglang or tensorrt-llm"
         )
     if name == "transformers" and asked.method not in (DRAFT, NGRAM):
         raise UsageError(
@@ -159,7 +159,7 @@ def slots_of(asked: Speculation, engine: str, serves_requests: bool) -> int:
 
     Requests to serve may be shorter than the engine allows. Without them, the context is the longest request.
     """
-    return lookahead_tokens(engine, asked.num_tokens, is_longest=not serves_requests, in_trees=asked.method == NGRAM)
+    return lookahead_tokens(engine, asked.num_tokens, is_longest=not serves_requests, by_ngrams=asked.method == NGRAM)
 
 
 def notes_of(asked: Speculation, engine: str, spec: ModelSpec, settings: Mapping[str, str]) -> list[Note]:

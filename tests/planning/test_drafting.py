@@ -104,7 +104,7 @@ def test_a_draft_models_whole_cache_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "slots", "served"),
-    [("sglang", 19, 19), ("tensorrt-llm", 4, 4), ("vllm", 0, 4), ("llama.cpp", 0, 0), ("logical", 0, 0)],
+    [("sglang", 19, 19), ("tensorrt-llm", 8, 8), ("vllm", 0, 4), ("llama.cpp", 0, 0), ("logical", 0, 0)],
 )
 def test_a_running_request_has_slots_for_drafted_tokens(engine: str, slots: int, served: int) -> None:
     asked = Speculation("ngram", 4, 2.0)

@@ -16,21 +16,25 @@ from kvcalc.model.spec import ModelSpec
 _LEAST_IN_TREES = 10
 
 
-def lookahead_tokens(engine: str, num_tokens: int, is_longest: bool, in_trees: bool = False) -> int:
+def lookahead_tokens(engine: str, num_tokens: int, is_longest: bool, by_ngrams: bool = False) -> int:
     """The slots that a request of `engine` takes beyond its own tokens if `num_tokens` tokens are drafted per step.
 
-    `is_longest`: the request is as long as the engine allows. `in_trees`: the drafts are trees of n-grams.
+    `is_longest`: the request is as long as the engine allows. `by_ngrams`: the drafts are n-grams, which SGLang drafts
+    in trees.
 
     vLLM caps the slots at max_model_len (allocate_slots of v1/core/kv_cache_manager.py), so such a request takes no
-    more. TensorRT-LLM's requests may grow by the drafted tokens (max_seq_len in create_py_executor,
-    py_executor_creator.py). SGLang schedules a step while the last one runs, so it keeps room for two: every step takes
-    the drafted tokens and the one before them, which is already counted once (get_alloc_reserve_per_decode,
+    more. TensorRT-LLM prepares a step while the last one runs: its requests may grow by the drafted tokens of both, and
+    by one less for layers or a model that draft in the same engine (max_seq_len in create_py_executor,
+    py_executor_creator.py; get_num_extra_kv_tokens, _torch/speculative/utils.py). SGLang also keeps room for two steps:
+    each takes the drafted tokens and the one before them, which is already counted once (get_alloc_reserve_per_decode,
     mem_cache/allocation_sizing.py, 0.5.23). llama.cpp, mlx-lm and Transformers draft fewer tokens at the end, and the
     formula (`logical`) counts a request's tokens alone.
     """
     if engine == "sglang":
-        return 2 * max(num_tokens + 1, _LEAST_IN_TREES if in_trees else 0) - 1
-    return num_tokens if engine == "tensorrt-llm" or (engine == "vllm" and not is_longest) else 0
+        return 2 * max(num_tokens + 1, _LEAST_IN_TREES if by_ngrams else 0) - 1
+    if engine == "tensorrt-llm":
+        return 2 * num_tokens if by_ngrams else 3 * num_tokens - 1
+    return num_tokens if engine == "vllm" and not is_longest else 0
 
 
 class LookAhead(Around):
