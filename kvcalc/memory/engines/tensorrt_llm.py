@@ -177,6 +177,7 @@ def row_bytes(cache: Cache, dtype: Dtype) -> int:
 
 
 def token_bytes(spec: ModelSpec, dtype: Dtype) -> int:
+    """Bytes of one token in all layers."""
     return sum(group.num_layers * row_bytes(cache, dtype) for group in spec.layers for cache in group.caches)
 
 
