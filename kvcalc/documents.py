@@ -1061,7 +1061,7 @@ class Serving(TypedDict):
 class Speculative(TypedDict):
     """drafted tokens (speculative decoding), on one device of one replica; seconds are null if the speed is not known."""
 
-    method: Literal["mtp", "eagle", "draft", "ngram"]
+    method: Literal["mtp", "eagle", "eagle1", "dflash", "draft", "ngram"]
     num_draft_tokens: int
     acceptance_length: float | None
     draft_model: str | None
@@ -1241,7 +1241,7 @@ class PlanTargets(TypedDict):
 class PlanSpeculative(TypedDict):
     """how tokens are drafted."""
 
-    method: Literal["mtp", "eagle", "draft", "ngram"]
+    method: Literal["mtp", "eagle", "eagle1", "dflash", "draft", "ngram"]
     num_draft_tokens: int
     acceptance_length: float | None
     draft_model: str | None

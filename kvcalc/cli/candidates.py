@@ -119,7 +119,7 @@ def _known(kind: str, parameter: Any, part: str, typed: Sequence[str]) -> Iterab
     if name in ("dtype", "kv_dtype", "cache_type_k", "cache_type_v"):
         return _dtypes(name)
     if name == "speculative":
-        return ("mtp:", "eagle:", "draft:", "ngram:", NO_SPACE)
+        return ("mtp:", "eagle:", "eagle1:", "dflash:", "draft:", "ngram:", NO_SPACE)
     if name == "attention":
         return _ATTENTIONS
     if name == "get":

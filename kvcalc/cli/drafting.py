@@ -27,12 +27,13 @@ def speculation_of(given: Mapping[str, Any], load: Callable[[str], ModelSpec]) -
                 option = "--" + name.replace("_", "-")
                 raise UsageError(f"{option} {given[name]}: needs --speculative", _HINT)
         return None
-    from kvcalc.model.drafting import Speculation
+    from kvcalc.model.drafting import SAME_METHODS, Speculation
     from kvcalc.planning.drafting import check_speculation
 
     method, colon, number = text.strip().casefold().partition(":")
     if not colon:
         raise UsageError(f"--speculative {text[:40]}: the number of drafted tokens is missing", _HINT)
+    method = SAME_METHODS.get(method, method)
     tokens = 0 if number == "0" else parse_count(number, "--speculative")
     length, model = given.get("acceptance_length"), given.get("draft_model")
     asked = Speculation(method[:40], tokens, None if length is None else _number(length, "--acceptance-length", "2.4"))

@@ -77,13 +77,13 @@ _SHARED_OPTIONS: tuple[tuple[Any, ...], ...] = (
      "Share of the prompt's tokens that are found in the prefix cache: 0.3 or 30%. They take no prefill, but as much "
      "memory as before.", None, _LOAD),
     ("--speculative", "METHOD:N",
-     "Draft N tokens per step with mtp, eagle, draft or ngram: mtp:3. mtp uses the model's own layers, draft a "
-     "--draft-model.", None, _DRAFTING),
+     "Draft N tokens per step with mtp, eagle (EAGLE-3), eagle1 (EAGLE-1 and 2), dflash, draft or ngram: mtp:3. mtp "
+     "uses the model's own layers, draft a --draft-model.", None, _DRAFTING),
     ("--acceptance-length", "L",
      "Mean number of tokens that a step gives, from 1 to N + 1: 2.4. Engines print it. The speed needs it.", None,
      _DRAFTING),
     ("--draft-model", "MODEL",
-     "Model that drafts, or the config of an EAGLE head: a name or a path, as for MODEL.", None, _DRAFTING),
+     "Model that drafts, or the config of an EAGLE or DFlash head: a name or a path, as for MODEL.", None, _DRAFTING),
     ("--attention", "KIND", "Compute the cache as if the model had mha, mqa, gqa or mla."),
     ("--kv-heads", "G", "Number of KV heads, for --attention or for a model described by options."),
     ("--kv-lora-rank", "R", "Width of MLA's latent, for --attention mla."),

@@ -195,9 +195,7 @@ def _sglang_default_share(question: Question) -> float:
     The largest prefill graph has as many tokens as a prefill step.
     """
     memory_mib = question.memory_bytes / MIB
-    tokens, few, many = next(
-        (row[1:] for row in _SGLANG_BY_MEMORY if question.memory_bytes < row[0] * GIB), _SGLANG_LARGEST
-    )
+    tokens, few, many = _sglang_row(question.memory_bytes)
     reserved = 512 + 1.5 * tokens + question.ranks / 8 * 1024 + 2 * (few if question.ranks < 4 else many)
     reserved += _SGLANG_MLA_GRAPHS_MIB if question.is_latent else 8 * _sglang_prefill_graphs(tokens)
     if question.attention_replicas > 1:
@@ -208,6 +206,11 @@ def _sglang_default_share(question: Question) -> float:
         reserved = max(reserved, 10 * 1024)
     # Above 0 even on a device smaller than the reserve.
     return max(round((memory_mib - reserved) / memory_mib, 3), 0.001)
+
+
+def _sglang_row(memory_bytes: int) -> tuple[int, ...]:
+    """The tokens in a prefill step, and the largest batch in a graph with few devices and with four or more."""
+    return next((row[1:] for row in _SGLANG_BY_MEMORY if memory_bytes < row[0] * GIB), _SGLANG_LARGEST)
 
 
 def _sglang_prefill_graphs(tokens: int) -> int:
@@ -264,9 +267,11 @@ def device_settings(
 ) -> dict[str, str]:
     """Default settings that `engine` chooses by device.
 
-    These are the tokens in one step and the number of requests of vLLM's API server, and the prefill kernel of gated
-    delta nets.
+    These are the tokens in one step and the number of requests of vLLM's API server, the prefill kernel of gated delta
+    nets, and the tokens in a prefill step of SGLang.
     """
+    if engine == "sglang":
+        return {"chunked-prefill-size": str(_sglang_row(memory_bytes)[0])}
     if engine != "vllm":
         return {}
     rows = [row for row in _vllm_batches(release) if memory_bytes >= row.memory_bytes]
@@ -279,6 +284,10 @@ def device_settings(
 
 def device_defaults(engine: str, release: Release | None) -> list[DeviceDefault]:
     """Every default that `device_settings` may give for an option that does not need a device."""
+    if engine == "sglang":
+        sizes = {row[1]: f"less than {row[0]} GiB" for row in _SGLANG_BY_MEMORY}
+        largest = {_SGLANG_LARGEST[0]: f"{_SGLANG_BY_MEMORY[-1][0]} GiB and more"}
+        return [DeviceDefault("chunked-prefill-size", str(size), said) for size, said in {**sizes, **largest}.items()]
     if engine != "vllm":
         return []
     tokens = [DeviceDefault("max-num-batched-tokens", str(row.tokens), row.devices) for row in _vllm_batches(release)]

@@ -6,6 +6,7 @@ time come from the same functions as the model's own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
@@ -16,7 +17,11 @@ from kvcalc.model.mixers.attention import Attention
 from kvcalc.model.spec import ModelSpec, has_cross_attention, weights_of
 from kvcalc.model.tensors import HEAD, Block, ModelWeights, Weight, norm, other
 
-MTP, EAGLE, DRAFT, NGRAM = METHODS = ("mtp", "eagle", "draft", "ngram")
+MTP, EAGLE, EAGLE1, DFLASH, DRAFT, NGRAM = METHODS = ("mtp", "eagle", "eagle1", "dflash", "draft", "ngram")
+WITH_DRAFT_MODEL = (EAGLE, EAGLE1, DFLASH, DRAFT)
+"""Methods that take a draft model, or the config of a head."""
+SAME_METHODS = {"eagle2": EAGLE1, "eagle3": EAGLE}
+"""Other names of methods. EAGLE-2 drafts other tokens than EAGLE-1 with the same head."""
 MOST_TOKENS = 64
 """More tokens than an engine drafts in one step."""
 
@@ -24,9 +29,9 @@ MOST_TOKENS = 64
 class Speculation(NamedTuple):
     """Speculative decoding: each step drafts `num_tokens` tokens, and the model checks them all at once.
 
-    `method` is one of `METHODS`. `acceptance_length` is the mean number of tokens that a step gives a sequence, with
-    the one that the model computes itself: from 1 to `num_tokens` + 1. Only the speed needs it. `draft_model` is the
-    model that drafts (`draft`), or the config of an EAGLE head (`eagle`).
+    `method` is one of `METHODS`; `eagle` is EAGLE-3. `acceptance_length` is the mean number of tokens that a step gives
+    a sequence, with the one that the model computes itself: from 1 to `num_tokens` + 1. Only the speed needs it.
+    `draft_model` is the model that drafts (`draft`), or the config of a head (`eagle`, `eagle1`, `dflash`).
     """
 
     method: str
@@ -79,10 +84,12 @@ def drafter_of(spec: ModelSpec, draft_model: ModelSpec | None, method: str) -> D
         return None
     if method == MTP:
         return _mtp(spec)
-    if method == EAGLE:
-        return _eagle(spec, draft_model)
+    if method in (EAGLE, EAGLE1):
+        return _eagle(spec, draft_model, method)
     if draft_model is None:
         raise ValueError("the method needs a draft model")
+    if method == DFLASH:
+        return _dflash(spec, draft_model)
     if draft_model.is_encoder or has_cross_attention(draft_model):
         raise UsageError(
             f"--draft-model {draft_model.name}: only a decoder without cross-attention can draft tokens",
@@ -121,40 +128,84 @@ def _mtp(spec: ModelSpec) -> Drafter:
     return _sharing(spec, (group,), one_pass=(group._replace(last=0),), like_model=True)
 
 
-def _eagle(spec: ModelSpec, head: ModelSpec | None) -> Drafter:
-    """An EAGLE-3 head: one decoder layer that also reads hidden states of the model.
+def _eagle(spec: ModelSpec, head: ModelSpec | None, method: str) -> Drafter:
+    """An EAGLE head: decoder layers that also read hidden states of the model. Its weights are in 16 or 32 bits.
 
-    A projection joins three of the model's hidden states, and the query, key and value projections read the embedding
-    beside it, so they are twice as wide. Weights are in 16 or 32 bits. Source: LlamaDecoderLayer and LlamaModel of
-    llama_eagle3.py, vLLM. Without the head's config, the layer is like the model's last one and shares the model's
-    output head (EAGLE paper, section 4.1: one decoder layer of the model). With it, the layer is the config's, and
-    `draft_vocab_size` sets an output head of its own.
+    EAGLE-3: a projection joins some of the model's hidden states, three by default, and the query, key and value
+    projections of the first layer read the embedding beside it, so they are twice as wide. EAGLE-1 and EAGLE-2: a
+    projection joins the embedding and the model's last hidden state, and the first layer has no norm at its input.
+    Source: llama_eagle3.py and llama_eagle.py of vLLM 0.33.0 and of SGLang 0.5.23.
+
+    Without the head's config, the layer is like the model's last one and shares the model's output head (EAGLE paper,
+    section 4.1: one decoder layer of the model). With it, the layers are the config's, and `draft_vocab_size` sets an
+    output head of its own.
     """
     if head is None and not _is_plain(spec):
         raise UsageError(
-            f"--speculative eagle: the config of {spec.name} does not tell what its EAGLE head looks like",
+            f"--speculative {method}: the config of {spec.name} does not tell what its EAGLE head looks like",
             "give the head's own config.json: --draft-model PATH",
         )
-    if head is not None and not all(_attends(group.layer) for group in head.layers):
-        raise UsageError(
-            f"--draft-model {head.name}: not an EAGLE head, whose layers all have attention",
-            "for a small model that drafts: --speculative draft:N --draft-model MODEL",
-        )
+    _check_head(head)
     like = spec if head is None else head
     own = (mtp_like(spec)._replace(first=0, last=0),) if head is None else head.layers
+    first, *others = _split_first(own)
     width = like.attention.hidden_size or 0
-    states = 3 * (spec.attention.hidden_size or width)
-    groups = []
-    for place, group in enumerate(own):
-        more = (norm("hidden_norm", width), *_doubled(group.layer))
-        if place == 0:
-            more = (other("fc", width, states), norm("norm", width), *more)
-        groups.append(group._replace(layer=group.layer._replace(mlp=(*group.layer.mlp, *more))))
+    if method == EAGLE1:
+        layer = first.layer._replace(norms=first.layer.norms[1:], mlp=(*first.layer.mlp, other("fc", width, 2 * width)))
+        return _sharing(spec, (first._replace(layer=layer), *others), like=head)
+    stated = like.stated.get("target_hidden_size")
+    states = _num_hidden_states(like) * (stated if isinstance(stated, int) else spec.attention.hidden_size or width)
+    more = (other("fc", width, states), norm("norm", width), norm("hidden_norm", width), *_doubled(first.layer))
+    groups = [first._replace(layer=first.layer._replace(mlp=(*first.layer.mlp, *more)))]
+    for group in others:
+        layer = group.layer._replace(mlp=(*group.layer.mlp, norm("hidden_norm", width)))
+        groups.append(group._replace(layer=layer))
     if head is None:
         return _sharing(spec, tuple(groups))
     rows = head.stated.get("draft_vocab_size")
     own_head = Weight("lm_head", rows, width, HEAD) if isinstance(rows, int) and rows > 0 else None
     return _sharing(spec, tuple(groups), like=head, own_head=own_head)
+
+
+def _dflash(spec: ModelSpec, head: ModelSpec) -> Drafter:
+    """A DFlash head: a few layers that draft a block of tokens in one pass, from hidden states of some of the layers.
+
+    A projection joins the hidden states, and the layers keep K and V of all tokens. The embedding and the output head
+    are the model's. Source: DFlashDraftModel, models/dflash.py, SGLang 0.5.23, and qwen3_dflash.py, vLLM 0.33.0.
+    """
+    _check_head(head)
+    width, nested = head.attention.hidden_size or 0, head.stated.get("dflash_config")
+    config = {**head.stated, **nested} if isinstance(nested, Mapping) else head.stated
+    read = config.get("target_layer_ids")
+    number = len(read) if isinstance(read, list) else head.num_layers
+    first, *others = _split_first(head.layers)
+    more = (other("fc", width, number * width), norm("hidden_norm", width), norm("norm", width))
+    layer = first.layer._replace(mlp=(*first.layer.mlp, *more))
+    return _sharing(spec, (first._replace(layer=layer), *others), like=head)
+
+
+def _check_head(head: ModelSpec | None) -> None:
+    if head is not None and not all(_attends(group.layer) for group in head.layers):
+        raise UsageError(
+            f"--draft-model {head.name}: not a head that drafts, whose layers all have attention",
+            "for a small model that drafts: --speculative draft:N --draft-model MODEL",
+        )
+
+
+def _split_first(groups: tuple[LayerGroup, ...]) -> tuple[LayerGroup, ...]:
+    """The same layers, with a group for the first one alone."""
+    first, *others = groups
+    rest = (first._replace(first=first.first + 1),) if first.num_layers > 1 else ()
+    return (first._replace(last=first.first), *rest, *others)
+
+
+def _num_hidden_states(head: ModelSpec) -> int:
+    """How many of the model's hidden states an EAGLE-3 head reads: as its config says, or three."""
+    nested = head.stated.get("eagle_config")
+    number, read = head.stated.get("num_aux_hidden_states"), None
+    if isinstance(nested, Mapping):
+        read = nested.get("eagle_aux_hidden_state_layer_ids")
+    return number if isinstance(number, int) else len(read) if isinstance(read, list) and read else 3
 
 
 def _sharing(

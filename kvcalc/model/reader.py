@@ -23,6 +23,12 @@ _SHOWN = 40
 _DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
 _STATE_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 
+# The keys of a head that drafts tokens, of any type: EAGLE-3's and DFlash's.
+_OF_HEADS = (
+    "draft_vocab_size", "eagle_config", "num_aux_hidden_states", "target_hidden_size", "dflash_config",
+    "target_layer_ids",
+)  # fmt: skip
+
 # model_type -> published keys that an engine, or the converter of its files, reads by its own rules.
 STATED: dict[str, tuple[str, ...]] = {
     "bamba": ("mamba_chunk_size",),
@@ -31,7 +37,6 @@ STATED: dict[str, tuple[str, ...]] = {
     "falcon_h1": ("mamba_chunk_size",),
     "granitemoehybrid": ("mamba_chunk_size",),
     "hy_v4": ("indexer_types",),
-    "llama": ("draft_vocab_size",),
     "mamba2": ("chunk_size",),
     "mimo_v2_flash": ("sliding_window",),
     "minicpm3": ("num_key_value_heads",),
@@ -286,7 +291,7 @@ class ConfigReader:
             expert_dtype=self.config.get("expert_dtype"),
             num_draft_layers=draft if isinstance(draft, int) else None,
             state_dtype=state_dtype if isinstance(state_dtype, str) else None,
-            stated={key: self.config[key] for key in STATED.get(model_type, ()) if key in self.config},
+            stated={key: self.config[key] for key in (*_OF_HEADS, *STATED.get(model_type, ())) if key in self.config},
         )
 
     def _quantization(self) -> object:

@@ -20,6 +20,10 @@ def most_at_once(case: Case, max_sequences: int) -> int:
         return 1
     option, replicas = case.rules.running_option, case.workload.data_parallel_size
     given = None if option is None else Given(case.engine_name, case.settings).optional_count(option)
+    if given is None and case.question.speculative is not None and case.engine_name == "sglang":
+        from kvcalc.planning.drafting import SGLANG_DRAFTS_FOR
+
+        given = SGLANG_DRAFTS_FOR
     if given is None:
         return max_sequences * replicas
     return given if case.rules.limits_all_replicas else given * replicas

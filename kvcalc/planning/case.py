@@ -14,6 +14,7 @@ from kvcalc.memory.engines import (
     Engine,
     check_engine,
     load_engine,
+    replica_settings,
     resolve_kv_dtype,
     resolve_weight_dtype,
 )
@@ -272,7 +273,7 @@ def _resolve(asked: Question) -> Case:
 
         notes += prefix_hit_notes(asked.speed.prefix_hit_rate, rules.name, spec)
     if asked.speculative is not None:
-        notes += drafting.notes_of(asked.speculative, rules.name, spec)
+        notes += drafting.notes_of(asked.speculative, rules.name, spec, settings)
     if spec.is_encoder and rules.name == "logical":
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))
@@ -379,7 +380,10 @@ def _engine_of(
     asked: Question, spec: ModelSpec, workload: Workload, settings: Mapping[str, str]
 ) -> tuple[ModelSpec, Engine]:
     """All layers with a cache, those that draft tokens included, and the engine that counts them."""
-    stages, given = workload.pipeline_parallel_size, sorted(settings.items())
+    stages = workload.pipeline_parallel_size
+    if asked.data_parallel_size > 1:
+        settings = replica_settings(asked.engine, spec.model_type, settings, asked.data_parallel_size)
+    given = sorted(settings.items())
     if asked.speculative is None:
         return spec, _rules_of(spec, asked.engine, stages, *given)
     from kvcalc.planning import drafting

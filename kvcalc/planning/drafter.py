@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvcalc.memory.engines import resolve_weight_dtype
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import plain_bytes, quantized_bytes
-from kvcalc.model.drafting import DRAFT, Drafter, Speculation
+from kvcalc.model.drafting import DFLASH, DRAFT, Drafter, Speculation
 from kvcalc.planning.case import Case
 from kvcalc.planning.drafting import drafter_of
 from kvcalc.planning.weights import describe_weights, stored_weights
@@ -67,14 +67,17 @@ def speed_of_drafting(case: Case, target: SpeedModel) -> SpeedModel | str:
         counts = count(drafter.spec, stored.weights, stored.base, workload.kv_dtype, target.layout, *how)
         model = drafter_model(target, counts)
     length = 1.0 if asked.acceptance_length is None else float(asked.acceptance_length)
-    return DraftingModel(target, model, asked.num_tokens, length, starts_with_accepted=asked.method != DRAFT)
+    return DraftingModel(
+        target, model, asked.num_tokens, length,
+        starts_with_accepted=asked.method != DRAFT, in_one_pass=asked.method == DFLASH,
+    )  # fmt: skip
 
 
 def _stored(case: Case, drafter: Drafter) -> StoredWeights | str:
     """The weights of one pass of the drafter and how they are stored; or why they are not known.
 
     MTP layers are stored like the model, and a draft model as its own config says. `--dtype` applies to both. An EAGLE
-    head has 16 or 32 bits: it is published apart from the model.
+    or DFlash head has 16 or 32 bits: it is published apart from the model.
     """
     question, workload = case.question, case.workload
     if drafter.is_model:

@@ -14,13 +14,33 @@ from kvcalc.memory.engines.draft_pool import JOINED, DraftPool
 from kvcalc.memory.engines.lookahead import LookAhead, lookahead_tokens
 from kvcalc.memory.workload import Workload, bind_workload, check_tensor_parallel
 from kvcalc.model import drafting
-from kvcalc.model.drafting import DRAFT, EAGLE, METHODS, MOST_TOKENS, MTP, Drafter, Speculation
+from kvcalc.model.drafting import (
+    DFLASH,
+    DRAFT,
+    EAGLE,
+    EAGLE1,
+    METHODS,
+    MOST_TOKENS,
+    NGRAM,
+    WITH_DRAFT_MODEL,
+    Drafter,
+    Speculation,
+)
 from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.notes import Note
 
 _EXAMPLE = "for example --speculative mtp:3 --acceptance-length 2.4"
-# The engines' names for the number of drafted tokens, on which their recurrent states depend.
-_SETTINGS = {"vllm": "num-speculative-tokens", "llama.cpp": "draft-max"}
+# The engines' names for the number of drafted tokens, on which their recurrent states depend. SGLang's counts one more:
+# the token before the drafted ones, which is checked with them.
+_SETTINGS = {
+    "vllm": ("num-speculative-tokens", 0), "llama.cpp": ("draft-max", 0), "sglang": ("speculative-num-draft-tokens", 1),
+}  # fmt: skip
+# The most requests that run at once in SGLang if it drafts and no --max-running-requests is given
+# (arg_groups/speculative_hook.py, 0.5.23).
+SGLANG_DRAFTS_FOR = 48
+# N-grams are drafted in trees of this many branches (speculative_ngram_max_bfs_breadth, SGLang 0.5.23).
+_NGRAM_BRANCHES = {"sglang": ("speculative-eagle-topk", "10")}
+_WITH_DFLASH = ("logical", "vllm", "sglang", "tensorrt-llm")
 
 
 def check_speculation(asked: Speculation, has_device: bool) -> None:
@@ -41,9 +61,9 @@ def check_speculation(asked: Speculation, has_device: bool) -> None:
             f"--acceptance-length {length:g}: must be from 1 to {most}",
             f"a step gives 1 token, and at most the {asked.num_tokens} drafted ones in addition",
         )
-    if asked.method == DRAFT and asked.draft_model is None:
+    if asked.method in (DRAFT, DFLASH) and asked.draft_model is None:
         raise UsageError(f"--speculative {asked}: the draft model is missing", "--draft-model MODEL")
-    if asked.method not in (DRAFT, EAGLE) and asked.draft_model is not None:
+    if asked.method not in WITH_DRAFT_MODEL and asked.draft_model is not None:
         raise UsageError(
             f"--draft-model {asked.draft_model.name}: {asked.method} has no draft model",
             f"use --speculative draft:{asked.num_tokens}",
@@ -57,7 +77,11 @@ def check_engine_drafts(asked: Speculation, engine: str, spec: ModelSpec) -> Non
     draft models alone, and must be able to trim the model's cache (speculative_generate_step, mlx_lm/generate.py).
     """
     name = engine.partition("@")[0]
-    if name == "transformers" and asked.method in (MTP, EAGLE):
+    if asked.method == DFLASH and name not in _WITH_DFLASH:
+        raise UsageError(
+            f"--speculative {asked}: DFlash is not modelled for {name}", "use --engine vllm, sglang or tensorrt-llm"
+        )
+    if name == "transformers" and asked.method not in (DRAFT, NGRAM):
         raise UsageError(
             f"--speculative {asked}: transformers drafts with a draft model or n-grams only",
             f"use --speculative ngram:{asked.num_tokens}, or another engine",
@@ -66,6 +90,11 @@ def check_engine_drafts(asked: Speculation, engine: str, spec: ModelSpec) -> Non
         raise UsageError(
             f"--speculative {asked}: mlx drafts with a draft model only",
             f"use --speculative draft:{asked.num_tokens} --draft-model MODEL, or another engine",
+        )
+    if name == "tensorrt-llm" and has_states(spec):
+        raise UsageError(
+            f"--speculative {asked}: the states of drafts are not modelled for {spec.name} in tensorrt-llm",
+            "leave --speculative out, or use --engine vllm or sglang",
         )
     if name == "mlx" and has_states(spec):
         raise UsageError(
@@ -76,13 +105,15 @@ def check_engine_drafts(asked: Speculation, engine: str, spec: ModelSpec) -> Non
 
 def engine_settings(asked: Speculation, engine: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """The engine's settings, with the number of drafted tokens for the engines that have such a setting."""
-    name = _SETTINGS.get(engine.partition("@")[0])
-    if name is None:
+    engine = engine.partition("@")[0]
+    if engine not in _SETTINGS:
         return settings
-    given = settings.get(name)
-    if given not in (None, str(asked.num_tokens)):
+    name, more = _SETTINGS[engine]
+    tokens, given = str(asked.num_tokens + more), settings.get(name)
+    if given not in (None, tokens):
         raise UsageError(f"--{name} {given} contradicts --speculative {asked}", f"remove --{name}")
-    return {**settings, name: str(asked.num_tokens)}
+    branches = _NGRAM_BRANCHES.get(engine) if asked.method == NGRAM else None
+    return {**dict((branches,) if branches else ()), **settings, name: tokens}
 
 
 def drafter_of(asked: Speculation, spec: ModelSpec, workload: Workload) -> Drafter | None:
@@ -128,16 +159,19 @@ def slots_of(asked: Speculation, engine: str, serves_requests: bool) -> int:
 
     Requests to serve may be shorter than the engine allows. Without them, the context is the longest request.
     """
-    return lookahead_tokens(engine, asked.num_tokens, is_longest=not serves_requests)
+    return lookahead_tokens(engine, asked.num_tokens, is_longest=not serves_requests, by_ngrams=asked.method == NGRAM)
 
 
-def notes_of(asked: Speculation, engine: str, spec: ModelSpec) -> list[Note]:
-    """What is assumed about an EAGLE head without a config, and which engines draft for one sequence at a time.
+def notes_of(asked: Speculation, engine: str, spec: ModelSpec, settings: Mapping[str, str]) -> list[Note]:
+    """What is assumed about an EAGLE head without a config, and how many sequences an engine drafts for at a time.
 
     Transformers refuses a batch. In mlx_lm.server, requests wait for each other.
     """
     notes = []
-    if asked.method == EAGLE and asked.draft_model is None:
+    if engine == "sglang" and "max-running-requests" not in settings:
+        text = f"SGLang runs at most {SGLANG_DRAFTS_FOR} requests if it drafts (set --max-running-requests)"
+        notes.append(Note("speculative", "running-limit", text))
+    if asked.method in (EAGLE, EAGLE1) and asked.draft_model is None:
         text = f"the EAGLE head is assumed to be a layer like the last of {spec.name}; --draft-model reads its config"
         notes.append(Note("speculative", "assumed-head", text))
     if engine == "transformers":

@@ -9,13 +9,17 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM, Speculation
+from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM, Speculation
 from kvcalc.planning.checkpoint import checkpoint_of
 
 YOUR_HEAD = "<your EAGLE head>"
 
-_VLLM_METHODS = {MTP: "mtp", EAGLE: "eagle3", DRAFT: "draft_model", NGRAM: "ngram"}
-_SGLANG_ALGORITHMS = {MTP: "EAGLE", EAGLE: "EAGLE3", DRAFT: "STANDALONE", NGRAM: "NGRAM"}
+_VLLM_METHODS = {
+    MTP: "mtp", EAGLE: "eagle3", EAGLE1: "eagle", DFLASH: "dflash", DRAFT: "draft_model", NGRAM: "ngram",
+}  # fmt: skip
+_SGLANG_ALGORITHMS = {
+    MTP: "EAGLE", EAGLE: "EAGLE3", EAGLE1: "EAGLE", DFLASH: "DFLASH", DRAFT: "STANDALONE", NGRAM: "NGRAM",
+}  # fmt: skip
 
 
 class Drafting(NamedTuple):
@@ -35,7 +39,7 @@ def drafting_of(asked: Speculation | None) -> Drafting | None:
         return None
     if asked.draft_model is not None:
         return Drafting(asked.method, asked.num_tokens, checkpoint_of(asked.draft_model).name)
-    return Drafting(asked.method, asked.num_tokens, YOUR_HEAD if asked.method == EAGLE else None)
+    return Drafting(asked.method, asked.num_tokens, YOUR_HEAD if asked.method in (EAGLE, EAGLE1) else None)
 
 
 def vllm_drafting(drafting: Drafting | None) -> list[str]:
@@ -55,8 +59,8 @@ def sglang_drafting(drafting: Drafting | None) -> list[str]:
     number, flags = drafting.num_tokens, ["--speculative-algorithm", _SGLANG_ALGORITHMS[drafting.method]]
     if drafting.checkpoint is not None:
         flags += ["--speculative-draft-model-path", drafting.checkpoint]
-    if drafting.method == NGRAM:
-        return [*flags, "--speculative-num-draft-tokens", str(number)]
+    if drafting.method in (NGRAM, DFLASH):
+        return [*flags, "--speculative-num-draft-tokens", str(number + 1)]
     return [
         *flags, "--speculative-num-steps", str(number), "--speculative-eagle-topk", "1",
         "--speculative-num-draft-tokens", str(number + 1),

@@ -23,7 +23,7 @@ class DraftingModel(SpeedModel):
     A step gives a sequence `acceptance_length` tokens in the mean. `drafter` is the part that drafts them, or None if
     drafting takes no time on the device (n-grams). `starts_with_accepted`: the first pass of the drafter computes all
     tokens that the step checked, because it works on hidden states of the model (MTP and EAGLE); a draft model computes
-    one token in each pass.
+    one token in each pass. `in_one_pass`: the drafter's first pass computes all drafted tokens (DFlash).
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class DraftingModel(SpeedModel):
         num_tokens: int,
         acceptance_length: float,
         starts_with_accepted: bool,
+        in_one_pass: bool = False,
     ) -> None:
         # Everything that depends on the device, the layout and the constants is the target's.
         self.__dict__.update(target.__dict__)
@@ -41,6 +42,7 @@ class DraftingModel(SpeedModel):
         # Batches at which drafting stops paying, by context. A plan asks for the same context many times.
         self._break_even: dict[float, int | None] = {}
         self._first_tokens = num_tokens + 1 if starts_with_accepted else 1
+        self._other_passes = 0 if in_one_pass else num_tokens - 1
 
     def decode(self, batch: float, context_tokens: float, query_tokens: int = 1) -> Step:
         """One step of `batch` sequences: drafting, and checking the drafted tokens."""
@@ -51,14 +53,14 @@ class DraftingModel(SpeedModel):
         return self.target.decode(batch, context_tokens, query_tokens + self.num_tokens)
 
     def draft(self, batch: float, context_tokens: float) -> Step:
-        """The drafter's share of a step: one pass per drafted token."""
+        """The drafter's share of a step: one pass per drafted token, or one for all."""
         if self.drafter is None or not self.num_tokens:
             return _NOTHING
         first = self.drafter.decode(batch, context_tokens, self._first_tokens)
-        if self.num_tokens == 1:
+        if not self._other_passes:
             return first
         other = self.drafter.decode(batch, context_tokens)
-        return Step(*(one + (self.num_tokens - 1) * more for one, more in zip(first, other)))
+        return Step(*(one + self._other_passes * more for one, more in zip(first, other)))
 
     def roofline(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:
         """The ideal seconds of the same step: the target's and every pass of the drafter, one after another."""
@@ -66,7 +68,7 @@ class DraftingModel(SpeedModel):
         if self.drafter is None or not self.num_tokens:
             return ideal
         ideal += self.drafter.roofline(batch, context_tokens, self._first_tokens)
-        return ideal + (self.num_tokens - 1) * self.drafter.roofline(batch, context_tokens)
+        return ideal + self._other_passes * self.drafter.roofline(batch, context_tokens)
 
     def prefill_work(self, tokens: float, cached_tokens: float = 0.0) -> Step:
         """The same for a prompt. The drafter computes the prompt too, because it keeps a cache of its own."""

@@ -37,7 +37,7 @@ def test_a_batch_line_is_answered_as_the_command_line(kvcalc: Any, tmp_path: Pat
         (("--speculative", "mtp"), ("mtp: the number", "mtp:3")),
         (("--speculative", "mtp:x"), ("x", "16")),
         (("--speculative", "mtp:0"), ("mtp:0", "leave --speculative out")),
-        (("--speculative", "medusa:3"), ("medusa:3", "mtp, eagle, draft, ngram")),
+        (("--speculative", "medusa:3"), ("medusa:3", "mtp, eagle, eagle1, dflash, draft, ngram")),
         (("--speculative", "mtp:3"), ("tokens are accepted", "--acceptance-length 2.4")),
         (("--speculative", "mtp:3", "--acceptance-length", "5"), ("--acceptance-length 5", "at most the 3")),
         (("--speculative", "mtp:3", "--acceptance-length", "nan"), ("nan", "--acceptance-length 2.4")),

@@ -55,7 +55,9 @@ def test_the_stages_of_every_engine_hold_the_whole_together(engine: str) -> None
             continue
         three = estimate(spec, context_tokens=2000, batch_size=3, engine=engine, pipeline_parallel_size=3)
         cache = three["kv_cache"]
-        assert cache["devices_total_bytes"] == cache["total_bytes"], name
+        # SGLang has a request table on every stage, which is counted for DeepSeek-V4's default number of requests.
+        tables = [line["bytes"] for line in three["engine"].get("pool_lines") or [] if line["name"] == "request table"]
+        assert cache["devices_total_bytes"] == cache["total_bytes"] + 2 * sum(tables), name
         # Each of vLLM's stages pads its groups, so together they may hold more than a single device.
         assert cache["total_bytes"] == one["total_bytes"] or engine == "vllm", name
         assert cache["total_bytes"] / 3 <= cache["bytes_per_device"] <= one["total_bytes"], name

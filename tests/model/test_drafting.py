@@ -11,7 +11,7 @@ from kvcalc.errors import UsageError
 from kvcalc.model.caches import LatentAttention
 from kvcalc.model.drafting import drafter_of, with_drafter
 from kvcalc.model.resolve import load_model
-from kvcalc.model.spec import cache_runs, weights_of
+from kvcalc.model.spec import ModelSpec, cache_runs, weights_of
 from kvcalc.model.tensors import HEAD, ModelWeights
 
 
@@ -108,6 +108,47 @@ def test_an_eagle_heads_config_is_read_with_its_own_vocabulary(tmp_path: Path) -
     assert drafter.layers[0].caches[0].kind == "full_attention"
 
 
-def test_a_config_that_is_no_eagle_head_is_refused() -> None:
-    with pytest.raises(UsageError, match="not an EAGLE head"):
-        drafter_of(load_model("llama-3-8b"), load_model("mamba-2.8b"), "eagle")
+@pytest.mark.parametrize("method", ["eagle", "eagle1", "dflash"])
+def test_a_config_that_is_no_head_is_refused(method: str) -> None:
+    with pytest.raises(UsageError, match=r"mamba-2\.8b: not a head that drafts"):
+        drafter_of(load_model("llama-3-8b"), load_model("mamba-2.8b"), method)
+
+
+def test_an_eagle_1_head_is_a_layer_of_the_model_behind_a_projection() -> None:
+    """EAGLE for Llama 3.1 8B: the embedding and the last hidden state are joined, and the layer has one norm less."""
+    drafter = drafter_of(load_model("llama-3.1-8b"), None, "eagle1")
+    assert drafter is not None
+    layer = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14_336 + 4096
+    assert parameters(drafter.held) == layer + 2 * 4096 * 4096
+
+
+def _head(tmp_path: Path, **more: object) -> ModelSpec:
+    config = {
+        "model_type": "qwen3", "num_hidden_layers": 5, "hidden_size": 4096, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12_288, "vocab_size": 151_936,
+        "max_position_embeddings": 40_960, "torch_dtype": "bfloat16", "tie_word_embeddings": False, **more,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return load_model(str(tmp_path / "config.json"))
+
+
+LAYER = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 12_288 + 2 * 4096 + 2 * 128
+
+
+@pytest.mark.parametrize("joined", [3, 6])
+def test_a_dflash_head_joins_hidden_states_of_the_layers_it_names(tmp_path: Path, joined: int) -> None:
+    head = _head(tmp_path, block_size=16, dflash_config={"target_layer_ids": [*range(joined)], "mask_token_id": 1})
+    drafter = drafter_of(load_model("qwen3-8b"), head, "dflash")
+    assert drafter is not None
+    assert parameters(drafter.held) == 5 * LAYER + joined * 4096 * 4096 + 2 * 4096
+    assert sum(group.num_layers for group in drafter.layers) == 5
+    # The embedding and the output head are the model's.
+    assert parameters(drafter.read) == parameters(drafter.held) + 2 * 151_936 * 4096
+
+
+def test_only_the_first_layer_of_an_eagle_3_head_reads_the_embedding(tmp_path: Path) -> None:
+    head = _head(tmp_path, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 9, 17, 25]})
+    drafter = drafter_of(load_model("qwen3-8b"), head, "eagle")
+    assert drafter is not None
+    doubled, norms = 4096 * (4096 + 2 * 1024), (1 + 5) * 4096
+    assert parameters(drafter.held) == 5 * LAYER + doubled + 4 * 4096 * 4096 + norms

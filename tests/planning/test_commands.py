@@ -131,7 +131,7 @@ def test_a_command_says_how_tokens_are_drafted() -> None:
         ),
         "ngram": (
             {"method": "ngram", "num_speculative_tokens": 4},
-            "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4",
+            "--speculative-algorithm NGRAM --speculative-num-draft-tokens 5",
         ),
     }
     checkpoint = Checkpoint("meta-llama/Meta-Llama-3-70B")

@@ -104,7 +104,7 @@ def test_a_draft_models_whole_cache_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "slots", "served"),
-    [("sglang", 4, 4), ("tensorrt-llm", 4, 4), ("vllm", 0, 4), ("llama.cpp", 0, 0), ("logical", 0, 0)],
+    [("sglang", 19, 19), ("tensorrt-llm", 8, 8), ("vllm", 0, 4), ("llama.cpp", 0, 0), ("logical", 0, 0)],
 )
 def test_a_running_request_has_slots_for_drafted_tokens(engine: str, slots: int, served: int) -> None:
     asked = Speculation("ngram", 4, 2.0)
@@ -289,11 +289,60 @@ def test_an_engine_that_drafts_for_one_sequence_lets_the_others_wait(engine: str
 def test_a_drafting_engine_admits_requests_like_itself(engine: str, reserves: bool) -> None:
     """More requests run than fit at their full length, if the engine does not reserve it."""
     load = SpeedQuestion(input_tokens=100, output_tokens=7900, concurrency=200)
+    settings = {"max-running-requests": "200"} if engine == "sglang" else {}
     for asked in (None, Speculation("ngram", 3, 2.0), Speculation("eagle", 3, 2.0)):
-        found = ask("llama-3.1-8b", asked, "h100", engine=engine, speed=load)
+        found = ask("llama-3.1-8b", asked, "h100", engine=engine, speed=load, engine_settings=settings)
         assert found["workload"]["batch_size"] < 200
         running = found["throughput"]["serving"]["running_requests"]
         assert (running == found["workload"]["batch_size"]) == reserves
+
+
+def test_sglang_runs_48_requests_if_it_drafts_and_no_limit_is_given() -> None:
+    load = SpeedQuestion(input_tokens=100, output_tokens=100, concurrency=200)
+    for asked, running in ((None, 200), (Speculation("ngram", 3, 2.0), 48)):
+        found = ask("llama-3.1-8b", asked, "h100", engine="sglang", speed=load)
+        assert found["throughput"]["serving"]["running_requests"] == running
+        codes = [note["code"] for note in found["warnings"] if note["part"] == "speculative"]
+        assert ("running-limit" in codes) == (running == 48)
+
+
+DFLASH = {
+    "model_type": "qwen3", "num_hidden_layers": 5, "hidden_size": 4096, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12_288, "vocab_size": 151_936,
+    "max_position_embeddings": 40_960, "torch_dtype": "bfloat16", "block_size": 16,
+}  # fmt: skip
+
+
+def test_a_dflash_head_keeps_its_layers_and_drafts_in_one_pass() -> None:
+    head = kvcalc.read_config(DFLASH, "dflash", "")
+    asked = Speculation("dflash", 15, 5.0, head)
+    plain = ask("qwen3-8b", None, "h100", engine="sglang")
+    found = ask("qwen3-8b", asked, "h100", engine="sglang")
+    row = 2 * 8 * 128 * 2
+    lines = {line["name"]: line["bytes"] for line in found["engine"]["pool_lines"]}
+    assert lines["cache of the draft model"] == (4096 + 1) * 5 * row
+    assert lines["slots for drafted tokens"] == 31 * (36 + 5) * row
+    assert found["kv_cache"]["total_bytes"] == plain["kv_cache"]["total_bytes"] + found["speculative"]["cache_bytes"]
+    # 15 tokens take little longer than one, because they are drafted in one pass.
+    one = ask("qwen3-8b", asked._replace(num_tokens=1, acceptance_length=2.0), "h100", engine="sglang")
+    assert found["speculative"]["draft_seconds"] < 2 * one["speculative"]["draft_seconds"]
+
+
+def test_dflash_needs_a_head_and_an_engine_that_has_it() -> None:
+    head = kvcalc.read_config(DFLASH, "dflash", "")
+    with pytest.raises(UsageError, match="dflash:15: the draft model is missing"):
+        ask("qwen3-8b", Speculation("dflash", 15), engine="sglang")
+    with pytest.raises(UsageError, match=r"DFlash is not modelled for llama\.cpp"):
+        ask("qwen3-8b", Speculation("dflash", 15, None, head), engine="llama.cpp")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_the_lines_of_a_request_add_up_to_its_bytes(engine: str) -> None:
+    small = kvcalc.load_model("llama-3.2-1b")
+    for asked in (Speculation("eagle", 3), Speculation("eagle1", 3), Speculation("draft", 3, None, small)):
+        engine_part = ask("llama-3.1-8b", asked, engine=engine, context_tokens=5000)["engine"]
+        lines = engine_part.get("request_lines") or engine_part["pool_lines"]
+        assert sum(line["bytes"] for line in lines) == engine_part["request_bytes"]
 
 
 def test_mlx_counts_a_draft_model_in_its_own_types() -> None:

@@ -135,5 +135,5 @@ def test_every_pattern_matches_an_example_with_its_needle(one: Pattern) -> None:
     """Otherwise the adversarial texts are not near to a match, and a needle could hide a pattern."""
     text = example(parser.parse(one.expression.pattern))
     assert one.expression.search(text) or one.expression.search(f" {text}"), text
-    if one.needle not in ("█", "Mamba Cache is allocated", "stored in KV cache ("):  # elsewhere on the line
+    if one.needle not in ("█", "stored in KV cache ("):  # elsewhere on the line
         assert one.needle.casefold() in text.casefold()

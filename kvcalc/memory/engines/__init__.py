@@ -41,6 +41,11 @@ ENGINES = {
 _OF_TYPE = {
     ("llama.cpp", "deepseek_v4"): ("llama_cpp.deepseek_v4", "DeepseekV4"),
     ("llama.cpp", "deepseek_ref"): ("llama_cpp.deepseek_v4", "DeepseekV4"),
+    ("sglang", "deepseek_v4"): ("sglang.deepseek_v4", "DeepseekV4"),
+    **dict.fromkeys(
+        [("tensorrt-llm", kind) for kind in ("nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")],
+        ("tensorrt_llm_hybrid", "Hybrid"),
+    ),
 }
 
 # Engines that were seen to reserve a pool even for encoder models: SGLang for bge-m3 (sgl-project/sglang#7590), and
@@ -59,7 +64,7 @@ _LINES = (
     "tokens required by the window pool's ratio", "dummy page", "one extra block per window",
     "states for prefixes and drafts", "pages padded to one size", "blocks padded to the largest group",
     "states beyond the batch", "dummy state", "request table", "slots beyond the batch", "states in fp32",
-    "V padded to the widest layer's",
+    "V padded to the widest layer's", "states for checking drafts", "convolution inputs for checking drafts",
 )  # fmt: skip
 _ORDER = {name: place for place, name in enumerate(_LINES)}
 
@@ -162,6 +167,11 @@ class Engine(ABC):
     def weight_dtype(spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
         """The type of the weights in the engine if `asked` was requested (None: the config's own), and a note."""
         return asked, None
+
+    @classmethod
+    def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
+        """The settings of one attention replica, from settings that count for all `replicas` together."""
+        return settings
 
     def rules_used(self, asked: Asked) -> str | None:
         """The release whose rules count for another release that was asked for. None if they are its own rules.
@@ -280,6 +290,11 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
         text = f"{pool} may reserve a pool for encoders; its size depends on the memory, not on the request"
         nothing.notes = (Note("engine", "encoder-pool", text),)
     return nothing
+
+
+def replica_settings(name: str, model_type: str, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
+    """The settings of one of engine `name`'s attention replicas (`Engine.replica_settings`)."""
+    return _class_of(name, model_type)[0].replica_settings(settings, replicas)
 
 
 def stage_bounds(name: str, num_layers: int, stages: int) -> Bounds:

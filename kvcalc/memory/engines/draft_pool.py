@@ -40,12 +40,16 @@ class DraftPool(Around):
         return lcm(own, self._drafts.growth_tokens(drafts, dtype)) if drafts.layers else own
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
-        """The figures of the model's own pool. Both pools have as many tokens, so they share the memory by size."""
+        """The figures of the model's own pool, and the bytes of a request in both.
+
+        Both pools have as many tokens, so they share the memory by size.
+        """
         own = own_part(share)
         if memory is not None:
             held = self._engine.held_bytes(own, dtype, tokens, batch)
             memory = memory * held // max(1, held + self._added(share, dtype, tokens, batch))
-        return self._engine.blocks(own, dtype, tokens, batch, memory)
+        found = self._engine.blocks(own, dtype, tokens, batch, memory)
+        return {**found, "request_bytes": self.held_bytes(share, dtype, tokens, 1)} if found else found
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
         return self._with_drafts(self._engine.lines(own_part(share), dtype, tokens), share, dtype, tokens, 1)

@@ -11,25 +11,36 @@ from kvcalc.memory.kv_cache import Growth
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec
 
-# Engines whose requests may grow beyond the longest length by the drafted tokens: SGLang (extra_max_context_len of
-# model_runner_kv_cache_mixin.py) and TensorRT-LLM (max_seq_len in create_py_executor, py_executor_creator.py).
-_BEYOND_LENGTH = ("sglang", "tensorrt-llm")
+# The least tokens that SGLang allocates per step for drafts in trees: one for each branch of a tree of n-grams
+# (speculative_ngram_max_bfs_breadth).
+_LEAST_IN_TREES = 10
 
 
-def lookahead_tokens(engine: str, num_tokens: int, is_longest: bool) -> int:
+def lookahead_tokens(engine: str, num_tokens: int, is_longest: bool, by_ngrams: bool = False) -> int:
     """The slots that a request of `engine` takes beyond its own tokens if `num_tokens` tokens are drafted per step.
 
-    `is_longest`: the request is as long as the engine allows. vLLM caps the slots at max_model_len (allocate_slots of
-    v1/core/kv_cache_manager.py), so such a request takes no more. llama.cpp, mlx-lm and Transformers draft fewer tokens
-    at the end, and the formula (`logical`) counts a request's tokens alone.
+    `is_longest`: the request is as long as the engine allows. `by_ngrams`: the drafts are n-grams, which SGLang drafts
+    in trees.
+
+    vLLM caps the slots at max_model_len (allocate_slots of v1/core/kv_cache_manager.py), so such a request takes no
+    more. TensorRT-LLM prepares a step while the last one runs: its requests may grow by the drafted tokens of both, and
+    by one less for layers or a model that draft in the same engine (max_seq_len in create_py_executor,
+    py_executor_creator.py; get_num_extra_kv_tokens, _torch/speculative/utils.py). SGLang also keeps room for two steps:
+    each takes the drafted tokens and the one before them, which is already counted once (get_alloc_reserve_per_decode,
+    mem_cache/allocation_sizing.py, 0.5.23). llama.cpp, mlx-lm and Transformers draft fewer tokens at the end, and the
+    formula (`logical`) counts a request's tokens alone.
     """
-    return num_tokens if engine in _BEYOND_LENGTH or (engine == "vllm" and not is_longest) else 0
+    if engine == "sglang":
+        return 2 * max(num_tokens + 1, _LEAST_IN_TREES if by_ngrams else 0) - 1
+    if engine == "tensorrt-llm":
+        return 2 * num_tokens if by_ngrams else 3 * num_tokens - 1
+    return num_tokens if engine == "vllm" and not is_longest else 0
 
 
 class LookAhead(Around):
     """`engine`, with `slots` more tokens in every running request.
 
-    What the engine prints about its pool (`blocks`) is about a request without them.
+    What the engine prints about its pool (`blocks`) is about a request without them, except the bytes of a request.
     """
 
     def __init__(self, engine: Engine, slots: int) -> None:
@@ -60,7 +71,8 @@ class LookAhead(Around):
         return Growth(found.bytes_per_token, found.fixed_bytes + found.bytes_per_token * self._slots)
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
-        return self._engine.blocks(share, dtype, tokens, batch, memory)
+        found = self._engine.blocks(share, dtype, tokens, batch, memory)
+        return {**found, "request_bytes": self.held_bytes(share, dtype, tokens, 1)} if found else found
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
         more = self.held_bytes(share, dtype, tokens, 1) - self._engine.held_bytes(share, dtype, tokens, 1)

@@ -96,7 +96,12 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "max-running-requests", "N", "maximum running requests; the request table is counted only with this option"
         ),
         Option("context-length", "N", "width of the request table", "the model's"),
-        Option("max-mamba-cache-size", "N", "recurrent states", "one per sequence"),
+        Option("max-mamba-cache-size", "N", "recurrent states", "as many as the sequences need"),
+        Option("mamba-full-memory-ratio", "R", "memory of the states relative to that of the tokens", "0.9"),
+        Option("disable-radix-cache", None, "cache no prefixes, which takes one recurrent state per sequence"),
+        Option("speculative-num-draft-tokens", "N", "tokens that a step checks; each has a recurrent state"),
+        Option("speculative-eagle-topk", "N", "branches of a tree of drafts", "1"),
+        Option("chunked-prefill-size", "N", "tokens in one step of a prompt", "8192, or the device's default"),
         Option(
             "mem-fraction-static",
             "F",
@@ -110,6 +115,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("max-tokens", "N", "tokens in the pool, regardless of the memory"),
         Option("free-gpu-memory-fraction", "F", "the pool's share of the free memory, or of --kv-memory"),
         Option("max-attention-window", "W,W", "windows of the layers, repeated in turn: 128,32k"),
+        Option("max-batch-size", "N", "maximum running requests, for which a hybrid model has states", "the batch"),
     ),
     "llama.cpp": (
         Option("cache-type-k", "TYPE", "type of K", "f16", ("-ctk",)),

@@ -37,12 +37,14 @@ class Settings(NamedTuple):
     """`max_tokens` and `free_gpu_memory_fraction` are None if they are not given.
 
     `max_attention_window` has the windows of the layers in turn, repeated over the layers. None means one pool.
+    `max_batch_size` is the number of requests that may run, for which a hybrid has states.
     """
 
     tokens_per_block: int
     max_tokens: int | None
     free_gpu_memory_fraction: float | None
     max_attention_window: list[int] | None
+    max_batch_size: int | None
 
 
 class TensorrtLlm(Engine):
@@ -55,6 +57,7 @@ class TensorrtLlm(Engine):
     name = "tensorrt-llm"
     # GUARANTEED_NO_EVICT, the default of capacity_scheduler_policy (llmapi/llm_args.py).
     reserves_full_length = True
+    running_option = "max-batch-size"
     version = "001541bad83b"
     # With enable_attention_dp, every tensor-parallel rank is an attention replica (Mapping.dp_size, mapping.py). The
     # first ranks hold one expert more (_compute_ep_partition, _torch/modules/fused_moe/interface.py).
@@ -66,10 +69,14 @@ class TensorrtLlm(Engine):
         self.chosen = _parse(settings)
         self.block = self.chosen.tokens_per_block
         self.settings = self.chosen._asdict()
-        _refuse(spec)
+        self.check_model()
         if windows(spec):
             text = "allocates whole blocks for windows too; --max-attention-window splits the memory by window"
             self.notes = (Note("engine", "whole-windows", f"TensorRT-LLM {text}"),)
+
+    def check_model(self) -> None:
+        """Raise ModelError (exit 3) if the layout of the model is not modelled."""
+        _refuse(self.spec)
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:
@@ -96,19 +103,19 @@ class TensorrtLlm(Engine):
         return asked, None
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
-        return round_up(tokens, self.block) * _row_bytes(cache, dtype)
+        return round_up(tokens, self.block) * row_bytes(cache, dtype)
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        return batch * round_up(tokens, self.block) * _token_bytes(share, dtype)
+        return batch * round_up(tokens, self.block) * token_bytes(share, dtype)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.block
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
-        token_bytes = _token_bytes(share, dtype)
+        each = token_bytes(share, dtype)
         pools = _window_pools(share, dtype, self.chosen, tokens, memory)
-        counts = [pool["num_gpu_blocks"] for pool in pools] or [_fitting_blocks(self.chosen, token_bytes, memory)]
-        found = BlockPool(self.block, self.block * token_bytes, self.held_bytes(share, dtype, tokens, 1))
+        counts = [pool["num_gpu_blocks"] for pool in pools] or [_fitting_blocks(self.chosen, each, memory)]
+        found = BlockPool(self.block, self.block * each, self.held_bytes(share, dtype, tokens, 1))
         if None not in counts:
             fitting = min(counts)
             found = BlockPool(*found[:3], fitting, fitting * self.block, fitting / ceil_div(tokens, self.block))
@@ -120,7 +127,7 @@ class TensorrtLlm(Engine):
             held = num_layers * stored_cache_bytes(cache, tokens, dtype)
             beside = "different layout or dtype" if cache.window is None else "windows kept whole"
             sizes["stored"] += held
-            sizes[beside] += num_layers * tokens * _row_bytes(cache, dtype) - held
+            sizes[beside] += num_layers * tokens * row_bytes(cache, dtype) - held
         return lines_of({**sizes, "blocks rounded up": self.held_bytes(share, dtype, tokens, 1) - sum(sizes.values())})
 
 
@@ -133,6 +140,7 @@ def _parse(settings: Mapping[str, str]) -> Settings:
         given.optional_count("max-tokens"),
         fraction,
         None if windows is None else [parse_tokens(part, "--max-attention-window") for part in windows.split(",")],
+        given.optional_count("max-batch-size"),
     )
 
 
@@ -156,7 +164,7 @@ def _refuse(spec: ModelSpec) -> None:
         raise not_established(spec, "TensorRT-LLM", "indexers in some layers")
 
 
-def _row_bytes(cache: Cache, dtype: Dtype) -> int:
+def row_bytes(cache: Cache, dtype: Dtype) -> int:
     """Bytes of one token in one layer. nvfp4 has 4 bits per element and an fp8 scale per 16 elements.
 
     An indexer's key is always in fp8, with an fp32 scale per 128 elements.
@@ -168,8 +176,9 @@ def _row_bytes(cache: Cache, dtype: Dtype) -> int:
     return bytes_of(sum(cache.token_rows()), dtype)
 
 
-def _token_bytes(spec: ModelSpec, dtype: Dtype) -> int:
-    return sum(group.num_layers * _row_bytes(cache, dtype) for group in spec.layers for cache in group.caches)
+def token_bytes(spec: ModelSpec, dtype: Dtype) -> int:
+    """Bytes of one token in all layers."""
+    return sum(group.num_layers * row_bytes(cache, dtype) for group in spec.layers for cache in group.caches)
 
 
 def _fitting_blocks(settings: Settings, token_bytes: int, memory_bytes: int | None) -> int | None:
@@ -206,7 +215,7 @@ def _window_pools(
     rows: dict[int, list[int]] = {}
     for group in spec.layers:
         for number in range(group.first, group.last + 1):
-            row = sum(_row_bytes(cache, dtype) for cache in group.caches)
+            row = sum(row_bytes(cache, dtype) for cache in group.caches)
             rows.setdefault(pattern[(number - spec.layers[0].first) % len(pattern)], []).append(row)
     block, fraction = settings.tokens_per_block, settings.free_gpu_memory_fraction
     memory = int(memory_bytes * (fraction or 1)) if memory_bytes is not None else 0

@@ -21,8 +21,9 @@ from kvcalc.units import parse_count, parse_vllm_tokens
 _OTHER_SIZES = (1, 2, 4, 8, 16)
 _OTHER_TYPES = ("bf16", "fp8", "fp32")
 
-# vLLM's names for layouts. kvcalc derives the layout from the model and the type.
-_LAYOUTS = {"fp8_ds_mla": "fp8"}
+# Engines' names for layouts and types. kvcalc derives vLLM's layout from the model and the type. SGLang's fp4 has a
+# scale of 8 bits per 16 elements (MHATokenToKVPoolFP4, mem_cache/memory_pool.py, 0.5.23).
+_LAYOUTS = {"fp8_ds_mla": "fp8", "fp4_e2m1": "nvfp4", "float4_e2m1fn_x2": "nvfp4"}
 
 
 class Answer(NamedTuple):
@@ -156,6 +157,9 @@ def _stages(log: Log) -> str:
 
 def _tensor_parallel_size(log: Log) -> int:
     size = parse_count(log.text("tensor_parallel_size") or "1", "the log's tensor-parallel size")
+    if (log.text("enable_attention_dp") or "").casefold() == "true":
+        # Every rank is an attention replica (Mapping.dp_size, TensorRT-LLM's mapping.py).
+        return 1
     if (log.text("enable_dp_attention") or "").casefold() == "true":
         # Attention is divided only among the devices of one data-parallel rank (SGLang's attn_tp_size).
         return max(1, size // parse_count(log.text("dp_size") or "1", "the log's data-parallel size"))

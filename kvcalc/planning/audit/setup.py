@@ -9,10 +9,11 @@ from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype
 from kvcalc.memory.kv_cache import on_device
+from kvcalc.memory.sharding import stages_of
 from kvcalc.memory.workload import bind_workload, resolve_workload
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.audit.figures import Figure
+from kvcalc.planning.audit.figures import EQUAL, Figure
 from kvcalc.planning.logs import Log
 
 
@@ -66,6 +67,22 @@ class Reading(NamedTuple):
     check: Callable[[Log, Setup], list[Figure]]
     spec: ModelSpec | None = None
     release: str | None = None
+
+
+def best_stage(check: Callable[[Log, Setup], list[Figure]], log: Log, setup: Setup) -> list[Figure]:
+    """The figures of `check`, each of the pipeline stage for which it is equal, or of the first stage.
+
+    Every stage prints its own lines, and not all of them say which stage it is.
+    """
+    if not setup.rules.bounds:
+        return check(log, setup)
+    stages = [check(log, setup._replace(share=stage)) for stage in stages_of(setup.share, setup.rules.bounds)]
+    found: dict[tuple[int, str], Figure] = {}
+    for figure in (figure for figures in stages for figure in figures):
+        known = found.get((figure.line, figure.name))
+        if known is None or (known.verdict != EQUAL and figure.verdict == EQUAL):
+            found[figure.line, figure.name] = figure
+    return list(found.values())
 
 
 def make_setup(question: Question, reading: Reading) -> Setup:

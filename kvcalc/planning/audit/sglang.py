@@ -6,20 +6,30 @@ Source: memory_pool.py, SGLang 0.5.23. Before pull request 11309 its log did not
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
-from kvcalc.memory.dtypes import DTYPES, bytes_of
-from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, Layer, is_sparse, layers_of
+from kvcalc.memory.engines.sglang.drafts import slot_of
+from kvcalc.memory.engines.sglang.layers import FULL, WINDOW, Layer, is_sparse, layers_of
 from kvcalc.memory.kv_cache import stored_cache_bytes
-from kvcalc.model.caches import HEADS_CACHES, IndexerKeys, RecurrentState
+from kvcalc.model.caches import HEADS_CACHES, IndexerKeys
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.audit.figures import Figure, check_count, check_size, check_sizes, count_equal, given
-from kvcalc.planning.audit.setup import Reading, Setup
+from kvcalc.planning.audit.figures import (
+    Figure,
+    check_count,
+    check_size,
+    check_sizes,
+    count_equal,
+    given,
+    parse_printed,
+)
+from kvcalc.planning.audit.setup import Reading, Setup, best_stage
 from kvcalc.planning.logs import Log, Record
 
 _INPUT = "an input: as many as fit in the memory"
 _OF_DRAFTS = "an input: the pool of the draft model, which the log does not describe"
+_DRAFTED = (("drafted_ssm", "intermediate_ssm_bytes"), ("drafted_conv", "intermediate_conv_bytes"))
 _SIZES = (("k", "k_bytes"), ("v", "v_bytes"), ("kv", "kv_bytes"))
 
 
@@ -32,15 +42,20 @@ class Row(NamedTuple):
 
 def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     """The settings in the log. If the model has an indexer, also a reading without the indexer's keys."""
+    if spec.model_type == "deepseek_v4":
+        from kvcalc.planning.audit import sglang_deepseek_v4
+
+        yield from sglang_deepseek_v4.readings(log)
+        return
     settings = {}
     for fact in ("page_size", "swa_full_tokens_ratio"):
         text = log.text(fact)
         if text is not None and not (fact == "page_size" and is_sparse(spec)):
             settings[fact.replace("_", "-")] = text
-    yield Reading(settings, (), partial(check, False))
+    yield Reading(settings, (), partial(best_stage, partial(check, False)))
     if is_sparse(spec):
         taken = ("the indexer's keys are not included, as before pull request 11309",)
-        yield Reading(settings, taken, partial(check, True))
+        yield Reading(settings, taken, partial(best_stage, partial(check, True)))
 
 
 def check(without_indexer: bool, log: Log, setup: Setup) -> list[Figure]:
@@ -52,11 +67,14 @@ def check(without_indexer: bool, log: Log, setup: Setup) -> list[Figure]:
     totals = log.named("max_total_num_tokens")
     pools = log.named("pool")
     drafts = log.text("drafts") is not None or any("drafted_ssm" in record.parts for record in log.named("states"))
+    explained: set[str | None] = set()
     for record in pools:
         found = _check_pool(record, totals, layers, setup)
-        if drafts and figures and not count_equal(found):
-            # The pool of the draft model comes after the model's own.
+        if explained and not count_equal(found) and (drafts or record.parts.get("tokens") in explained):
+            # The pool of the draft model comes after the model's own, and has as many tokens.
             found = [given(record, part, name, "bytes", _OF_DRAFTS) for part, name in _SIZES if part in record.parts]
+        elif count_equal(found):
+            explained.add(record.parts.get("tokens"))
         figures += found
     tokens = {record.parts["tokens"] for record in pools if "tokens" in record.parts}
     for record in totals:
@@ -67,9 +85,9 @@ def check(without_indexer: bool, log: Log, setup: Setup) -> list[Figure]:
         else:
             figures.append(given(record, "total", record.name, "tokens", _INPUT))
     for record in log.named("both_pools"):
-        figures += _check_both_pools(record, layers, setup)
+        figures += _check_both_pools(record, log, layers, setup)
     for record in log.named("states"):
-        figures += _check_states(record, layers, log.text("draft_tokens"))
+        figures += _check_states(record, log, layers)
     return figures
 
 
@@ -88,6 +106,9 @@ def _check_pool(record: Record, totals: list[Record], layers: list[Layer], setup
             whose = " in the sliding-window layers" if pool == WINDOW else ""
             words = f"({int(stated):,} tokens + a page of {page}) x {{}}{whose}"
             tries.append(check_sizes(record, sizes, int(stated) + page, words))
+    if not tries:
+        # A pipeline stage with states only has no such pool.
+        return []
     best = max(tries, key=count_equal)
     if "tokens" in record.parts:
         return [given(record, "tokens", "tokens", "tokens", _INPUT), *best]
@@ -101,43 +122,64 @@ def _row(layer: Layer, setup: Setup) -> Row:
     return Row(layer.num_layers * k, layer.num_layers * (layer.bytes - k))
 
 
-def _check_both_pools(record: Record, layers: list[Layer], setup: Setup) -> list[Figure]:
+def _check_both_pools(record: Record, log: Log, layers: list[Layer], setup: Setup) -> list[Figure]:
     """Check the bytes of the pools of all tokens and of windows together (SWAKVPool, mem_cache/swa_memory_pool.py)."""
-    if "full" not in record.parts:
-        return [given(record, "both", "both_pools_bytes", "bytes", "an input: the line has no numbers of tokens")]
-    page, total, words = setup.pool()["block_size"], 0, []
+    tokens, page = _tokens_of_both(record, log, setup), setup.pool()["block_size"]
+    if tokens is None:
+        return [given(record, "both", "both_pools_bytes", "bytes", "an input: the log has no numbers of tokens")]
+    total, words = 0, []
     for pool in (FULL, WINDOW):
-        rows = int(record.parts[pool]) + page
+        rows = tokens[pool] + page
         size = sum(layer.num_layers * layer.bytes for layer in layers if layer.pool == pool)
         total += rows * size
         words.append(f"{rows:,} x {size:,} bytes")
     return [check_size(record, "both", "both_pools_bytes", total, " + ".join(words))]
 
 
-def _check_states(record: Record, layers: list[Layer], draft_tokens: str | None) -> list[Figure]:
+def _tokens_of_both(record: Record, log: Log, setup: Setup) -> dict[str, int] | None:
+    """The tokens of both pools: from the line itself, from the pools' own lines, or from max_total_num_tokens."""
+    if "full" in record.parts:
+        return {pool: int(record.parts[pool]) for pool in (FULL, WINDOW)}
+    stated = sorted({int(pool.parts["tokens"]) for pool in log.named("pool") if "tokens" in pool.parts})
+    if len(stated) == 2:
+        return {WINDOW: stated[0], FULL: stated[1]}
+    totals, page = log.named("max_total_num_tokens"), setup.pool()["block_size"]
+    if not totals:
+        return None
+    full = int(totals[0].parts["total"])
+    ratio = Fraction(log.text("swa_full_tokens_ratio") or "0.8")
+    return {FULL: full, WINDOW: int(full * ratio) // page * page}
+
+
+def _check_states(record: Record, log: Log, layers: list[Layer]) -> list[Figure]:
     """Check the states: one for each slot and one extra. The convolution's inputs are in bf16.
 
-    While drafted tokens are checked, each slot also has a state for every one of them, and the inputs of all of them in
-    one window (MambaPool, mem_cache/memory_pool.py, SGLang 0.5.23).
+    While drafted tokens are checked, each request that may run has a state for every one of them, and the inputs of all
+    of them in one window or in one each (`kvcalc.memory.engines.sglang.drafts`). If the log says neither how many
+    requests run nor how many tokens are checked, the states are read for both numbers, and the inputs are checked.
     """
     slots = int(record.parts["slots"]) + 1
-    drafted = None if draft_tokens is None else int(draft_tokens)
-    conv = window = total = 0
-    for layer in layers:
-        if layer.pool == STATE and isinstance(layer.cache, RecurrentState):
-            state = layer.cache
-            column = layer.num_layers * bytes_of(state.conv_channels, DTYPES["bf16"])
-            conv += column * (state.conv_kernel - 1)
-            window += column * ((drafted or 0) + state.conv_kernel - 2)
-            total += layer.num_layers * layer.bytes
-
-    sizes = {"conv": ("conv_state_bytes", conv), "ssm": ("ssm_state_bytes", total - conv)}
+    one = slot_of(layers, 1, True)
+    sizes = {"conv": ("conv_state_bytes", one.inputs), "ssm": ("ssm_state_bytes", one.states)}
     figures = [given(record, "slots", "max_mamba_cache_size", "states", _INPUT)]
     figures += check_sizes(record, sizes, slots, f"({slots - 1:,} + 1 states) x {{}}")
-    names = {"drafted_ssm": "intermediate_ssm_bytes", "drafted_conv": "intermediate_conv_bytes"}
-    if drafted is None:
-        rule, printed = "an input: the log does not say how many tokens are drafted", names.keys() & record.parts
-        return figures + [given(record, part, names[part], "bytes", rule) for part in sorted(printed)]
-    sizes = {part: (names[part], size) for part, size in zip(names, (drafted * (total - conv), window))}
-    words = f"({slots - 1:,} + 1 slots) x {{}} for {drafted} drafted tokens"
-    return figures + check_sizes(record, sizes, slots, words)
+    if "drafted_ssm" not in record.parts:
+        return figures
+    running = log.text("max_running_requests")
+    requests = slots if running is None else min(slots, int(running) + 1)
+    stated, printed = log.text("draft_tokens"), parse_printed(record.parts["drafted_ssm"])
+    drafted = int(stated) if stated else printed.middle / (requests * one.states) if one.states else 0
+    if round(drafted) < 1 or (stated is None and not printed.holds(round(drafted) * requests * one.states)):
+        rule = "an input: the log does not say how many tokens are drafted"
+        return figures + [given(record, part, name, "bytes", rule) for part, name in _DRAFTED if part in record.parts]
+    tokens = round(drafted)
+    words = f"({requests - 1:,} + 1 requests) x {{}} for {tokens} checked tokens"
+    tries = []
+    for separate in (False, True):
+        sizes = {part: (name, size) for (part, name), size in zip(_DRAFTED, slot_of(layers, tokens, separate))}
+        tries.append(check_sizes(record, sizes, requests, words))
+    found = max(tries, key=count_equal)
+    if stated is None:
+        rule = f"an input: the states of {tokens} checked tokens"
+        found[0] = given(record, "drafted_ssm", "intermediate_ssm_bytes", "bytes", rule)
+    return figures + found

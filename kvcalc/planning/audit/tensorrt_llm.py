@@ -1,34 +1,52 @@
 """Checks TensorRT-LLM's numbers: the bytes of a pool, its blocks, and the blocks of the longest sequence.
 
-Source: resource_manager.py and kvCacheManager.cpp of TensorRT-LLM at commit 001541bad83b.
+Source: resource_manager.py and kvCacheManager.cpp (KVCacheManager::calculateMaxNumBlocks) of TensorRT-LLM at commit
+001541bad83b.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
+from functools import partial
 
 from kvcalc.memory.engines.rounding import ceil_div, round_up
-from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.audit.figures import Figure, check_count, check_size, given
-from kvcalc.planning.audit.setup import Reading, Setup
-from kvcalc.planning.logs import Log
+from kvcalc.memory.engines.tensorrt_llm_hybrid import state_parts
+from kvcalc.model.caches import RecurrentState
+from kvcalc.model.spec import ModelSpec, distinct_caches
+from kvcalc.planning.audit.figures import (
+    UNEXPLAINED,
+    Figure,
+    check_count,
+    check_size,
+    check_sizes,
+    given,
+    parse_printed,
+)
+from kvcalc.planning.audit.setup import Reading, Setup, best_stage
+from kvcalc.planning.logs import Log, Record
 
 _INPUT = "an input: as many as fit in the memory"
+# The share of the free memory for the pool (kDefaultGpuMemFraction).
+_FRACTION = "0.9"
 # The default is 32. Older builds and examples use 64 and 128.
 _BLOCKS = ("32", "64", "128", "16")
 
 
 def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
-    """The block size in the log. Otherwise the default, then the other sizes that engines were built with."""
+    """The block size in the log. Otherwise the default, then the other sizes that engines were built with.
+
+    The free memory must lead to the pool first. If it does not, it is an input, unless the log says the pool's share.
+    """
     stated = log.text("tokens_per_block")
-    if stated is not None:
-        yield Reading({"tokens-per-block": stated}, (), check)
-        return
-    for block in _BLOCKS:
-        yield Reading({"tokens-per-block": block}, (f"{block} tokens per block",), check)
+    blocks = _BLOCKS if stated is None else (stated,)
+    for from_memory in (True, False) if log.named("available") and _may_be_smaller(log) else (True,):
+        for block in blocks:
+            taken = () if stated is not None else (f"{block} tokens per block",)
+            yield Reading({"tokens-per-block": block}, taken, partial(best_stage, partial(check, from_memory)))
 
 
-def check(log: Log, setup: Setup) -> list[Figure]:
+def check(from_memory: bool, log: Log, setup: Setup) -> list[Figure]:
     """Check the bytes of the pool's tokens, the blocks they need, and the blocks of the longest sequence."""
     found = setup.pool()
     block = found["block_size"]
@@ -41,6 +59,7 @@ def check(log: Log, setup: Setup) -> list[Figure]:
             tokens = int(record.parts["tokens"])
             words = f"{tokens:,} tokens x {token:,} bytes"
             figures.append(check_size(record, "size", "pool_bytes", tokens * token, words))
+    figures += _check_available(log, token, block, from_memory)
     # The tokens in the first pool line, or None if the log has no such line.
     held = int(counts[0].parts["tokens"]) if counts else None
     for record in log.named("pool_bytes"):
@@ -56,9 +75,57 @@ def check(log: Log, setup: Setup) -> list[Figure]:
         else:
             words = f"{held:,} tokens / {block} per block"
             figures.append(check_count(record, "blocks", "num_blocks", ceil_div(held, block), "blocks", words))
+    for record in log.named("states"):
+        figures += _check_states(record, setup)
     longest = int(log.text("block_window") or setup.context_tokens)
     words = f"{longest:,} tokens / {block} per block"
     for record in log.named("pages"):
         blocks = ceil_div(longest, block)
         figures.append(check_count(record, "pages", "blocks_per_sequence", blocks, "blocks", words))
     return figures
+
+
+def _check_states(record: Record, setup: Setup) -> list[Figure]:
+    """Check the states of the requests that may run (PythonMambaCacheManager, mamba_cache_manager.py)."""
+    slots, conv, ssm = int(record.parts["slots"]), 0, 0
+    for cache, num_layers in distinct_caches(setup.share):
+        if isinstance(cache, RecurrentState):
+            inputs, state = state_parts(setup.spec, cache)
+            conv, ssm = conv + num_layers * inputs, ssm + num_layers * state
+    sizes = {"conv": ("conv_state_bytes", conv), "ssm": ("ssm_state_bytes", ssm)}
+    rule = "an input: the requests that may run"
+    figures = [given(record, "slots", "max_mamba_cache_size", "states", rule)]
+    return figures + check_sizes(record, sizes, slots, f"{slots:,} requests x {{}}")
+
+
+def _check_available(log: Log, token: int, block: int, from_memory: bool) -> list[Figure]:
+    """Check the free memory, of which the pool takes a share, against the pool's blocks.
+
+    As many tokens as fit take blocks that are rounded up; newer releases take whole blocks that fit. So the memory is
+    known to a block. Memory that does not lead to the blocks is an input, unless `from_memory`.
+    """
+    fraction, figures = Fraction(log.text("memory_fraction") or _FRACTION), []
+    for record in log.named("available"):
+        blocks, figure = _num_blocks(log, block), None
+        if blocks is not None:
+            one = round(block * token / fraction)
+            printed = parse_printed(record.parts["available"]).middle
+            nearest = min(max(printed, (blocks - 1) * one), (blocks + 1) * one)
+            words = f"{blocks:,} blocks of {block} x {token:,} bytes, give or take one, / {float(fraction):g}"
+            figure = check_size(record, "available", "available_bytes", nearest, words)
+        if figure is None or (figure.verdict == UNEXPLAINED and not from_memory):
+            figure = given(record, "available", "available_bytes", "bytes", "an input: the free memory")
+        figures.append(figure)
+    return figures
+
+
+def _may_be_smaller(log: Log) -> bool:
+    """Whether the pool may be smaller than the default share of the free memory, for a reason not in the log."""
+    return log.text("memory_fraction") is None or log.text("max_tokens") is not None
+
+
+def _num_blocks(log: Log, block: int) -> int | None:
+    """The blocks of the pool, or None if the log has neither them nor the pool's tokens."""
+    for record in log.named("blocks", "pool"):
+        return int(record.parts["blocks"]) if "blocks" in record.parts else ceil_div(int(record.parts["tokens"]), block)
+    return None

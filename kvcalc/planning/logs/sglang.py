@@ -16,11 +16,13 @@ FACTS = (
     *option("model", "model_path", "--model-path", "--model", value=r"[\w./:-]+"),
     *option("context_tokens", "context_length", "--context-length", "context_len", value=r"\d+"),
     *option("tensor_parallel_size", "tp_size", "--tp-size", "--tp", "--tensor-parallel-size", value=r"\d+"),
+    *option("pipeline_parallel_size", "pp_size", "--pp-size", "--pipeline-parallel-size", value=r"\d+"),
     *option("dp_size", "dp_size", "--dp-size", "--dp", value=r"\d+"),
     *option("enable_dp_attention", "enable_dp_attention", value="True|False"),
     pattern("enable_dp_attention", "--enable-dp-attention", r"--(?P<value>enable)-dp-attention"),
     *option("page_size", "page_size", "--page-size", value=r"\d+"),
     *option("swa_full_tokens_ratio", "swa_full_tokens_ratio", "--swa-full-tokens-ratio", value=r"[\d.]+"),
+    *option("max_running_requests", "max_running_requests", "--max-running-requests", value=r"\d+"),
     *option("kv_dtype", "kv_cache_dtype", "--kv-cache-dtype"),
     pattern("kv_dtype", "KV cache dtype", r"[Uu]sing KV cache dtype: (?:torch\.)?(?P<value>\w+)"),
     pattern("kv_dtype", "KV Cache is allocated", r"KV Cache is allocated\. dtype: (?:torch\.)?(?P<value>\w+)"),
@@ -30,17 +32,22 @@ FACTS = (
 )
 
 RECORDS = (
-    pattern("pool", "KV Cache is allocated",
-            rf"KV Cache is allocated\.{_TYPE}(?: ?#tokens: (?P<tokens>\d+),)?"
-            rf" ?K size: (?P<k>{_GB}), V size: (?P<v>{_GB})"),
-    pattern("pool", "KV Cache is allocated",
-            rf"KV Cache is allocated\.{_TYPE}(?: ?#tokens: (?P<tokens>\d+),)? ?KV size: (?P<kv>{_GB})"),
+    pattern("pool", "K size: ",
+            rf"(?:KV Cache is allocated\.{_TYPE} ?)?(?:#tokens: (?P<tokens>\d+), ?)?"
+            rf"K size: (?P<k>{_GB}), V size: (?P<v>{_GB})"),
+    pattern("pool", "KV size: ",
+            rf"(?:KV Cache is allocated\.{_TYPE} ?)?(?:#tokens: (?P<tokens>\d+), ?)?KV size: (?P<kv>{_GB})"),
     pattern("both_pools", "SWAKVPool mem usage",
             rf"SWAKVPool mem usage: (?P<both>{_GB})(?:, swa size: (?P<window>\d+), full size: (?P<full>\d+))?"),
-    pattern("states", "Mamba Cache is allocated",
+    pattern("states", "max_mamba_cache_size: ",
             rf"max_mamba_cache_size: (?P<slots>\d+), conv_state size: (?P<conv>{_GB}),?"
             rf" ssm_state size: (?P<ssm>{_GB})(?: intermediate_ssm_state_cache size: (?P<drafted_ssm>{_GB})"
             rf" intermediate_conv_window_cache size: (?P<drafted_conv>{_GB}))?"),
+    pattern("v4_memory", "memory calculation: ",
+            r"DS[Vv]4 memory calculation: (?:[\w=, ]{0,99}, )?bytes_per_full_token=(?P<bytes>\d+\.\d+)"),
+    pattern("v4_pools", "DSV4 pool sizes: ",
+            r"DSV4 pool sizes: full=(?P<full>\d+), swa=(?P<windows>\d+), c4=(?P<c4>\d+), c128=(?P<c128>\d+),"
+            r" c4_state=(?P<states>\d+)"),
     pattern("max_total_num_tokens", "max_total_num_tokens=", r"max_total_num_tokens=(?P<total>\d+)"),
 )  # fmt: skip
 

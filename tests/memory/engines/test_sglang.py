@@ -87,13 +87,33 @@ def test_the_request_table_is_counted_where_its_rows_are_known() -> None:
 def test_states_have_a_pool_with_a_dummy_of_its_own() -> None:
     # 30 layers x (8,192 channels x 3 in bf16 + 524,288 in fp32).
     state, token = 30 * (8192 * 3 * 2 + 524288 * 4), 10 * 1024 * 2
-    assert total(gated_delta(), "sglang", 100, 2) == 201 * token + 3 * state
+    plain = {"disable-radix-cache": True}
+    assert total(gated_delta(), "sglang", 100, 2, settings=plain) == 201 * token + 3 * state
+    # With the prefix cache, a request has five states, because steps overlap.
+    assert total(gated_delta(), "sglang", 100, 2) == 201 * token + 11 * state
     settings = {"max-mamba-cache-size": "186"}
     assert total(gated_delta(), "sglang", 100, settings=settings) == 101 * token + 187 * state
-    # The states take their memory first. If their number is not given, it depends on the memory.
+    # The states take their memory first.
     found = ask(gated_delta(), "sglang", 100, settings=settings, kv_memory_bytes=187 * state + 500 * token)["engine"]
     assert found["kv_cache_tokens"] == 500
-    assert ask(gated_delta(), "sglang", 100, kv_memory_bytes=10**12)["engine"]["kv_cache_tokens"] is None
+
+
+def test_the_states_take_a_share_of_the_memory_if_their_number_is_not_given() -> None:
+    """0.9 of the tokens' memory: of 190 states' memory 90, one of which is spare. _handle_max_mamba_cache."""
+    state, token = 30 * (8192 * 3 * 2 + 524288 * 4), 10 * 1024 * 2
+    memory = 190 * state
+    found = ask(gated_delta(), "sglang", 100, kv_memory_bytes=memory)["engine"]
+    assert found["kv_cache_tokens"] == (memory - 90 * state) // token
+    half = {"mamba-full-memory-ratio": "0.5"}
+    found = ask(gated_delta(), "sglang", 100, kv_memory_bytes=memory, settings=half)["engine"]
+    assert found["kv_cache_tokens"] == (memory - 63 * state) // token
+    # While 4 tokens are checked, 9 in 5 states' memory: (90 - 5) / 1.8 = 47 states, of which 9 requests run.
+    drafts = {"speculative-num-draft-tokens": "4"}
+    found = ask(gated_delta(), "sglang", 100, kv_memory_bytes=memory, settings=drafts)["engine"]
+    assert found["kv_cache_tokens"] == (memory - (48 + 10 * 4) * state) // token
+    alone = {"disable-radix-cache": True, "max-running-requests": "8"}
+    found = ask(gated_delta(), "sglang", 100, kv_memory_bytes=memory, settings=alone)["engine"]
+    assert found["kv_cache_tokens"] == (memory - 9 * state) // token
 
 
 def test_what_sglang_refuses() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from kvcalc.errors import ModelError, UsageError
 from tests.documents import texts
-from tests.memory.engines.models import ask, gated_delta, gpt_oss, latent, lines, plain, sparse, total
-from tests.memory.engines.shapes import nemotron_nas
+from tests.memory.engines.models import ask, gpt_oss, latent, lines, plain, sparse, total
+from tests.memory.engines.shapes import gemma4, nemotron_nas
 
 TOKEN = 1024
 
@@ -70,8 +70,8 @@ def test_blocks_of_the_memory(settings: dict[str, str], blocks: int) -> None:
 
 
 def test_what_tensorrt_llm_refuses() -> None:
-    with pytest.raises(ModelError, match="recurrent state is not modelled"):
-        ask(gated_delta(), "tensorrt-llm", 32)
+    with pytest.raises(ModelError, match="TensorRT-LLM's layout of layers without a cache is not modelled"):
+        ask(gemma4(), "tensorrt-llm", 32)
     with pytest.raises(UsageError, match="below 1"):
         ask(plain(), "tensorrt-llm", 32, settings={"free-gpu-memory-fraction": "1"})
     with pytest.raises(UsageError, match="MLA has one pool"):

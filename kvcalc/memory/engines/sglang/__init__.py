@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -17,50 +17,37 @@ from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.engines.sglang.defaults import default_cache, has_raw_rows
+from kvcalc.memory.engines.sglang.drafts import DraftSlot, draft_slot
 from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
-from kvcalc.memory.engines.sglang.models import MINIMAX_M3, VERSION, WITH_ENCODER, check_model, is_sparse
+from kvcalc.memory.engines.sglang.models import (
+    MINIMAX_M3,
+    VERSION,
+    WITH_ENCODER,
+    WITH_EXTRA_STATES,
+    check_model,
+    is_sparse,
+)
+from kvcalc.memory.engines.sglang.profile import Pools, memory_after_states, profiled_tokens
+from kvcalc.memory.engines.sglang.settings import Settings, parse_settings
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
-from kvcalc.memory.sharding import longer_last, whole_of
+from kvcalc.memory.sharding import longer_last, stages_of, whole_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.notes import Note
-from kvcalc.units import parse_tokens
+from kvcalc.units import Number
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
 # default on Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
 _SPARSE_PAGE = 64
 _M3_PAGE = 128
 
+# Settings that count for all attention replicas together.
+_OF_ALL_REPLICAS = ("max-running-requests", "max-mamba-cache-size", "chunked-prefill-size")
+
 # Extra tokens per row of the request table (get_req_to_token_extra_context_len). The table's entries are int32.
 _EXTRA_TOKENS = 4
 _INDEX_BYTES = 4
-
-
-class Settings(NamedTuple):
-    """If `max_running_requests` is None, SGLang derives it from the memory, and the request table is not counted.
-
-    `max_mamba_cache_size` is the number of states. If it is None, there is one state per sequence.
-    """
-
-    page_size: int
-    swa_full_tokens_ratio: float
-    max_running_requests: int | None
-    context_length: int | None
-    max_mamba_cache_size: int | None
-
-
-def _parse_settings(settings: Mapping[str, str], default_page_size: int) -> Settings:
-    """Parse and check the given options. Raises UsageError (exit 2)."""
-    given = Given("sglang", settings)
-    context = parse_tokens(settings["context-length"], "--context-length") if "context-length" in settings else None
-    return Settings(
-        given.count("page-size", default_page_size),
-        given.share("swa-full-tokens-ratio"),
-        given.optional_count("max-running-requests"),
-        context,
-        given.optional_count("max-mamba-cache-size"),
-    )
 
 
 class Sglang(Engine):
@@ -86,20 +73,49 @@ class Sglang(Engine):
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
-        page = _SPARSE_PAGE if is_sparse(spec) else _M3_PAGE if spec.model_type in MINIMAX_M3 else 1
-        self.chosen = _parse_settings(settings, page)
+        self.chosen = self.parse(settings)
         self.page = self.chosen.page_size
         # The ratio of the window pool's tokens to the full pool's tokens, exactly as given.
         self.ratio = Fraction(str(self.chosen.swa_full_tokens_ratio))
         self.settings = self.chosen._asdict()
         if is_sparse(spec) and self.page != _SPARSE_PAGE:
             raise UsageError(f"--page-size {self.page}: sparse attention needs pages of {_SPARSE_PAGE} tokens")
-        check_model(spec)
+        self.check_model()
         if spec.model_type in WITH_ENCODER and self.chosen.max_running_requests is not None:
             raise UsageError("--max-running-requests: the request table of a model with an encoder is not modelled")
+        # The states of a running request: its own, and with the prefix cache those of the prefixes that it uses.
+        # SGLang runs only as many requests as have these states (_calculate_mamba_ratio, kv_cache_configurator.py).
+        has_more = spec.model_type in WITH_EXTRA_STATES
+        self.states_each = 1 if self.chosen.disable_radix_cache else 5 if has_more else 3
         # The encoder's tokens come before the decoder's, in rows of the same pool (prepare_encoder_info_extend).
         self.encoder = encoder_tokens(spec)
         self.notes = _notes(spec, self.chosen)
+
+    @classmethod
+    def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
+        """Requests, states and the tokens of a prefill step are divided among the attention replicas.
+
+        Source: resolve_max_num_reqs and _handle_max_mamba_cache (mem_cache/kv_cache_configurator.py), and
+        arg_groups/parallel_hook.py for --chunked-prefill-size.
+        """
+        shared = cls.default_settings(settings)
+        given = Given("sglang", shared)
+        counts = {name: given.optional_count(name) for name in _OF_ALL_REPLICAS}
+        return {**shared, **{name: Number(max(1, n // replicas)) for name, n in counts.items() if n is not None}}
+
+    @classmethod
+    def default_settings(cls, settings: Mapping[str, str]) -> Mapping[str, str]:
+        """The settings with SGLang's defaults for this model, if there are any that count."""
+        return settings
+
+    def parse(self, settings: Mapping[str, str]) -> Settings:
+        """The given options, with the defaults for this model. Raises UsageError (exit 2)."""
+        page = _SPARSE_PAGE if is_sparse(self.spec) else _M3_PAGE if self.spec.model_type in MINIMAX_M3 else 1
+        return parse_settings(settings, page)
+
+    def check_model(self) -> None:
+        """Raise ModelError (exit 3) if the pools of the model are not modelled."""
+        check_model(self.spec)
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:
@@ -122,7 +138,7 @@ class Sglang(Engine):
         layer = next(
             layer for layer in layers_of(self.spec, dtype) if (type(layer.cache), layer.cache) == (type(cache), cache)
         )
-        rows = (self.chosen.max_mamba_cache_size or 1) + 1
+        rows = self._num_states(1) + 1
         if layer.pool != STATE:
             rows = self.page + (full if layer.pool == FULL else window)
         return rows * layer.bytes
@@ -130,17 +146,20 @@ class Sglang(Engine):
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         pools, page = _pools(share, dtype), self.page
         full, window = self._pool_tokens(share, dtype, tokens, batch)
-        slots = max(self.chosen.max_mamba_cache_size or 0, batch) + 1
+        slots = self._num_states(batch) + 1
         rows = (full + page) * pools.full + (window + page) * pools.window + slots * pools.state
-        return rows + self._table_bytes(tokens)
+        return rows + self.table_bytes(tokens) + self._draft_bytes(share, dtype, batch)
 
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
         pools = _pools(share, dtype)
         has_window_pool = _pools(whole_of(share), dtype).widest_window
         if self.bounds or has_window_pool or self.chosen.max_mamba_cache_size is not None:
             return None
-        each = round_up(tokens + self.encoder, self.page) * pools.full + pools.state
-        return BatchLine(self.page * pools.full + pools.state + self._table_bytes(tokens), each)
+        spare, drafts = self._draft_bytes(share, dtype, 0), self._draft_bytes(share, dtype, 1)
+        if drafts and self.chosen.max_running_requests is not None:
+            return None
+        each = round_up(tokens + self.encoder, self.page) * pools.full + self.states_each * pools.state + drafts - spare
+        return BatchLine(self.page * pools.full + pools.state + self.table_bytes(tokens) + spare, each)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.page * self.ratio.denominator
@@ -173,19 +192,33 @@ class Sglang(Engine):
         page, pools = self.page, _pools(share, dtype)
         found = BlockPool(page, page * pools.full, self.held_bytes(share, dtype, tokens, 1))
         if memory is not None:
-            has_full = bool(_pools(whole_of(share), dtype).full)
-            capacity = _profiled_tokens(pools, self.chosen, memory, has_full)
+            capacity = self._profiled_tokens(share, dtype, memory)
             if capacity is not None:
                 concurrency = capacity / round_up(tokens + self.encoder, page)
                 found = BlockPool(*found[:3], capacity // page, capacity, concurrency)
         full, window = self._pool_tokens(share, dtype, tokens, batch)
         return {**found._asdict(), "max_total_num_tokens": full, "swa_max_total_num_tokens": window or None}
 
+    def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, memory: int) -> int | None:
+        """max_total_num_tokens if every device has `memory` bytes for its pools: the least of any pipeline stage.
+
+        Every stage subtracts as many states as the stage with the most of them (_handle_max_mamba_cache).
+        """
+        whole = whole_of(share)
+        stages = stages_of(whole, self.bounds) if self.bounds else (share,)
+        states = max(_pools(stage, dtype).state for stage in stages)
+        left, has_full = (
+            memory_after_states(memory, states, self.chosen, self.states_each),
+            bool(_pools(whole, dtype).full),
+        )
+        found = [profiled_tokens(_pools(stage, dtype), self.chosen, left, has_full) for stage in stages]
+        return min((tokens for tokens in found if tokens is not None), default=None)
+
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
         pools, page, every = _pools(share, dtype), self.page, tokens + self.encoder
         full, window = self._pool_tokens(share, dtype, tokens, batch)
         paged = batch * round_up(every, page)
-        slots = max(self.chosen.max_mamba_cache_size or 0, batch)
+        slots = self._num_states(batch)
         sizes: defaultdict[str, int] = defaultdict(int)
         for layer in layers_of(share, dtype):
             row = layer.num_layers * layer.bytes
@@ -206,8 +239,29 @@ class Sglang(Engine):
                 sizes["tokens required by the window pool's ratio"] += (full - paged) * row
         sizes["dummy page"] = page * (pools.full + pools.window)
         sizes["dummy state"] = pools.state
-        sizes["request table"] = self._table_bytes(tokens)
+        sizes["request table"] = self.table_bytes(tokens)
+        slot, requests = self._draft_slot(share, dtype), self._draft_requests(batch)
+        sizes["states for checking drafts"] = requests * slot.states
+        sizes["convolution inputs for checking drafts"] = requests * slot.inputs
         return lines_of(sizes)
+
+    def _draft_slot(self, share: ModelSpec, dtype: Dtype) -> DraftSlot:
+        return draft_slot(
+            share, dtype, self.chosen.speculative_num_draft_tokens, self.chosen.speculative_eagle_topk
+        )  # fmt: skip
+
+    def _draft_requests(self, batch: int) -> int:
+        """The slots of running requests, and the spare one. No more requests run than there are states."""
+        most, states = self.chosen.max_running_requests or 0, self.chosen.max_mamba_cache_size
+        return max(batch, most if states is None else min(most, states // self.states_each)) + 1
+
+    def _draft_bytes(self, share: ModelSpec, dtype: Dtype, batch: int) -> int:
+        if self.chosen.speculative_num_draft_tokens is None:
+            return 0
+        return self._draft_requests(batch) * sum(self._draft_slot(share, dtype))
+
+    def _num_states(self, batch: int) -> int:
+        return max(self.chosen.max_mamba_cache_size or 0, batch * self.states_each)
 
     def _pool_tokens(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> tuple[int, int]:
         """The number of tokens in the full pool and in the window pool.
@@ -236,7 +290,7 @@ class Sglang(Engine):
     def _window_tokens(self, full_tokens: int) -> int:
         return int(full_tokens * self.chosen.swa_full_tokens_ratio) // self.page * self.page
 
-    def _table_bytes(self, tokens: int) -> int:
+    def table_bytes(self, tokens: int) -> int:
         """Bytes of req_to_token: one row for each request that may run, and one spare row (ReqToTokenPool).
 
         0 if SGLang derives the number of requests from the memory.
@@ -245,19 +299,15 @@ class Sglang(Engine):
         if requests is None:
             return 0
         longest = self.chosen.context_length or max(self.spec.max_position_embeddings or 0, tokens)
-        return (requests + 1) * (longest + _EXTRA_TOKENS) * _INDEX_BYTES
+        return (requests + 1) * (longest + self._extra_tokens()) * _INDEX_BYTES
 
-
-class Pools(NamedTuple):
-    """The bytes of one token in all layers of each pool, the bytes of one state in all layers, and the widest window.
-
-    The bytes are 0 for a pool that the model does not have.
-    """
-
-    full: int
-    window: int
-    state: int
-    widest_window: int
+    def _extra_tokens(self) -> int:
+        """The room for tokens beyond the longest request: for drafts, and with pages for those of two steps."""
+        checked, page = self.chosen.speculative_num_draft_tokens, self.page
+        if checked is None:
+            return _EXTRA_TOKENS
+        of_two_steps = 2 * checked + page - 1 if page > 1 else 0
+        return max(_EXTRA_TOKENS + checked, of_two_steps)
 
 
 @remembered
@@ -269,21 +319,6 @@ def _pools(share: ModelSpec, dtype: Dtype) -> Pools:
     return Pools(sizes[FULL], sizes[WINDOW], sizes[STATE], widest)
 
 
-def _profiled_tokens(pools: Pools, settings: Settings, memory_bytes: int, has_full: bool) -> int | None:
-    """max_total_num_tokens for the memory left for the pools: whole pages, without the dummy page.
-
-    The states and one dummy state are subtracted first (_handle_max_mamba_cache). Returns None if SGLang derives the
-    number of states from the memory, or if a pipeline stage has only states. `has_full` is whether the model has a pool
-    for all tokens.
-    """
-    if pools.state and settings.max_mamba_cache_size is None:
-        return None
-    memory_bytes = max(0, memory_bytes - pools.state * ((settings.max_mamba_cache_size or 0) + 1))
-    share: float = settings.swa_full_tokens_ratio if has_full else 1
-    cell = pools.full + share * pools.window if pools.window else pools.full
-    return int(memory_bytes // cell) // settings.page_size * settings.page_size if cell else None
-
-
 def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
     """Notes about SGLang's defaults that are not counted here."""
     notes = []
@@ -291,6 +326,6 @@ def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
         text = "the request table depends on the memory and is not counted; set --max-running-requests to count it"
         notes.append(Note("engine", "request-table", text))
     if has_states(spec) and not settings.max_mamba_cache_size:
-        text = "counting one state per sequence; SGLang's radix cache keeps 3 or more (set --max-mamba-cache-size)"
-        notes.append(Note("engine", "more-states", text))
+        text = "SGLang gives the states a share of the memory; only those that the batch needs are counted"
+        notes.append(Note("engine", "more-states", f"{text} (set --max-mamba-cache-size)"))
     return tuple(notes)

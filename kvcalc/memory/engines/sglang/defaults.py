@@ -21,6 +21,9 @@ def default_cache(spec: ModelSpec, dtype: str | None, place: Place) -> tuple[str
     For sparse attention the device decides before the checkpoint is read: fp8 on Blackwell, bf16 on other devices.
     Other models follow a checkpoint with an fp8 cache.
     """
+    if spec.model_type == "deepseek_v4":
+        # _deepseek_v4_kv_cache_dtype, arg_groups/overrides.py.
+        return "fp8", "SGLang's default for DeepSeek-V4 is fp8"
     if is_sparse(spec) and place.device_class is not None:
         name = "fp8" if place.is_sm100 or place.is_sm120 else "bf16"
         return name, f"SGLang's default for sparse attention on this device is {name}"

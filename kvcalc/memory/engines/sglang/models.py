@@ -30,6 +30,12 @@ WINDOW_POOL = (
 ALL_LAYERS = (*GEMMA4, "gemma3n_text", "nemotron-nas", "whisper")
 WITH_ENCODER = ("mllama_text_model", "whisper")
 
+# Types whose states keep two extra slots per request, so that steps overlap while prefixes are cached
+# (_MAMBA_EXTRA_BUFFER_ARCHS and _mamba_radix_cache_resolution, arg_groups/overrides.py).
+WITH_EXTRA_STATES = (
+    "falcon_h1", "granitemoehybrid", "kimi_linear", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+)  # fmt: skip
+
 _KNOWN = (
     "afmoe apertus arcee baichuan bailing_moe chatglm cohere cohere2 cohere2_moe dbrx deepseek deepseek_v2 "
     "deepseek_v3 deepseek_v32 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text exaone exaone4 exaone_moe falcon_h1 gemma "

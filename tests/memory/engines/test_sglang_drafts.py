@@ -1,0 +1,106 @@
+"""The states that SGLang keeps while drafted tokens are checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import UsageError
+from kvcalc.model.drafting import Speculation
+from tests.documents import estimate
+
+# Qwen3.5-9B: 32 layers, of which every fourth has attention.
+QWEN = {
+    "model_type": "qwen3_5_text", "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4,
+    "head_dim": 256, "hidden_size": 4096, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4, "mamba_ssm_dtype": "float32", "torch_dtype": "bfloat16",
+    "intermediate_size": 12_288, "vocab_size": 248_320, "max_position_embeddings": 262_144,
+}  # fmt: skip
+STATE = 24 * 32 * 128 * 128 * 4
+COLUMN = 24 * (2 * 16 * 128 + 32 * 128) * 2
+
+
+def ask(speculative: Speculation | None, model: Any = QWEN, **asked: Any) -> dict[str, Any]:
+    spec = kvcalc.read_config(model, "qwen3.5-9b", "") if isinstance(model, dict) else kvcalc.load_model(model)
+    asked = {"engine": "sglang", "context_tokens": 8192, "batch_size": 4, **asked}
+    return estimate(spec, speculative=speculative, **asked)
+
+
+def lines(found: dict[str, Any]) -> dict[str, int]:
+    assert sum(line["bytes"] for line in found["engine"]["pool_lines"]) == found["kv_cache"]["bytes_per_device"]
+    return {line["name"]: line["bytes"] for line in found["engine"]["pool_lines"]}
+
+
+def test_every_checked_token_has_a_state_in_every_slot() -> None:
+    """A public log: 64 requests and 16 checked tokens take 48.75 GB of states and 0.43 GB of inputs."""
+    settings = {"max-running-requests": "64", "max-mamba-cache-size": "64", "disable-radix-cache": True}
+    found = lines(ask(Speculation("ngram", 15), engine_settings={**settings, "speculative-eagle-topk": "1"}))
+    assert found["states for checking drafts"] == 65 * 16 * STATE
+    assert round(found["states for checking drafts"] / 2**30, 2) == 48.75
+    assert found["convolution inputs for checking drafts"] == 65 * (16 + 4 - 2) * COLUMN
+    assert round(found["convolution inputs for checking drafts"] / 2**30, 2) == 0.43
+
+
+def test_no_more_requests_run_than_have_states() -> None:
+    """With the prefix cache, a request has five states: 64 are enough for 12."""
+    settings = {"max-running-requests": "64", "max-mamba-cache-size": "64"}
+    assert lines(ask(Speculation("ngram", 3), engine_settings=settings))["states for checking drafts"] == 13 * 4 * STATE
+
+
+def test_the_slots_follow_the_batch_without_a_limit_on_requests() -> None:
+    found = lines(ask(Speculation("draft", 3, draft_model=kvcalc.load_model("qwen3-0.6b"))))
+    assert found["states for checking drafts"] == 5 * 4 * STATE
+    assert found["convolution inputs for checking drafts"] == 5 * (4 + 4 - 2) * COLUMN
+
+
+def test_trees_keep_the_inputs_of_every_token() -> None:
+    found = lines(ask(Speculation("ngram", 3)))
+    assert found["convolution inputs for checking drafts"] == 5 * 4 * 3 * COLUMN
+    kimi = lines(ask(None, "kimi-linear-48b", engine_settings={"speculative-num-draft-tokens": "4"}))
+    column = 20 * 3 * 32 * 128 * 2
+    assert kimi["convolution inputs for checking drafts"] == 5 * 4 * 3 * column
+
+
+def test_the_states_are_divided_like_the_models() -> None:
+    for size in (2, 4):
+        found = lines(ask(Speculation("ngram", 3), tensor_parallel_size=size))
+        assert found["states for checking drafts"] == 5 * 4 * STATE // size
+
+
+def test_a_model_without_states_keeps_none() -> None:
+    found = lines(ask(Speculation("eagle", 3), "llama-3.1-8b"))
+    assert not {"states for checking drafts", "convolution inputs for checking drafts"} & set(found)
+
+
+@pytest.mark.parametrize("settings", [{}, {"max-running-requests": "16"}, {"max-mamba-cache-size": "9"}])
+@pytest.mark.parametrize("batch", [1, 3, 20])
+def test_the_largest_batch_is_the_largest_that_fits(settings: dict[str, str], batch: int) -> None:
+    asked = Speculation("ngram", 3)
+    memory = ask(asked, batch_size=batch, engine_settings=settings)["kv_cache"]["bytes_per_device"]
+    most = ask(asked, engine_settings=settings, kv_memory_bytes=memory)["fit"]["max_batch_size"]
+    assert most >= batch
+    sizes = [
+        ask(asked, batch_size=number, engine_settings=settings)["kv_cache"]["bytes_per_device"]
+        for number in (most, most + 1)
+    ]
+    assert sizes[0] <= memory < sizes[1]
+
+
+def test_the_option_must_agree_with_the_drafted_tokens() -> None:
+    """SGLang counts the token before the drafted ones."""
+    same = ask(Speculation("ngram", 3), engine_settings={"speculative-num-draft-tokens": "4"})
+    assert same["engine"]["speculative_num_draft_tokens"] == 4
+    with pytest.raises(UsageError, match="--speculative-num-draft-tokens 3 contradicts"):
+        ask(Speculation("ngram", 3), engine_settings={"speculative-num-draft-tokens": "3"})
+
+
+def test_the_request_table_has_room_for_drafts() -> None:
+    plain = lines(ask(None, "llama-3.1-8b", engine_settings={"max-running-requests": "9"}))
+    drafts = lines(ask(Speculation("ngram", 3), "llama-3.1-8b", engine_settings={"max-running-requests": "9"}))
+    assert drafts["request table"] - plain["request table"] == 10 * 4 * 4
+    settings = {"max-running-requests": "9", "page-size": "64"}
+    paged = lines(ask(Speculation("ngram", 3), "llama-3.1-8b", engine_settings=settings))
+    assert paged["request table"] - plain["request table"] == 10 * (2 * 4 + 64 - 1 - 4) * 4
