@@ -44,7 +44,7 @@ OPTIONS = [
         "--assume-full-attention",
         "For an unrecognised config, print an upper bound: every layer keeps the K and V of all tokens.",
     ),
-    *o.shared(f"{o.DEVICE} {o.SPEED} {o.SERVING} {o.PREFIX} {o.DRAFTING}"),
+    *o.shared(f"{o.DEVICE} {o.SPEED} {o.SERVING} {o.PREFIX} {o.REUSE} {o.DRAFTING}"),
     *o.engine_settings(),
     *o.shared(f"layers {o.MODEL_BY_FLAGS}"),
     *o.output(path="kv_cache.total_bytes"),

@@ -60,7 +60,7 @@ OPTIONS = [
         "--gpu", "LIST", "Devices: h100,l40s or h100x4. Shows which points fit and how fast they are.",
         panel="Device", several=True,
     ),
-    *o.shared(f"{o.DEVICE_FIGURES} {o.SPEED} {o.PREFIX} {o.DRAFTING}"),
+    *o.shared(f"{o.DEVICE_FIGURES} {o.SPEED} {o.PREFIX} {o.SHARED} {o.DRAFTING}"),
     *o.engine_settings(),
     *o.output("human|tsv|csv|jsonl|json", " jsonl is one object per line.", "points.0.total_bytes"),
 ]  # fmt: skip

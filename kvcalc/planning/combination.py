@@ -176,6 +176,7 @@ def _combine(found: Combination, question: Question, largest_batch: int, notes: 
 
 def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[int, int], Row] | None:
     """The columns of `SPEED` at a context and a batch; None, with a note, if they are not known."""
+    from kvcalc.planning.prefix_hits import cached_tokens
     from kvcalc.planning.throughput import speed_of, unfitted_of
     from kvcalc.throughput.constants import batch_region
     from kvcalc.throughput.speed import range_factors
@@ -191,7 +192,8 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
     # Of the fitted quantities, only the batch differs between points.
     always = bool(unfitted_of(case, found, 1))
     factors: dict[tuple[str, bool], tuple[float, float]] = {}
-    hit_rate = 0.0 if case.question.speed is None else case.question.speed.prefix_hit_rate
+    asked = case.question
+    hit_rate = 0.0 if asked.speed is None else asked.speed.prefix_hit_rate
 
     def range_at(batch: int) -> tuple[float, float]:
         is_outside = always or batch > regime.largest_batch
@@ -209,7 +211,10 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
             low, high = found.calibration.range("decode", step, lambda m: m.decode(batch, tokens).seconds, low, high)
         shortest = max(model.roofline(batch, tokens), step * low)
         rate = batch * model.tokens_per_step / step
-        return step, shortest, step * high, rate, model.prefill(tokens, batch, hit_rate * tokens).seconds
+        cached = hit_rate * tokens
+        if asked.reuse is not None:
+            cached = cached_tokens(asked, case.rules, case.share, case.workload.kv_dtype, tokens)
+        return step, shortest, step * high, rate, model.prefill(tokens, batch, cached).seconds
 
     return at
 
@@ -219,7 +224,7 @@ def _curves(case: Case) -> tuple[Curve, Curve, Curve] | None:
 
     None if one of them is not piecewise linear, or if the engine holds more than it stores.
     """
-    if case.rules.name != "logical" or case.workload.pipeline_parallel_size > 1 or case.encoder_follows_context:
+    if case.question.reuse is not None or case.rules.name != "logical" or case.workload.pipeline_parallel_size > 1 or case.encoder_follows_context:
         return None
     spec, share, dtype = case.cached, case.share, case.workload.kv_dtype
     stored, device, read = stored_curve(spec, dtype), stored_curve(share, dtype), read_curve(spec, dtype)

@@ -232,7 +232,8 @@ class Engine(ABC):
 
         Raises UsageError (exit 2) if the engine has none, and ModelError (exit 3) if it is not modelled.
         """
-        raise UsageError(f"{self.name} has no prefix cache for {share.name}", "leave it out, or use another engine")
+        hint = "leave --prefix-tokens, --turns, --offload and --transfer-bandwidth out, or use another engine"
+        raise UsageError(f"{self.name} has no prefix cache for {share.name}", hint)
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         """How the bytes of one replica grow at a context."""

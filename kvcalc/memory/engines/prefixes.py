@@ -13,19 +13,23 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.rounding import round_up
 from kvcalc.memory.kv_cache import checked_caches, stored_cache_bytes
-from kvcalc.model.caches import CompressedAttention, CrossAttention, RecurrentState
+from kvcalc.model.caches import Cache, CompressedAttention, CrossAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, has_cross_attention, has_states, windows
+
+# Engines whose requests copy a prefix (`CopiedPrefixes`).
+COPYING = ("llama.cpp", "mlx")
 
 
 class Prefixes(ABC):
     """The prefix cache of an engine on one device.
 
     Prefixes are found in steps of `block_tokens` tokens. With `shares_memory`, requests that run at once keep the
-    tokens that they have in common only once.
+    tokens that they have in common only once. `unit_bytes` are the bytes that are allocated and moved as a whole.
     """
 
     block_tokens = 1
     shares_memory = True
+    unit_bytes = 1
 
     def found(self, tokens: int) -> int:
         """The tokens that a later request finds of `tokens` tokens it has in common with an earlier one."""
@@ -44,15 +48,22 @@ class Prefixes(ABC):
         """
 
     @abstractmethod
-    def kept_bytes(self, tokens: int) -> int:
-        """The bytes that must stay in the cache so that a later request finds `tokens` tokens, as `found` gives it."""
+    def kept_bytes(self, tokens: int, after: int = 0) -> int:
+        """The bytes that must stay in the cache so that a later request finds `tokens` tokens, as `found` gives it.
+
+        The first `after` of them, as `shared` gives it, are kept for others too and not counted.
+        """
+
+    def idle_bytes(self, shared: int, tokens: int, count: int) -> int:
+        """The bytes that keep `count` contexts of `tokens` tokens between requests, and their prefix once."""
+        return self.kept_bytes(shared) + count * self.kept_bytes(tokens, shared)
 
     @abstractmethod
     def sent_bytes(self, tokens: int) -> int:
         """The bytes of a prompt of `tokens` tokens that a prefill instance sends to a decode instance."""
 
     def tier_bytes(self, tokens: int) -> int:
-        """The bytes of `tokens` tokens, as `found` gives it, in another tier of memory."""
+        """The bytes of another tier of memory that keeps `tokens` tokens, as `found` gives it, of this device."""
         return self.kept_bytes(tokens)
 
 
@@ -94,8 +105,14 @@ class LogicalPrefixes(Prefixes):
             total += count * (found.shared + batch * found.own)
         return total
 
-    def kept_bytes(self, tokens: int) -> int:
-        return sum(count * stored_cache_bytes(cache, tokens, self._dtype) for cache, count in self._caches)
+    def kept_bytes(self, tokens: int, after: int = 0) -> int:
+        return sum([count * self._kept(cache, tokens, after) for cache, count in self._caches])
+
+    def _kept(self, cache: Cache, tokens: int, after: int) -> int:
+        own = 1 if isinstance(cache, RecurrentState) else tokens - after
+        if tokens <= after or own < 1:
+            return 0
+        return min(stored_cache_bytes(cache, part, self._dtype) for part in (tokens, own))
 
     def sent_bytes(self, tokens: int) -> int:
         return self.kept_bytes(tokens)
@@ -111,13 +128,14 @@ class BlockPrefixes(Prefixes):
 
     def __init__(self, block_tokens: int, token_bytes: int) -> None:
         self.block_tokens, self._token_bytes = block_tokens, token_bytes
+        self.unit_bytes = block_tokens * token_bytes
 
     def batch_bytes(self, shared: int, tokens: int, batch: int) -> int:
         own = round_up(tokens, self.block_tokens) - shared
         return (shared + batch * own) * self._token_bytes
 
-    def kept_bytes(self, tokens: int) -> int:
-        return tokens * self._token_bytes
+    def kept_bytes(self, tokens: int, after: int = 0) -> int:
+        return (tokens - after) * self._token_bytes
 
     def sent_bytes(self, tokens: int) -> int:
         return round_up(tokens, self.block_tokens) * self._token_bytes
@@ -144,8 +162,8 @@ class CopiedPrefixes(LogicalPrefixes):
     def batch_bytes(self, shared: int, tokens: int, batch: int) -> int:
         raise ValueError("the requests share nothing")
 
-    def kept_bytes(self, tokens: int) -> int:
-        return self._bytes_of(tokens)
+    def kept_bytes(self, tokens: int, after: int = 0) -> int:
+        return self._bytes_of(tokens) if tokens else 0
 
     def sent_bytes(self, tokens: int) -> int:
         raise UsageError(f"--transfer-bandwidth: {self._engine} has no separate prefill instances", "use vllm or sglang")

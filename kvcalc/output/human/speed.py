@@ -37,6 +37,10 @@ def print_speed(document: dict[str, Any], console: Console) -> None:
         _host(speed, console)
     if speed["serving"] is not None:
         _serving(speed["serving"], console)
+    if "kv_transfer" in speed:
+        from kvcalc.output.human.reuse import print_transfer
+
+        print_transfer(speed["kv_transfer"], console)
     if speed["energy"] is not None:
         _energy(speed["energy"], console)
     if speed["calibration"] is not None:

@@ -11,8 +11,10 @@ MambaComponent (unified_cache/components), mamba_cache_chunk_size (srt/arg_group
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
+from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.prefixes import Prefixes, in_use, refuse_encoder_decoder
 from kvcalc.memory.engines.rounding import round_up
@@ -33,7 +35,7 @@ class SglangPrefixes(Prefixes):
         refuse_encoder_decoder(share, "SGLang")
         self._engine, self._share, self._dtype = engine, share, dtype
         self._pools, self._whole = _pools(share, dtype), _pools(whole_of(share), dtype)
-        self.block_tokens = engine.page
+        self.block_tokens, self.unit_bytes = engine.page, engine.page * self._pools.full
         if self._whole.state:
             stated = engine.spec.stated.get("mamba_chunk_size")
             chunk = stated if isinstance(stated, int) else _STATE_TOKENS
@@ -46,9 +48,35 @@ class SglangPrefixes(Prefixes):
         pools = self._engine.sized_pools(self._whole, full, windows.shared + batch * windows.own)
         return self._engine.rows_bytes(self._share, self._dtype, tokens, batch, *pools)
 
-    def kept_bytes(self, tokens: int) -> int:
-        pools = self._pools
-        return tokens * pools.full + self._window(tokens) * pools.window + (pools.state if tokens else 0)
+    def kept_bytes(self, tokens: int, after: int = 0) -> int:
+        pools, own = self._pools, tokens - after
+        if own <= 0:
+            return 0
+        return own * pools.full + min(self._window(tokens), own) * pools.window + pools.state
+
+    def idle_bytes(self, shared: int, tokens: int, count: int) -> int:
+        own = tokens - shared
+        full, windows = shared + count * own, self._window(shared) + count * min(self._window(tokens), own)
+        pools = self._engine.sized_pools(self._whole, full, windows)
+        return self._engine.rows_bytes(self._share, self._dtype, tokens, count, *pools)
+
+    def tier_bytes(self, tokens: int) -> int:
+        """HiCache divides its memory among the pools like the device's (_split_hicache_size, hybrid_pool_assembler.py).
+
+        So the memory must be large enough for the pool that is full first.
+        """
+        pools, ratio = self._whole, self._engine.ratio
+        if pools.state:
+            raise ModelError(
+                f"{self._share.name}: how HiCache divides its memory between tokens and states depends on the server",
+                "leave --offload out",
+            )
+        if not pools.window:
+            return tokens * self._pools.full
+        if not pools.full:
+            return self._window(tokens) * self._pools.window
+        rows = max(tokens, ceil(self._window(tokens) / ratio))
+        return ceil(rows * (self._pools.full + ratio * self._pools.window))
 
     def sent_bytes(self, tokens: int) -> int:
         return self.kept_bytes(round_up(tokens, self._engine.page))

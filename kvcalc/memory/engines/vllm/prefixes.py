@@ -26,7 +26,7 @@ class VllmPrefixes(Prefixes):
     """The blocks of a plan. Each has `block_bytes` bytes on the devices that are counted."""
 
     def __init__(self, plan: Plan, block_bytes: int) -> None:
-        self._plan, self._block_bytes = plan, block_bytes
+        self._plan, self.unit_bytes = plan, block_bytes
         self._kinds = [(pages[0], pages, count) for pages, count in kinds_of_groups(plan.groups)]
         self.block_tokens = plan.common_block_tokens
 
@@ -36,10 +36,12 @@ class VllmPrefixes(Prefixes):
             needed = max(page.blocks(demand) for page in pages)
             found = self._in_use(page, needed, shared, tokens)
             blocks += count * (found.shared + batch * found.own)
-        return blocks * self._block_bytes
+        return blocks * self.unit_bytes
 
-    def kept_bytes(self, tokens: int) -> int:
-        return self._bytes([self._kept(page, tokens) for page, _, _ in self._kinds])
+    def kept_bytes(self, tokens: int, after: int = 0) -> int:
+        return self._bytes(
+            [min(self._kept(page, tokens), self._after(page, tokens, after)) for page, _, _ in self._kinds]
+        )
 
     def sent_bytes(self, tokens: int) -> int:
         return self._bytes([self._sent(page, tokens) for page, _, _ in self._kinds])
@@ -48,7 +50,7 @@ class VllmPrefixes(Prefixes):
         return self._bytes([self._in_tier(page, tokens) for page, _, _ in self._kinds])
 
     def _bytes(self, blocks: list[int]) -> int:
-        return self._block_bytes * sum(count * each for (_, _, count), each in zip(self._kinds, blocks))
+        return self.unit_bytes * sum(count * each for (_, _, count), each in zip(self._kinds, blocks))
 
     def _tokens_of(self, page: Page) -> int:
         """The tokens of a block. States have no tokens of their own unless there is one for every block."""
@@ -74,6 +76,13 @@ class VllmPrefixes(Prefixes):
         if page.kind in (STATE, CROSS):
             return min(tokens, 1)
         return tokens // size
+
+    def _after(self, page: Page, tokens: int, after: int) -> int:
+        """The most blocks after the first `after` tokens."""
+        if page.kind in (STATE, CROSS):
+            return int(tokens > after)
+        size = self._tokens_of(page)
+        return tokens // size - after // size
 
     def _sent(self, page: Page, tokens: int) -> int:
         """The blocks that a decode instance gets. A window may begin inside a block, so one more is sent."""
