@@ -94,8 +94,8 @@ _SHARED_OPTIONS: tuple[tuple[Any, ...], ...] = (
      "Memory that keeps what the device's cache drops, of one replica: cpu=200GiB,disk=2TiB. The tiers are cpu, disk "
      "and remote.", None, _REUSE),
     ("--offload-bandwidth", "TIER=RATE,...",
-     "Rate of each tier: cpu=50GB/s,disk=6GB/s. Default: cpu is the device's PCIe link, disk one NVMe drive. cpu is per "
-     "device, the others are shared.", None, _REUSE),
+     "Rate of each tier: cpu=50GB/s,disk=6GB/s. Default: the device's PCIe link for cpu, one NVMe drive for disk. cpu "
+     "is per device, the others are shared.", None, _REUSE),
     ("--offload-backend --kv-offloading-backend", "NAME",
      "What keeps the tiers: native (the engine itself, the default) or lmcache, in chunks of 256 tokens.",
      None, _REUSE),
@@ -122,8 +122,8 @@ DEVICE = f"gpu num-gpus {DEVICE_FIGURES}"
 SPEED, SERVING = "ep calibrate", "input-tokens output-tokens concurrency"
 # Drafted tokens, and prompts that are partly cached.
 DRAFTING, PREFIX = "speculative acceptance-length draft-model", "prefix-hit-rate"
-# Shared prefixes, which every question may have; and what only `estimate` answers in full.
-SHARED, REUSE = "prefix-tokens turns", "prefix-tokens turns offload offload-bandwidth offload-backend transfer-bandwidth"
+# What requests have in common, and slower memory that keeps what they leave.
+SHARED, OFFLOAD = "prefix-tokens turns", "offload offload-bandwidth offload-backend"
 # An attention other than the model's own.
 WHAT_IF_SIZES = "kv-heads kv-lora-rank qk-rope-head-dim"
 WHAT_IF = f"attention {WHAT_IF_SIZES}"

@@ -7,8 +7,8 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.drafting import hit_rate_of, speculation_of
-from kvcalc.cli.reuse import reuse_of
 from kvcalc.cli.question import attention_replicas_of, calibration_of, kinds_of, output_of, parsed, settings_of
+from kvcalc.cli.reuse import reuse_of
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_tokens
 

@@ -47,8 +47,8 @@ class Question(NamedTuple):
     `speed` has the options for throughput. If it includes the lengths of requests, the context is the prompt and the
     answer of one request, and `batch_size` follows from the requests. `engine_settings` maps the engine's own options
     to their text; a flag may be True or False. `what_if` replaces the model's attention. `speculative` says how tokens
-    are drafted, or is None if they are not. `data_parallel_size` is the number of attention replicas. `reuse` says how a
-    cache is used again.
+    are drafted, or is None if they are not. `data_parallel_size` is the number of attention replicas. `reuse` says how
+    a cache is used again.
     """
 
     model: ModelSpec

@@ -224,7 +224,12 @@ def _curves(case: Case) -> tuple[Curve, Curve, Curve] | None:
 
     None if one of them is not piecewise linear, or if the engine holds more than it stores.
     """
-    if case.question.reuse is not None or case.rules.name != "logical" or case.workload.pipeline_parallel_size > 1 or case.encoder_follows_context:
+    if (
+        case.question.reuse is not None
+        or case.rules.name != "logical"
+        or case.workload.pipeline_parallel_size > 1
+        or case.encoder_follows_context
+    ):
         return None
     spec, share, dtype = case.cached, case.share, case.workload.kv_dtype
     stored, device, read = stored_curve(spec, dtype), stored_curve(share, dtype), read_curve(spec, dtype)

@@ -62,7 +62,7 @@ def check_reuse(asked: Question) -> None:
     if reuse.turns is not None:
         check_count(reuse.turns, "turns", least=2)
         if reuse.turns > MOST_TURNS:
-            raise UsageError(f"--turns {reuse.turns}: at most {MOST_TURNS:,} turns", "for example --turns 8")
+            raise UsageError(f"--turns {reuse.turns}: must be at most {MOST_TURNS:,}", "for example --turns 8")
     for option, rows in (("--offload", reuse.offload), ("--offload-bandwidth", reuse.bandwidths)):
         for name, amount in rows:
             if name not in TIERS:
@@ -97,8 +97,9 @@ def prompt_tokens_of(asked: Question, workload: Workload) -> int:
 def turns_of(reuse: CacheReuse, prompt_tokens: int, context_tokens: int, prefixes: Prefixes) -> list[Turn]:
     """The turns of a session that grows evenly from the prefix to a context of `context_tokens` tokens.
 
-    The last one has a prompt of `prompt_tokens`. Without several turns, that is the only one, which finds the prefix. An
-    engine computes at least the last token of a prompt. UsageError (exit 2) if the answers leave no tokens for prompts.
+    The last one has a prompt of `prompt_tokens`. Without several turns, that is the only one, and it finds the prefix.
+    An engine computes at least the last token of a prompt. UsageError (exit 2) if the answers leave no tokens for
+    prompts.
     """
     count, prefix, answer = reuse.turns or 1, reuse.prefix_tokens, context_tokens - prompt_tokens
     if count > 1 and (context_tokens - prefix) // count <= answer:

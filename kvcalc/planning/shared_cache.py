@@ -47,7 +47,9 @@ def session_tokens_of(case: Case, prefixes: Prefixes) -> int:
     asked, tokens = case.question, case.workload.context_tokens
     if asked.reuse is None or not asked.reuse.turns:
         return prefixes.found(tokens)
-    return prefixes.found(turns_of(asked.reuse, prompt_tokens_of(asked, case.workload), tokens, prefixes)[-2].end_tokens)
+    return prefixes.found(
+        turns_of(asked.reuse, prompt_tokens_of(asked, case.workload), tokens, prefixes)[-2].end_tokens
+    )
 
 
 def _device(case: Case) -> ModelSpec:

@@ -91,7 +91,8 @@ class LogicalPrefixes(Prefixes):
         self._caches, self._dtype = checked_caches(share, dtype), dtype
         for cache, _ in self._caches:
             if isinstance(cache, (CompressedAttention, CrossAttention)):
-                raise ModelError(f"{share.name}: a shared prefix of {cache.kind.replace('_', ' ')} is not modelled")
+                what = "cross-attention" if isinstance(cache, CrossAttention) else "compressed attention"
+                raise ModelError(f"{share.name}: a shared prefix of {what} is not modelled")
 
     def batch_bytes(self, shared: int, tokens: int, batch: int) -> int:
         total = 0
@@ -166,7 +167,9 @@ class CopiedPrefixes(LogicalPrefixes):
         return self._bytes_of(tokens) if tokens else 0
 
     def sent_bytes(self, tokens: int) -> int:
-        raise UsageError(f"--transfer-bandwidth: {self._engine} has no separate prefill instances", "use vllm or sglang")
+        raise UsageError(
+            f"--transfer-bandwidth: {self._engine} has no separate prefill instances", "use vllm or sglang"
+        )
 
     def tier_bytes(self, tokens: int) -> int:
         return super().kept_bytes(tokens)
@@ -175,4 +178,5 @@ class CopiedPrefixes(LogicalPrefixes):
 def refuse_encoder_decoder(share: ModelSpec, engine: str) -> None:
     """Raise UsageError (exit 2) for models with cross-attention."""
     if has_cross_attention(share):
-        raise UsageError(f"{engine} has no prefix cache for encoder-decoders like {share.name}", "leave it out")
+        hint = "leave --prefix-tokens, --turns, --offload and --transfer-bandwidth out"
+        raise UsageError(f"{engine} has no prefix cache for encoder-decoders like {share.name}", hint)

@@ -86,10 +86,8 @@ def _tiers(tiers: dict[str, Any], console: Console) -> None:
         known = seconds is not None and tiers["prefill_seconds"] is not None
         pays = "-" if not known else "never" if least is None else f"{count(least)} tokens"
         cells = [size(row["memory_bytes"]), count(row["sessions"]), count(row["tokens"])]
-        table.add_row(
-            row["name"], *cells, "-" if rate is None else byte_rate(rate), "-" if seconds is None else duration(seconds),
-            pays,
-        )  # fmt: skip
+        load = "-" if seconds is None else duration(seconds)
+        table.add_row(row["name"], *cells, "-" if rate is None else byte_rate(rate), load, pays)
     console.print(table)
     if tiers["prefill_seconds"] is not None:
         console.print(f"computing {tokens} tokens again takes {duration(tiers['prefill_seconds'])}")

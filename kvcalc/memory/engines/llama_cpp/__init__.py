@@ -144,10 +144,10 @@ class LlamaCpp(Engine):
         return host, device
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
-        """A slot finds what it has in common with its own last prompt, or takes a prompt from host memory (--cache-ram).
+        """A slot finds what it has in common with its own last prompt, or a prompt in host memory (--cache-ram).
 
-        Slots share no cells, with unified cells either: only the answers of one request with `n` above 1 do
-        (server_slot::copy_state_to, tools/server/server-context.cpp).
+        Slots share no cells, not even unified ones: only several answers to one request do (server_slot::copy_state_to,
+        tools/server/server-context.cpp).
         """
         from kvcalc.memory.engines.prefixes import CopiedPrefixes
 
