@@ -131,7 +131,7 @@ def sweep(
 
     `gpus` are names of devices, for example `h100x4`. Without `tensor_parallel_sizes`, the model is split over the
     number of devices in the name. `asked` may have `dtype`, `pipeline_parallel_size`, `encoder_tokens`,
-    `kv_memory_bytes`, `speed`, `speculative`, `what_if` and `data_parallel_size`.
+    `kv_memory_bytes`, `speed`, `speculative`, `what_if`, `data_parallel_size` and `reuse`.
     """
     from kvcalc.notes import describe_notes
     from kvcalc.planning.axis import Axis
@@ -172,7 +172,7 @@ def plan(
     Give either `concurrency` or `requests_per_second`. With a `confidence` of 80, times are judged at the upper end of
     their range, with 50 at the point estimate. `asked` may have `engines` (or `engine`), `engine_settings`, `dtype`,
     `kv_dtype`, `prices` (device name to price per hour), `max_devices`, `allow_beyond_limit`, `prefix_hit_rate`,
-    `speculative` and `speed`, of which only the calibration is used.
+    `speculative`, `reuse` and `speed`, of which only the calibration is used.
     """
     from kvcalc.errors import UsageError
     from kvcalc.planning.lengths import one_length

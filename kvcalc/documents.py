@@ -1231,6 +1231,7 @@ class Plan(TypedDict):
     dtype: str | None
     kv_dtype: str
     prefix_hit_rate: float | None
+    prefix_tokens: NotRequired[int]
     speculative: PlanSpeculative | None
     best: PlanRow | None
     plans: list[PlanRow]

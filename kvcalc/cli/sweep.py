@@ -16,6 +16,7 @@ from kvcalc.cli.question import (
     stages_of,
     what_if_of,
 )
+from kvcalc.cli.reuse import reuse_of
 from kvcalc.errors import UsageError
 from kvcalc.notes import describe_notes
 from kvcalc.units import parse_count, parse_size, parse_tokens
@@ -94,6 +95,7 @@ def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
         gpus=kinds_of(o.names_of(given["gpu"], "--gpu"), given),
         speed=speed_of(given),
         speculative=speculation_of(given, load_model),
+        reuse=reuse_of(given),
         dtype=given["dtype"],
         encoder_tokens=parsed(given, "--encoder-tokens", parse_tokens),
         kv_memory_bytes=parsed(given, "--kv-memory", parse_size),

@@ -66,7 +66,9 @@ def test_networks(name: str, rate: float) -> None:
     assert tiers.network_bytes_per_second(name) == rate
 
 
-@pytest.mark.parametrize("name", ["infiniband", "ethernet-100", "ethernet-77g", "token-ring-100g", "50GB/s", "-100g", ""])
+@pytest.mark.parametrize(
+    "name", ["infiniband", "ethernet-100", "ethernet-77g", "token-ring-100g", "50GB/s", "-100g", ""]
+)
 def test_other_names_are_no_networks(name: str) -> None:
     assert tiers.network_bytes_per_second(name) is None
 

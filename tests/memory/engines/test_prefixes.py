@@ -254,9 +254,10 @@ def test_hicache_divides_its_memory_like_the_device() -> None:
     rules = rules_of("sglang", "gpt-oss-20b")
     row = 12 * 2 * 8 * 64 * 2
     assert rules.prefixes(rules.spec, BF16).tier_bytes(10_000) == 10_000 * row * 18 // 10
+    hybrid = rules_of("sglang", "qwen3.5-27b")
+    prefixes = hybrid.prefixes(hybrid.spec, BF16)
     with pytest.raises(ModelError, match="HiCache"):
-        hybrid = rules_of("sglang", "qwen3.5-27b")
-        hybrid.prefixes(hybrid.spec, BF16).tier_bytes(10_000)
+        prefixes.tier_bytes(10_000)
 
 
 def test_engines_that_copy_a_prefix_share_nothing() -> None:
@@ -264,13 +265,13 @@ def test_engines_that_copy_a_prefix_share_nothing() -> None:
         rules = rules_of(engine, "llama-3.1-8b")
         prefixes = rules.prefixes(rules.spec, BF16)
         assert (prefixes.found(8000), prefixes.shared(8000)) == (8000, 0)
+        other = rules_of(engine, "gemma-3-27b")
         with pytest.raises(ModelError, match="windows or states"):
-            other = rules_of(engine, "gemma-3-27b")
             other.prefixes(other.spec, BF16)
 
 
 def test_engines_and_models_without_a_prefix_cache_are_refused() -> None:
-    cases = (
+    cases: tuple[tuple[str, str, dict[str, str]], ...] = (
         ("transformers", "llama-3.1-8b", {}), ("vllm", "whisper-large-v3", {}), ("sglang", "whisper-large-v3", {}),
         ("vllm", "bert-base", {}), ("vllm", "llama-3.1-8b", {"no_enable_prefix_caching": "true"}),
     )  # fmt: skip
