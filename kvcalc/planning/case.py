@@ -242,7 +242,7 @@ def _resolve(asked: Question) -> Case:
     if asked.reuse is not None:
         from kvcalc.planning.reuse import check_reuse
 
-        check_reuse(asked)
+        check_reuse(asked.reuse, devices is not None, asked.speculative is not None)
     if asked.speculative is not None:
         from kvcalc.planning import drafting
 
@@ -274,9 +274,12 @@ def _resolve(asked: Question) -> Case:
     notes += [weight_note] if weight_note else []
     share = on_device(cached, workload.tensor_parallel_size)
     if asked.reuse is not None:
+        from kvcalc.planning.layout import SpeedQuestion
         from kvcalc.planning.reuse import resolve
 
-        asked, found = resolve(asked, rules, share, workload)
+        rate, found = resolve(asked.reuse, asked.speed or SpeedQuestion(), rules, share, workload)
+        if devices is not None:
+            asked = asked._replace(speed=(asked.speed or SpeedQuestion())._replace(prefix_hit_rate=rate))
         notes += found
     elif asked.speed is not None and asked.speed.prefix_hit_rate:
         from kvcalc.planning.prefix_hits import prefix_hit_notes

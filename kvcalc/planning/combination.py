@@ -176,7 +176,6 @@ def _combine(found: Combination, question: Question, largest_batch: int, notes: 
 
 def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[int, int], Row] | None:
     """The columns of `SPEED` at a context and a batch; None, with a note, if they are not known."""
-    from kvcalc.planning.prefix_hits import cached_tokens
     from kvcalc.planning.throughput import speed_of, unfitted_of
     from kvcalc.throughput.constants import batch_region
     from kvcalc.throughput.speed import range_factors
@@ -213,7 +212,9 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
         rate = batch * model.tokens_per_step / step
         cached = hit_rate * tokens
         if asked.reuse is not None:
-            cached = cached_tokens(asked, case.rules, case.share, case.workload.kv_dtype, tokens)
+            from kvcalc.planning.reuse import cached_tokens
+
+            cached = cached_tokens(asked.reuse, hit_rate, tokens, case.rules, case.share, case.workload.kv_dtype)
         return step, shortest, step * high, rate, model.prefill(tokens, batch, cached).seconds
 
     return at

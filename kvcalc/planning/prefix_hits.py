@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kvcalc.errors import UsageError
-from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import Engine
 from kvcalc.model.spec import ModelSpec, has_cross_attention
 from kvcalc.notes import Note
-
-if TYPE_CHECKING:
-    from kvcalc.planning.case import Question
 
 
 def prefix_hit_notes(rate: float, engine: str, spec: ModelSpec) -> list[Note]:
@@ -32,18 +25,3 @@ def prefix_hit_notes(rate: float, engine: str, spec: ModelSpec) -> list[Note]:
         raise UsageError(f"{given}: vLLM has no prefix cache for encoder-decoders like {spec.name}", "leave it out")
     text = f"{rate:.0%} of each prompt is found in the prefix cache: no prefill for it, but memory as without hits"
     return [Note("throughput", "prefix-hits", text)]
-
-
-def cached_tokens(asked: Question, rules: Engine, share: ModelSpec, dtype: Dtype, tokens: int) -> float:
-    """The tokens of a prompt of `tokens` tokens that are found, if the whole context is the prompt.
-
-    The hit rate of a question with a shared prefix is that of its own length, and this may be another one.
-    """
-    reuse, rate = asked.reuse, 0.0 if asked.speed is None else asked.speed.prefix_hit_rate
-    if reuse is None or not (reuse.prefix_tokens or reuse.turns):
-        return rate * tokens
-    from kvcalc.planning.reuse import turns_of
-
-    prefix = min(reuse.prefix_tokens, tokens)
-    turns = turns_of(reuse._replace(prefix_tokens=prefix), tokens, tokens, rules.prefixes(share, dtype))
-    return turns[-1].reused_tokens

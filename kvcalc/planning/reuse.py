@@ -5,9 +5,10 @@ Everything here is called only if a question asks for one of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kvcalc.errors import UsageError
+from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine
 from kvcalc.memory.engines.prefixes import COPYING, Prefixes
 from kvcalc.memory.engines.shared_prefix import SharedPrefix
@@ -18,9 +19,6 @@ from kvcalc.planning.cache_tiers import TIERS
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.prefix_hits import prefix_hit_notes
 from kvcalc.units import check_count
-
-if TYPE_CHECKING:
-    from kvcalc.planning.case import Question
 
 NATIVE, LMCACHE = "native", "lmcache"
 BACKENDS = (NATIVE, LMCACHE)
@@ -53,11 +51,8 @@ class Turn(NamedTuple):
     end_tokens: int
 
 
-def check_reuse(asked: Question) -> None:
+def check_reuse(reuse: CacheReuse, has_device: bool, drafts: bool) -> None:
     """Raise UsageError (exit 2) for a value that is out of range, or an option that something else is missing for."""
-    reuse = asked.reuse
-    if reuse is None:
-        return
     check_count(reuse.prefix_tokens, "prefix_tokens", least=0)
     if reuse.turns is not None:
         check_count(reuse.turns, "turns", least=2)
@@ -74,9 +69,9 @@ def check_reuse(asked: Question) -> None:
         raise UsageError(f"--offload-bandwidth {missing[0]}: --offload has no such tier", hint)
     if reuse.backend not in BACKENDS:
         raise UsageError(f"--offload-backend {reuse.backend[:40]}: unknown", f"one of {', '.join(BACKENDS)}")
-    if reuse.transfer is not None and asked.devices is None:
+    if reuse.transfer is not None and not has_device:
         raise UsageError("--transfer-bandwidth needs a device", "for example --gpu h100")
-    if asked.speculative is not None:
+    if drafts:
         raise UsageError(
             f"{_first_option(reuse)}: a cache that is used again is not modelled with drafted tokens",
             "leave --speculative out",
@@ -88,9 +83,9 @@ def with_prefix(rules: Engine, reuse: CacheReuse) -> Engine:
     return SharedPrefix(rules, reuse.prefix_tokens) if reuse.prefix_tokens and rules.name not in COPYING else rules
 
 
-def prompt_tokens_of(asked: Question, workload: Workload) -> int:
+def prompt_tokens_of(speed: SpeedQuestion | None, workload: Workload) -> int:
     """The tokens of a prompt. Without requests to serve, the whole context is one."""
-    given = None if asked.speed is None else asked.speed.input_tokens
+    given = None if speed is None else speed.input_tokens
     return workload.context_tokens if given is None else given
 
 
@@ -116,24 +111,25 @@ def turns_of(reuse: CacheReuse, prompt_tokens: int, context_tokens: int, prefixe
     return turns
 
 
-def resolve(asked: Question, rules: Engine, share: ModelSpec, workload: Workload) -> tuple[Question, list[Note]]:
-    """The question with the hit rate that the prefix and the turns give, and a note about it.
+def resolve(
+    reuse: CacheReuse, speed: SpeedQuestion, rules: Engine, share: ModelSpec, workload: Workload
+) -> tuple[float, list[Note]]:
+    """The share of a prompt that is found, as it was given or as the prefix and the turns give it, and notes about it.
 
     UsageError (exit 2) if the prefix is longer than the prompt, or if the rate given is lower.
     """
-    reuse, speed = asked.reuse or CacheReuse(), asked.speed or SpeedQuestion()
+    given = speed.prefix_hit_rate
     if not (reuse.prefix_tokens or reuse.turns):
-        return asked, prefix_hit_notes(speed.prefix_hit_rate, rules.name, rules.spec)
-    prefixes = rules.prefixes(share, workload.kv_dtype)
-    prompt = prompt_tokens_of(asked, workload)
+        return given, prefix_hit_notes(given, rules.name, rules.spec)
+    prefixes, prompt = rules.prefixes(share, workload.kv_dtype), prompt_tokens_of(speed, workload)
     if reuse.prefix_tokens > prompt:
         raise UsageError(f"--prefix-tokens {reuse.prefix_tokens}: the prompt has {prompt:,} tokens", "use a longer one")
     last = turns_of(reuse, prompt, workload.context_tokens, prefixes)[-1]
     rate = last.reused_tokens / prompt
-    if speed.prefix_hit_rate and speed.prefix_hit_rate < rate:
+    if given and given < rate:
         option = "--turns" if reuse.turns else "--prefix-tokens"
         raise UsageError(
-            f"--prefix-hit-rate {speed.prefix_hit_rate:g} contradicts {option}: {rate:.1%} of each prompt are found",
+            f"--prefix-hit-rate {given:g} contradicts {option}: {rate:.1%} of each prompt are found",
             "leave --prefix-hit-rate out, or give a higher rate",
         )
     notes = []
@@ -143,9 +139,18 @@ def resolve(asked: Question, rules: Engine, share: ModelSpec, workload: Workload
     elif reuse.prefix_tokens and not prefixes.found(min(reuse.prefix_tokens, prompt - 1)):
         text = f"{rules.name} finds prefixes in steps of {prefixes.block_tokens:,} tokens, so this one is not found"
         notes.append(Note("kv_cache", "prefix-too-short", text))
-    if asked.devices is None:
-        return asked, notes
-    return asked._replace(speed=speed._replace(prefix_hit_rate=max(rate, speed.prefix_hit_rate))), notes
+    return max(rate, given), notes
+
+
+def cached_tokens(reuse: CacheReuse, rate: float, tokens: int, rules: Engine, share: ModelSpec, dtype: Dtype) -> float:
+    """The tokens of a prompt of `tokens` tokens that are found, if the whole context is the prompt.
+
+    `rate` is the hit rate of a question. With a prefix or turns, it is that of another length.
+    """
+    if not (reuse.prefix_tokens or reuse.turns):
+        return rate * tokens
+    there = reuse._replace(prefix_tokens=min(reuse.prefix_tokens, tokens))
+    return turns_of(there, tokens, tokens, rules.prefixes(share, dtype))[-1].reused_tokens
 
 
 def _first_option(reuse: CacheReuse) -> str:

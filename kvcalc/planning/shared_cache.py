@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.memory.engines.prefixes import Prefixes
 from kvcalc.memory.engines.shared_prefix import SharedPrefix
 from kvcalc.memory.kv_cache import most_that_fit
-from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.planning.capacity import largest_batch
 from kvcalc.planning.case import Case
+from kvcalc.planning.kept import prefixes_of
 from kvcalc.planning.reuse import CacheReuse, prompt_tokens_of, turns_of
 
 if TYPE_CHECKING:
@@ -37,31 +37,10 @@ def describe_reuse(
     return described
 
 
-def prefixes_of(case: Case) -> Prefixes:
-    """The prefix cache of the case's engine, on one device of the largest pipeline stage."""
-    return case.rules.prefixes(_device(case), case.workload.kv_dtype)
-
-
-def session_tokens_of(case: Case, prefixes: Prefixes) -> int:
-    """The tokens that a later turn finds of a session: before the last turn, or of the whole context without turns."""
-    asked, tokens = case.question, case.workload.context_tokens
-    if asked.reuse is None or not asked.reuse.turns:
-        return prefixes.found(tokens)
-    return prefixes.found(
-        turns_of(asked.reuse, prompt_tokens_of(asked, case.workload), tokens, prefixes)[-2].end_tokens
-    )
-
-
-def _device(case: Case) -> ModelSpec:
-    workload = case.workload
-    batch = workload.attention_batch(workload.batch_size)
-    return case.rules.largest_stage(case.share, workload.kv_dtype, workload.context_tokens, batch)
-
-
 def _describe_prefix(case: Case, reuse: CacheReuse, fit: dict[str, Any] | None) -> dict[str, Any]:
     prefixes, workload, rules = prefixes_of(case), case.workload, case.rules
     dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch(workload.batch_size)
-    prompt = prompt_tokens_of(case.question, workload)
+    prompt = prompt_tokens_of(case.question.speed, workload)
     found = prefixes.found(min(reuse.prefix_tokens, prompt - 1))
     alone = rules.alone if isinstance(rules, SharedPrefix) else rules
     held, more = (rules.batch_bytes(case.share, dtype, tokens, number) for number in (batch, batch + 1))
@@ -100,7 +79,7 @@ def _describe_sessions(
     case: Case, reuse: CacheReuse, fit: dict[str, Any] | None, model: SpeedModel | None
 ) -> dict[str, Any]:
     prefixes, workload = prefixes_of(case), case.workload
-    prompt, replicas = prompt_tokens_of(case.question, workload), workload.data_parallel_size
+    prompt, replicas = prompt_tokens_of(case.question.speed, workload), workload.data_parallel_size
     turns = turns_of(reuse, prompt, workload.context_tokens, prefixes)
     idle = prefixes.found(turns[-2].end_tokens)
     shared = prefixes.shared(min(reuse.prefix_tokens, idle))

@@ -38,8 +38,8 @@ from kvcalc.planning.cache_tiers import (
     tokens_kept,
 )
 from kvcalc.planning.case import Case
+from kvcalc.planning.kept import prefixes_of, session_tokens_of
 from kvcalc.planning.reuse import LMCACHE, NATIVE, CacheReuse
-from kvcalc.planning.shared_cache import prefixes_of, session_tokens_of
 
 if TYPE_CHECKING:
     from kvcalc.throughput.hardware import Gpu

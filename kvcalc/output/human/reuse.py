@@ -1,4 +1,4 @@
-"""Human output of a cache that is used again: shared prefixes, sessions, tiers of memory, and transfers."""
+"""Human output of a cache that is used again: shared prefixes, sessions, and tiers of memory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,6 @@ def print_reuse(document: dict[str, Any], console: Console) -> None:
         _sessions(reuse["sessions"], console)
     if reuse["tiers"] is not None:
         _tiers(reuse["tiers"], console)
-
-
-def print_transfer(transfer: dict[str, Any], console: Console) -> None:
-    """Print the time to send a prompt's cache to a decode instance."""
-    rate = byte_rate(transfer["bandwidth_bytes_per_second"])
-    link = f"{transfer['link']}, {rate}" if transfer["link"] else rate
-    line = f"{duration(transfer['seconds'])} for {size(transfer['bytes_per_device'])} per device ({link})"
-    if transfer["share_of_ttft"] is not None:
-        line += f", {percent(transfer['share_of_ttft'])} of the time to the first token"
-    console.print(Text.assemble(("KV transfer", "bold"), f"  {line}"))
 
 
 def _prefix(prefix: dict[str, Any], document: dict[str, Any], console: Console) -> None:

@@ -19,10 +19,11 @@ from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.engines.sglang.defaults import default_cache, has_raw_rows
 from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
 from kvcalc.memory.engines.sglang.models import MINIMAX_M3, VERSION, WITH_ENCODER, check_model, is_sparse
+from kvcalc.memory.engines.sglang.pools import Pools
+from kvcalc.memory.engines.sglang.pools import pools_of as _pools
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
 from kvcalc.memory.sharding import longer_last, whole_of
 from kvcalc.model.caches import Cache
-from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.notes import Note
 from kvcalc.units import parse_tokens
@@ -262,27 +263,6 @@ class Sglang(Engine):
             return 0
         longest = self.chosen.context_length or max(self.spec.max_position_embeddings or 0, tokens)
         return (requests + 1) * (longest + _EXTRA_TOKENS) * _INDEX_BYTES
-
-
-class Pools(NamedTuple):
-    """The bytes of one token in all layers of each pool, the bytes of one state in all layers, and the widest window.
-
-    The bytes are 0 for a pool that the model does not have.
-    """
-
-    full: int
-    window: int
-    state: int
-    widest_window: int
-
-
-@remembered
-def _pools(share: ModelSpec, dtype: Dtype) -> Pools:
-    sizes, layers = dict.fromkeys((FULL, WINDOW, STATE), 0), layers_of(share, dtype)
-    for layer in layers:
-        sizes[layer.pool] += layer.num_layers * layer.bytes
-    widest = max((layer.cache.window or 0 for layer in layers if layer.pool == WINDOW), default=0)
-    return Pools(sizes[FULL], sizes[WINDOW], sizes[STATE], widest)
 
 
 def _profiled_tokens(pools: Pools, settings: Settings, memory_bytes: int, has_full: bool) -> int | None:

@@ -11,30 +11,42 @@ MambaComponent (unified_cache/components), mamba_cache_chunk_size (srt/arg_group
 
 from __future__ import annotations
 
+from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.prefixes import Prefixes, in_use, refuse_encoder_decoder
 from kvcalc.memory.engines.rounding import round_up
-from kvcalc.memory.engines.sglang import _pools
+from kvcalc.memory.engines.sglang.pools import Pools, pools_of
 from kvcalc.memory.sharding import whole_of
 from kvcalc.model.spec import ModelSpec
 
-if TYPE_CHECKING:
-    from kvcalc.memory.engines.sglang import Sglang
-
 _STATE_TOKENS = 64
+
+
+class SizesPools(Protocol):
+    """What the prefixes need of the engine. `ratio` is that of the tokens in the window's pool to all tokens."""
+
+    page: int
+    ratio: Fraction
+    spec: ModelSpec
+
+    def sized_pools(self, pools: Pools, full: int, least: int) -> tuple[int, int]:
+        """The tokens of both pools if they must hold at least `full` tokens and `least` tokens of windows."""
+
+    def rows_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, full: int, window: int) -> int:
+        """The bytes of pools with these numbers of tokens, of the states, and of the request table."""
 
 
 class SglangPrefixes(Prefixes):
     """The pools of one device's share."""
 
-    def __init__(self, engine: Sglang, share: ModelSpec, dtype: Dtype) -> None:
+    def __init__(self, engine: SizesPools, share: ModelSpec, dtype: Dtype) -> None:
         refuse_encoder_decoder(share, "SGLang")
         self._engine, self._share, self._dtype = engine, share, dtype
-        self._pools, self._whole = _pools(share, dtype), _pools(whole_of(share), dtype)
+        self._pools, self._whole = pools_of(share, dtype), pools_of(whole_of(share), dtype)
         self.block_tokens, self.unit_bytes = engine.page, engine.page * self._pools.full
         if self._whole.state:
             stated = engine.spec.stated.get("mamba_chunk_size")
