@@ -279,3 +279,39 @@ def test_engines_and_models_without_a_prefix_cache_are_refused() -> None:
         rules = rules_of(engine, model, **settings)
         with pytest.raises(UsageError, match="prefix"):
             rules.prefixes(rules.spec, BF16)
+
+
+# Prefix, context and requests; then the tokens that a request finds and the most blocks in use. From the KVCacheManager
+# of vLLM 0.33.0, run without a device: one request fills the cache and leaves, then all others start at once and compute
+# 256 tokens (qwen3.5-27b: one block) at a time, each with its own text after the prefix.
+VLLM_ROWS = {
+    "llama-3.1-8b": [
+        (0, 129, 3, 0, 27), (1, 129, 3, 0, 27), (16, 129, 2, 16, 17), (100, 200, 5, 96, 41), (128, 128, 2, 112, 9),
+        (127, 128, 2, 112, 9), (2500, 4000, 9, 2496, 1002),
+    ],
+    "gpt-oss-20b": [
+        (0, 1041, 2, 0, 176), (64, 1056, 1, 64, 88), (256, 1041, 2, 256, 160), (1024, 1056, 1, 1024, 76),
+        (1024, 1041, 7, 1024, 100), (1024, 1100, 7, 1024, 142), (1040, 1300, 7, 1040, 297),
+        (1024, 3000, 7, 1024, 1072), (3990, 4000, 16, 3984, 289), (4000, 4000, 3, 3984, 263),
+    ],
+    "qwen3.5-27b": [
+        (0, 3000, 2, 0, 20), (800, 3000, 2, 784, 19), (1600, 5000, 3, 1568, 35), (4000, 9000, 4, 3920, 57),
+        (8000, 8000, 2, 7840, 21), (8000, 9000, 5, 7840, 50), (8000, 20000, 5, 7840, 120),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", VLLM_ROWS)
+def test_vllm_s_own_block_manager_finds_and_holds_as_much(model: str) -> None:
+    rules = rules_of("vllm", model, max_num_batched_tokens="256", no_async_scheduling="true")
+    if model == "qwen3.5-27b":
+        rules = rules_of("vllm", model, gdn_prefill_backend="triton")  # two states per request, and no checkpoints
+    prefixes, equal = rules.prefixes(rules.spec, BF16), 0
+    for prefix, context, batch, found, blocks in VLLM_ROWS[model]:
+        assert prefixes.found(min(prefix, context - 1)) == found
+        held = SharedPrefix(rules, prefix).held_bytes(rules.spec, BF16, context, batch) // prefixes.unit_bytes
+        alone = rules.held_bytes(rules.spec, BF16, context, batch) // prefixes.unit_bytes
+        # A request's windows and states are counted as vLLM reserves them, which may be more than it holds.
+        assert blocks <= held <= alone
+        equal += blocks == held
+    assert equal >= {"llama-3.1-8b": 7, "gpt-oss-20b": 5, "qwen3.5-27b": 6}[model]
