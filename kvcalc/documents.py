@@ -1342,6 +1342,7 @@ class ReuseTiers(TypedDict):
     unit_tokens: int
     unit_bytes: int
     session_tokens: int
+    prefix_bytes: int
     session_bytes: int
     loaded_bytes_per_device: int
     prefill_seconds: float | None

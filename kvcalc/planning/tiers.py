@@ -34,6 +34,7 @@ from kvcalc.planning.cache_tiers import (
     Tier,
     break_even_tokens,
     contexts_kept,
+    longest_kept,
     move_seconds,
     tokens_kept,
 )
@@ -83,11 +84,11 @@ class Store(NamedTuple):
             return self.prefixes.kept_bytes(whole) * tokens // whole if whole else 0
         return self.prefixes.kept_bytes(tokens)
 
-    def tier_bytes(self, tokens: int) -> int:
-        """The bytes of a tier that keeps a context, of all devices."""
+    def tier_bytes(self, tokens: int, after: int = 0) -> int:
+        """The bytes of a tier that keeps a context, of all devices, without its first `after` tokens."""
         if self.is_lmcache:
-            return self.copies * self.moved_bytes(tokens)
-        held, unit = self.prefixes.tier_bytes(tokens), self.prefixes.unit_bytes
+            return self.copies * (self.moved_bytes(tokens) - self.moved_bytes(after))
+        held, unit = self.prefixes.tier_bytes(tokens, after), self.prefixes.unit_bytes
         if self.is_vllm:
             return held // unit * round_up(unit * self.copies, _PAGE_BYTES)
         return self.copies * held
@@ -106,6 +107,8 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
             f"--offload: a context of {case.workload.context_tokens:,} tokens is shorter than the "
             f"{store.unit_tokens:,} that are kept as a whole", "use a longer --context",
         )  # fmt: skip
+    # Units are found by their contents, so a tier keeps a common prefix once too.
+    shared = store.found(store.prefixes.shared(min(reuse.prefix_tokens, tokens - 1)))
     gpu = None if case.question.devices is None else case.question.devices.gpu
     tiers = [_tier(name, size, reuse, gpu, notes) for name, size in reuse.offload]
     limit = max(case.spec.max_position_embeddings or 0, case.workload.context_tokens)
@@ -114,10 +117,11 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
         "unit_tokens": store.unit_tokens,
         "unit_bytes": store.tier_bytes(store.unit_tokens),
         "session_tokens": tokens,
-        "session_bytes": store.tier_bytes(tokens),
+        "prefix_bytes": store.tier_bytes(shared),
+        "session_bytes": store.tier_bytes(tokens, shared),
         "loaded_bytes_per_device": store.moved_bytes(tokens),
         "prefill_seconds": None if model is None else _computed_again(model, tokens),
-        "rows": [_describe_tier(tier, store, tokens, model, limit) for tier in tiers],
+        "rows": [_describe_tier(tier, store, (shared, tokens), model, limit) for tier in tiers],
     }
 
 
@@ -168,8 +172,12 @@ def _tier(name: str, memory_bytes: int, reuse: CacheReuse, gpu: Gpu | None, note
     return Tier(name, memory_bytes, None)
 
 
-def _describe_tier(tier: Tier, store: Store, tokens: int, model: SpeedModel | None, limit: int) -> dict[str, Any]:
-    rate, unit = tier.bytes_per_second, store.unit_tokens
+def _describe_tier(
+    tier: Tier, store: Store, lengths: tuple[int, int], model: SpeedModel | None, limit: int
+) -> dict[str, Any]:
+    """A row of the table. `lengths` are the tokens of the common prefix, and those of a context."""
+    rate, unit, (shared, tokens) = tier.bytes_per_second, store.unit_tokens, lengths
+    left = tier.memory_bytes - store.tier_bytes(shared)
 
     def load(count: int) -> float:
         moved = store.moved_bytes(store.found(count))
@@ -184,11 +192,20 @@ def _describe_tier(tier: Tier, store: Store, tokens: int, model: SpeedModel | No
         "name": tier.name,
         "memory_bytes": tier.memory_bytes,
         "bandwidth_bytes_per_second": rate,
-        "sessions": contexts_kept(tier.memory_bytes, store.tier_bytes(tokens)),
-        "tokens": tokens_kept(tier.memory_bytes, store.tier_bytes, tokens, unit),
+        "sessions": contexts_kept(left, store.tier_bytes(tokens, shared)),
+        "tokens": _tokens_kept(tier.memory_bytes, store, shared, tokens),
         "load_seconds": None if rate is None else load(tokens),
         "break_even_tokens": break_even,
     }
+
+
+def _tokens_kept(memory_bytes: int, store: Store, shared: int, tokens: int) -> int | None:
+    """The tokens in a tier: those of the common prefix, and those after it of every context."""
+    left = memory_bytes - store.tier_bytes(shared)
+    if left < 0:
+        return longest_kept(memory_bytes, store.tier_bytes, shared, store.unit_tokens)
+    own = tokens_kept(left, lambda count: store.tier_bytes(shared + count, shared), tokens - shared, store.unit_tokens)
+    return None if own is None else shared + own
 
 
 def _computed_again(model: SpeedModel, tokens: int) -> float:

@@ -110,6 +110,15 @@ def test_tiers_counted_by_hand(kvcalc: Any) -> None:
     assert disk["load_seconds"] < tiers["prefill_seconds"]
 
 
+def test_a_tier_keeps_a_common_prefix_once(kvcalc: Any) -> None:
+    asked = ("--context", "8192", "--prefix-tokens", "2048", "--offload", "cpu=1GiB,disk=100MiB", "--json")
+    tiers = kvcalc("estimate", "llama-3.1-8b", "--engine", "vllm", *asked).json["reuse"]["tiers"]
+    cpu, disk = tiers["rows"]
+    assert (tiers["prefix_bytes"], tiers["session_bytes"]) == (2048 * ROW, 6144 * ROW)
+    assert (cpu["sessions"], cpu["tokens"]) == (1, 8192)  # 1 GiB is 8,192 tokens
+    assert (disk["sessions"], disk["tokens"]) == (0, 800)
+
+
 def test_a_break_even_length_is_where_both_times_meet(kvcalc: Any) -> None:
     def times(context: int) -> tuple[float, float]:
         asked = ("--context", context, "--offload", "disk=2TiB", "--json")

@@ -62,9 +62,9 @@ class Prefixes(ABC):
     def sent_bytes(self, tokens: int) -> int:
         """The bytes of a prompt of `tokens` tokens that a prefill instance sends to a decode instance."""
 
-    def tier_bytes(self, tokens: int) -> int:
-        """The bytes of another tier of memory that keeps `tokens` tokens, as `found` gives it, of this device."""
-        return self.kept_bytes(tokens)
+    def tier_bytes(self, tokens: int, after: int = 0) -> int:
+        """The bytes of another tier of memory that keeps `tokens` tokens of this device, like `kept_bytes`."""
+        return self.kept_bytes(tokens, after)
 
 
 class InUse(NamedTuple):
@@ -171,7 +171,7 @@ class CopiedPrefixes(LogicalPrefixes):
             f"--transfer-bandwidth: {self._engine} has no separate prefill instances", "use vllm or sglang"
         )
 
-    def tier_bytes(self, tokens: int) -> int:
+    def tier_bytes(self, tokens: int, after: int = 0) -> int:
         return super().kept_bytes(tokens)
 
 

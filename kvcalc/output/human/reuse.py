@@ -66,7 +66,9 @@ def _sessions(sessions: dict[str, Any], console: Console) -> None:
 
 def _tiers(tiers: dict[str, Any], console: Console) -> None:
     unit, tokens = count(tiers["unit_tokens"]), count(tiers["session_tokens"])
-    line = f"{tokens} tokens take {size(tiers['session_bytes'])}, in units of {unit} token" + ("s" if tiers["unit_tokens"] > 1 else "")
+    beside = f" beside the prefix of {size(tiers['prefix_bytes'])}" if tiers["prefix_bytes"] else ""
+    units = f"in units of {unit} token" + ("s" if tiers["unit_tokens"] > 1 else "")
+    line = f"{tokens} tokens take {size(tiers['session_bytes'])}{beside}, {units}"
     if tiers["backend"] != "native":
         line += f" ({tiers['backend']})"
     console.print(Text.assemble(("offload", "bold"), f"  {line}"))

@@ -282,8 +282,8 @@ def test_engines_and_models_without_a_prefix_cache_are_refused() -> None:
 
 
 # Prefix, context and requests; then the tokens that a request finds and the most blocks in use. From the KVCacheManager
-# of vLLM 0.33.0, run without a device: one request fills the cache and leaves, then all others start at once and compute
-# 256 tokens (qwen3.5-27b: one block) at a time, each with its own text after the prefix.
+# of vLLM 0.33.0, run without a device: one request fills the cache and leaves, then all others start at once and
+# compute 256 tokens (qwen3.5-27b: one block) at a time, each with its own text after the prefix.
 VLLM_ROWS = {
     "llama-3.1-8b": [
         (0, 129, 3, 0, 27), (1, 129, 3, 0, 27), (16, 129, 2, 16, 17), (100, 200, 5, 96, 41), (128, 128, 2, 112, 9),

@@ -72,7 +72,7 @@ class SglangPrefixes(Prefixes):
         pools = self._engine.sized_pools(self._whole, full, windows)
         return self._engine.rows_bytes(self._share, self._dtype, tokens, count, *pools)
 
-    def tier_bytes(self, tokens: int) -> int:
+    def tier_bytes(self, tokens: int, after: int = 0) -> int:
         """HiCache divides its memory among the pools like the device's (_split_hicache_size, hybrid_pool_assembler.py).
 
         So the memory must be large enough for the pool that is full first.
@@ -83,11 +83,13 @@ class SglangPrefixes(Prefixes):
                 f"{self._share.name}: how HiCache divides its memory between tokens and states depends on the server",
                 "leave --offload out",
             )
+        own = max(tokens - after, 0)
+        window = min(self._window(tokens), own)
         if not pools.window:
-            return tokens * self._pools.full
+            return own * self._pools.full
         if not pools.full:
-            return self._window(tokens) * self._pools.window
-        rows = max(tokens, ceil(self._window(tokens) / ratio))
+            return window * self._pools.window
+        rows = max(own, ceil(window / ratio))
         return ceil(rows * (self._pools.full + ratio * self._pools.window))
 
     def sent_bytes(self, tokens: int) -> int:

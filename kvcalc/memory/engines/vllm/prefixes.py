@@ -46,8 +46,10 @@ class VllmPrefixes(Prefixes):
     def sent_bytes(self, tokens: int) -> int:
         return self._bytes([self._sent(page, tokens) for page, _, _ in self._kinds])
 
-    def tier_bytes(self, tokens: int) -> int:
-        return self._bytes([self._in_tier(page, tokens) for page, _, _ in self._kinds])
+    def tier_bytes(self, tokens: int, after: int = 0) -> int:
+        return self._bytes(
+            [min(self._in_tier(page, tokens), self._after(page, tokens, after)) for page, _, _ in self._kinds]
+        )
 
     def _bytes(self, blocks: list[int]) -> int:
         return self.unit_bytes * sum(count * each for (_, _, count), each in zip(self._kinds, blocks))
