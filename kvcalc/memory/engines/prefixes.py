@@ -88,6 +88,9 @@ class LogicalPrefixes(Prefixes):
     """The formula: rows of tokens that requests have in common are kept once, and each request has its own states."""
 
     def __init__(self, share: ModelSpec, dtype: Dtype) -> None:
+        if share.is_encoder:
+            text = f"{share.name} is an encoder: its tokens attend to all others, so no prefix stays the same"
+            raise UsageError(text, "leave --prefix-tokens, --turns and --offload out")
         self._caches, self._dtype = checked_caches(share, dtype), dtype
         for cache, _ in self._caches:
             if isinstance(cache, (CompressedAttention, CrossAttention)):

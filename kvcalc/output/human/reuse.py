@@ -77,6 +77,8 @@ def _tiers(tiers: dict[str, Any], console: Console) -> None:
         seconds, rate, least = row["load_seconds"], row["bandwidth_bytes_per_second"], row["break_even_tokens"]
         known = seconds is not None and tiers["prefill_seconds"] is not None
         pays = "-" if not known else "never" if least is None else f"{count(least)} tokens"
+        if least == tiers["unit_tokens"]:
+            pays = "always"
         cells = [size(row["memory_bytes"]), count(row["sessions"]), count(row["tokens"])]
         load = "-" if seconds is None else duration(seconds)
         table.add_row(row["name"], *cells, "-" if rate is None else byte_rate(rate), load, pays)
