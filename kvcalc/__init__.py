@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "CacheReuse": "kvcalc.planning.reuse",
     "KvcalcError": "kvcalc.errors",
     "ModelSpec": "kvcalc.model.spec",
     "Speculation": "kvcalc.model.drafting",
@@ -37,6 +38,7 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "CacheReuse",
     "KvcalcError",
     "ModelSpec",
     "Speculation",
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from kvcalc.model.variants import WhatIf
     from kvcalc.planning.calibration import read_calibration
     from kvcalc.planning.layout import SpeedQuestion
+    from kvcalc.planning.reuse import CacheReuse
     from kvcalc.throughput.hardware import find_devices
 
 

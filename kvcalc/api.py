@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvcalc.model.drafting import Speculation
     from kvcalc.planning.calibration import Calibration
     from kvcalc.planning.layout import SpeedQuestion
+    from kvcalc.planning.reuse import CacheReuse
     from kvcalc.throughput.hardware import Devices, Gpu
 
 
@@ -42,6 +43,7 @@ class Asked(TypedDict, total=False):
     speculative: Speculation | None
     data_parallel_size: int
     fits_context: bool
+    reuse: CacheReuse | None
 
 
 def estimate(
@@ -63,6 +65,7 @@ def estimate(
     speculative: Speculation | None = None,
     data_parallel_size: int = 1,
     fits_context: bool = False,
+    reuse: CacheReuse | None = None,
 ) -> Estimate:
     """The document of `kvcalc estimate`: the bytes of the cache, and with `devices` whether it fits and how fast it is.
 
@@ -73,14 +76,16 @@ def estimate(
     `calibration` is what `read_calibration` returns. `what_if` replaces the model's attention. `speculative` says how
     tokens are drafted: `Speculation("mtp", 3, acceptance_length=2.4)`. `data_parallel_size` is the number of attention
     replicas, among which the batch is divided. With `fits_context`, the context is the longest one that fits, as the
-    engine chooses it at its start. Raises KvcalcError; its `exit_code` is the exit code of the command line.
+    engine chooses it at its start. `reuse` says how a cache is used again:
+    `CacheReuse(prefix_tokens=2048, turns=8, offload=(("cpu", 200 * 2**30),))`. Raises KvcalcError; its `exit_code` is
+    the exit code of the command line.
     """
     from kvcalc.planning.estimate import answer
 
     question = Question(
         _model(model), context_tokens, batch_size, dtype, kv_dtype, engine, engine_settings, tensor_parallel_size,
         pipeline_parallel_size, encoder_tokens, kv_memory_bytes, devices, speed, what_if,
-        speculative, data_parallel_size, fits_context,
+        speculative, data_parallel_size, fits_context, reuse,
     )  # fmt: skip
     return cast("Estimate", answer(question).document)
 
@@ -129,7 +134,7 @@ def sweep(
 
     `gpus` are names of devices, for example `h100x4`. Without `tensor_parallel_sizes`, the model is split over the
     number of devices in the name. `asked` may have `dtype`, `pipeline_parallel_size`, `encoder_tokens`,
-    `kv_memory_bytes`, `speed`, `speculative`, `what_if` and `data_parallel_size`.
+    `kv_memory_bytes`, `speed`, `speculative`, `what_if`, `data_parallel_size` and `reuse`.
     """
     from kvcalc.notes import describe_notes
     from kvcalc.planning.axis import Axis
@@ -170,7 +175,7 @@ def plan(
     Give either `concurrency` or `requests_per_second`. With a `confidence` of 80, times are judged at the upper end of
     their range, with 50 at the point estimate. `asked` may have `engines` (or `engine`), `engine_settings`, `dtype`,
     `kv_dtype`, `prices` (device name to price per hour), `max_devices`, `allow_beyond_limit`, `prefix_hit_rate`,
-    `speculative` and `speed`, of which only the calibration is used.
+    `speculative`, `reuse` and `speed`, of which only the calibration is used.
     """
     from kvcalc.errors import UsageError
     from kvcalc.planning.lengths import one_length

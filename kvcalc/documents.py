@@ -28,6 +28,7 @@ class Estimate(TypedDict):
     throughput: Throughput | None
     speculative: Speculative | None
     warnings: list[Warning]
+    reuse: NotRequired[Reuse]
 
 
 class Engines(TypedDict):
@@ -1007,6 +1008,7 @@ class FitDocument(TypedDict):
     smallest: FitDocumentSmallest | None
     offload: FitDocumentOffload | None
     warnings: list[Warning]
+    reuse: NotRequired[Reuse]
 
 
 class ThroughputParts(TypedDict):
@@ -1035,6 +1037,7 @@ class Throughput(TypedDict):
     calibration: Calibration | None
     host: HostSpeed | None
     energy: Energy | None
+    kv_transfer: NotRequired[KvTransfer]
 
 
 class Serving(TypedDict):
@@ -1259,6 +1262,7 @@ class Plan(TypedDict):
     dtype: str | None
     kv_dtype: str
     prefix_hit_rate: float | None
+    prefix_tokens: NotRequired[int]
     speculative: PlanSpeculative | None
     best: PlanRow | None
     plans: list[PlanRow]
@@ -1332,3 +1336,89 @@ class ParetoPoint(TypedDict):
     tokens_per_second_per_user: float
     tokens_per_second_per_device: float
     cost_per_million_output_tokens: float | None
+
+
+class Reuse(TypedDict):
+    """a cache that is used again; bytes are those of one device unless a field says otherwise."""
+
+    prefix: ReusePrefix | None
+    sessions: ReuseSessions | None
+    tiers: ReuseTiers | None
+
+
+class ReusePrefix(TypedDict):
+    """tokens that all prompts begin with (--prefix-tokens)."""
+
+    prefix_tokens: int
+    block_tokens: int
+    found_tokens: int
+    shared_tokens: int
+    kept_bytes: int
+    saved_bytes: int
+    next_request_bytes: int
+    max_batch_size_alone: int | None
+    more_requests: int | None
+
+
+class ReuseSessions(TypedDict):
+    """sessions of several turns (--turns), of which the last one has the lengths asked for."""
+
+    turns: int
+    idle_tokens: int
+    idle_session_bytes: int
+    kept_sessions: int | None
+    kept_sessions_beside_batch: int | None
+    reused_tokens: int
+    computed_tokens: int
+    reuse_rate: float
+    prefill_seconds: float | None
+    prefill_seconds_alone: float | None
+    rows: list[ReuseTurn]
+
+
+class ReuseTurn(TypedDict):
+    """one turn of a session."""
+
+    turn: int
+    prompt_tokens: int
+    reused_tokens: int
+    computed_tokens: int
+    end_tokens: int
+    idle_bytes: int
+
+
+class ReuseTiers(TypedDict):
+    """memory that keeps what the device's cache drops (--offload), of one replica."""
+
+    backend: Literal["native", "lmcache"]
+    unit_tokens: int
+    unit_bytes: int
+    session_tokens: int
+    prefix_bytes: int
+    session_bytes: int
+    loaded_bytes_per_device: int
+    prefill_seconds: float | None
+    rows: list[ReuseTier]
+
+
+class ReuseTier(TypedDict):
+    """one tier."""
+
+    name: Literal["cpu", "disk", "remote"]
+    memory_bytes: int
+    bandwidth_bytes_per_second: int | None
+    sessions: int | None
+    tokens: int | None
+    load_seconds: float | None
+    break_even_tokens: int | None
+
+
+class KvTransfer(TypedDict):
+    """the cache of a prompt, sent from a prefill instance to a decode instance of the same layout (--transfer-bandwidth)."""
+
+    link: str | None
+    bandwidth_bytes_per_second: int
+    prompt_tokens: int
+    bytes_per_device: int
+    seconds: float
+    share_of_ttft: float | None

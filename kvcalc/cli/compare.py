@@ -34,7 +34,7 @@ OPTIONS = [
         "machine.",
         panel="Device", several=True,
     ),
-    *o.shared(f"num-gpus {o.DEVICE_FIGURES} {o.SPEED} {o.PREFIX} {o.DRAFTING}"),
+    *o.shared(f"num-gpus {o.DEVICE_FIGURES} {o.SPEED} {o.PREFIX} {o.SHARED} {o.DRAFTING}"),
     *o.engine_settings(),
     *o.output(path="models.0.total_bytes"),
 ]  # fmt: skip

@@ -27,6 +27,7 @@ EPILOG = """Examples:
   kvcalc estimate llama-3-70b --gpu h100x4 --dtype fp8 --engine vllm --batch 16
   kvcalc estimate qwen3-32b --gpu h200 --engine sglang --input-tokens 2k --output-tokens 500 --concurrency 32
   kvcalc estimate deepseek-v3 --gpu h200x8 --engine vllm --speculative mtp:3 --acceptance-length 2.4
+  kvcalc estimate llama-3.1-8b --gpu h100 --engine vllm --context 32k --prefix-tokens 8000 --offload cpu=200GiB
 """
 
 
@@ -44,7 +45,7 @@ OPTIONS = [
         "--assume-full-attention",
         "For an unrecognised config, print an upper bound: every layer keeps the K and V of all tokens.",
     ),
-    *o.shared(f"{o.DEVICE} {o.SPEED} {o.SERVING} {o.PREFIX} {o.DRAFTING}"),
+    *o.shared(f"{o.DEVICE} {o.SPEED} {o.SERVING} {o.PREFIX} {o.SHARED} {o.OFFLOAD} transfer-bandwidth {o.DRAFTING}"),
     *o.engine_settings(),
     *o.shared(f"layers {o.MODEL_BY_FLAGS}"),
     *o.output(path="kv_cache.total_bytes"),

@@ -27,7 +27,7 @@ OPTIONS = [
         "reserves a tenth of the memory; vllm@0.11 or sglang@0.5.9 is an older release.",
         metavar="NAME[@RELEASE]",
     ),
-    *o.shared(f"kv-memory {o.WHAT_IF} {o.DEVICE} {o.SERVING} {o.DRAFTING}"),
+    *o.shared(f"kv-memory {o.WHAT_IF} {o.DEVICE} {o.SERVING} {o.SHARED} {o.OFFLOAD} {o.DRAFTING}"),
     *o.engine_settings(),
     *o.output(path="fit.free_bytes"),
 ]

@@ -24,6 +24,7 @@ RequiredModel = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL_HELP)
 # Headings in the help.
 _DEVICE, _SPEED, _LOAD, _OUTPUT = "Device", "Speed", "Server load", "Output"
 _DRAFTING = "Speculative decoding"
+_REUSE = "Cache reuse"
 _BY_FLAGS = "A model without a config"
 
 
@@ -84,6 +85,23 @@ _SHARED_OPTIONS: tuple[tuple[Any, ...], ...] = (
      _DRAFTING),
     ("--draft-model", "MODEL",
      "Model that drafts, or the config of an EAGLE or DFlash head: a name or a path, as for MODEL.", None, _DRAFTING),
+    ("--prefix-tokens", "N",
+     "Tokens at the start of every prompt that are the same, such as a system prompt. The engine keeps them once.",
+     None, _REUSE),
+    ("--turns", "K",
+     "Turns of a session. The lengths are those of the last turn, whose prompt holds the whole session.", None, _REUSE),
+    ("--offload", "TIER=SIZE,...",
+     "Memory that keeps what the device's cache drops, of one replica: cpu=200GiB,disk=2TiB. The tiers are cpu, disk "
+     "and remote.", None, _REUSE),
+    ("--offload-bandwidth", "TIER=RATE,...",
+     "Rate of each tier: cpu=50GB/s,disk=6GB/s. Default: the device's PCIe link for cpu, one NVMe drive for disk. cpu "
+     "is per device, the others are shared.", None, _REUSE),
+    ("--offload-backend --kv-offloading-backend", "NAME",
+     "What keeps the tiers: native (the engine itself, the default) or lmcache, in chunks of 256 tokens.",
+     None, _REUSE),
+    ("--transfer-bandwidth", "RATE|LINK",
+     "Rate of one device's link between a prefill and a decode instance: 50GB/s, nvlink, pcie, infiniband-400g, "
+     "ethernet-100g.", None, _REUSE),
     ("--attention", "KIND", "Compute the cache as if the model had mha, mqa, gqa or mla."),
     ("--kv-heads", "G", "Number of KV heads, for --attention or for a model described by options."),
     ("--kv-lora-rank", "R", "Width of MLA's latent, for --attention mla."),
@@ -104,6 +122,8 @@ DEVICE = f"gpu num-gpus {DEVICE_FIGURES}"
 SPEED, SERVING = "ep calibrate", "input-tokens output-tokens concurrency"
 # Drafted tokens, and prompts that are partly cached.
 DRAFTING, PREFIX = "speculative acceptance-length draft-model", "prefix-hit-rate"
+# What requests have in common, and slower memory that keeps what they leave.
+SHARED, OFFLOAD = "prefix-tokens turns", "offload offload-bandwidth offload-backend"
 # An attention other than the model's own.
 WHAT_IF_SIZES = "kv-heads kv-lora-rank qk-rope-head-dim"
 WHAT_IF = f"attention {WHAT_IF_SIZES}"

@@ -8,6 +8,7 @@ import typer
 from kvcalc.cli import options as o
 from kvcalc.cli.drafting import hit_rate_of, speculation_of
 from kvcalc.cli.question import attention_replicas_of, calibration_of, kinds_of, output_of, parsed, settings_of
+from kvcalc.cli.reuse import reuse_of
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_tokens
 
@@ -61,7 +62,7 @@ OPTIONS = [
         "--price", "LIST", "Price of one device per hour: h100=2.5,l40s=0.9.",
         panel="Device", several=True,
     ),
-    *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} {o.DRAFTING} calibrate"),
+    *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} prefix-tokens {o.DRAFTING} calibrate"),
     *o.engine_settings(),
     o.value(
         "--emit", "vllm|sglang|trtllm|llama-server|compose|k8s",
@@ -101,6 +102,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         speculative=speculation_of(given, load_model),
         prefix_hit_rate=hit_rate_of(given),
         data_parallel_size=attention_replicas_of(given),
+        reuse=reuse_of(given),
         speed=SpeedQuestion(calibration=calibration),
         prices=prices,
         max_devices=parse_count(given["max_gpus"], "--max-gpus"),

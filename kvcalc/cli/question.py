@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 from kvcalc.cli.drafting import hit_rate_of, speculation_of
+from kvcalc.cli.reuse import reuse_of
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.options import option_names
 from kvcalc.model.spec import ModelSpec
@@ -133,6 +134,7 @@ def workload_of(given: _Given, load: Callable[[str], ModelSpec] | None = None) -
         "devices": devices_of(given),
         "speed": speed_of(given),
         "speculative": speculation_of(given, load or _load_by_name),
+        "reuse": reuse_of(given),
     }
 
 

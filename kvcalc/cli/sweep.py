@@ -16,6 +16,7 @@ from kvcalc.cli.question import (
     stages_of,
     what_if_of,
 )
+from kvcalc.cli.reuse import reuse_of
 from kvcalc.errors import UsageError
 from kvcalc.notes import describe_notes
 from kvcalc.units import parse_count, parse_size, parse_tokens
@@ -60,7 +61,7 @@ OPTIONS = [
         "--gpu", "LIST", "Devices: h100,l40s or h100x4. Shows which points fit and how fast they are.",
         panel="Device", several=True,
     ),
-    *o.shared(f"{o.DEVICE_FIGURES} {o.SPEED} {o.PREFIX} {o.DRAFTING}"),
+    *o.shared(f"{o.DEVICE_FIGURES} {o.SPEED} {o.PREFIX} {o.SHARED} {o.DRAFTING}"),
     *o.engine_settings(),
     *o.output("human|tsv|csv|jsonl|json", " jsonl is one object per line.", "points.0.total_bytes"),
 ]  # fmt: skip
@@ -94,6 +95,7 @@ def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
         gpus=kinds_of(o.names_of(given["gpu"], "--gpu"), given),
         speed=speed_of(given),
         speculative=speculation_of(given, load_model),
+        reuse=reuse_of(given),
         dtype=given["dtype"],
         encoder_tokens=parsed(given, "--encoder-tokens", parse_tokens),
         kv_memory_bytes=parsed(given, "--kv-memory", parse_size),

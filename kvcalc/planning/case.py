@@ -31,6 +31,7 @@ from kvcalc.units import Number, check_count
 if TYPE_CHECKING:
     from kvcalc.model.drafting import Speculation
     from kvcalc.planning.layout import SpeedQuestion
+    from kvcalc.planning.reuse import CacheReuse
     from kvcalc.throughput.hardware import Devices
 
 
@@ -47,7 +48,8 @@ class Question(NamedTuple):
     answer of one request, and `batch_size` follows from the requests. `engine_settings` maps the engine's own options
     to their text; a flag may be True or False. `what_if` replaces the model's attention. `speculative` says how tokens
     are drafted, or is None if they are not. `data_parallel_size` is the number of attention replicas. With
-    `fits_context` the context is the longest one that fits, as the engine chooses it (`planning.auto_context`).
+    `fits_context` the context is the longest one that fits, as the engine chooses it (`planning.auto_context`). `reuse`
+    says how a cache is used again.
     """
 
     model: ModelSpec
@@ -67,6 +69,7 @@ class Question(NamedTuple):
     speculative: Speculation | None = None
     data_parallel_size: int = 1
     fits_context: bool = False
+    reuse: CacheReuse | None = None
 
     @property
     def serves_requests(self) -> bool:
@@ -171,7 +174,7 @@ def make_case(question: Question) -> Case:
 
 def is_reusable(question: Question) -> bool:
     """Whether the case of the same question with other counts differs in its workload only (`case_like`)."""
-    return question.speculative is None and not has_cross_attention(question.model)
+    return question.speculative is None and question.reuse is None and not has_cross_attention(question.model)
 
 
 def case_like(case: Case, context_tokens: int | None, batch_size: int, speed: SpeedQuestion | None) -> Case:
@@ -239,6 +242,10 @@ def _resolve(asked: Question) -> Case:
         asked.encoder_tokens, asked.pipeline_parallel_size,
     )  # fmt: skip
     spec = bind_workload(spec, workload)
+    if asked.reuse is not None:
+        from kvcalc.planning.reuse import check_reuse
+
+        check_reuse(asked.reuse, devices is not None, asked.speculative is not None)
     if asked.speculative is not None:
         from kvcalc.planning import drafting
 
@@ -268,7 +275,16 @@ def _resolve(asked: Question) -> Case:
         count_replicas(devices.num_devices, workload)
     notes = [*(Note("model", "remark", text) for text in spec.remarks), *workload.notes, *rules.notes]
     notes += [weight_note] if weight_note else []
-    if asked.speed is not None and asked.speed.prefix_hit_rate:
+    share = on_device(cached, workload.tensor_parallel_size)
+    if asked.reuse is not None:
+        from kvcalc.planning.layout import SpeedQuestion
+        from kvcalc.planning.reuse import resolve
+
+        rate, found = resolve(asked.reuse, asked.speed or SpeedQuestion(), rules, share, workload)
+        if devices is not None:
+            asked = asked._replace(speed=(asked.speed or SpeedQuestion())._replace(prefix_hit_rate=rate))
+        notes += found
+    elif asked.speed is not None and asked.speed.prefix_hit_rate:
         from kvcalc.planning.prefix_hits import prefix_hit_notes
 
         notes += prefix_hit_notes(asked.speed.prefix_hit_rate, rules.name, spec)
@@ -277,7 +293,6 @@ def _resolve(asked: Question) -> Case:
     if spec.is_encoder and rules.name == "logical":
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))
-    share = on_device(cached, workload.tensor_parallel_size)
     return Case(asked, spec, cached, share, workload, rules, settings, reason, tuple(notes))
 
 
@@ -384,6 +399,10 @@ def _engine_of(
     if asked.data_parallel_size > 1:
         settings = replica_settings(asked.engine, spec.model_type, settings, asked.data_parallel_size)
     given = sorted(settings.items())
+    if asked.reuse is not None:
+        from kvcalc.planning.reuse import with_prefix
+
+        return spec, with_prefix(_rules_of(spec, asked.engine, stages, *given), asked.reuse)
     if asked.speculative is None:
         return spec, _rules_of(spec, asked.engine, stages, *given)
     from kvcalc.planning import drafting

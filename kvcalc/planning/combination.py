@@ -196,7 +196,8 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
     # Of the fitted quantities, only the batch differs between points.
     always = bool(unfitted_of(case, found, 1))
     factors: dict[tuple[str, bool], tuple[float, float]] = {}
-    hit_rate = 0.0 if case.question.speed is None else case.question.speed.prefix_hit_rate
+    asked = case.question
+    hit_rate = 0.0 if asked.speed is None else asked.speed.prefix_hit_rate
 
     def range_at(batch: int) -> tuple[float, float]:
         is_outside = always or batch > regime.largest_batch
@@ -214,7 +215,12 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
             low, high = found.calibration.range("decode", step, lambda m: m.decode(batch, tokens).seconds, low, high)
         shortest = max(model.roofline(batch, tokens), step * low)
         rate = batch * model.tokens_per_step / step
-        return step, shortest, step * high, rate, model.prefill(tokens, batch, hit_rate * tokens).seconds
+        cached = hit_rate * tokens
+        if asked.reuse is not None:
+            from kvcalc.planning.reuse import cached_tokens
+
+            cached = cached_tokens(asked.reuse, hit_rate, tokens, case.rules, case.share, case.workload.kv_dtype)
+        return step, shortest, step * high, rate, model.prefill(tokens, batch, cached).seconds
 
     return at
 
@@ -224,7 +230,12 @@ def _curves(case: Case) -> tuple[Curve, Curve, Curve] | None:
 
     None if one of them is not piecewise linear, or if the engine holds more than it stores.
     """
-    if case.rules.name != "logical" or case.workload.pipeline_parallel_size > 1 or case.encoder_follows_context:
+    if (
+        case.question.reuse is not None
+        or case.rules.name != "logical"
+        or case.workload.pipeline_parallel_size > 1
+        or case.encoder_follows_context
+    ):
         return None
     spec, share, dtype = case.cached, case.share, case.workload.kv_dtype
     stored, device, read = stored_curve(spec, dtype), stored_curve(share, dtype), read_curve(spec, dtype)

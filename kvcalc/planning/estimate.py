@@ -109,6 +109,8 @@ def answer_case(case: Case) -> Answer:
         "speculative": speculative,
         "warnings": describe_notes(notes),
     }
+    if case.question.reuse is not None:
+        _add_reuse(case, served or case, document, notes)
     return Answer(document, tuple(notes))
 
 
@@ -119,6 +121,25 @@ def _describe_device_defaults(case: Case) -> list[dict[str, Any]] | None:
     from kvcalc.planning.device_defaults import describe_device_defaults
 
     return describe_device_defaults(case)
+
+
+def _add_reuse(case: Case, served: Case, document: dict[str, Any], notes: list[Note]) -> None:
+    """Add the parts about a cache that is used again. Seconds are those of `served`."""
+    from kvcalc.planning.shared_cache import describe_reuse
+
+    model, throughput = None, document["throughput"]
+    if throughput is not None:
+        from kvcalc.planning.throughput import speed_of
+
+        speed = speed_of(served, [])
+        model = None if isinstance(speed, str) else speed.model
+    document["reuse"] = describe_reuse(case, document["fit"], model, notes)
+    if throughput is not None and case.question.reuse is not None and case.question.reuse.transfer is not None:
+        from kvcalc.planning.transfer import describe_transfer
+
+        serving = throughput["serving"]
+        throughput["kv_transfer"] = describe_transfer(case, None if serving is None else serving["ttft_seconds"])
+    document["warnings"] = describe_notes(notes)
 
 
 def _with_larger_share(case: Case, notes: list[Note]) -> Case | None:

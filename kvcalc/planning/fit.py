@@ -29,6 +29,8 @@ def fit(model: ModelSpec, devices: Devices, **asked: Any) -> dict[str, Any]:
     case = at_load(make_case(Question(model, devices=devices, **asked)))
     found = answer_case(case)
     taken = {key: found.document[key] for key in _TAKEN}
+    if "reuse" in found.document:
+        taken["reuse"] = found.document["reuse"]
     smallest = None if found.fit["fits"] else _smallest(case)
     # The fit document has no throughput, so it has no notes about it.
     notes = [note for note in found.notes if note.part != "throughput"]

@@ -89,6 +89,7 @@ def plan(
         _row(traffic, kind, one, prices.get(kind.gpu.name), checkpoint) for kind, one in zip(kinds, found)
     ]  # fmt: skip
     best = _best(rows)
+    reuse = question.reuse
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(model),
@@ -99,6 +100,7 @@ def plan(
         "dtype": question.dtype,
         "kv_dtype": question.kv_dtype,
         "prefix_hit_rate": prefix_hit_rate or None,
+        **({} if reuse is None else {"prefix_tokens": reuse.prefix_tokens}),
         "speculative": None if question.speculative is None else describe_asked(question.speculative),
         "best": best,
         "plans": rows,

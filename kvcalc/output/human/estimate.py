@@ -44,6 +44,10 @@ def render(document: dict[str, Any], console: Console, variants: bool = False) -
             print_speed(document, console)
     if document["speculative"] is not None:
         print_drafting(document, console)
+    if "reuse" in document:
+        from kvcalc.output.human.reuse import print_reuse
+
+        print_reuse(document, console)
     _weights(document["weights"], console)
     if variants or document["hardware"] is None:
         _variants(document, console)

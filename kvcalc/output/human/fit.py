@@ -22,6 +22,11 @@ def render(document: dict[str, Any], console: Console) -> None:
         console.print(f"{hardware['name']}: {hardware['note']}", style="dim")
     console.print()
     print_verdict(document, console)
+    if "reuse" in document:
+        from kvcalc.output.human.reuse import print_reuse
+
+        console.print()
+        print_reuse(document, console)
     if document["smallest"]:
         smallest = document["smallest"]
         stages = smallest["pipeline_parallel_size"]

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, plain_table
+from kvcalc.output.human.console import byte_rate, count, percent, plain_table, size
 
 _PARTS = ("weights", "kv", "compute", "overhead", "communication")
 
@@ -37,6 +37,8 @@ def print_speed(document: dict[str, Any], console: Console) -> None:
         _host(speed, console)
     if speed["serving"] is not None:
         _serving(speed["serving"], console)
+    if "kv_transfer" in speed:
+        _transfer(speed["kv_transfer"], console)
     if speed["energy"] is not None:
         _energy(speed["energy"], console)
     if speed["calibration"] is not None:
@@ -52,6 +54,15 @@ def _host(speed: dict[str, Any], console: Console) -> None:
     rate = f"{host['bandwidth_bytes_per_second'] / 1e9:g} GB/s"
     line = f"{duration(host['decode_seconds'])} of the step ({host['decode_seconds'] / step:.0%}), memory of {rate}"
     console.print(Text.assemble(("host", "bold"), f"  {line}"))
+
+
+def _transfer(transfer: dict[str, Any], console: Console) -> None:
+    rate = byte_rate(transfer["bandwidth_bytes_per_second"])
+    link = f"{transfer['link']}, {rate}" if transfer["link"] else rate
+    line = f"{duration(transfer['seconds'])} for {size(transfer['bytes_per_device'])} per device ({link})"
+    if transfer["share_of_ttft"] is not None:
+        line += f", {percent(transfer['share_of_ttft'])} of the time to the first token"
+    console.print(Text.assemble(("KV transfer", "bold"), f"  {line}"))
 
 
 def _energy(energy: dict[str, Any], console: Console) -> None:

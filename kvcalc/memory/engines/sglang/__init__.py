@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -27,15 +27,19 @@ from kvcalc.memory.engines.sglang.models import (
     check_model,
     is_sparse,
 )
-from kvcalc.memory.engines.sglang.profile import Pools, memory_after_states, profiled_tokens
+from kvcalc.memory.engines.sglang.pools import Pools
+from kvcalc.memory.engines.sglang.pools import pools_of as _pools
+from kvcalc.memory.engines.sglang.profile import memory_after_states, profiled_tokens
 from kvcalc.memory.engines.sglang.settings import Settings, parse_settings
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
 from kvcalc.memory.sharding import longer_last, stages_of, whole_of
 from kvcalc.model.caches import Cache
-from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.notes import Note
 from kvcalc.units import Number
+
+if TYPE_CHECKING:
+    from kvcalc.memory.engines.prefixes import Prefixes
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
 # default on Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
@@ -144,8 +148,11 @@ class Sglang(Engine):
         return rows * layer.bytes
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        return self.rows_bytes(share, dtype, tokens, batch, *self._pool_tokens(share, dtype, tokens, batch))
+
+    def rows_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, full: int, window: int) -> int:
+        """The bytes of pools with these numbers of tokens, of the states, and of the request table."""
         pools, page = _pools(share, dtype), self.page
-        full, window = self._pool_tokens(share, dtype, tokens, batch)
         slots = self._num_states(batch) + 1
         rows = (full + page) * pools.full + (window + page) * pools.window + slots * pools.state
         return rows + self.table_bytes(tokens) + self._draft_bytes(share, dtype, batch)
@@ -160,6 +167,11 @@ class Sglang(Engine):
             return None
         each = round_up(tokens + self.encoder, self.page) * pools.full + self.states_each * pools.state + drafts - spare
         return BatchLine(self.page * pools.full + pools.state + self.table_bytes(tokens) + spare, each)
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        from kvcalc.memory.engines.sglang.prefixes import SglangPrefixes
+
+        return SglangPrefixes(self, share, dtype)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.page * self.ratio.denominator
@@ -274,11 +286,16 @@ class Sglang(Engine):
         layers has only the window pool, and the ratio does not apply.
         """
         pools, page, tokens = _pools(whole_of(share), dtype), self.page, tokens + self.encoder
-        full = batch * round_up(tokens, page)
         span = pools.widest_window
+        windows = batch * round_up(min(tokens, span), page)
+        return self.sized_pools(pools, batch * round_up(tokens, page), windows)
+
+    def sized_pools(self, pools: Pools, full: int, least: int) -> tuple[int, int]:
+        """The tokens of both pools if they must hold at least `full` tokens and `least` tokens of windows."""
+        page, span = self.page, pools.widest_window
         if not span:
             return full, 0
-        least = max(round_up(span + page + 1, page), batch * round_up(min(tokens, span), page))
+        least = max(round_up(span + page + 1, page), least)
         if not pools.full:
             return 0, max(full, least)
         full = max(full, round_up(ceil_div(least * self.ratio.denominator, self.ratio.numerator), page))
@@ -308,15 +325,6 @@ class Sglang(Engine):
             return _EXTRA_TOKENS
         of_two_steps = 2 * checked + page - 1 if page > 1 else 0
         return max(_EXTRA_TOKENS + checked, of_two_steps)
-
-
-@remembered
-def _pools(share: ModelSpec, dtype: Dtype) -> Pools:
-    sizes, layers = dict.fromkeys((FULL, WINDOW, STATE), 0), layers_of(share, dtype)
-    for layer in layers:
-        sizes[layer.pool] += layer.num_layers * layer.bytes
-    widest = max((layer.cache.window or 0 for layer in layers if layer.pool == WINDOW), default=0)
-    return Pools(sizes[FULL], sizes[WINDOW], sizes[STATE], widest)
 
 
 def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:

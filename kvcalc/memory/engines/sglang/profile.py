@@ -5,24 +5,11 @@ Source: KVCacheConfigurator (mem_cache/kv_cache_configurator.py) and pool_config
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from kvcalc.memory.engines.sglang.pools import Pools
 from kvcalc.memory.engines.sglang.settings import Settings
 
 # The requests that run if tokens are drafted and no number is given (arg_groups/speculative_hook.py).
 _DRAFTING_REQUESTS = 48
-
-
-class Pools(NamedTuple):
-    """The bytes of one token in all layers of each pool, the bytes of one state in all layers, and the widest window.
-
-    The bytes are 0 for a pool that the model does not have.
-    """
-
-    full: int
-    window: int
-    state: int
-    widest_window: int
 
 
 def memory_after_states(memory: int, state: int, settings: Settings, states_each: int) -> int:

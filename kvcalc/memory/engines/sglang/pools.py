@@ -1,0 +1,32 @@
+"""The bytes of SGLang's pools on one device: rows of all tokens, rows of windows, and states."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, layers_of
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec
+
+
+class Pools(NamedTuple):
+    """The bytes of one token in all layers of each pool, the bytes of one state in all layers, and the widest window.
+
+    The bytes are 0 for a pool that the model does not have.
+    """
+
+    full: int
+    window: int
+    state: int
+    widest_window: int
+
+
+@remembered
+def pools_of(share: ModelSpec, dtype: Dtype) -> Pools:
+    """The pools of a share. Raises what `layers_of` raises."""
+    sizes, layers = dict.fromkeys((FULL, WINDOW, STATE), 0), layers_of(share, dtype)
+    for layer in layers:
+        sizes[layer.pool] += layer.num_layers * layer.bytes
+    widest = max((layer.cache.window or 0 for layer in layers if layer.pool == WINDOW), default=0)
+    return Pools(sizes[FULL], sizes[WINDOW], sizes[STATE], widest)

@@ -1,0 +1,158 @@
+"""A cache that is used again, as a question asks for it: shared prefixes, sessions, tiers of memory, and transfers.
+
+Everything here is called only if a question asks for one of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.engines import Engine
+from kvcalc.memory.engines.prefixes import COPYING, Prefixes
+from kvcalc.memory.engines.shared_prefix import SharedPrefix
+from kvcalc.memory.workload import Workload
+from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note
+from kvcalc.planning.cache_tiers import TIERS
+from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.planning.prefix_hits import prefix_hit_notes
+from kvcalc.units import check_count
+
+NATIVE, LMCACHE = "native", "lmcache"
+BACKENDS = (NATIVE, LMCACHE)
+MOST_TURNS = 1000
+
+
+class CacheReuse(NamedTuple):
+    """How a cache is used again.
+
+    Every request begins with the same `prefix_tokens` tokens. A session has `turns` turns, of which the last one has
+    the length of the question; each turn repeats the session so far. `offload` has the bytes of each tier of memory,
+    of one replica, and `bandwidths` its rate in bytes per second if that is given. `backend` keeps the tiers: the
+    engine itself, or LMCache. `transfer` is the link between a prefill and a decode instance: bytes per second of one
+    device, or the name of a link.
+    """
+
+    prefix_tokens: int = 0
+    turns: int | None = None
+    offload: tuple[tuple[str, int], ...] = ()
+    bandwidths: tuple[tuple[str, int], ...] = ()
+    backend: str = NATIVE
+    transfer: int | str | None = None
+
+
+class Turn(NamedTuple):
+    """One turn of a session: the tokens of its prompt, of which `reused_tokens` are found, and those at its end."""
+
+    prompt_tokens: int
+    reused_tokens: int
+    end_tokens: int
+
+
+def check_reuse(reuse: CacheReuse, has_device: bool, drafts: bool) -> None:
+    """Raise UsageError (exit 2) for a value that is out of range, or an option that something else is missing for."""
+    check_count(reuse.prefix_tokens, "prefix_tokens", least=0)
+    if reuse.turns is not None:
+        check_count(reuse.turns, "turns", least=2)
+        if reuse.turns > MOST_TURNS:
+            raise UsageError(f"--turns {reuse.turns}: must be at most {MOST_TURNS:,}", "for example --turns 8")
+    for option, rows in (("--offload", reuse.offload), ("--offload-bandwidth", reuse.bandwidths)):
+        for name, amount in rows:
+            if name not in TIERS:
+                raise UsageError(f"{option} {name[:40]}: not a tier", f"one of {', '.join(TIERS)}")
+            check_count(amount, option)
+    missing = [name for name, _ in reuse.bandwidths if name not in dict(reuse.offload)]
+    if missing:
+        hint = f"for example --offload {missing[0]}=200GiB"
+        raise UsageError(f"--offload-bandwidth {missing[0]}: --offload has no such tier", hint)
+    if reuse.backend not in BACKENDS:
+        raise UsageError(f"--offload-backend {reuse.backend[:40]}: unknown", f"one of {', '.join(BACKENDS)}")
+    if reuse.transfer is not None and not has_device:
+        raise UsageError("--transfer-bandwidth needs a device", "for example --gpu h100")
+    if drafts:
+        raise UsageError(
+            f"{_first_option(reuse)}: a cache that is used again is not modelled with drafted tokens",
+            "leave --speculative out",
+        )
+
+
+def with_prefix(rules: Engine, reuse: CacheReuse) -> Engine:
+    """The rules for requests with a common prefix. `rules` itself if there is none, or if the engine copies it."""
+    return SharedPrefix(rules, reuse.prefix_tokens) if reuse.prefix_tokens and rules.name not in COPYING else rules
+
+
+def prompt_tokens_of(speed: SpeedQuestion | None, workload: Workload) -> int:
+    """The tokens of a prompt. Without requests to serve, the whole context is one."""
+    given = None if speed is None else speed.input_tokens
+    return workload.context_tokens if given is None else given
+
+
+def turns_of(reuse: CacheReuse, prompt_tokens: int, context_tokens: int, prefixes: Prefixes) -> list[Turn]:
+    """The turns of a session that grows evenly from the prefix to a context of `context_tokens` tokens.
+
+    The last one has a prompt of `prompt_tokens`. Without several turns, that is the only one, and it finds the prefix.
+    An engine computes at least the last token of a prompt. UsageError (exit 2) if the answers leave no tokens for
+    prompts.
+    """
+    count, prefix, answer = reuse.turns or 1, reuse.prefix_tokens, context_tokens - prompt_tokens
+    if count > 1 and (context_tokens - prefix) // count <= answer:
+        raise UsageError(
+            f"--turns {count}: a turn has {(context_tokens - prefix) // count:,} tokens, and its answer {answer:,}",
+            "the lengths are those of the last turn, whose prompt holds the whole session: use a longer prompt",
+        )
+    turns, before = [], prefix
+    for number in range(1, count + 1):
+        end = prefix + (context_tokens - prefix) * number // count
+        found = prefixes.found(min(before, end - answer - 1))
+        turns.append(Turn(end - answer, found, end))
+        before = end
+    return turns
+
+
+def resolve(
+    reuse: CacheReuse, speed: SpeedQuestion, rules: Engine, share: ModelSpec, workload: Workload
+) -> tuple[float, list[Note]]:
+    """The share of a prompt that is found, as it was given or as the prefix and the turns give it, and notes about it.
+
+    UsageError (exit 2) if the prefix is longer than the prompt, or if the rate given is lower.
+    """
+    given = speed.prefix_hit_rate
+    if not (reuse.prefix_tokens or reuse.turns):
+        return given, prefix_hit_notes(given, rules.name, rules.spec)
+    prefixes, prompt = rules.prefixes(share, workload.kv_dtype), prompt_tokens_of(speed, workload)
+    if reuse.prefix_tokens > prompt:
+        raise UsageError(f"--prefix-tokens {reuse.prefix_tokens}: the prompt has {prompt:,} tokens", "use a longer one")
+    last = turns_of(reuse, prompt, workload.context_tokens, prefixes)[-1]
+    rate = last.reused_tokens / prompt
+    if given and given < rate:
+        option = "--turns" if reuse.turns else "--prefix-tokens"
+        raise UsageError(
+            f"--prefix-hit-rate {given:g} contradicts {option}: {rate:.1%} of each prompt are found",
+            "leave --prefix-hit-rate out, or give a higher rate",
+        )
+    notes = []
+    if not prefixes.shares_memory and reuse.prefix_tokens:
+        text = f"{rules.name} copies a prefix for every request: it saves prefill, but no memory"
+        notes.append(Note("kv_cache", "prefix-copied", text))
+    elif reuse.prefix_tokens and not prefixes.found(min(reuse.prefix_tokens, prompt - 1)):
+        text = f"{rules.name} finds prefixes in steps of {prefixes.block_tokens:,} tokens, so this one is not found"
+        notes.append(Note("kv_cache", "prefix-too-short", text))
+    return max(rate, given), notes
+
+
+def cached_tokens(reuse: CacheReuse, rate: float, tokens: int, rules: Engine, share: ModelSpec, dtype: Dtype) -> float:
+    """The tokens of a prompt of `tokens` tokens that are found, if the whole context is the prompt.
+
+    `rate` is the hit rate of a question. With a prefix or turns, it is that of another length.
+    """
+    if not (reuse.prefix_tokens or reuse.turns):
+        return rate * tokens
+    there = reuse._replace(prefix_tokens=min(reuse.prefix_tokens, tokens))
+    return turns_of(there, tokens, tokens, rules.prefixes(share, dtype))[-1].reused_tokens
+
+
+def _first_option(reuse: CacheReuse) -> str:
+    options = ((reuse.prefix_tokens, "--prefix-tokens"), (reuse.turns, "--turns"), (reuse.offload, "--offload"))
+    return next((name for value, name in options if value), "--transfer-bandwidth")

@@ -1,0 +1,213 @@
+"""The tiers of memory that keep what a device's cache drops: what they keep, and when loading pays.
+
+The size of a tier is that of one replica, over all its devices. Host memory is read over the link of every device at
+once; a disk or another machine is one link for all devices.
+
+Sources:
+
+- vLLM 0.33.0, --kv-offloading-size: a chunk is one block of all devices, rounded up to a page of 4,096 bytes
+  (CPUOffloadingSpec, v1/kv_offload/cpu/spec.py). Devices that all have the same rows (MLA) keep one copy
+  (replicated_layout, offloading/config.py of distributed/kv_transfer/kv_connector/v1).
+- LMCache: chunks of 256 tokens (chunk_size, lmcache/v1/config.py); a chunk that is not full is not kept
+  (save_unfull_chunk). MLA is kept once (save_only_first_rank).
+- SGLang 0.5.23, HiCache: pages of the device's pools (HostKVCache, srt/mem_cache/pool_host/base.py). --hicache-size is
+  in GB for each device. MLA is kept once (srt/mem_cache/mla_host_dedup.py).
+- TensorRT-LLM: blocks of the device's pool; host_cache_size is for each device (llmapi/llm_args.py).
+- llama.cpp: the rows of a prompt (--cache-ram, ggml-org/llama.cpp#16391).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvcalc.errors import LayoutError, ModelError, UsageError
+from kvcalc.memory.engines.prefixes import Prefixes
+from kvcalc.memory.engines.rounding import round_up
+from kvcalc.model.caches import IndexerKeys, LatentAttention
+from kvcalc.model.spec import ModelSpec, all_caches, has_states, windows
+from kvcalc.notes import Note
+from kvcalc.planning.cache_tiers import (
+    CPU,
+    DISK,
+    NVME_BYTES_PER_SECOND,
+    TIERS,
+    Tier,
+    break_even_tokens,
+    contexts_kept,
+    longest_kept,
+    move_seconds,
+    tokens_kept,
+)
+from kvcalc.planning.case import Case
+from kvcalc.planning.kept import prefixes_of, session_tokens_of
+from kvcalc.planning.reuse import LMCACHE, NATIVE, CacheReuse
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.hardware import Gpu
+    from kvcalc.throughput.roofline import SpeedModel
+
+LMCACHE_TOKENS = 256
+# mmap.PAGESIZE, to which vLLM rounds a chunk up.
+_PAGE_BYTES = 4096
+# The tiers of each engine's own backend. vLLM has others behind the CPU's (v1/kv_offload/tiering), and so has HiCache
+# (--hicache-storage-backend). TensorRT-LLM has host_cache_size and disk_cache_size.
+_NATIVE = {
+    "logical": TIERS, "vllm": TIERS, "sglang": TIERS, "tensorrt-llm": (CPU, DISK), "llama.cpp": (CPU,),
+}  # fmt: skip
+_WITH_LMCACHE = ("vllm", "sglang")
+# The engines that keep MLA, which every device has in full, once for all devices.
+_ONE_COPY = ("vllm", "sglang", "logical")
+# NVLink-C2C between Grace and Hopper: 900 GB/s in both directions together (NVIDIA GH200 data sheet).
+_C2C = {"gh200-96gb": 450_000_000_000, "gh200-144gb": 450_000_000_000}
+
+
+class Store(NamedTuple):
+    """How contexts are kept outside the device.
+
+    `unit_tokens` tokens are kept and moved as a whole. `copies` are the devices whose bytes are all kept.
+    """
+
+    prefixes: Prefixes
+    unit_tokens: int
+    copies: int
+    is_lmcache: bool
+    is_vllm: bool
+
+    def found(self, tokens: int) -> int:
+        """The tokens that a tier keeps of a context of `tokens` tokens."""
+        return tokens // self.unit_tokens * self.unit_tokens
+
+    def moved_bytes(self, tokens: int) -> int:
+        """The bytes that one device loads."""
+        if self.is_lmcache:
+            whole = round_up(tokens, self.prefixes.block_tokens)
+            return self.prefixes.kept_bytes(whole) * tokens // whole if whole else 0
+        return self.prefixes.kept_bytes(tokens)
+
+    def tier_bytes(self, tokens: int, after: int = 0) -> int:
+        """The bytes of a tier that keeps a context, of all devices, without its first `after` tokens."""
+        if self.is_lmcache:
+            return self.copies * (self.moved_bytes(tokens) - self.moved_bytes(after))
+        held, unit = self.prefixes.tier_bytes(tokens, after), self.prefixes.unit_bytes
+        if self.is_vllm:
+            return held // unit * round_up(unit * self.copies, _PAGE_BYTES)
+        return self.copies * held
+
+
+def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, notes: list[Note]) -> dict[str, Any]:
+    """The `tiers` part. Seconds are null if the speed or a link's rate is not known.
+
+    Raises UsageError (exit 2) for a tier that the engine does not have, and ModelError (exit 3) if how it divides the
+    memory is not modelled.
+    """
+    store = _store_of(case, reuse)
+    tokens = store.found(session_tokens_of(case, store.prefixes))
+    if not tokens:
+        raise UsageError(
+            f"--offload: a context of {case.workload.context_tokens:,} tokens is shorter than the "
+            f"{store.unit_tokens:,} that are kept as a whole", "use a longer --context",
+        )  # fmt: skip
+    # Units are found by their contents, so a tier keeps a common prefix once too.
+    shared = store.found(store.prefixes.shared(min(reuse.prefix_tokens, tokens - 1)))
+    gpu = None if case.question.devices is None else case.question.devices.gpu
+    tiers = [_tier(name, size, reuse, gpu, notes) for name, size in reuse.offload]
+    limit = max(case.spec.max_position_embeddings or 0, case.workload.context_tokens)
+    return {
+        "backend": reuse.backend,
+        "unit_tokens": store.unit_tokens,
+        "unit_bytes": store.tier_bytes(store.unit_tokens),
+        "session_tokens": tokens,
+        "prefix_bytes": store.tier_bytes(shared),
+        "session_bytes": store.tier_bytes(tokens, shared),
+        "loaded_bytes_per_device": store.moved_bytes(tokens),
+        "prefill_seconds": None if model is None else _computed_again(model, tokens),
+        "rows": [_describe_tier(tier, store, (shared, tokens), model, limit) for tier in tiers],
+    }
+
+
+def _store_of(case: Case, reuse: CacheReuse) -> Store:
+    name, workload, spec = case.rules.name, case.workload, case.spec
+    prefixes = prefixes_of(case)
+    if workload.pipeline_parallel_size > 1 or workload.data_parallel_size > 1 or case.rules.token_ranks > 1:
+        raise LayoutError("--offload is modelled for one attention replica without stages", "split the model with --tp")
+    is_lmcache = reuse.backend == LMCACHE
+    if is_lmcache:
+        if name not in _WITH_LMCACHE:
+            raise UsageError(f"--offload-backend {LMCACHE}: not for {name}", f"one of {', '.join(_WITH_LMCACHE)}")
+        if windows(spec) or has_states(spec):
+            raise ModelError(
+                f"{spec.name}: what LMCache keeps of windows and states is not modelled", f"--offload-backend {NATIVE}"
+            )
+    known = TIERS if is_lmcache else _NATIVE.get(name, ())
+    unknown = [tier for tier, _ in reuse.offload if tier not in known]
+    if unknown:
+        hint = f"one of {', '.join(known)}" if known else "use vllm, sglang, tensorrt-llm or llama.cpp"
+        raise UsageError(f"--offload {unknown[0]}: {name} has no such tier", hint)
+    copies = 1 if _is_latent(spec) and (name in _ONE_COPY or is_lmcache) else workload.tensor_parallel_size
+    unit = LMCACHE_TOKENS if is_lmcache else prefixes.block_tokens
+    return Store(prefixes, unit, copies, is_lmcache, name == "vllm" and not is_lmcache)
+
+
+def _is_latent(spec: ModelSpec) -> bool:
+    """Whether every device has all rows: MLA, with or without index keys."""
+    return all(isinstance(cache, (LatentAttention, IndexerKeys)) for cache in all_caches(spec))
+
+
+def _tier(name: str, memory_bytes: int, reuse: CacheReuse, gpu: Gpu | None, notes: list[Note]) -> Tier:
+    given = dict(reuse.bandwidths).get(name)
+    if given is not None:
+        return Tier(name, memory_bytes, given)
+    if name == CPU:
+        rate = None if gpu is None else _C2C.get(gpu.name, gpu.pcie_bytes_per_second)
+        if rate is None and gpu is not None:
+            text = f"the link of {gpu.name} to host memory is not known; --offload-bandwidth cpu=50GB/s sets it"
+            notes.append(Note("reuse", "tier-bandwidth", text))
+        return Tier(name, memory_bytes, rate)
+    if name == DISK:
+        text = f"disk is assumed to read {NVME_BYTES_PER_SECOND / 1e9:g} GB/s, one NVMe drive on PCIe 4.0; "
+        notes.append(Note("reuse", "tier-bandwidth", text + "--offload-bandwidth disk=6GB/s sets it"))
+        return Tier(name, memory_bytes, NVME_BYTES_PER_SECOND)
+    text = f"the rate of {name} is not known; --offload-bandwidth {name}=ethernet-100g sets it"
+    notes.append(Note("reuse", "tier-bandwidth", text))
+    return Tier(name, memory_bytes, None)
+
+
+def _describe_tier(
+    tier: Tier, store: Store, lengths: tuple[int, int], model: SpeedModel | None, limit: int
+) -> dict[str, Any]:
+    """A row of the table. `lengths` are the tokens of the common prefix, and those of a context."""
+    rate, unit, (shared, tokens) = tier.bytes_per_second, store.unit_tokens, lengths
+    left = tier.memory_bytes - store.tier_bytes(shared)
+
+    def load(count: int) -> float:
+        moved = store.moved_bytes(store.found(count))
+        # Every device has its own link to host memory. A disk or a network is one link for all copies.
+        return move_seconds(moved if tier.name == CPU else moved * store.copies, rate or 1)
+
+    break_even = None
+    if rate is not None and model is not None:
+        speed = model
+        break_even = break_even_tokens(load, lambda count: _computed_again(speed, count), unit, limit)
+    return {
+        "name": tier.name,
+        "memory_bytes": tier.memory_bytes,
+        "bandwidth_bytes_per_second": rate,
+        "sessions": contexts_kept(left, store.tier_bytes(tokens, shared)),
+        "tokens": _tokens_kept(tier.memory_bytes, store, shared, tokens),
+        "load_seconds": None if rate is None else load(tokens),
+        "break_even_tokens": break_even,
+    }
+
+
+def _tokens_kept(memory_bytes: int, store: Store, shared: int, tokens: int) -> int | None:
+    """The tokens in a tier: those of the common prefix, and those after it of every context."""
+    left = memory_bytes - store.tier_bytes(shared)
+    if left < 0:
+        return longest_kept(memory_bytes, store.tier_bytes, shared, store.unit_tokens)
+    own = tokens_kept(left, lambda count: store.tier_bytes(shared + count, shared), tokens - shared, store.unit_tokens)
+    return None if own is None else shared + own
+
+
+def _computed_again(model: SpeedModel, tokens: int) -> float:
+    """The seconds of a prefill that `tokens` tokens add to that of the last token, which is always computed."""
+    return model.prefill(tokens + 1).seconds - model.prefill(tokens + 1, 1, tokens).seconds

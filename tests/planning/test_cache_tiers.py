@@ -1,0 +1,81 @@
+"""The arithmetic of tiers, against counting one by one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcalc.planning import cache_tiers as tiers
+
+
+@given(st.integers(-5, 4000), st.integers(1, 90), st.integers(1, 40), st.integers(1, 9))
+def test_tokens_kept_are_those_of_a_count_one_by_one(memory: int, tokens: int, row: int, step: int) -> None:
+    tokens *= step
+
+    def bytes_of(count: int) -> int:
+        return 7 + row * count if count else 0
+
+    left, contexts = memory, 0
+    while left >= bytes_of(tokens):
+        left, contexts = left - bytes_of(tokens), contexts + 1
+    part = max((count for count in range(0, tokens + 1, step) if bytes_of(count) <= left), default=0)
+    assert tiers.contexts_kept(memory, bytes_of(tokens)) == contexts
+    assert tiers.longest_kept(left, bytes_of, tokens, step) == part
+    assert tiers.tokens_kept(memory, bytes_of, tokens, step) == contexts * tokens + part
+
+
+def test_a_context_of_no_bytes_has_no_limit() -> None:
+    assert tiers.contexts_kept(100, 0) is None
+    assert tiers.tokens_kept(100, lambda _: 0, 8) is None
+
+
+@given(
+    st.floats(0, 2), st.floats(0.001, 2), st.floats(0, 50), st.floats(0.001, 2), st.floats(0, 0.01), st.integers(1, 16)
+)  # fmt: skip
+def test_the_break_even_length_is_the_first_from_which_all_pay(
+    wait: float, per_token: float, floor: float, compute: float, square: float, step: int
+) -> None:
+    most = 640
+
+    def move(count: int) -> float:
+        return wait + per_token * count
+
+    def again(count: int) -> float:
+        return max(0.0, compute * count + square * count * count - floor)
+
+    lengths = range(step, most // step * step + 1, step)
+    failing = [count for count in lengths if move(count) > again(count)]
+    first = next((count for count in lengths if not failing or count > failing[-1]), None)
+    found = tiers.break_even_tokens(move, again, step, most)
+    # The search takes lengths from one that pays on to pay. With a straight and a bent line that is so.
+    assert found == first
+
+
+def test_a_length_that_pays_between_others_is_not_the_answer() -> None:
+    pays = {1, 2, 3, 40, 41, 42, 43, 44, 45, 46, 47, 48}
+    assert tiers.break_even_tokens(lambda n: 0.0 if n in pays else 2.0, lambda _: 1.0, 1, 48) == 40
+    assert tiers.break_even_tokens(lambda n: 0.0 if n in pays else 2.0, lambda _: 1.0, 1, 30) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("infiniband-400g", 50e9), ("InfiniBand-200g", 25e9), ("ethernet-100g", 12.5e9), ("ethernet-10g", 1.25e9)],
+)
+def test_networks(name: str, rate: float) -> None:
+    assert tiers.network_bytes_per_second(name) == rate
+
+
+@pytest.mark.parametrize(
+    "name", ["infiniband", "ethernet-100", "ethernet-77g", "token-ring-100g", "50GB/s", "-100g", ""]
+)
+def test_other_names_are_no_networks(name: str) -> None:
+    assert tiers.network_bytes_per_second(name) is None
+
+
+def test_all_listed_networks_are_known() -> None:
+    assert all(tiers.network_bytes_per_second(name) for name in tiers.network_names())
+
+
+def test_moving() -> None:
+    assert tiers.move_seconds(4_026_531_840, 50e9) == pytest.approx(0.0805306368)
