@@ -9,9 +9,9 @@ snapshots of states in the blocks of a common pool, whose number depends on the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvcalc.errors import LayoutError
+from kvcalc.errors import LayoutError, ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.engines import BlockPool, Line, lines_of, not_established
 from kvcalc.memory.engines.rounding import ceil_div, round_up
@@ -20,6 +20,9 @@ from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches
 from kvcalc.notes import Note
+
+if TYPE_CHECKING:
+    from kvcalc.memory.engines.prefixes import Prefixes
 
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -58,6 +61,10 @@ class Hybrid(TensorrtLlm):
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         rows = batch * round_up(tokens, self.block) * token_bytes(_attending(share), dtype)
         return rows + self._num_states(batch) * self._all_states(share)
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        hint = "leave --prefix-tokens, --turns and --offload out, or use another engine"
+        raise ModelError(f"{share.name}: prefixes of models with states are not modelled for {self.name}", hint)
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         """The figures of the pool of blocks, in the memory that the states leave."""
