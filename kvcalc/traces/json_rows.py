@@ -41,7 +41,7 @@ def parse(line: str) -> dict[str, Any]:
     if line.count("[") + line.count("{") > _MOST_BRACKETS:
         raise BadRowError(f"more than {_MOST_BRACKETS:,} lists and objects")
     try:
-        found = json.loads(line, parse_constant=_no_constant)
+        found = _DECODER.decode(line)
     except RecursionError:
         raise BadRowError("nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -123,3 +123,7 @@ def _field(fields: dict[str, Any], name: str) -> object:
 
 def _no_constant(name: str) -> Any:
     raise BadRowError(f"{shown(name)} is not valid JSON")
+
+
+# `json.loads` with an option makes a new decoder for every line.
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
