@@ -26,6 +26,7 @@ from kvcalc.notes import Note
 
 if TYPE_CHECKING:
     from kvcalc.memory.engines.llama_cpp.placement import Placement
+    from kvcalc.memory.engines.prefixes import Prefixes
 
 # Engine name -> (module in this package, class).
 ENGINES = {
@@ -59,7 +60,7 @@ _LINES = (
     "tokens required by the window pool's ratio", "dummy page", "one extra block per window",
     "states for prefixes and drafts", "pages padded to one size", "blocks padded to the largest group",
     "states beyond the batch", "dummy state", "request table", "slots beyond the batch", "states in fp32",
-    "V padded to the widest layer's",
+    "V padded to the widest layer's", "prefix kept once",
 )  # fmt: skip
 _ORDER = {name: place for place, name in enumerate(_LINES)}
 
@@ -225,6 +226,13 @@ class Engine(ABC):
     def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
         """Bytes a batch takes in one replica of the model, before it is split over devices."""
         return self.held_bytes(spec, dtype, tokens, batch)
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        """The prefix cache on a device that holds this share. With `whole`, the share is a replica before it is split.
+
+        Raises UsageError (exit 2) if the engine has none, and ModelError (exit 3) if it is not modelled.
+        """
+        raise UsageError(f"{self.name} has no prefix cache for {share.name}", "leave it out, or use another engine")
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         """How the bytes of one replica grow at a context."""

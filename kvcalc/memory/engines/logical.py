@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvcalc.memory.curves import stored_curve, stored_sequence_bytes
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine
 from kvcalc.memory.kv_cache import Growth, stored_cache_bytes
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from kvcalc.memory.engines.prefixes import Prefixes
 
 
 class Logical(Engine):
@@ -21,6 +26,11 @@ class Logical(Engine):
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return batch * stored_sequence_bytes(share, dtype, tokens)
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        from kvcalc.memory.engines.prefixes import LogicalPrefixes
+
+        return LogicalPrefixes(share, dtype)
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         curve = stored_curve(spec, dtype)

@@ -8,7 +8,7 @@ kvCacheManager.cpp).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of, parse_weight_dtype
@@ -23,6 +23,9 @@ from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, IndexerKeys
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, windows
 from kvcalc.notes import Note
 from kvcalc.units import parse_tokens
+
+if TYPE_CHECKING:
+    from kvcalc.memory.engines.prefixes import Prefixes
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
 _WITH_FP8_CACHE = ("fp8", "nvfp4")
@@ -100,6 +103,13 @@ class TensorrtLlm(Engine):
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return batch * round_up(tokens, self.block) * _token_bytes(share, dtype)
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        if self.chosen.max_attention_window is not None:
+            raise ModelError("tensorrt-llm: reused blocks of several windows (--max-attention-window) are not modelled")
+        from kvcalc.memory.engines.prefixes import BlockPrefixes
+
+        return BlockPrefixes(self.block, _token_bytes(share, dtype))
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.block

@@ -7,7 +7,7 @@ llama-cpp-python 0.3.36.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, gguf_type, pair, parse_dtype
@@ -21,6 +21,9 @@ from kvcalc.memory.sharding import stages_of
 from kvcalc.model.caches import Cache, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention
 from kvcalc.notes import Note
+
+if TYPE_CHECKING:
+    from kvcalc.memory.engines.prefixes import Prefixes
 
 # kv_cache_types, common/arg.cpp.
 _TYPES = ("fp32", "fp16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -139,6 +142,16 @@ class LlamaCpp(Engine):
         first = first if self.placement.kv_offload else last + 1
         host, device = stages_of(share, ((0, first - 1), (first, last)))
         return host, device
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        """A slot finds what it has in common with its own last prompt, or takes a prompt from host memory (--cache-ram).
+
+        Slots share no cells, with unified cells either: only the answers of one request with `n` above 1 do
+        (server_slot::copy_state_to, tools/server/server-context.cpp).
+        """
+        from kvcalc.memory.engines.prefixes import CopiedPrefixes
+
+        return CopiedPrefixes(self.name, share, dtype, lambda tokens: self.held_bytes(share, dtype, tokens, 1))
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.chosen.padding

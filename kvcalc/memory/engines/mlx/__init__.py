@@ -6,6 +6,7 @@ Source: mlx_lm/models/cache.py and mlx_lm/generate.py at commit d78bf58e217c (ml
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import MLX_BITS, MLX_GROUPS, MLX_TYPES, Dtype, bytes_of, mlx_name
@@ -20,6 +21,9 @@ from kvcalc.memory.kv_cache import state_bytes, stored_cache_bytes
 from kvcalc.model.caches import HEADS_CACHES, Cache, ChunkedAttention, LatentAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches
 from kvcalc.notes import Note
+
+if TYPE_CHECKING:
+    from kvcalc.memory.engines.prefixes import Prefixes
 
 # KVCache.step: an array grows by this many tokens.
 _STEP = 256
@@ -101,6 +105,12 @@ class Mlx(Engine):
         if isinstance(held, RecurrentState):
             return state_bytes(held, held.conv_kernel - 1, dtype)
         return self._rows(held, tokens) * bytes_of(sum(held.token_rows()), dtype)
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        """mlx_lm.server copies the cache of an earlier prompt for a request (LRUPromptCache, mlx_lm/server.py)."""
+        from kvcalc.memory.engines.prefixes import CopiedPrefixes
+
+        return CopiedPrefixes(self.name, share, dtype, lambda tokens: self.held_bytes(share, dtype, tokens, 1))
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return _STEP

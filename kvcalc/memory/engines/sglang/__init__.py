@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -26,6 +26,9 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.notes import Note
 from kvcalc.units import parse_tokens
+
+if TYPE_CHECKING:
+    from kvcalc.memory.engines.prefixes import Prefixes
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
 # default on Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
@@ -128,8 +131,11 @@ class Sglang(Engine):
         return rows * layer.bytes
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        return self.rows_bytes(share, dtype, tokens, batch, *self._pool_tokens(share, dtype, tokens, batch))
+
+    def rows_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, full: int, window: int) -> int:
+        """The bytes of pools with these numbers of tokens, of the states, and of the request table."""
         pools, page = _pools(share, dtype), self.page
-        full, window = self._pool_tokens(share, dtype, tokens, batch)
         slots = max(self.chosen.max_mamba_cache_size or 0, batch) + 1
         rows = (full + page) * pools.full + (window + page) * pools.window + slots * pools.state
         return rows + self._table_bytes(tokens)
@@ -141,6 +147,11 @@ class Sglang(Engine):
             return None
         each = round_up(tokens + self.encoder, self.page) * pools.full + pools.state
         return BatchLine(self.page * pools.full + pools.state + self._table_bytes(tokens), each)
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        from kvcalc.memory.engines.sglang.prefixes import SglangPrefixes
+
+        return SglangPrefixes(self, share, dtype)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.page * self.ratio.denominator
@@ -220,11 +231,16 @@ class Sglang(Engine):
         layers has only the window pool, and the ratio does not apply.
         """
         pools, page, tokens = _pools(whole_of(share), dtype), self.page, tokens + self.encoder
-        full = batch * round_up(tokens, page)
         span = pools.widest_window
+        windows = batch * round_up(min(tokens, span), page)
+        return self.sized_pools(pools, batch * round_up(tokens, page), windows)
+
+    def sized_pools(self, pools: Pools, full: int, least: int) -> tuple[int, int]:
+        """The tokens of both pools if they must hold at least `full` tokens and `least` tokens of windows."""
+        page, span = self.page, pools.widest_window
         if not span:
             return full, 0
-        least = max(round_up(span + page + 1, page), batch * round_up(min(tokens, span), page))
+        least = max(round_up(span + page + 1, page), least)
         if not pools.full:
             return 0, max(full, least)
         full = max(full, round_up(ceil_div(least * self.ratio.denominator, self.ratio.numerator), page))

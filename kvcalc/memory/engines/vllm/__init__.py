@@ -7,7 +7,7 @@ releases.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -29,6 +29,9 @@ from kvcalc.memory.sharding import bounds_of, longer_before_last
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec, has_states, period
 from kvcalc.notes import Note
+
+if TYPE_CHECKING:
+    from kvcalc.memory.engines.prefixes import Prefixes
 
 VERSION = "0.33.0"
 
@@ -151,6 +154,16 @@ class Vllm(Engine):
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
         return account(self._plan(share, dtype), tokens)
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        from kvcalc.memory.engines.prefixes import refuse_encoder_decoder
+        from kvcalc.memory.engines.vllm.prefixes import VllmPrefixes
+
+        refuse_encoder_decoder(share, "vLLM")
+        if not self.chosen.enable_prefix_caching:
+            raise UsageError(f"{self.rules.name} caches no prefixes of {share.name}", "use --enable-prefix-caching")
+        plan = self._plan(share, dtype, is_divided=not whole)
+        return VllmPrefixes(plan, plan.stages_block_bytes if whole else plan.block_bytes)
 
     def _plan(self, share: ModelSpec, dtype: Dtype, *, is_divided: bool = True) -> Plan:
         """The plan of a share. `is_divided` is whether ranks divide the tokens among them, if they are to do that."""

@@ -34,9 +34,9 @@ class Plan:
         self._of_any_length = of_any_length
         kinds = kinds_of_groups(groups)
         # With decode context parallelism, a block on every rank has the tokens of one block for each rank.
-        self._token_ranks = of_any_length[-1]
+        self.token_ranks = of_any_length[-1]
         self._every_token = [
-            (p[0].block_size * self._token_ranks, n) for p, n in kinds if len(p) == 1 and p[0].kind in EVERY_TOKEN
+            (p[0].block_size * self.token_ranks, n) for p, n in kinds if len(p) == 1 and p[0].kind in EVERY_TOKEN
         ]
         self._other_kinds = [(p, n) for p, n in kinds if len(p) > 1 or p[0].kind not in EVERY_TOKEN]
         self._asked = self._blocks = 0
@@ -77,7 +77,7 @@ class Plan:
     @cached_property
     def common_block_tokens(self) -> int:
         """The number of tokens after which every group has whole blocks."""
-        return lcm(*self.block_sizes) * self._token_ranks
+        return lcm(*self.block_sizes) * self.token_ranks
 
     @cached_property
     def by_group(self) -> list[tuple[Group, int, list[tuple[SizedCache, Page]]]]:

@@ -1,0 +1,160 @@
+"""What an engine's prefix cache keeps of a context, and what requests with the same first tokens have in common.
+
+`Engine.prefixes` gives the rules of an engine for one device's share of a model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.engines.rounding import round_up
+from kvcalc.memory.kv_cache import checked_caches, stored_cache_bytes
+from kvcalc.model.caches import CompressedAttention, CrossAttention, RecurrentState
+from kvcalc.model.spec import ModelSpec, has_cross_attention, has_states, windows
+
+
+class Prefixes(ABC):
+    """The prefix cache of an engine on one device.
+
+    Prefixes are found in steps of `block_tokens` tokens. With `shares_memory`, requests that run at once keep the
+    tokens that they have in common only once.
+    """
+
+    block_tokens = 1
+    shares_memory = True
+
+    def found(self, tokens: int) -> int:
+        """The tokens that a later request finds of `tokens` tokens it has in common with an earlier one."""
+        return tokens // self.block_tokens * self.block_tokens
+
+    def shared(self, tokens: int) -> int:
+        """The tokens, of `tokens` tokens in common, that requests keep only once."""
+        return self.found(tokens) if self.shares_memory else 0
+
+    @abstractmethod
+    def batch_bytes(self, shared: int, tokens: int, batch: int) -> int:
+        """The bytes of `batch` requests of `tokens` tokens each that keep the first `shared` of them once.
+
+        `shared` is what the method `shared` gives, and less than `tokens`. The result is never more than without it:
+        blocks that are kept only so that a later request finds them give way to running requests.
+        """
+
+    @abstractmethod
+    def kept_bytes(self, tokens: int) -> int:
+        """The bytes that must stay in the cache so that a later request finds `tokens` tokens, as `found` gives it."""
+
+    @abstractmethod
+    def sent_bytes(self, tokens: int) -> int:
+        """The bytes of a prompt of `tokens` tokens that a prefill instance sends to a decode instance."""
+
+    def tier_bytes(self, tokens: int) -> int:
+        """The bytes of `tokens` tokens, as `found` gives it, in another tier of memory."""
+        return self.kept_bytes(tokens)
+
+
+class InUse(NamedTuple):
+    """What requests with a common prefix take: `shared` once, and `own` for each of them."""
+
+    shared: int
+    own: int
+
+
+def in_use(needed: int, own: int, kept: int) -> InUse:
+    """What the requests take that need `needed` units each, of which at most `own` hold tokens after the prefix.
+
+    The prefix cache needs `kept` units of the prefix for a later request. A running request never holds more than
+    `needed`, so what it does not need of them beside its own units gives way if the memory is full.
+    """
+    own = min(needed, own)
+    return InUse(min(kept, needed - own), own)
+
+
+class LogicalPrefixes(Prefixes):
+    """The formula: rows of tokens that requests have in common are kept once, and each request has its own states."""
+
+    def __init__(self, share: ModelSpec, dtype: Dtype) -> None:
+        self._caches, self._dtype = checked_caches(share, dtype), dtype
+        for cache, _ in self._caches:
+            if isinstance(cache, (CompressedAttention, CrossAttention)):
+                raise ModelError(f"{share.name}: a shared prefix of {cache.kind.replace('_', ' ')} is not modelled")
+
+    def batch_bytes(self, shared: int, tokens: int, batch: int) -> int:
+        total = 0
+        for cache, count in self._caches:
+            needed = stored_cache_bytes(cache, tokens, self._dtype)
+            if isinstance(cache, RecurrentState) or not shared:
+                found = InUse(0, needed)
+            else:
+                own, kept = (stored_cache_bytes(cache, part, self._dtype) for part in (tokens - shared, shared))
+                found = in_use(needed, own, kept)
+            total += count * (found.shared + batch * found.own)
+        return total
+
+    def kept_bytes(self, tokens: int) -> int:
+        return sum(count * stored_cache_bytes(cache, tokens, self._dtype) for cache, count in self._caches)
+
+    def sent_bytes(self, tokens: int) -> int:
+        return self.kept_bytes(tokens)
+
+
+class BlockPrefixes(Prefixes):
+    """Blocks of tokens with the rows of all layers, such as those in the radix tree of TensorRT-LLM.
+
+    TensorRT-LLM shares blocks by default (enable_block_reuse). Of a block that it finds in part, it may use a copy
+    (enable_partial_reuse and copy_on_partial_reuse, llmapi/llm_args.py). That depends on which blocks are in use, so
+    only whole blocks are counted.
+    """
+
+    def __init__(self, block_tokens: int, token_bytes: int) -> None:
+        self.block_tokens, self._token_bytes = block_tokens, token_bytes
+
+    def batch_bytes(self, shared: int, tokens: int, batch: int) -> int:
+        own = round_up(tokens, self.block_tokens) - shared
+        return (shared + batch * own) * self._token_bytes
+
+    def kept_bytes(self, tokens: int) -> int:
+        return tokens * self._token_bytes
+
+    def sent_bytes(self, tokens: int) -> int:
+        return round_up(tokens, self.block_tokens) * self._token_bytes
+
+
+class CopiedPrefixes(LogicalPrefixes):
+    """Engines whose requests copy the prefix: it saves prefill, but no memory. `bytes_of` gives those of a request.
+
+    Only for models that keep the rows of all tokens: others go back to an earlier length in ways that depend on the
+    requests.
+    """
+
+    shares_memory = False
+
+    def __init__(self, engine: str, share: ModelSpec, dtype: Dtype, bytes_of: Callable[[int], int]) -> None:
+        if windows(share) or has_states(share):
+            raise ModelError(
+                f"{share.name}: which prefixes {engine} finds again with windows or states is not modelled",
+                "leave out --prefix-tokens, --turns and --offload, or use another engine",
+            )
+        super().__init__(share, dtype)
+        self._engine, self._bytes_of = engine, bytes_of
+
+    def batch_bytes(self, shared: int, tokens: int, batch: int) -> int:
+        raise ValueError("the requests share nothing")
+
+    def kept_bytes(self, tokens: int) -> int:
+        return self._bytes_of(tokens)
+
+    def sent_bytes(self, tokens: int) -> int:
+        raise UsageError(f"--transfer-bandwidth: {self._engine} has no separate prefill instances", "use vllm or sglang")
+
+    def tier_bytes(self, tokens: int) -> int:
+        return super().kept_bytes(tokens)
+
+
+def refuse_encoder_decoder(share: ModelSpec, engine: str) -> None:
+    """Raise UsageError (exit 2) for models with cross-attention."""
+    if has_cross_attention(share):
+        raise UsageError(f"{engine} has no prefix cache for encoder-decoders like {share.name}", "leave it out")
