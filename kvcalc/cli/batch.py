@@ -176,6 +176,8 @@ class Questions:
         for field, value in fields.items():
             parameter = self._parameters.get(field) or self._parameters.get(field.replace("-", "_"))
             if parameter is None:
+                if field == "trace":
+                    raise UsageError("'trace': batch reads no traces", "kvcalc prefix TRACE answers for one trace")
                 raise UsageError(
                     f"unknown field {field[:60]!r}",
                     nearest(field.replace("-", "_"), self._parameters)

@@ -39,19 +39,32 @@ class Trace(Iterator[TraceRequest]):
     Raises UsageError (exit 2) if the file cannot be read, if its format is not known, or if no row can be read.
     """
 
-    def __init__(self, chunks: Iterable[bytes], name: str, format: str | None, block_tokens: int | None) -> None:
+    def __init__(
+        self, chunks: Iterable[bytes], name: str, format: str | None = None, block_tokens: int | None = None,
+        token_id_block_tokens: int | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         self.format = format
         self.has_arrivals = True
         self.num_requests = self.num_bad_rows = 0
         self.first_bad_row: str | None = None
         self._block_tokens = block_tokens
+        self._token_id_block_tokens = block_tokens or token_id_block_tokens
         self._start: int | None = None
         self._latest = self._latest_line = 0
         self._requests = self._read(read_lines(chunks))
 
     def __next__(self) -> TraceRequest:
         return next(self._requests)
+
+    def reject(self, request: TraceRequest, reason: str) -> None:
+        """Count a request that was read, but contradicts others, as a bad row."""
+        self.num_requests -= 1
+        self._skip(request.line, reason)
+
+    def _skip(self, line: int, reason: str) -> None:
+        self.num_bad_rows += 1
+        self.first_bad_row = self.first_bad_row or f"line {line}: {reason}"
 
     def _read(self, lines: Iterator[Line]) -> Iterator[TraceRequest]:
         first = next(lines, None)
@@ -63,8 +76,7 @@ class Trace(Iterator[TraceRequest]):
                 when, prompt, answer, hashes, block_tokens = read(_text(line))
                 arrival = self._arrival(when, line.number)
             except BadRowError as error:
-                self.num_bad_rows += 1
-                self.first_bad_row = self.first_bad_row or f"line {line.number}: {error}"
+                self._skip(line.number, str(error))
                 continue
             self.num_requests += 1
             yield TraceRequest(arrival, prompt, answer, hashes, block_tokens, line.number)
@@ -89,11 +101,10 @@ class Trace(Iterator[TraceRequest]):
             what = "kvcalc knows" if self.format is None else f"is {self.format}"
             raise UsageError(f"{self.name}: line {first.number}: not the start of a trace that {what}", _HINT)
         self.format = wanted
-        return (
-            (csv_rows.row_reader(columns), True)
-            if columns is not None
-            else (json_rows.row_reader(wanted, self._block_tokens), False)
-        )
+        if columns is not None:
+            return csv_rows.row_reader(columns), True
+        size = self._token_id_block_tokens if wanted == "token-ids" else self._block_tokens
+        return json_rows.row_reader(wanted, size), False
 
     def _arrival(self, when: int | None, line: int) -> float:
         """Seconds since the first request. Raises BadRowError if the time goes back."""
@@ -114,18 +125,21 @@ class Trace(Iterator[TraceRequest]):
         return f"{self.name}: no row can be read ({self.num_bad_rows:,} rows); {self.first_bad_row}"
 
 
-def read_trace(path: str, format: str | None = None, block_tokens: int | None = None) -> Trace:
+def read_trace(
+    path: str, format: str | None = None, block_tokens: int | None = None, token_id_block_tokens: int | None = None
+) -> Trace:
     """The requests of the trace at `path`, or on standard input if it is `-`, in the order of the file.
 
     `format` is one of FORMATS; None recognises it. `block_tokens` is the block size of `hash_ids`, if it is not the
-    format's own. A trace with token ids has hashes only if `block_tokens` is given: those of its full blocks.
+    format's own. A trace with token ids has hashes only if `block_tokens` or, as the default for it,
+    `token_id_block_tokens` is given: those of its full blocks.
 
     Raises UsageError (exit 2) for an unknown format. Reading raises what `Trace` says.
     """
     if format is not None and format not in FORMATS:
         raise UsageError(f"unknown format of a trace {format[:40]!a}", nearest(format, FORMATS) or _ONE_OF)
     name = "stdin" if path == "-" else path
-    return Trace(chunks_of(path, hint=_PIPE), name, format, block_tokens)
+    return Trace(chunks_of(path, hint=_PIPE), name, format, block_tokens, token_id_block_tokens)
 
 
 def _text(line: Line) -> str:

@@ -88,6 +88,10 @@ class LruStack:
         """What caches of these numbers of blocks find."""
         return self._counts.at(sizes)
 
+    def smallest(self, share: float) -> int:
+        """The fewest blocks that find at least this share of what a cache without a limit finds."""
+        return self._counts.smallest(share)
+
     def _groups(self, owners: list[int | None]) -> list[tuple[int, int]]:
         """The slots that own the first blocks of a prompt, each with a number of blocks. The other blocks are new."""
         groups: list[tuple[int, int]] = []

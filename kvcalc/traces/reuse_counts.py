@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import sqrt
@@ -112,6 +112,11 @@ class ExactCounts:
         places = [(size, min(size, len(tokens) - 1)) for size in sizes]
         return [Reuse(size, tokens[place], squares[place], tokens[place], tokens[place]) for size, place in places]
 
+    def smallest(self, share: float) -> int:
+        """The fewest blocks that find at least this share of what a cache without a limit finds."""
+        tokens, _ = self.sums()
+        return bisect_left(tokens, share * tokens[-1])
+
     def sums(self) -> tuple[list[int], list[float]]:
         """The tokens and the squares that caches of 0, 1, 2, ... blocks find."""
         tokens: list[int] = []
@@ -210,6 +215,12 @@ class SampledCounts:
             low, high = found(max(size - off, 0.0)) - error, found(size + off) + error
             answers.append(Reuse(size, hits, hits * share, max(low, 0.0), min(high, most)))
         return answers
+
+    def smallest(self, share: float) -> int:
+        """The fewest blocks that find at least this share of what a cache without a limit finds."""
+        offset = self.usable_tokens - self._counted
+        tokens = [found + offset for found in accumulate(self._tokens)]
+        return bisect_left(tokens, share * tokens[-1]) << self.shift
 
     def _error(self, parts: Sequence[Sequence[float]], size: int) -> float:
         """The standard error of the missed tokens at a size, from the differences between the parts of the sample."""

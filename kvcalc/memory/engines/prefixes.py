@@ -148,7 +148,9 @@ class CopiedPrefixes(LogicalPrefixes):
         return self._bytes_of(tokens)
 
     def sent_bytes(self, tokens: int) -> int:
-        raise UsageError(f"--transfer-bandwidth: {self._engine} has no separate prefill instances", "use vllm or sglang")
+        raise UsageError(
+            f"--transfer-bandwidth: {self._engine} has no separate prefill instances", "use vllm or sglang"
+        )
 
     def tier_bytes(self, tokens: int) -> int:
         return super().kept_bytes(tokens)

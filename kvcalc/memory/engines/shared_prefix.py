@@ -81,9 +81,7 @@ class SharedPrefix(Around):
         """The tokens of the prefix that requests of `tokens` tokens keep once."""
         return self.prefixes(share, dtype).shared(min(self.prefix_tokens, tokens - 1))
 
-    def _shared_bytes(
-        self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, whole: bool = False
-    ) -> int | None:
+    def _shared_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, whole: bool = False) -> int | None:
         """The bytes of a batch. None if its requests share nothing."""
         prefixes = self.prefixes(share, dtype, whole)
         shared = prefixes.shared(min(self.prefix_tokens, tokens - 1))
