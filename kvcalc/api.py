@@ -189,6 +189,7 @@ def prefix_curve(
     trace: str,
     model: ModelSpec | str | None = None,
     *,
+    devices: Devices | None = None,
     cache_memory_bytes: Sequence[int] = (),
     cache_tokens: Sequence[int] = (),
     offload_bytes: Mapping[str, int] | None = None,
@@ -204,19 +205,18 @@ def prefix_curve(
 
     Without a `model`, there are only hit rates. `cache_memory_bytes` or `cache_tokens` are the sizes; without them,
     sizes double up to all blocks. `offload_bytes` has the tiers `cpu`, `disk` and `remote` in the order in which they
-    are searched. `price_per_hour` is that of one device. `asked` has the other fields of a question, such as `engine`
-    and `devices`.
+    are searched. `price_per_hour` is that of one device. `asked` has the other fields of a question, such as `engine`.
     """
     from kvcalc.errors import UsageError
     from kvcalc.planning.prefix import Sizes
     from kvcalc.planning.prefix import prefix_curve as ask
     from kvcalc.planning.prefix_cost import Prices
 
-    if model is None and asked:
-        raise UsageError(f"{next(iter(asked))} needs a model")
+    if model is None and (asked or devices):
+        raise UsageError(f"{next(iter(asked), 'devices')} needs a model")
     document = ask(
         trace,
-        None if model is None else Question(_model(model), **asked),
+        None if model is None else Question(_model(model), devices=devices, **asked),
         sizes=Sizes(cache_memory_bytes, cache_tokens),
         offload=tuple((offload_bytes or {}).items()),
         bandwidths=offload_bytes_per_second,

@@ -86,11 +86,13 @@ def _curve(document: dict[str, Any], console: Console, has_bytes: bool) -> None:
         key = f"{name}_cost_per_gpu_second"
         if any(row[key] is not None for row in rows):
             columns.append((f">{name} cost", key, _money))
-    print_table(shown, columns, console, ("cache_tokens", "cache_bytes_per_device", "saved_ttft_seconds"))
+    print_table(shown, columns, console, ("cache_tokens", "cache_bytes_per_device", "bar", "saved_ttft_seconds"))
     if len(columns) > 1 and columns[-1][0].endswith(" cost"):
         price = document["prices"]["device_per_hour"]
         other = "" if price is None else f"; a GPU second costs {_money(price / 3600)}"
-        console.print(f"cost: of the memory for the time of the trace, per saved GPU second{other}", style="dim")
+        console.print(
+            f"cost: of the memory for the time of the trace, per saved GPU second{other}", style="dim", soft_wrap=True
+        )
 
 
 def _tiers(tiers: list[dict[str, Any]], console: Console) -> None:
