@@ -31,7 +31,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     _curve(document, console, has_bytes)
     if document["tiers"]:
         console.print()
-        _tiers(document["tiers"], console)
+        engine = document["engine"]
+        _tiers(document["tiers"], engine["tensor_parallel_size"] * engine["pipeline_parallel_size"], console)
 
 
 def _trace(trace: dict[str, Any]) -> str:
@@ -95,12 +96,14 @@ def _curve(document: dict[str, Any], console: Console, has_bytes: bool) -> None:
         )
 
 
-def _tiers(tiers: list[dict[str, Any]], console: Console) -> None:
+def _tiers(tiers: list[dict[str, Any]], devices: int, console: Console) -> None:
+    each = f"device, each of {devices}" if devices > 1 else "device"
+    shown = [{**tier, "name": each if tier["name"] == "device" else tier["name"]} for tier in tiers]
     columns: list[Column] = [
         ("tier", "name", text), (">memory", "memory_bytes", size), (">hits", "hit_rate", _rate),
         (">prefill of the hits", "prefill_seconds", duration), (">loading them", "load_seconds", duration),
     ]  # fmt: skip
-    print_table(tiers, columns, console, ())
+    print_table(shown, columns, console, ())
 
 
 def _rate(value: float) -> str:
