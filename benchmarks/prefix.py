@@ -36,7 +36,7 @@ def rows(requests: int, num_distinct: int | None) -> Iterator[str]:
             # A prompt that was asked before.
             blocks, turns = opened[draw.randrange(len(opened))]
         else:
-            more = min(1 + int(draw.expovariate(1 / 12)), 200)
+            more = min(1 + int(draw.expovariate(1 / 7)), 200)
             blocks = [*blocks, *range(name, name + more)]
             name += more
         if turns > 1 or num_distinct is not None:

@@ -84,6 +84,8 @@ _SHARED_OPTIONS: tuple[tuple[Any, ...], ...] = (
      _DRAFTING),
     ("--draft-model", "MODEL",
      "Model that drafts, or the config of an EAGLE head: a name or a path, as for MODEL.", None, _DRAFTING),
+    ("--report", "FILE", "Also write the answer as an HTML page, which needs no network and no other file: FILE.html.",
+     None, _OUTPUT),
     ("--attention", "KIND", "Compute the cache as if the model had mha, mqa, gqa or mla."),
     ("--kv-heads", "G", "Number of KV heads, for --attention or for a model described by options."),
     ("--kv-lora-rank", "R", "Width of MLA's latent, for --attention mla."),

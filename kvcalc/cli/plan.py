@@ -8,6 +8,7 @@ import typer
 from kvcalc.cli import options as o
 from kvcalc.cli.drafting import hit_rate_of, speculation_of
 from kvcalc.cli.question import attention_replicas_of, calibration_of, kinds_of, output_of, parsed, settings_of
+from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_tokens
 
@@ -61,6 +62,7 @@ OPTIONS = [
     ),
     *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} {o.DRAFTING} calibrate"),
     *o.engine_settings(),
+    *o.shared("report"),
     *o.output(path="plans.0.num_devices"),
 ]  # fmt: skip
 
@@ -76,6 +78,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
 
     given = ctx.params
     output = output_of(given, "plan")
+    check_report(given)
     lengths, targets = _lengths_of(given), _targets_of(given)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
@@ -98,6 +101,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         max_devices=parse_count(given["max_gpus"], "--max-gpus"),
         allow_beyond_limit=given["allow_beyond_limit"],
     )
+    write_report(ctx, document, "plan")
     output.emit(document, "plan")
     refuse_empty(document)
 

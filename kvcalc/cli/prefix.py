@@ -11,6 +11,7 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.question import calibration_of, devices_of, output_of, parsed, settings_of, stages_of
+from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_bandwidth, parse_count, parse_size, parse_tokens
 
@@ -66,6 +67,7 @@ OPTIONS = [
         panel="Cache reuse", several=True,
     ),
     *o.engine_settings(),
+    *o.shared("report"),
     *o.output(path="knee.cache_bytes"),
 ]  # fmt: skip
 
@@ -85,6 +87,7 @@ def prefix(
 
     given = ctx.params
     output = output_of(given, "prefix")
+    check_report(given)
     if trace is None:
         raise UsageError("no TRACE", "for example: kvcalc prefix mooncake.jsonl llama-3.1-8b --gpu h100")
     if trace == "-" and model == "-":
@@ -108,6 +111,7 @@ def prefix(
             most_blocks=parse_count(given["most_blocks"], "--most-blocks", 1000),
             report=report,
         )
+    write_report(ctx, document, "prefix")
     output.emit(document, "prefix")
     if document["trace"]["num_bad_rows"]:
         raise typer.Exit(1)

@@ -134,14 +134,16 @@ class LruStack:
         self._slot += 1
 
     def _renumber(self) -> None:
-        """Give new slots to the requests that still own blocks, in the same order, and room for as many more."""
+        """Give new slots to the requests that still own blocks, in the same order, and make room for more.
+
+        This takes a time in proportion to the blocks, so there is room for as many requests as an eighth of them.
+        """
         live = [slot for slot in range(self._slot) if self._weights[slot]]
         new = dict(zip(live, range(len(live))))
         owner = self._owner
         for block, slot in owner.items():
             owner[block] = new[slot]
-        size = max(_LEAST_SLOTS, 2 * len(live))
-        room = [0] * (size - len(live))
+        room = [0] * max(_LEAST_SLOTS, len(live), len(owner) // 8)
         self._weights = [self._weights[slot] for slot in live] + room
         self._starts = [self._starts[slot] for slot in live] + room
         self._slot = len(live)
