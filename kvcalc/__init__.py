@@ -31,6 +31,7 @@ _EXPORTS = {
     "load_model": "kvcalc.model.resolve",
     "models": "kvcalc.api",
     "plan": "kvcalc.api",
+    "prefix_curve": "kvcalc.api",
     "read_calibration": "kvcalc.planning.calibration",
     "read_config": "kvcalc.model.hf_config",
     "score": "kvcalc.api",
@@ -54,6 +55,7 @@ __all__ = [
     "load_model",
     "models",
     "plan",
+    "prefix_curve",
     "read_calibration",
     "read_config",
     "score",
@@ -61,7 +63,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from kvcalc.api import audit, compare, estimate, fit, gpus, models, plan, score, sweep
+    from kvcalc.api import audit, compare, estimate, fit, gpus, models, plan, prefix_curve, score, sweep
     from kvcalc.errors import KvcalcError
     from kvcalc.model.drafting import Speculation
     from kvcalc.model.hf_config import read_config

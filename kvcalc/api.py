@@ -17,7 +17,7 @@ from kvcalc.planning.case import Question
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from kvcalc.documents import Audit, Compare, Estimate, FitDocument, Gpus, Models, Plan, Score, Sweep
+    from kvcalc.documents import Audit, Compare, Estimate, FitDocument, Gpus, Models, Plan, Prefix, Score, Sweep
     from kvcalc.model.drafting import Speculation
     from kvcalc.planning.calibration import Calibration
     from kvcalc.planning.layout import SpeedQuestion
@@ -190,6 +190,49 @@ def plan(
     asked.setdefault("engines", (asked.pop("engine", "vllm"),))
     document = ask(_model(model), kinds, one_length(input_tokens, output_tokens), targets, **asked)
     return cast("Plan", document)
+
+
+def prefix_curve(
+    trace: str,
+    model: ModelSpec | str | None = None,
+    *,
+    devices: Devices | None = None,
+    cache_memory_bytes: Sequence[int] = (),
+    cache_tokens: Sequence[int] = (),
+    offload_bytes: Mapping[str, int] | None = None,
+    offload_bytes_per_second: Mapping[str, int] | None = None,
+    price_per_hour: float | None = None,
+    memory_prices_per_gib_hour: Mapping[str, float] | None = None,
+    trace_format: str | None = None,
+    trace_block_tokens: int | None = None,
+    most_blocks: int = 1_000_000,
+    **asked: Unpack[Asked],
+) -> Prefix:
+    """The document of `kvcalc prefix`: what a prefix cache of every size finds in the trace at the path `trace`.
+
+    Without a `model`, there are only hit rates. `cache_memory_bytes` or `cache_tokens` are the sizes; without them,
+    sizes double up to all blocks. `offload_bytes` has the tiers `cpu`, `disk` and `remote` in the order in which they
+    are searched. `price_per_hour` is that of one device. `asked` has the other fields of a question, such as `engine`.
+    """
+    from kvcalc.errors import UsageError
+    from kvcalc.planning.prefix import Sizes
+    from kvcalc.planning.prefix import prefix_curve as ask
+    from kvcalc.planning.prefix_cost import Prices
+
+    if model is None and (asked or devices):
+        raise UsageError(f"{next(iter(asked), 'devices')} needs a model")
+    document = ask(
+        trace,
+        None if model is None else Question(_model(model), devices=devices, **asked),
+        sizes=Sizes(cache_memory_bytes, cache_tokens),
+        offload=tuple((offload_bytes or {}).items()),
+        bandwidths=offload_bytes_per_second,
+        prices=Prices(price_per_hour, memory_prices_per_gib_hour or {}),
+        format=trace_format,
+        block_tokens=trace_block_tokens,
+        most_blocks=most_blocks,
+    )
+    return cast("Prefix", document)
 
 
 def audit(

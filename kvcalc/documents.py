@@ -1313,6 +1313,105 @@ class PlanRow(TypedDict):
     llama_cpp: str | None
 
 
+class PrefixTrace(TypedDict):
+    """the trace that was read."""
+
+    file: str
+    format: Literal["csv", "azure", "burstgpt", "mooncake", "qwen", "token-ids"]
+    num_requests: int
+    num_bad_rows: int
+    first_bad_row: str | None
+    duration_seconds: float | None
+    prompt_tokens: int
+    answer_tokens: int
+    longest_prompt_tokens: int
+    block_tokens: int
+    num_blocks: int
+    distinct_blocks: int
+    largest_request_blocks: int
+    sampling_rate: float
+
+
+class PrefixEngine(TypedDict):
+    """the engine's prefix cache."""
+
+    name: str
+    version: str | None
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    kv_dtype: str
+    block_tokens: int
+    bytes_per_trace_block: int
+    bytes_per_trace_block_per_device: int
+    offloaded_bytes_per_trace_block: int
+
+
+class PrefixPrefill(TypedDict):
+    """the prefill of all prompts without a cache."""
+
+    seconds: float
+    gpu_seconds: float
+    mean_seconds: float
+    worst_error: float
+
+
+class PrefixPrices(TypedDict):
+    """prices per hour."""
+
+    device_per_hour: float | None
+    cpu_per_gib_hour: float | None
+    disk_per_gib_hour: float | None
+
+
+class Prefix(TypedDict):
+    """kvcalc prefix: what a prefix cache of every size finds."""
+
+    schema_version: Literal[2]
+    trace: PrefixTrace
+    model: Model | None
+    engine: PrefixEngine | None
+    hardware: Hardware | None
+    prefill: PrefixPrefill | None
+    prices: PrefixPrices
+    curve: list[PrefixRow]
+    knee: PrefixRow
+    knee_share: float
+    unlimited: PrefixRow
+    tiers: list[PrefixTier]
+    warnings: list[Warning]
+
+
+class PrefixRow(TypedDict):
+    """a prefix cache of one size."""
+
+    cache_blocks: int
+    cache_tokens: int
+    cache_bytes: int | None
+    cache_bytes_per_device: int | None
+    hit_rate: float
+    hit_rate_low: float
+    hit_rate_high: float
+    saved_prefill_seconds: float | None
+    saved_prefill_share: float | None
+    saved_ttft_seconds: float | None
+    saved_gpu_seconds: float | None
+    device_cost_per_gpu_second: float | None
+    cpu_cost_per_gpu_second: float | None
+    disk_cost_per_gpu_second: float | None
+
+
+class PrefixTier(TypedDict):
+    """a tier of memory, and what is found there and not in the tiers before it."""
+
+    name: Literal["device", "cpu", "disk", "remote"]
+    memory_bytes: int
+    cache_blocks: int
+    hit_rate: float
+    prefill_seconds: float | None
+    bandwidth_bytes_per_second: int | None
+    load_seconds: float | None
+
+
 class Warning(TypedDict):
     """a note about the answer."""
 

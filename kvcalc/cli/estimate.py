@@ -6,6 +6,7 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.question import output_of, question_of
+from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 
@@ -47,7 +48,7 @@ OPTIONS = [
     ),
     *o.shared(f"{o.DEVICE} {o.SPEED} {o.SERVING} {o.PREFIX} {o.SHARED} {o.OFFLOAD} transfer-bandwidth {o.DRAFTING}"),
     *o.engine_settings(),
-    *o.shared(f"layers {o.MODEL_BY_FLAGS}"),
+    *o.shared(f"layers {o.MODEL_BY_FLAGS} report"),
     *o.output(path="kv_cache.total_bytes"),
 ]
 
@@ -61,16 +62,20 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     from kvcalc.errors import DoesNotFitError
 
     output = output_of(ctx.params)
+    check_report(ctx.params)
     spec, question = question_of(ctx.params)
     shown: dict[str, Any] = {"variants": True} if ctx.params["variants"] and not asks_several(question) else {}
     if not ctx.params["check"]:
-        output.emit(*answer(spec, question), **shown)
+        document, kind = answer(spec, question)
+        write_report(ctx, document, kind)
+        output.emit(document, kind, **shown)
         return
     if question["devices"] is None and question["kv_memory_bytes"] is None:
         raise UsageError("--check needs a device or a memory size", "for example --gpu h100, or --kv-memory 40GiB")
     if asks_several(question):
         raise UsageError("--check needs one engine", "for example --check --engine vllm")
     found = _estimate(spec, question)
+    write_report(ctx, found.document, "estimate")
     output.emit(found.document, "estimate", **shown)
     if not found.fit["fits"]:
         raise typer.Exit(DoesNotFitError.exit_code)

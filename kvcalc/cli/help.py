@@ -20,13 +20,14 @@ ESSENTIAL = {
     "plan": "input-tokens output-tokens concurrency requests-per-second max-ttft max-tpot gpu price engine json get",
     "compare": "context batch dtype kv-dtype gpu engine tp attention json get",
     "sweep": "context batch kv-dtype tp gpu engine kv-memory plot format get",
+    "prefix": "gpu engine tp kv-dtype cache-memory offload price format json get",
     "score": "model gpu engine tp dtype kv-dtype json get",
     "measure": "context batch steps layers attention device dtype tp save json get",
 }
 
 # The commands, as `kvcalc -h` groups them.
 GROUPS = {
-    "Ask about a model": "estimate fit plan compare sweep batch",
+    "Ask about a model": "estimate fit plan compare sweep prefix batch",
     "Check the answers": "measure audit score",
     "Look things up": "models gpus",
     "Set up": "completion",

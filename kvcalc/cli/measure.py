@@ -9,6 +9,7 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.question import context_of, flags_of, load_model_of, output_of, parsed, what_if_of
+from kvcalc.cli.report import write_report
 from kvcalc.errors import BrokenDeviceError, KvcalcError, RunError, UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ OPTIONS = [
         "Number of devices that split the heads. torchrun starts a process for each.", "1",
     ),
     o.value("--save", "FILE", "Write the JSON document to FILE."),
+    *o.shared("report"),
     o.value(
         "--backend", "NAME", "Attention kernel. auto times the kernels that can run and uses the fastest.", "auto"
     ),
@@ -108,7 +110,7 @@ def measure(
         context_tokens, batch_size = context_of(given), parse_count(given["batch"], "--batch")
         steps, num_layers = parse_count(given["steps"], "--steps"), parsed(given, "--layers", parse_count)
         seed, devices = parse_count(given["seed"], "--seed", least=0), parse_count(given["tp"], "--tp")
-        for path in (save, profile):
+        for path in (save, profile, given["report"]):
             if path is not None and is_reporting:
                 from kvcalc.measure.record import check_target
 
@@ -137,6 +139,7 @@ def measure(
                 )  # fmt: skip
             if not is_reporting:
                 return
+            write_report(ctx, document, "measure")
             output.emit(document, "measure")
             try:
                 check_bytes(document)

@@ -102,6 +102,8 @@ _SHARED_OPTIONS: tuple[tuple[Any, ...], ...] = (
     ("--transfer-bandwidth", "RATE|LINK",
      "Rate of one device's link between a prefill and a decode instance: 50GB/s, nvlink, pcie, infiniband-400g, "
      "ethernet-100g.", None, _REUSE),
+    ("--report", "FILE", "Also write the answer as an HTML page, which needs no network and no other file: FILE.html.",
+     None, _OUTPUT),
     ("--attention", "KIND", "Compute the cache as if the model had mha, mqa, gqa or mla."),
     ("--kv-heads", "G", "Number of KV heads, for --attention or for a model described by options."),
     ("--kv-lora-rank", "R", "Width of MLA's latent, for --attention mla."),

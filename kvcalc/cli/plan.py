@@ -8,6 +8,7 @@ import typer
 from kvcalc.cli import options as o
 from kvcalc.cli.drafting import hit_rate_of, speculation_of
 from kvcalc.cli.question import attention_replicas_of, calibration_of, kinds_of, output_of, parsed, settings_of
+from kvcalc.cli.report import check_report, write_report
 from kvcalc.cli.reuse import reuse_of
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_tokens
@@ -69,6 +70,7 @@ OPTIONS = [
         "Print only how to start the best layout: a command, a compose file or a Kubernetes manifest.",
     ),
     o.value("--image", "NAME", "Container image for --emit compose and k8s. Default: the engine's own, on NVIDIA."),
+    *o.shared("report"),
     *o.output(path="plans.0.num_devices"),
 ]  # fmt: skip
 
@@ -85,6 +87,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     given = ctx.params
     output = output_of(given, "plan")
     kind = _emitted(given)
+    check_report(given)
     lengths, targets = _lengths_of(given), _targets_of(given)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
@@ -109,6 +112,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         allow_beyond_limit=given["allow_beyond_limit"],
         with_front=given["pareto"],
     )
+    write_report(ctx, document, "plan")
     if kind is None:
         output.emit(document, "plan")
         refuse_empty(document)

@@ -16,6 +16,7 @@ from kvcalc.cli.question import (
     stages_of,
     what_if_of,
 )
+from kvcalc.cli.report import check_report, write_report
 from kvcalc.cli.reuse import reuse_of
 from kvcalc.errors import UsageError
 from kvcalc.notes import describe_notes
@@ -25,8 +26,9 @@ app = typer.Typer(add_completion=False, context_settings={"help_option_names": [
 
 FORMATS = ("human", "tsv", "csv", "jsonl", "json")
 
-# The most rows of a human table (--format csv prints all rows), and the most rows held in memory for --get.
+# The most rows of a human table (--format csv prints all rows), of a report, and held in memory for --get.
 MOST_SHOWN = 40
+MOST_REPORTED = 1000
 MOST_HELD = 100_000
 
 EPILOG = """\
@@ -63,6 +65,7 @@ OPTIONS = [
     ),
     *o.shared(f"{o.DEVICE_FIGURES} {o.SPEED} {o.PREFIX} {o.SHARED} {o.DRAFTING}"),
     *o.engine_settings(),
+    *o.shared("report"),
     *o.output("human|tsv|csv|jsonl|json", " jsonl is one object per line.", "points.0.total_bytes"),
 ]  # fmt: skip
 
@@ -78,6 +81,7 @@ def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
 
     given, plot = ctx.params, ctx.params["plot"]
     output = output_of(given, "sweep", FORMATS)
+    check_report(given)
     if plot is not None:
         from kvcalc.output.plot import check_plot_file
 
@@ -106,6 +110,10 @@ def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
         from kvcalc.output.plot import write_plot
 
         write_plot(plot, grid.chart(most_contexts=500, most_lines=12))
+    if given["report"] is not None:
+        points = list(islice(grid.points(), MOST_REPORTED))
+        chart = grid.chart(most_contexts=60, most_lines=7)
+        write_report(ctx, {**grid.head(), "points": points, "chart": chart, "warnings": warnings}, "sweep")
     if output.path is not None:
         if grid.num_points > MOST_HELD:
             raise UsageError(

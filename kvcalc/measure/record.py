@@ -31,13 +31,17 @@ def check_target(path: str) -> None:
 
 
 def save(document: dict[str, Any], path: str) -> None:
-    """Write `document` to `path` as JSON. The file is replaced atomically.
+    """Write `document` to `path` as JSON, as `write_file` does."""
+    write_file((json.dumps(document, indent=2, allow_nan=False) + "\n").encode(), path)
+
+
+def write_file(data: bytes, path: str) -> None:
+    """Write `data` to `path`. The file is replaced atomically.
 
     A temporary file in the same folder is written, flushed to disk and renamed. If `path` is a link, its target is
     replaced. If it is not a regular file, such as /dev/stdout, it is written directly. Raises RunError (exit 1) on
     errors such as a full disk or a missing permission.
     """
-    data = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
     target = _target_of(path)
     if target is None:
         try:

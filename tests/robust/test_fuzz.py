@@ -20,6 +20,7 @@ import kvcalc as api
 from kvcalc.errors import KvcalcError
 from kvcalc.model.checkpoint import INDEX, read_checkpoint
 from kvcalc.model.presets import shipped_presets
+from tests.conftest import ROOT
 from tests.documents import validate
 from tests.model.test_checkpoint import index, write
 
@@ -32,7 +33,7 @@ ODD: tuple[Any, ...] = (
     [[[[1]]]], {"type": "linear", "factor": 2.0},
 )  # fmt: skip
 # The share of the cases that each kind gets.
-SHARES = {"config": 30, "gguf": 20, "safetensors": 15, "index": 12, "log": 15, "options": 8}
+SHARES = {"config": 30, "gguf": 20, "safetensors": 15, "index": 12, "log": 10, "options": 8, "trace": 5}
 
 
 @cache
@@ -166,7 +167,24 @@ def fuzz_log(rng: random.Random, folder: Path, run: Any) -> None:
     validate(document, "audit")
 
 
-COMMANDS = ("estimate", "fit", "compare", "sweep", "plan", "models", "gpus", "score", "audit", "batch", "completion")
+def fuzz_trace(rng: random.Random, folder: Path, run: Any) -> None:
+    path = folder / "trace"
+    path.write_bytes(mutated_bytes(rng.choice(traces()), rng))
+    document: Any = api.prefix_curve(
+        str(path), rng.choice((None, "gpt2", "gemma-3-27b")), trace_block_tokens=rng.choice((None, None, 16, 512)),
+        trace_format=rng.choice((None, None, "mooncake", "token-ids")),
+    )  # fmt: skip
+    validate(document, "prefix")
+
+
+@cache
+def traces() -> list[bytes]:
+    return [path.read_bytes() for path in sorted((ROOT / "tests/traces/files").iterdir())]
+
+
+COMMANDS = (
+    "estimate", "fit", "compare", "sweep", "plan", "prefix", "models", "gpus", "score", "audit", "batch", "completion",
+)  # fmt: skip
 WORDS = (
     "llama-3-8b", "gpt2", "nope", "--gpu", "h100", "h100x2", "t4", "--context", "8k", "1..4k", "0", "-1", "1e9", "--tp",
     "2", "3", "--pp", "--batch", "1M", "--engine", "vllm", "sglang@0.4", "logical", "--json", "--format", "csv",
@@ -191,7 +209,7 @@ def fuzz_options(rng: random.Random, folder: Path, run: Any) -> None:
 
 KINDS: dict[str, Callable[[random.Random, Path, Any], None]] = {
     "config": fuzz_config, "gguf": fuzz_gguf, "safetensors": fuzz_safetensors, "index": fuzz_index, "log": fuzz_log,
-    "options": fuzz_options,
+    "options": fuzz_options, "trace": fuzz_trace,
 }  # fmt: skip
 
 

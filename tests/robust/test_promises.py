@@ -24,6 +24,7 @@ COMMANDS = (
     ("plan", "MODEL", "--gpu", "h100", "--input-tokens", "100", "--output-tokens", "10", "--concurrency", "2"),
     ("audit", str(ROOT / "tests/logs/vllm.log")), ("score", str(ROOT / "tests/logs/vllm-bench.json"), "--gpu", "h100"),
     ("models", "check", "MODEL/config.json"), ("estimate", "nope"), ("completion", "bash"),
+    ("prefix", str(ROOT / "tests/traces/files/mooncake.jsonl"), "MODEL", "--gpu", "h100"),
 )  # fmt: skip
 
 

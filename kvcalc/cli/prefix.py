@@ -1,0 +1,212 @@
+"""`kvcalc prefix`: how much does a bigger prefix cache help?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from kvcalc.cli import options as o
+from kvcalc.cli.question import calibration_of, devices_of, output_of, parsed, settings_of, stages_of
+from kvcalc.cli.report import check_report, write_report
+from kvcalc.errors import UsageError
+from kvcalc.units import parse_bandwidth, parse_count, parse_size, parse_tokens
+
+if TYPE_CHECKING:
+    from kvcalc.planning.case import Question
+    from kvcalc.planning.prefix_cost import Prices
+
+app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+
+EPILOG = """\
+Reads a trace once, and gives the hit rate for every size of the cache. The trace must name the blocks of its
+prompts: Mooncake's and Qwen-Bailian's traces do, and so do JSON lines with prompt_token_ids. With MODEL, sizes are
+in bytes; with --gpu, kvcalc says how much prefill they save; with --price, what that costs.
+
+Examples:
+  kvcalc prefix mooncake.jsonl
+  kvcalc prefix mooncake.jsonl llama-3.1-70b --gpu h100x4 --engine vllm
+  kvcalc prefix mooncake.jsonl llama-3.1-70b --gpu h100x4 --engine vllm --offload cpu=200GiB,disk=2TiB
+  kvcalc prefix mooncake.jsonl llama-3.1-70b --gpu h100x4 --engine vllm --price h100=2.5,cpu=0.003
+  kvcalc prefix mooncake.jsonl qwen3-32b --engine sglang --cache-memory 16GiB..2TiB --format csv
+  kvcalc prefix prompts.jsonl --get knee.cache_tokens
+"""
+
+OPTIONS = [
+    o.value(
+        "--cache-memory", "RANGE",
+        "Sizes of the cache, over all devices of a replica: 16GiB..2TiB, 40GiB,80GiB. Default: doubling up to all "
+        "blocks.",
+        several=True,
+    ),
+    o.value("--cache-tokens", "RANGE", "The same in tokens: 128k..64M. Needs no MODEL.", several=True),
+    o.value("--trace-format", "NAME", "Format of the trace: mooncake, qwen or token-ids. Default: recognised."),
+    o.value("--trace-block-tokens", "N", "Tokens of a block of hash_ids, if it is not that of the format."),
+    o.value("--most-blocks", "N", "Distinct blocks that are counted exactly. More are sampled.", "1000000"),
+    *o.shared("dtype kv-dtype tp pp kv-memory"),
+    o.engine("Engine whose blocks and memory to use: vllm, sglang or tensorrt-llm. logical is the formula."),
+    *o.shared(f"{o.DEVICE} calibrate"),
+    o.value(
+        "--offload", "TIER=SIZE,...",
+        "Memory that keeps what the device's cache drops, of one replica: cpu=200GiB,disk=2TiB. The tiers are cpu, "
+        "disk and remote.",
+        panel="Cache reuse", several=True,
+    ),
+    o.value(
+        "--offload-bandwidth", "TIER=RATE,...",
+        "Rate of each tier: cpu=50GB/s,disk=6GB/s. Default: cpu is the device's PCIe link, disk one NVMe drive. cpu is "
+        "per device, the others are shared.",
+        panel="Cache reuse", several=True,
+    ),
+    o.value(
+        "--price", "LIST",
+        "Price per hour of one device, and of one GiB of host memory or disk: h100=2.5,cpu=0.003,disk=0.0001.",
+        panel="Cache reuse", several=True,
+    ),
+    *o.engine_settings(),
+    *o.shared("report"),
+    *o.output(path="knee.cache_bytes"),
+]  # fmt: skip
+
+# Options that say nothing without a model.
+_OF_A_MODEL = ("dtype", "tp", "pp", "kv_memory", "gpu", "gpu_memory", "offload", "price", "calibrate", "cache_memory")
+
+
+@app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
+def prefix(
+    ctx: typer.Context,
+    trace: Annotated[Optional[str], typer.Argument(metavar="TRACE", help="Trace of requests; - is stdin.")] = None,
+    model: o.Model = None,
+) -> None:
+    """Find how much a bigger prefix cache helps, from a trace of requests."""
+    from kvcalc.planning.axis import parse_axis
+    from kvcalc.planning.prefix import Sizes, prefix_curve
+
+    given = ctx.params
+    output = output_of(given, "prefix")
+    check_report(given)
+    if trace is None:
+        raise UsageError("no TRACE", "for example: kvcalc prefix mooncake.jsonl llama-3.1-8b --gpu h100")
+    if trace == "-" and model == "-":
+        raise UsageError("only one of TRACE and MODEL can be read from stdin")
+    memory, tokens = given["cache_memory"], given["cache_tokens"]
+    if memory is not None and tokens is not None:
+        raise UsageError("--cache-memory and --cache-tokens both set the sizes", "use one")
+    with _progress() as report:
+        document = prefix_curve(
+            trace,
+            _question(given, model),
+            sizes=Sizes(
+                () if memory is None else parse_axis(memory, "--cache-memory", parse_size),
+                () if tokens is None else parse_axis(tokens, "--cache-tokens", parse_tokens),
+            ),
+            offload=tuple(_pairs(given, "--offload", parse_size, "cpu=200GiB,disk=2TiB").items()),
+            bandwidths=_pairs(given, "--offload-bandwidth", _rate, "cpu=50GB/s,disk=6GB/s"),
+            prices=_prices(given),
+            format=given["trace_format"],
+            block_tokens=parsed(given, "--trace-block-tokens", parse_count),
+            most_blocks=parse_count(given["most_blocks"], "--most-blocks", 1000),
+            report=report,
+        )
+    write_report(ctx, document, "prefix")
+    output.emit(document, "prefix")
+    if document["trace"]["num_bad_rows"]:
+        raise typer.Exit(1)
+
+
+def _question(given: Mapping[str, Any], model: str | None) -> Question | None:
+    if model is None:
+        settings = settings_of(given)
+        named = [name for name in _OF_A_MODEL if given[name] is not None]
+        named += ["engine"] * (given["engine"] != "logical") + list(settings)
+        if named:
+            option = f"--{named[0].replace('_', '-')}"
+            raise UsageError(f"{option} needs a MODEL", "for example: kvcalc prefix TRACE llama-3.1-8b --gpu h100")
+        return None
+    from kvcalc.model.resolve import load_model
+    from kvcalc.planning.case import Question
+    from kvcalc.planning.layout import SpeedQuestion
+
+    engine = given["engine"].casefold()
+    if "," in engine or engine == "all":
+        raise UsageError(f"--engine {engine[:60]}: only one engine is supported here", "for example --engine vllm")
+    calibration = calibration_of(given)
+    return Question(
+        load_model(model),
+        dtype=given["dtype"],
+        kv_dtype=given["kv_dtype"],
+        engine=engine,
+        engine_settings=settings_of(given),
+        tensor_parallel_size=parsed(given, "--tp", parse_count),
+        pipeline_parallel_size=stages_of(given),
+        kv_memory_bytes=parsed(given, "--kv-memory", parse_size),
+        devices=devices_of(given),
+        speed=None if calibration is None else SpeedQuestion(calibration=calibration),
+    )
+
+
+def _pairs(given: Mapping[str, Any], option: str, parse: Callable[[str, str], int], example: str) -> dict[str, int]:
+    """The amount of each tier in `cpu=200GiB,disk=2TiB`, in this order."""
+    found: dict[str, int] = {}
+    for part in o.names_of(given[option.removeprefix("--").replace("-", "_")], option):
+        tier, equals, amount = part.partition("=")
+        if not equals or tier.strip().casefold() in found:
+            what = "a tier is given twice" if equals else "not a list of tiers"
+            raise UsageError(f"{option} {part[:40]!a}: {what}", f"for example {option} {example}")
+        found[tier.strip().casefold()] = parse(amount.strip(), option)
+    return found
+
+
+def _rate(text: str, option: str) -> int:
+    """Bytes per second of a rate or a named network."""
+    from kvcalc.planning.cache_tiers import network_bytes_per_second
+
+    found = network_bytes_per_second(text)
+    return parse_bandwidth(text, option) if found is None else found
+
+
+def _prices(given: Mapping[str, Any]) -> Prices:
+    """The prices of memory, and of the device of --gpu. UsageError (exit 2) for a price of another device."""
+    from kvcalc.planning.prefix_cost import Prices, parse_memory_price
+
+    memory: dict[str, float] = {}
+    device = None
+    for text in o.names_of(given["price"], "--price"):
+        found = parse_memory_price(text)
+        if found is not None:
+            memory[found[0]] = found[1]
+            continue
+        from kvcalc.planning.plan import parse_price
+
+        name, device = parse_price(text)
+        devices = devices_of(given)
+        if devices is None or devices.gpu.name != name:
+            raise UsageError(f"--price {text[:40]}: not the device of --gpu", f"add --gpu {text.partition('=')[0]}")
+    return Prices(device, memory)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int], None] | None]:
+    """A function that shows the number of requests on stderr, if it is a terminal and reading takes over a second."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from time import monotonic
+
+    start, width = monotonic(), 0
+
+    def report(requests: int) -> None:
+        nonlocal width
+        if monotonic() - start > 1:
+            text = f"{requests:,} requests"
+            width = max(width, len(text))
+            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield report
+    finally:
+        if width:
+            print(f"\r{' ' * width}\r", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,43 @@
+"""`--report FILE`: the answer as one HTML page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+
+
+def check_report(given: Mapping[str, Any]) -> None:
+    """Raise RunError (exit 1) if no report can be written. Call this before a long run."""
+    if given["report"] is not None:
+        from kvcalc.measure.record import check_target
+
+        check_target(given["report"])
+
+
+def write_report(ctx: typer.Context, document: Mapping[str, Any], kind: str) -> None:
+    """Write the report of `document` if --report is given. `kind` is the document's name in the schema.
+
+    The file is replaced atomically. Raises RunError (exit 1) if it cannot be written.
+    """
+    path = ctx.params["report"]
+    if path is None:
+        return
+    from kvcalc.measure.record import write_file
+    from kvcalc.output.report import make_report
+
+    command = repeated(ctx.info_name or "", ctx.meta.get("kvcalc.arguments", ()))
+    write_file(make_report(document, kind, command).encode(errors="backslashreplace"), path)
+
+
+def repeated(name: str, arguments: Sequence[str]) -> str:
+    """The command line that asks the same question, without --report."""
+    words = list(arguments)
+    kept = [
+        word
+        for place, word in enumerate(words)
+        if word != "--report" and not word.startswith("--report=") and (place == 0 or words[place - 1] != "--report")
+    ]
+    return shlex.join(["kvcalc", name, *kept])

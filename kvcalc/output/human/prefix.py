@@ -1,0 +1,115 @@
+"""Human output of `kvcalc prefix`: the knee first, then a row and a bar for each size of the cache, then the tiers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kvcalc.output.human.console import Column, count, duration, percent, size, split, text
+from kvcalc.output.human.fitting import print_table
+
+_BAR = 24
+
+
+def render(document: dict[str, Any], console: Console) -> None:
+    """Print the document."""
+    trace, knee, unlimited = document["trace"], document["knee"], document["unlimited"]
+    has_bytes = knee["cache_bytes"] is not None
+    console.print(Text.assemble((trace["file"], "bold"), f"  {_trace(trace)}"), soft_wrap=True)
+    if document["model"] is not None:
+        console.print(_setup(document), soft_wrap=True)
+    console.print()
+    amount = size(knee["cache_bytes"]) if has_bytes else f"{count(knee['cache_tokens'])} tokens"
+    found = f"finds {_rate(knee['hit_rate'])} of the prompt tokens"
+    limit = f"without a limit, {_rate(unlimited['hit_rate'])}"
+    console.print(Text.assemble(("knee: ", "bold"), f"a cache of {amount} {found}; {limit}"), soft_wrap=True)
+    if document["prefill"] is not None:
+        console.print(_prefill(document), soft_wrap=True)
+    console.print()
+    _curve(document, console, has_bytes)
+    if document["tiers"]:
+        console.print()
+        engine = document["engine"]
+        _tiers(document["tiers"], engine["tensor_parallel_size"] * engine["pipeline_parallel_size"], console)
+
+
+def _trace(trace: dict[str, Any]) -> str:
+    parts = [f"{count(trace['num_requests'])} requests"]
+    if trace["duration_seconds"]:
+        parts.append(f"{duration(trace['duration_seconds'])}")
+    parts.append(f"{count(trace['prompt_tokens'] // trace['num_requests'])} tokens per prompt")
+    kept = count(trace["distinct_blocks"])
+    sampled = "about " if trace["sampling_rate"] < 1 else ""
+    parts.append(f"{sampled}{kept} distinct blocks of {count(trace['block_tokens'])} tokens")
+    return ", ".join(parts)
+
+
+def _setup(document: dict[str, Any]) -> str:
+    engine, hardware = document["engine"], document["hardware"]
+    parts = [document["model"]["name"], engine["name"]]
+    if hardware is not None:
+        parts.append(f"{hardware['name']} x{hardware['num_devices']}")
+    layout = split({**engine, "data_parallel_size": 1})
+    parts += [layout] if layout else []
+    per_block = f"{size(engine['bytes_per_trace_block'])} per block"
+    return ", ".join([*parts, f"{engine['kv_dtype']} cache", per_block])
+
+
+def _prefill(document: dict[str, Any]) -> str:
+    prefill, knee = document["prefill"], document["knee"]
+    saved = f"the knee saves {duration(knee['saved_ttft_seconds'])} of it ({percent(knee['saved_prefill_share'])})"
+    return f"a prompt takes {duration(prefill['mean_seconds'])} of prefill in the mean; {saved}"
+
+
+def _curve(document: dict[str, Any], console: Console, has_bytes: bool) -> None:
+    rows = document["curve"]
+    highest = max((row["hit_rate"] for row in rows), default=0) or 1
+    shown = [
+        {
+            **row,
+            "bar": "#" * round(_BAR * row["hit_rate"] / highest),
+            "range": f"{_rate(row['hit_rate_low'])} to {_rate(row['hit_rate_high'])}",
+        }
+        for row in rows
+    ]
+    columns: list[Column] = [(">cache", "cache_bytes", size)] if has_bytes else []
+    if any(row["cache_bytes"] != row["cache_bytes_per_device"] for row in rows):
+        columns.append((">per device", "cache_bytes_per_device", size))
+    columns += [(">tokens", "cache_tokens", count), (">hits", "hit_rate", _rate)]
+    if document["trace"]["sampling_rate"] < 1:
+        columns.append((">99% range", "range", text))
+    columns.append(("", "bar", str))
+    if document["prefill"] is not None:
+        columns += [(">prefill saved", "saved_prefill_share", percent), (">per prompt", "saved_ttft_seconds", duration)]
+    for name in ("device", "cpu", "disk"):
+        key = f"{name}_cost_per_gpu_second"
+        if any(row[key] is not None for row in rows):
+            columns.append((f">{name} cost", key, _money))
+    print_table(shown, columns, console, ("cache_tokens", "cache_bytes_per_device", "bar", "saved_ttft_seconds"))
+    if len(columns) > 1 and columns[-1][0].endswith(" cost"):
+        price = document["prices"]["device_per_hour"]
+        other = "" if price is None else f"; a GPU second costs {_money(price / 3600)}"
+        console.print(
+            f"cost: of the memory for the time of the trace, per saved GPU second{other}", style="dim", soft_wrap=True
+        )
+
+
+def _tiers(tiers: list[dict[str, Any]], devices: int, console: Console) -> None:
+    each = f"device, each of {devices}" if devices > 1 else "device"
+    shown = [{**tier, "name": each if tier["name"] == "device" else tier["name"]} for tier in tiers]
+    columns: list[Column] = [
+        ("tier", "name", text), (">memory", "memory_bytes", size), (">hits", "hit_rate", _rate),
+        (">prefill of the hits", "prefill_seconds", duration), (">loading them", "load_seconds", duration),
+    ]  # fmt: skip
+    print_table(shown, columns, console, ())
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _money(value: float | None) -> str:
+    """A cost with two digits, or a dash for None."""
+    return "-" if value is None else f"{value:.2g}"

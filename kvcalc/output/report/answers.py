@@ -1,0 +1,258 @@
+"""What the report of each kind of document shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvcalc.output.human.console import (
+    byte_rate,
+    count,
+    describe_workload,
+    duration,
+    percent,
+    rate,
+    short_duration,
+    size,
+    text,
+)
+from kvcalc.output.paths import scalars
+from kvcalc.output.report.charts import Axis, Line, lines
+from kvcalc.output.report.page import Answer, Code, Facts, Figure, Section, Table, Text
+from kvcalc.output.report.parts import (
+    Document,
+    facts_of,
+    memory_section,
+    step_section,
+    subtitle_of,
+    table_of,
+    verdict_of,
+    warnings_of,
+)
+
+# The most rows of a table, and the most scalars of a document without a report of its own.
+_MOST_ROWS = 1000
+
+
+def answer_of(document: Document, kind: str) -> Answer:
+    """What the report of a document shows. A kind without a report of its own shows all its values."""
+    make: Callable[[Document], Answer] = _ANSWERS.get(kind, _any)
+    return make(document)
+
+
+def _estimate(document: Document) -> Answer:
+    cache, fit, weights = document["kv_cache"], document["fit"], document["weights"]
+    verdict, tone = verdict_of(fit)
+    sections = []
+    if fit is not None:
+        sections.append(memory_section(fit))
+    formulas = [Text(f"{row['numbers']} = {count(row['bytes'])} bytes stored") for row in cache["formulas"]]
+    totals = facts_of(
+        [
+            ("total", f"{size(cache['total_bytes'])} ({count(cache['total_bytes'])} bytes)"),
+            ("per sequence", size(cache["bytes_per_sequence"])),
+            ("fixed per sequence", size(cache["fixed_bytes_per_sequence"])),
+            ("per token", f"{size(cache['bytes_per_token'])} ({count(cache['bytes_per_token'])} bytes)"),
+            ("per device", size(cache["bytes_per_device"])),
+            ("weights", None if weights["bytes"] is None else f"{size(weights['bytes'])} {weights['dtype'] or ''}"),
+        ]
+    )
+    sections.append(Section("KV cache", [totals, *formulas]))
+    if document["throughput"] is not None:
+        sections.append(step_section(document["throughput"]))
+    variants = table_of(
+        "The same model with other attention", [row for row in document["variants"] if row["reason"] is None],
+        [("attention", "attention", str.upper), (">KV heads", "num_kv_heads", count), (">total", "total_bytes", size),
+         (">bytes per token", "bytes_per_token", count), (">of MHA", "ratio_to_mha", percent)],
+    )  # fmt: skip
+    if variants.rows:
+        sections.append(Section("Kinds of attention", [variants]))
+    sections.append(Section("Settings of the engine", [_settings(document["engine"])]))
+    title = document["model"]["name"]
+    return Answer(
+        title, subtitle_of(document), verdict or f"The cache takes {size(cache['total_bytes'])}.", tone, sections,
+        warnings_of(document),
+    )  # fmt: skip
+
+
+def _settings(engine: Mapping[str, Any]) -> Facts:
+    values = ((key.replace("_", " "), value) for key, value in engine.items() if not isinstance(value, list))
+    return facts_of((name, None if value is None else str(value)) for name, value in values)
+
+
+def _plan(document: Document) -> Answer:
+    plans, best = document["plans"], document["best"]
+    lengths, targets = document["lengths"], document["targets"]
+    columns: list[Any] = [
+        ("device", "gpu", text), ("engine", "engine", text), (">devices", "num_devices", count),
+        (">tp", "tensor_parallel_size", count), (">pp", "pipeline_parallel_size", count),
+        (">replicas", "replicas", count),
+        (">TTFT", "ttft_seconds", duration), (">TPOT", "tpot_seconds", duration), (">tok/s", "tokens_per_second", rate),
+        (">per hour", "cost_per_hour", _money), (">per 1M tokens out", "cost_per_million_output_tokens", _money),
+        ("why not", "reason", text),
+    ]  # fmt: skip
+    sections = [Section("Layouts", [table_of("One row for each kind of device", plans, columns, _place(plans, best))])]
+    if best is not None:
+        commands = [Code(best[engine]) for engine in ("vllm", "sglang") if best[engine]]
+        sections.append(Section(f"Commands for {best['gpu']}", commands))
+    load = (
+        count(targets["concurrency"])
+        if targets["concurrency"]
+        else f"{rate(targets['requests_per_second'])} per second"
+    )
+    subtitle = f"{count(lengths['input_tokens'])} tokens in, {count(lengths['output_tokens'])} out; requests: {load}"
+    verdict, tone = "Nothing fits.", "bad"
+    if best is not None:
+        devices = f"{best['num_devices']} x {best['gpu']}"
+        verdict, tone = f"{devices}: {rate(best['tokens_per_second'])} output tokens per second.", "good"
+    return Answer(document["model"]["name"], subtitle, verdict, tone, sections, warnings_of(document))
+
+
+def _place(rows: list[Document], best: Document | None) -> int | None:
+    return None if best is None else next((place for place, row in enumerate(rows) if row == best), None)
+
+
+def _sweep(document: Document) -> Answer:
+    points = document["points"][:_MOST_ROWS]
+    columns: list[Any] = [
+        ("engine", "engine", text), ("KV type", "kv_dtype", text), ("device", "gpu", text),
+        (">devices", "num_devices", count), (">tp", "tensor_parallel_size", count), (">batch", "batch_size", count),
+        (">context", "context_tokens", count), (">total", "total_bytes", size),
+        (">per device", "bytes_per_device", size),
+        (">step", "decode_step_seconds", duration), (">tok/s", "decode_tokens_per_second", rate),
+        ("fits", "fits", lambda fits: "yes" if fits else "no"),
+    ]  # fmt: skip
+    table = table_of(f"{count(len(points))} of {count(document['num_points'])} points", points, columns)
+    chart = document.get("chart")
+    svg, legend = "", []
+    if chart is not None:
+        series = [
+            Line(line["label"], [(x, y) for x, y in zip(chart["contexts"], line["bytes"]) if y is not None])
+            for line in chart["lines"]
+        ]
+        limits = [(f"{size(row['bytes'])} {row['label']}", float(row["bytes"])) for row in chart["capacities"]]
+        svg = lines("Memory of the cache on one device, over the context", _TOKENS, _BYTES, series, limits)
+        legend = [line.label for line in series] if svg else []
+    part = Figure(svg, table, legend) if svg else table
+    subtitle = f"{count(document['num_points'])} points"
+    fitting = [point for point in points if point["fits"]]
+    verdict = f"{count(len(fitting))} of the points shown fit." if any(p["fits"] is not None for p in points) else ""
+    return Answer(
+        document["model"]["name"], subtitle, verdict, "plain", [Section("Memory over the context", [part])],
+        warnings_of(document),
+    )  # fmt: skip
+
+
+def _measure(document: Document) -> Answer:
+    workload, device, runs = document["workload"], document["device"], document["runs"]
+    differ = [run for run in runs if run["held_bytes"] != run["predicted_bytes"]]
+    rows = [
+        {**run, "step": run["decode_step_seconds"]["p50"], "p90": run["decode_step_seconds"]["p90"]} for run in runs
+    ]
+    columns: list[Any] = [
+        ("attention", "attention", str.upper), (">predicted bytes", "predicted_bytes", count),
+        (">held bytes", "held_bytes", count), (">tokens/s", "tokens_per_second", rate),
+        (">step p50", "step", short_duration), (">p90", "p90", short_duration),
+        (">KV read", "kv_read_bytes_per_second", byte_rate), ("kernel", "backend", text),
+    ]  # fmt: skip
+    sections = [Section("Runs", [table_of("Predicted and measured", rows, columns)])] if runs else []
+    if document["curve"]:
+        sections.append(Section("Over the context", [_measured_curve(document["curve"])]))
+    roof = document["roof"]
+    sections.append(Section("Roofs of the device", [facts_of([("reads", byte_rate(roof["read_bytes_per_second"]))])]))
+    subtitle = ", ".join([f"{device['kind']} ({device['name']})", *describe_workload(workload)])
+    verdict = "Held and predicted bytes differ." if differ else "Held and predicted bytes are equal."
+    return Answer(
+        document["model"]["name"], subtitle, verdict, "bad" if differ else "good", sections, warnings_of(document)
+    )  # fmt: skip
+
+
+def _measured_curve(rows: list[Document]) -> Figure | Table:
+    columns: list[Any] = [
+        ("attention", "attention", str.upper), (">tokens", "context_tokens", count), (">batch", "batch_size", count),
+        (">step p50", "decode_step_seconds", short_duration), (">tokens/s", "tokens_per_second", rate),
+        ("kernel", "backend", text),
+    ]  # fmt: skip
+    table = table_of("Steps", rows, columns)
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        label = f"{row['attention'].upper()}, batch {row['batch_size']}"
+        series.setdefault(label, []).append((row["context_tokens"], row["decode_step_seconds"]))
+    drawn = [Line(label, points) for label, points in series.items()]
+    svg = lines("Time of a step over the context", _TOKENS, Axis("time of a step", short_duration), drawn)
+    return Figure(svg, table, list(series)) if svg else table
+
+
+def _prefix(document: Document) -> Answer:
+    trace, knee, unlimited = document["trace"], document["knee"], document["unlimited"]
+    has_bytes = knee["cache_bytes"] is not None
+    key = "cache_bytes" if has_bytes else "cache_tokens"
+    amount = size(knee[key]) if has_bytes else f"{count(knee[key])} tokens"
+    columns: list[Any] = [
+        (">cache", "cache_bytes", size), (">per device", "cache_bytes_per_device", size),
+        (">tokens", "cache_tokens", count),
+        (">hits", "hit_rate", _share), (">prefill saved", "saved_prefill_share", _share),
+        (">saved per prompt", "saved_ttft_seconds", duration), (">saved GPU seconds", "saved_gpu_seconds", rate),
+        (">device cost", "device_cost_per_gpu_second", _money), (">cpu cost", "cpu_cost_per_gpu_second", _money),
+        (">disk cost", "disk_cost_per_gpu_second", _money),
+    ]  # fmt: skip
+    if trace["sampling_rate"] < 1:
+        columns[4:4] = [(">low", "hit_rate_low", _share), (">high", "hit_rate_high", _share)]
+    rows = document["curve"]
+    table = table_of("What a cache of each size finds", rows, columns)
+    series = [Line("hits", [(row[key], row["hit_rate"]) for row in rows])]
+    if trace["sampling_rate"] < 1:
+        series += [Line(name, [(row[key], row[f"hit_rate_{name}"]) for row in rows]) for name in ("low", "high")]
+    across = Axis("memory for the cache", lambda value: size(int(value))) if has_bytes else _TOKENS
+    svg = lines(
+        "Hit rate over the size of the cache", across, Axis("hits", _share), series, marks=[("knee", knee[key])]
+    )
+    legend = [line.label for line in series] if len(series) > 1 else []
+    sections = [Section("Hits", [Figure(svg, table, legend) if svg else table])]
+    if document["tiers"]:
+        tiers = table_of(
+            "What each tier finds that the ones before it do not", document["tiers"],
+            [("tier", "name", text), (">memory", "memory_bytes", size), (">hits", "hit_rate", _share),
+             (">prefill of the hits", "prefill_seconds", duration), (">loading them", "load_seconds", duration)],
+        )  # fmt: skip
+        sections.append(Section("Tiers", [tiers]))
+    names = [document["model"]["name"], document["engine"]["name"]] if document["model"] is not None else []
+    subtitle = ", ".join([f"{count(trace['num_requests'])} requests", *names])
+    verdict = (
+        f"A cache of {amount} finds {_share(knee['hit_rate'])} of the prompt tokens; "
+        f"without a limit, {_share(unlimited['hit_rate'])}."
+    )
+    return Answer(trace["file"], subtitle, verdict, "plain", sections, warnings_of(document))
+
+
+def _any(document: Document) -> Answer:
+    model = document.get("model")
+    title = model["name"] if isinstance(model, Mapping) else "kvcalc"
+    sections = []
+    rest = {}
+    for key, value in document.items():
+        if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value) and key != "warnings":
+            columns = [name for name, cell in value[0].items() if not isinstance(cell, (list, dict))]
+            cells = [
+                ["-" if row.get(name) is None else str(row[name]) for name in columns] for row in value[:_MOST_ROWS]
+            ]
+            sections.append(Section(key.replace("_", " "), [Table(f"{count(len(value))} rows", columns, cells)]))
+        elif key != "warnings":
+            rest[key] = value
+    rows = [(path, str(value)) for path, value in scalars(rest)][:_MOST_ROWS]
+    return Answer(title, "", "", "plain", [*sections, Section("Figures", [Facts(rows)])], warnings_of(document))
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _money(value: float) -> str:
+    return f"{value:,.2f}" if value >= 0.1 or not value else f"{value:.2g}"
+
+
+_TOKENS = Axis("context, tokens", lambda value: f"{value:,.0f}")
+_BYTES = Axis("memory on one device", lambda value: size(int(value)))
+_ANSWERS: dict[str, Callable[[Document], Answer]] = {
+    "estimate": _estimate, "plan": _plan, "sweep": _sweep, "measure": _measure, "prefix": _prefix,
+}  # fmt: skip

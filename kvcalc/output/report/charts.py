@@ -1,0 +1,125 @@
+"""Charts of a report as inline SVG: a bar of parts, and lines over an axis. The figures are in a table beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil, log2, log10
+from typing import NamedTuple
+
+from kvcalc.output.report.page import safe
+from kvcalc.output.report.style import stroke
+
+_WIDTH, _HEIGHT, _BAR_HEIGHT = 720, 320, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 100, 16, 16, 44
+# An axis is logarithmic if its ends are this many times apart.
+_LOGARITHMIC = 8
+
+
+class Line(NamedTuple):
+    """A line of a chart, by x."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+
+
+class Axis(NamedTuple):
+    """An axis: its label, and how its values are written."""
+
+    label: str
+    write: Callable[[float], str]
+
+
+def bar(title: str, parts: Sequence[tuple[str, float, str]], end: float | None = None) -> str:
+    """A bar of parts: name, amount and class. `end` is the whole, such as a device's memory, if the parts exceed it."""
+    total = max(sum(amount for _, amount, _ in parts), end or 0)
+    drawn, x = [], 0.0
+    for name, amount, kind in parts:
+        width = _WIDTH * amount / total if total else 0
+        drawn.append(
+            f'<rect class="{safe(kind)}" x="{x:.2f}" y="0" width="{width:.2f}" height="{_BAR_HEIGHT}">'
+            f"<title>{safe(name)}</title></rect>"
+        )
+        x += width
+    if end is not None and end < total:
+        place = _WIDTH * end / total
+        drawn.append(f'<path class="line s1" d="M{place:.2f} 0V{_BAR_HEIGHT}"/>')
+    return _svg(title, _BAR_HEIGHT, drawn)
+
+
+def lines(
+    title: str, across: Axis, up: Axis, series: Sequence[Line], limits: Sequence[tuple[str, float]] = (),
+    marks: Sequence[tuple[str, float]] = (),
+) -> str:  # fmt: skip
+    """Lines over x. `limits` are horizontal lines and `marks` vertical ones, with labels. Empty without points."""
+    xs = [x for line in series for x, _ in line.points]
+    ys = [y for line in series for _, y in line.points] + [y for _, y in limits]
+    if len(set(xs)) < 2:
+        return ""
+    x_scale = _Scale(min(xs), max(xs), _LEFT, _WIDTH - _RIGHT, min(xs) > 0 and max(xs) >= _LOGARITHMIC * min(xs))
+    is_log = min(ys) > 0 and max(ys) >= 10 * _LOGARITHMIC * min(ys)
+    y_scale = _Scale(min(ys) if is_log else 0.0, max(ys) or 1.0, _HEIGHT - _BOTTOM, _TOP, is_log)
+    drawn = [*_grid(x_scale, y_scale, across, up)]
+    for label, y in limits:
+        at = y_scale.place(y)
+        drawn.append(f'<path class="line s6" stroke-dasharray="4 4" d="M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}"/>')
+        drawn.append(f'<text class="quiet" x="{_LEFT + 6}" y="{at - 4:.1f}">{safe(label)}</text>')
+    for label, x in marks:
+        at = x_scale.place(x)
+        drawn.append(f'<path class="line s6" stroke-dasharray="4 4" d="M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"/>')
+        drawn.append(f'<text class="quiet" x="{at + 4:.1f}" y="{_TOP + 10}">{safe(label)}</text>')
+    for number, line in enumerate(series):
+        path = "L".join(f"{x_scale.place(x):.1f} {y_scale.place(y):.1f}" for x, y in line.points)
+        drawn.append(f'<path {stroke(number)} d="M{path}"><title>{safe(line.label)}</title></path>')
+    return _svg(title, _HEIGHT, drawn)
+
+
+class _Scale:
+    """Maps values to places between two ends."""
+
+    def __init__(self, low: float, high: float, start: float, end: float, is_log: bool) -> None:
+        self.low, self.high, self.is_log = low, high, is_log
+        self._start, self._end = start, end
+
+    def place(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high, value = log2(low), log2(high), log2(max(value, low))
+        share = (value - low) / (high - low) if high > low else 0.0
+        return self._start + (self._end - self._start) * min(max(share, 0.0), 1.0)
+
+    def ticks(self, most: int) -> list[float]:
+        """Round values within the ends: powers of two, or steps of 1, 2 or 5 times a power of ten."""
+        if self.is_log:
+            first, last = ceil(log2(self.low)), int(log2(self.high))
+            step = max(1, ceil((last - first + 1) / most))
+            return [2.0**power for power in range(first, last + 1, step)]
+        size = (self.high - self.low) / most
+        unit = 10.0 ** int(log10(size) // 1)
+        step_size = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= size)
+        first = ceil(self.low / step_size)
+        return [step_size * number for number in range(first, int(self.high / step_size) + 1)]
+
+
+def _grid(x_scale: _Scale, y_scale: _Scale, across: Axis, up: Axis) -> list[str]:
+    bottom = _HEIGHT - _BOTTOM
+    drawn = [f'<path class="axis" d="M{_LEFT} {_TOP}V{bottom}H{_WIDTH - _RIGHT}"/>']
+    for value in y_scale.ticks(5):
+        y = y_scale.place(value)
+        drawn.append(f'<path class="axis" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
+        drawn.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{safe(up.write(value))}</text>')
+    for value in x_scale.ticks(6):
+        x = x_scale.place(value)
+        drawn.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{safe(across.write(value))}</text>')
+    drawn.append(
+        f'<text class="quiet" x="{_WIDTH - _RIGHT}" y="{bottom + 36}" text-anchor="end">{safe(across.label)}</text>'
+    )
+    drawn.append(f'<text class="quiet" x="{_LEFT + 6}" y="{_TOP - 4}">{safe(up.label)}</text>')
+    return drawn
+
+
+def _svg(title: str, height: int, drawn: Sequence[str]) -> str:
+    inner = "\n".join(drawn)
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{safe(title)}">\n'
+        f"<title>{safe(title)}</title>\n{inner}\n</svg>"
+    )

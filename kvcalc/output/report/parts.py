@@ -1,0 +1,135 @@
+"""Parts that the reports of several kinds of documents share: rows as tables, a device's memory, a step's time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from kvcalc.notes import sentence
+from kvcalc.output.human.console import count, describe_workload, duration, name_engine, rate, size, split
+from kvcalc.output.human.fitting import span
+from kvcalc.output.report.charts import bar
+from kvcalc.output.report.page import Facts, Figure, Section, Table
+
+Document = Mapping[str, Any]
+Column = tuple[str, str, Callable[[Any], str]]
+"""A heading (`>` for numbers), the key of the values, and the function that writes one."""
+
+_MEMORY_CLASSES = {"weights": "f0", "kv_cache": "f1", "activation": "f2", "reserve": "f6", "free": "f7"}
+
+
+def table_of(caption: str, rows: Iterable[Document], columns: Sequence[Column], marked: int | None = None) -> Table:
+    """A table of a document's rows. Columns without any value are left out."""
+    rows = list(rows)
+    shown = [column for column in columns if any(row[column[1]] is not None for row in rows)]
+    cells = [["-" if row[key] is None else write(row[key]) for _, key, write in shown] for row in rows]
+    return Table(caption, [heading for heading, _, _ in shown], cells, marked)
+
+
+def facts_of(rows: Iterable[tuple[str, str | None]]) -> Facts:
+    """Names and values. Values that are None are left out."""
+    return Facts([(name, value) for name, value in rows if value is not None])
+
+
+def warnings_of(document: Document) -> list[str]:
+    """The warnings of a document as sentences."""
+    return [sentence(warning) for warning in document.get("warnings", ())]
+
+
+def devices_of(document: Document) -> str | None:
+    """The devices as text, such as `4 x h100-sxm, tp 4`. None if there are none."""
+    hardware = document["hardware"]
+    if hardware is None:
+        return None
+    layout = split({"data_parallel_size": 1, **document["engine"]})
+    return ", ".join(filter(None, (f"{hardware['num_devices']} x {hardware['name']}", layout)))
+
+
+def subtitle_of(document: Document) -> str:
+    """The workload, the types, the engine and the devices of an estimate in one line."""
+    parts = [*describe_workload(document["workload"]), f"cache {document['kv_cache']['dtype']}"]
+    parts += [name_engine(document["engine"]), devices_of(document) or ""]
+    return ", ".join(filter(None, parts))
+
+
+def verdict_of(fit: Document | None) -> tuple[str, str]:
+    """Whether it fits, in words, and the tone."""
+    if fit is None:
+        return "", "plain"
+    if not fit["fits"]:
+        return "It does not fit.", "bad"
+    words = "It fits" if fit["verdict"] == "fits" else "It fits, but the margin is within the error of the estimate"
+    return f"{words}: {size(fit['kv_cache_memory_bytes'])} per device for the KV cache.", "good"
+
+
+def memory_section(fit: Document) -> Section:
+    """The bar of a device's memory, and the limits."""
+    limits = facts_of(
+        [
+            ("longest context", _tokens(fit["max_context_tokens"])),
+            ("largest batch", None if fit["max_batch_size"] is None else f"{count(fit['max_batch_size'])} sequences"),
+        ]
+    )
+    if not fit["lines"]:
+        return Section("Memory", [facts_of([("KV cache", size(fit["kv_cache_bytes"]))]), limits])
+    device = fit["device_bytes"]
+    lines = [line for line in fit["lines"] if line["bytes"]]
+    classes = [_MEMORY_CLASSES[line["kind"]] for line in lines]
+    drawn = [(line["name"], line["bytes"], kind) for line, kind in zip(lines, classes) if line["bytes"] > 0]
+    rows = [
+        (
+            "missing" if line["bytes"] < 0 else line["name"],
+            size(abs(line["bytes"])),
+            count(abs(line["bytes"])),
+            f"{100 * abs(line['bytes']) / device:.1f} %",
+        )
+        for line in lines
+    ]
+    caption = f"One device of {size(device)}"
+    table = Table(caption, ["part", ">size", ">bytes", ">share"], rows, swatches=classes)
+    return Section("Memory of one device", [Figure(bar("Memory of one device", drawn, device), table), limits])
+
+
+def step_section(throughput: Document) -> Section:
+    """The time of a decode step and its parts, and serving."""
+    parts = [(name.removesuffix("_seconds"), seconds) for name, seconds in throughput["parts"].items() if seconds]
+    total = throughput["decode_step_seconds"]
+    classes = [f"f{place}" for place in range(len(parts))]
+    rows = [(name, duration(seconds), f"{100 * seconds / total:.1f} %") for name, seconds in parts]
+    table = Table(f"One step of {duration(total)}", ["part", ">time", ">share"], rows, swatches=classes)
+    svg = bar("Parts of a decode step", [(name, seconds, kind) for (name, seconds), kind in zip(parts, classes)])
+    found: list[Any] = [
+        facts_of(
+            [
+                ("decode step", f"{duration(total)} ({span(throughput['low_seconds'], throughput['high_seconds'])})"),
+                ("tokens per second", rate(throughput["decode_tokens_per_second"])),
+                ("prefill", duration(throughput["prefill_seconds"])),
+                ("bound by", throughput["bound_by"]),
+            ]
+        ),
+        Figure(svg, table),
+    ]
+    serving = throughput["serving"]
+    if serving is not None:
+        ttft = (
+            f"{duration(serving['ttft_seconds'])} ({span(serving['ttft_low_seconds'], serving['ttft_high_seconds'])})"
+        )
+        tpot = (
+            f"{duration(serving['tpot_seconds'])} ({span(serving['tpot_low_seconds'], serving['tpot_high_seconds'])})"
+        )
+        found.append(
+            facts_of(
+                [
+                    ("requests", f"{count(serving['running_requests'])} of {count(serving['concurrency'])} running"),
+                    ("time to first token", ttft),
+                    ("time per output token", tpot),
+                    ("output tokens per second", rate(serving["tokens_per_second"])),
+                    ("requests per second", rate(serving["requests_per_second"])),
+                ]
+            )
+        )
+    return Section("Speed, with the 80 % range", found)
+
+
+def _tokens(value: int | None) -> str | None:
+    return None if value is None else f"{count(value)} tokens"

@@ -1,0 +1,174 @@
+"""What a block of a trace takes in memory, what computing it takes, and what both cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvcalc.errors import LayoutError, UsageError
+from kvcalc.memory.engines.prefixes import Prefixes
+from kvcalc.memory.engines.rounding import ceil_div
+from kvcalc.model.caches import IndexerKeys, LatentAttention
+from kvcalc.model.spec import all_caches
+from kvcalc.notes import Note
+from kvcalc.planning.cache_tiers import CPU, DISK, NVME_BYTES_PER_SECOND, TIERS
+from kvcalc.planning.case import Case
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.hardware import Gpu
+    from kvcalc.throughput.roofline import SpeedModel
+
+# The names of memory in prices, besides devices.
+MEMORY_PRICES = (CPU, DISK)
+_GIB = 1024**3
+_SECONDS_PER_HOUR = 3600
+# The prefill is fitted at this many lengths.
+_LENGTHS = 12
+# vLLM and SGLang copy a block to the next tier when it is computed, so a tier also has what the tiers before it have:
+# OffloadingConnector's prepare_store (v1/kv_offload/cpu/manager.py, vLLM 0.33.0), and HiCache's write_through
+# (SGLang 0.5.23). TensorRT-LLM moves a block when it is evicted (secondary blocks, kvCacheManager.h).
+_COPIES_AT_ONCE = ("vllm", "sglang")
+
+
+class BlockBytes(NamedTuple):
+    """The bytes of one block of a trace: on one device, and in a tier of slower memory for all `devices`."""
+
+    per_device: int
+    devices: int
+    in_tier: int
+
+    @property
+    def of_replica(self) -> int:
+        return self.per_device * self.devices
+
+
+def prefixes_of(case: Case) -> Prefixes:
+    """The engine's prefix cache on one device. UsageError or ModelError if it is not an LRU cache of blocks."""
+    if case.workload.data_parallel_size > 1:
+        raise LayoutError("--dp: each attention replica has a prefix cache of its own", "leave it out")
+    share = case.rules.largest_stage(case.share, case.workload.kv_dtype, case.workload.context_tokens, 1)
+    found = case.rules.prefixes(share, case.workload.kv_dtype)
+    if not found.shares_memory:
+        raise UsageError(
+            f"{case.rules.name} keeps prompts as a whole, not in blocks that they share",
+            "use vllm, sglang or tensorrt-llm",
+        )
+    return found
+
+
+def block_bytes(case: Case, prefixes: Prefixes, block_tokens: int, prompt_tokens: int, notes: list[Note]) -> BlockBytes:
+    """The bytes of a block. `prompt_tokens` is the mean length of a prompt.
+
+    Windows and states are kept once for the end of a prompt, not for every block. They are spread over its tokens.
+    """
+    devices = case.workload.tensor_parallel_size * case.workload.pipeline_parallel_size
+    whole = max(block_tokens, prompt_tokens // block_tokens * block_tokens)
+    number = whole // block_tokens
+    one = ceil_div(prefixes.kept_bytes(whole), number)
+    if any(prefixes.kept_bytes(blocks * block_tokens) != blocks * one for blocks in (1, number)):
+        text = "windows and states are kept once per prompt; their bytes are spread over a prompt of mean length"
+        notes.append(Note("curve", "uneven-blocks", text))
+    # Every device has all rows of a latent, and a tier keeps them once (see kvcalc.planning.tiers of offloading).
+    is_latent = all(isinstance(cache, (LatentAttention, IndexerKeys)) for cache in all_caches(case.spec))
+    copies = case.workload.pipeline_parallel_size if is_latent else devices
+    return BlockBytes(one, devices, copies * ceil_div(prefixes.tier_bytes(whole), number))
+
+
+class PrefillTime(NamedTuple):
+    """The seconds that prefills take: `per_token` for each token, and `per_square` times the square of a prompt.
+
+    The seconds are those that a prompt adds to steps that run anyway (`SpeedModel.prefill_work`), on all devices of a
+    replica at once.
+    """
+
+    per_token: float
+    per_square: float
+    worst_error: float
+
+    def seconds(self, tokens: float, squares: float) -> float:
+        return tokens * self.per_token + squares * self.per_square
+
+
+def prefill_time(model: SpeedModel, longest: int) -> PrefillTime:
+    """The least squares of the relative errors at lengths up to `longest`. Full attention alone is fitted exactly."""
+    least = max(1, min(256, longest))
+    lengths = sorted({round(least * (longest / least) ** (step / (_LENGTHS - 1))) for step in range(_LENGTHS)})
+    times = [model.prefill_work(length).seconds / length for length in lengths]
+    # time / length = a + b x length, weighted by 1 / time, so that the errors are relative.
+    weights = [1 / time**2 for time in times]
+    total = sum(weights)
+    mean_length = sum(w * n for w, n in zip(weights, lengths)) / total
+    mean_time = sum(w * t for w, t in zip(weights, times)) / total
+    spread = sum(w * (n - mean_length) ** 2 for w, n in zip(weights, lengths))
+    rise = sum(w * (n - mean_length) * (t - mean_time) for w, n, t in zip(weights, lengths, times))
+    slope = max(rise / spread, 0.0) if spread else 0.0
+    base = mean_time - slope * mean_length
+    worst = max(abs((base + slope * n) / t - 1) for n, t in zip(lengths, times))
+    return PrefillTime(base, slope, worst)
+
+
+class Prices(NamedTuple):
+    """Prices per hour: of a device, and of a GiB of each tier of memory."""
+
+    device: float | None = None
+    memory: Mapping[str, float] = {}
+
+    def of_tier(self, name: str, num_bytes: float, seconds: float) -> float | None:
+        """What keeping bytes in a tier for some time costs. None if the price is not known."""
+        price = self.memory.get(name)
+        return None if price is None else price * num_bytes / _GIB * seconds / _SECONDS_PER_HOUR
+
+    def of_device(self, devices: float, seconds: float) -> float | None:
+        """What devices cost for some time."""
+        return None if self.device is None else self.device * devices * seconds / _SECONDS_PER_HOUR
+
+
+def parse_memory_price(text: str) -> tuple[str, float] | None:
+    """The tier and its price per GiB and hour in `cpu=0.003`; None if it names no tier. UsageError (exit 2)."""
+    name, _, number = text.partition("=")
+    if name.strip().casefold() not in MEMORY_PRICES:
+        return None
+    try:
+        price = float(number)
+    except ValueError:
+        price = -1.0
+    if not 0 <= price < 1e9:
+        raise UsageError(f"--price {text[:40]!a}: not a price", "for example --price cpu=0.003, for one GiB per hour")
+    return name.strip().casefold(), price
+
+
+def reach_of(case: Case, blocks: Sequence[int]) -> list[int]:
+    """The number of blocks that are found in each tier or one before it. `blocks` are the tiers' own sizes."""
+    found: list[int] = []
+    for size in blocks:
+        before = found[-1] if found else 0
+        found.append(max(before, size) if case.engine_name in _COPIES_AT_ONCE else before + size)
+    return found
+
+
+def tier_rate(name: str, gpu: Gpu | None, given: Mapping[str, int], notes: list[Note]) -> int | None:
+    """Bytes per second at which a tier is read: by each device if it is host memory, else in total."""
+    if name in given:
+        return given[name]
+    if name == CPU:
+        rate = None if gpu is None else gpu.pcie_bytes_per_second
+        if rate is None:
+            notes.append(_unknown_rate("host memory", "cpu=50GB/s"))
+        return rate
+    if name == DISK:
+        text = f"disk is assumed to read {NVME_BYTES_PER_SECOND / 1e9:g} GB/s, one NVMe drive on PCIe 4.0"
+        notes.append(Note("tiers", "tier-bandwidth", f"{text}; --offload-bandwidth disk=6GB/s sets it"))
+        return NVME_BYTES_PER_SECOND
+    notes.append(_unknown_rate(name, f"{name}=ethernet-100g"))
+    return None
+
+
+def _unknown_rate(name: str, example: str) -> Note:
+    return Note("tiers", "tier-bandwidth", f"the rate of {name} is not known; --offload-bandwidth {example} sets it")
+
+
+def check_tiers(offload: Sequence[tuple[str, int]], bandwidths: Mapping[str, int]) -> None:
+    """UsageError (exit 2) for an unknown tier."""
+    for name in (*(name for name, _ in offload), *bandwidths):
+        if name not in TIERS:
+            raise UsageError(f"--offload {name[:40]!a}: not a tier", f"one of {', '.join(TIERS)}")

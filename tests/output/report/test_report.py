@@ -1,0 +1,216 @@
+"""Reports: well-formed, escaped, without scripts or anything from elsewhere, and written like other files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from kvcalc.cli.report import repeated
+from kvcalc.output.report import make_report
+from kvcalc.output.report.charts import Axis, Line, bar, lines
+from tests.conftest import ROOT
+
+LOGS = ROOT / "tests" / "logs"
+QUESTIONS = {
+    "estimate": ("estimate", "llama-3-70b", "--gpu", "h100x4", "--engine", "vllm", "--input-tokens", "2k",
+                 "--output-tokens", "100", "--concurrency", "4"),
+    "engines": ("estimate", "llama-3-70b", "--engine", "vllm,sglang"),
+    "does not fit": ("estimate", "llama-3-70b", "--gpu", "l40s"),
+    "states": ("estimate", "mamba-2.8b"),
+    "plan": ("plan", "llama-3-70b", "--input-tokens", "2k", "--output-tokens", "100", "--concurrency", "4", "--gpu",
+             "h100,l40s", "--price", "h100=2.5,l40s=1"),
+    "sweep": ("sweep", "gemma-3-27b", "--context", "1k..64k", "--batch", "1,8", "--gpu", "h100"),
+    "prefix": ("prefix", LOGS / "mooncake.jsonl", "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm", "--offload",
+               "cpu=20GiB"),
+}  # fmt: skip
+EMPTY = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Page(HTMLParser):
+    """Collects tags, attributes and text, and checks that every tag is closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.opened: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.opened == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+        if tag not in EMPTY:
+            self.opened.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.opened.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def report_of(kvcalc: Any, tmp_path: Path, *words: object) -> tuple[str, str]:
+    path = tmp_path / "report.html"
+    result = kvcalc(*words, "--report", path, "--json")
+    assert result.status == 0, result.err
+    return path.read_text(encoding="utf-8"), result.out
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_report_is_one_page_that_needs_nothing_else(kvcalc: Any, tmp_path: Path, name: str) -> None:
+    text, out = report_of(kvcalc, tmp_path, *QUESTIONS[name])
+    page = Page(text)
+    assert not page.tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    assert not any(attribute.startswith("on") for attribute, _ in page.attributes)
+    assert not {"href", "src", "srcset", "action", "style"} & {attribute for attribute, _ in page.attributes}
+    assert "@import" not in text
+    assert "url(" not in text
+    assert not any("//" in (value or "") for _, value in page.attributes)
+    assert "<title>" in text
+    # The answer is the same as without a report, and the page repeats the question.
+    assert out == kvcalc(*QUESTIONS[name], "--json").out
+    said = "".join(page.texts)
+    assert f"kvcalc {' '.join(map(str, QUESTIONS[name]))}" in said
+    assert "--report" not in said
+
+
+def test_the_drawings_are_well_formed_and_have_names(kvcalc: Any, tmp_path: Path) -> None:
+    text, _ = report_of(kvcalc, tmp_path, *QUESTIONS["estimate"])
+    drawings = [ElementTree.fromstring(found) for found in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
+    assert [drawing.get("aria-label") for drawing in drawings] == ["Memory of one device", "Parts of a decode step"]
+    memory = json.loads(kvcalc(*QUESTIONS["estimate"], "--json").out)["fit"]
+    widths = [float(part.get("width", "")) for part in drawings[0].iter("rect")]
+    parts = [line["bytes"] for line in memory["lines"] if line["bytes"]]
+    assert widths == pytest.approx([720 * part / memory["device_bytes"] for part in parts], abs=0.01)
+
+
+def test_every_figure_of_a_chart_is_in_a_table(kvcalc: Any, tmp_path: Path) -> None:
+    text, out = report_of(kvcalc, tmp_path, *QUESTIONS["prefix"])
+    cells = {cell.strip() for cell in Page(text).texts}
+    for row in json.loads(out)["curve"]:
+        assert {f"{row['hit_rate']:.1%}", f"{row['cache_tokens']:,}"} <= cells
+    text, out = report_of(kvcalc, tmp_path, *QUESTIONS["sweep"])
+    cells = {cell.strip() for cell in Page(text).texts}
+    assert {f"{point['context_tokens']:,}" for point in json.loads(out)["points"]} <= cells
+
+
+HOSTILE = "<script>alert(1)</script>\"'&\x1b[31m\u202e$title"
+
+
+@pytest.mark.parametrize("kind", ["estimate", "engines", "plan", "sweep", "prefix", "no such kind"])
+def test_everything_is_escaped(kvcalc: Any, kind: str) -> None:
+    def hostile(value: Any) -> Any:
+        if isinstance(value, str):
+            return value if value in ("weights", "kv_cache", "activation", "reserve", "free", "fits") else HOSTILE
+        if isinstance(value, dict):
+            return {key: hostile(item) for key, item in value.items()}
+        return [hostile(item) for item in value] if isinstance(value, list) else value
+
+    document = hostile(kvcalc(*QUESTIONS.get(kind, QUESTIONS["estimate"]), "--json").json)
+    text = make_report(document, kind, HOSTILE)
+    assert Page(text).tags.isdisjoint({"script"})
+    assert "&lt;script&gt;" in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_a_report_of_a_run(kvcalc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.measure.quick import quicken
+
+    quicken(monkeypatch)
+    words = ("measure", "gpt2", "--layers", "1", "--context", "64", "--steps", "2", "--device", "cpu")
+    text, out = report_of(kvcalc, tmp_path, *words)
+    (run,) = json.loads(out)["runs"]
+    said = {cell.strip() for cell in Page(text).texts}
+    assert {"Held and predicted bytes are equal.", f"{run['held_bytes']:,}"} <= said
+    text, out = report_of(kvcalc, tmp_path, *words, "--sweep", "context=16..64")
+    drawing = re.search(r"<svg.*?</svg>", text, re.DOTALL)
+    assert drawing is not None
+    assert ElementTree.fromstring(drawing[0]).get("aria-label") == "Time of a step over the context"
+
+
+def test_the_command_is_repeated_without_the_report() -> None:
+    words = ("a model", "--report", "x.html", "--gpu", "h100", "--report=y.html")
+    assert repeated("estimate", words) == "kvcalc estimate 'a model' --gpu h100"
+
+
+def test_a_report_replaces_a_file_and_keeps_its_mode(kvcalc: Any, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("before")
+    path.chmod(0o640)
+    assert kvcalc("estimate", "gpt2", "--report", path).status == 0
+    assert path.read_text().startswith("<!DOCTYPE html>")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert os.listdir(tmp_path) == ["report.html"]
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_the_answer(kvcalc: Any, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "no" / "report.html", ""):
+        result = kvcalc("estimate", "gpt2", "--report", path)
+        assert (result.status, result.out) == (1, "")
+        assert result.err.startswith("kvcalc: cannot save ")
+
+
+def test_a_question_that_is_refused_leaves_the_file(kvcalc: Any, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("before")
+    assert kvcalc("estimate", "nope", "--report", path).status == 3
+    assert path.read_text() == "before"
+
+
+def test_batch_writes_no_report(kvcalc: Any, tmp_path: Path) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"model": "gpt2", "report": "x.html"}\n')
+    assert "unknown field 'report'" in kvcalc("batch", questions).json["error"]["message"]
+
+
+def test_lines_need_two_points_and_scales_hold_any_numbers() -> None:
+    axis = Axis("x", str)
+    assert lines("none", axis, axis, [Line("a", [(1, 1)])]) == ""
+    for points in ([(0, 0), (1, 0)], [(1, 1e-9), (1e12, 1e15)], [(1, 5), (2, 5)], [(3, 1), (3.1, 2)]):
+        drawing = ElementTree.fromstring(lines("some", axis, axis, [Line("a", points)], [("limit", 2.0)]))
+        numbers = [
+            float(number) for path in drawing.iter("path") for number in re.findall(r"[\d.]+", path.get("d", ""))
+        ]
+        assert all(0 <= number <= 720 for number in numbers)
+    assert ElementTree.fromstring(bar("none", [], 0)) is not None
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("name", ["estimate", "plan", "sweep", "prefix"])
+def test_a_browser_shows_the_page(kvcalc: Any, tmp_path: Path, name: str, width: int) -> None:
+    """Rendered by Chromium without a network: no errors, and the page is not wider than the window."""
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("chromium is not installed")
+    text, _ = report_of(kvcalc, tmp_path, *QUESTIONS[name])
+    probe = "<script>document.documentElement.dataset.width = document.documentElement.scrollWidth</script></body>"
+    (tmp_path / "probed.html").write_text(text.replace("</body>", probe), encoding="utf-8")
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--window-size={width},900")
+    done = subprocess.run(
+        [browser, *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"file://{tmp_path}/probed.html"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "CONSOLE" not in done.stderr, done.stderr
+    found = re.search(r'data-width="(\d+)"', done.stdout)
+    assert found is not None
+    assert int(found[1]) <= max(width, 500)
+    assert "Repeat this" in done.stdout

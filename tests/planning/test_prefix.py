@@ -1,0 +1,221 @@
+"""`kvcalc prefix` against a cache that is simulated block by block, and against the speed model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvcalc as api
+from kvcalc.errors import KvcalcError, UsageError
+from kvcalc.planning.case import Question, make_case
+from kvcalc.planning.prefix import KNEE_SHARE
+from kvcalc.planning.prefix_cost import parse_memory_price
+from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.throughput.hardware import find_devices
+from tests.test_schema import check
+from tests.traces.test_reuse import LruCache, Prompt, tree_of_prompts
+
+BLOCK = 512
+H100 = find_devices("h100")
+
+
+def write_trace(path: Path, prompts: list[Prompt], seconds: float = 1.0, short: int = 0) -> Path:
+    """A trace in Mooncake's format. The last block of each prompt lacks `short` tokens."""
+    rows = [
+        {"timestamp": round(1000 * seconds * place), "input_length": tokens - short, "output_length": 10,
+         "hash_ids": list(blocks)}
+        for place, (blocks, tokens) in enumerate(prompts)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def prompts() -> list[Prompt]:
+    return tree_of_prompts(5, 400, BLOCK, popular=0.7, longest=6)
+
+
+@pytest.fixture
+def trace(tmp_path: Path, prompts: list[Prompt]) -> str:
+    return str(write_trace(tmp_path / "trace.jsonl", prompts, short=100))
+
+
+@pytest.mark.parametrize(("engine", "step"), [("vllm", 16), ("sglang", 1), ("tensorrt-llm", 32), ("logical", 1)])
+def test_the_hits_are_those_of_a_simulated_cache_of_these_bytes(
+    trace: str, prompts: list[Prompt], engine: str, step: int
+) -> None:
+    gib = 1024**3
+    sizes = [1 * gib, 5 * gib, 20 * gib, 60 * gib]
+    found = api.prefix_curve(trace, "llama-3.1-8b", engine=engine, cache_memory_bytes=sizes)
+    check(dict(found), "prefix")
+    # 32 layers, 8 heads of 128 for K and for V, 2 bytes.
+    block_bytes = BLOCK * 32 * 8 * 128 * 2 * 2
+    for asked, row in zip(sizes, found["curve"]):
+        assert row["cache_blocks"] == asked // block_bytes
+        assert row["cache_bytes"] == row["cache_bytes_per_device"] == row["cache_blocks"] * block_bytes
+        cache = LruCache(row["cache_blocks"], BLOCK)
+        for blocks, tokens in prompts:
+            cache.serve(blocks, (tokens - 100 - 1) // step * step)
+        assert row["hit_rate"] == cache.hit_tokens / sum(tokens - 100 for _, tokens in prompts)
+
+
+def test_the_saved_prefill_is_the_difference_of_the_prefills_with_and_without_the_hits(
+    trace: str, prompts: list[Prompt]
+) -> None:
+    devices = find_devices("h100x2")
+    found = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=devices, cache_tokens=[100 * BLOCK])
+    case = make_case(Question(api.load_model("llama-3.1-8b"), engine="vllm", devices=devices))
+    speed = speed_of(case, [])
+    assert isinstance(speed, Speed)
+    cache, saved, total = LruCache(100, BLOCK), 0.0, 0.0
+    for blocks, tokens in prompts:
+        before = cache.hit_tokens
+        cache.serve(blocks, (tokens - 101) // 16 * 16)
+        hits = cache.hit_tokens - before
+        alone = speed.model.prefill_work(tokens - 100).seconds
+        saved += alone - speed.model.prefill_work(tokens - 100, hits).seconds
+        total += alone
+    (row,) = found["curve"]
+    assert found["prefill"] is not None
+    assert row["saved_prefill_seconds"] == pytest.approx(saved, rel=1e-6)
+    assert found["prefill"]["seconds"] == pytest.approx(total, rel=1e-6)
+    assert row["saved_prefill_share"] == pytest.approx(saved / total, rel=1e-6)
+    assert row["saved_gpu_seconds"] == pytest.approx(2 * saved, rel=1e-6)
+    assert row["saved_ttft_seconds"] == pytest.approx(saved / len(prompts), rel=1e-6)
+
+
+def test_the_prefill_of_windows_is_fitted_with_a_stated_error(trace: str) -> None:
+    found = api.prefix_curve(trace, "gemma-3-27b", engine="vllm", devices=H100)
+    assert found["prefill"] is not None
+    assert 0 < found["prefill"]["worst_error"] < 0.1
+    assert "uneven-blocks" in {warning["code"] for warning in found["warnings"]}
+
+
+def test_the_knee_is_the_smallest_cache_with_nine_tenths_of_the_hits(trace: str) -> None:
+    found = api.prefix_curve(trace)
+    knee, most = found["knee"], found["unlimited"]["hit_rate"]
+    assert knee["hit_rate"] >= KNEE_SHARE * most
+    below = api.prefix_curve(trace, cache_tokens=[knee["cache_tokens"] - BLOCK])
+    assert below["curve"][0]["hit_rate"] < KNEE_SHARE * most
+
+
+@pytest.mark.parametrize(("engine", "copies"), [("vllm", True), ("tensorrt-llm", False)])
+def test_a_tier_finds_what_a_cache_of_both_sizes_finds(
+    trace: str, prompts: list[Prompt], engine: str, copies: bool
+) -> None:
+    gib = 1024**3
+    asked: dict[str, Any] = {"engine": engine, "devices": H100, "kv_memory_bytes": 4 * gib}
+    tiers = {"cpu": 12 * gib, "disk": 40 * gib}
+    found = api.prefix_curve(trace, "llama-3.1-8b", offload_bytes=tiers, **asked)
+    reach = [4 * gib, 12 * gib, 40 * gib] if copies else [4 * gib, 16 * gib, 56 * gib]
+    plain = api.prefix_curve(trace, "llama-3.1-8b", cache_memory_bytes=reach, **asked)
+    rates = [row["hit_rate"] for row in plain["curve"]]
+    seconds = [row["saved_prefill_seconds"] or 0.0 for row in plain["curve"]]
+    assert [tier["name"] for tier in found["tiers"]] == ["device", "cpu", "disk"]
+    assert [tier["hit_rate"] for tier in found["tiers"]] == pytest.approx(_steps(rates))
+    assert [tier["prefill_seconds"] for tier in found["tiers"]] == pytest.approx(_steps(seconds))
+    total = found["trace"]["prompt_tokens"]
+    for tier in found["tiers"][1:]:
+        moved = tier["hit_rate"] * total * 32 * 8 * 128 * 2 * 2
+        assert tier["bandwidth_bytes_per_second"] is not None
+        assert tier["load_seconds"] == pytest.approx(moved / tier["bandwidth_bytes_per_second"])
+    check(dict(found), "prefix")
+
+
+def _steps(values: list[float]) -> list[float]:
+    return [after - before for before, after in zip([0.0, *values], values)]
+
+
+def test_a_latent_is_on_every_device_and_once_in_a_tier(trace: str) -> None:
+    found = api.prefix_curve(trace, "deepseek-v3", engine="vllm", tensor_parallel_size=8)
+    engine = found["engine"]
+    assert engine is not None
+    one = BLOCK * 61 * (512 + 64) * 2
+    assert engine["bytes_per_trace_block_per_device"] == engine["offloaded_bytes_per_trace_block"] == one
+    assert engine["bytes_per_trace_block"] == 8 * one
+
+
+def test_prices_are_for_the_time_of_the_trace(trace: str) -> None:
+    found = api.prefix_curve(
+        trace, "llama-3.1-8b", engine="vllm", devices=H100, price_per_hour=2.5,
+        memory_prices_per_gib_hour={"cpu": 0.004, "disk": 0.0002}, cache_memory_bytes=[8 * 1024**3],
+    )  # fmt: skip
+    (row,) = found["curve"]
+    hours, saved = 399 / 3600, row["saved_gpu_seconds"]
+    assert saved
+    assert row["cpu_cost_per_gpu_second"] == pytest.approx(8 * 0.004 * hours / saved)
+    assert row["disk_cost_per_gpu_second"] == pytest.approx(8 * 0.0002 * hours / saved)
+    share = 8 * 1024**3 / H100.gpu.memory_bytes
+    assert row["device_cost_per_gpu_second"] == pytest.approx(share * 2.5 * hours / saved)
+
+
+def test_rows_that_contradict_others_are_skipped_and_named(tmp_path: Path) -> None:
+    prompts: list[Prompt] = [((1, 2), 1024), ((9, 2), 1024), ((1, 2, 3), 1536)]
+    found = api.prefix_curve(str(write_trace(tmp_path / "trace.jsonl", prompts)))
+    assert (found["trace"]["num_requests"], found["trace"]["num_bad_rows"]) == (2, 1)
+    assert str(found["trace"]["first_bad_row"]).startswith("line 2: the hash_ids contradict earlier rows")
+    assert found["unlimited"]["hit_rate"] == 1024 / (1024 + 1536)
+
+
+def test_a_trace_of_token_ids_has_the_blocks_of_the_engine(tmp_path: Path) -> None:
+    ids = list(range(100, 200))
+    rows = [{"prompt_token_ids": ids}, {"prompt_token_ids": [*ids[:50], 7, 8]}]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for engine, hits in (("vllm", 48), ("tensorrt-llm", 32), ("sglang", 50)):
+        found = api.prefix_curve(str(path), "llama-3.1-8b", engine=engine, devices=H100, price_per_hour=2.5)
+        assert found["unlimited"]["hit_rate"] == hits / 152
+        # Without times, there is no cost.
+        assert found["unlimited"]["device_cost_per_gpu_second"] is None
+        assert found["trace"]["duration_seconds"] is None
+        check(dict(found), "prefix")
+
+
+def test_many_blocks_are_sampled_and_the_answer_says_so(tmp_path: Path) -> None:
+    prompts = tree_of_prompts(2, 4_000, BLOCK, longest=10)
+    path = str(write_trace(tmp_path / "trace.jsonl", prompts))
+    exact, found = (api.prefix_curve(path, "llama-3.1-8b", most_blocks=most) for most in (10**6, 4_000))
+    assert exact["trace"]["sampling_rate"] == 1
+    assert found["trace"]["sampling_rate"] < 1
+    assert "sampled" in {warning["code"] for warning in found["warnings"]}
+    truths = {row["cache_blocks"]: row["hit_rate"] for row in exact["curve"]}
+    for row in found["curve"]:
+        truth = truths.get(row["cache_blocks"])
+        assert row["hit_rate_low"] <= row["hit_rate"] <= row["hit_rate_high"]
+        assert truth is None or row["hit_rate_low"] <= truth <= row["hit_rate_high"]
+    check(dict(found), "prefix")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"engine": "llama.cpp"}, "keeps prompts as a whole"),
+        ({"engine": "transformers"}, "has no prefix cache"),
+        ({"engine": "vllm", "data_parallel_size": 2, "devices": find_devices("h100x2")}, "--dp"),
+        ({"engine": "vllm", "engine_settings": {"block-size": 48}}, "are not whole blocks of the engine"),
+        ({"engine": "vllm", "offload_bytes": {"tape": 1}}, "'tape': not a tier"),
+        ({"engine": "vllm", "cache_tokens": range(1, 2000)}, "more than 1,000 sizes"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(trace: str, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(KvcalcError) as refused:
+        api.prefix_curve(trace, "llama-3.1-8b", **asked)
+    assert message in refused.value.message
+
+
+def test_a_trace_without_blocks_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival,prompt,answer\n0,1,1\n")
+    with pytest.raises(UsageError, match="a trace in the format csv does not name shared blocks"):
+        api.prefix_curve(str(path))
+
+
+def test_the_price_of_memory() -> None:
+    assert parse_memory_price("cpu=0.003") == ("cpu", 0.003)
+    assert parse_memory_price("h100=2") is None
+    for text in ("cpu=x", "disk=-1", "cpu=nan", "cpu=inf"):
+        with pytest.raises(UsageError, match="not a price"):
+            parse_memory_price(text)
