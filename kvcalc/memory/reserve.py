@@ -195,9 +195,7 @@ def _sglang_default_share(question: Question) -> float:
     The largest prefill graph has as many tokens as a prefill step.
     """
     memory_mib = question.memory_bytes / MIB
-    tokens, few, many = next(
-        (row[1:] for row in _SGLANG_BY_MEMORY if question.memory_bytes < row[0] * GIB), _SGLANG_LARGEST
-    )
+    tokens, few, many = _sglang_sizes(question.memory_bytes)
     reserved = 512 + 1.5 * tokens + question.ranks / 8 * 1024 + 2 * (few if question.ranks < 4 else many)
     reserved += _SGLANG_MLA_GRAPHS_MIB if question.is_latent else 8 * _sglang_prefill_graphs(tokens)
     if question.attention_replicas > 1:
@@ -208,6 +206,15 @@ def _sglang_default_share(question: Question) -> float:
         reserved = max(reserved, 10 * 1024)
     # Above 0 even on a device smaller than the reserve.
     return max(round((memory_mib - reserved) / memory_mib, 3), 0.001)
+
+
+def sglang_prefill_tokens(memory_bytes: int) -> int:
+    """The tokens in a prefill step of SGLang on a device (chunked_prefill_size)."""
+    return _sglang_sizes(memory_bytes)[0]
+
+
+def _sglang_sizes(memory_bytes: int) -> tuple[int, int, int]:
+    return next((row[1:] for row in _SGLANG_BY_MEMORY if memory_bytes < row[0] * GIB), _SGLANG_LARGEST)
 
 
 def _sglang_prefill_graphs(tokens: int) -> int:

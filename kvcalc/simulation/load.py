@@ -1,0 +1,104 @@
+"""The load of a simulation: which requests arrive, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from random import Random
+from typing import NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.simulation.arrivals import poisson_times
+from kvcalc.simulation.requests import Lengths, Request
+
+DEFAULT_REQUESTS, MOST_REQUESTS = 1000, 10_000_000
+
+
+class Load(NamedTuple):
+    """The load, as it was asked for.
+
+    One of `requests_per_second` and `concurrency`, or `trace`: rows of (arrival in seconds, prompt tokens, answer
+    tokens) with its name. `num_requests` is None for the default: 1,000, or all of a trace.
+    """
+
+    prompt: Lengths | None = None
+    answer: Lengths | None = None
+    requests_per_second: float | None = None
+    concurrency: int | None = None
+    burstiness: float = 1.0
+    trace: Iterable[tuple[float, int, int]] | None = None
+    trace_name: str | None = None
+    scale_rate: float = 1.0
+    num_requests: int | None = None
+    seed: int = 0
+
+    @property
+    def kind(self) -> str:
+        """How requests arrive: trace, closed_loop, poisson or gamma."""
+        if self.trace is not None:
+            return "trace"
+        if self.concurrency is not None:
+            return "closed_loop"
+        return "poisson" if self.burstiness == 1 else "gamma"
+
+
+def check_load(load: Load) -> None:
+    """Raise UsageError (exit 2) if a part of the load is missing or contradicts another one."""
+    ways = [load.requests_per_second is not None, load.concurrency is not None, load.trace is not None]
+    if sum(ways) != 1:
+        what = "are given together" if sum(ways) > 1 else "or --trace is needed"
+        joined = "--requests-per-second, --concurrency and --trace" if sum(ways) > 1 else _WAYS
+        raise UsageError(f"{joined} {what}", "for example --requests-per-second 5")
+    if load.trace is not None and (load.prompt is not None or load.answer is not None):
+        raise UsageError("--trace has the lengths of its requests", "leave out --prompt-tokens and --answer-tokens")
+    if load.trace is None and (load.prompt is None or load.answer is None):
+        missing = "--prompt-tokens" if load.prompt is None else "--answer-tokens"
+        raise UsageError(f"{missing} is missing", "for example --prompt-tokens 1000 --answer-tokens uniform:100..500")
+    if load.trace is None and load.scale_rate != 1:
+        raise UsageError("--scale-rate changes the times of a --trace", "use --requests-per-second")
+    if load.burstiness != 1 and load.requests_per_second is None:
+        raise UsageError("--burstiness needs --requests-per-second")
+
+
+_WAYS = "--requests-per-second, --concurrency"
+
+
+def requests_of(load: Load, prefix_hit_rate: float) -> list[Request]:
+    """The requests of a load, in the order of their arrival. UsageError (exit 2) for a trace without requests."""
+    if load.trace is not None:
+        rows: list[tuple[float, int, int]] = sorted(islice(load.trace, load.num_requests), key=lambda row: row[0])
+        if not rows:
+            raise UsageError(f"--trace {load.trace_name}: no requests")
+        first = rows[0][0]
+        rows = [((seconds - first) / load.scale_rate, prompt, answer) for seconds, prompt, answer in rows]
+    else:
+        rows = _drawn(load)
+    return [
+        Request(number, seconds, prompt, answer, min(int(prefix_hit_rate * prompt), prompt - 1))
+        for number, (seconds, prompt, answer) in enumerate(rows)
+    ]
+
+
+def _drawn(load: Load) -> list[tuple[float, int, int]]:
+    if load.prompt is None or load.answer is None:
+        raise ValueError("check_load was not called")
+    # Times and lengths have generators of their own, so that another rate gets the same requests.
+    times, lengths = Random(load.seed), Random(load.seed + 1)
+    number = DEFAULT_REQUESTS if load.num_requests is None else load.num_requests
+    arrivals: Iterable[float] = [0.0] * number
+    if load.requests_per_second is not None:
+        arrivals = islice(poisson_times(load.requests_per_second, times, load.burstiness), number)
+    return [(seconds, load.prompt.draw(lengths), load.answer.draw(lengths)) for seconds in arrivals]
+
+
+def split_requests(requests: Sequence[Request], replicas: int) -> list[list[Request]]:
+    """The requests of each replica: one after the other, in turn (round robin)."""
+    return [list(requests[first::replicas]) for first in range(replicas)]
+
+
+def split_concurrency(concurrency: int | None, replicas: int) -> list[int | None]:
+    """The clients of each replica."""
+    if concurrency is None:
+        return [None] * replicas
+    each, more = divmod(concurrency, replicas)
+    return [each + (number < more) for number in range(replicas)]
