@@ -74,7 +74,8 @@ class PrefillFirstReplica(Replica):
                 break
             missed = request.target - request.cached_tokens
             most_new = min(request.answer_tokens - request.outputs, _MOST_NEW_TOKENS)
-            if missed + most_new + page >= free:
+            # The tokens that are found in the prefix cache take memory too.
+            if request.target + most_new + page >= free:
                 self._is_full = bool(self.running)
                 break
             taken = missed if _pages(missed, page) <= left else left // page * page
@@ -83,7 +84,7 @@ class PrefillFirstReplica(Replica):
             self.waiting.popleft()
             self._start(request)
             chunks.append(self._chunk(request, taken))
-            left, free = left - _pages(taken, page), free - _pages(taken, page) - page
+            left, free = left - _pages(taken, page), free - request.held - page
             free -= 0 if self._chunked else min(request.answer_tokens, _MOST_NEW_TOKENS)
         if free <= 0 and (chunks or self.waiting):
             self._is_full = bool(self.running)
