@@ -12,32 +12,29 @@ from kvcalc.simulation.requests import Request
 class Arrivals:
     """The requests that have not been received, in the order of their arrival.
 
-    `host_seconds` pass between the arrival of a request and the scheduler. With a `concurrency`, so many requests
-    arrive at the start and another one whenever one finishes; without it, requests have their times already.
+    With a `concurrency`, so many requests arrive at the start and another one whenever a client has an answer; without
+    it, requests have their times already.
     """
 
-    def __init__(self, requests: Iterable[Request], host_seconds: float = 0.0, concurrency: int | None = None) -> None:
-        self._host_seconds = host_seconds
+    def __init__(self, requests: Iterable[Request], concurrency: int | None = None) -> None:
         self._later: Iterator[Request] = iter(requests)
         self._coming: deque[Request] = deque()
         self._is_closed = concurrency is not None
         if concurrency is None:
-            for request in self._later:
-                request.ready = request.arrival + host_seconds
-                self._coming.append(request)
+            self._coming.extend(self._later)
         else:
             for _ in range(concurrency):
                 self._next(0.0)
 
     @property
-    def next_ready(self) -> float | None:
-        """When the scheduler gets the next request. None if no more are known to come."""
-        return self._coming[0].ready if self._coming else None
+    def next_arrival(self) -> float | None:
+        """When the next request arrives. None if no more are known to come."""
+        return self._coming[0].arrival if self._coming else None
 
     def receive(self, until: float) -> Iterator[Request]:
-        """Take the requests that the scheduler has at `until`."""
+        """Take the requests that have arrived by `until`."""
         coming = self._coming
-        while coming and coming[0].ready <= until:
+        while coming and coming[0].arrival <= until:
             yield coming.popleft()
 
     def waiting(self, now: float) -> int:
@@ -50,15 +47,18 @@ class Arrivals:
         return found
 
     def finished(self, now: float) -> None:
-        """A request has finished: in a closed loop, its client sends the next one."""
+        """A client has its answer at `now`, and in a closed loop sends the next request."""
         if self._is_closed:
             self._next(now)
 
     def _next(self, now: float) -> None:
         request = next(self._later, None)
-        if request is not None:
-            request.arrival, request.ready = now, now + self._host_seconds
-            self._coming.append(request)
+        if request is None:
+            return
+        request.arrival, place = now, len(self._coming)
+        while place and self._coming[place - 1].arrival > now:
+            place -= 1  # an answer with a longer way to its client ended before
+        self._coming.insert(place, request)
 
 
 def poisson_times(rate: float, random: Random, burstiness: float = 1.0) -> Iterator[float]:

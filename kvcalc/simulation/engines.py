@@ -15,10 +15,12 @@ from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.mixed import MixedReplica
 from kvcalc.simulation.pool import BlockPool
 from kvcalc.simulation.prefill_first import PrefillFirstReplica
-from kvcalc.simulation.replica import Replica, Rules
+from kvcalc.simulation.replica import Lag, Replica, Rules
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.times import ModelTimes
+from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.serving import STEP_TOKENS
 
 SIMULATED = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 
@@ -34,7 +36,6 @@ class Scheduler(NamedTuple):
     capacity: int | None
     block_tokens: int
     table: Sequence[int]
-    host_seconds: float
 
     def units(self, tokens: int) -> int:
         """The blocks that a request of `tokens` tokens holds."""
@@ -51,7 +52,7 @@ class Scheduler(NamedTuple):
     def replica(self, times: ModelTimes, requests: Sequence[Request], concurrency: int | None) -> Replica:
         """A replica that serves `requests`, in a closed loop if there is a `concurrency`."""
         pool = BlockPool(self.capacity, self.block_tokens, self.table)
-        arrivals = Arrivals(requests, self.host_seconds, concurrency)
+        arrivals = Arrivals(requests, concurrency)
         kind = PrefillFirstReplica if self.name == "prefill first" else MixedReplica
         return kind(self.rules, times, pool, arrivals)
 
@@ -78,20 +79,37 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
         slots = found.running_limit(longest_tokens)
         given = Given(engine, case.settings).optional_count("parallel")
         running = running if slots is None else min(given or running, slots)
-        rules = Rules(_LLAMA_CPP_TOKENS, max(running, 1), "answer")
-        return Scheduler("slots", rules, None, 1, (), constants.ttft_seconds)
+        rules = Rules(_LLAMA_CPP_TOKENS, max(running, 1), "answer", lag=_lag(constants, is_overlapped=False))
+        return Scheduler("slots", rules, None, 1, ())
     capacity, block_tokens, table = _blocks(case, found, longest_tokens)
     if engine == "sglang":
-        rules = Rules(sglang_prefill_tokens(case.devices.gpu.memory_bytes), running, is_overlapped=True)
-        return Scheduler("prefill first", rules, capacity, block_tokens, table, constants.ttft_seconds)
+        tokens, lag = sglang_prefill_tokens(case.devices.gpu.memory_bytes), _lag(constants, is_overlapped=True)
+        rules = Rules(tokens, running, is_overlapped=True, lag=lag)
+        return Scheduler("prefill first", rules, capacity, block_tokens, table)
     # With pipeline stages, each of them has a step of its own in the time of one step of the model.
     if engine == "vllm":
         tokens = Given(engine, case.settings).count("max-num-batched-tokens", 8192) * stages
         overlaps = bool(case.rules.settings.get("async_scheduling")) and stages == 1
-        rules = Rules(max(tokens, running), running, is_overlapped=overlaps)
-        return Scheduler("running first", rules, capacity, block_tokens, table, constants.ttft_seconds)
-    rules = Rules(_TENSORRT_TOKENS * stages, running, "answer", is_chunked=False, is_overlapped=stages == 1)
-    return Scheduler("guaranteed no evict", rules, capacity, block_tokens, table, constants.ttft_seconds)
+        rules = Rules(max(tokens, running), running, is_overlapped=overlaps, lag=_lag(constants, overlaps))
+        return Scheduler("running first", rules, capacity, block_tokens, table)
+    overlaps = stages == 1
+    lag = _lag(constants, overlaps)
+    rules = Rules(_TENSORRT_TOKENS * stages, running, "answer", is_chunked=False, is_overlapped=overlaps, lag=lag)
+    return Scheduler("guaranteed no evict", rules, capacity, block_tokens, table)
+
+
+def _lag(constants: Constants, is_overlapped: bool) -> Lag:
+    """The part of the fitted waiting time (kvcalc.throughput.serving) that is not scheduling.
+
+    The simulation has the rest of the step that runs when a request arrives, which is half a step on average, the next
+    one if steps overlap, the step that computes the prompt, and the prompts of other requests.
+    """
+    return Lag(
+        constants.ttft_seconds,
+        max(0.0, constants.ttft_steps - (2.5 if is_overlapped else 1.5)),
+        constants.ttft_prompt_steps / STEP_TOKENS,
+        constants.ttft_wave * constants.ttft_request_seconds,
+    )
 
 
 def _check(case: Case, model: SpeedModel) -> None:

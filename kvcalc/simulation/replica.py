@@ -25,6 +25,19 @@ from kvcalc.simulation.times import Chunk, StepTimes, run_seconds, steps_until
 _RECOUNT_EVERY = 512
 
 
+class Lag(NamedTuple):
+    """What a request waits for its first token besides what the engine does, which the simulation has.
+
+    - seconds: host time. steps: decode steps in the server's pipeline; prompt_steps: those per token of the prompt.
+    - request_seconds: host time for each other running request.
+    """
+
+    seconds: float
+    steps: float
+    prompt_steps: float
+    request_seconds: float
+
+
 class Rules(NamedTuple):
     """What an engine's scheduler may do.
 
@@ -34,6 +47,7 @@ class Rules(NamedTuple):
     - is_chunked: whether a prompt is divided over steps. If not, it waits for a step with room for all of it.
     - is_overlapped: whether a step is scheduled while the one before it runs, so that it cannot have requests that
       arrive in the meantime.
+    - lag: the time between the engine and the client. None is no time.
     """
 
     step_tokens: int
@@ -41,6 +55,7 @@ class Rules(NamedTuple):
     reserves: str = "prompt"
     is_chunked: bool = True
     is_overlapped: bool = False
+    lag: Lag | None = None
 
 
 class Replica(ABC):
@@ -108,7 +123,7 @@ class Replica(ABC):
 
     def _wait(self) -> bool:
         """Nothing runs: go to the next arrival. False if there is none."""
-        upcoming = self.arrivals.next_ready
+        upcoming = self.arrivals.next_arrival
         if upcoming is None:
             if self.waiting:
                 raise PoolError(f"{len(self.waiting)} requests can never start")
@@ -145,7 +160,7 @@ class Replica(ABC):
         """Run up to `steps` decode steps, in which no prompt can be computed and no request waits for admission."""
         began, running = self.now, len(self.running)
         steps = min(steps, self._next_finish() - self.pool.steps)
-        upcoming = None if self.waiting or running >= self.rules.max_running else self.arrivals.next_ready
+        upcoming = None if self.waiting or running >= self.rules.max_running else self.arrivals.next_arrival
         last = self.now
         while steps:
             decoding, context = self.decoding, self.context
@@ -194,6 +209,7 @@ class Replica(ABC):
         request.outputs += 1
         if request.first_token is None:
             request.first_token = self.now
+            request.lag = self._lag(request)
         elif request.last_token is not None:
             self.gaps.add(self.now - request.last_token, 1)
         left = request.answer_tokens - request.outputs
@@ -224,7 +240,16 @@ class Replica(ABC):
         self.pool.give(request.held)
         request.held = 0
         self.finished += 1
-        self.arrivals.finished(self.now)
+        self.arrivals.finished(self.now + request.lag)
+
+    def _lag(self, request: Request) -> float:
+        lag = self.rules.lag
+        if lag is None:
+            return 0.0
+        line = self.times.line(max(self.decoding, 1), max(self.context, request.computed))
+        steps = lag.steps + lag.prompt_steps * (request.prompt_tokens - request.cached_tokens)
+        step_seconds = line.base + line.slope * max(self.context, request.computed)
+        return lag.seconds + steps * step_seconds + lag.request_seconds * (len(self.running) - 1)
 
     def _preempt(self, request: Request) -> None:
         """Stop a running request. It gives its blocks back, and its cache is computed again later."""

@@ -24,20 +24,21 @@ class Request:
     `cached_tokens` of its prompt are found in the prefix cache. `computed` is the number of tokens whose cache exists,
     and `target` the number that a prefill computes: the prompt and, after a preemption, the answer so far. While it
     decodes, it holds the cache of `key` + steps tokens, where steps counts the decode steps of the replica. Times are
-    in seconds from the start; None until they happen.
+    those of the engine, in seconds from the start; None until they happen. The client gets every token `lag` seconds
+    later.
     """
 
     __slots__ = (
         "answer_tokens", "arrival", "blocks_shared", "cached_tokens", "computed", "finish", "finish_step",
-        "first_token", "hashes", "held", "key", "last_token", "number", "outputs", "preemptions", "prompt_tokens",
-        "ready", "started", "target",
+        "first_token", "hashes", "held", "key", "lag", "last_token", "number", "outputs", "preemptions", "prompt_tokens",
+        "started", "target",
     )  # fmt: skip
 
     def __init__(
         self, number: int, arrival: float, prompt_tokens: int, answer_tokens: int, cached_tokens: int = 0,
         hashes: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        self.number, self.arrival, self.ready = number, arrival, arrival
+        self.number, self.arrival, self.lag = number, arrival, 0.0
         self.prompt_tokens, self.answer_tokens, self.cached_tokens = prompt_tokens, answer_tokens, cached_tokens
         self.hashes = hashes
         self.target, self.computed, self.outputs, self.held, self.blocks_shared = prompt_tokens, 0, 0, 0, 0

@@ -29,11 +29,11 @@ def describe_times(requests: Sequence[Request], replicas: Sequence[Replica]) -> 
         gaps.merge(replica.gaps)
     tpots = [time for request in requests if (time := tpot_of(request)) is not None]
     rows = [
-        _row("ttft", [_since(request, request.first_token) for request in requests]),
+        _row("ttft", [ttft_of(request) for request in requests]),
         _row("tpot", tpots),
         {"metric": "itl", "mean_seconds": None, **{name: gaps.percentile(share) for name, share in _SHARES},
          "max_seconds": gaps.percentile(1.0)},
-        _row("e2e", [_since(request, request.finish) for request in requests]),
+        _row("e2e", [e2e_of(request) for request in requests]),
         _row("queue", [_since(request, request.started) for request in requests]),
     ]  # fmt: skip
     between = sum(request.answer_tokens - 1 for request in requests)
@@ -41,6 +41,16 @@ def describe_times(requests: Sequence[Request], replicas: Sequence[Replica]) -> 
         spent = sum((request.finish or 0.0) - (request.first_token or 0.0) for request in requests)
         rows[2]["mean_seconds"] = spent / between
     return rows
+
+
+def ttft_of(request: Request) -> float:
+    """The seconds until the client has the first token."""
+    return _since(request, request.first_token) + request.lag
+
+
+def e2e_of(request: Request) -> float:
+    """The seconds until the client has the whole answer."""
+    return _since(request, request.finish) + request.lag
 
 
 def tpot_of(request: Request) -> float | None:
@@ -53,7 +63,7 @@ def tpot_of(request: Request) -> float | None:
 def is_good(request: Request, limits: Limits) -> bool:
     """Whether a request keeps to all limits."""
     tpot = tpot_of(request) or 0.0
-    return (limits.max_ttft_seconds is None or _since(request, request.first_token) <= limits.max_ttft_seconds) and (
+    return (limits.max_ttft_seconds is None or ttft_of(request) <= limits.max_ttft_seconds) and (
         limits.max_tpot_seconds is None or tpot <= limits.max_tpot_seconds
     )
 
@@ -61,7 +71,7 @@ def is_good(request: Request, limits: Limits) -> bool:
 def describe_results(requests: Sequence[Request], replicas: Sequence[Replica], limits: Limits) -> dict[str, Any]:
     """The `results` part of the document."""
     first = min(request.arrival for request in requests)
-    seconds = max(request.finish or 0.0 for request in requests) - first
+    seconds = max(request.arrival + e2e_of(request) for request in requests) - first
     good = sum(is_good(request, limits) for request in requests) if any(limit is not None for limit in limits) else None
     pools = [replica.pool for replica in replicas]
     return {

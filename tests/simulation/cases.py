@@ -103,7 +103,7 @@ def make_case(seed: int) -> Case:
     jobs = [Job(at, *pair, kept, n) for n, (at, pair, kept) in enumerate(zip(arrivals, lengths, cached))]
     pool = BlockPool(capacity, page, table) if capacity is not None else BlockPool(None)
     kind = PrefillFirstReplica if engine == "sglang" else MixedReplica
-    replica = kind(rules, times, pool, Arrivals(requests, 0.0, concurrency))
+    replica = kind(rules, times, pool, Arrivals(requests, concurrency))
 
     def units(tokens: int) -> int:
         return 0 if capacity is None else table[-(-tokens // page)]
