@@ -21,11 +21,12 @@ FOLDERS = {
     "model": set(),
     "memory": {"model"},
     "throughput": {"memory", "model"},
-    "planning": {"throughput", "memory", "model"},
+    "traces": {"model"},
+    "planning": {"traces", "throughput", "memory", "model"},
     "attention": set(),
     "measure": {"attention", "throughput", "memory", "model"},
     "output": set(),
-    "cli": {"output", "planning", "measure", "memory", "model"},
+    "cli": {"output", "planning", "measure", "traces", "memory", "model"},
 }
 SHARED = {"errors", "notes", "units", "schema"}
 

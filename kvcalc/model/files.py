@@ -87,8 +87,8 @@ def read_stdin(most_bytes: int) -> str:
     return decode(_stdin().read(most_bytes + 1), "stdin", most_bytes)
 
 
-def chunks_of(path: str) -> Iterator[bytes]:
-    """The bytes of the file at `path`, or of standard input if it is `-`, in pieces.
+def chunks_of(path: str, hint: str = "pipe it instead: kvcalc audit - < FILE") -> Iterator[bytes]:
+    """The bytes of the file at `path`, or of standard input if it is `-`, in pieces. `hint` is for a FIFO or a device.
 
     Raises UsageError (exit 2) as `opened` does, and if stdin is closed.
     """
@@ -97,7 +97,7 @@ def chunks_of(path: str) -> Iterator[bytes]:
         while chunk := stream.read(_CHUNK_BYTES):
             yield chunk
     else:
-        with opened(path, hint="pipe it instead: kvcalc audit - < FILE") as (file, _):
+        with opened(path, hint=hint) as (file, _):
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
 

@@ -1,0 +1,138 @@
+"""Reads traces of requests: when each one arrived, and how long its prompt and its answer were.
+
+The format is recognised by the first line that is not blank, not by the file's name. A trace is read as it is needed,
+in bounded memory: it may have millions of rows. docs/traces.md describes the formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+
+from kvcalc.errors import UsageError, nearest
+from kvcalc.model.files import chunks_of
+from kvcalc.traces import csv_rows, json_rows
+from kvcalc.traces.lines import MAX_LINE_BYTES, Line, read_lines
+from kvcalc.traces.request import BadRowError, Row, TraceRequest
+
+__all__ = ["FORMATS", "Trace", "TraceRequest", "read_trace"]
+
+FORMATS = ("csv", "azure", "burstgpt", "mooncake", "qwen", "token-ids")
+"""The names of the formats, for `format`."""
+
+_CSV_FORMATS = ("csv", "azure", "burstgpt")
+_HINT = (
+    "known: CSV with the columns arrival_seconds,prompt_tokens,answer_tokens; the Azure LLM inference traces; "
+    "BurstGPT; JSON lines of Mooncake, of Qwen-Bailian, or with prompt_token_ids"
+)
+_ONE_OF = f"one of {', '.join(FORMATS)}"
+_PIPE = "pipe it instead: kvcalc prefix - < FILE"
+
+
+class Trace(Iterator[TraceRequest]):
+    """Iterates over the requests of a trace once.
+
+    A row that cannot be read is skipped. `num_requests` and `num_bad_rows` count both kinds of rows so far, and
+    `first_bad_row` names the line of the first bad one and says what is wrong with it. `has_arrivals` is False if the
+    rows have no times; every `arrival_seconds` is then 0. `format` is set when the first request has been read.
+
+    Raises UsageError (exit 2) if the file cannot be read, if its format is not known, or if no row can be read.
+    """
+
+    def __init__(self, chunks: Iterable[bytes], name: str, format: str | None, block_tokens: int | None) -> None:
+        self.name = name
+        self.format = format
+        self.has_arrivals = True
+        self.num_requests = self.num_bad_rows = 0
+        self.first_bad_row: str | None = None
+        self._block_tokens = block_tokens
+        self._start: int | None = None
+        self._latest = self._latest_line = 0
+        self._requests = self._read(read_lines(chunks))
+
+    def __next__(self) -> TraceRequest:
+        return next(self._requests)
+
+    def _read(self, lines: Iterator[Line]) -> Iterator[TraceRequest]:
+        first = next(lines, None)
+        if first is None:
+            raise UsageError(f"{self.name}: empty", _HINT)
+        read, has_header = self._reader(first)
+        for line in lines if has_header else chain([first], lines):
+            try:
+                when, prompt, answer, hashes, block_tokens = read(_text(line))
+                arrival = self._arrival(when, line.number)
+            except BadRowError as error:
+                self.num_bad_rows += 1
+                self.first_bad_row = self.first_bad_row or f"line {line.number}: {error}"
+                continue
+            self.num_requests += 1
+            yield TraceRequest(arrival, prompt, answer, hashes, block_tokens, line.number)
+        if not self.num_requests:
+            raise UsageError(f"{self.name}: no request in it" if self.first_bad_row is None else self._all_bad())
+
+    def _reader(self, first: Line) -> tuple[Callable[[str], Row], bool]:
+        """A function from a line to its row, and whether the first line is a header. Sets `format`."""
+        try:
+            text = _text(first)
+            if text.lstrip().startswith("{"):
+                columns, found = None, json_rows.format_of(json_rows.parse(text))
+            else:
+                columns = csv_rows.columns_of(text)
+                found = None if columns is None else csv_rows.format_of(columns)
+        except BadRowError as error:
+            if self.format is None or self.format in _CSV_FORMATS:
+                raise UsageError(f"{self.name}: line {first.number}: {error}", _HINT) from None
+            columns, found = None, self.format  # a bad row like others
+        wanted = self.format or found
+        if wanted is None or (wanted in _CSV_FORMATS) != (columns is not None):
+            what = "kvcalc knows" if self.format is None else f"is {self.format}"
+            raise UsageError(f"{self.name}: line {first.number}: not the start of a trace that {what}", _HINT)
+        self.format = wanted
+        return (
+            (csv_rows.row_reader(columns), True)
+            if columns is not None
+            else (json_rows.row_reader(wanted, self._block_tokens), False)
+        )
+
+    def _arrival(self, when: int | None, line: int) -> float:
+        """Seconds since the first request. Raises BadRowError if the time goes back."""
+        if self._start is None:
+            self.has_arrivals = when is not None
+            self._start = self._latest = when or 0
+        if (when is not None) != self.has_arrivals:
+            raise BadRowError("has no time, but earlier rows do" if when is None else "has a time; earlier rows do not")
+        if when is None:
+            return 0.0
+        if when < self._latest:
+            seconds = (self._latest - when) / 1e9
+            raise BadRowError(f"arrives {seconds:.6g} s before line {self._latest_line}; sort the rows by time")
+        self._latest, self._latest_line = when, line
+        return (when - self._start) / 1e9
+
+    def _all_bad(self) -> str:
+        return f"{self.name}: no row can be read ({self.num_bad_rows:,} rows); {self.first_bad_row}"
+
+
+def read_trace(path: str, format: str | None = None, block_tokens: int | None = None) -> Trace:
+    """The requests of the trace at `path`, or on standard input if it is `-`, in the order of the file.
+
+    `format` is one of FORMATS; None recognises it. `block_tokens` is the block size of `hash_ids`, if it is not the
+    format's own. A trace with token ids has hashes only if `block_tokens` is given: those of its full blocks.
+
+    Raises UsageError (exit 2) for an unknown format. Reading raises what `Trace` says.
+    """
+    if format is not None and format not in FORMATS:
+        raise UsageError(f"unknown format of a trace {format[:40]!a}", nearest(format, FORMATS) or _ONE_OF)
+    name = "stdin" if path == "-" else path
+    return Trace(chunks_of(path, hint=_PIPE), name, format, block_tokens)
+
+
+def _text(line: Line) -> str:
+    if line.data is None:
+        raise BadRowError(f"longer than {MAX_LINE_BYTES:,} bytes")
+    try:
+        text = line.data.decode("utf-8-sig" if line.number == 1 else "utf-8")
+    except UnicodeDecodeError:
+        raise BadRowError("not valid UTF-8") from None
+    return text.rstrip("\r")
