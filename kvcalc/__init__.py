@@ -33,6 +33,7 @@ _EXPORTS = {
     "read_calibration": "kvcalc.planning.calibration",
     "read_config": "kvcalc.model.hf_config",
     "score": "kvcalc.api",
+    "simulate": "kvcalc.api",
     "sweep": "kvcalc.api",
 }
 
@@ -55,11 +56,12 @@ __all__ = [
     "read_calibration",
     "read_config",
     "score",
+    "simulate",
     "sweep",
 ]
 
 if TYPE_CHECKING:
-    from kvcalc.api import audit, compare, estimate, fit, gpus, models, plan, score, sweep
+    from kvcalc.api import audit, compare, estimate, fit, gpus, models, plan, score, simulate, sweep
     from kvcalc.errors import KvcalcError
     from kvcalc.model.drafting import Speculation
     from kvcalc.model.hf_config import read_config

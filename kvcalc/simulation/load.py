@@ -8,17 +8,22 @@ from random import Random
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
+from kvcalc.notes import Note
 from kvcalc.simulation.arrivals import poisson_times
 from kvcalc.simulation.requests import Lengths, Request
+from kvcalc.traces import Trace, TraceRequest
 
-DEFAULT_REQUESTS, MOST_REQUESTS = 1000, 10_000_000
+DEFAULT_REQUESTS, MOST_REQUESTS = 1000, 1_000_000
+
+Row = tuple[float, int, int]
+"""The arrival of a request in seconds, and the tokens of its prompt and its answer."""
 
 
 class Load(NamedTuple):
     """The load, as it was asked for.
 
-    One of `requests_per_second` and `concurrency`, or `trace`: rows of (arrival in seconds, prompt tokens, answer
-    tokens) with its name. `num_requests` is None for the default: 1,000, or all of a trace.
+    One of `requests_per_second`, `concurrency` and `trace`, which `trace_name` names. `num_requests` is None for the
+    default: 1,000, or all of a trace.
     """
 
     prompt: Lengths | None = None
@@ -26,7 +31,7 @@ class Load(NamedTuple):
     requests_per_second: float | None = None
     concurrency: int | None = None
     burstiness: float = 1.0
-    trace: Iterable[tuple[float, int, int]] | None = None
+    trace: Iterable[TraceRequest] | None = None
     trace_name: str | None = None
     scale_rate: float = 1.0
     num_requests: int | None = None
@@ -56,6 +61,8 @@ def check_load(load: Load) -> None:
         raise UsageError(f"{missing} is missing", "for example --prompt-tokens 1000 --answer-tokens uniform:100..500")
     if load.trace is None and load.scale_rate != 1:
         raise UsageError("--scale-rate changes the times of a --trace", "use --requests-per-second")
+    if load.num_requests is not None and load.num_requests > MOST_REQUESTS:
+        raise UsageError(f"--requests {load.num_requests:,}: too many to simulate", f"at most {MOST_REQUESTS:,}")
     if load.burstiness != 1 and load.requests_per_second is None:
         raise UsageError("--burstiness needs --requests-per-second")
 
@@ -63,27 +70,49 @@ def check_load(load: Load) -> None:
 _WAYS = "--requests-per-second, --concurrency"
 
 
-def requests_of(load: Load, prefix_hit_rate: float) -> list[Request]:
-    """The requests of a load, in the order of their arrival. UsageError (exit 2) for a trace without requests."""
-    if load.trace is not None:
-        rows: list[tuple[float, int, int]] = sorted(islice(load.trace, load.num_requests), key=lambda row: row[0])
-        if not rows:
-            raise UsageError(f"--trace {load.trace_name}: no requests")
-        first = rows[0][0]
-        rows = [((seconds - first) / load.scale_rate, prompt, answer) for seconds, prompt, answer in rows]
-    else:
-        rows = _drawn(load)
+def requests_of(load: Load, prefix_hit_rate: float, notes: list[Note]) -> list[Request]:
+    """The requests of a load, in the order of their arrival, and notes about rows of a trace that are left out.
+
+    UsageError (exit 2) if a trace has no requests.
+    """
+    rows = _drawn(load) if load.trace is None else _traced(load, load.trace, notes)
     return [
         Request(number, seconds, prompt, answer, min(int(prefix_hit_rate * prompt), prompt - 1))
         for number, (seconds, prompt, answer) in enumerate(rows)
     ]
 
 
-def _drawn(load: Load) -> list[tuple[float, int, int]]:
+def _traced(load: Load, trace: Iterable[TraceRequest], notes: list[Note]) -> list[Row]:
+    """The rows of a trace. Rows without an answer are requests that failed, or whose answer is not known."""
+    rows, without = [], 0
+    for row in trace:
+        if not row.answer_tokens:
+            without += 1
+            continue
+        rows.append((row.arrival_seconds / load.scale_rate, row.prompt_tokens, row.answer_tokens))
+        if len(rows) == load.num_requests:
+            break
+    if not rows:
+        raise UsageError(f"--trace {load.trace_name}: no request has an answer")
+    if without:
+        notes.append(Note("load", "without-answer", f"{without:,} rows of the trace have no answer and are left out"))
+    if isinstance(trace, Trace):
+        if not trace.has_arrivals:
+            raise UsageError(
+                f"--trace {load.trace_name}: has no times of arrival", "use a trace with times, or --concurrency"
+            )
+        if trace.num_bad_rows:
+            text = f"{trace.num_bad_rows:,} rows of the trace cannot be read; the first is {trace.first_bad_row}"
+            notes.append(Note("load", "bad-rows", text))
+    rows.sort(key=lambda row: row[0])
+    return rows
+
+
+def _drawn(load: Load) -> list[Row]:
     if load.prompt is None or load.answer is None:
         raise ValueError("check_load was not called")
     # Times and lengths have generators of their own, so that another rate gets the same requests.
-    times, lengths = Random(load.seed), Random(load.seed + 1)
+    times, lengths = Random(load.seed), Random(load.seed + 1)  # noqa: S311 - not for secrets
     number = DEFAULT_REQUESTS if load.num_requests is None else load.num_requests
     arrivals: Iterable[float] = [0.0] * number
     if load.requests_per_second is not None:

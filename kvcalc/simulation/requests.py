@@ -8,7 +8,7 @@ from random import Random
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
-from kvcalc.units import Number, parse_tokens
+from kvcalc.units import Number, check_count, parse_tokens
 
 Draw = Callable[[Random], int]
 """Draws one length in tokens."""
@@ -29,19 +29,16 @@ class Request:
     """
 
     __slots__ = (
-        "answer_tokens", "arrival", "blocks_shared", "cached_tokens", "computed", "finish", "finish_step",
-        "first_token", "hashes", "held", "key", "lag", "last_token", "number", "outputs", "preemptions", "prompt_tokens",
-        "started", "target",
+        "answer_tokens", "arrival", "cached_tokens", "computed", "finish", "finish_step", "first_token", "held", "key",
+        "lag", "last_token", "number", "outputs", "preemptions", "prompt_tokens", "started", "target",
     )  # fmt: skip
 
     def __init__(
-        self, number: int, arrival: float, prompt_tokens: int, answer_tokens: int, cached_tokens: int = 0,
-        hashes: tuple[int, ...] = (),
+        self, number: int, arrival: float, prompt_tokens: int, answer_tokens: int, cached_tokens: int = 0
     ) -> None:  # fmt: skip
         self.number, self.arrival, self.lag = number, arrival, 0.0
         self.prompt_tokens, self.answer_tokens, self.cached_tokens = prompt_tokens, answer_tokens, cached_tokens
-        self.hashes = hashes
-        self.target, self.computed, self.outputs, self.held, self.blocks_shared = prompt_tokens, 0, 0, 0, 0
+        self.target, self.computed, self.outputs, self.held = prompt_tokens, 0, 0, 0
         self.key, self.finish_step, self.preemptions = 0, -1, 0
         self.started: float | None = None
         self.first_token: float | None = None
@@ -61,6 +58,14 @@ class Lengths(NamedTuple):
     mean_tokens: float
     longest_tokens: int | None
     draw: Draw
+
+
+def lengths_of(tokens: int | str | None, name: str) -> Lengths | None:
+    """The distribution of a number or of text (`parse_distribution`). None if there is none."""
+    if isinstance(tokens, int):
+        check_count(tokens, name)
+        return _fixed(tokens)
+    return None if tokens is None else parse_distribution(tokens, name)
 
 
 def parse_distribution(text: str, option: str) -> Lengths:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
@@ -15,7 +16,7 @@ from kvcalc.planning.layout import SpeedQuestion, count_replicas
 from kvcalc.planning.throughput import Speed, speed_of
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.engines import Scheduler, scheduler_of
-from kvcalc.simulation.load import MOST_REQUESTS, Load, check_load, requests_of, split_concurrency, split_requests
+from kvcalc.simulation.load import Load, check_load, requests_of, split_concurrency, split_requests
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
 from kvcalc.simulation.times import ModelTimes
@@ -44,12 +45,11 @@ def simulate(
     if asked.get("devices") is None:
         raise UsageError("simulate needs a device", "for example --gpu h100")
     speed_question = asked.pop("speed", None) or SpeedQuestion()
-    requests = requests_of(load, speed_question.prefix_hit_rate)
-    if len(requests) > MOST_REQUESTS:
-        raise UsageError(f"{len(requests):,} requests are too many to simulate", f"at most {MOST_REQUESTS:,}")
+    of_load: list[Note] = []
+    requests = requests_of(load, speed_question.prefix_hit_rate, of_load)
     longest = max(request.total_tokens for request in requests)
     case = make_case(Question(model, **{**asked, "context_tokens": longest, "batch_size": 1}, speed=speed_question))
-    notes = list(case.notes)
+    notes = [*case.notes, *of_load]
     speed = speed_of(case, notes)
     if isinstance(speed, str):
         raise ModelError(f"{model.name} cannot be simulated: {speed}")
@@ -64,13 +64,13 @@ def simulate(
     running = [scheduler.replica(times, part, clients) for part, clients in parts if part]
     done = 0
     for replica in running:
-        replica.run(None if progress is None else lambda n, before=done: progress(before + n, len(fitting)))
+        replica.run(None if progress is None else partial(_report, progress, done, len(fitting)))
         done += replica.finished
     results = describe_results(fitting, running, limits)
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(case.spec),
-        "hardware": {**describe_hardware(case), "replicas": number},
+        "hardware": {**describe_hardware(case), "num_devices": number * case.workload.num_devices, "replicas": number},
         "engine": _describe_engine(case, scheduler),
         "load": _describe_load(load, requests, len(requests) - len(fitting)),
         "limits": limits._asdict(),
@@ -80,6 +80,10 @@ def simulate(
         "step_range": _describe_range(case, speed, results["mean_running_requests"] / number),
         "warnings": describe_notes(notes),
     }
+
+
+def _report(progress: Progress, before: int, of: int, finished: int) -> None:
+    progress(before + finished, of)
 
 
 def _check_fitting(requests: Sequence[Request], fitting: Sequence[Request], notes: list[Note]) -> None:

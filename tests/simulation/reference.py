@@ -71,7 +71,8 @@ class Server:
             else:
                 decoding, chunks = self.plan_mixed(waiting, running)
             if not decoding and not chunks:
-                assert coming and not running
+                assert coming
+                assert not running
                 now = visible = max(now, coming[0].arrival)
                 continue
             for job, _ in chunks:
@@ -116,9 +117,7 @@ class Server:
     def free(self, running: list[Job]) -> int:
         return 10**18 if self.capacity is None else self.capacity - self.used(running)
 
-    def plan_mixed(
-        self, waiting: list[Job], running: list[Job]
-    ) -> tuple[list[Job], list[tuple[Job, tuple[int, int]]]]:
+    def plan_mixed(self, waiting: list[Job], running: list[Job]) -> tuple[list[Job], list[tuple[Job, tuple[int, int]]]]:
         """Running requests in order, each with blocks for its tokens or the last one preempted; then waiting ones."""
         budget, preempted = self.rules.step_tokens, False
         decoding: list[Job] = []
@@ -192,13 +191,11 @@ class Server:
         self.ratio = max(self.ratio - (0.7 - 0.098) / 600, 0.098)
         return decoding, []
 
-    def admit(
-        self, waiting: list[Job], running: list[Job], decoding: list[Job]
-    ) -> list[tuple[Job, tuple[int, int]]]:
+    def admit(self, waiting: list[Job], running: list[Job], decoding: list[Job]) -> list[tuple[Job, tuple[int, int]]]:
         page = self.page
         paged = lambda tokens: -(-tokens // page) * page  # noqa: E731
         chunk_left, chunks = self.rules.step_tokens, []
-        total = self.free(running)
+        total: float = self.free(running)
         if self.capacity is not None:
             total -= self.ratio * sum(min(j.answer - j.outputs, 4096) for j in decoding)
 

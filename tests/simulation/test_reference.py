@@ -33,4 +33,5 @@ def test_the_cases_include_preemptions_chunks_and_full_pools() -> None:
         chunked += any(request.prompt_tokens > case.server.rules.step_tokens for request in case.requests)
         pool = case.replica.pool
         full += pool.capacity is not None and pool.most_used > 0.9 * pool.capacity
-    assert preempted > 10 and chunked > 50 and full > 50
+    assert preempted > 10
+    assert min(chunked, full) > 50

@@ -193,7 +193,13 @@ def test_ranks_read_their_share_of_the_tokens() -> None:
 )
 def test_the_chunk_that_a_config_states(model_type: str, key: str, default: int) -> None:
     """Source: get_mamba_chunk_size, vllm/config/model.py of 0.26.0."""
-    own: dict[str, object] = {"num_hidden_layers": 2, "hidden_size": 32, "state_size": 8, "num_heads": 4, "head_dim": 16}
+    own: dict[str, object] = {
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "state_size": 8,
+        "num_heads": 4,
+        "head_dim": 16,
+    }
     if model_type == "falcon_h1":
         own = {**plain(), "mamba_d_ssm": 24, "mamba_n_heads": 4, "mamba_d_head": 6, "mamba_d_state": 8}
     for stated in (None, 512):
