@@ -20,8 +20,8 @@ ESSENTIAL = {
     "plan": "input-tokens output-tokens concurrency requests-per-second max-ttft max-tpot gpu price engine json get",
     "compare": "context batch dtype kv-dtype gpu engine tp attention json get",
     "sweep": "context batch kv-dtype tp gpu engine kv-memory plot format get",
-    "simulate": "requests-per-second concurrency trace prompt-tokens answer-tokens requests max-ttft max-tpot gpu "
-    "engine tp replicas json get",
+    "simulate": "requests-per-second concurrency trace prompt-tokens answer-tokens max-ttft max-tpot gpu engine tp "
+    "replicas json get",
     "score": "model gpu engine tp dtype kv-dtype json get",
     "measure": "context batch steps layers attention device dtype tp save json get",
 }

@@ -24,35 +24,33 @@ drawn: uniform:100..2000, lognormal:1000,0.5 (the mean, and the deviation relati
 Examples:
   kvcalc simulate llama-3.1-8b --gpu h100 --requests-per-second 4 --prompt-tokens 1000 --answer-tokens 500
   kvcalc simulate qwen3-32b --gpu h100x2 --concurrency 64 --prompt-tokens uniform:500..4k --answer-tokens 500
-  kvcalc simulate llama-3-70b --gpu h100x4 --engine sglang --requests-per-second 2 --prompt-tokens lognormal:2000,1 \
---answer-tokens 300 --max-ttft 1s --max-tpot 50ms
-  kvcalc simulate llama-3.1-8b --gpu h100 --trace trace.csv --scale-rate 2 --json
+  kvcalc simulate llama-3.1-8b --gpu h100 --trace trace.csv --scale-rate 2 --max-ttft 1s
 """
 
 # The options whose values are text in batch too.
-_LENGTHS = "Tokens per {}: 1000, uniform:100..2000 or lognormal:1000,0.5 (the mean, and the relative deviation)."
+_LENGTHS = "Tokens per {}: 1000 or uniform:100..2000. lognormal:1000,0.5 has a mean and a relative deviation."
 
 OPTIONS = [
-    o.value("--requests-per-second", "R", "Requests that arrive per second, at random (a Poisson process)."),
+    o.value("--requests-per-second", "R", "Requests per second. They arrive at random (a Poisson process)."),
     o.value(
         "--burstiness", "B",
         "Shape of the gamma distribution of the times between arrivals: 1 is Poisson, 0.25 comes in bursts, 4 is "
         "more regular.", "1",
     ),
-    o.value("--concurrency", "N", "Clients that each send a request when they have an answer, over all replicas."),
-    o.value("--trace", "FILE", "File with a row per request: CSV, Azure, BurstGPT, Mooncake and others; - for stdin."),
+    o.value("--concurrency", "N", "Clients, each with one request at a time, over all replicas."),
+    o.value("--trace", "FILE", "File with a row per request. CSV, Azure, BurstGPT, Mooncake and others; - is stdin."),
     o.value("--trace-format", "NAME", "Format of --trace. Default: recognised by its first line."),
     o.value("--scale-rate", "F", "Divide the times between the arrivals of --trace by F.", "1"),
     o.value("--prompt-tokens", "LENGTH", _LENGTHS.format("prompt")),
     o.value("--answer-tokens", "LENGTH", _LENGTHS.format("answer")),
     o.value("--requests", "N", "Number of requests. Default: 1,000, or all of --trace."),
     o.value("--seed", "N", "Seed of the arrivals and the lengths. The same seed gives the same answer.", "0"),
-    o.value("--max-ttft", "TIME", "Longest time to first token of a good request: 1s, 500ms."),
+    o.value("--max-ttft", "TIME", "Longest time to first token of a good request: 1s."),
     o.value("--max-tpot", "TIME", "Longest time per output token of a good request: 50ms."),
     o.value(
-        "--replicas", "N", "Number of replicas, which get the requests in turn. Default: as many as the devices hold."
+        "--replicas", "N", "Number of replicas. They get the requests in turn. Default: as many as the devices hold."
     ),
-    o.engine("Engine to simulate: vllm, sglang, tensorrt-llm or llama.cpp.", "vllm", "NAME[@RELEASE]"),
+    o.engine("vllm, sglang, tensorrt-llm or llama.cpp.", "vllm", "NAME[@RELEASE]"),
     *o.shared(f"dtype kv-dtype tp pp kv-memory {o.DEVICE} {o.SPEED} {o.PREFIX}"),
     *o.engine_settings(),
     *o.output(path="results.requests_per_second"),
@@ -61,7 +59,7 @@ OPTIONS = [
 
 @app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
 def simulate(ctx: typer.Context, model: o.RequiredModel) -> None:
-    """Simulate the requests of a server: percentiles of TTFT and TPOT, goodput, queue and blocks over time."""
+    """Simulate a server's requests: latencies, goodput and queues."""
     from kvcalc.cli.counting_bar import counting_bar
     from kvcalc.model.resolve import load_model
 
