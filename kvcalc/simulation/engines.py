@@ -15,6 +15,7 @@ from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.mixed import MixedReplica
 from kvcalc.simulation.pool import BlockPool
 from kvcalc.simulation.prefill_first import PrefillFirstReplica
+from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.replica import Lag, Replica, Rules
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.times import ModelTimes
@@ -49,12 +50,26 @@ class Scheduler(NamedTuple):
             return request.total_tokens + self.block_tokens < self.capacity
         return self.units(request.total_tokens) <= self.capacity
 
-    def replica(self, times: ModelTimes, requests: Sequence[Request], concurrency: int | None) -> Replica:
-        """A replica that serves `requests`, in a closed loop if there is a `concurrency`."""
+    def cannot_share(self, tokens: int) -> str | None:
+        """Why named blocks of `tokens` tokens are not shared between requests. None if they are."""
+        if self.capacity is None:
+            return "slots keep their requests apart"
+        if tokens % self.block_tokens:
+            return f"blocks of {self.block_tokens} tokens do not make up those of {tokens} tokens in the trace"
+        return None if isinstance(self.table, range) else "layers with windows or states share other blocks"
+
+    def replica(
+        self, times: ModelTimes, requests: Sequence[Request], concurrency: int | None, shared_tokens: int | None = None
+    ) -> Replica:
+        """A replica that serves `requests`, in a closed loop if there is a `concurrency`.
+
+        They share named blocks of `shared_tokens` tokens, or none.
+        """
         pool = BlockPool(self.capacity, self.block_tokens, self.table)
         arrivals = Arrivals(requests, concurrency)
         kind = PrefillFirstReplica if self.name == "prefill first" else MixedReplica
-        return kind(self.rules, times, pool, arrivals)
+        prefixes = None if shared_tokens is None else PrefixCache(pool, shared_tokens, pool.units(shared_tokens))
+        return kind(self.rules, times, pool, arrivals, prefixes)
 
 
 def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Scheduler:

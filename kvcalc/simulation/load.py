@@ -15,8 +15,15 @@ from kvcalc.traces import Trace, TraceRequest
 
 DEFAULT_REQUESTS, MOST_REQUESTS = 1000, 1_000_000
 
-Row = tuple[float, int, int]
-"""The arrival of a request in seconds, and the tokens of its prompt and its answer."""
+Row = tuple[float, int, int, tuple[int, ...]]
+"""The arrival of a request in seconds, the tokens of its prompt and its answer, and the names of its whole blocks."""
+
+
+class Requests(NamedTuple):
+    """The requests of a load, in the order of their arrival, and the tokens of their named blocks, or None."""
+
+    requests: list[Request]
+    block_tokens: int | None
 
 
 class Load(NamedTuple):
@@ -70,26 +77,39 @@ def check_load(load: Load) -> None:
 _WAYS = "--requests-per-second, --concurrency"
 
 
-def requests_of(load: Load, prefix_hit_rate: float, notes: list[Note]) -> list[Request]:
-    """The requests of a load, in the order of their arrival, and notes about rows of a trace that are left out.
+def requests_of(load: Load, prefix_hit_rate: float, notes: list[Note]) -> Requests:
+    """The requests of a load, and notes about rows of a trace that are left out.
 
-    UsageError (exit 2) if a trace has no requests.
+    UsageError (exit 2) if a trace has no requests, or if it says what is found in the prefix cache and a rate does too.
     """
-    rows = _drawn(load) if load.trace is None else _traced(load, load.trace, notes)
-    return [
-        Request(number, seconds, prompt, answer, min(int(prefix_hit_rate * prompt), prompt - 1))
-        for number, (seconds, prompt, answer) in enumerate(rows)
-    ]
+    rows, size = (_drawn(load), None) if load.trace is None else _traced(load, load.trace, notes)
+    if size is not None and prefix_hit_rate:
+        raise UsageError("--prefix-hit-rate: the trace says which blocks prompts share", "leave it out")
+    return Requests(
+        [
+            Request(number, seconds, prompt, answer, min(int(prefix_hit_rate * prompt), prompt - 1), names)
+            for number, (seconds, prompt, answer, names) in enumerate(rows)
+        ],
+        size,
+    )
 
 
-def _traced(load: Load, trace: Iterable[TraceRequest], notes: list[Note]) -> list[Row]:
-    """The rows of a trace. Rows without an answer are requests that failed, or whose answer is not known."""
-    rows, without = [], 0
+def _traced(load: Load, trace: Iterable[TraceRequest], notes: list[Note]) -> tuple[list[Row], int | None]:
+    """The rows of a trace, and the tokens of their named blocks.
+
+    Rows without an answer are requests that failed, or whose answer is not known.
+    """
+    rows: list[Row] = []
+    without, sizes = 0, set()
     for row in trace:
         if not row.answer_tokens:
             without += 1
             continue
-        rows.append((row.arrival_seconds / load.scale_rate, row.prompt_tokens, row.answer_tokens))
+        names: tuple[int, ...] = ()
+        if row.block_hashes and row.block_tokens:
+            names = row.block_hashes[: row.prompt_tokens // row.block_tokens]
+            sizes.add(row.block_tokens)
+        rows.append((row.arrival_seconds / load.scale_rate, row.prompt_tokens, row.answer_tokens, names))
         if len(rows) == load.num_requests:
             break
     if not rows:
@@ -105,7 +125,7 @@ def _traced(load: Load, trace: Iterable[TraceRequest], notes: list[Note]) -> lis
             text = f"{trace.num_bad_rows:,} rows of the trace cannot be read; the first is {trace.first_bad_row}"
             notes.append(Note("load", "bad-rows", text))
     rows.sort(key=lambda row: row[0])
-    return rows
+    return rows, sizes.pop() if len(sizes) == 1 else None
 
 
 def _drawn(load: Load) -> list[Row]:
@@ -117,7 +137,7 @@ def _drawn(load: Load) -> list[Row]:
     arrivals: Iterable[float] = [0.0] * number
     if load.requests_per_second is not None:
         arrivals = islice(poisson_times(load.requests_per_second, times, load.burstiness), number)
-    return [(seconds, load.prompt.draw(lengths), load.answer.draw(lengths)) for seconds in arrivals]
+    return [(seconds, load.prompt.draw(lengths), load.answer.draw(lengths), ()) for seconds in arrivals]
 
 
 def split_requests(requests: Sequence[Request], replicas: int) -> list[list[Request]]:

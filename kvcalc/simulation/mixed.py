@@ -38,14 +38,17 @@ class MixedReplica(Replica):
             budget -= chunks[0][1][1] - chunks[0][1][0]
         while not has_preempted and budget > 0 and self.waiting and len(self.running) < self.rules.max_running:
             request = self.waiting[0]
+            reserves_answer = self.rules.reserves == "answer"
+            needed = self.pool.units(request.total_tokens if reserves_answer else request.target)
+            needed -= self._found_in_use(request)
             tokens = request.target - request.cached_tokens
             if not self.rules.is_chunked and budget < tokens <= self.rules.step_tokens:
                 break
-            if self._needed(request) > self.pool.free - growth:
+            if needed > self.pool.free - growth:
                 break
             self.waiting.popleft()
             self._start(request)
-            if self.rules.reserves == "answer":
+            if reserves_answer:
                 self._hold(request, request.total_tokens)
             chunks.append(self._chunk(request, budget))
             budget -= chunks[-1][1][1] - chunks[-1][1][0]
@@ -66,7 +69,7 @@ class MixedReplica(Replica):
             needed, partial = self.pool.next_growth(), self._partial()
             if partial is not None:
                 end = min(partial.target, partial.computed + self.rules.step_tokens - self.decoding)
-                needed += max(self.pool.units(end) - partial.held, 0)
+                needed += max(self._own_units(partial, end) - partial.held, 0)
             if needed <= self.pool.free:
                 break
             last = next(reversed(self.running))
@@ -75,20 +78,9 @@ class MixedReplica(Replica):
             has_preempted = True
         return has_preempted
 
-    def _needed(self, request: Request) -> int:
-        """The units that must be free for a request to start."""
-        if self.rules.reserves == "answer":
-            return self.pool.units(request.total_tokens)
-        return self.pool.units(request.target)
-
     def _chunk(self, request: Request, budget: int) -> tuple[Request, Chunk]:
         """The next part of a prompt, whose blocks are taken."""
         end = min(request.target, request.computed + budget)
         if self.rules.reserves == "prompt":
             self._hold(request, end)
         return request, (request.computed, end)
-
-    def _hold(self, request: Request, tokens: int) -> None:
-        units = self.pool.units(tokens)
-        self.pool.take(units - request.held)
-        request.held = units

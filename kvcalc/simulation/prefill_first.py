@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.pool import BlockPool
+from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.replica import Replica, Rules
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.times import Chunk, StepTimes
@@ -34,8 +35,10 @@ _MOST_NEW_TOKENS = 4096
 class PrefillFirstReplica(Replica):
     """Steps with prompts alone, then steps that decode. A unit of the pool is a token, and a block is a page."""
 
-    def __init__(self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals) -> None:
-        super().__init__(rules, times, pool, arrivals)
+    def __init__(
+        self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals, prefixes: PrefixCache | None = None
+    ) -> None:
+        super().__init__(rules, times, pool, arrivals, prefixes)
         self.ratio = _FIRST_RATIO
         self._is_full = False
         self._chunked: Request | None = None
@@ -72,19 +75,21 @@ class PrefillFirstReplica(Replica):
             if self._chunked is not None or len(self.running) >= self.rules.max_running:
                 self._is_full = self._chunked is None
                 break
+            needed = request.target - self._found_in_use(request)
             missed = request.target - request.cached_tokens
             most_new = min(request.answer_tokens - request.outputs, _MOST_NEW_TOKENS)
-            # The tokens that are found in the prefix cache take memory too.
-            if request.target + most_new + page >= free:
+            # The tokens that are found in the prefix cache take memory too, if no other request uses them.
+            if needed + most_new + page >= free:
                 self._is_full = bool(self.running)
                 break
             taken = missed if _pages(missed, page) <= left else left // page * page
             if not taken:
                 break
             self.waiting.popleft()
+            before = self.pool.free
             self._start(request)
             chunks.append(self._chunk(request, taken))
-            left, free = left - _pages(taken, page), free - request.held - page
+            left, free = left - _pages(taken, page), free - (before - self.pool.free) - page
             free -= 0 if self._chunked else min(request.answer_tokens, _MOST_NEW_TOKENS)
         if free <= 0 and (chunks or self.waiting):
             self._is_full = bool(self.running)
@@ -92,9 +97,7 @@ class PrefillFirstReplica(Replica):
 
     def _chunk(self, request: Request, tokens: int) -> tuple[Request, Chunk]:
         end = request.computed + tokens
-        units = self.pool.units(end)
-        self.pool.take(units - request.held)
-        request.held = units
+        self._hold(request, end)
         if end < request.target:
             self._chunked = request
         return request, (request.computed, end)

@@ -17,12 +17,10 @@ from typing import NamedTuple
 
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.pool import BlockPool, PoolError
+from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.timeline import Sample, Timeline, TokenGaps
 from kvcalc.simulation.times import Chunk, StepTimes, run_seconds, steps_until
-
-# The units of all requests are added up again after so many events.
-_RECOUNT_EVERY = 512
 
 
 class Lag(NamedTuple):
@@ -65,8 +63,14 @@ class Replica(ABC):
     are not computed completely. `context` is the summed tokens of all decoding requests in the next step.
     """
 
-    def __init__(self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals) -> None:
+    # The units of all requests are added up again after so many events.
+    recount_every = 512
+
+    def __init__(
+        self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals, prefixes: PrefixCache | None = None
+    ) -> None:
         self.rules, self.times, self.pool, self.arrivals = rules, times, pool, arrivals
+        self.prefixes = prefixes
         self.now = 0.0
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
@@ -102,7 +106,7 @@ class Replica(ABC):
             elif not self._wait():
                 break
             events += 1
-            if events % _RECOUNT_EVERY == 0:
+            if events % self.recount_every == 0:
                 self.check()
                 if progress is not None:
                     progress(self.finished)
@@ -113,13 +117,19 @@ class Replica(ABC):
         if self.pool.capacity is None:
             return
         held = sum([self._held(request) for request in self.running])
+        held += self.prefixes.pinned_units if self.prefixes is not None else 0
         if held != self.pool.used:
             raise PoolError(f"requests hold {held} blocks, but {self.pool.used} are taken")
 
     def _held(self, request: Request) -> int:
         if request.finish_step < 0 or self.rules.reserves == "answer":
             return request.held
-        return self.pool.units(request.key + self.pool.steps)
+        return self._own_units(request, request.key + self.pool.steps)
+
+    def _own_units(self, request: Request, tokens: int) -> int:
+        """The units of `tokens` tokens of a request, without the blocks that it shares."""
+        units = self.pool.units(tokens)
+        return units if self.prefixes is None else units - self.prefixes.shared_units(request)
 
     def _wait(self) -> bool:
         """Nothing runs: go to the next arrival. False if there is none."""
@@ -231,14 +241,13 @@ class Replica(ABC):
         self.decoding -= 1
         self.context -= tokens + 1
         if self.rules.reserves == "prompt":
-            request.held = self.pool.leave(request.key)
+            self.pool.leave(request.key)
+            request.held = self._own_units(request, tokens)
         request.computed, request.finish_step = tokens, -1
 
     def _finish(self, request: Request) -> None:
         request.finish = self.now
-        del self.running[request]
-        self.pool.give(request.held)
-        request.held = 0
+        self._release(request)
         self.finished += 1
         self.arrivals.finished(self.now + request.lag)
 
@@ -257,16 +266,37 @@ class Replica(ABC):
             request.outputs = request.answer_tokens - (request.finish_step - self.pool.steps)
             self._stop_decoding(request)
             request.last_token = self.now
-        del self.running[request]
-        self.pool.give(request.held)
-        request.held = request.computed = 0
+        self._release(request)
+        request.computed = 0
         request.target = request.prompt_tokens + request.outputs
         request.preemptions += 1
         self.preemptions += 1
 
+    def _release(self, request: Request) -> None:
+        """A request runs no longer, and gives its units back."""
+        del self.running[request]
+        self.pool.give(request.held)
+        if self.prefixes is not None:
+            self.prefixes.release(request, request.held)
+        request.held = 0
+
+    def _found_in_use(self, request: Request) -> int:
+        """Look up what a waiting request finds in the prefix cache. Returns the units of it that others use."""
+        return 0 if self.prefixes is None else self.prefixes.look_up(request)
+
+    def _hold(self, request: Request, tokens: int) -> None:
+        """A running request takes the units for `tokens` tokens."""
+        units = self._own_units(request, tokens)
+        self.pool.take(units - request.held)
+        request.held = units
+        if self.prefixes is not None:
+            self.prefixes.add(request, min(tokens, request.prompt_tokens))
+
     def _start(self, request: Request) -> None:
         """A waiting request runs. The tokens found in the prefix cache need no computing."""
         self.running[request] = None
+        if self.prefixes is not None:
+            self.prefixes.start(request)
         if request.started is None:
             request.started = self.now
         request.computed = request.cached_tokens

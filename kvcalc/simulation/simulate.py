@@ -46,7 +46,7 @@ def simulate(
         raise UsageError("simulate needs a device", "for example --gpu h100")
     speed_question = asked.pop("speed", None) or SpeedQuestion()
     of_load: list[Note] = []
-    requests = requests_of(load, speed_question.prefix_hit_rate, of_load)
+    requests, named_tokens = requests_of(load, speed_question.prefix_hit_rate, of_load)
     longest = max(request.total_tokens for request in requests)
     case = make_case(Question(model, **{**asked, "context_tokens": longest, "batch_size": 1}, speed=speed_question))
     notes = [*case.notes, *of_load]
@@ -57,11 +57,12 @@ def simulate(
     scheduler = scheduler_of(case, speed.model, longest)
     fitting = [request for request in requests if scheduler.fits(request)]
     _check_fitting(requests, fitting, notes)
+    shared_tokens = _shared_tokens(case, scheduler, named_tokens, notes)
     if load.concurrency is not None and load.concurrency < number:
         raise UsageError(f"--concurrency {load.concurrency} is less than {number} replicas", "use fewer --replicas")
     times = ModelTimes(speed.model)
     parts = zip(split_requests(fitting, number), split_concurrency(load.concurrency, number))
-    running = [scheduler.replica(times, part, clients) for part, clients in parts if part]
+    running = [scheduler.replica(times, part, clients, shared_tokens) for part, clients in parts if part]
     done = 0
     for replica in running:
         replica.run(None if progress is None else partial(_report, progress, done, len(fitting)))
@@ -80,6 +81,19 @@ def simulate(
         "step_range": _describe_range(case, speed, results["mean_running_requests"] / number),
         "warnings": describe_notes(notes),
     }
+
+
+def _shared_tokens(case: Case, scheduler: Scheduler, named_tokens: int | None, notes: list[Note]) -> int | None:
+    """The tokens in a named block of the trace if requests share such blocks, with a note if they do not."""
+    if named_tokens is None:
+        return None
+    why = scheduler.cannot_share(named_tokens)
+    if why is None and case.rules.settings.get("enable_prefix_caching") is False:
+        why = "prefix caching is off"
+    if why is None:
+        return named_tokens
+    notes.append(Note("load", "not-shared", f"the prefixes that requests of the trace share are not found: {why}"))
+    return None
 
 
 def _report(progress: Progress, before: int, of: int, finished: int) -> None:
