@@ -22,7 +22,7 @@ class PrefixCache:
         self.tokens, self.units = tokens, units
         self._pool = pool
         self._users: dict[int, int] = {}  # name -> running requests
-        # Units without users, the first ones to go at the front. Keys: whether they have a name, and the name or a number.
+        # Units without users, the first ones to go at the front. A key is whether they have a name, and it or a number.
         self._unused: OrderedDict[tuple[bool, int], int] = OrderedDict()
         self._unused_units = self._nameless = 0
 
