@@ -30,13 +30,17 @@ _TENSORRT_TOKENS, _LLAMA_CPP_TOKENS = 8192, 2048
 
 
 class Scheduler(NamedTuple):
-    """The scheduler of an engine for one case, and the blocks that each replica has."""
+    """The scheduler of an engine for one case, and the blocks that each replica has.
+
+    `finds_own` is whether a preempted request finds its own blocks again, as far as they are still in the cache.
+    """
 
     name: str
     rules: Rules
     capacity: int | None
     block_tokens: int
     table: Sequence[int]
+    finds_own: bool = False
 
     def units(self, tokens: int) -> int:
         """The blocks that a request of `tokens` tokens holds."""
@@ -68,7 +72,9 @@ class Scheduler(NamedTuple):
         pool = BlockPool(self.capacity, self.block_tokens, self.table)
         arrivals = Arrivals(requests, concurrency)
         kind = PrefillFirstReplica if self.name == "prefill first" else MixedReplica
-        prefixes = None if shared_tokens is None else PrefixCache(pool, shared_tokens, pool.units(shared_tokens))
+        prefixes, tokens = None, shared_tokens or self.block_tokens
+        if shared_tokens is not None or self.finds_own:
+            prefixes = PrefixCache(pool, tokens, pool.units(tokens), finds_own=self.finds_own)
         return kind(self.rules, times, pool, arrivals, prefixes)
 
 
@@ -106,10 +112,15 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
         tokens = Given(engine, case.settings).count("max-num-batched-tokens", 8192) * stages
         overlaps = bool(case.rules.settings.get("async_scheduling")) and stages == 1
         rules = Rules(max(tokens, running), running, is_overlapped=overlaps, lag=_lag(constants, overlaps))
-        return Scheduler("running first", rules, capacity, block_tokens, table)
+        # A preempted request is looked up in the prefix cache when it starts again. SGLang's retracted requests are not
+        # kept in its radix cache (release_req, srt/managers/schedule_batch.py).
+        finds_own = bool(case.rules.settings.get("enable_prefix_caching")) and isinstance(table, range)
+        return Scheduler("running first", rules, capacity, block_tokens, table, finds_own)
     overlaps = stages == 1
     lag = _lag(constants, overlaps)
-    rules = Rules(_TENSORRT_TOKENS * stages, running, "answer", is_chunked=False, is_overlapped=overlaps, lag=lag)
+    # A prompt that is not divided must fit into a step, beside the requests that decode.
+    tokens = max(_TENSORRT_TOKENS * stages, longest_tokens + running)
+    rules = Rules(tokens, running, "answer", is_chunked=False, is_overlapped=overlaps, lag=lag)
     return Scheduler("guaranteed no evict", rules, capacity, block_tokens, table)
 
 

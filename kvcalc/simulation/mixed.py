@@ -40,7 +40,7 @@ class MixedReplica(Replica):
             request = self.waiting[0]
             reserves_answer = self.rules.reserves == "answer"
             needed = self.pool.units(request.total_tokens if reserves_answer else request.target)
-            needed -= self._found_in_use(request)
+            needed -= self._found_in_use(request, growth)
             tokens = request.target - request.cached_tokens
             if not self.rules.is_chunked and budget < tokens <= self.rules.step_tokens:
                 break

@@ -75,7 +75,7 @@ class PrefillFirstReplica(Replica):
             if self._chunked is not None or len(self.running) >= self.rules.max_running:
                 self._is_full = self._chunked is None
                 break
-            needed = request.target - self._found_in_use(request)
+            needed = request.target - self._found_in_use(request, 0)
             missed = request.target - request.cached_tokens
             most_new = min(request.answer_tokens - request.outputs, _MOST_NEW_TOKENS)
             # The tokens that are found in the prefix cache take memory too, if no other request uses them.

@@ -16,10 +16,13 @@ from kvcalc.simulation.requests import Request
 
 
 class PrefixCache:
-    """The named blocks of one replica, of `tokens` tokens and `units` units each."""
+    """The blocks that stay in the cache of one replica. Named ones have `tokens` tokens and `units` units.
 
-    def __init__(self, pool: BlockPool, tokens: int, units: int) -> None:
-        self.tokens, self.units = tokens, units
+    A preempted request without names finds its own blocks again with `finds_own`, as far as they are still there.
+    """
+
+    def __init__(self, pool: BlockPool, tokens: int, units: int, *, finds_own: bool = False) -> None:
+        self.tokens, self.units, self._finds_own = tokens, units, finds_own
         self._pool = pool
         self._users: dict[int, int] = {}  # name -> running requests
         # Units without users, the first ones to go at the front. A key is whether they have a name, and it or a number.
@@ -31,9 +34,17 @@ class PrefixCache:
         """The units of blocks that running requests use."""
         return self.units * len(self._users)
 
-    def look_up(self, request: Request) -> int:
-        """Set the tokens that `request` would find now. Returns the units of these that other requests use."""
-        self._trim()
+    def look_up(self, request: Request, promised: int) -> int:
+        """Set the tokens that `request` would find now. Returns the units of these that other requests use.
+
+        `promised` units are taken in this step besides those in use.
+        """
+        self._trim(promised)
+        if not request.names:
+            if self._finds_own and request.kept:
+                # Blocks are freed from the last one to the first, so what is left is the beginning.
+                self._set_cached(request, self._unused.get((False, request.kept), 0) // self.units * self.tokens)
+            return 0
         found = pinned = 0
         for name in request.names:
             if name in self._users:
@@ -41,15 +52,23 @@ class PrefixCache:
             elif (True, name) not in self._unused:
                 break
             found += 1
-        # The last token is always computed, and with it its block (max_cache_hit_length).
-        size = self._pool.block_tokens
-        request.cached_tokens = min(found * self.tokens, (request.target - 1) // size * size)
+        self._set_cached(request, found * self.tokens)
         request.shared = found
         return pinned
+
+    def _set_cached(self, request: Request, tokens: int) -> None:
+        # The last token is always computed, and with it its block (max_cache_hit_length).
+        size = self._pool.block_tokens
+        request.cached_tokens = min(tokens, (request.target - 1) // size * size)
 
     def start(self, request: Request) -> None:
         """A request runs, and uses the blocks that it found."""
         taken = 0
+        if self._finds_own and request.kept and not request.names:
+            taken = request.held = request.cached_tokens // self.tokens * self.units
+            self._unused_units -= taken
+            if taken:
+                self._unused[False, request.kept] -= taken
         for name in request.names[: request.shared]:
             if name in self._users:
                 self._users[name] += 1
@@ -77,6 +96,7 @@ class PrefixCache:
         """A request ends. Its own units and its blocks stay until they are needed."""
         if own_units:
             self._nameless += 1
+            request.kept = self._nameless
             self._keep((False, self._nameless), own_units)
         given = 0
         for name in reversed(request.names[: request.shared]):
@@ -96,11 +116,11 @@ class PrefixCache:
         self._unused[key] = units
         self._unused_units += units
 
-    def _trim(self) -> None:
-        """Forget what the used units have displaced since the last look."""
+    def _trim(self, promised: int) -> None:
+        """Forget what the used and the promised units have displaced since the last look."""
         if self._pool.capacity is None:
             return
-        excess = self._pool.used + self._unused_units - self._pool.capacity
+        excess = promised + self._pool.used + self._unused_units - self._pool.capacity
         while excess > 0:
             key, units = self._unused.popitem(last=False)
             gone = units if key[0] else min(units, excess)

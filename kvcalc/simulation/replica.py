@@ -280,9 +280,12 @@ class Replica(ABC):
             self.prefixes.release(request, request.held)
         request.held = 0
 
-    def _found_in_use(self, request: Request) -> int:
-        """Look up what a waiting request finds in the prefix cache. Returns the units of it that others use."""
-        return 0 if self.prefixes is None else self.prefixes.look_up(request)
+    def _found_in_use(self, request: Request, promised: int) -> int:
+        """Look up what a waiting request finds in the prefix cache. Returns the units of it that others use.
+
+        `promised` units are taken in this step besides those in use.
+        """
+        return 0 if self.prefixes is None else self.prefixes.look_up(request, promised)
 
     def _hold(self, request: Request, tokens: int) -> None:
         """A running request takes the units for `tokens` tokens."""

@@ -10,6 +10,7 @@ from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.mixed import MixedReplica
 from kvcalc.simulation.pool import BlockPool
 from kvcalc.simulation.prefill_first import PrefillFirstReplica
+from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.replica import Replica, Rules
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.times import Chunk, Line
@@ -103,10 +104,13 @@ def make_case(seed: int) -> Case:
     jobs = [Job(at, *pair, kept, n) for n, (at, pair, kept) in enumerate(zip(arrivals, lengths, cached))]
     pool = BlockPool(capacity, page, table) if capacity is not None else BlockPool(None)
     kind = PrefillFirstReplica if engine == "sglang" else MixedReplica
-    replica = kind(rules, times, pool, Arrivals(requests, concurrency))
+    # A preempted request of vLLM finds its own blocks again, if no tokens are said to be found anyway.
+    keeps = engine == "vllm" and capacity is not None and table == range(len(table)) and not hits
+    prefixes = PrefixCache(pool, page, 1, finds_own=True) if keeps else None
+    replica = kind(rules, times, pool, Arrivals(requests, concurrency), prefixes)
 
     def units(tokens: int) -> int:
         return 0 if capacity is None else table[-(-tokens // page)]
 
-    server = Server(rules, capacity, page, units, times.step, jobs, concurrency, engine == "sglang")
+    server = Server(rules, capacity, page, units, times.step, jobs, concurrency, engine == "sglang", keeps)
     return Case(replica, requests, server, jobs)

@@ -6,6 +6,7 @@ rules and the step times. Times are fractions of powers of two, so that sums are
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ class Job:
     cached: int = 0
     number: int = 0
     target: int = 0
+    blocks: int = 0
     computed: int = 0
     outputs: int = 0
     preemptions: int = 0
@@ -53,6 +55,7 @@ class Server:
     jobs: list[Job]
     concurrency: int | None
     prefill_first: bool
+    keeps_blocks: bool = False
 
     def run(self) -> None:
         coming = self.jobs if self.concurrency is None else self.jobs[: self.concurrency]
@@ -63,6 +66,8 @@ class Server:
         self.chunked: Job | None = None
         self.is_full, self.ratio = False, 0.7
         self.most_used = 0
+        # With `keeps_blocks`, blocks of one unit that nothing uses, the next one to go first: (job, place in it).
+        self.queue: deque[tuple[int, int] | None] = deque([None] * (self.capacity or 0))
         while coming or waiting or running:
             while coming and coming[0].arrival <= visible:
                 waiting.append(coming.pop(0))
@@ -95,6 +100,7 @@ class Server:
             for job in sorted(ended, key=lambda j: j.answer > 1):
                 job.finish = now
                 running.remove(job)
+                self.give_back(job)
                 self.is_full = False
                 if later:
                     following = later.pop(0)
@@ -109,8 +115,37 @@ class Server:
     def used(self, running: list[Job]) -> int:
         return sum(map(self.held, running))
 
+    def allocate(self, job: Job, tokens: int) -> bool:
+        """Take single blocks for the first `tokens` tokens of a job. False if there are too few."""
+        needed = self.units(tokens) - job.blocks
+        if needed > len(self.queue):
+            return False
+        for _ in range(needed):
+            self.queue.popleft()
+        job.blocks += max(needed, 0)
+        return True
+
+    def give_back(self, job: Job) -> None:
+        self.queue.extend((job.number, place) for place in reversed(range(job.blocks)))
+        job.blocks = 0
+
+    def find_own(self, job: Job) -> None:
+        """Set the tokens of a preempted job that are still in its old blocks."""
+        found = 0
+        while (job.number, found) in self.queue:
+            found += 1
+        job.cached = min(found * self.page, (job.known - 1) // self.page * self.page)
+
+    def take_own(self, job: Job) -> None:
+        for place in range(job.cached // self.page):
+            self.queue.remove((job.number, place))
+            job.blocks += 1
+        # What is left of the old blocks is never found again.
+        self.queue = deque(None if each and each[0] == job.number else each for each in self.queue)
+
     def preempt(self, job: Job, running: list[Job]) -> None:
         running.remove(job)
+        self.give_back(job)
         job.computed = 0
         job.preemptions += 1
 
@@ -129,7 +164,10 @@ class Server:
             tokens = min(budget, job.known - job.computed) if job.is_prefilling else 1
             while self.rules.reserves == "prompt":
                 needed = self.units(job.computed + tokens) - self.units(job.computed)
-                if needed <= self.free(running) - promised:
+                if self.keeps_blocks:
+                    if self.allocate(job, job.computed + tokens):
+                        break
+                elif needed <= self.free(running) - promised:
                     promised += needed
                     break
                 last = running[-1]
@@ -148,12 +186,17 @@ class Server:
             place += 1
         while not preempted and waiting and budget > 0 and len(running) < self.rules.max_running:
             job = waiting[0]
+            if self.keeps_blocks:
+                self.find_own(job)
             tokens = job.known - job.cached
             if not self.rules.is_chunked and tokens > budget and tokens <= self.rules.step_tokens:
                 break
             wanted = job.prompt + job.answer if self.rules.reserves == "answer" else job.known
-            if self.units(wanted) > self.free(running) - promised:
+            if self.units(wanted) > (len(self.queue) if self.keeps_blocks else self.free(running) - promised):
                 break
+            if self.keeps_blocks:
+                self.take_own(job)
+                assert self.allocate(job, min(job.known, job.cached + budget))
             waiting.pop(0)
             running.append(job)
             job.target = job.known

@@ -25,13 +25,15 @@ def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
 
 
 def test_the_cases_include_preemptions_chunks_and_full_pools() -> None:
-    preempted = chunked = full = 0
+    preempted = chunked = full = found = 0
     for seed in range(200):
         case = make_case(seed)
         case.replica.run()
         preempted += any(request.preemptions for request in case.requests)
         chunked += any(request.prompt_tokens > case.server.rules.step_tokens for request in case.requests)
+        found += case.server.keeps_blocks and any(request.cached_tokens for request in case.requests)
         pool = case.replica.pool
         full += pool.capacity is not None and pool.most_used > 0.9 * pool.capacity
     assert preempted > 10
+    assert found > 1
     assert min(chunked, full) > 50
