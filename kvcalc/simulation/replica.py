@@ -256,7 +256,7 @@ class Replica(ABC):
         if lag is None:
             return 0.0
         line = self.times.line(max(self.decoding, 1), max(self.context, request.computed))
-        steps = lag.steps + lag.prompt_steps * (request.prompt_tokens - request.cached_tokens)
+        steps = lag.steps + lag.prompt_steps * (request.prompt_tokens - request.found_tokens)
         step_seconds = line.base + line.slope * max(self.context, request.computed)
         return lag.seconds + steps * step_seconds + lag.request_seconds * (len(self.running) - 1)
 
@@ -301,7 +301,7 @@ class Replica(ABC):
         if self.prefixes is not None:
             self.prefixes.start(request)
         if request.started is None:
-            request.started = self.now
+            request.started, request.found_tokens = self.now, request.cached_tokens
         request.computed = request.cached_tokens
 
     def _record_gaps(self, seconds: float, steps: int) -> None:

@@ -86,7 +86,7 @@ def describe_results(requests: Sequence[Request], replicas: Sequence[Replica], l
         "busy_share": sum(replica.timeline.busy_seconds for replica in replicas) / (seconds * len(replicas)),
         "preemptions": sum(replica.preemptions for replica in replicas),
         "preempted_requests": sum(request.preemptions > 0 for request in requests),
-        "cached_tokens": sum(request.cached_tokens for request in requests),
+        "cached_tokens": sum(request.found_tokens for request in requests),
         "most_used_blocks": max(pool.most_used for pool in pools) if pools[0].capacity is not None else None,
     }
 
