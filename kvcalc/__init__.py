@@ -35,6 +35,7 @@ _EXPORTS = {
     "read_calibration": "kvcalc.planning.calibration",
     "read_config": "kvcalc.model.hf_config",
     "score": "kvcalc.api",
+    "simulate": "kvcalc.api",
     "sweep": "kvcalc.api",
 }
 
@@ -59,11 +60,12 @@ __all__ = [
     "read_calibration",
     "read_config",
     "score",
+    "simulate",
     "sweep",
 ]
 
 if TYPE_CHECKING:
-    from kvcalc.api import audit, compare, estimate, fit, gpus, models, plan, prefix_curve, score, sweep
+    from kvcalc.api import audit, compare, estimate, fit, gpus, models, plan, prefix_curve, score, simulate, sweep
     from kvcalc.errors import KvcalcError
     from kvcalc.model.drafting import Speculation
     from kvcalc.model.hf_config import read_config

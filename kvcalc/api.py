@@ -17,7 +17,19 @@ from kvcalc.planning.case import Question
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from kvcalc.documents import Audit, Compare, Estimate, FitDocument, Gpus, Models, Plan, Prefix, Score, Sweep
+    from kvcalc.documents import (
+        Audit,
+        Compare,
+        Estimate,
+        FitDocument,
+        Gpus,
+        Models,
+        Plan,
+        Prefix,
+        Score,
+        Simulate,
+        Sweep,
+    )
     from kvcalc.model.drafting import Speculation
     from kvcalc.planning.calibration import Calibration
     from kvcalc.planning.layout import SpeedQuestion
@@ -233,6 +245,54 @@ def prefix_curve(
         most_blocks=most_blocks,
     )
     return cast("Prefix", document)
+
+
+def simulate(
+    model: ModelSpec | str,
+    devices: Devices | str,
+    *,
+    prompt_tokens: int | str | None = None,
+    answer_tokens: int | str | None = None,
+    requests_per_second: float | None = None,
+    concurrency: int | None = None,
+    burstiness: float = 1.0,
+    trace: str | None = None,
+    trace_format: str | None = None,
+    scale_rate: float = 1.0,
+    requests: int | None = None,
+    seed: int = 0,
+    max_ttft_seconds: float | None = None,
+    max_tpot_seconds: float | None = None,
+    replicas: int | None = None,
+    **asked: Any,
+) -> Simulate:
+    """The document of `kvcalc simulate`: percentiles of the times that clients see, goodput, and the state over time.
+
+    Give one of `requests_per_second`, `concurrency` and `trace`, the path of a file. Lengths are numbers, or
+    distributions as on the command line: `"uniform:100..2000"`. `devices` may be a name: `"h100x4"`. `asked` may have
+    the fields of a question: `engine` (default: vllm), `engine_settings`, `dtype`, `kv_dtype`, `tensor_parallel_size`,
+    `pipeline_parallel_size`, `kv_memory_bytes` and `speed`, of which the hit rate, the calibration and the
+    expert-parallel size are used.
+    """
+    from kvcalc.simulation.load import Load
+    from kvcalc.simulation.requests import lengths_of
+    from kvcalc.simulation.results import Limits
+    from kvcalc.simulation.simulate import simulate as ask
+    from kvcalc.throughput.hardware import find_devices
+
+    rows = None
+    if trace is not None:
+        from kvcalc.traces import read_trace
+
+        rows = read_trace(trace, trace_format)
+    load = Load(
+        lengths_of(prompt_tokens, "prompt_tokens"), lengths_of(answer_tokens, "answer_tokens"), requests_per_second,
+        concurrency, burstiness, rows, trace, scale_rate, requests, seed,
+    )  # fmt: skip
+    asked.setdefault("engine", "vllm")
+    found = find_devices(devices) if isinstance(devices, str) else devices
+    limits = Limits(max_ttft_seconds, max_tpot_seconds)
+    return cast("Simulate", ask(_model(model), load, limits, replicas=replicas, devices=found, **asked))
 
 
 def audit(

@@ -1412,6 +1412,109 @@ class PrefixTier(TypedDict):
     load_seconds: float | None
 
 
+class SimulateEngine(TypedDict):
+    """the engine's scheduler, and the blocks of one replica."""
+
+    name: str
+    version: str | None
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    expert_parallel_size: int
+    kv_dtype: str
+    scheduler: Literal["running first", "prefill first", "guaranteed no evict", "slots"]
+    step_tokens: int
+    max_running_requests: int
+    blocks: int | None
+    block_tokens: int | None
+
+
+class SimulateLoad(TypedDict):
+    """the requests."""
+
+    arrivals: Literal["poisson", "gamma", "closed_loop", "trace"]
+    requests_per_second: float | None
+    burstiness: float | None
+    concurrency: int | None
+    trace: str | None
+    scale_rate: float | None
+    seed: int | None
+    requests: int
+    refused_requests: int
+    prompt_tokens: str | None
+    answer_tokens: str | None
+    mean_prompt_tokens: float
+    mean_answer_tokens: float
+
+
+class SimulateLimits(TypedDict):
+    """the limits that a good request keeps to."""
+
+    max_ttft_seconds: float | None
+    max_tpot_seconds: float | None
+
+
+class SimulateResults(TypedDict):
+    """rates, means over time, and totals of all replicas."""
+
+    duration_seconds: float
+    requests: int
+    requests_per_second: float
+    tokens_per_second: float
+    good_requests: int | None
+    goodput_requests_per_second: float | None
+    mean_running_requests: float
+    mean_waiting_requests: float
+    busy_share: float
+    preemptions: int
+    preempted_requests: int
+    cached_tokens: int
+    most_used_blocks: int | None
+
+
+class SimulateStepRange(TypedDict):
+    """the 80 % range of the time of a decode step, as factors."""
+
+    low_factor: float
+    high_factor: float
+
+
+class Simulate(TypedDict):
+    """kvcalc simulate: the requests of a server, scheduled as its engine does."""
+
+    schema_version: Literal[2]
+    model: Model
+    hardware: Hardware
+    engine: SimulateEngine
+    load: SimulateLoad
+    limits: SimulateLimits
+    results: SimulateResults
+    times: list[SimulateTime]
+    timeline: list[SimulateState]
+    step_range: SimulateStepRange
+    warnings: list[Warning]
+
+
+class SimulateTime(TypedDict):
+    """one time of all requests."""
+
+    metric: Literal["ttft", "tpot", "itl", "e2e", "queue"]
+    mean_seconds: float | None
+    p50_seconds: float | None
+    p90_seconds: float | None
+    p99_seconds: float | None
+    max_seconds: float | None
+
+
+class SimulateState(TypedDict):
+    """the state at one time."""
+
+    seconds: float
+    waiting_requests: int
+    running_requests: int
+    used_blocks: int | None
+
+
 class Warning(TypedDict):
     """a note about the answer."""
 

@@ -23,10 +23,11 @@ FOLDERS = {
     "throughput": {"memory", "model"},
     "traces": {"model"},
     "planning": {"traces", "throughput", "memory", "model"},
+    "simulation": {"planning", "traces", "throughput", "memory", "model"},
     "attention": set(),
     "measure": {"attention", "throughput", "memory", "model"},
     "output": set(),
-    "cli": {"output", "planning", "measure", "traces", "memory", "model"},
+    "cli": {"output", "simulation", "planning", "measure", "traces", "memory", "model"},
 }
 SHARED = {"errors", "notes", "units", "schema"}
 

@@ -18,9 +18,9 @@ from kvcalc.output.text import printable
 
 # Command -> the module in kvcalc.cli that defines it as `app`. Only the module of the command that runs is imported.
 COMMANDS = {
-    "estimate": "estimate", "fit": "fit", "plan": "plan", "compare": "compare", "sweep": "sweep", "batch": "batch",
-    "prefix": "prefix", "audit": "audit", "score": "score", "measure": "measure", "models": "models", "gpus": "gpus",
-    "completion": "completion",
+    "estimate": "estimate", "fit": "fit", "plan": "plan", "compare": "compare", "sweep": "sweep",
+    "simulate": "simulate", "prefix": "prefix", "batch": "batch", "audit": "audit", "score": "score",
+    "measure": "measure", "models": "models", "gpus": "gpus", "completion": "completion",
 }  # fmt: skip
 
 # The maximum length of an error, in characters. The longest hint lists the model types.

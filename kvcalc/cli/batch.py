@@ -25,10 +25,13 @@ _NO_FIELDS = ("format", "json", "get", "no_color", "help", "check", "report")
 # The maximum number of models kept between lines, and the maximum number of config values in all of them.
 _MOST_MODELS, _MOST_VALUES = 512, 200_000
 
+# Fields that an error names, by command.
+_EXAMPLES = {"estimate": "model, context, batch, kv_dtype, tp", "simulate": "model, gpu, concurrency, prompt_tokens"}
+
 EPILOG = """\
 The fields of a question are the options of kvcalc estimate, with _ or -: model, context, batch, dtype, kv_dtype, tp,
 engine, ... Numbers are in bytes, bytes per second or operations per second. Strings are read as on the command line:
-"80GiB".
+"80GiB". With "command": "simulate", they are the options of kvcalc simulate, but --trace.
 
 An answer is the document of kvcalc estimate --json on one line, or {"error": {"message", "hint", "exit_code", "line"}}.
 Blank lines are skipped. A config file that several questions use is read once.
@@ -87,7 +90,13 @@ def _writer(path: Optional[str]) -> Callable[[dict[str, Any]], str]:
     from kvcalc.output.paths import bare, check_against_schema, look_up
     from kvcalc.schema import load_schema
 
-    check_against_schema(load_schema(), "estimate", path)
+    try:
+        check_against_schema(load_schema(), "estimate", path)
+    except UsageError as error:
+        try:
+            check_against_schema(load_schema(), "simulate", path)
+        except UsageError:
+            raise error from None
 
     def value(document: dict[str, Any]) -> str:
         if "error" in document:
@@ -136,6 +145,7 @@ class Questions:
         from kvcalc.cli import estimate
 
         self._parameters, self._defaults = _parameters_of(estimate.app)
+        self._of_simulate: Optional[tuple[dict[str, Parameter], dict[str, Any]]] = None
         self.models = Models()
 
     def answer(self, line: Any) -> dict[str, Any]:
@@ -153,6 +163,8 @@ class Questions:
 
     def _document(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The document that answers a question. A question like an earlier one is not parsed again."""
+        if "command" in fields:
+            return self._answer_command(fields)
         from kvcalc.cli.estimate import answer, asks_several
         from kvcalc.planning.case import Question, make_case
         from kvcalc.planning.estimate import answer_asked
@@ -169,28 +181,57 @@ class Questions:
                 self.models.cases.keep(parts, question, case)
         return answer_asked(case).document
 
+    def _answer_command(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The document of a question that names its command: estimate or simulate."""
+        others = {field: value for field, value in fields.items() if field != "command"}
+        command = fields["command"]
+        if command == "estimate":
+            return self._document(others)
+        if command != "simulate":
+            raise UsageError(f"command {str(command)[:60]!r}: not a command of batch", "estimate or simulate")
+        from kvcalc.cli import simulate
+
+        if self._of_simulate is None:
+            self._of_simulate = _parameters_of(simulate.app)
+        given = _given(others, *self._of_simulate, "simulate")
+        if given["trace"] is not None:
+            raise UsageError("trace: batch reads no traces", "use kvcalc simulate --trace")
+        if given["model"] is None:
+            raise UsageError("model is missing", 'for example "model": "llama-3.1-8b"')
+        spec, _ = self.models.model_of(given["model"], WhatIf(), {})
+        return simulate.answer(spec, given)
+
     def given(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of estimate, with the values that the equivalent command line would give."""
-        given = dict(self._defaults)
-        named: dict[str, str] = {}
-        for field, value in fields.items():
-            parameter = self._parameters.get(field) or self._parameters.get(field.replace("-", "_"))
-            if parameter is None:
-                if field == "trace":
-                    raise UsageError("'trace': batch reads no traces", "kvcalc prefix TRACE answers for one trace")
+        return _given(fields, self._parameters, self._defaults, "estimate")
+
+
+def _given(
+    fields: Mapping[str, Any], parameters: Mapping[str, "Parameter"], defaults: Mapping[str, Any], command: str
+) -> dict[str, Any]:
+    """The parameters of a command, with the values that the equivalent command line would give."""
+    given = dict(defaults)
+    named: dict[str, str] = {}
+    for field, value in fields.items():
+        parameter = parameters.get(field) or parameters.get(field.replace("-", "_"))
+        if parameter is None:
+            if field == "trace":
                 raise UsageError(
-                    f"unknown field {field[:60]!r}",
-                    nearest(field.replace("-", "_"), self._parameters)
-                    or "the fields are the options of kvcalc estimate: model, context, batch, kv_dtype, tp, ...",
+                    "'trace': batch reads no traces", "kvcalc prefix and kvcalc simulate --trace answer for one trace"
                 )
-            if parameter.name in named:
-                raise UsageError(f"{field!r} and {named[parameter.name]!r} are the same field")
-            named[parameter.name] = field
-            if value is not None:
-                given[parameter.name] = _text_of(field, value, parameter.is_flag)
-        if given["model"] == "-":
-            raise UsageError("model '-': stdin is already used for the questions", "give the path of a config.json")
-        return given
+            raise UsageError(
+                f"unknown field {field[:60]!r}",
+                nearest(field.replace("-", "_"), parameters)
+                or f"the fields are the options of kvcalc {command}: {_EXAMPLES[command]}, ...",
+            )
+        if parameter.name in named:
+            raise UsageError(f"{field!r} and {named[parameter.name]!r} are the same field")
+        named[parameter.name] = field
+        if value is not None:
+            given[parameter.name] = _text_of(field, value, parameter.is_flag)
+    if given["model"] == "-":
+        raise UsageError("model '-': stdin is already used for the questions", "give the path of a config.json")
+    return given
 
 
 class Parameter(NamedTuple):

@@ -21,13 +21,15 @@ ESSENTIAL = {
     "compare": "context batch dtype kv-dtype gpu engine tp attention json get",
     "sweep": "context batch kv-dtype tp gpu engine kv-memory plot format get",
     "prefix": "gpu engine tp kv-dtype cache-memory offload price format json get",
+    "simulate": "requests-per-second concurrency trace prompt-tokens answer-tokens max-ttft max-tpot gpu engine tp "
+    "replicas json get",
     "score": "model gpu engine tp dtype kv-dtype json get",
     "measure": "context batch steps layers attention device dtype tp save json get",
 }
 
 # The commands, as `kvcalc -h` groups them.
 GROUPS = {
-    "Ask about a model": "estimate fit plan compare sweep prefix batch",
+    "Ask about a model": "estimate fit plan compare sweep simulate prefix batch",
     "Check the answers": "measure audit score",
     "Look things up": "models gpus",
     "Set up": "completion",

@@ -213,6 +213,11 @@ def _sglang_row(memory_bytes: int) -> tuple[int, ...]:
     return next((row[1:] for row in _SGLANG_BY_MEMORY if memory_bytes < row[0] * GIB), _SGLANG_LARGEST)
 
 
+def sglang_prefill_tokens(memory_bytes: int) -> int:
+    """The tokens in a prefill step of SGLang on a device (chunked_prefill_size)."""
+    return _sglang_row(memory_bytes)[0]
+
+
 def _sglang_prefill_graphs(tokens: int) -> int:
     """The number of prefill sizes captured as graphs (generate_prefill_cuda_graph_batch_sizes)."""
     steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, tokens + 1, 512))

@@ -11,7 +11,7 @@ ideal roofline.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -348,13 +348,30 @@ class SpeedModel:
 
         `cached_tokens` of each prompt are found in the prefix cache.
         """
-        costs, c = self.costs, self.constants
         share, missed = ceil(batch / self.layout.data_parallel_size) / batch, tokens - cached_tokens
         work, moved, communication = self._prompt_parts(tokens, cached_tokens, share)
-        pairs, _, _ = step_parts(costs, share * missed * batch, 0.0, 0.0, 0.0, missed * batch)
-        weights, compute = _overlap(sum(read for read, _ in pairs), batch * work, c.roof_power)
-        overhead = costs.launch + batch * (share * c.sequence_seconds + moved)
-        communication = costs.latency + batch * communication + (self.exchange.latency if self.exchange else 0.0)
+        overhead = batch * (share * self.constants.sequence_seconds + moved)
+        return self._alone(batch * work, overhead, batch * communication, missed * batch, share)
+
+    def prefill_chunks(self, chunks: Sequence[tuple[int, int]]) -> Step:
+        """The time of a step that computes parts of prompts and nothing else.
+
+        A chunk is the place in its prompt of its first token, and of the token after its last one.
+        """
+        share = ceil(len(chunks) / self.layout.data_parallel_size) / len(chunks)
+        work = overhead = communication = tokens = 0.0
+        for start, end in chunks:
+            multiply, moved, sent = self._prompt_parts(end, start, share)
+            work, communication, tokens = work + multiply, communication + sent, tokens + end - start
+            overhead += share * self.constants.sequence_seconds + moved
+        return self._alone(work, overhead, communication, tokens, share)
+
+    def _alone(self, work: float, overhead: float, communication: float, tokens: float, share: float) -> Step:
+        """A step of prompts alone, with their `_prompt_parts`. `tokens` are those of all attention replicas."""
+        pairs, _, _ = step_parts(self.costs, share * tokens, 0.0, 0.0, 0.0, tokens)
+        weights, compute = _overlap(sum(read for read, _ in pairs), work, self.constants.roof_power)
+        overhead = self.costs.launch + overhead
+        communication = self.costs.latency + communication + (self.exchange.latency if self.exchange else 0.0)
         return Step(weights + compute + overhead + communication, weights, 0.0, compute, overhead, communication)
 
     def _prompt_scores(self, tokens: float, cached_tokens: float) -> float:

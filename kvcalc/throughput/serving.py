@@ -35,7 +35,7 @@ from kvcalc.throughput.roofline import SpeedModel
 _SETTLED = 0.005
 _MOST_ROUNDS = 8
 # The prompt tokens of one step by default in vLLM 0.33 and SGLang 0.5.23 on large devices, and in TensorRT-LLM 1.3.
-_STEP_TOKENS = 8192
+STEP_TOKENS = 8192
 
 
 class Serving(NamedTuple):
@@ -55,7 +55,7 @@ def first_token(c: Constants, prefill: float, work: float, tpot: float, input_to
     `work` is what its prefill adds to steps that run anyway. Nothing branches on a value, so that everything may be an
     array.
     """
-    steps = c.ttft_steps + c.ttft_prompt_steps * input_tokens / _STEP_TOKENS
+    steps = c.ttft_steps + c.ttft_prompt_steps * input_tokens / STEP_TOKENS
     return c.ttft_seconds + steps * tpot + prefill + c.ttft_wave * (running - 1) * (work + c.ttft_request_seconds)
 
 

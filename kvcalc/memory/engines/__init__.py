@@ -210,6 +210,10 @@ class Engine(ABC):
         """The number of tokens after which the growth repeats: the tokens of a block, or the model's own period."""
         return period(share)
 
+    def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        """The tokens in the smallest block that a request takes as it grows."""
+        return self.growth_tokens(share, dtype)
+
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         """The figures the engine prints for its pool, for a batch and a memory size. Empty if it has no pool."""
         return {}

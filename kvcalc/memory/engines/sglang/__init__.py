@@ -176,6 +176,9 @@ class Sglang(Engine):
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.page * self.ratio.denominator
 
+    def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        return self.page
+
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         pools = _pools(spec, dtype)
         if not self._is_even(pools):

@@ -7,6 +7,7 @@ releases.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import ModelError, UsageError
@@ -142,6 +143,10 @@ class Vllm(Engine):
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.plan(share, dtype).common_block_tokens
+
+    def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        plan = self.plan(share, dtype)
+        return gcd(*plan.block_sizes) * self.token_ranks or plan.common_block_tokens
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         plan = self.plan(share, dtype)

@@ -1,0 +1,39 @@
+"""A progress bar on stderr for work that is counted, shown on a terminal if the work takes more than a second."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Optional
+
+_AFTER_SECONDS, _EVERY_SECONDS, _CELLS = 1.0, 0.1, 24
+
+Counter = Callable[[int, int], None]
+"""Called with how much is done, and how much there is."""
+
+
+@contextmanager
+def counting_bar(what: str) -> Iterator[Optional[Counter]]:
+    """A function to call with the progress. None if stderr is not a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    shown = 0
+    due = time.monotonic() + _AFTER_SECONDS
+
+    def count(done: int, of: int) -> None:
+        nonlocal shown, due
+        now = time.monotonic()
+        if now < due:
+            return
+        due = now + _EVERY_SECONDS
+        filled = _CELLS * done // max(of, 1)
+        line = f"[{'#' * filled}{' ' * (_CELLS - filled)}] {done:,} of {of:,} {what}"
+        print(f"\r{line:<{shown}}", end="", file=sys.stderr, flush=True)
+        shown = len(line)
+
+    try:
+        yield count
+    finally:
+        if shown:
+            print(f"\r{'':<{shown}}\r", end="", file=sys.stderr, flush=True)

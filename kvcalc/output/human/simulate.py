@@ -1,0 +1,95 @@
+"""Human output of `kvcalc simulate`: the rates, a table of times, and the replicas over time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kvcalc.output.columns import draw_columns
+from kvcalc.output.human.console import count, duration, name_engine, plain_table, rate
+from kvcalc.output.human.fit import describe_devices
+
+_NAMES = {
+    "ttft": "TTFT", "tpot": "TPOT", "itl": "between tokens", "e2e": "whole request", "queue": "in the queue"
+}  # fmt: skip
+_SHOWN = ("mean_seconds", "p50_seconds", "p90_seconds", "p99_seconds", "max_seconds")
+
+
+def render(document: dict[str, Any], console: Console) -> None:
+    """Print the simulation."""
+    engine, hardware, results = document["engine"], document["hardware"], document["results"]
+    console.print(Text.assemble((document["model"]["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
+    console.print(f"{name_engine(engine)}, {describe_load(document['load'])}")
+    console.print()
+    console.print(
+        Text.assemble(
+            (f"{rate(results['requests_per_second'])} requests/s", "bold"),
+            f", {rate(results['tokens_per_second'])} tokens/s over {duration(results['duration_seconds'])}",
+        )
+    )
+    if results["good_requests"] is not None:
+        share = results["good_requests"] / results["requests"]
+        good = rate(results["goodput_requests_per_second"])
+        console.print(f"{share:.1%} of the requests keep to {_limits(document['limits'])}: {good} requests/s")
+    console.print()
+    table = plain_table("", *(f">{name.removesuffix('_seconds')}" for name in _SHOWN))
+    for row in document["times"]:
+        table.add_row(_NAMES[row["metric"]], *(duration(row[name]) for name in _SHOWN))
+    console.print(table)
+    console.print()
+    for line in _state(document):
+        console.print(line)
+    _timeline(document, console)
+
+
+def describe_load(load: dict[str, Any]) -> str:
+    """The load as text."""
+    if load["arrivals"] == "trace":
+        how = f"trace {load['trace']}" + (
+            f" at {load['scale_rate']:g} times its rate" if load["scale_rate"] != 1 else ""
+        )
+    elif load["arrivals"] == "closed_loop":
+        how = f"{count(load['concurrency'])} clients"
+    else:
+        how = f"{load['requests_per_second']:g} requests per second"
+        how += "" if load["arrivals"] == "poisson" else f" with burstiness {load['burstiness']:g}"
+    lengths = f"{load['mean_prompt_tokens']:,.0f} tokens in, {load['mean_answer_tokens']:,.0f} out"
+    return f"{count(load['requests'])} requests, {how}, {lengths}"
+
+
+def _limits(limits: dict[str, Any]) -> str:
+    parts = [
+        f"{name} up to {duration(limits[key])}"
+        for name, key in (("TTFT", "max_ttft_seconds"), ("TPOT", "max_tpot_seconds")) if limits[key] is not None
+    ]  # fmt: skip
+    return " and ".join(parts)
+
+
+def _state(document: dict[str, Any]) -> list[str]:
+    engine, results = document["engine"], document["results"]
+    running, waiting = rate(results["mean_running_requests"]), rate(results["mean_waiting_requests"])
+    lines = [f"on average {running} requests run and {waiting} wait; steps run {results['busy_share']:.0%} of the time"]
+    if engine["blocks"] is not None:
+        used = results["most_used_blocks"] / engine["blocks"]
+        name = "tokens" if engine["scheduler"] == "prefill first" else "blocks"
+        lines.append(f"at most {used:.0%} of {count(engine['blocks'])} {name} are used")
+    if results["preemptions"]:
+        lines.append(
+            f"{count(results['preempted_requests'])} requests are preempted, {count(results['preemptions'])} times"
+        )
+    return lines
+
+
+def _timeline(document: dict[str, Any], console: Console) -> None:
+    """Small charts of the queue, the running requests and the used blocks."""
+    rows = document["timeline"]
+    charts = [("waiting", "waiting_requests"), ("running", "running_requests"), ("blocks used", "used_blocks")]
+    for title, key in charts:
+        values = [row[key] for row in rows]
+        if None in values or not any(values):
+            continue
+        console.print()
+        for line in draw_columns(title, values, f"{duration(rows[-1]['seconds'])}"):
+            console.print(line, soft_wrap=True)

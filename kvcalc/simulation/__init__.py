@@ -1,0 +1,1 @@
+"""A discrete-event simulation of an engine: requests arrive, are scheduled by the engine's rules, and take blocks."""

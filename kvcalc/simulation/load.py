@@ -1,0 +1,153 @@
+"""The load of a simulation: which requests arrive, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from random import Random
+from typing import NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.notes import Note
+from kvcalc.simulation.arrivals import poisson_times
+from kvcalc.simulation.requests import Lengths, Request
+from kvcalc.traces import Trace, TraceRequest
+
+DEFAULT_REQUESTS, MOST_REQUESTS = 1000, 1_000_000
+
+Row = tuple[float, int, int, tuple[int, ...]]
+"""The arrival of a request in seconds, the tokens of its prompt and its answer, and the names of its whole blocks."""
+
+
+class Requests(NamedTuple):
+    """The requests of a load, in the order of their arrival, and the tokens of their named blocks, or None."""
+
+    requests: list[Request]
+    block_tokens: int | None
+
+
+class Load(NamedTuple):
+    """The load, as it was asked for.
+
+    One of `requests_per_second`, `concurrency` and `trace`, which `trace_name` names. `num_requests` is None for the
+    default: 1,000, or all of a trace.
+    """
+
+    prompt: Lengths | None = None
+    answer: Lengths | None = None
+    requests_per_second: float | None = None
+    concurrency: int | None = None
+    burstiness: float = 1.0
+    trace: Iterable[TraceRequest] | None = None
+    trace_name: str | None = None
+    scale_rate: float = 1.0
+    num_requests: int | None = None
+    seed: int = 0
+
+    @property
+    def kind(self) -> str:
+        """How requests arrive: trace, closed_loop, poisson or gamma."""
+        if self.trace is not None:
+            return "trace"
+        if self.concurrency is not None:
+            return "closed_loop"
+        return "poisson" if self.burstiness == 1 else "gamma"
+
+
+def check_load(load: Load) -> None:
+    """Raise UsageError (exit 2) if a part of the load is missing or contradicts another one."""
+    ways = [load.requests_per_second is not None, load.concurrency is not None, load.trace is not None]
+    if sum(ways) != 1:
+        what = "are given together" if sum(ways) > 1 else "or --trace is needed"
+        joined = "--requests-per-second, --concurrency and --trace" if sum(ways) > 1 else _WAYS
+        raise UsageError(f"{joined} {what}", "for example --requests-per-second 5")
+    if load.trace is not None and (load.prompt is not None or load.answer is not None):
+        raise UsageError("--trace has the lengths of its requests", "leave out --prompt-tokens and --answer-tokens")
+    if load.trace is None and (load.prompt is None or load.answer is None):
+        missing = "--prompt-tokens" if load.prompt is None else "--answer-tokens"
+        raise UsageError(f"{missing} is missing", "for example --prompt-tokens 1000 --answer-tokens uniform:100..500")
+    if load.trace is None and load.scale_rate != 1:
+        raise UsageError("--scale-rate changes the times of a --trace", "use --requests-per-second")
+    if load.num_requests is not None and load.num_requests > MOST_REQUESTS:
+        raise UsageError(f"--requests {load.num_requests:,}: too many to simulate", f"at most {MOST_REQUESTS:,}")
+    if load.burstiness != 1 and load.requests_per_second is None:
+        raise UsageError("--burstiness needs --requests-per-second")
+
+
+_WAYS = "--requests-per-second, --concurrency"
+
+
+def requests_of(load: Load, prefix_hit_rate: float, notes: list[Note]) -> Requests:
+    """The requests of a load, and notes about rows of a trace that are left out.
+
+    UsageError (exit 2) if a trace has no requests, or if it says what is found in the prefix cache and a rate does too.
+    """
+    rows, size = (_drawn(load), None) if load.trace is None else _traced(load, load.trace, notes)
+    if size is not None and prefix_hit_rate:
+        raise UsageError("--prefix-hit-rate: the trace says which blocks prompts share", "leave it out")
+    return Requests(
+        [
+            Request(number, seconds, prompt, answer, min(int(prefix_hit_rate * prompt), prompt - 1), names)
+            for number, (seconds, prompt, answer, names) in enumerate(rows)
+        ],
+        size,
+    )
+
+
+def _traced(load: Load, trace: Iterable[TraceRequest], notes: list[Note]) -> tuple[list[Row], int | None]:
+    """The rows of a trace, and the tokens of their named blocks.
+
+    Rows without an answer are requests that failed, or whose answer is not known.
+    """
+    rows: list[Row] = []
+    without, sizes = 0, set()
+    for row in trace:
+        if not row.answer_tokens:
+            without += 1
+            continue
+        names: tuple[int, ...] = ()
+        if row.block_hashes and row.block_tokens:
+            names = row.block_hashes[: row.prompt_tokens // row.block_tokens]
+            sizes.add(row.block_tokens)
+        rows.append((row.arrival_seconds / load.scale_rate, row.prompt_tokens, row.answer_tokens, names))
+        if len(rows) == load.num_requests:
+            break
+    if not rows:
+        raise UsageError(f"--trace {load.trace_name}: no request has an answer")
+    if without:
+        notes.append(Note("load", "without-answer", f"{without:,} rows of the trace have no answer and are left out"))
+    if isinstance(trace, Trace):
+        if not trace.has_arrivals:
+            raise UsageError(
+                f"--trace {load.trace_name}: has no times of arrival", "use a trace with times, or --concurrency"
+            )
+        if trace.num_bad_rows:
+            text = f"{trace.num_bad_rows:,} rows of the trace cannot be read; the first is {trace.first_bad_row}"
+            notes.append(Note("load", "bad-rows", text))
+    rows.sort(key=lambda row: row[0])
+    return rows, sizes.pop() if len(sizes) == 1 else None
+
+
+def _drawn(load: Load) -> list[Row]:
+    if load.prompt is None or load.answer is None:
+        raise ValueError("check_load was not called")
+    # Times and lengths have generators of their own, so that another rate gets the same requests.
+    times, lengths = Random(load.seed), Random(load.seed + 1)  # noqa: S311 - not for secrets
+    number = DEFAULT_REQUESTS if load.num_requests is None else load.num_requests
+    arrivals: Iterable[float] = [0.0] * number
+    if load.requests_per_second is not None:
+        arrivals = islice(poisson_times(load.requests_per_second, times, load.burstiness), number)
+    return [(seconds, load.prompt.draw(lengths), load.answer.draw(lengths), ()) for seconds in arrivals]
+
+
+def split_requests(requests: Sequence[Request], replicas: int) -> list[list[Request]]:
+    """The requests of each replica: one after the other, in turn (round robin)."""
+    return [list(requests[first::replicas]) for first in range(replicas)]
+
+
+def split_concurrency(concurrency: int | None, replicas: int) -> list[int | None]:
+    """The clients of each replica."""
+    if concurrency is None:
+        return [None] * replicas
+    each, more = divmod(concurrency, replicas)
+    return [each + (number < more) for number in range(replicas)]

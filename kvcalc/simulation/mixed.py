@@ -1,0 +1,86 @@
+"""Schedulers that compute prompts in the same steps as the next tokens of running requests.
+
+- vLLM 0.33.0, Scheduler.schedule (v1/core/sched/scheduler.py): first every running request gets its tokens, one or the
+  next chunk of its prompt. If one finds no block, the last running request is preempted: it goes to the head of the
+  queue and its cache is computed again. If none was preempted, requests start in the order of their arrival while there
+  are tokens in the step, fewer than max_num_seqs run, and there are free blocks for the whole prompt
+  (scheduler_reserve_full_isl). max_num_batched_tokens is at least max_num_seqs.
+- TensorRT-LLM 1.3, GUARANTEED_NO_EVICT (cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp): a request starts if
+  there are blocks for its prompt and its longest answer beside those that all running ones may still take.
+  MicroBatchScheduler (microBatchScheduler.cpp) fills max_num_tokens, and does not divide prompts by default.
+- llama.cpp, update_slots (tools/server/server-context.cpp): a request takes a slot, which has cells for the longest
+  request. A batch of n_batch tokens has the tokens of all slots that answer, then parts of prompts.
+"""
+
+from __future__ import annotations
+
+from kvcalc.simulation.replica import Replica
+from kvcalc.simulation.requests import Request
+from kvcalc.simulation.times import Chunk
+
+_VERY_MANY = 2**62
+
+
+class MixedReplica(Replica):
+    """Running requests first, then prompts in the same step."""
+
+    def _decodes_with_prompts(self) -> bool:
+        return True
+
+    def _plan(self) -> tuple[list[tuple[Request, Chunk]], int]:
+        has_preempted = self._make_room()
+        chunks = []
+        budget = self.rules.step_tokens - self.decoding
+        growth = self.pool.next_growth()
+        partial = self._partial()
+        if partial is not None and budget > 0:
+            chunks.append(self._chunk(partial, budget))
+            budget -= chunks[0][1][1] - chunks[0][1][0]
+        while not has_preempted and budget > 0 and self.waiting and len(self.running) < self.rules.max_running:
+            request = self.waiting[0]
+            reserves_answer = self.rules.reserves == "answer"
+            needed = self.pool.units(request.total_tokens if reserves_answer else request.target)
+            needed -= self._found_in_use(request, growth)
+            tokens = request.target - request.cached_tokens
+            if not self.rules.is_chunked and budget < tokens <= self.rules.step_tokens:
+                break
+            if needed > self.pool.free - growth:
+                break
+            self.waiting.popleft()
+            self._start(request)
+            if reserves_answer:
+                self._hold(request, request.total_tokens)
+            chunks.append(self._chunk(request, budget))
+            budget -= chunks[-1][1][1] - chunks[-1][1][0]
+        if chunks or not self.decoding:
+            return chunks, len(chunks[:1])
+        return [], 1 if has_preempted else self.pool.possible_steps(_VERY_MANY)
+
+    def _partial(self) -> Request | None:
+        """The running request whose prompt is not computed completely. It started last, so there is only one."""
+        if len(self.running) == self.decoding:
+            return None
+        return next(reversed(self.running))
+
+    def _make_room(self) -> bool:
+        """Preempt the last running requests until the others have blocks for the next step. Whether it preempted."""
+        has_preempted = False
+        while self.running and self.rules.reserves == "prompt":
+            needed, partial = self.pool.next_growth(), self._partial()
+            if partial is not None:
+                end = min(partial.target, partial.computed + self.rules.step_tokens - self.decoding)
+                needed += max(self._own_units(partial, end) - partial.held, 0)
+            if needed <= self.pool.free:
+                break
+            last = next(reversed(self.running))
+            self._preempt(last)
+            self.waiting.appendleft(last)
+            has_preempted = True
+        return has_preempted
+
+    def _chunk(self, request: Request, budget: int) -> tuple[Request, Chunk]:
+        """The next part of a prompt, whose blocks are taken."""
+        end = min(request.target, request.computed + budget)
+        if self.rules.reserves == "prompt":
+            self._hold(request, end)
+        return request, (request.computed, end)

@@ -1,0 +1,162 @@
+"""The pool of cache blocks: whole units, counted exactly, never more than there are.
+
+A request that holds t tokens holds `table[ceil(t / g)]` units, where g is the tokens in a block. All decoding requests
+grow by one token per step, so the ones whose tokens have the same remainder modulo g take their next block in the same
+step. The pool keeps the growth for each remainder, and advances many steps at once in O(g).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+
+class PoolError(RuntimeError):
+    """The conservation check failed, which is a defect of the simulation."""
+
+
+class BlockPool:
+    """`capacity` units, or None if memory sets no limit. `table[b]` are the units of a request with b blocks of tokens.
+
+    `steps` counts the decode steps so far. A decoding request has a key: it holds key + steps tokens.
+    """
+
+    def __init__(self, capacity: int | None, block_tokens: int = 1, table: Sequence[int] = ()) -> None:
+        self.capacity, self.block_tokens, self._table = capacity, block_tokens, table
+        self.used = self.most_used = self.steps = 0
+        self._slopes = [0] * block_tokens
+        self._growth = 0  # the sum of the slopes
+        # The block from which on a request grows by another number of units; none if it always grows by the same.
+        self._turns = _turns(table)
+        self._changes: list[tuple[int, int]] = []  # (step, key) of decoding requests that come to such a block
+        self._gone: dict[tuple[int, int], int] = {}  # how many of these requests have left before
+
+    @property
+    def free(self) -> int:
+        """Units that nothing holds. Very many if there is no limit."""
+        return 2**62 if self.capacity is None else self.capacity - self.used
+
+    def units(self, tokens: int) -> int:
+        """The units of a request that holds `tokens` tokens."""
+        return self._table[-(-tokens // self.block_tokens)] if self.capacity is not None else 0
+
+    def take(self, units: int) -> None:
+        """Take units. PoolError if they are not there."""
+        self.used += units
+        self._check()
+
+    def give(self, units: int) -> None:
+        """Return units."""
+        self.used -= units
+        self._check()
+
+    def enter(self, key: int) -> None:
+        """A request begins to decode. It already holds the units of its tokens."""
+        if self.capacity is not None:
+            self._add(key, 1)
+
+    def leave(self, key: int) -> int:
+        """A decoding request stops. Returns the units it holds, which stay taken."""
+        if self.capacity is None:
+            return 0
+        self._add(key, -1)
+        return self.units(key + self.steps)
+
+    def next_growth(self) -> int:
+        """The units that the decoding requests take in the next step."""
+        return self._slopes[-self.steps % self.block_tokens]
+
+    def advance(self, steps: int) -> None:
+        """All decoding requests grow by `steps` tokens. PoolError if there are too few units."""
+        if self.capacity is None:
+            self.steps += steps
+            return
+        while self._changes and self._changes[0][0] <= self.steps + steps:
+            part = self._changes[0][0] - self.steps
+            self._grow(part)
+            steps -= part
+            self._turn()
+        self._grow(steps)
+        self._check()
+
+    def possible_steps(self, most: int) -> int:
+        """A number of steps, up to `most`, for which there are units; 0 only if the next step has too few.
+
+        Up to the first step after which a request grows by another number of units. The caller then asks again.
+        """
+        if self._changes:
+            most = min(most, self._changes[0][0] - self.steps)
+        if self.capacity is None or not self._growth:
+            return most
+        g, free = self.block_tokens, self.free
+        rounds = min(most // g, free // self._growth)
+        found, free = rounds * g, free - rounds * self._growth
+        while found < most:
+            free -= self._slopes[-(self.steps + found) % g]
+            if free < 0:
+                break
+            found += 1
+        return found
+
+    def _grow(self, steps: int) -> None:
+        rounds, rest = divmod(steps, self.block_tokens)
+        taken = rounds * self._growth
+        for step in range(self.steps, self.steps + rest):
+            taken += self._slopes[-step % self.block_tokens]
+        self.used += taken
+        self.steps += steps
+
+    def _add(self, key: int, sign: int) -> None:
+        block = -(-(key + self.steps) // self.block_tokens)
+        slope = sign * (self._table[block + 1] - self._table[block])
+        self._slopes[key % self.block_tokens] += slope
+        self._growth += slope
+        if not self._turns:
+            return
+        turn = self._turns[block]
+        if turn is None:
+            return
+        # The request has `turn` blocks from the step on in which it holds (turn - 1) x g + 1 tokens.
+        change = (turn - 1) * self.block_tokens + 1 - key, key
+        if sign > 0:
+            heappush(self._changes, change)
+        else:
+            self._gone[change] = self._gone.get(change, 0) + 1
+
+    def _turn(self) -> None:
+        """Requests come to a block from which on they grow by another number of units."""
+        while self._changes and self._changes[0][0] == self.steps:
+            change = heappop(self._changes)
+            if self._gone.get(change):
+                self._gone[change] -= 1
+                if not self._gone[change]:
+                    del self._gone[change]
+                continue
+            key = change[1]
+            block = -(-(key + self.steps) // self.block_tokens)
+            before = self._table[block] - self._table[block - 1]
+            self._slopes[key % self.block_tokens] -= before
+            self._growth -= before
+            self._add(key, 1)
+
+    def _check(self) -> None:
+        """Conservation: no unit more than there is, and none returned that was not taken."""
+        if self.capacity is None:
+            return
+        if not 0 <= self.used <= self.capacity:
+            raise PoolError(f"{self.used} of {self.capacity} blocks are held")
+        self.most_used = max(self.most_used, self.used)
+
+
+def _turns(table: Sequence[int]) -> list[int | None]:
+    """For every number of blocks, the next number from which on another block takes another number of units.
+
+    Empty if every block takes the same.
+    """
+    if isinstance(table, range) or len(table) < 3:
+        return []
+    found: list[int | None] = [None] * len(table)
+    for block in range(len(table) - 3, -1, -1):
+        same = table[block + 1] - table[block] == table[block + 2] - table[block + 1]
+        found[block] = found[block + 1] if same else block + 1
+    return found if any(turn is not None for turn in found) else []

@@ -1,0 +1,315 @@
+"""One replica of an engine: its clock, its requests, and the steps it runs.
+
+The clock advances all decode steps between two events at once. Events are the arrival of a request that may be
+admitted, the end of one, a chunk of a prompt, and a pool without blocks for the next step. The context of the steps
+grows by one token per request and step, and their times are summed in closed form.
+
+A subclass has the rules by which one engine schedules: `_plan`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from kvcalc.simulation.arrivals import Arrivals
+from kvcalc.simulation.pool import BlockPool, PoolError
+from kvcalc.simulation.prefix_cache import PrefixCache
+from kvcalc.simulation.requests import Request
+from kvcalc.simulation.timeline import Sample, Timeline, TokenGaps
+from kvcalc.simulation.times import Chunk, StepTimes, run_seconds, steps_until
+
+
+class Lag(NamedTuple):
+    """What a request waits for its first token besides what the engine does, which the simulation has.
+
+    - seconds: host time. steps: decode steps in the server's pipeline; prompt_steps: those per token of the prompt.
+    - request_seconds: host time for each other running request.
+    """
+
+    seconds: float
+    steps: float
+    prompt_steps: float
+    request_seconds: float
+
+
+class Rules(NamedTuple):
+    """What an engine's scheduler may do.
+
+    - step_tokens: the most tokens of one step: one for each decoding request, and the chunks of prompts.
+    - max_running: the most running requests.
+    - reserves: what a request must find free to start: blocks for its "prompt", or for its prompt and "answer".
+    - is_chunked: whether a prompt is divided over steps. If not, it waits for a step with room for all of it.
+    - is_overlapped: whether a step is scheduled while the one before it runs, so that it cannot have requests that
+      arrive in the meantime.
+    - lag: the time between the engine and the client. None is no time.
+    """
+
+    step_tokens: int
+    max_running: int
+    reserves: str = "prompt"
+    is_chunked: bool = True
+    is_overlapped: bool = False
+    lag: Lag | None = None
+
+
+class Replica(ABC):
+    """The state of an engine, and its run until no request is left.
+
+    `running` has the running requests in the order in which they started: those that decode, and those whose prompts
+    are not computed completely. `context` is the summed tokens of all decoding requests in the next step.
+    """
+
+    # The units of all requests are added up again after so many events.
+    recount_every = 512
+
+    def __init__(
+        self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals, prefixes: PrefixCache | None = None
+    ) -> None:
+        self.rules, self.times, self.pool, self.arrivals = rules, times, pool, arrivals
+        self.prefixes = prefixes
+        self.now = 0.0
+        self.waiting: deque[Request] = deque()
+        self.running: dict[Request, None] = {}
+        self.decoding = self.context = 0
+        self.timeline, self.gaps = Timeline(), TokenGaps()
+        self.preemptions = self.finished = 0
+        self._finishing: list[tuple[int, int, Request]] = []
+        self._visible = 0.0  # the scheduler knows the requests that arrived by then
+        self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
+
+    @abstractmethod
+    def _plan(self) -> tuple[list[tuple[Request, Chunk]], int]:
+        """What the next step does: the chunks that it computes, and how many steps may follow without another plan.
+
+        The steps are 1 if there are chunks, and 0 if nothing can run. Takes the blocks of the chunks.
+        """
+
+    @abstractmethod
+    def _decodes_with_prompts(self) -> bool:
+        """Whether decoding requests run in the steps that compute prompts."""
+
+    def run(self, progress: Callable[[int], None] | None = None) -> None:
+        """Run until all requests have finished. `progress` is called with the number of finished requests."""
+        events = 0
+        while True:
+            for request in self.arrivals.receive(self._visible):
+                self.waiting.append(request)
+            chunks, steps = self._plan()
+            if chunks:
+                self._compute(chunks)
+            elif steps:
+                self._decode(steps)
+            elif not self._wait():
+                break
+            events += 1
+            if events % self.recount_every == 0:
+                self.check()
+                if progress is not None:
+                    progress(self.finished)
+        self.check()
+
+    def check(self) -> None:
+        """Add up the blocks of all requests. PoolError if the sum is not what the pool counted."""
+        if self.pool.capacity is None:
+            return
+        held = sum([self._held(request) for request in self.running])
+        held += self.prefixes.pinned_units if self.prefixes is not None else 0
+        if held != self.pool.used:
+            raise PoolError(f"requests hold {held} blocks, but {self.pool.used} are taken")
+
+    def _held(self, request: Request) -> int:
+        if request.finish_step < 0 or self.rules.reserves == "answer":
+            return request.held
+        return self._own_units(request, request.key + self.pool.steps)
+
+    def _own_units(self, request: Request, tokens: int) -> int:
+        """The units of `tokens` tokens of a request, without the blocks that it shares."""
+        units = self.pool.units(tokens)
+        return units if self.prefixes is None else units - self.prefixes.shared_units(request)
+
+    def _wait(self) -> bool:
+        """Nothing runs: go to the next arrival. False if there is none."""
+        upcoming = self.arrivals.next_arrival
+        if upcoming is None:
+            if self.waiting:
+                raise PoolError(f"{len(self.waiting)} requests can never start")
+            return False
+        self.now = self._visible = max(self.now, upcoming)
+        return True
+
+    def _compute(self, chunks: list[tuple[Request, Chunk]]) -> None:
+        """Run one step with chunks of prompts."""
+        began, decoding = self.now, self.decoding if self._decodes_with_prompts() else 0
+        seconds = self.times.prompts([chunk for _, chunk in chunks], decoding)
+        if decoding:
+            line = self.times.line(decoding, self.context)
+            seconds += line.base + line.slope * self.context
+        self.now += seconds
+        self._visible = began if self.rules.is_overlapped else self.now
+        running = len(self.running)
+        if decoding:
+            self._record_gaps(seconds, 1)
+            self._advance(1)
+        elif self.decoding:
+            for stall in self._stalls:
+                stall[1] += seconds
+        joined = 0
+        for request, (_, end) in chunks:
+            request.computed = end
+            if end == request.target:
+                joined += self._first_token(request)
+        if self._stalls and joined:
+            self._stalls.append([joined, 0.0])
+        self._end_event(began, running)
+
+    def _decode(self, steps: int) -> None:
+        """Run up to `steps` decode steps, in which no prompt can be computed and no request waits for admission."""
+        began, running = self.now, len(self.running)
+        steps = min(steps, self._next_finish() - self.pool.steps)
+        upcoming = None if self.waiting or running >= self.rules.max_running else self.arrivals.next_arrival
+        last = self.now
+        while steps:
+            decoding, context = self.decoding, self.context
+            line = self.times.line(decoding, context)
+            part = min(steps, (line.end - context) // decoding + 1)
+            if upcoming is not None:
+                # The request arrives in step `there`. With overlap, the step after it is scheduled already.
+                there = 0
+                if upcoming > self.now:
+                    there = steps_until(line, decoding, context, self.now, upcoming, part)
+                if self.now + run_seconds(line, decoding, context, there) >= upcoming:
+                    steps = min(steps, max(there + self.rules.is_overlapped, 1))
+                    part, upcoming = min(part, steps), None
+            seconds = run_seconds(line, decoding, context, part)
+            last = self.now + run_seconds(line, decoding, context, part - 1)
+            self._record_gaps(seconds / part, part)
+            self.now += seconds
+            self._advance(part)
+            steps -= part
+        self._visible = last if self.rules.is_overlapped else self.now
+        self._end_event(began, running)
+
+    def _next_finish(self) -> int:
+        """The decode step after which the next request has its answer."""
+        while self._finishing[0][2].finish_step != self._finishing[0][0]:
+            heappop(self._finishing)  # it was preempted, and ends later
+        return self._finishing[0][0]
+
+    def _advance(self, steps: int) -> None:
+        """All decoding requests have got `steps` tokens."""
+        self.context += steps * self.decoding
+        self.pool.advance(steps)
+
+    def _end_event(self, began: float, running: int) -> None:
+        while self._finishing and self._finishing[0][0] <= self.pool.steps:
+            step, _, request = heappop(self._finishing)
+            if request.finish_step == step:
+                request.outputs = request.answer_tokens
+                self._stop_decoding(request)
+                self._finish(request)
+        waiting = len(self.waiting) + self.arrivals.waiting(self.now)
+        self.timeline.add(Sample(self.now, waiting, len(self.running), self.pool.used), began, running)
+
+    def _first_token(self, request: Request) -> int:
+        """A prompt is computed, which gives a token. Returns 1 if the request now decodes, 0 if it has ended."""
+        request.outputs += 1
+        if request.first_token is None:
+            request.first_token = self.now
+            request.lag = self._lag(request)
+        elif request.last_token is not None:
+            self.gaps.add(self.now - request.last_token, 1)
+        left = request.answer_tokens - request.outputs
+        if not left:
+            self._finish(request)
+            return 0
+        request.key = request.computed - self.pool.steps
+        request.finish_step = self.pool.steps + left
+        heappush(self._finishing, (request.finish_step, request.number, request))
+        self.decoding += 1
+        self.context += request.computed + 1
+        if self.rules.reserves == "prompt":
+            self.pool.enter(request.key)
+        return 1
+
+    def _stop_decoding(self, request: Request) -> None:
+        """Take a request out of the decoding ones. Its blocks stay taken, and `held` says how many."""
+        tokens = request.key + self.pool.steps
+        self.decoding -= 1
+        self.context -= tokens + 1
+        if self.rules.reserves == "prompt":
+            self.pool.leave(request.key)
+            request.held = self._own_units(request, tokens)
+        request.computed, request.finish_step = tokens, -1
+
+    def _finish(self, request: Request) -> None:
+        request.finish = self.now
+        self._release(request)
+        self.finished += 1
+        self.arrivals.finished(self.now + request.lag)
+
+    def _lag(self, request: Request) -> float:
+        lag = self.rules.lag
+        if lag is None:
+            return 0.0
+        line = self.times.line(max(self.decoding, 1), max(self.context, request.computed))
+        steps = lag.steps + lag.prompt_steps * (request.prompt_tokens - request.found_tokens)
+        step_seconds = line.base + line.slope * max(self.context, request.computed)
+        return lag.seconds + steps * step_seconds + lag.request_seconds * (len(self.running) - 1)
+
+    def _preempt(self, request: Request) -> None:
+        """Stop a running request. It gives its blocks back, and its cache is computed again later."""
+        if request.finish_step >= 0:
+            request.outputs = request.answer_tokens - (request.finish_step - self.pool.steps)
+            self._stop_decoding(request)
+            request.last_token = self.now
+        self._release(request)
+        request.computed = 0
+        request.target = request.prompt_tokens + request.outputs
+        request.preemptions += 1
+        self.preemptions += 1
+
+    def _release(self, request: Request) -> None:
+        """A request runs no longer, and gives its units back."""
+        del self.running[request]
+        self.pool.give(request.held)
+        if self.prefixes is not None:
+            self.prefixes.release(request, request.held)
+        request.held = 0
+
+    def _found_in_use(self, request: Request, promised: int) -> int:
+        """Look up what a waiting request finds in the prefix cache. Returns the units of it that others use.
+
+        `promised` units are taken in this step besides those in use.
+        """
+        return 0 if self.prefixes is None else self.prefixes.look_up(request, promised)
+
+    def _hold(self, request: Request, tokens: int) -> None:
+        """A running request takes the units for `tokens` tokens."""
+        units = self._own_units(request, tokens)
+        self.pool.take(units - request.held)
+        request.held = units
+        if self.prefixes is not None:
+            self.prefixes.add(request, min(tokens, request.prompt_tokens))
+
+    def _start(self, request: Request) -> None:
+        """A waiting request runs. The tokens found in the prefix cache need no computing."""
+        self.running[request] = None
+        if self.prefixes is not None:
+            self.prefixes.start(request)
+        if request.started is None:
+            request.started, request.found_tokens = self.now, request.cached_tokens
+        request.computed = request.cached_tokens
+
+    def _record_gaps(self, seconds: float, steps: int) -> None:
+        """Each decoding request gets a token in each of `steps` steps that take `seconds` each."""
+        first = 0
+        for requests, stalled in self._stalls:
+            requests = min(int(requests), self.decoding - first)
+            self.gaps.add(seconds + stalled, requests)
+            first += requests
+        self.gaps.add(seconds, self.decoding * steps - first)
+        self._stalls.clear()

@@ -1,0 +1,136 @@
+"""The figures of a simulation: percentiles, rates, goodput, and the state over time."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvcalc.simulation.replica import Replica
+from kvcalc.simulation.requests import Request
+from kvcalc.simulation.timeline import TokenGaps
+
+_SHARES = (("p50_seconds", 0.5), ("p90_seconds", 0.9), ("p99_seconds", 0.99))
+# The rows of the timeline.
+_ROWS = 60
+
+
+class Limits(NamedTuple):
+    """The longest allowed times of a request that counts as good. None is no limit."""
+
+    max_ttft_seconds: float | None = None
+    max_tpot_seconds: float | None = None
+
+
+def describe_times(requests: Sequence[Request], replicas: Sequence[Replica]) -> list[dict[str, Any]]:
+    """One row per time: to the first token, per output token of a request, between tokens, whole, and in the queue."""
+    gaps = TokenGaps()
+    for replica in replicas:
+        gaps.merge(replica.gaps)
+    tpots = [time for request in requests if (time := tpot_of(request)) is not None]
+    rows = [
+        _row("ttft", [ttft_of(request) for request in requests]),
+        _row("tpot", tpots),
+        {"metric": "itl", "mean_seconds": None, **{name: gaps.percentile(share) for name, share in _SHARES},
+         "max_seconds": gaps.percentile(1.0)},
+        _row("e2e", [e2e_of(request) for request in requests]),
+        _row("queue", [_since(request, request.started) for request in requests]),
+    ]  # fmt: skip
+    between = sum(request.answer_tokens - 1 for request in requests)
+    if between:
+        spent = sum((request.finish or 0.0) - (request.first_token or 0.0) for request in requests)
+        rows[2]["mean_seconds"] = spent / between
+    return rows
+
+
+def ttft_of(request: Request) -> float:
+    """The seconds until the client has the first token."""
+    return _since(request, request.first_token) + request.lag
+
+
+def e2e_of(request: Request) -> float:
+    """The seconds until the client has the whole answer."""
+    return _since(request, request.finish) + request.lag
+
+
+def tpot_of(request: Request) -> float | None:
+    """The mean time per output token after the first one. None if the answer has one token."""
+    if request.answer_tokens == 1 or request.finish is None or request.first_token is None:
+        return None
+    return (request.finish - request.first_token) / (request.answer_tokens - 1)
+
+
+def is_good(request: Request, limits: Limits) -> bool:
+    """Whether a request keeps to all limits."""
+    tpot = tpot_of(request) or 0.0
+    return (limits.max_ttft_seconds is None or ttft_of(request) <= limits.max_ttft_seconds) and (
+        limits.max_tpot_seconds is None or tpot <= limits.max_tpot_seconds
+    )
+
+
+def describe_results(requests: Sequence[Request], replicas: Sequence[Replica], limits: Limits) -> dict[str, Any]:
+    """The `results` part of the document."""
+    first = min(request.arrival for request in requests)
+    seconds = max(request.arrival + e2e_of(request) for request in requests) - first
+    good = sum(is_good(request, limits) for request in requests) if any(limit is not None for limit in limits) else None
+    pools = [replica.pool for replica in replicas]
+    return {
+        "duration_seconds": seconds,
+        "requests": len(requests),
+        "requests_per_second": len(requests) / seconds,
+        "tokens_per_second": sum(request.answer_tokens for request in requests) / seconds,
+        "good_requests": good,
+        "goodput_requests_per_second": None if good is None else good / seconds,
+        "mean_running_requests": sum(replica.timeline.running_seconds for replica in replicas) / seconds,
+        "mean_waiting_requests": sum(_since(request, request.started) for request in requests) / seconds,
+        "busy_share": sum(replica.timeline.busy_seconds for replica in replicas) / (seconds * len(replicas)),
+        "preemptions": sum(replica.preemptions for replica in replicas),
+        "preempted_requests": sum(request.preemptions > 0 for request in requests),
+        "cached_tokens": sum(request.found_tokens for request in requests),
+        "most_used_blocks": max(pool.most_used for pool in pools) if pools[0].capacity is not None else None,
+    }
+
+
+def describe_timeline(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
+    """The state of all replicas together at equal distances."""
+    end = max(replica.now for replica in replicas)
+    times = [[sample.seconds for sample in replica.timeline.samples] for replica in replicas]
+    found = []
+    for row in range(1, _ROWS + 1):
+        seconds = end * row / _ROWS
+        waiting = running = used = 0
+        for replica, seen in zip(replicas, times):
+            place = bisect_right(seen, seconds) - 1
+            if place >= 0:
+                sample = replica.timeline.samples[place]
+                waiting, running = waiting + sample.waiting, running + sample.running
+                used += sample.used_blocks
+        blocks = used if replicas[0].pool.capacity is not None else None
+        found.append(
+            {"seconds": seconds, "waiting_requests": waiting, "running_requests": running, "used_blocks": blocks}
+        )
+    return found
+
+
+def _row(metric: str, values: list[float]) -> dict[str, Any]:
+    values = sorted(values)
+    if not values:
+        return {"metric": metric, **dict.fromkeys(("mean_seconds", *(n for n, _ in _SHARES), "max_seconds"))}
+    return {
+        "metric": metric,
+        "mean_seconds": sum(values) / len(values),
+        **{name: percentile(values, share) for name, share in _SHARES},
+        "max_seconds": values[-1],
+    }
+
+
+def percentile(ascending: Sequence[float], share: float) -> float:
+    """The value that `share` of the values do not exceed, between the two nearest ones as in numpy.percentile."""
+    place = share * (len(ascending) - 1)
+    low = int(place)
+    high = min(low + 1, len(ascending) - 1)
+    return ascending[low] + (ascending[high] - ascending[low]) * (place - low)
+
+
+def _since(request: Request, seconds: float | None) -> float:
+    return (seconds or 0.0) - request.arrival

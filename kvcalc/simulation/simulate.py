@@ -1,0 +1,156 @@
+"""Simulate replicas of an engine that serve requests, and describe what a client sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kvcalc.errors import DoesNotFitError, ModelError, UsageError
+from kvcalc.model.describe import describe_model
+from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note, describe_notes
+from kvcalc.planning.budget import describe_hardware
+from kvcalc.planning.case import Case, Question, make_case
+from kvcalc.planning.layout import SpeedQuestion, count_replicas
+from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.simulation.engines import Scheduler, scheduler_of
+from kvcalc.simulation.load import Load, check_load, requests_of, split_concurrency, split_requests
+from kvcalc.simulation.requests import Request
+from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
+from kvcalc.simulation.times import ModelTimes
+from kvcalc.throughput.speed import range_factors
+
+Progress = Callable[[int, int], None]
+"""Called with the number of finished requests and the number of all requests."""
+
+
+def simulate(
+    model: ModelSpec,
+    load: Load,
+    limits: Limits = Limits(),
+    *,
+    replicas: int | None = None,
+    progress: Progress | None = None,
+    **asked: Any,
+) -> dict[str, Any]:
+    """The document of `kvcalc simulate`.
+
+    `replicas` are as many as the devices hold if None. `asked` has the other fields of a `Question`: `devices` must be
+    given; of its `speed`, the calibration, --ep and the hit rate are used. Raises UsageError (exit 2), ModelError (exit
+    3) if the speed is not known, and DoesNotFitError (exit 4) if no request can run.
+    """
+    check_load(load)
+    if asked.get("devices") is None:
+        raise UsageError("simulate needs a device", "for example --gpu h100")
+    speed_question = asked.pop("speed", None) or SpeedQuestion()
+    of_load: list[Note] = []
+    requests, named_tokens = requests_of(load, speed_question.prefix_hit_rate, of_load)
+    longest = max(request.total_tokens for request in requests)
+    case = make_case(Question(model, **{**asked, "context_tokens": longest, "batch_size": 1}, speed=speed_question))
+    notes = [*case.notes, *of_load]
+    speed = speed_of(case, notes)
+    if isinstance(speed, str):
+        raise ModelError(f"{model.name} cannot be simulated: {speed}")
+    number = replicas or count_replicas(case.devices.num_devices, case.workload)
+    scheduler = scheduler_of(case, speed.model, longest)
+    fitting = [request for request in requests if scheduler.fits(request)]
+    _check_fitting(requests, fitting, notes)
+    shared_tokens = _shared_tokens(case, scheduler, named_tokens, notes)
+    if load.concurrency is not None and load.concurrency < number:
+        raise UsageError(f"--concurrency {load.concurrency} is less than {number} replicas", "use fewer --replicas")
+    times = ModelTimes(speed.model)
+    parts = zip(split_requests(fitting, number), split_concurrency(load.concurrency, number))
+    running = [scheduler.replica(times, part, clients, shared_tokens) for part, clients in parts if part]
+    done = 0
+    for replica in running:
+        replica.run(None if progress is None else partial(_report, progress, done, len(fitting)))
+        done += replica.finished
+    results = describe_results(fitting, running, limits)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": describe_model(case.spec),
+        "hardware": {**describe_hardware(case), "num_devices": number * case.workload.num_devices, "replicas": number},
+        "engine": _describe_engine(case, scheduler),
+        "load": _describe_load(load, requests, len(requests) - len(fitting)),
+        "limits": limits._asdict(),
+        "results": results,
+        "times": describe_times(fitting, running),
+        "timeline": describe_timeline(running),
+        "step_range": _describe_range(case, speed, results["mean_running_requests"] / number),
+        "warnings": describe_notes(notes),
+    }
+
+
+def _shared_tokens(case: Case, scheduler: Scheduler, named_tokens: int | None, notes: list[Note]) -> int | None:
+    """The tokens in a named block of the trace if requests share such blocks, with a note if they do not."""
+    if named_tokens is None:
+        return None
+    why = scheduler.cannot_share(named_tokens)
+    if why is None and case.rules.settings.get("enable_prefix_caching") is False:
+        why = "prefix caching is off"
+    if why is None:
+        return named_tokens
+    notes.append(Note("load", "not-shared", f"the prefixes that requests of the trace share are not found: {why}"))
+    return None
+
+
+def _report(progress: Progress, before: int, of: int, finished: int) -> None:
+    progress(before + finished, of)
+
+
+def _check_fitting(requests: Sequence[Request], fitting: Sequence[Request], notes: list[Note]) -> None:
+    """DoesNotFitError (exit 4) if no request can ever run, and a note if some cannot."""
+    if len(fitting) == len(requests):
+        return
+    longest = max(request.total_tokens for request in requests)
+    if not fitting:
+        raise DoesNotFitError(
+            f"no request fits: the longest has {longest:,} tokens", "kvcalc fit says how long a request may be"
+        )
+    refused = len(requests) - len(fitting)
+    text = f"{refused:,} of {len(requests):,} requests do not fit in the cache and are refused; the longest has"
+    notes.append(Note("load", "refused", f"{text} {longest:,} tokens"))
+
+
+def _describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
+    workload, rules = case.workload, scheduler.rules
+    return {
+        "name": case.rules.name,
+        "version": case.rules.version,
+        "tensor_parallel_size": workload.tensor_parallel_size,
+        "pipeline_parallel_size": workload.pipeline_parallel_size,
+        "data_parallel_size": workload.data_parallel_size,
+        "expert_parallel_size": workload.expert_parallel_size,
+        "kv_dtype": workload.kv_dtype.name,
+        "scheduler": scheduler.name,
+        "step_tokens": rules.step_tokens,
+        "max_running_requests": rules.max_running,
+        "blocks": scheduler.capacity,
+        "block_tokens": None if scheduler.capacity is None else scheduler.block_tokens,
+    }
+
+
+def _describe_load(load: Load, requests: Sequence[Request], refused: int) -> dict[str, Any]:
+    return {
+        "arrivals": load.kind,
+        "requests_per_second": load.requests_per_second,
+        "burstiness": load.burstiness if load.requests_per_second is not None else None,
+        "concurrency": load.concurrency,
+        "trace": load.trace_name,
+        "scale_rate": load.scale_rate if load.trace is not None else None,
+        "seed": None if load.trace is not None else load.seed,
+        "requests": len(requests),
+        "refused_requests": refused,
+        "prompt_tokens": None if load.prompt is None else load.prompt.text,
+        "answer_tokens": None if load.answer is None else load.answer.text,
+        "mean_prompt_tokens": sum(request.prompt_tokens for request in requests) / len(requests),
+        "mean_answer_tokens": sum(request.answer_tokens for request in requests) / len(requests),
+    }
+
+
+def _describe_range(case: Case, speed: Speed, batch: float) -> dict[str, float]:
+    """The 80 % range of a decode step at the mean batch, as factors on its time."""
+    low, high = range_factors(speed.model, speed.regime.ranges, speed.weight_dtype, max(1.0, batch), False)
+    return {"low_factor": low, "high_factor": high}

@@ -1,0 +1,70 @@
+"""What a replica did over time: waiting and running requests, blocks, and the times between tokens."""
+
+from __future__ import annotations
+
+from math import exp, log
+from typing import NamedTuple
+
+# Twice as many samples are kept at most. When there are more, every second one is dropped.
+_MOST_SAMPLES = 1024
+# The gaps between tokens are counted in classes this far apart, so a percentile is exact to 0.5 %.
+_CLASS = log(1.01)
+
+
+class Sample(NamedTuple):
+    """The state of a replica at one time, in seconds from the start."""
+
+    seconds: float
+    waiting: int
+    running: int
+    used_blocks: int
+
+
+class Timeline:
+    """Samples at the ends of events, at first of every event, and means over time."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self.running_seconds = self.busy_seconds = 0.0
+        self._every = self._skipped = 1
+
+    def add(self, sample: Sample, since: float, running: int) -> None:
+        """The state after an event that began at `since` and ran `running` requests."""
+        self.running_seconds += (sample.seconds - since) * running
+        self.busy_seconds += sample.seconds - since
+        if self._skipped < self._every:
+            self._skipped += 1
+            return
+        self._skipped = 1
+        self.samples.append(sample)
+        if len(self.samples) >= 2 * _MOST_SAMPLES:
+            del self.samples[::2]
+            self._every *= 2
+
+
+class TokenGaps:
+    """The times between a request's tokens, counted in classes of 1 %."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def add(self, seconds: float, tokens: int) -> None:
+        """`tokens` tokens came `seconds` after the one before. Steps of a test may take no time."""
+        if seconds > 0:
+            place = round(log(seconds) / _CLASS)
+            self._counts[place] = self._counts.get(place, 0) + tokens
+
+    def merge(self, other: TokenGaps) -> None:
+        """Add the gaps of another replica."""
+        for place, tokens in other._counts.items():
+            self._counts[place] = self._counts.get(place, 0) + tokens
+
+    def percentile(self, share: float) -> float | None:
+        """The gap that `share` of the tokens do not exceed. None if there are no gaps."""
+        total = sum(self._counts.values())
+        seen = 0
+        for place in sorted(self._counts):
+            seen += self._counts[place]
+            if seen >= share * total:
+                return exp(place * _CLASS)
+        return None

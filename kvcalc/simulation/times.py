@@ -1,0 +1,101 @@
+"""The seconds of a step, from the speed model: for decoding, straight lines over the summed context.
+
+`SpeedModel.decode(batch, context)` is asked only at the ends of pieces of the context. Between them the time is a
+straight line, which is exact if every layer keeps all tokens. With windows or recurrent states the line differs from
+the model by less than 0.1 %, because the ends include the windows and are at most a factor of 2 apart.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from math import sqrt
+from typing import NamedTuple, Protocol
+
+from kvcalc.throughput.roofline import SpeedModel
+
+# The most chunks of prompts whose times are kept.
+_MOST_CHUNKS = 100_000
+
+Chunk = tuple[int, int]
+"""A part of a prompt that one step computes: its first token and the token after its last one."""
+
+
+class Line(NamedTuple):
+    """The seconds of a decode step of one batch: base + slope x summed context, up to `end` tokens."""
+
+    base: float
+    slope: float
+    end: int
+
+
+class StepTimes(Protocol):
+    """How long steps take. `context` is the sum of the cached tokens of all decoding requests."""
+
+    def line(self, batch: int, context: int) -> Line:
+        """The seconds of a decode step as a function of the context, from `context` on."""
+
+    def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
+        """The seconds that chunks of prompts add to a decode step of `batch` requests, or take alone if it is 0."""
+
+
+class ModelTimes:
+    """The times of a `SpeedModel`."""
+
+    def __init__(self, model: SpeedModel) -> None:
+        self._model = model
+        self._ends = _piece_ends(model)
+        self._lines: dict[tuple[int, int], Line] = {}
+        self._chunks: dict[Chunk, float] = {}
+
+    def line(self, batch: int, context: int) -> Line:
+        place = bisect_right(self._ends, context / batch, 0, len(self._ends) - 1)
+        found = self._lines.get((batch, place))
+        if found is None:
+            found = self._lines[batch, place] = self._new_line(batch, place)
+        return found
+
+    def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
+        if not batch:
+            return self._model.prefill_chunks(chunks).seconds
+        return sum(map(self._work, chunks))
+
+    def _new_line(self, batch: int, place: int) -> Line:
+        low, high = self._ends[place - 1], self._ends[place]
+        first, last = (self._model.decode(batch, tokens).seconds for tokens in (low, high))
+        slope = (last - first) / (high - low)
+        return Line(first - slope * low, slope / batch, high * batch)
+
+    def _work(self, chunk: Chunk) -> float:
+        found = self._chunks.get(chunk)
+        if found is None:
+            if len(self._chunks) >= _MOST_CHUNKS:
+                self._chunks.clear()
+            start, end = chunk
+            found = self._chunks[chunk] = self._model.prefill_work(end, start).seconds
+        return found
+
+
+def _piece_ends(model: SpeedModel) -> list[int]:
+    """The contexts at which pieces end, ascending: the windows, and every power of two. The first is 1."""
+    found = {2**power for power in range(31)}
+    found.update(row.most_tokens for row in model.counts.work if row.most_tokens)
+    return sorted(found)
+
+
+def run_seconds(line: Line, batch: int, context: int, steps: int) -> float:
+    """The seconds of `steps` decode steps on one line. The summed context is `context` in the first, and grows."""
+    return steps * line.base + line.slope * (steps * context + batch * (steps * (steps - 1) // 2))
+
+
+def steps_until(line: Line, batch: int, context: int, now: float, until: float, most: int) -> int:
+    """The fewest steps, at least 1 and at most `most`, that begin at `now` and end at `until` or later."""
+    a, b = line.slope * batch / 2, line.base + line.slope * context - line.slope * batch / 2
+    span = until - now
+    guess = (sqrt(b * b + 4 * a * span) - b) / (2 * a) if a > 0 and span > 0 else span / b if b > 0 else most
+    found = min(max(int(guess), 1), most)
+    while found > 1 and now + run_seconds(line, batch, context, found - 1) >= until:
+        found -= 1
+    while found < most and now + run_seconds(line, batch, context, found) < until:
+        found += 1
+    return found

@@ -1,0 +1,150 @@
+"""`kvcalc simulate` on the command line, in batch and in Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvcalc
+from tests.test_schema import check
+
+MODEL = "llama-3.1-8b"
+LENGTHS = ("--prompt-tokens", "1000", "--answer-tokens", "200")
+ASK = ("simulate", MODEL, "--gpu", "h100", "--requests", "200", *LENGTHS)
+ENGINES = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
+CSV = "arrival_seconds,prompt_tokens,answer_tokens\n0,1000,100\n2,500,50\n4,2000,10\n"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("load", [("--requests-per-second", "5"), ("--concurrency", "16")])
+def test_every_engine_answers_with_a_document_of_the_schema(kvcalc: Any, engine: str, load: tuple[str, str]) -> None:
+    document = kvcalc(*ASK, *load, "--engine", engine, "--max-ttft", "1s", "--json").json
+    check(document, "simulate")
+    results, times = document["results"], {row["metric"]: row for row in document["times"]}
+    assert results["requests"] == 200
+    assert results["requests_per_second"] == pytest.approx(200 / results["duration_seconds"])
+    assert results["tokens_per_second"] == pytest.approx(200 * 200 / results["duration_seconds"])
+    for row in times.values():
+        assert row["p50_seconds"] <= row["p90_seconds"] <= row["p99_seconds"] <= row["max_seconds"]
+    assert times["e2e"]["mean_seconds"] == pytest.approx(
+        times["ttft"]["mean_seconds"] + 199 * times["tpot"]["mean_seconds"]
+    )
+    assert times["itl"]["mean_seconds"] == pytest.approx(times["tpot"]["mean_seconds"])
+    assert len(document["timeline"]) == 60
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_seed_another(kvcalc: Any) -> None:
+    words = (*ASK[:-4], "--prompt-tokens", "lognormal:500,1", "--answer-tokens", "uniform:1..200", "--json")
+    first, again, other = (kvcalc(*words, "--requests-per-second", "8", "--seed", seed).out for seed in ("3", "3", "4"))
+    assert first == again
+    assert json.loads(first)["results"] != json.loads(other)["results"]
+
+
+def test_a_higher_rate_waits_longer_and_keeps_fewer_limits(kvcalc: Any) -> None:
+    found = [
+        kvcalc(*ASK, "--requests-per-second", rate, "--max-tpot", "9ms", "--json").json for rate in ("2", "20", "60")
+    ]
+    ttft = [document["times"][0]["p99_seconds"] for document in found]
+    good = [document["results"]["good_requests"] for document in found]
+    assert ttft == sorted(ttft)
+    assert good == sorted(good, reverse=True)
+    assert good[0] > good[-1]
+
+
+def test_replicas_share_the_requests(kvcalc: Any) -> None:
+    one = kvcalc(*ASK, "--requests-per-second", "40", "--json").json
+    four = kvcalc(*ASK, "--requests-per-second", "40", "--replicas", "4", "--json").json
+    assert (four["hardware"]["num_devices"], four["hardware"]["replicas"]) == (4, 4)
+    assert four["times"][1]["mean_seconds"] < one["times"][1]["mean_seconds"]
+    held = kvcalc(*ASK[:3], "h100x4", *ASK[4:], "--tp", "1", "--requests-per-second", "40", "--json").json
+    assert held == four
+
+
+def test_a_trace_has_its_own_times_and_lengths(kvcalc: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(CSV + "x,1,1\n6,10,0\n")
+    result = kvcalc("simulate", MODEL, "--gpu", "h100", "--trace", trace, "--json")
+    document = result.json
+    check(document, "simulate")
+    assert document["load"]["requests"] == 3
+    assert document["load"]["mean_prompt_tokens"] == pytest.approx(3500 / 3)
+    assert {warning["code"] for warning in document["warnings"]} == {"bad-rows", "without-answer"}
+    assert "line 5" in result.out
+    twice = kvcalc("simulate", MODEL, "--gpu", "h100", "--trace", trace, "--scale-rate", "2", "--json").json
+    assert twice["results"]["duration_seconds"] < document["results"]["duration_seconds"] - 1.9
+
+
+def test_requests_too_long_for_the_cache_are_refused_and_counted(kvcalc: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(CSV + "5,900000,10\n")
+    document = kvcalc("simulate", MODEL, "--gpu", "h100", "--trace", trace, "--json").json
+    assert (document["load"]["requests"], document["load"]["refused_requests"]) == (4, 1)
+    assert document["results"]["requests"] == 3
+    assert "refused" in {warning["code"] for warning in document["warnings"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "named"),
+    [
+        (ASK, 2, "--requests-per-second"),
+        ((*ASK, "--requests-per-second", "1", "--concurrency", "2"), 2, "--concurrency"),
+        ((*ASK[:-2], "--concurrency", "2"), 2, "--answer-tokens"),
+        ((*ASK, "--concurrency", "2", "--burstiness", "2"), 2, "--burstiness"),
+        ((*ASK, "--concurrency", "2", "--scale-rate", "2"), 2, "--scale-rate"),
+        ((*ASK, "--concurrency", "2", "--engine", "mlx"), 2, "mlx"),
+        ((*ASK, "--concurrency", "2", "--engine", "vllm,sglang"), 2, "one engine"),
+        ((*ASK, "--concurrency", "2", "--replicas", "3"), 2, "replicas"),
+        ((*ASK[:-4], "--concurrency", "2", "--prompt-tokens", "normal:5", "--answer-tokens", "5"), 2, "normal:5"),
+        ((*ASK[:-4], "--concurrency", "2", "--prompt-tokens", "uniform:9..5", "--answer-tokens", "5"), 2, "uniform"),
+        ((*ASK, "--trace", "none.csv"), 2, "--prompt-tokens"),
+        ((*ASK[:-4], "--trace", "none.csv"), 2, "none.csv"),
+        ((*ASK[:2], *ASK[4:], "--concurrency", "2"), 2, "--gpu"),
+        ((*ASK, "--concurrency", "2", "--requests", "10000000"), 2, "10,000,000"),
+        (("simulate", "llama-3-70b", *ASK[2:], "--concurrency", "2"), 4, "llama-3-70b"),
+        ((*ASK[:-4], "--concurrency", "2", "--prompt-tokens", "900000", "--answer-tokens", "5"), 4, "900,005"),
+        (("simulate", "nope", *ASK[2:], "--concurrency", "2"), 3, "nope"),
+    ],
+)
+def test_errors_say_what_is_wrong(kvcalc: Any, words: tuple[str, ...], status: int, named: str) -> None:
+    result = kvcalc(*words)
+    assert result.status == status
+    assert named in result.err
+    assert not result.out
+
+
+def test_batch_and_python_give_the_same_document(kvcalc: Any, tmp_path: Path) -> None:
+    words = (*ASK, "--concurrency", "8", "--engine", "sglang", "--json")
+    expected = kvcalc(*words).json
+    questions = tmp_path / "questions.jsonl"
+    asked = {"model": MODEL, "gpu": "h100", "requests": 200, "prompt_tokens": 1000, "answer_tokens": 200}
+    question = {"command": "simulate", **asked, "concurrency": 8, "engine": "sglang"}
+    lines = [
+        question,
+        {"command": "estimate", "model": MODEL},
+        {"model": MODEL},
+        {**question, "trace": "x"},
+        {"command": "fit"},
+    ]
+    questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answers = [json.loads(line) for line in kvcalc("batch", questions).out.splitlines()]
+    assert answers[0] == expected
+    assert answers[1] == answers[2]
+    assert "trace" in answers[3]["error"]["message"]
+    assert "fit" in answers[4]["error"]["message"]
+    found = _in_python()
+    assert found == expected
+
+
+def _in_python() -> Any:
+    return kvcalc.simulate(
+        MODEL, "h100", requests=200, prompt_tokens=1000, answer_tokens=200, concurrency=8, engine="sglang"
+    )
+
+
+def test_the_screen_shows_times_and_charts(kvcalc: Any) -> None:
+    out = kvcalc(*ASK, "--requests-per-second", "60", "--max-ttft", "1s", "--format", "human").out
+    for text in ("TTFT", "p99", "keep to TTFT up to 1 s", "blocks used", "running", "of 28,654 blocks"):
+        assert text in out

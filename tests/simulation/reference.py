@@ -1,0 +1,280 @@
+"""A scheduler that runs one step at a time and adds everything up in every step, to compare with kvcalc.simulation.
+
+It follows the same sources as `kvcalc.simulation.mixed` and `prefill_first`, and shares no code with them but the
+rules and the step times. Times are fractions of powers of two, so that sums are exact in either order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvcalc.simulation.replica import Rules
+
+
+@dataclass
+class Job:
+    """One request: what is asked, and what happened."""
+
+    arrival: float
+    prompt: int
+    answer: int
+    cached: int = 0
+    number: int = 0
+    target: int = 0
+    blocks: int = 0
+    computed: int = 0
+    outputs: int = 0
+    preemptions: int = 0
+    started: float | None = None
+    first_token: float | None = None
+    finish: float | None = None
+    gaps: list[float] = field(default_factory=list)
+
+    @property
+    def known(self) -> int:
+        """The tokens of the prompt and of the answer so far."""
+        return self.prompt + self.outputs
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether the tokens that were known at the start are not all computed."""
+        return self.computed < self.target
+
+
+@dataclass
+class Server:
+    """`step(decoding contexts, chunks)` gives the seconds of a step. `units(tokens)` are the blocks of a request."""
+
+    rules: Rules
+    capacity: int | None
+    page: int
+    units: Callable[[int], int]
+    step: Callable[[list[int], list[tuple[int, int]]], float]
+    jobs: list[Job]
+    concurrency: int | None
+    prefill_first: bool
+    keeps_blocks: bool = False
+
+    def run(self) -> None:
+        coming = self.jobs if self.concurrency is None else self.jobs[: self.concurrency]
+        coming, later = list(coming), [] if self.concurrency is None else self.jobs[self.concurrency :]
+        now, visible = 0.0, 0.0
+        waiting: list[Job] = []
+        running: list[Job] = []
+        self.chunked: Job | None = None
+        self.is_full, self.ratio = False, 0.7
+        self.most_used = 0
+        # With `keeps_blocks`, blocks of one unit that nothing uses, the next one to go first: (job, place in it).
+        self.queue: deque[tuple[int, int] | None] = deque([None] * (self.capacity or 0))
+        while coming or waiting or running:
+            while coming and coming[0].arrival <= visible:
+                waiting.append(coming.pop(0))
+            if self.prefill_first:
+                decoding, chunks = self.plan_prefill_first(waiting, running)
+            else:
+                decoding, chunks = self.plan_mixed(waiting, running)
+            if not decoding and not chunks:
+                assert coming
+                assert not running
+                now = visible = max(now, coming[0].arrival)
+                continue
+            for job, _ in chunks:
+                job.started = now if job.started is None else job.started
+            contexts = [job.computed + 1 for job in decoding]
+            seconds = self.step(contexts, [chunk for _, chunk in chunks])
+            visible = now if self.rules.is_overlapped else now + seconds
+            now += seconds
+            for job in decoding:
+                job.computed += 1
+                job.outputs += 1
+            for job, (_, end) in chunks:
+                job.computed = end
+                if end == job.known:
+                    job.outputs += 1
+                    job.first_token = now if job.first_token is None else job.first_token
+            self.most_used = max(self.most_used, self.used(running))
+            ended = sorted((j for j in running if j.outputs == j.answer), key=lambda j: j.number)
+            # Requests whose answer is one token end with their prompt, the others after them.
+            for job in sorted(ended, key=lambda j: j.answer > 1):
+                job.finish = now
+                running.remove(job)
+                self.give_back(job)
+                self.is_full = False
+                if later:
+                    following = later.pop(0)
+                    following.arrival = now
+                    coming.append(following)
+
+    def held(self, job: Job) -> int:
+        if self.rules.reserves == "answer":
+            return self.units(job.prompt + job.answer)
+        return self.units(job.computed)
+
+    def used(self, running: list[Job]) -> int:
+        return sum(map(self.held, running))
+
+    def allocate(self, job: Job, tokens: int) -> bool:
+        """Take single blocks for the first `tokens` tokens of a job. False if there are too few."""
+        needed = self.units(tokens) - job.blocks
+        if needed > len(self.queue):
+            return False
+        for _ in range(needed):
+            self.queue.popleft()
+        job.blocks += max(needed, 0)
+        return True
+
+    def give_back(self, job: Job) -> None:
+        self.queue.extend((job.number, place) for place in reversed(range(job.blocks)))
+        job.blocks = 0
+
+    def find_own(self, job: Job) -> None:
+        """Set the tokens of a preempted job that are still in its old blocks."""
+        found = 0
+        while (job.number, found) in self.queue:
+            found += 1
+        job.cached = min(found * self.page, (job.known - 1) // self.page * self.page)
+
+    def take_own(self, job: Job) -> None:
+        for place in range(job.cached // self.page):
+            self.queue.remove((job.number, place))
+            job.blocks += 1
+        # What is left of the old blocks is never found again.
+        self.queue = deque(None if each and each[0] == job.number else each for each in self.queue)
+
+    def preempt(self, job: Job, running: list[Job]) -> None:
+        running.remove(job)
+        self.give_back(job)
+        job.computed = 0
+        job.preemptions += 1
+
+    def free(self, running: list[Job]) -> int:
+        return 10**18 if self.capacity is None else self.capacity - self.used(running)
+
+    def plan_mixed(self, waiting: list[Job], running: list[Job]) -> tuple[list[Job], list[tuple[Job, tuple[int, int]]]]:
+        """Running requests in order, each with blocks for its tokens or the last one preempted; then waiting ones."""
+        budget, preempted = self.rules.step_tokens, False
+        decoding: list[Job] = []
+        chunks: list[tuple[Job, tuple[int, int]]] = []
+        promised = 0
+        place = 0
+        while place < len(running) and budget > 0:
+            job = running[place]
+            tokens = min(budget, job.known - job.computed) if job.is_prefilling else 1
+            while self.rules.reserves == "prompt":
+                needed = self.units(job.computed + tokens) - self.units(job.computed)
+                if self.keeps_blocks:
+                    if self.allocate(job, job.computed + tokens):
+                        break
+                elif needed <= self.free(running) - promised:
+                    promised += needed
+                    break
+                last = running[-1]
+                self.preempt(last, running)
+                waiting.insert(0, last)
+                preempted = True
+                if last is job:
+                    break
+            if job not in running:
+                break
+            if job.is_prefilling:
+                chunks.append((job, (job.computed, job.computed + tokens)))
+            else:
+                decoding.append(job)
+            budget -= tokens
+            place += 1
+        while not preempted and waiting and budget > 0 and len(running) < self.rules.max_running:
+            job = waiting[0]
+            if self.keeps_blocks:
+                self.find_own(job)
+            tokens = job.known - job.cached
+            if not self.rules.is_chunked and tokens > budget and tokens <= self.rules.step_tokens:
+                break
+            wanted = job.prompt + job.answer if self.rules.reserves == "answer" else job.known
+            if self.units(wanted) > (len(self.queue) if self.keeps_blocks else self.free(running) - promised):
+                break
+            if self.keeps_blocks:
+                self.take_own(job)
+                assert self.allocate(job, min(job.known, job.cached + budget))
+            waiting.pop(0)
+            running.append(job)
+            job.target = job.known
+            end = min(job.known, job.cached + budget)
+            if self.rules.reserves == "prompt":
+                promised += self.units(end)
+            chunks.append((job, (job.cached, end)))
+            budget -= end - job.cached
+        return decoding, chunks
+
+    def plan_prefill_first(
+        self, waiting: list[Job], running: list[Job]
+    ) -> tuple[list[Job], list[tuple[Job, tuple[int, int]]]]:
+        decoding = [job for job in running if job is not self.chunked]
+        if not decoding:
+            self.is_full = False
+        if self.chunked is not None or (waiting and not self.is_full):
+            chunks = self.admit(waiting, running, decoding)
+            if chunks:
+                return [], chunks
+        if not decoding:
+            return [], []
+        growth = lambda: sum(self.units(j.computed + 1) - self.units(j.computed) for j in decoding)  # noqa: E731
+        if growth() > self.free(running):
+            decoding.sort(key=lambda j: (j.outputs, -j.prompt), reverse=True)
+            while len(decoding) > 1:
+                job = decoding.pop()
+                self.preempt(job, running)
+                waiting.append(job)
+                if growth() <= self.free(running):
+                    break
+            wanted = sum(job.answer for job in decoding)
+            self.ratio = min(1.0, (sum(j.outputs for j in decoding) + 20 * len(decoding)) / (wanted + 1))
+            self.is_full = False
+        self.ratio = max(self.ratio - (0.7 - 0.098) / 600, 0.098)
+        return decoding, []
+
+    def admit(self, waiting: list[Job], running: list[Job], decoding: list[Job]) -> list[tuple[Job, tuple[int, int]]]:
+        page = self.page
+        paged = lambda tokens: -(-tokens // page) * page  # noqa: E731
+        chunk_left, chunks = self.rules.step_tokens, []
+        total: float = self.free(running)
+        if self.capacity is not None:
+            total -= self.ratio * sum(min(j.answer - j.outputs, 4096) for j in decoding)
+
+        def add(job: Job, tokens: int) -> None:
+            nonlocal chunk_left, total
+            start = job.computed if job in running else job.cached
+            kept = 0 if job in running else job.cached
+            if job not in running:
+                running.append(job)
+                job.target = job.known
+            end = start + tokens
+            chunks.append((job, (start, end)))
+            chunk_left -= paged(tokens)
+            self.chunked = job if end < job.known else None
+            total -= paged(tokens + kept) + page + (0 if self.chunked else min(job.answer, 4096))
+
+        if self.chunked is not None:
+            job = self.chunked
+            limit = min(chunk_left, int(total)) if int(total) > 0 else chunk_left
+            add(job, min(limit, job.known - job.computed))
+        while waiting and chunk_left > 0 and total > 0:
+            job = waiting[0]
+            if self.chunked is not None:
+                break
+            if len(running) >= self.rules.max_running:
+                self.is_full = True
+                break
+            missed = job.known - job.cached
+            if job.known + min(job.answer - job.outputs, 4096) + page >= total:
+                self.is_full = bool(running)
+                break
+            tokens = missed if paged(missed) <= chunk_left else chunk_left // page * page
+            if not tokens:
+                break
+            waiting.pop(0)
+            add(job, tokens)
+        if total <= 0 and (chunks or waiting):
+            self.is_full = bool(running)
+        return chunks

@@ -1,0 +1,99 @@
+"""Prompts' blocks that later requests find, compared with a queue of single blocks as vLLM keeps it."""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+
+import pytest
+
+from kvcalc.simulation.arrivals import Arrivals
+from kvcalc.simulation.mixed import MixedReplica
+from kvcalc.simulation.pool import BlockPool
+from kvcalc.simulation.prefill_first import PrefillFirstReplica
+from kvcalc.simulation.prefix_cache import PrefixCache
+from kvcalc.simulation.replica import Replica, Rules
+from kvcalc.simulation.requests import Request
+from tests.simulation.cases import PieceTimes
+
+PAGE = 4
+
+
+def conversations(draw: Random, number: int) -> list[Request]:
+    """Requests whose prompts begin with the blocks of earlier ones, a second apart."""
+    prompts: list[tuple[int, ...]] = [()]
+    requests, name = [], 0
+    for place in range(number):
+        kept = draw.choice(prompts)
+        kept = kept[: draw.randrange(len(kept) + 1)]
+        fresh = draw.randrange(1, 6)
+        names = (*kept, *range(name, name + fresh))
+        name += fresh
+        prompts.append(names)
+        tokens = len(names) * PAGE + draw.randrange(PAGE)
+        requests.append(Request(place, float(place), tokens, draw.randrange(1, 20), names=names))
+    return requests
+
+
+def by_blocks(requests: list[Request], capacity: int) -> list[int]:
+    """The tokens that each request finds if requests run one after the other, with a queue of single blocks."""
+    free: deque[int | None] = deque(
+        [None] * capacity
+    )  # the names of blocks that nothing uses, the next one to go first
+    found = []
+    for request in requests:
+        hits = 0
+        for name in request.names:
+            if name not in free:
+                break
+            hits += 1
+        found.append(min(hits * PAGE, (request.prompt_tokens - 1) // PAGE * PAGE))
+        for name in request.names[:hits]:
+            free.remove(name)
+        held = -(-(request.prompt_tokens + request.answer_tokens - 1) // PAGE)
+        for _ in range(held - hits):
+            free.popleft()
+        own: list[int | None] = [*request.names, *[None] * (held - len(request.names))]
+        free.extend(reversed(own))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_requests_in_turn_find_what_a_queue_of_single_blocks_has(seed: int) -> None:
+    draw = Random(seed)
+    requests = conversations(draw, 150)
+    longest = max(request.total_tokens for request in requests)
+    capacity = -(-longest // PAGE) + draw.randrange(200)
+    pool = BlockPool(capacity, PAGE, range(capacity + 2))
+    replica = MixedReplica(
+        Rules(64, 1, "prompt"), PieceTimes(draw), pool, Arrivals(requests), PrefixCache(pool, PAGE, 1)
+    )
+    replica.run()
+    expected = by_blocks(requests, capacity)
+    assert [request.cached_tokens for request in requests] == expected
+    assert any(expected)
+    assert pool.used == 0
+
+
+@pytest.mark.parametrize("kind", [MixedReplica, PrefillFirstReplica])
+@pytest.mark.parametrize("seed", range(20))
+def test_blocks_that_requests_share_are_counted_once(kind: type[Replica], seed: int) -> None:
+    draw = Random(100 + seed)
+    found = {}
+    for shares in (False, True):
+        requests = conversations(Random(seed), 120)
+        for request in requests:
+            request.arrival /= 4
+        longest = max(request.total_tokens for request in requests)
+        units = PAGE if kind is PrefillFirstReplica else 1
+        capacity = (-(-longest // PAGE) + 40) * units
+        pool = BlockPool(capacity, PAGE, range(0, capacity + 2 * units, units))
+        prefixes = PrefixCache(pool, PAGE, units) if shares else None
+        rules = Rules(64, 16, "prompt", is_overlapped=bool(draw.randrange(2)))
+        replica = kind(rules, PieceTimes(Random(seed)), pool, Arrivals(requests), prefixes)
+        replica.recount_every = 1
+        replica.run()
+        assert pool.used == 0
+        assert pool.most_used <= capacity
+        found[shares] = sum((request.finish or 0.0) - request.arrival for request in requests)
+    assert found[True] < found[False]
