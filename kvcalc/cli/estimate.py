@@ -38,13 +38,14 @@ OPTIONS = [
     ),
     *o.shared("kv-memory"),
     o.flag("--check", "Exit with code 4 if it does not fit. Needs --gpu or --kv-memory."),
+    o.flag("--strict", "With --check: exit with code 4 also if the fit is tight."),
     *o.shared(o.WHAT_IF),
     o.flag("--variants", "Print the table of MHA, MQA, GQA and MLA even if a device is given."),
     o.flag(
         "--assume-full-attention",
         "For an unrecognised config, print an upper bound: every layer keeps the K and V of all tokens.",
     ),
-    *o.shared(f"{o.DEVICE} {o.SPEED} {o.SERVING} {o.PREFIX} {o.DRAFTING}"),
+    *o.shared(f"{o.DEVICE} {o.SPEED} {o.SERVING} {o.PREFIX} {o.IMAGES} {o.DRAFTING}"),
     *o.engine_settings(),
     *o.shared(f"layers {o.MODEL_BY_FLAGS}"),
     *o.output(path="kv_cache.total_bytes"),
@@ -63,6 +64,8 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     spec, question = question_of(ctx.params)
     shown: dict[str, Any] = {"variants": True} if ctx.params["variants"] and not asks_several(question) else {}
     if not ctx.params["check"]:
+        if ctx.params["strict"]:
+            raise UsageError("--strict needs --check", "add --check")
         output.emit(*answer(spec, question), **shown)
         return
     if question["devices"] is None and question["kv_memory_bytes"] is None:
@@ -71,7 +74,7 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
         raise UsageError("--check needs one engine", "for example --check --engine vllm")
     found = _estimate(spec, question)
     output.emit(found.document, "estimate", **shown)
-    if not found.fit["fits"]:
+    if not found.fit["fits"] or (ctx.params["strict"] and found.fit["verdict"] == "tight"):
         raise typer.Exit(DoesNotFitError.exit_code)
 
 

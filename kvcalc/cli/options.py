@@ -76,6 +76,9 @@ _SHARED_OPTIONS: tuple[tuple[Any, ...], ...] = (
     ("--prefix-hit-rate", "R",
      "Share of the prompt's tokens that are found in the prefix cache: 0.3 or 30%. They take no prefill, but as much "
      "memory as before.", None, _LOAD),
+    ("--images", "N",
+     "Images in every request, with --image-size. Their tokens are a part of the context.", None, _LOAD),
+    ("--image-size", "WxH", "Size of an image in pixels: 1920x1080.", None, _LOAD),
     ("--speculative", "METHOD:N",
      "Draft N tokens per step with mtp, eagle, draft or ngram: mtp:3. mtp uses the model's own layers, draft a "
      "--draft-model.", None, _DRAFTING),
@@ -104,6 +107,7 @@ DEVICE = f"gpu num-gpus {DEVICE_FIGURES}"
 SPEED, SERVING = "ep calibrate", "input-tokens output-tokens concurrency"
 # Drafted tokens, and prompts that are partly cached.
 DRAFTING, PREFIX = "speculative acceptance-length draft-model", "prefix-hit-rate"
+IMAGES = "images image-size"
 # An attention other than the model's own.
 WHAT_IF_SIZES = "kv-heads kv-lora-rank qk-rope-head-dim"
 WHAT_IF = f"attention {WHAT_IF_SIZES}"

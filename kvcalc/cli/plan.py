@@ -7,7 +7,15 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.drafting import hit_rate_of, speculation_of
-from kvcalc.cli.question import attention_replicas_of, calibration_of, kinds_of, output_of, parsed, settings_of
+from kvcalc.cli.question import (
+    attention_replicas_of,
+    calibration_of,
+    images_of,
+    kinds_of,
+    output_of,
+    parsed,
+    settings_of,
+)
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_tokens
 
@@ -46,6 +54,7 @@ OPTIONS = [
         "Estimate that --max-ttft and --max-tpot limit: 80 is the upper end of the 80% range, 50 the point estimate.",
         "80",
     ),
+    o.flag("--strict", "Leave out layouts whose fit is tight."),
     o.flag("--allow-beyond-limit", "Plan requests that are longer than the model's limit."),
     o.value("--max-gpus", "N", "Maximum number of devices in a layout.", "1024"),
     o.engine("Engines whose memory and speed to use: vllm,sglang or all.", "vllm"),
@@ -59,7 +68,7 @@ OPTIONS = [
         "--price", "LIST", "Price of one device per hour: h100=2.5,l40s=0.9.",
         panel="Device", several=True,
     ),
-    *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} {o.DRAFTING} calibrate"),
+    *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} {o.IMAGES} {o.DRAFTING} calibrate"),
     *o.engine_settings(),
     *o.output(path="plans.0.num_devices"),
 ]  # fmt: skip
@@ -97,6 +106,8 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         prices=prices,
         max_devices=parse_count(given["max_gpus"], "--max-gpus"),
         allow_beyond_limit=given["allow_beyond_limit"],
+        strict=given["strict"],
+        images=images_of(given),
     )
     output.emit(document, "plan")
     refuse_empty(document)

@@ -30,6 +30,7 @@ from kvcalc.units import Number, check_count
 
 if TYPE_CHECKING:
     from kvcalc.model.drafting import Speculation
+    from kvcalc.planning.images import ImagesAsked
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.throughput.hardware import Devices
 
@@ -46,7 +47,8 @@ class Question(NamedTuple):
     `speed` has the options for throughput. If it includes the lengths of requests, the context is the prompt and the
     answer of one request, and `batch_size` follows from the requests. `engine_settings` maps the engine's own options
     to their text; a flag may be True or False. `what_if` replaces the model's attention. `speculative` says how tokens
-    are drafted, or is None if they are not. `data_parallel_size` is the number of attention replicas.
+    are drafted, or is None if they are not. `data_parallel_size` is the number of attention replicas. `images` are the
+    images in every request, whose tokens are a part of the context.
     """
 
     model: ModelSpec
@@ -65,6 +67,7 @@ class Question(NamedTuple):
     what_if: WhatIf = WhatIf()
     speculative: Speculation | None = None
     data_parallel_size: int = 1
+    images: ImagesAsked | None = None
 
     @property
     def serves_requests(self) -> bool:
@@ -168,7 +171,7 @@ def make_case(question: Question) -> Case:
 
 def is_reusable(question: Question) -> bool:
     """Whether the case of the same question with other counts differs in its workload only (`case_like`)."""
-    return question.speculative is None and not has_cross_attention(question.model)
+    return question.speculative is None and question.images is None and not has_cross_attention(question.model)
 
 
 def case_like(case: Case, context_tokens: int | None, batch_size: int, speed: SpeedQuestion | None) -> Case:
@@ -242,6 +245,10 @@ def _resolve(asked: Question) -> Case:
         drafting.check_speculation(asked.speculative, devices is not None)
         drafting.check_engine_drafts(asked.speculative, asked.engine, spec)
         settings = drafting.engine_settings(asked.speculative, asked.engine, settings)
+    if asked.images is not None:
+        from kvcalc.planning.images import check_images
+
+        check_images(asked.model, asked.images, workload.context_tokens)
     check_settings([asked.engine], settings, has_device=devices is not None)
     cached, rules = _engine_of(asked, spec, workload, settings)
     if workload.tensor_parallel_size > 1 and not rules.splits_heads:

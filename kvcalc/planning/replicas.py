@@ -101,12 +101,14 @@ class Option(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """The question for every kind of device. `question` has the model, the types and the engines' settings."""
+    """The question for every kind of device. `question` has the model, the types and the engines' settings. `strict`
+    leaves out layouts whose fit is tight."""
 
     question: Question
     lengths: Lengths
     targets: Targets
     allow_beyond_limit: bool
+    strict: bool = False
 
     @property
     def limit(self) -> int | None:
@@ -223,6 +225,10 @@ def _probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int)
         short = format_size(-memory.fit["free_bytes"])
         reason = f"a request of {lengths.held_tokens:,} tokens does not fit: {short} more is needed per device"
         return Probe(running, memory, None, Trouble(reason))
+    if traffic.strict and memory.fit["verdict"] == "tight":
+        more = format_size(-memory.fit["free_low_bytes"])
+        reason = f"a request of {lengths.held_tokens:,} tokens is tight: up to {more} more may be needed per device"
+        return Probe(running, memory, None, Trouble(reason, "--strict leaves out tight layouts"))
     longest = lengths.longest_tokens
     if longest > lengths.held_tokens and not answer_case(case.at(longest, 1)).fit["fits"]:
         return Probe(running, memory, None, Trouble(f"the longest request, {longest:,} tokens, does not fit"))

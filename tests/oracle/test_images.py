@@ -26,7 +26,8 @@ SIZES += [(random.Random(seed).randint(28, 5000), random.Random(seed + 1).randin
 def rows_and_columns(name: str, function: str) -> Any:
     """A function of an image processor, without the module's imports: some need torchvision."""
     found = find_spec("transformers")
-    assert found is not None and found.origin is not None
+    assert found is not None
+    assert found.origin is not None
     path = Path(found.origin).parent / "models" / f"{name.replace('.', '/')}.py"
     wanted = ("get_all_supported_aspect_ratios", "_num_image_tokens", function)
     tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -1,0 +1,72 @@
+"""The images in a request: their tokens, and the cache of their embeddings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.towers.images import image_rule, image_tokens
+from kvcalc.units import check_count
+
+if TYPE_CHECKING:
+    from kvcalc.planning.case import Case
+
+
+class ImagesAsked(NamedTuple):
+    """Every request has `count` images of `width` x `height` pixels."""
+
+    count: int
+    width: int
+    height: int
+
+
+def parse_images(count: int | None, size: str | None) -> ImagesAsked | None:
+    """The images of `--images` and `--image-size` (`1920x1080`), or None. UsageError (exit 2) for an invalid value."""
+    if count is None and size is None:
+        return None
+    if count is None or size is None:
+        missing = "--images" if count is None else "--image-size"
+        raise UsageError(f"{missing} is missing", "--images 2 --image-size 1920x1080")
+    width, _, height = size.casefold().partition("x")
+    if not width.isdecimal() or not height.isdecimal() or not 0 < int(width) < 10**5 or not 0 < int(height) < 10**5:
+        raise UsageError(f"--image-size {size[:40]!a}: must be WIDTHxHEIGHT in pixels", "for example 1920x1080")
+    return ImagesAsked(count, int(width), int(height))
+
+
+def check_images(spec: ModelSpec, asked: ImagesAsked, context_tokens: int) -> None:
+    """UsageError (exit 2) if the images have more tokens than the context, ModelError (exit 3) if the model takes none."""
+    check_count(asked.count, "images")
+    each = image_tokens(spec, asked.width, asked.height)
+    if asked.count * each > context_tokens:
+        tokens = f"{asked.count * each:,} tokens"
+        images = f"{asked.count:,} images of {each:,} tokens" if asked.count > 1 else "the image"
+        raise UsageError(
+            f"--images {asked.count}: {images} take {tokens}, and the context is {context_tokens:,}",
+            f"for example --context {asked.count * each + 4096}",
+        )
+
+
+def describe_images(case: Case) -> dict[str, Any] | None:
+    """The `images` part of a workload. The encoder cache is known for vLLM only.
+
+    vLLM keeps the embeddings of images until their tokens are computed: as many as one step has tokens, and at least
+    those of the largest image (compute_encoder_budget, v1/core/encoder_cache_manager.py, 0.33.0).
+    """
+    asked, rule = case.question.images, image_rule(case.model)
+    if asked is None or rule is None:
+        return None
+    each, cached, size = rule.tokens(asked.width, asked.height), None, None
+    step = case.rules.settings.get("max_num_batched_tokens")
+    if case.engine_name == "vllm" and isinstance(step, int) and "language-model-only" not in case.settings:
+        cached = max(step, rule.most)
+        size = cached * (case.model.attention.hidden_size or 0) * case.workload.model_dtype.block_bytes
+    return {
+        "count": asked.count,
+        "width": asked.width,
+        "height": asked.height,
+        "tokens_per_image": each,
+        "tokens": asked.count * each,
+        "encoder_cache_tokens": cached,
+        "encoder_cache_bytes": size,
+    }
