@@ -37,12 +37,17 @@ class Held(NamedTuple):
 
 class Images(NamedTuple):
     """What a vision tower needs in a step: the tokens of the largest image, the tower's patches per token, its width,
-    and the values of a patch in its widest module."""
+    and the values of a patch in its widest module. A video has up to `most_frames` times the tokens of an image."""
 
     most_tokens: int
     patches_per_token: int
     width: int
     elements: int
+    most_frames: int = 1
+
+    def most_at(self, context_tokens: int) -> int:
+        """The tokens of the largest image or video that is no longer than the context, and at least one image."""
+        return self.most_tokens * max(1, min(self.most_frames, context_tokens // self.most_tokens))
 
 
 class Question(NamedTuple):
@@ -51,7 +56,8 @@ class Question(NamedTuple):
     `ranks` is the number of devices of one replica. `is_latent` is true for an MLA model, and `is_apple` if macOS
     manages the memory. `release` is the engine's release, or None for the newest. `batch_size` is that of one of the
     `attention_replicas`. `has_fast_links` is whether the devices are joined by more than PCIe. `images` is set if the
-    engine loads a vision tower.
+    engine loads a vision tower, and `has_sparse_latent` for MLA with an indexer.
+    `shares_memory` is whether the host uses the device's memory.
     """
 
     memory_bytes: int
@@ -67,6 +73,9 @@ class Question(NamedTuple):
     attention_replicas: int = 1
     has_fast_links: bool = True
     images: Images | None = None
+    has_sparse_latent: bool = False
+    shares_memory: bool = False
+    tensor_parallel_size: int = 1
 
     def driver(self, context_mib: int, nccl_mib: int = 0) -> list[Held]:
         """The memory outside the engine: the driver's context, and NCCL's buffers if there are several ranks."""
@@ -237,18 +246,21 @@ def _sglang_prefill_graphs(tokens: int) -> int:
 # Constants of vLLM's start. benchmarks/fit_reserve.py compares them with the logs in benchmarks/vllm_memory.tsv.
 #
 # Bytes per logit while the dummy step samples. 39 with PyTorch's sort, which V0 and V1 before 0.17 use without
-# FlashInfer; 14 with the Triton kernel of 0.17 (19 families on an H100, 0.19); 10 since 0.21.
-_VLLM_LOGIT_BYTES = {Release.of(0, 21): 10, Release.of(0, 17): 14, Release.of(0): 39}
+# FlashInfer; 14 since 0.17 (19 families on an H100, 0.19); 10 with the second model runner, which 0.33 prefers.
+_VLLM_LOGIT_BYTES = {Release.of(0, 33): 10, Release.of(0, 17): 14, Release.of(0): 39}
+# The driver's context. On devices that share their memory with the host, vLLM also counts what its host processes
+# take: 0.1 to 5.7 GiB in six logs of GB10.
+_VLLM_CONTEXT_MIB, _VLLM_SHARED_CONTEXT_MIB = 256, 4096
 # Rows of the hidden size per token at the peak of a layer, and those that stay while the step samples.
 _VLLM_ROWS, _VLLM_ROWS_WHILE_SAMPLING = 4, 3
 # Graph bytes per layer for all 51 sizes up to 512 tokens. Llama-3.1-8B's 32 layers take 0.23 GiB.
 _VLLM_GRAPH_BYTES, _VLLM_EXPERTS_GRAPH_BYTES, _VLLM_GRAPH_SIZES = 12 * MIB, 20 * MIB, 51
 # NCCL and all-reduce buffers. With fast links, 0.17 and later prepare more kinds of all-reduce (2.07 to 2.21 GiB with
 # the context on an H100, 0.19).
-_VLLM_NCCL_MIB, _VLLM_FAST_NCCL_MIB = 704, 1843
+_VLLM_NCCL_MIB, _VLLM_FAST_NCCL_MIB, _VLLM_SECOND_ALL_REDUCE = 704, 1843, Release.of(0, 17)
 # The 80 % range of all estimated parts together, as multiples of the estimate. It comes from the logs that set no
 # constant, with the family of each log left out.
-_VLLM_LOW, _VLLM_HIGH = 0.5, 1.8
+_VLLM_LOW, _VLLM_HIGH = 0.44, 1.54
 _VLLM_NEWEST = Release.of(999)
 # Since this release, vLLM also estimates the graphs by default and has a new default share (config/cache.py; the log
 # says "default since v0.21.0").
@@ -298,11 +310,20 @@ def _vllm(question: Question) -> Reserve:
     tokens = given.count("max-num-batched-tokens")
     requests = min(given.count("max-num-seqs"), tokens)
     left = question.memory_bytes - ceil(question.memory_bytes * utilization)
-    nccl = _VLLM_FAST_NCCL_MIB if question.has_fast_links and release >= Release.of(0, 17) else _VLLM_NCCL_MIB
+    nccl = _vllm_nccl_mib(question.has_fast_links, release)
     estimated = [
         Held(ACTIVATION, f"activations of {tokens:,} tokens", _vllm_peak(question, tokens, requests, release)),
-        *question.driver(256, nccl),
+        *question.driver(_VLLM_SHARED_CONTEXT_MIB if question.shares_memory else _VLLM_CONTEXT_MIB, nccl),
     ]
+    if question.images is not None:
+        # The embeddings of images, in the type of the model (v1/core/encoder_cache_manager.py).
+        cached = max(tokens, question.images.most_at(question.context_tokens))
+        estimated.insert(
+            1, Held(ACTIVATION, f"encoder cache of {cached:,} tokens", cached * question.width.hidden_size * 2)
+        )
+    if question.has_sparse_latent:
+        size = _vllm_sparse_workspace(question.context_tokens, release)
+        estimated.append(Held(ACTIVATION, "sparse attention workspace", size))
     if newest and not is_eager:
         a_layer = _VLLM_EXPERTS_GRAPH_BYTES if width.has_experts else _VLLM_GRAPH_BYTES
         sizes = _vllm_graph_sizes(requests)
@@ -311,7 +332,25 @@ def _vllm(question: Question) -> Reserve:
         part._replace(low=int(part.bytes * _VLLM_LOW), high=ceil(part.bytes * _VLLM_HIGH)) for part in estimated
     ]
     held = [Held(RESERVE, f"unused share (1 - {utilization:g})", left, left, left), *estimated]
-    return Reserve(held, {"gpu_memory_utilization": utilization, "max_num_seqs": requests, "enforce_eager": is_eager})
+    settings = {"gpu_memory_utilization": utilization, "max_num_seqs": requests, "enforce_eager": is_eager}
+    has_videos = question.images is not None and question.images.most_frames > 1
+    return Reserve(held, settings, varies=question.has_sparse_latent or has_videos)
+
+
+def _vllm_nccl_mib(has_fast_links: bool, release: Release) -> int:
+    """NCCL's buffers and those of vLLM's own all-reduce. Devices on PCIe alone have few of them before 0.17."""
+    if release >= _VLLM_SECOND_ALL_REDUCE:
+        return _VLLM_FAST_NCCL_MIB if has_fast_links else _VLLM_NCCL_MIB
+    return _VLLM_NCCL_MIB if has_fast_links else 0
+
+
+def _vllm_sparse_workspace(context_tokens: int, release: Release) -> int:
+    """Latents of 576 elements that a sparse prefill gathers: 5 times the longest context, or twice if it is long.
+
+    Source: sparse_mla_prefill_workspace_factor, config/attention.py; before 0.33 the factor is always 5.
+    """
+    factor = 5 if context_tokens <= 256 * 1024 or release < Release.of(0, 33) else 2
+    return factor * context_tokens * 576 * 2
 
 
 def _vllm_peak(question: Question, tokens: int, requests: int, release: Release) -> int:
@@ -327,9 +366,10 @@ def _vllm_peak(question: Question, tokens: int, requests: int, release: Release)
     if question.images is None:
         return max(layer, sampling)
     images = question.images
-    batch = max(tokens, images.most_tokens)
-    tower = batch * images.patches_per_token * (_VLLM_ROWS * images.width + images.elements) * element
-    return max(layer, sampling, tower) + batch * row
+    batch = max(tokens, images.most_at(question.context_tokens))
+    inner = -(-images.elements // question.tensor_parallel_size)
+    tower = batch * images.patches_per_token * (_VLLM_ROWS * images.width + inner) * element
+    return max(layer, sampling, tower)
 
 
 def _vllm_graph_sizes(requests: int) -> int:

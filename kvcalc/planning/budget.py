@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import release_of
 from kvcalc.memory.reserve import ACTIVATION, RESERVE, Held, Question, Reserve, reserve_of
-from kvcalc.model.memo import remembered_of_two
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.caches import IndexerKeys
+from kvcalc.model.memo import remembered, remembered_of_two
+from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.model.towers import tower_parameters
 from kvcalc.notes import Note
 from kvcalc.planning.attention_replicas import spread_of
@@ -198,12 +199,21 @@ def _divide(
         attention_replicas=workload.data_parallel_size,
         has_fast_links=gpu.interconnect is not None,
         images=None if towers is None else towers.images,
+        has_sparse_latent=_has_sparse_latent(spec),
+        shares_memory=(gpu.memory_type or "").startswith("LPDDR"),
+        tensor_parallel_size=workload.tensor_parallel_size,
     )
     reserve = reserve_of(case.engine_name, question)
     left = gpu.memory_bytes - weights.bytes - reserve.held_bytes()
     pool = int(left * reserve.share) if left > 0 else left
     offered = left if "free-gpu-memory-fraction" in settings else pool
     return Budget(case, weights, reserve, pool, offered, None, towers)
+
+
+@remembered
+def _has_sparse_latent(spec: ModelSpec) -> bool:
+    """Whether the model has MLA whose keys an indexer chooses."""
+    return spec.attention.is_latent and any(isinstance(cache, IndexerKeys) for cache in all_caches(spec))
 
 
 def describe_hardware(case: Case) -> dict[str, Any]:

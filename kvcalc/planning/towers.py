@@ -44,7 +44,7 @@ def loaded_towers(case: Case) -> LoadedTowers:
         else:
             lines.append((tower.name, tower.on_rank(case.workload.tensor_parallel_size) * _ELEMENT_BYTES))
     rule = image_rule(model)
-    images = None if rule is None else Images(rule.most, rule.patches_per_token, rule.width, rule.elements)
+    images = None if rule is None else Images(*rule[1:])
     return LoadedTowers(tuple(lines), tuple(notes), images)
 
 

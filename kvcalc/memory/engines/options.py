@@ -62,9 +62,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option("max-num-seqs", "N", "maximum running requests", "the device's default", divides_memory=True),
         Option("enforce-eager", None, "use no CUDA graphs", divides_memory=True),
-        Option(
-            "language-model-only", None, "load no vision or audio tower of a multimodal model", divides_memory=True
-        ),
+        Option("language-model-only", None, "load no vision or audio tower of a multimodal model", divides_memory=True),
         Option(
             "max-loras",
             "N",

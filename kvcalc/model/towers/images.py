@@ -20,13 +20,15 @@ from kvcalc.model.towers.blocks import integer, side
 class ImageRule(NamedTuple):
     """`tokens(width, height)` is the tokens of an image in pixels. `most` is that of the largest image, and each token
     takes `patches_per_token` patches of the vision tower. `width` and `elements` are the tower's width and the values
-    that a patch needs in the widest module of a layer."""
+    that a patch needs in the widest module of a layer. vLLM tries videos of up to `most_frames` times as many tokens.
+    """
 
     tokens: Callable[[int, int], int]
     most: int
     patches_per_token: int
     width: int
     elements: int
+    most_frames: int = 1
 
 
 @remembered
@@ -70,7 +72,7 @@ def _tower(vision: ConfigReader, matrices: int = 2, width: int = 1152, inner: in
     return size, matrices * middle
 
 
-def _of_pixels(least: int, most: int, patch: int, *, frames: int = 1, matrices: int = 2) -> _Make:
+def _of_pixels(least: int, most: int, patch: int, *, frames: int = 1, matrices: int = 2, video: int = 1) -> _Make:
     """Both sides become multiples of a merged patch, and the area is kept between two limits.
 
     `frames` frames share the limits. A side is rounded to the nearest multiple, or down or up if a limit applies.
@@ -96,7 +98,7 @@ def _of_pixels(least: int, most: int, patch: int, *, frames: int = 1, matrices: 
             elements = 2 * int(size * vision.number("mlp_ratio", 4))
         else:
             size, elements = _tower(vision, matrices)
-        return ImageRule(tokens, most // (frames * unit * unit), merge * merge, size, elements)
+        return ImageRule(tokens, most // (frames * unit * unit), merge * merge, size, elements, video)
 
     return make
 
@@ -182,7 +184,9 @@ def _moonvit(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     return ImageRule(tokens, most // 4, 4, size, elements)
 
 
-_QWEN2 = _of_pixels(56 * 56, 16384 * 28 * 28, 14, matrices=3)
+# Two frames make a token, and vLLM tries up to 14 (_MAX_FRAMES_PER_VIDEO, model_executor/models/qwen2_vl.py). Its log
+# of Qwen2.5-VL-7B with a context of 128,000 tokens prints 114,688 tokens, 7 times those of an image.
+_QWEN2 = _of_pixels(56 * 56, 16384 * 28 * 28, 14, matrices=3, video=7)
 _QWEN3 = _of_pixels(65536, 16777216, 16)
 _GLM = _of_pixels(112 * 112, 28 * 28 * 15000, 14, frames=2, matrices=3)
 

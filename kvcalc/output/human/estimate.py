@@ -122,6 +122,8 @@ def _weights(weights: dict[str, Any], console: Console) -> None:
             parts.append(f"{format_parameters(active)} active")
     if weights["bytes"] is not None:
         parts.append(f"{size(weights['bytes'])} {weights['dtype'] or ''}".rstrip())
+    for tower in weights["towers"]:
+        parts.append(f"{tower['name']} {'not counted' if tower['bytes'] is None else size(tower['bytes'])}")
     if parts:
         console.print(Text.assemble(("weights", "bold"), f"  {', '.join(parts)}"))
         console.print()

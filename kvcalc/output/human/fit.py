@@ -11,6 +11,11 @@ from kvcalc.output.human.console import count, describe_workload, name_engine, p
 from kvcalc.output.human.memory_bar import print_bar
 from kvcalc.units import format_size
 
+_VERDICTS = {
+    "fits": ("fits", "bold green"), "tight": ("fits, but is tight", "bold yellow"),
+    "does_not_fit": ("does not fit", "bold red"),
+}  # fmt: skip
+
 
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the fit document."""
@@ -44,15 +49,23 @@ def _offload(offload: dict[str, Any], console: Console) -> None:
 def print_verdict(document: dict[str, Any], console: Console) -> None:
     """Print whether it fits, the memory bar and the limits."""
     fit = document["fit"]
-    verdict = ("fits", "bold green") if fit["fits"] else ("does not fit", "bold red")
+    verdict = _VERDICTS[fit["verdict"]]
     memory = format_size(max(fit["kv_cache_memory_bytes"], 0), capacity=True)
     console.print(Text.assemble(verdict, f": {memory} per device for the KV cache"))
     if waiting := _waiting(document):
         console.print(waiting)
     print_bar(fit, console)
+    if fit["free_low_bytes"] is not None:
+        ends = (_signed(fit[key]) for key in ("free_low_bytes", "free_high_bytes"))
+        console.print(f"80 % range of the free memory: {' to '.join(ends)}", style="dim")
     if fit["host"] is not None:
         _host(fit["host"], console)
     print_limits(document, console)
+
+
+def _signed(size: int) -> str:
+    """A size that may be negative, towards less memory."""
+    return f"-{format_size(-size)}" if size < 0 else format_size(size, capacity=True)
 
 
 def _host(host: dict[str, Any], console: Console) -> None:
