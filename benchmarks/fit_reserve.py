@@ -5,7 +5,8 @@
 
 The reserve is the memory that vLLM requests, less the weights that it loaded and the memory left for the cache. The
 constants in kvcalc/memory/reserve.py follow from vLLM's source, from the rows of the report and from those marked
-`used`; the range comes from the other logs. For each family, the range is computed without its logs and then checked with them.
+`used`; the range comes from the other logs. For each family, the range is computed without its logs and then checked
+with them.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _log(row: dict[str, str]) -> Log:
                 tensor_parallel_size=ranks,
                 pipeline_parallel_size=stages,
                 devices=Devices(gpu, ranks * stages),
-            )  # fmt: skip
+            )
         )
     )
     assert isinstance(found, Budget), found

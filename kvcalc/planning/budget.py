@@ -259,7 +259,7 @@ def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
 
 
 def _add_range(found: Budget, fit: dict[str, Any], notes: list[Note]) -> None:
-    """Add the 80 % range of the free memory to `fit`, and the verdict `tight` if the range includes a lack of memory."""
+    """Add the 80 % range of the free memory to `fit`, and the verdict `tight` if the range includes a lack of it."""
     held = [part for part in found.reserve.held if part.low is not None and part.high is not None]
     if not held:
         return

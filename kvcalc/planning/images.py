@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class ImagesAsked(NamedTuple):
-    """Every request has `count` images of `width` x `height` pixels."""
+    """Every request has `number` images of `width` x `height` pixels."""
 
-    count: int
+    number: int
     width: int
     height: int
 
@@ -35,15 +35,18 @@ def parse_images(count: int | None, size: str | None) -> ImagesAsked | None:
 
 
 def check_images(spec: ModelSpec, asked: ImagesAsked, context_tokens: int) -> None:
-    """UsageError (exit 2) if the images have more tokens than the context, ModelError (exit 3) if the model takes none."""
-    check_count(asked.count, "images")
+    """Check that the images fit in the context.
+
+    Raises UsageError (exit 2) if they have more tokens, and ModelError (exit 3) if the model takes no images.
+    """
+    check_count(asked.number, "images")
     each = image_tokens(spec, asked.width, asked.height)
-    if asked.count * each > context_tokens:
-        tokens = f"{asked.count * each:,} tokens"
-        images = f"{asked.count:,} images of {each:,} tokens" if asked.count > 1 else "the image"
+    if asked.number * each > context_tokens:
+        tokens = f"{asked.number * each:,} tokens"
+        images = f"{asked.number:,} images of {each:,} tokens" if asked.number > 1 else "the image"
         raise UsageError(
-            f"--images {asked.count}: {images} take {tokens}, and the context is {context_tokens:,}",
-            f"for example --context {asked.count * each + 4096}",
+            f"--images {asked.number}: {images} take {tokens}, and the context is {context_tokens:,}",
+            f"for example --context {asked.number * each + 4096}",
         )
 
 
@@ -62,11 +65,11 @@ def describe_images(case: Case) -> dict[str, Any] | None:
         cached = max(step, rule.most)
         size = cached * (case.model.attention.hidden_size or 0) * case.workload.model_dtype.block_bytes
     return {
-        "count": asked.count,
+        "count": asked.number,
         "width": asked.width,
         "height": asked.height,
         "tokens_per_image": each,
-        "tokens": asked.count * each,
+        "tokens": asked.number * each,
         "encoder_cache_tokens": cached,
         "encoder_cache_bytes": size,
     }

@@ -59,8 +59,8 @@ def plan(
     `gpus` are kinds of device. A `Devices` limits the number of its kind, up to `max_devices`. `prices` are per device
     and hour, by device name. `engine_settings` may hold options of several engines; each engine takes its own. Requests
     longer than the model's limit do not fit unless `allow_beyond_limit` is set. `prefix_hit_rate` is the share of a
-    prompt's tokens that the prefix cache has. `strict` leaves out layouts whose fit is tight. `asked` has the other fields of a `Question`; of its `speed`, only the
-    calibration is used.
+    prompt's tokens that the prefix cache has. `strict` leaves out layouts whose fit is tight. `asked` has the other
+    fields of a `Question`; of its `speed`, only the calibration is used.
 
     Raises UsageError (exit 2) for an invalid question. If every row is refused, the first refusal is raised: ModelError
     (exit 3) if the weights or the speed are not known. If nothing fits, the document is returned as usual, and
