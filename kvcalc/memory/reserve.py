@@ -332,7 +332,11 @@ def _vllm(question: Question) -> Reserve:
         part._replace(low=int(part.bytes * _VLLM_LOW), high=ceil(part.bytes * _VLLM_HIGH)) for part in estimated
     ]
     held = [Held(RESERVE, f"unused share (1 - {utilization:g})", left, left, left), *estimated]
-    settings: dict[str, object] = {"gpu_memory_utilization": utilization, "max_num_seqs": requests, "enforce_eager": is_eager}
+    settings: dict[str, object] = {
+        "gpu_memory_utilization": utilization,
+        "max_num_seqs": requests,
+        "enforce_eager": is_eager,
+    }
     has_videos = question.images is not None and question.images.most_frames > 1
     return Reserve(held, settings, varies=question.has_sparse_latent or has_videos)
 

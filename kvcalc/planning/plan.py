@@ -197,7 +197,7 @@ def _row(
     row.update(
         **dict(zip(Option._fields[:4], found)),
         fits=True,
-        verdict=memory["fit"]["verdict"],
+        verdict="tight" if found.probe.is_tight else "fits",
         num_devices=found.num_devices,
         requests_per_replica=found.probe.running,
         kv_dtype=memory["kv_cache"]["dtype"],

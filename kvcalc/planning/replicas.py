@@ -72,6 +72,12 @@ class Probe(NamedTuple):
     trouble: Trouble | None
 
     @property
+    def is_tight(self) -> bool:
+        """Whether the estimated parts may leave too little memory for this number of requests."""
+        low = self.memory.fit["free_low_bytes"]
+        return low is not None and low < 0
+
+    @property
     def serving(self) -> dict[str, Any]:
         """The `serving` part of the document. Only for probes without `trouble`."""
         if self.speed is None:
@@ -225,10 +231,10 @@ def _probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int)
         short = format_size(-memory.fit["free_bytes"])
         reason = f"a request of {lengths.held_tokens:,} tokens does not fit: {short} more is needed per device"
         return Probe(running, memory, None, Trouble(reason))
-    if traffic.strict and memory.fit["verdict"] == "tight":
+    if traffic.strict and Probe(running, memory, None, None).is_tight:
         more = format_size(-memory.fit["free_low_bytes"])
-        reason = f"a request of {lengths.held_tokens:,} tokens is tight: up to {more} more may be needed per device"
-        return Probe(running, memory, None, Trouble(reason, "--strict leaves out tight layouts"))
+        reason = f"{running:,} {'request' if running == 1 else 'requests'} of {lengths.held_tokens:,} tokens may need "
+        return Probe(running, memory, None, Trouble(f"{reason}{more} more per device", "--strict leaves this out"))
     longest = lengths.longest_tokens
     if longest > lengths.held_tokens and not answer_case(case.at(longest, 1)).fit["fits"]:
         return Probe(running, memory, None, Trouble(f"the longest request, {longest:,} tokens, does not fit"))

@@ -14,6 +14,7 @@ from rich.text import Text
 from kvcalc.output.human.console import (
     attention,
     count,
+    describe_images,
     describe_workload,
     name_engine,
     plain_table,
@@ -53,7 +54,8 @@ def _heading(document: dict[str, Any], console: Console) -> None:
     model, engine = document["model"], document["engine"]
     console.print(Text.assemble((model["name"], "bold"), f"  {_describe(model)}"))
     hardware = document["hardware"]
-    parts = [*describe_workload(document["workload"]), document["kv_cache"]["dtype"]]
+    workload = document["workload"]
+    parts = [*describe_workload(workload), *describe_images(workload), document["kv_cache"]["dtype"]]
     if hardware is None:
         parts.append(split(engine))
     if engine["name"] != "logical":

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, describe_workload, name_engine, plain_table, split
+from kvcalc.output.human.console import count, describe_images, describe_workload, name_engine, plain_table, split
 from kvcalc.output.human.memory_bar import print_bar
 from kvcalc.units import format_size
 
@@ -21,8 +21,9 @@ def render(document: dict[str, Any], console: Console) -> None:
     """Print the fit document."""
     engine, hardware = document["engine"], document["hardware"]
     console.print(Text.assemble((document["model"]["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
+    workload = [*describe_workload(document["workload"]), *describe_images(document["workload"])]
     kinds = [f"weights {document['weights']['dtype']}", f"cache {document['kv_cache']['dtype']}"]
-    console.print(", ".join([*describe_workload(document["workload"]), *kinds, name_engine(engine)]))
+    console.print(", ".join([*workload, *kinds, name_engine(engine)]))
     if hardware["note"]:
         console.print(f"{hardware['name']}: {hardware['note']}", style="dim")
     console.print()
