@@ -259,8 +259,8 @@ _VLLM_GRAPH_BYTES, _VLLM_EXPERTS_GRAPH_BYTES, _VLLM_GRAPH_SIZES = 12 * MIB, 20 *
 # the context on an H100, 0.19).
 _VLLM_NCCL_MIB, _VLLM_FAST_NCCL_MIB, _VLLM_SECOND_ALL_REDUCE = 704, 1843, Release.of(0, 17)
 # The 80 % range of all estimated parts together, as multiples of the estimate. It comes from the logs that set no
-# constant, with the family of each log left out.
-_VLLM_LOW, _VLLM_HIGH = 0.44, 1.54
+# constant, checked without the logs of the same release and family.
+_VLLM_LOW, _VLLM_HIGH = 0.4, 1.63
 _VLLM_NEWEST = Release.of(999)
 # Since this release, vLLM also estimates the graphs by default and has a new default share (config/cache.py; the log
 # says "default since v0.21.0").
