@@ -137,7 +137,10 @@ def _describe_workload(case: Case) -> dict[str, Any]:
     if case.question.images is not None:
         from kvcalc.planning.images import describe_images
 
-        images = describe_images(case)
+        loads_tower = case.engine_name == "vllm" and "language-model-only" not in case.settings
+        step = case.rules.settings.get("max_num_batched_tokens") if loads_tower else None
+        tokens = step if isinstance(step, int) else None
+        images = describe_images(case.question.images, case.model, tokens, workload.model_dtype.block_bytes)
     return {
         "context_tokens": workload.context_tokens,
         "batch_size": workload.batch_size,

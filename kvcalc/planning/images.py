@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.towers.images import image_rule, image_tokens
 from kvcalc.units import check_count
-
-if TYPE_CHECKING:
-    from kvcalc.planning.case import Case
 
 
 class ImagesAsked(NamedTuple):
@@ -50,20 +47,23 @@ def check_images(spec: ModelSpec, asked: ImagesAsked, context_tokens: int) -> No
         )
 
 
-def describe_images(case: Case) -> dict[str, Any] | None:
-    """The `images` part of a workload. The encoder cache is known for vLLM only.
+def describe_images(
+    asked: ImagesAsked, model: ModelSpec, step_tokens: int | None, element_bytes: int
+) -> dict[str, Any] | None:  # fmt: skip
+    """The `images` part of a workload, or None if the model's rule is not known.
 
-    vLLM keeps the embeddings of images until their tokens are computed: as many as one step has tokens, and at least
-    those of the largest image (compute_encoder_budget, v1/core/encoder_cache_manager.py, 0.33.0).
+    `step_tokens` are the tokens in one step of vLLM if it loads the tower, else None: other engines' caches of
+    embeddings are not counted. `element_bytes` is the size of an element of an embedding. vLLM keeps the embeddings
+    of images until their tokens are computed: as many as one step has tokens, and at least those of the largest image
+    (compute_encoder_budget, v1/core/encoder_cache_manager.py, 0.33.0).
     """
-    asked, rule = case.question.images, image_rule(case.model)
-    if asked is None or rule is None:
+    rule = image_rule(model)
+    if rule is None:
         return None
     each, cached, size = rule.tokens(asked.width, asked.height), None, None
-    step = case.rules.settings.get("max_num_batched_tokens")
-    if case.engine_name == "vllm" and isinstance(step, int) and "language-model-only" not in case.settings:
-        cached = max(step, rule.most)
-        size = cached * (case.model.attention.hidden_size or 0) * case.workload.model_dtype.block_bytes
+    if step_tokens is not None:
+        cached = max(step_tokens, rule.most)
+        size = cached * (model.attention.hidden_size or 0) * element_bytes
     return {
         "count": asked.number,
         "width": asked.width,

@@ -98,7 +98,7 @@ def test_vllm_profiles_the_vision_tower() -> None:
 def test_vllm_gathers_latents_for_sparse_attention() -> None:
     name = "sparse attention workspace"
     assert lines(ask("vllm", has_sparse_latent=True, context_tokens=8192))[name] == 5 * 8192 * 1152
-    long = {"has_sparse_latent": True, "context_tokens": 2**19}
+    long: dict[str, Any] = {"has_sparse_latent": True, "context_tokens": 2**19}
     assert lines(ask("vllm", **long))[name] == 2 * 2**19 * 1152
     assert lines(ask("vllm", **long, release=Release.of(0, 27)))[name] == 5 * 2**19 * 1152
 
