@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.release import Release
 from kvcalc.memory.sharding import Width
+
+if TYPE_CHECKING:
+    from kvcalc.model.towers.images import ImageRule
 
 GIB = 2**30
 MIB = 2**20
@@ -33,21 +36,6 @@ class Held(NamedTuple):
     bytes: int
     low: int | None = None
     high: int | None = None
-
-
-class Images(NamedTuple):
-    """What a vision tower needs in a step: the tokens of the largest image, the tower's patches per token, its width,
-    and the values of a patch in its widest module. A video has up to `most_frames` times the tokens of an image."""
-
-    most_tokens: int
-    patches_per_token: int
-    width: int
-    elements: int
-    most_frames: int = 1
-
-    def most_at(self, context_tokens: int) -> int:
-        """The tokens of the largest image or video that is no longer than the context, and at least one image."""
-        return self.most_tokens * max(1, min(self.most_frames, context_tokens // self.most_tokens))
 
 
 class Question(NamedTuple):
@@ -72,7 +60,7 @@ class Question(NamedTuple):
     is_apple: bool = False
     attention_replicas: int = 1
     has_fast_links: bool = True
-    images: Images | None = None
+    images: ImageRule | None = None
     has_sparse_latent: bool = False
     shares_memory: bool = False
     tensor_parallel_size: int = 1

@@ -140,7 +140,9 @@ def _describe_workload(case: Case) -> dict[str, Any]:
         loads_tower = case.engine_name == "vllm" and "language-model-only" not in case.settings
         step = case.rules.settings.get("max_num_batched_tokens") if loads_tower else None
         tokens = step if isinstance(step, int) else None
-        images = describe_images(case.question.images, case.model, tokens, workload.model_dtype.block_bytes)
+        images = describe_images(
+            case.question.images, case.model, workload.context_tokens, tokens, workload.model_dtype.block_bytes
+        )
     return {
         "context_tokens": workload.context_tokens,
         "batch_size": workload.batch_size,

@@ -48,7 +48,7 @@ def check_images(spec: ModelSpec, asked: ImagesAsked, context_tokens: int) -> No
 
 
 def describe_images(
-    asked: ImagesAsked, model: ModelSpec, step_tokens: int | None, element_bytes: int
+    asked: ImagesAsked, model: ModelSpec, context_tokens: int, step_tokens: int | None, element_bytes: int
 ) -> dict[str, Any] | None:  # fmt: skip
     """The `images` part of a workload, or None if the model's rule is not known.
 
@@ -62,7 +62,7 @@ def describe_images(
         return None
     each, cached, size = rule.tokens(asked.width, asked.height), None, None
     if step_tokens is not None:
-        cached = max(step_tokens, rule.most)
+        cached = max(step_tokens, rule.most_at(context_tokens))
         size = cached * (model.attention.hidden_size or 0) * element_bytes
     return {
         "count": asked.number,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcalc.memory.reserve import Images
 from kvcalc.model.towers import Tower, towers_of
+from kvcalc.model.towers.images import ImageRule, image_rule
 from kvcalc.notes import Note
 from kvcalc.planning.case import Case
 
@@ -20,7 +20,7 @@ class LoadedTowers(NamedTuple):
 
     lines: tuple[tuple[str, int], ...] = ()
     notes: tuple[Note, ...] = ()
-    images: Images | None = None
+    images: ImageRule | None = None
 
     @property
     def bytes(self) -> int:
@@ -35,17 +35,13 @@ def loaded_towers(case: Case) -> LoadedTowers:
         return LoadedTowers()
     if "language-model-only" in case.settings:
         return LoadedTowers()
-    from kvcalc.model.towers.images import image_rule
-
     lines, notes = [], []
     for tower in towers_of(model):
         if tower.parameters is None:
             notes.append(Note("fit", "tower-not-counted", f"the {tower.name} is not counted: {tower.reason}"))
         else:
             lines.append((tower.name, tower.on_rank(case.workload.tensor_parallel_size) * _ELEMENT_BYTES))
-    rule = image_rule(model)
-    images = None if rule is None else Images(*rule[1:])
-    return LoadedTowers(tuple(lines), tuple(notes), images)
+    return LoadedTowers(tuple(lines), tuple(notes), image_rule(model))
 
 
 def described_towers(towers: tuple[Tower, ...]) -> list[dict[str, object]]:

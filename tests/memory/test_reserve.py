@@ -9,8 +9,9 @@ import pytest
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import Release, release_of
-from kvcalc.memory.reserve import GIB, MIB, Images, Question, device_settings, reserve_of
+from kvcalc.memory.reserve import GIB, MIB, Question, device_settings, reserve_of
 from kvcalc.memory.sharding import Width
+from kvcalc.model.towers.images import ImageRule
 
 LLAMA_8B = Width(3 * 14336, 4096, 128256, 32, False)
 LLAMA_2_7B = Width(3 * 11008, 4096, 32000, 32, False)
@@ -86,7 +87,7 @@ def test_vllm_captures_fewer_graphs_for_fewer_requests() -> None:
 
 
 def test_vllm_profiles_the_vision_tower() -> None:
-    images = Images(16384, 4, 1280, 3 * 3420, 7)
+    images = ImageRule(lambda width, height: 1, 16384, 4, 1280, 3 * 3420, 7)
     short = ask("vllm", context_tokens=32768, images=images, settings={"max-num-seqs": "8"})
     assert short.varies
     # 32,768 tokens are a video of twice the tokens of an image.

@@ -30,6 +30,10 @@ class ImageRule(NamedTuple):
     elements: int
     most_frames: int = 1
 
+    def most_at(self, context_tokens: int) -> int:
+        """The tokens of the largest image or video that is no longer than the context, and at least one image."""
+        return self.most * max(1, min(self.most_frames, context_tokens // max(self.most, 1)))
+
 
 @remembered
 def image_rule(spec: ModelSpec) -> ImageRule | None:
