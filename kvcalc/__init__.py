@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "ImagesAsked": "kvcalc.planning.images",
     "KvcalcError": "kvcalc.errors",
     "ModelSpec": "kvcalc.model.spec",
     "Speculation": "kvcalc.model.drafting",
@@ -37,6 +38,7 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "ImagesAsked",
     "KvcalcError",
     "ModelSpec",
     "Speculation",
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from kvcalc.model.spec import ModelSpec
     from kvcalc.model.variants import WhatIf
     from kvcalc.planning.calibration import read_calibration
+    from kvcalc.planning.images import ImagesAsked
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.throughput.hardware import find_devices
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvcalc.documents import Audit, Compare, Estimate, FitDocument, Gpus, Models, Plan, Score, Sweep
     from kvcalc.model.drafting import Speculation
     from kvcalc.planning.calibration import Calibration
+    from kvcalc.planning.images import ImagesAsked
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.throughput.hardware import Devices, Gpu
 
@@ -41,6 +42,7 @@ class Asked(TypedDict, total=False):
     what_if: WhatIf
     speculative: Speculation | None
     data_parallel_size: int
+    images: ImagesAsked | None
 
 
 def estimate(
@@ -61,6 +63,7 @@ def estimate(
     what_if: WhatIf = WhatIf(),
     speculative: Speculation | None = None,
     data_parallel_size: int = 1,
+    images: ImagesAsked | None = None,
 ) -> Estimate:
     """The document of `kvcalc estimate`: the bytes of the cache, and with `devices` whether it fits and how fast it is.
 
@@ -70,15 +73,15 @@ def estimate(
     requests to serve: `SpeedQuestion(input_tokens=2048, output_tokens=500, concurrency=32)`. Its
     `calibration` is what `read_calibration` returns. `what_if` replaces the model's attention. `speculative` says how
     tokens are drafted: `Speculation("mtp", 3, acceptance_length=2.4)`. `data_parallel_size` is the number of attention
-    replicas, among which the batch is divided. Raises KvcalcError; its
-    `exit_code` is the exit code of the command line.
+    replicas, among which the batch is divided. `images` are those of every request: `ImagesAsked(2, 1920, 1080)`.
+    Raises KvcalcError; its `exit_code` is the exit code of the command line.
     """
     from kvcalc.planning.estimate import answer
 
     question = Question(
         _model(model), context_tokens, batch_size, dtype, kv_dtype, engine, engine_settings, tensor_parallel_size,
         pipeline_parallel_size, encoder_tokens, kv_memory_bytes, devices, speed, what_if,
-        speculative, data_parallel_size,
+        speculative, data_parallel_size, images,
     )  # fmt: skip
     return cast("Estimate", answer(question).document)
 
@@ -168,7 +171,7 @@ def plan(
     Give either `concurrency` or `requests_per_second`. With a `confidence` of 80, times are judged at the upper end of
     their range, with 50 at the point estimate. `asked` may have `engines` (or `engine`), `engine_settings`, `dtype`,
     `kv_dtype`, `prices` (device name to price per hour), `max_devices`, `allow_beyond_limit`, `prefix_hit_rate`,
-    `speculative` and `speed`, of which only the calibration is used.
+    `strict`, `images`, `speculative` and `speed`, of which only the calibration is used.
     """
     from kvcalc.errors import UsageError
     from kvcalc.planning.lengths import one_length

@@ -56,3 +56,12 @@ def test_strict_refuses_a_tight_fit(kvcalc: Any) -> None:
     assert kvcalc("estimate", *options, "--check").status == 0
     assert kvcalc("estimate", *options, "--check", "--strict").status == 4
     assert kvcalc("estimate", *options, "--strict").status == 2
+
+
+def test_python_takes_them_too() -> None:
+    import kvcalc
+
+    images = kvcalc.ImagesAsked(2, 640, 480)
+    answer = kvcalc.estimate("gemma-3-27b", context_tokens=4096, images=images)
+    assert answer["workload"]["images"] is not None
+    assert answer["workload"]["images"]["tokens"] == 512
