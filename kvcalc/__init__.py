@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "CacheReuse": "kvcalc.planning.reuse",
+    "ImagesAsked": "kvcalc.planning.images",
     "KvcalcError": "kvcalc.errors",
     "ModelSpec": "kvcalc.model.spec",
     "Speculation": "kvcalc.model.drafting",
@@ -41,6 +42,7 @@ _EXPORTS = {
 
 __all__ = [
     "CacheReuse",
+    "ImagesAsked",
     "KvcalcError",
     "ModelSpec",
     "Speculation",
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from kvcalc.model.spec import ModelSpec
     from kvcalc.model.variants import WhatIf
     from kvcalc.planning.calibration import read_calibration
+    from kvcalc.planning.images import ImagesAsked
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.planning.reuse import CacheReuse
     from kvcalc.throughput.hardware import find_devices

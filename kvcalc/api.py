@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from kvcalc.model.drafting import Speculation
     from kvcalc.planning.calibration import Calibration
+    from kvcalc.planning.images import ImagesAsked
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.planning.reuse import CacheReuse
     from kvcalc.throughput.hardware import Devices, Gpu
@@ -56,6 +57,7 @@ class Asked(TypedDict, total=False):
     data_parallel_size: int
     fits_context: bool
     reuse: CacheReuse | None
+    images: ImagesAsked | None
 
 
 def estimate(
@@ -78,6 +80,7 @@ def estimate(
     data_parallel_size: int = 1,
     fits_context: bool = False,
     reuse: CacheReuse | None = None,
+    images: ImagesAsked | None = None,
 ) -> Estimate:
     """The document of `kvcalc estimate`: the bytes of the cache, and with `devices` whether it fits and how fast it is.
 
@@ -89,15 +92,15 @@ def estimate(
     tokens are drafted: `Speculation("mtp", 3, acceptance_length=2.4)`. `data_parallel_size` is the number of attention
     replicas, among which the batch is divided. With `fits_context`, the context is the longest one that fits, as the
     engine chooses it at its start. `reuse` says how a cache is used again:
-    `CacheReuse(prefix_tokens=2048, turns=8, offload=(("cpu", 200 * 2**30),))`. Raises KvcalcError; its `exit_code` is
-    the exit code of the command line.
+    `CacheReuse(prefix_tokens=2048, turns=8, offload=(("cpu", 200 * 2**30),))`. `images` are those of every request:
+    `ImagesAsked(2, 1920, 1080)`. Raises KvcalcError; its `exit_code` is the exit code of the command line.
     """
     from kvcalc.planning.estimate import answer
 
     question = Question(
         _model(model), context_tokens, batch_size, dtype, kv_dtype, engine, engine_settings, tensor_parallel_size,
         pipeline_parallel_size, encoder_tokens, kv_memory_bytes, devices, speed, what_if,
-        speculative, data_parallel_size, fits_context, reuse,
+        speculative, data_parallel_size, fits_context, reuse, images,
     )  # fmt: skip
     return cast("Estimate", answer(question).document)
 
@@ -187,7 +190,7 @@ def plan(
     Give either `concurrency` or `requests_per_second`. With a `confidence` of 80, times are judged at the upper end of
     their range, with 50 at the point estimate. `asked` may have `engines` (or `engine`), `engine_settings`, `dtype`,
     `kv_dtype`, `prices` (device name to price per hour), `max_devices`, `allow_beyond_limit`, `prefix_hit_rate`,
-    `speculative`, `reuse` and `speed`, of which only the calibration is used.
+    `strict`, `images`, `speculative`, `reuse` and `speed`, of which only the calibration is used.
     """
     from kvcalc.errors import UsageError
     from kvcalc.planning.lengths import one_length

@@ -354,6 +354,17 @@ class Workload(TypedDict):
     output_tokens: int | None
     concurrency: int | None
     prefix_hit_rate: float | None
+    images: Images | None
+
+
+class Images(TypedDict):
+    count: int
+    width: int
+    height: int
+    tokens_per_image: int
+    tokens: int
+    encoder_cache_tokens: int | None
+    encoder_cache_bytes: int | None
 
 
 class Engine(TypedDict):
@@ -410,7 +421,7 @@ class KvCache(TypedDict):
 
 
 class Weights(TypedDict):
-    """the weights of the language model, without vision towers and layers that predict further tokens; figures that are not known are null."""
+    """the weights of the language model, without layers that predict further tokens; vision and audio towers are in towers; figures that are not known are null."""
 
     parameters: int | None
     active_parameters_per_token: int | None
@@ -419,6 +430,15 @@ class Weights(TypedDict):
     active_bytes_per_token: int | None
     dtype: str | None
     bytes_source: Literal["config", "safetensors", "gguf"] | None
+    reason: str | None
+    towers: list[Tower]
+
+
+class Tower(TypedDict):
+    name: str
+    type: str
+    parameters: int | None
+    bytes: int | None
     reason: str | None
 
 
@@ -460,6 +480,8 @@ class Fit(TypedDict):
     reserve_bytes: int | None
     kv_cache_memory_bytes: int
     free_bytes: int
+    free_low_bytes: int | None
+    free_high_bytes: int | None
     max_context_tokens: int | None
     max_batch_size: int | None
     lines: list[Held] | None
@@ -1277,6 +1299,7 @@ class PlanRow(TypedDict):
     gpu: str
     engine: str
     fits: bool
+    verdict: Literal["fits", "tight", "does_not_fit"]
     reason: str | None
     hint: str | None
     next_layout: str | None

@@ -20,7 +20,7 @@ from kvcalc.units import Number
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 # Options of estimate that are not fields, because they set the output or the exit code.
-_NO_FIELDS = ("format", "json", "get", "no_color", "help", "check", "report")
+_NO_FIELDS = ("format", "json", "get", "no_color", "help", "check", "strict", "report")
 
 # The maximum number of models kept between lines, and the maximum number of config values in all of them.
 _MOST_MODELS, _MOST_VALUES = 512, 200_000

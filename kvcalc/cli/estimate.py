@@ -40,13 +40,15 @@ OPTIONS = [
     ),
     *o.shared("kv-memory"),
     o.flag("--check", "Exit with code 4 if it does not fit. Needs --gpu or --kv-memory."),
+    o.flag("--strict", "With --check: exit with code 4 also if the fit is tight."),
     *o.shared(o.WHAT_IF),
     o.flag("--variants", "Print the table of MHA, MQA, GQA and MLA even if a device is given."),
     o.flag(
         "--assume-full-attention",
         "For an unrecognised config, print an upper bound: every layer keeps the K and V of all tokens.",
     ),
-    *o.shared(f"{o.DEVICE} {o.SPEED} {o.SERVING} {o.PREFIX} {o.SHARED} {o.OFFLOAD} transfer-bandwidth {o.DRAFTING}"),
+    *o.shared(f"{o.DEVICE} {o.SPEED} {o.SERVING} {o.PREFIX} {o.SHARED} {o.OFFLOAD} transfer-bandwidth {o.IMAGES}"),
+    *o.shared(o.DRAFTING),
     *o.engine_settings(),
     *o.shared(f"layers {o.MODEL_BY_FLAGS} report"),
     *o.output(path="kv_cache.total_bytes"),
@@ -66,6 +68,8 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     spec, question = question_of(ctx.params)
     shown: dict[str, Any] = {"variants": True} if ctx.params["variants"] and not asks_several(question) else {}
     if not ctx.params["check"]:
+        if ctx.params["strict"]:
+            raise UsageError("--strict needs --check", "add --check")
         document, kind = answer(spec, question)
         write_report(ctx, document, kind)
         output.emit(document, kind, **shown)
@@ -77,7 +81,7 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     found = _estimate(spec, question)
     write_report(ctx, found.document, "estimate")
     output.emit(found.document, "estimate", **shown)
-    if not found.fit["fits"]:
+    if not found.fit["fits"] or (ctx.params["strict"] and found.fit["verdict"] == "tight"):
         raise typer.Exit(DoesNotFitError.exit_code)
 
 

@@ -9,8 +9,8 @@ from kvcalc.errors import DoesNotFitError, UsageError
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 EPILOG = """\
-The exit code is 4 if the model does not fit. The bytes of the weights and the cache are exact. The bytes of
-activations, CUDA graphs and contexts are estimates, each on its own line.
+The exit code is 4 if the model does not fit, and with --strict also if the fit is tight. The bytes of the weights
+and the cache are exact. The bytes of activations, CUDA graphs and contexts are estimates, each on its own line.
 
 Examples:
   kvcalc fit llama-3-70b --gpu h100x4 --context 8192
@@ -27,7 +27,8 @@ OPTIONS = [
         "reserves a tenth of the memory; vllm@0.11 or sglang@0.5.9 is an older release.",
         metavar="NAME[@RELEASE]",
     ),
-    *o.shared(f"kv-memory {o.WHAT_IF} {o.DEVICE} {o.SERVING} {o.SHARED} {o.OFFLOAD} {o.DRAFTING}"),
+    *o.shared(f"kv-memory {o.WHAT_IF} {o.DEVICE} {o.SERVING} {o.SHARED} {o.OFFLOAD} {o.IMAGES} {o.DRAFTING}"),
+    o.flag("--strict", "Exit with code 4 also if the fit is tight: the margin is within the range of the estimates."),
     *o.engine_settings(),
     *o.output(path="fit.free_bytes"),
 ]
@@ -49,5 +50,5 @@ def fit(ctx: typer.Context, model: o.RequiredModel) -> None:
         raise UsageError("kvcalc fit needs a device", "for example --gpu h100x8, or describe one: --gpu-memory 80GB")
     document = ask(spec, **question)
     output.emit(document, "fit")
-    if not document["fit"]["fits"]:
+    if not document["fit"]["fits"] or (ctx.params["strict"] and document["fit"]["verdict"] == "tight"):
         raise typer.Exit(DoesNotFitError.exit_code)

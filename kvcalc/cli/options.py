@@ -77,6 +77,9 @@ _SHARED_OPTIONS: tuple[tuple[Any, ...], ...] = (
     ("--prefix-hit-rate", "R",
      "Share of the prompt's tokens that are found in the prefix cache: 0.3 or 30%. They take no prefill, but as much "
      "memory as before.", None, _LOAD),
+    ("--images", "N",
+     "Images in every request, with --image-size. Their tokens are a part of the context.", None, _LOAD),
+    ("--image-size", "WxH", "Size of an image in pixels: 1920x1080.", None, _LOAD),
     ("--speculative", "METHOD:N",
      "Draft N tokens per step with mtp, eagle (EAGLE-3), eagle1 (EAGLE-1 and 2), dflash, draft or ngram: mtp:3. mtp "
      "uses the model's own layers, draft a --draft-model.", None, _DRAFTING),
@@ -126,6 +129,7 @@ SPEED, SERVING = "ep calibrate", "input-tokens output-tokens concurrency"
 DRAFTING, PREFIX = "speculative acceptance-length draft-model", "prefix-hit-rate"
 # What requests have in common, and slower memory that keeps what they leave.
 SHARED, OFFLOAD = "prefix-tokens turns", "offload offload-bandwidth offload-backend"
+IMAGES = "images image-size"
 # An attention other than the model's own.
 WHAT_IF_SIZES = "kv-heads kv-lora-rank qk-rope-head-dim"
 WHAT_IF = f"attention {WHAT_IF_SIZES}"

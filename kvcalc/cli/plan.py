@@ -7,7 +7,15 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.drafting import hit_rate_of, speculation_of
-from kvcalc.cli.question import attention_replicas_of, calibration_of, kinds_of, output_of, parsed, settings_of
+from kvcalc.cli.question import (
+    attention_replicas_of,
+    calibration_of,
+    images_of,
+    kinds_of,
+    output_of,
+    parsed,
+    settings_of,
+)
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.cli.reuse import reuse_of
 from kvcalc.errors import UsageError
@@ -49,6 +57,7 @@ OPTIONS = [
         "Estimate that --max-ttft and --max-tpot limit: 80 is the upper end of the 80% range, 50 the point estimate.",
         "80",
     ),
+    o.flag("--strict", "Leave out layouts whose fit is tight."),
     o.flag("--allow-beyond-limit", "Plan requests that are longer than the model's limit."),
     o.flag("--pareto", "Also list the layouts that are cheaper, or faster for one user, than every other."),
     o.value("--max-gpus", "N", "Maximum number of devices in a layout.", "1024"),
@@ -63,7 +72,7 @@ OPTIONS = [
         "--price", "LIST", "Price of one device per hour: h100=2.5,l40s=0.9.",
         panel="Device", several=True,
     ),
-    *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} prefix-tokens {o.DRAFTING} calibrate"),
+    *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} prefix-tokens {o.IMAGES} {o.DRAFTING} calibrate"),
     *o.engine_settings(),
     o.value(
         "--emit", "vllm|sglang|trtllm|llama-server|compose|k8s",
@@ -111,6 +120,8 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         max_devices=parse_count(given["max_gpus"], "--max-gpus"),
         allow_beyond_limit=given["allow_beyond_limit"],
         with_front=given["pareto"],
+        strict=given["strict"],
+        images=images_of(given),
     )
     write_report(ctx, document, "plan")
     if kind is None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvcalc.output.sink import Output
     from kvcalc.planning.calibration import Calibration
     from kvcalc.planning.devices import Devices, Figures
+    from kvcalc.planning.images import ImagesAsked
     from kvcalc.planning.layout import SpeedQuestion
 
 _Parsed = TypeVar("_Parsed")
@@ -135,6 +136,7 @@ def workload_of(given: _Given, load: Callable[[str], ModelSpec] | None = None) -
         "speed": speed_of(given),
         "speculative": speculation_of(given, load or _load_by_name),
         "reuse": reuse_of(given),
+        **({} if (images := images_of(given)) is None else {"images": images}),
     }
 
 
@@ -206,6 +208,15 @@ def speed_of(given: _Given) -> SpeedQuestion | None:
         prefix_hit_rate=hit_rate_of(given),
         calibration=calibration_of(given),
     )
+
+
+def images_of(given: _Given) -> ImagesAsked | None:
+    """The images in every request, or None."""
+    if given.get("images") is None and given.get("image_size") is None:
+        return None
+    from kvcalc.planning.images import parse_images
+
+    return parse_images(parsed(given, "--images", parse_count), given.get("image_size"))
 
 
 def calibration_of(given: _Given) -> Calibration | None:

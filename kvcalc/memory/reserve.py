@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.release import Release
 from kvcalc.memory.sharding import Width
+
+if TYPE_CHECKING:
+    from kvcalc.model.towers.images import ImageRule
 
 GIB = 2**30
 MIB = 2**20
@@ -23,11 +26,16 @@ ACTIVATION, RESERVE = "activation", "reserve"
 
 
 class Held(NamedTuple):
-    """A part of a device's memory: its kind (ACTIVATION or RESERVE), its name, and its size in bytes."""
+    """A part of a device's memory: its kind (ACTIVATION or RESERVE), its name, and its size in bytes.
+
+    `low` and `high` are the ends of the 80 % range of an estimate, or None if the range is not known.
+    """
 
     kind: str
     name: str
     bytes: int
+    low: int | None = None
+    high: int | None = None
 
 
 class Question(NamedTuple):
@@ -35,7 +43,9 @@ class Question(NamedTuple):
 
     `ranks` is the number of devices of one replica. `is_latent` is true for an MLA model, and `is_apple` if macOS
     manages the memory. `release` is the engine's release, or None for the newest. `batch_size` is that of one of the
-    `attention_replicas`.
+    `attention_replicas`. `has_fast_links` is whether the devices are joined by more than PCIe. `images` is set if the
+    engine loads a vision tower, and `has_sparse_latent` for MLA with an indexer.
+    `shares_memory` is whether the host uses the device's memory.
     """
 
     memory_bytes: int
@@ -49,6 +59,11 @@ class Question(NamedTuple):
     release: Release | None = None
     is_apple: bool = False
     attention_replicas: int = 1
+    has_fast_links: bool = True
+    images: ImageRule | None = None
+    has_sparse_latent: bool = False
+    shares_memory: bool = False
+    tensor_parallel_size: int = 1
 
     def driver(self, context_mib: int, nccl_mib: int = 0) -> list[Held]:
         """The memory outside the engine: the driver's context, and NCCL's buffers if there are several ranks."""
@@ -224,11 +239,24 @@ def _sglang_prefill_graphs(tokens: int) -> int:
     return sum(size <= tokens for first, end, step in steps for size in range(first, end, step))
 
 
-# Bytes per logit while vLLM's dummy step samples, by release: copies in 16 and 32 bits, and sorted copies before 0.21.
-_VLLM_LOGIT_BYTES = {Release.of(0, 21): 10, Release.of(0, 9): 14, Release.of(0): 39}
-# Graph bytes per layer. Llama-3.1-8B's 32 layers take 0.23 GiB as of 2026, and took 0.7 to 0.8 GiB before. Models with
-# experts take several times as much.
-_VLLM_GRAPH_BYTES, _VLLM_EXPERTS_GRAPH_BYTES = 12 * MIB, 40 * MIB
+# Constants of vLLM's start. benchmarks/fit_reserve.py compares them with the logs in benchmarks/vllm_memory.tsv.
+#
+# Bytes per logit while the dummy step samples. 39 with PyTorch's sort, which V0 and V1 before 0.17 use without
+# FlashInfer; 14 since 0.17 (19 families on an H100, 0.19); 10 with the second model runner, which 0.33 prefers.
+_VLLM_LOGIT_BYTES = {Release.of(0, 33): 10, Release.of(0, 17): 14, Release.of(0): 39}
+# The driver's context. On devices that share their memory with the host, vLLM also counts what its host processes
+# take: 0.1 to 5.7 GiB in six logs of GB10.
+_VLLM_CONTEXT_MIB, _VLLM_SHARED_CONTEXT_MIB = 256, 4096
+# Rows of the hidden size per token at the peak of a layer, and those that stay while the step samples.
+_VLLM_ROWS, _VLLM_ROWS_WHILE_SAMPLING = 4, 3
+# Graph bytes per layer for all 51 sizes up to 512 tokens. Llama-3.1-8B's 32 layers take 0.23 GiB.
+_VLLM_GRAPH_BYTES, _VLLM_EXPERTS_GRAPH_BYTES, _VLLM_GRAPH_SIZES = 12 * MIB, 20 * MIB, 51
+# NCCL and all-reduce buffers. With fast links, 0.17 and later prepare more kinds of all-reduce (2.07 to 2.21 GiB with
+# the context on an H100, 0.19).
+_VLLM_NCCL_MIB, _VLLM_FAST_NCCL_MIB, _VLLM_SECOND_ALL_REDUCE = 704, 1843, Release.of(0, 17)
+# The 80 % range of all estimated parts together, as multiples of the estimate. It comes from the logs that set no
+# constant, checked without the logs of the same release and family.
+_VLLM_LOW, _VLLM_HIGH = 0.4, 1.63
 _VLLM_NEWEST = Release.of(999)
 # Since this release, vLLM also estimates the graphs by default and has a new default share (config/cache.py; the log
 # says "default since v0.21.0").
@@ -315,13 +343,9 @@ def _vllm(question: Question) -> Reserve:
     ceil(total x gpu_memory_utilization) - weights - non-torch memory - peak of a dummy step - estimate of the graphs.
     The dummy step has max_num_batched_tokens tokens and samples for max_num_seqs of them (_dummy_sampler_run).
 
-    The constants are values that vLLM printed. They are not fitted to a model:
-
-    - V0: 38 to 41 bytes per logit, all for 256 requests. Activations of 0.49 GiB for opt-125m (vocabulary 50,272),
-      1.19 GiB for Llama-3.1-8B (128,256) and 1.45 GiB for Qwen3-8B (151,936).
-    - 0.10: 0.45 GiB for Llama-3.2-1B with 256 requests.
-    - October 2026: Llama-3.1-8B on an H100 with 1,024 requests used 15.26 GiB after loading 15.0 GiB, with 1.44 GiB at
-      the peak, of which 0.23 GiB were graphs.
+    A vision tower is profiled first, with a batch of the largest images, and its output stays during the dummy step
+    (profile_run, v1/worker/gpu_model_runner.py). Workspaces of experts stay while the step samples
+    (v1/worker/workspace.py). Only the last pipeline stage samples, but the stage with the least memory sets the pool.
     """
     given, width = Given("vllm", question.settings), question.width
     release = question.release or _VLLM_NEWEST
@@ -329,18 +353,80 @@ def _vllm(question: Question) -> Reserve:
     utilization = given.share("gpu-memory-utilization", 0.92 if newest else 0.9)
     tokens = given.count("max-num-batched-tokens")
     requests = min(given.count("max-num-seqs"), tokens)
-    logit_bytes = next(size for since, size in _VLLM_LOGIT_BYTES.items() if release >= since)
-    peak = max(question.step_activations(tokens), requests * width.vocab_size * logit_bytes)
     left = question.memory_bytes - ceil(question.memory_bytes * utilization)
-    held = [
-        Held(RESERVE, f"unused share (1 - {utilization:g})", left),
-        Held(ACTIVATION, f"activations of {tokens:,} tokens", peak),
-        *question.driver(256, 704),
+    nccl = _vllm_nccl_mib(question.has_fast_links, release)
+    estimated = [
+        Held(ACTIVATION, f"activations of {tokens:,} tokens", _vllm_peak(question, tokens, requests, release)),
+        *question.driver(_VLLM_SHARED_CONTEXT_MIB if question.shares_memory else _VLLM_CONTEXT_MIB, nccl),
     ]
+    if question.images is not None:
+        # The embeddings of images, in the type of the model (v1/core/encoder_cache_manager.py).
+        cached = max(tokens, question.images.most_at(question.context_tokens))
+        estimated.insert(
+            1, Held(ACTIVATION, f"encoder cache of {cached:,} tokens", cached * question.width.hidden_size * 2)
+        )
+    if question.has_sparse_latent:
+        size = _vllm_sparse_workspace(question.context_tokens, release)
+        estimated.append(Held(ACTIVATION, "sparse attention workspace", size))
     if newest and not is_eager:
         a_layer = _VLLM_EXPERTS_GRAPH_BYTES if width.has_experts else _VLLM_GRAPH_BYTES
-        held.append(Held(RESERVE, "CUDA graphs", width.num_layers * a_layer))
-    return Reserve(held, {"gpu_memory_utilization": utilization, "max_num_seqs": requests, "enforce_eager": is_eager})
+        sizes = _vllm_graph_sizes(requests)
+        estimated.append(Held(RESERVE, "CUDA graphs", width.num_layers * a_layer * sizes // _VLLM_GRAPH_SIZES))
+    estimated = [
+        part._replace(low=int(part.bytes * _VLLM_LOW), high=ceil(part.bytes * _VLLM_HIGH)) for part in estimated
+    ]
+    held = [Held(RESERVE, f"unused share (1 - {utilization:g})", left, left, left), *estimated]
+    settings: dict[str, object] = {
+        "gpu_memory_utilization": utilization,
+        "max_num_seqs": requests,
+        "enforce_eager": is_eager,
+    }
+    has_videos = question.images is not None and question.images.most_frames > 1
+    return Reserve(held, settings, varies=question.has_sparse_latent or has_videos)
+
+
+def _vllm_nccl_mib(has_fast_links: bool, release: Release) -> int:
+    """NCCL's buffers and those of vLLM's own all-reduce. Devices on PCIe alone have few of them before 0.17."""
+    if release >= _VLLM_SECOND_ALL_REDUCE:
+        return _VLLM_FAST_NCCL_MIB if has_fast_links else _VLLM_NCCL_MIB
+    return _VLLM_NCCL_MIB if has_fast_links else 0
+
+
+def _vllm_sparse_workspace(context_tokens: int, release: Release) -> int:
+    """Latents of 576 elements that a sparse prefill gathers: 5 times the longest context, or twice if it is long.
+
+    Source: sparse_mla_prefill_workspace_factor, config/attention.py; before 0.33 the factor is always 5.
+    """
+    factor = 5 if context_tokens <= 256 * 1024 or release < Release.of(0, 33) else 2
+    return factor * context_tokens * 576 * 2
+
+
+def _vllm_peak(question: Question, tokens: int, requests: int, release: Release) -> int:
+    """The peak of the dummy step: that of a layer, of sampling or of the vision tower."""
+    width, element = question.width, 2
+    row = width.hidden_size * element
+    gathered = (question.attention_replicas - 1) * row
+    module = tokens * width.module_elements * element
+    layer = tokens * (_VLLM_ROWS * row + gathered) + module
+    logit_bytes = next(size for since, size in _VLLM_LOGIT_BYTES.items() if release >= since)
+    sampling = requests * width.vocab_size * logit_bytes + tokens * _VLLM_ROWS_WHILE_SAMPLING * row
+    sampling += module if width.has_experts else 0
+    if question.images is None:
+        return max(layer, sampling)
+    images = question.images
+    batch = max(tokens, images.most_at(question.context_tokens))
+    inner = -(-images.elements // question.tensor_parallel_size)
+    tower = batch * images.patches_per_token * (_VLLM_ROWS * images.width + inner) * element
+    return max(layer, sampling, tower)
+
+
+def _vllm_graph_sizes(requests: int) -> int:
+    """The number of captured sizes: 1, 2, 4, multiples of 8 below 256, then of 16, up to twice the requests or 512.
+
+    Source: VllmConfig._set_cudagraph_sizes, config/vllm.py.
+    """
+    most = min(2 * requests, 512)
+    return sum(size <= most for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)))
 
 
 _RESERVES = {

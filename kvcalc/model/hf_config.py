@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from kvcalc.errors import ModelError, nearest
-from kvcalc.model.reader import ConfigReader
+from kvcalc.model.reader import TOWER_KEYS, ConfigReader
 from kvcalc.model.spec import ModelSpec, cache_runs
 
 # model_type -> module in kvcalc.model.families. Plain decoders are not listed here, because they are rows of
@@ -117,7 +117,7 @@ COMMON_KEYS = frozenset(
         "add_bias_linear add_full_attention_sink_bias add_qkv_bias add_swa_attention_sink_bias alibi altup_num_inputs "
         "attention_bias attention_heads attention_hidden_size attention_k_eq_v attention_other_setting "
         "attention_output_gate attention_value_scale attn_config attn_output_gate attn_res_block_size attn_rotary_emb "
-        "attn_scale attn_temperature_tuning bias block_auto_adjust_ff_dim block_dim block_ff_dim "
+        "attn_scale attn_temperature_tuning audio_config bias block_auto_adjust_ff_dim block_dim block_ff_dim "
         "block_ffn_dim_multiplier block_multiple_of block_size block_types chunk_size context_length "
         "context_window_size conv1d_width d_ff d_inner d_kv d_model decoder_attention_heads decoder_ffn_dim "
         "decoder_layers dense_intermediate_size dff dim do_layer_norm_before dtype embedding_size enable_moe_block "
@@ -157,6 +157,9 @@ COMMON_KEYS = frozenset(
     ).split()
 )
 
+# Omni models have the configs of their towers inside this one.
+_TOWERS = frozenset(("thinker_config", *TOWER_KEYS["vision"], *TOWER_KEYS["audio"]))
+
 # Parts of key names under which published configs state facts about the cache. If a family's reader does not know such
 # a key and its value is not null, false or empty, the key may change the bytes, so kvcalc reports an error rather than
 # a wrong figure. These are plain substrings because a regular expression would be compiled at every start.
@@ -175,6 +178,12 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     misspelled key is a lost fact. Raises ModelError (exit 3) for an unknown model_type, a missing fact, or an unknown
     key that may change the cache.
     """
+    spec = _read_any(config, name, source, strict)
+    return spec if _TOWERS.isdisjoint(config) else spec._replace(multimodal=config)
+
+
+def _read_any(config: Mapping[str, object], name: str, source: str, strict: bool) -> ModelSpec:
+    """The model of a config of any type: a language model's, or that of a wrapper around one."""
     outer = ConfigReader(config, name, source).text("model_type")
     module = _module_of(outer)
     if outer in FAMILIES or (module is not None and not is_remote(outer)):

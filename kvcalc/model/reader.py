@@ -29,6 +29,15 @@ _OF_HEADS = (
     "target_layer_ids",
 )  # fmt: skip
 
+# Keys under which published configs describe a tower (`kvcalc.model.towers`). The first that is there counts.
+TOWER_KEYS: dict[str, tuple[str, ...]] = {
+    "vision": ("vision_config", "vision_encoder_config", "vit_config", "visual", "img_processor", "mm_vision_tower"),
+    "audio": (
+        "audio_config", "audio_encoder_config", "audio_encoder", "audio_processor", "speech_config", "sound_config",
+        "encoder_config",
+    ),
+}  # fmt: skip
+
 # model_type -> published keys that an engine, or the converter of its files, reads by its own rules.
 STATED: dict[str, tuple[str, ...]] = {
     "bamba": ("mamba_chunk_size",),

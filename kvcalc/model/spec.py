@@ -85,6 +85,7 @@ class ModelSpec(NamedTuple):
     is one pipeline stage: an engine lays out a stage by properties of all layers (the widest window, the widest layer).
     `reference` is MODEL as the user typed it (for a Hub id its publisher's spelling, without `hf:`), or empty if the
     model was not loaded by a name or a path.
+    `multimodal` is the published config if it describes vision or audio towers (`kvcalc.model.towers`), else None.
     """
 
     name: str
@@ -113,6 +114,7 @@ class ModelSpec(NamedTuple):
     gguf: GgufFacts | None = None
     whole: ModelSpec | None = None
     reference: str = ""
+    multimodal: Mapping[str, object] | None = None
 
     @property
     def num_layers(self) -> int:

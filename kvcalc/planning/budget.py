@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import release_of
 from kvcalc.memory.reserve import ACTIVATION, RESERVE, Held, Question, Reserve, reserve_of
-from kvcalc.model.memo import remembered_of_two
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.caches import IndexerKeys
+from kvcalc.model.memo import remembered, remembered_of_two
+from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.model.towers import tower_parameters
 from kvcalc.notes import Note
 from kvcalc.planning.attention_replicas import spread_of
 from kvcalc.planning.capacity import NO_LIMIT, PoolShrinkage, capacity, largest_batch
 from kvcalc.planning.case import Case
 from kvcalc.planning.gpus import describe_gpu
 from kvcalc.planning.layout import count_replicas
-from kvcalc.planning.weights import DeviceWeights, device_weights, stage_sizes
+from kvcalc.planning.weights import DeviceWeights, device_weights, file_excess, stage_sizes
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
     from kvcalc.planning.host import Host
     from kvcalc.planning.split import Room
+    from kvcalc.planning.towers import LoadedTowers
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 # The most budgets that are remembered for one model. Each device with figures of its own has another one.
@@ -35,6 +38,7 @@ class Budget(NamedTuple):
     `offered_bytes` is the memory from which the engine computes its pool. If TensorRT-LLM's fraction was given, the
     engine applies it to `offered_bytes` itself. `host` is the part of the model in host memory, if there is one. If the
     devices have different layers, this is the budget of the one with the least free memory, and `devices` has all.
+    `towers` are the vision and audio towers, or None for a model of text alone.
     """
 
     case: Case
@@ -44,12 +48,13 @@ class Budget(NamedTuple):
     offered_bytes: int
     host: Host | None = None
     devices: tuple[Room, ...] = ()
+    towers: LoadedTowers | None = None
 
     def pool_at(self, tokens: int, sequences: int) -> int:
         """The memory for the cache at another context and batch. Some engines reserve more for longer prompts."""
         if not self.reserve.varies:
             return self.pool_bytes
-        return _divide(self.case, self.weights, tokens, sequences).pool_bytes
+        return _divide(self.case, self.weights, tokens, sequences, self.towers).pool_bytes
 
     def running_limit(self, tokens: int | None = None) -> int | None:
         """The most sequences of `tokens` tokens that fit in a replica. None if memory sets no limit.
@@ -129,7 +134,33 @@ def _budget(case: Case) -> Budget | str:
         if isinstance(drafts, str):
             return drafts
         weights = weights._replace(bytes=(weights.bytes or 0) + drafts, draft_bytes=drafts)
-    return _divide(case, weights, workload.context_tokens, workload.batch_size)._replace(host=host)
+    towers = None
+    if case.model.multimodal is not None:
+        from kvcalc.planning.towers import loaded_towers
+
+        towers = loaded_towers(case)
+        weights = with_others(without_file_towers(case, weights), towers.lines)
+    if "max-lora-rank" in case.settings or "max-loras" in case.settings or "max-loras-per-batch" in case.settings:
+        from kvcalc.planning.adapters import adapter_buffers
+
+        weights = with_others(weights, adapter_buffers(case))
+    return _divide(case, weights, workload.context_tokens, workload.batch_size, towers)._replace(host=host)
+
+
+def with_others(weights: DeviceWeights, lines: tuple[tuple[str, int], ...]) -> DeviceWeights:
+    """The weights with further lines, such as towers."""
+    added = sum(size for _, size in lines)
+    return weights._replace(bytes=(weights.bytes or 0) + added, others=(*weights.others, *lines))
+
+
+def without_file_towers(case: Case, weights: DeviceWeights) -> DeviceWeights:
+    """The weights without the towers that the files in the model's folder hold, if their size shows that they do."""
+    excess, size = file_excess(case.model, case.spec, case.question.dtype, case.workload.model_dtype)
+    towers = 2 * tower_parameters(case.model)
+    # Files may have a projector or norms in another type, so a little less is enough.
+    if not excess or excess * 10 < towers * 9:
+        return weights
+    return weights._replace(bytes=(weights.bytes or 0) * (size - min(towers, excess)) // size)
 
 
 def _has_own_layers(case: Case) -> bool:
@@ -169,7 +200,9 @@ def _has_tables_on_host(case: Case) -> bool:
     return case.engine_name == "llama.cpp" and not (case.devices.gpu.memory_type or "").startswith("LPDDR")
 
 
-def _divide(case: Case, weights: DeviceWeights, tokens: int, sequences: int) -> Budget:
+def _divide(
+    case: Case, weights: DeviceWeights, tokens: int, sequences: int, towers: LoadedTowers | None = None
+) -> Budget:  # fmt: skip
     """The budget at a context and a batch. The weights must be known."""
     spec, workload, settings, gpu = case.spec, case.workload, case.settings, case.devices.gpu
     if weights.bytes is None or weights.width is None:
@@ -186,6 +219,8 @@ def _divide(case: Case, weights: DeviceWeights, tokens: int, sequences: int) -> 
             Reserve([Held(RESERVE, "not used for the cache (--kv-memory)", left - given)], {}),
             given,
             given,
+            None,
+            towers,
         )
     question = Question(
         memory_bytes=gpu.memory_bytes,
@@ -199,12 +234,23 @@ def _divide(case: Case, weights: DeviceWeights, tokens: int, sequences: int) -> 
         release=release_of(case.question.engine),
         is_apple=gpu.vendor == "Apple",
         attention_replicas=workload.data_parallel_size,
+        has_fast_links=gpu.interconnect is not None,
+        images=None if towers is None else towers.images,
+        has_sparse_latent=_has_sparse_latent(spec),
+        shares_memory=(gpu.memory_type or "").startswith("LPDDR"),
+        tensor_parallel_size=workload.tensor_parallel_size,
     )
     reserve = reserve_of(case.engine_name, question)
     left = gpu.memory_bytes - weights.bytes - reserve.held_bytes()
     pool = int(left * reserve.share) if left > 0 else left
     offered = left if "free-gpu-memory-fraction" in settings else pool
-    return Budget(case, weights, reserve, pool, offered)
+    return Budget(case, weights, reserve, pool, offered, towers=towers)
+
+
+@remembered
+def _has_sparse_latent(spec: ModelSpec) -> bool:
+    """Whether the model has MLA whose keys an indexer chooses."""
+    return spec.attention.is_latent and any(isinstance(cache, IndexerKeys) for cache in all_caches(spec))
 
 
 def describe_hardware(case: Case) -> dict[str, Any]:
@@ -222,9 +268,10 @@ def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
     held = found.reserve.held
     left = device_bytes - (found.weights.bytes or 0) - found.reserve.held_bytes()
     unused = left - found.pool_bytes
-    drafts = found.weights.draft_bytes
-    lines = [Held(WEIGHTS, "weights", (found.weights.bytes or 0) - drafts)]
+    drafts, others = found.weights.draft_bytes, found.weights.others
+    lines = [Held(WEIGHTS, "weights", (found.weights.bytes or 0) - drafts - sum(size for _, size in others))]
     lines += [Held(WEIGHTS, "draft weights", drafts)] if drafts else []
+    lines += [Held(WEIGHTS, name, size) for name, size in others]
     lines += [Held(KV_CACHE, "KV cache", fit["kv_cache_bytes"])]
     lines += [part for part in held if part.kind == ACTIVATION]
     lines += [part for part in held if part.kind == RESERVE]
@@ -240,6 +287,9 @@ def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
         kv_cache_memory_bytes=found.pool_bytes,
         lines=[_describe_line(line) for line in lines],
     )
+    if found.towers is not None:
+        notes += found.towers.notes
+    _add_range(found, fit, notes)
     if not fit["fits"]:
         notes.append(Note("fit", "does-not-fit", _verdict(found, fit)))
     if found.host is not None:
@@ -253,6 +303,28 @@ def _limit_by_devices(rooms: tuple[Room, ...], tokens: int, fit: dict[str, Any])
 
     fit["devices"] = [room.describe(number) for number, room in enumerate(rooms)]
     fit.update(max_context_tokens=longest_context_of(rooms), max_batch_size=largest_batch_of(rooms, tokens))
+
+
+def _add_range(found: Budget, fit: dict[str, Any], notes: list[Note]) -> None:
+    """Add the 80 % range of the free memory to `fit`, and the verdict `tight` if the range includes a lack of it."""
+    held = [part for part in found.reserve.held if part.low is not None and part.high is not None]
+    if not held:
+        return
+    more = sum((part.high or 0) - part.bytes for part in held)
+    less = sum(part.bytes - (part.low or 0) for part in held)
+    fit["free_low_bytes"], fit["free_high_bytes"] = fit["free_bytes"] - more, fit["free_bytes"] + less
+    if not fit["fits"] or fit["free_low_bytes"] >= 0:
+        return
+    if found.case.question.serves_requests:
+        # More requests wait if there is less memory. It is tight only if not even one is sure to run.
+        workload, rules = found.case.workload, found.case.rules
+        one = rules.batch_bytes(found.case.share, workload.kv_dtype, workload.context_tokens, 1)
+        if found.pool_bytes - more >= one:
+            return
+    fit["verdict"] = "tight"
+    text = f"tight: the estimated parts may take up to {format_size(more)} more, and "
+    text += f"{format_size(fit['free_bytes'], capacity=True)} is free; --strict exits with code 4"
+    notes.append(Note("fit", "tight", text))
 
 
 def _add_host(host: Host, fit: dict[str, Any], notes: list[Note]) -> None:
@@ -276,11 +348,11 @@ def _least(*limits: int | None) -> int | None:
 
 
 def _describe_line(line: Held) -> dict[str, Any]:
-    """A line of `fit.lines`. Weights and cache are exact. The other parts are estimates and have no range yet."""
-    kind, name, size = line
+    """A line of `fit.lines`. Weights and cache are exact. The other parts are estimates; some have a range."""
+    kind, name, size, low, high = line
     is_estimated = kind not in (WEIGHTS, KV_CACHE)
     return {
-        "kind": kind, "name": name, "bytes": size, "estimated": is_estimated, "low_bytes": None, "high_bytes": None
+        "kind": kind, "name": name, "bytes": size, "estimated": is_estimated, "low_bytes": low, "high_bytes": high
     }  # fmt: skip
 
 

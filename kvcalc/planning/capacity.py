@@ -52,6 +52,8 @@ def capacity(
         "reserve_bytes": None,
         "kv_cache_memory_bytes": kv_memory_bytes,
         "free_bytes": kv_memory_bytes - here,
+        "free_low_bytes": None,
+        "free_high_bytes": None,
         "max_context_tokens": longest,
         "max_batch_size": largest_batch(case, kv_memory_bytes, workload.context_tokens, pool_shrinkage),
         "lines": None,

@@ -30,6 +30,7 @@ from kvcalc.units import Number, check_count
 
 if TYPE_CHECKING:
     from kvcalc.model.drafting import Speculation
+    from kvcalc.planning.images import ImagesAsked
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.planning.reuse import CacheReuse
     from kvcalc.throughput.hardware import Devices
@@ -49,7 +50,7 @@ class Question(NamedTuple):
     to their text; a flag may be True or False. `what_if` replaces the model's attention. `speculative` says how tokens
     are drafted, or is None if they are not. `data_parallel_size` is the number of attention replicas. With
     `fits_context` the context is the longest one that fits, as the engine chooses it (`planning.auto_context`). `reuse`
-    says how a cache is used again.
+    says how a cache is used again, and `images` are those in every request, whose tokens are a part of the context.
     """
 
     model: ModelSpec
@@ -70,6 +71,7 @@ class Question(NamedTuple):
     data_parallel_size: int = 1
     fits_context: bool = False
     reuse: CacheReuse | None = None
+    images: ImagesAsked | None = None
 
     @property
     def serves_requests(self) -> bool:
@@ -174,7 +176,8 @@ def make_case(question: Question) -> Case:
 
 def is_reusable(question: Question) -> bool:
     """Whether the case of the same question with other counts differs in its workload only (`case_like`)."""
-    return question.speculative is None and question.reuse is None and not has_cross_attention(question.model)
+    plain = question.speculative is None and question.reuse is None and question.images is None
+    return plain and not has_cross_attention(question.model)
 
 
 def case_like(case: Case, context_tokens: int | None, batch_size: int, speed: SpeedQuestion | None) -> Case:
@@ -252,6 +255,10 @@ def _resolve(asked: Question) -> Case:
         drafting.check_speculation(asked.speculative, devices is not None)
         drafting.check_engine_drafts(asked.speculative, asked.engine, spec)
         settings = drafting.engine_settings(asked.speculative, asked.engine, settings)
+    if asked.images is not None:
+        from kvcalc.planning.images import check_images
+
+        check_images(asked.model, asked.images, workload.context_tokens)
     check_settings([asked.engine], settings, has_device=devices is not None)
     cached, rules = _engine_of(asked, spec, workload, settings)
     if workload.tensor_parallel_size > 1 and not rules.splits_heads:

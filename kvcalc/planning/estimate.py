@@ -164,12 +164,23 @@ def _describe_workload(case: Case) -> dict[str, Any]:
     if speed is not None and speed.request_tokens is not None:
         requests = (speed.input_tokens, speed.output_tokens, speed.concurrency)
     hits = speed.prefix_hit_rate if speed is not None and speed.prefix_hit_rate else None
+    images = None
+    if case.question.images is not None:
+        from kvcalc.planning.images import describe_images
+
+        loads_tower = case.engine_name == "vllm" and "language-model-only" not in case.settings
+        step = case.rules.settings.get("max_num_batched_tokens") if loads_tower else None
+        tokens = step if isinstance(step, int) else None
+        images = describe_images(
+            case.question.images, case.model, workload.context_tokens, tokens, workload.model_dtype.block_bytes
+        )
     return {
         "context_tokens": workload.context_tokens,
         "batch_size": workload.batch_size,
         "encoder_tokens": workload.encoder_tokens,
         **dict(zip(("input_tokens", "output_tokens", "concurrency"), requests)),
         "prefix_hit_rate": hits,
+        "images": images,
     }
 
 

@@ -54,6 +54,7 @@ def plan(
     allow_beyond_limit: bool = False,
     prefix_hit_rate: float = 0.0,
     with_front: bool = False,
+    strict: bool = False,
     **asked: Any,
 ) -> dict[str, Any]:
     """The plan document: for each device and engine, the smallest layout or the reason why there is none.
@@ -61,8 +62,8 @@ def plan(
     `gpus` are kinds of device. A `Devices` limits the number of its kind, up to `max_devices`. `prices` are per device
     and hour, by device name. `engine_settings` may hold options of several engines; each engine takes its own. Requests
     longer than the model's limit do not fit unless `allow_beyond_limit` is set. `prefix_hit_rate` is the share of a
-    prompt's tokens that the prefix cache has. `with_front` adds the Pareto front. `asked` has the other fields of a
-    `Question`; of its `speed`, only the calibration is used.
+    prompt's tokens that the prefix cache has. `strict` leaves out layouts whose fit is tight. `with_front` adds the
+    Pareto front. `asked` has the other fields of a `Question`; of its `speed`, only the calibration is used.
 
     Raises UsageError (exit 2) for an invalid question. If every row is refused, the first refusal is raised: ModelError
     (exit 3) if the weights or the speed are not known. If nothing fits, the document is returned as usual, and
@@ -79,7 +80,7 @@ def plan(
     )
     speed = None if given == SpeedQuestion() else given
     question = Question(model, engine_settings=settings, speed=speed, **asked)
-    traffic = Traffic(question, lengths, targets, allow_beyond_limit)
+    traffic = Traffic(question, lengths, targets, allow_beyond_limit, strict)
     checkpoint = checkpoint_of(model, question.dtype)
     found = [_search_or_refuse(traffic, kind) for kind in kinds]
     refusals = [one for one in found if isinstance(one, KvcalcError)]
@@ -210,13 +211,14 @@ def _row(
     row: dict[str, Any] = dict.fromkeys(ROW)
     row.update(model=traffic.question.model.name, gpu=kind.gpu.name, engine=kind.engine, price_per_hour=price)
     if isinstance(found, KvcalcError):
-        return {**row, "fits": False, "reason": found.message, "hint": found.hint}
+        return {**row, "fits": False, "verdict": "does_not_fit", "reason": found.message, "hint": found.hint}
     if isinstance(found, Trouble):
-        return {**row, "fits": False, **found._asdict()}
+        return {**row, "fits": False, "verdict": "does_not_fit", **found._asdict()}
     question, memory, serving = traffic.question, found.probe.memory.document, found.probe.serving
     row.update(
         **dict(zip(Option._fields[:4], found)),
         fits=True,
+        verdict="tight" if found.probe.is_tight else "fits",
         num_devices=found.num_devices,
         next_layout=found.next_layout,
         requests_per_replica=found.probe.running,
@@ -263,7 +265,8 @@ _TIMES = (
     "ttft_seconds", "ttft_low_seconds", "ttft_high_seconds", "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds",
 )  # fmt: skip
 ROW = (
-    "model", "gpu", "engine", "fits", "reason", "hint", "next_layout", "tensor_parallel_size", "pipeline_parallel_size",
+    "model", "gpu", "engine", "fits", "verdict", "reason", "hint", "next_layout", "tensor_parallel_size",
+    "pipeline_parallel_size",
     "data_parallel_size", "replicas",
     "num_devices", "requests_per_replica", "kv_dtype", "weights_dtype", "free_bytes", "max_batch_size", *_TIMES,
     "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second",

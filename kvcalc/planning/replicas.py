@@ -72,6 +72,12 @@ class Probe(NamedTuple):
     trouble: Trouble | None
 
     @property
+    def is_tight(self) -> bool:
+        """Whether the estimated parts may leave too little memory for this number of requests."""
+        low = self.memory.fit["free_low_bytes"]
+        return low is not None and low < 0
+
+    @property
     def serving(self) -> dict[str, Any]:
         """The `serving` part of the document. Only for probes without `trouble`."""
         if self.speed is None:
@@ -102,12 +108,14 @@ class Option(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """The question for every kind of device. `question` has the model, the types and the engines' settings."""
+    """The question for every kind of device. `question` has the model, the types and the engines' settings. `strict`
+    leaves out layouts whose fit is tight."""
 
     question: Question
     lengths: Lengths
     targets: Targets
     allow_beyond_limit: bool
+    strict: bool = False
 
     @property
     def limit(self) -> int | None:
@@ -244,6 +252,10 @@ def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int) 
         short = format_size(-memory.fit["free_bytes"])
         reason = f"a request of {lengths.held_tokens:,} tokens does not fit: {short} more is needed per device"
         return Probe(running, memory, None, Trouble(reason))
+    if traffic.strict and Probe(running, memory, None, None).is_tight:
+        more = format_size(-memory.fit["free_low_bytes"])
+        reason = f"{running:,} {'request' if running == 1 else 'requests'} of {lengths.held_tokens:,} tokens may need "
+        return Probe(running, memory, None, Trouble(f"{reason}{more} more per device", "--strict leaves this out"))
     longest = lengths.longest_tokens
     if longest > lengths.held_tokens and not answer_case(case.at(longest, 1)).fit["fits"]:
         return Probe(running, memory, None, Trouble(f"the longest request, {longest:,} tokens, does not fit"))

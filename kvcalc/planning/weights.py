@@ -29,7 +29,13 @@ def describe_weights(
     """
     found, remarks = _described(model, spec, dtype, model_dtype)
     notes += remarks
-    return dict(found)
+    towers: list[dict[str, Any]] = []
+    if model.multimodal is not None and model.gguf is None:
+        from kvcalc.model.towers import towers_of
+        from kvcalc.planning.towers import described_towers
+
+        towers = described_towers(towers_of(model))
+    return {**found, "towers": towers}
 
 
 @remembered_of_two
@@ -70,7 +76,7 @@ class DeviceWeights(NamedTuple):
     """The weights on the device that holds the most: their bytes, the bytes every rank holds, and their widths.
 
     If the bytes are not known, `bytes` is None and `reason` says why. `draft_bytes` of them are weights that only draft
-    tokens.
+    tokens, and `others` are towers and adapters: a name and the bytes of each.
     """
 
     bytes: int | None
@@ -78,6 +84,19 @@ class DeviceWeights(NamedTuple):
     width: Width | None
     reason: str | None
     draft_bytes: int = 0
+    others: tuple[tuple[str, int], ...] = ()
+
+
+def file_excess(
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype
+) -> tuple[int, int]:  # fmt: skip
+    """The bytes of the files in the model's folder beyond the language model, and all their bytes. 0 without files."""
+    described, _ = _described(model, spec, dtype, model_dtype)
+    weights, _ = _known_weights(model, spec)
+    if described["bytes_source"] != "safetensors" or weights is None:
+        return 0, 0
+    _, size = _bytes_of(weights, spec, None, model_dtype, [])
+    return (0, 0) if size is None else (max(described["bytes"] - size[0], 0), described["bytes"])
 
 
 @remembered_of_two

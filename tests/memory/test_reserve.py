@@ -11,6 +11,7 @@ from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import Release, release_of
 from kvcalc.memory.reserve import GIB, MIB, Question, device_settings, reserve_of
 from kvcalc.memory.sharding import Width
+from kvcalc.model.towers.images import ImageRule
 
 LLAMA_8B = Width(3 * 14336, 4096, 128256, 32, False)
 LLAMA_2_7B = Width(3 * 11008, 4096, 32000, 32, False)
@@ -35,12 +36,13 @@ def test_logical_keeps_a_tenth() -> None:
 
 
 def test_vllm_of_today() -> None:
-    # 1,024 requests sample with 10 bytes per logit. A step of 8,192 tokens has two rows of 4,096 and three of 14,336
-    # with 2 bytes per element.
-    assert 1024 * 128256 * 10 > 8192 * (2 * 4096 + 3 * 14336) * 2
+    # 1,024 requests sample with 10 bytes per logit, while three rows of 4,096 of 8,192 tokens stay. A step of 8,192
+    # tokens has four rows of 4,096 and three of 14,336. An element has 2 bytes.
+    peak = 1024 * 128256 * 10 + 8192 * 3 * 4096 * 2
+    assert peak > 8192 * (4 * 4096 + 3 * 14336) * 2
     assert lines(ask("vllm")) == {
         "unused share (1 - 0.92)": MEMORY - ceil(MEMORY * 0.92),
-        "activations of 8,192 tokens": 1024 * 128256 * 10,
+        "activations of 8,192 tokens": peak,
         "CUDA context": 256 * MIB,
         "CUDA graphs": 32 * 12 * MIB,
     }
@@ -48,14 +50,14 @@ def test_vllm_of_today() -> None:
 
 def test_vllm_where_the_layer_is_the_peak() -> None:
     found = lines(ask("vllm", LLAMA_2_7B))
-    assert found["activations of 8,192 tokens"] == 8192 * (2 * 4096 + 3 * 11008) * 2
+    assert found["activations of 8,192 tokens"] == 8192 * (4 * 4096 + 3 * 11008) * 2
 
 
 def test_vllm_before_it_counted_graphs() -> None:
     found = ask("vllm", release=Release.of(0, 8, 1))
     assert lines(found)["unused share (1 - 0.9)"] == MEMORY - ceil(MEMORY * 0.9)
     assert "CUDA graphs" not in lines(found)
-    assert lines(found)["activations of 8,192 tokens"] == 1024 * 128256 * 39
+    assert lines(found)["activations of 8,192 tokens"] == 1024 * 128256 * 39 + 8192 * 3 * 4096 * 2
     assert found.settings["gpu_memory_utilization"] == 0.9
 
 
@@ -65,10 +67,50 @@ def test_vllm_settings() -> None:
     )
     assert lines(found) == {
         "unused share (1 - 0.5)": MEMORY // 2,
-        "activations of 8,192 tokens": 8192 * (2 * 4096 + 3 * 14336) * 2,
+        "activations of 8,192 tokens": 8192 * (4 * 4096 + 3 * 14336) * 2,
         "CUDA context": 256 * MIB,
-        "NCCL buffers": 704 * MIB,
+        "NCCL buffers": 1843 * MIB,
     }
+
+
+def test_vllm_has_fewer_buffers_without_fast_links() -> None:
+    assert lines(ask("vllm", ranks=2, has_fast_links=False))["NCCL buffers"] == 704 * MIB
+    old = Release.of(0, 10)
+    assert lines(ask("vllm", ranks=2, release=old))["NCCL buffers"] == 704 * MIB
+    assert "NCCL buffers" not in lines(ask("vllm", ranks=2, has_fast_links=False, release=old))
+
+
+def test_vllm_captures_fewer_graphs_for_fewer_requests() -> None:
+    # 16 requests capture 1, 2, 4, 8, 16, 24 and 32.
+    found = lines(ask("vllm", settings={"max-num-seqs": "16"}))
+    assert found["CUDA graphs"] == 32 * 12 * MIB * 7 // 51
+
+
+def test_vllm_profiles_the_vision_tower() -> None:
+    images = ImageRule(lambda width, height: 1, 16384, 4, 1280, 3 * 3420, 7)
+    short = ask("vllm", context_tokens=32768, images=images, settings={"max-num-seqs": "8"})
+    assert short.varies
+    # 32,768 tokens are a video of twice the tokens of an image.
+    assert lines(short)["encoder cache of 32,768 tokens"] == 32768 * 4096 * 2
+    assert lines(short)["activations of 8,192 tokens"] == 32768 * 4 * (4 * 1280 + 3 * 3420) * 2
+    assert "encoder cache of 114,688 tokens" in lines(ask("vllm", context_tokens=2**20, images=images))
+
+
+def test_vllm_gathers_latents_for_sparse_attention() -> None:
+    name = "sparse attention workspace"
+    assert lines(ask("vllm", has_sparse_latent=True, context_tokens=8192))[name] == 5 * 8192 * 1152
+    long: dict[str, Any] = {"has_sparse_latent": True, "context_tokens": 2**19}
+    assert lines(ask("vllm", **long))[name] == 2 * 2**19 * 1152
+    assert lines(ask("vllm", **long, release=Release.of(0, 27)))[name] == 5 * 2**19 * 1152
+
+
+def test_estimated_parts_of_vllm_have_a_range() -> None:
+    share, *others = ask("vllm", ranks=2).held
+    assert share.low == share.high == share.bytes
+    for part in others:
+        assert part.low is not None
+        assert part.high is not None
+        assert part.low < part.bytes < part.high
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,8 +37,10 @@ def test_lines_add_up_to_the_device(name: str, device: str, engine: str) -> None
     # llama.cpp keeps the input embedding in host memory, if that is not the device's own.
     is_elsewhere = engine == "llama.cpp" and device != "m2-ultra" and name != "gemma-3-27b"
     assert of("weights") == parts["weights_bytes"]
-    assert (parts["weights_bytes"] < answer["weights"]["bytes"]) == is_elsewhere
-    assert parts["weights_bytes"] <= answer["weights"]["bytes"]
+    towers = sum(line["bytes"] for line in lines if "tower" in line["name"])
+    assert (parts["weights_bytes"] - towers < answer["weights"]["bytes"]) == is_elsewhere
+    assert parts["weights_bytes"] - towers <= answer["weights"]["bytes"]
+    assert bool(towers) == (name == "gemma-3-27b" and engine != "llama.cpp")
     assert of("kv_cache") == parts["kv_cache_bytes"] == answer["kv_cache"]["bytes_per_device"]
     assert (of("activation"), of("reserve")) == (parts["activation_bytes"], parts["reserve_bytes"])
     assert of("free") == parts["free_bytes"] == parts["kv_cache_memory_bytes"] - parts["kv_cache_bytes"]
@@ -184,24 +185,9 @@ class Start(NamedTuple):
     context: int = 8192
 
 
-def seqs(tokens: int = 2048, **more: str) -> dict[str, str]:
-    return {"max-num-seqs": "256", "max-num-batched-tokens": str(tokens), **more}
-
-
-# Public logs with the flags they mention. The device's memory is the printed one.
+# Public logs with the flags they mention. The device's memory is the printed one. Those of vLLM are in
+# benchmarks/vllm_memory.tsv.
 STARTS = [
-    Start("vllm-project/vllm#10517, comment", "llama-3.1-8b", "rtx-3090", 23.58, "vllm@0.6", 3.81, seqs(20000)),
-    # 1,498 blocks of 16 tokens, 40 KV heads of 128 per rank, 80 layers; chunked prefill of 512 tokens beyond 32k.
-    Start("vllm-project/vllm#10517", "llama-3.1-70b", "h100", 79.10, "vllm@0.5.4", 3.66, seqs(512), 2, 131072),
-    Start("vllm-project/vllm#16668", "llama-2-7b", "h20", 95.0, "vllm@0.8.5", 72.21, {}, 1, 4096),
-    Start("public log, 79.14 GiB", "llama-3.1-8b", "h100", 79.14, "vllm@0.6", 54.93, seqs(8192)),
-    Start("public log, Tesla T4", "qwen2.5-1.5b", "t4", 14.56, "vllm@0.7", 2.36,
-          seqs(32768, **{"gpu-memory-utilization": "0.5"}), 1, 32768),
-    Start("public log, four ranks", "qwen3-8b", "l4", 21.48, "vllm@0.8.5", 14.49,
-          seqs(8192, **{"gpu-memory-utilization": "0.93"}), 4, 65536),
-    Start("public log, 0.10", "llama-3.2-1b", "l40s", 44.31, "vllm@0.10", 37.10, {}),
-    Start("public log, A100 40 GB", "llama-3.1-8b", "a100-40gb", 39.49, "vllm@0.11", 19.92, {}, 1, 32768),
-    Start("public log, October 2026", "llama-3.1-8b", "h100", 79.25, "vllm", 56.21, {}, 1, 131072),
     Start("sgl-project/sglang#6753", "llama-3-8b", "h200", 139.72, "sglang", 106.36, {"mem-fraction-static": "0.88"}),
     Start("vllm-project/vllm#21348", "qwen3-235b-a22b", "h100", 79.10, "sglang", 16.46,
           {"mem-fraction-static": "0.93"}, 4),
@@ -222,11 +208,6 @@ def predicted_gib(start: Start) -> float:
 def test_near_what_an_engine_printed(start: Start) -> None:
     """Within 3.5 % of the device's memory. The weights are exact, the other parts are estimated."""
     assert abs(predicted_gib(start) - start.available_gib) < 0.035 * start.memory_gib
-
-
-def test_half_of_them_within_a_percent() -> None:
-    errors = [abs(predicted_gib(start) - start.available_gib) / start.memory_gib for start in STARTS]
-    assert statistics.median(errors) < 0.01
 
 
 def test_a_refused_engine_setting() -> None:

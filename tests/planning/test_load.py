@@ -24,7 +24,7 @@ def test_a_load_of_which_not_one_request_runs_does_not_fit(kvcalc: Any) -> None:
     answer = result.json
     assert answer["workload"] == {
         "context_tokens": 101_000, "batch_size": 1, "encoder_tokens": None, "input_tokens": 100_000,
-        "output_tokens": 1000, "concurrency": 4, "prefix_hit_rate": None,
+        "output_tokens": 1000, "concurrency": 4, "prefix_hit_rate": None, "images": None,
     }  # fmt: skip
     assert (answer["fit"]["fits"], answer["fit"]["verdict"], answer["fit"]["max_batch_size"]) == (
         False,

@@ -47,6 +47,7 @@ def test_in_the_configs_dtype_or_the_one_asked_for() -> None:
         "dtype": "bf16",
         "bytes_source": "config",
         "reason": None,
+        "towers": [],
     }
     assert warnings == []
     assert weights(LLAMA, dtype="fp32")[0]["bytes"] == 4 * (LINEAR + REST)

@@ -88,6 +88,15 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option("max-num-seqs", "N", "maximum running requests", "the device's default", divides_memory=True),
         Option("enforce-eager", None, "use no CUDA graphs", divides_memory=True),
+        Option("language-model-only", None, "load no vision or audio tower of a multimodal model", divides_memory=True),
+        Option(
+            "max-loras",
+            "N",
+            "LoRA adapters in one batch, with --max-lora-rank; a model with either has buffers for them",
+            "1",
+            divides_memory=True,
+        ),
+        Option("max-lora-rank", "R", "largest rank of a LoRA adapter", "16", divides_memory=True),
     ),
     "sglang": (
         Option("page-size", "N", "tokens per page", "1, or 64 with an indexer"),
@@ -109,6 +118,14 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "the device's default",
             divides_memory=True,
         ),
+        Option(
+            "max-loras-per-batch",
+            "N",
+            "LoRA adapters in one batch, with --max-lora-rank",
+            "8",
+            divides_memory=True,
+        ),
+        Option("max-lora-rank", "R", "largest rank of a LoRA adapter", "16", divides_memory=True),
     ),
     "tensorrt-llm": (
         Option("tokens-per-block", "N", "tokens per block", "32"),

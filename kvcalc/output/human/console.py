@@ -142,6 +142,15 @@ def describe_workload(workload: Mapping[str, Any]) -> list[str]:
     return [f"{count(workload['context_tokens'])} tokens", f"batch {count(workload['batch_size'])}"]
 
 
+def describe_images(workload: Mapping[str, Any]) -> list[str]:
+    """The images of a request as text, such as `2 images of 2,691 tokens`. Empty without images."""
+    images = workload["images"]
+    if images is None:
+        return []
+    return [f"{count(images['count'])} {'image' if images['count'] == 1 else 'images'} of "
+            f"{count(images['tokens_per_image'])} tokens"]  # fmt: skip
+
+
 def name_engine(engine: Mapping[str, Any]) -> str:
     """The engine's name, with the release that was asked for, or else the one that its rules are from, if any."""
     return " ".join(str(value) for value in (engine["name"], engine["version"]) if value)

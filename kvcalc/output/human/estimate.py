@@ -14,6 +14,7 @@ from rich.text import Text
 from kvcalc.output.human.console import (
     attention,
     count,
+    describe_images,
     describe_workload,
     name_engine,
     plain_table,
@@ -57,7 +58,8 @@ def _heading(document: dict[str, Any], console: Console) -> None:
     model, engine = document["model"], document["engine"]
     console.print(Text.assemble((model["name"], "bold"), f"  {_describe(model)}"))
     hardware = document["hardware"]
-    parts = [*describe_workload(document["workload"]), document["kv_cache"]["dtype"]]
+    workload = document["workload"]
+    parts = [*describe_workload(workload), *describe_images(workload), document["kv_cache"]["dtype"]]
     if hardware is None:
         parts.append(split(engine))
     if engine["name"] != "logical":
@@ -133,6 +135,8 @@ def _weights(weights: dict[str, Any], console: Console) -> None:
             parts.append(f"{format_parameters(active)} active")
     if weights["bytes"] is not None:
         parts.append(f"{size(weights['bytes'])} {weights['dtype'] or ''}".rstrip())
+    for tower in weights["towers"]:
+        parts.append(f"{tower['name']} {'not counted' if tower['bytes'] is None else size(tower['bytes'])}")
     if parts:
         console.print(Text.assemble(("weights", "bold"), f"  {', '.join(parts)}"))
         console.print()

@@ -7,17 +7,23 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, describe_workload, name_engine, plain_table, split
+from kvcalc.output.human.console import count, describe_images, describe_workload, name_engine, plain_table, split
 from kvcalc.output.human.memory_bar import print_bar
 from kvcalc.units import format_size
+
+_VERDICTS = {
+    "fits": ("fits", "bold green"), "tight": ("fits, but is tight", "bold yellow"),
+    "does_not_fit": ("does not fit", "bold red"),
+}  # fmt: skip
 
 
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the fit document."""
     engine, hardware = document["engine"], document["hardware"]
     console.print(Text.assemble((document["model"]["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
+    workload = [*describe_workload(document["workload"]), *describe_images(document["workload"])]
     kinds = [f"weights {document['weights']['dtype']}", f"cache {document['kv_cache']['dtype']}"]
-    console.print(", ".join([*describe_workload(document["workload"]), *kinds, name_engine(engine)]))
+    console.print(", ".join([*workload, *kinds, name_engine(engine)]))
     if hardware["note"]:
         console.print(f"{hardware['name']}: {hardware['note']}", style="dim")
     console.print()
@@ -49,17 +55,25 @@ def _offload(offload: dict[str, Any], console: Console) -> None:
 def print_verdict(document: dict[str, Any], console: Console) -> None:
     """Print whether it fits, the memory bar and the limits."""
     fit = document["fit"]
-    verdict = ("fits", "bold green") if fit["fits"] else ("does not fit", "bold red")
+    verdict = _VERDICTS[fit["verdict"]]
     memory = format_size(max(fit["kv_cache_memory_bytes"], 0), capacity=True)
     console.print(Text.assemble(verdict, f": {memory} per device for the KV cache"))
     if waiting := _waiting(document):
         console.print(waiting)
     print_bar(fit, console)
+    if fit["free_low_bytes"] is not None:
+        ends = (_signed(fit[key]) for key in ("free_low_bytes", "free_high_bytes"))
+        console.print(f"80 % range of the free memory: {' to '.join(ends)}", style="dim")
     if fit["host"] is not None:
         _host(fit["host"], console)
     if fit["devices"] is not None:
         _devices(fit["devices"], console)
     print_limits(document, console)
+
+
+def _signed(size: int) -> str:
+    """A size that may be negative, towards less memory."""
+    return f"-{format_size(-size)}" if size < 0 else format_size(size, capacity=True)
 
 
 def _host(host: dict[str, Any], console: Console) -> None:

@@ -48,6 +48,7 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
         {
             **row,
             "gpu": f"{row['gpu']} *" if has_choice and row == best else row["gpu"],
+            "fit": "tight" if row["verdict"] == "tight" else "",
             "layout": _layout(row),
             "range": span(row["tpot_low_seconds"], row["tpot_high_seconds"]),
         }
@@ -60,6 +61,8 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
         (">GPUs", "num_devices", count), ("layout", "layout", text), (">TTFT", "ttft_seconds", duration),
         (">TPOT", "tpot_seconds", duration), (">80% range", "range", text), (">tok/s", "tokens_per_second", rate),
     ]  # fmt: skip
+    if any(row["verdict"] == "tight" for row in rows):
+        columns.insert(-1, ("fit", "fit", text))
     if any(row["cost_per_hour"] is not None for row in rows):
         columns += [
             (">per hour", "cost_per_hour", _money),

@@ -1,0 +1,82 @@
+"""The vision and audio towers beside a language model: how many parameters each has.
+
+Engines load a tower with its projector, and quantized checkpoints leave both in 16 bits. A family's rule is in `vision`
+or `audio`. A tower without a rule is listed with the reason why it is not counted, so that it is never a silent zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kvcalc.errors import ModelError
+from kvcalc.model.memo import remembered
+from kvcalc.model.reader import TOWER_KEYS, ConfigReader
+from kvcalc.model.spec import ModelSpec
+
+
+class Tower(NamedTuple):
+    """A tower and its projector. `name` is "vision tower" or "audio tower", `kind` is its published type.
+
+    Tensor parallelism splits `split_parameters` (the matrices of its layers); every rank holds `whole_parameters`. Both
+    are None if the tower's rule is not known, and `reason` says so.
+    """
+
+    name: str
+    kind: str
+    split_parameters: int | None
+    whole_parameters: int | None
+    reason: str | None = None
+
+    @property
+    def parameters(self) -> int | None:
+        """All parameters of the tower and its projector, or None."""
+        if self.split_parameters is None or self.whole_parameters is None:
+            return None
+        return self.split_parameters + self.whole_parameters
+
+    def on_rank(self, ranks: int) -> int:
+        """The parameters on one of `ranks` tensor-parallel ranks. 0 if they are not known."""
+        return -(-(self.split_parameters or 0) // ranks) + (self.whole_parameters or 0)
+
+
+@remembered
+def towers_of(spec: ModelSpec) -> tuple[Tower, ...]:
+    """The towers of a model, vision first. Empty for a model of text alone."""
+    config = spec.multimodal
+    if config is None:
+        return ()
+    outer = str(config.get("model_type"))
+    inner = config.get("thinker_config")
+    if isinstance(inner, Mapping):
+        config = inner
+    found = (_tower(modality, config, outer, spec) for modality in TOWER_KEYS)
+    return tuple(tower for tower in found if tower is not None)
+
+
+def tower_parameters(spec: ModelSpec) -> int:
+    """The parameters of all towers whose rule is known. 0 for a model of text alone."""
+    return sum(tower.parameters or 0 for tower in towers_of(spec))
+
+
+def _tower(modality: str, config: Mapping[str, object], outer: str, spec: ModelSpec) -> Tower | None:
+    key = next((key for key in TOWER_KEYS[modality] if config.get(key) not in (None, False)), None)
+    if key is None:
+        return None
+    name, stated = f"{modality} tower", config[key]
+    if not isinstance(stated, Mapping):
+        return Tower(name, str(stated)[:80], None, None, f"{key} names a tower without its dimensions")
+    kind = str(stated.get("model_type") or outer)
+    width = spec.attention.hidden_size
+    if modality == "vision":
+        from kvcalc.model.towers.vision import rule_of
+    else:
+        from kvcalc.model.towers.audio import rule_of
+    rule = rule_of(outer, kind)
+    if rule is None or key not in ("vision_config", "audio_config") or width is None:
+        return Tower(name, kind, None, None, f"the weights of a tower of type {kind} in {outer} are not counted")
+    try:
+        split, whole = rule(ConfigReader(stated, key, spec.source), width, ConfigReader(config, spec.name, spec.source))
+    except ModelError as error:
+        return Tower(name, kind, None, None, error.message)
+    return Tower(name, kind, split, whole)

@@ -1,0 +1,214 @@
+"""How many tokens an image takes in the language model, by the rules of each family's image processor.
+
+Source: the image processors of Transformers 5.23.0 (`tests/oracle/test_images.py` asks them), with the sizes that the
+published preprocessor_config.json states where they differ from the class (Qwen).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import ceil, floor, sqrt
+from typing import NamedTuple
+
+from kvcalc.errors import ModelError
+from kvcalc.model.memo import remembered
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.towers.blocks import integer, side
+
+
+class ImageRule(NamedTuple):
+    """`tokens(width, height)` is the tokens of an image in pixels. `most` is that of the largest image, and each token
+    takes `patches_per_token` patches of the vision tower. `width` and `elements` are the tower's width and the values
+    that a patch needs in the widest module of a layer. vLLM tries videos of up to `most_frames` times as many tokens.
+    """
+
+    tokens: Callable[[int, int], int]
+    most: int
+    patches_per_token: int
+    width: int
+    elements: int
+    most_frames: int = 1
+
+    def most_at(self, context_tokens: int) -> int:
+        """The tokens of the largest image or video that is no longer than the context, and at least one image."""
+        return self.most * max(1, min(self.most_frames, context_tokens // max(self.most, 1)))
+
+
+@remembered
+def image_rule(spec: ModelSpec) -> ImageRule | None:
+    """The rule for the images of a model, or None if the model has no vision tower or its rule is not known."""
+    config = spec.multimodal
+    if config is None:
+        return None
+    outer = str(config.get("model_type"))
+    thinker = config.get("thinker_config")
+    if isinstance(thinker, Mapping):
+        config = thinker
+    vision = config.get("vision_config")
+    if not isinstance(vision, Mapping):
+        return None
+    make = _BY_MODEL.get(outer) or _BY_TOWER.get(str(vision.get("model_type") or outer))
+    if make is None:
+        return None
+    try:
+        return make(ConfigReader(vision, "vision_config", spec.source), ConfigReader(config, spec.name, spec.source))
+    except ModelError:
+        return None  # `towers_of` says what is wrong with the config
+
+
+def image_tokens(spec: ModelSpec, width: int, height: int) -> int:
+    """The tokens of one image. Raises ModelError (exit 3) if the model takes no images, or its rule is not known."""
+    rule = image_rule(spec)
+    if rule is None:
+        kind = "takes no images" if spec.multimodal is None else "has images whose tokens are not known"
+        raise ModelError(f"--images: {spec.name} ({spec.model_type}) {kind}")
+    return rule.tokens(width, height)
+
+
+_Make = Callable[[ConfigReader, ConfigReader], ImageRule]
+
+
+def _tower(vision: ConfigReader, matrices: int = 2, width: int = 1152, inner: int = 4304) -> tuple[int, int]:
+    """The tower's width, and the values of a patch in its widest module: in and out of the MLP."""
+    size = integer(vision, width, "embed_dim", "hidden_size", "vt_hidden_size")
+    middle = integer(vision, inner, "intermediate_size", "vt_intermediate_size")
+    return size, matrices * middle
+
+
+def _of_pixels(least: int, most: int, patch: int, *, frames: int = 1, matrices: int = 2, video: int = 1) -> _Make:
+    """Both sides become multiples of a merged patch, and the area is kept between two limits.
+
+    `frames` frames share the limits. A side is rounded to the nearest multiple, or down or up if a limit applies.
+    """
+
+    def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+        merge = integer(vision, 2, "spatial_merge_size")
+        unit = integer(vision, patch, "patch_size") * merge
+
+        def tokens(width: int, height: int) -> int:
+            rows, columns = round(height / unit), round(width / unit)
+            area = frames * rows * columns * unit * unit
+            if area > most:
+                by = sqrt(frames * height * width / most)
+                rows, columns = (max(1, floor(length / by / unit)) for length in (height, width))
+            elif area < least:
+                by = sqrt(least / (frames * height * width))
+                rows, columns = (ceil(length * by / unit) for length in (height, width))
+            return rows * columns
+
+        if "embed_dim" in vision.config:
+            size = integer(vision, 1280, "embed_dim")
+            elements = 2 * int(size * vision.number("mlp_ratio", 4))
+        else:
+            size, elements = _tower(vision, matrices)
+        return ImageRule(tokens, most // (frames * unit * unit), merge * merge, size, elements, video)
+
+    return make
+
+
+def _fixed(tokens: int | None = None) -> _Make:
+    """Every image is resized to one size. Without `tokens`, each patch of it is a token."""
+
+    def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+        number = (side(vision, "image_size", 224) // side(vision, "patch_size", 14)) ** 2
+        taken = integer(outer, tokens, "mm_tokens_per_image") if tokens is not None else number
+        if outer.config.get("vision_feature_select_strategy") == "full":
+            taken += 1
+        size, elements = _tower(vision)
+        return ImageRule(lambda width, height: taken, taken, max(number // max(taken, 1), 1), size, elements)
+
+    return make
+
+
+def _gemma4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+    """The largest image of the same shape that takes at most 280 tokens."""
+    pool, patch = integer(vision, 3, "pooling_kernel_size"), integer(vision, 16, "patch_size")
+    most, unit = integer(vision, 280, "default_output_length"), pool * patch
+
+    def tokens(width: int, height: int) -> int:
+        by = sqrt(most * pool * pool * patch * patch / (width * height))
+        rows, columns = floor(by * height / unit), floor(by * width / unit)
+        if rows == 0:
+            return min(width // height, most)
+        if columns == 0:
+            return min(height // width, most)
+        return rows * columns
+
+    size, elements = _tower(vision, 3)
+    return ImageRule(tokens, most, pool * pool, size, elements)
+
+
+def _pixtral(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+    """The longest side is limited, and a token ends every row."""
+    merge, longest = integer(outer, 2, "spatial_merge_size"), side(vision, "image_size", 1540)
+    unit = side(vision, "patch_size", 14) * merge
+
+    def tokens(width: int, height: int) -> int:
+        ratio = max(width / longest, height / longest, 1)
+        rows, columns = ceil(floor(height / ratio) / unit), ceil(floor(width / ratio) / unit)
+        return rows * (columns + 1)
+
+    size, elements = _tower(vision, 3, 1024, 4096)
+    return ImageRule(tokens, tokens(longest, longest), merge * merge, size, elements)
+
+
+def _internvl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+    """1 to 12 tiles in the shape closest to the image's, and a thumbnail if there are several; two tokens around."""
+    tile = side(vision, "image_size", 448)
+    patches = (tile // side(vision, "patch_size", 14)) ** 2
+    each = int(patches * outer.number("downsample_ratio", 0.5) ** 2)
+    most = integer(outer, 12, "max_dynamic_patch")
+    shapes = [(x, y) for x in range(1, most + 1) for y in range(1, most + 1) if x * y <= most]
+
+    def tokens(width: int, height: int) -> int:
+        best, difference = (1, 1), float("inf")
+        for x, y in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
+            off = abs(width / height - x / y)
+            if off < difference or (off == difference and width * height > 0.5 * tile * tile * x * y):
+                best, difference = (x, y), off
+        tiles = best[0] * best[1]
+        return 2 + each * (tiles + 1 if tiles > 1 else 1)
+
+    size, elements = _tower(vision, 2, 1024, 4096)
+    return ImageRule(tokens, 2 + each * (most + 1), patches // max(each, 1), size, elements)
+
+
+def _moonvit(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+    """At most 16,384 patches, then padded to whole tokens. An image is never enlarged."""
+    patch, most, sides = integer(vision, 14, "patch_size"), 16384, 512
+    unit = 2 * patch
+
+    def tokens(width: int, height: int) -> int:
+        number = max(1, width // patch) * max(1, height // patch)
+        by = min(1.0, sqrt(most / number), sides * patch / width, sides * patch / height)
+        return ceil(max(1, int(height * by)) / unit) * ceil(max(1, int(width * by)) / unit)
+
+    size, elements = _tower(vision)
+    return ImageRule(tokens, most // 4, 4, size, elements)
+
+
+# Two frames make a token, and vLLM tries up to 14 (_MAX_FRAMES_PER_VIDEO, model_executor/models/qwen2_vl.py). Its log
+# of Qwen2.5-VL-7B with a context of 128,000 tokens prints 114,688 tokens, 7 times those of an image.
+_QWEN2 = _of_pixels(56 * 56, 16384 * 28 * 28, 14, matrices=3, video=7)
+_QWEN3 = _of_pixels(65536, 16777216, 16)
+_GLM = _of_pixels(112 * 112, 28 * 28 * 15000, 14, frames=2, matrices=3)
+
+_BY_MODEL: Mapping[str, _Make] = {
+    **dict.fromkeys(("gemma3", "gemma3_text", "shieldgemma2"), _fixed(256)),
+    **dict.fromkeys(("gemma4", "gemma4_text"), _gemma4),
+    **dict.fromkeys(("internvl", "internvl_chat"), _internvl),
+    **dict.fromkeys(("kimi_k25", "kimi_k3"), _moonvit),
+    **dict.fromkeys(("llama", "llava", "paligemma"), _fixed()),
+    **dict.fromkeys(("ministral3", "mistral3"), _pixtral),
+}
+_BY_TOWER: Mapping[str, _Make] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_vision", "qwen2_5_vl", "qwen2_5_vl_vision"), _QWEN2),
+    **dict.fromkeys(
+        ("qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_5", "qwen3_5_vision",
+         "qwen3_5_moe", "qwen3_5_moe_vision"),
+        _QWEN3,
+    ),
+    **dict.fromkeys(("glm4v", "glm4v_vision", "glm4v_moe", "glm4v_moe_vision", "glm46v", "glm46v_vision"), _GLM),
+    "kimi_k25_vision": _moonvit,
+}  # fmt: skip

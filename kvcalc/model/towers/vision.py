@@ -1,0 +1,324 @@
+"""The parameters of vision towers and of the projectors behind them, by type.
+
+Source: the modeling files of Transformers 5.23.0 (`tests/oracle/test_towers.py` builds each class), and for Kimi K3
+kimi_k25_vit.py of vLLM 0.33.0. The defaults are those of the configuration classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvcalc.errors import ModelError
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, patches, projection, side
+
+
+def rule_of(outer: str, kind: str) -> Rule | None:
+    """The rule of a vision tower of type `kind` in a model of type `outer`, or None if it is not known."""
+    return _BY_MODEL.get(outer) or _BY_TOWER.get(kind)
+
+
+def _qwen2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Here hidden_size is the width of the language model. Biases everywhere, layer norms."""
+    width = integer(vision, 1280, "embed_dim")
+    inner = int(width * vision.number("mlp_ratio", 4))
+    body = layers(integer(vision, 32, "depth"), width, inner, biases=5 * width + inner, norms=4 * width)
+    return added(body, (0, _patches_3d(vision, width, 14) + _merger(vision, width, text, 2 * width)))
+
+
+def _qwen2_5_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """A gated MLP, and norms without a bias. EXAONE 4.5 has fewer KV heads."""
+    width, inner = integer(vision, 3584, "hidden_size"), integer(vision, 3420, "intermediate_size")
+    heads = integer(vision, 16, "num_heads")
+    kv = integer(vision, heads, "num_key_value_heads") * (width // max(heads, 1))
+    body = layers(
+        integer(vision, 32, "depth"), width, inner, matrices=3, kv=kv, biases=3 * width + 2 * kv + 2 * inner,
+        norms=2 * width,
+    )  # fmt: skip
+    return added(body, (0, _patches_3d(vision, width, 14) + _merger(vision, width, text, width)))
+
+
+def _qwen3_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """The layers in deepstack_visual_indexes have a merger of their own."""
+    levels = vision.config.get("deepstack_visual_indexes")
+    return _qwen3(vision, text, 3 if levels is None else len(levels) if isinstance(levels, list) else 0)
+
+
+def _qwen3_5(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Qwen3-VL's tower without deepstack: its class ignores deepstack_visual_indexes."""
+    return _qwen3(vision, text, 0)
+
+
+def _qwen3(vision: ConfigReader, text: int, levels: int) -> Counted:
+    width, inner = integer(vision, 1152, "hidden_size"), integer(vision, 4304, "intermediate_size")
+    body = layers(integer(vision, 27, "depth"), width, inner, biases=5 * width + inner, norms=4 * width)
+    positions = integer(vision, 2304, "num_position_embeddings") * width
+    mergers = _merger(vision, width, text, 2 * width)
+    mergers += levels * _merger(vision, width, text, 2 * width * integer(vision, 2, "spatial_merge_size") ** 2)
+    return added(body, (0, _patches_3d(vision, width, 16) + width + positions + mergers))
+
+
+def _patches_3d(vision: ConfigReader, width: int, patch: int) -> int:
+    """A convolution over patches of two frames, without its bias."""
+    size, frames = integer(vision, patch, "patch_size"), integer(vision, 2, "temporal_patch_size")
+    return integer(vision, 3, "in_channels", "in_chans", "num_channels") * frames * size * size * width
+
+
+def _merger(vision: ConfigReader, width: int, text: int, norm: int) -> int:
+    """A norm, and two linear layers over the patches that become one token."""
+    merged = width * integer(vision, 2, "spatial_merge_size") ** 2
+    return norm + projection(merged, merged) + projection(merged, integer(vision, text, "out_hidden_size"))
+
+
+def _siglip(vision: ConfigReader) -> Counted:
+    """SigLIP, with its pooling head if vision_use_head is set. SigLIP 2 states its number of positions."""
+    width, inner = integer(vision, 768, "hidden_size"), integer(vision, 3072, "intermediate_size")
+    body = layers(
+        integer(vision, 12, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=4 * width
+    )  # fmt: skip
+    number, patch = patches(vision, 224, 16)
+    number = integer(vision, number, "num_patches")
+    whole = projection(integer(vision, 3, "num_channels") * patch * patch, width) + number * width + 2 * width
+    if vision.boolean("vision_use_head", True):
+        whole += width + projection(width, 3 * width) + projection(width, width) + 2 * width
+        whole += projection(width, inner) + projection(inner, width)
+    return added(body, (0, whole))
+
+
+def _clip(vision: ConfigReader) -> Counted:
+    """CLIP: a class token, and norms before and after the layers."""
+    width, inner = integer(vision, 768, "hidden_size"), integer(vision, 3072, "intermediate_size")
+    body = layers(
+        integer(vision, 12, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=4 * width
+    )  # fmt: skip
+    number, patch = patches(vision, 224, 32)
+    channels = integer(vision, 3, "num_channels")
+    return added(body, (0, channels * patch * patch * width + (number + 2) * width + 4 * width))
+
+
+def _pixtral(vision: ConfigReader) -> Counted:
+    """Pixtral: Llama's layers, without biases."""
+    width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 4096, "intermediate_size")
+    body = layers(integer(vision, 24, "num_hidden_layers"), width, inner, matrices=3, norms=2 * width)
+    patch = side(vision, "patch_size", 16)
+    return added(body, (0, integer(vision, 3, "num_channels") * patch * patch * width + width))
+
+
+_BODIES = {
+    "siglip_vision_model": _siglip, "siglip2_vision_model": _siglip, "clip_vision_model": _clip, "pixtral": _pixtral,
+}  # fmt: skip
+
+
+def _body(vision: ConfigReader, default: str) -> Counted:
+    """The tower of a model that may have one of several. Raises ModelError for another type."""
+    kind = vision.config.get("model_type") or default
+    found = _BODIES.get(str(kind))
+    if found is None:
+        raise ModelError(f"the weights of a vision tower of type {str(kind)[:80]} are not counted")
+    return found(vision)
+
+
+def _width(vision: ConfigReader, default: str) -> int:
+    kind = vision.config.get("model_type") or default
+    return integer(vision, 1024 if kind == "pixtral" else 768, "hidden_size")
+
+
+def _gemma3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    width = _width(vision, "siglip_vision_model")
+    return added(_body(vision, "siglip_vision_model"), (0, width * text + width))
+
+
+def _paligemma(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    return added(_siglip(vision), (0, projection(_width(vision, "siglip_vision_model"), text)))
+
+
+def _llava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Two linear layers behind the tower. The models for several tiles also have a vector that ends a row of tiles."""
+    taken = outer.config.get("vision_feature_layer")
+    inputs = _width(vision, "clip_vision_model") * (len(taken) if isinstance(taken, list) else 1)
+    bias = outer.boolean("multimodal_projector_bias", True)
+    whole = projection(inputs, text, bias) + projection(text, text, bias)
+    whole += 0 if outer.config.get("model_type") in ("llama", "llava") else text
+    return added(_body(vision, "clip_vision_model"), (0, whole))
+
+
+def _mistral3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """A norm, a merger of neighbouring patches, and two linear layers."""
+    width, merged = _width(vision, "pixtral"), integer(outer, 2, "spatial_merge_size") ** 2
+    taken = outer.config.get("vision_feature_layer")
+    inputs = width * (len(taken) if isinstance(taken, list) else 1)
+    bias = outer.boolean("multimodal_projector_bias", False)
+    whole = width + merged * width * width + projection(inputs, text, bias) + projection(text, text, bias)
+    return added(_body(vision, "pixtral"), (0, whole))
+
+
+def _idefics3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """SigLIP without a head, and one linear layer over the patches that become a token."""
+    width = integer(vision, 1152, "hidden_size")
+    stated = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32, **vision.config}
+    body = _siglip(ConfigReader({**stated, "vision_use_head": False}, vision.name, vision.source))
+    return added(body, (0, width * integer(outer, 2, "scale_factor") ** 2 * text))
+
+
+def _lfm2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    merged = _width(vision, "siglip2_vision_model") * integer(outer, 2, "downsample_factor") ** 2
+    inner = integer(outer, 2560, "projector_hidden_size")
+    bias = outer.boolean("projector_bias", True)
+    whole = projection(merged, inner, bias) + projection(inner, text, bias)
+    whole += 2 * merged if outer.boolean("projector_use_layernorm", True) else 0
+    return added(_body(vision, "siglip2_vision_model"), (0, whole))
+
+
+def _internvl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """InternViT. The keys of OpenGVLab's own code (qkv_bias, qk_normalization) mean the same."""
+    width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 4096, "intermediate_size")
+    has_bias = vision.boolean("qkv_bias", vision.boolean("attention_bias", False))
+    has_norms = vision.boolean("qk_normalization", vision.boolean("use_qk_norm", False))
+    is_rms = vision.config.get("norm_type") == "rms_norm"
+    norms = (2 if is_rms else 4) * width + 2 * width + (2 * width if has_norms else 0)
+    body = layers(
+        integer(vision, 24, "num_hidden_layers"), width, inner,
+        biases=2 * width + inner + (3 * width if has_bias else 0), norms=norms,
+    )  # fmt: skip
+    number, patch = patches(vision, 448, 14)
+    whole = width + (number + 1) * width + projection(integer(vision, 3, "num_channels") * patch * patch, width)
+    merged = width * int(1 / outer.number("downsample_ratio", 0.5)) ** 2
+    return added(body, (0, whole + 2 * merged + projection(merged, text) + projection(text, text)))
+
+
+def _llama4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    width, inner = integer(vision, 768, "hidden_size"), integer(vision, 5632, "intermediate_size")
+    body = layers(
+        integer(vision, 34, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=4 * width
+    )  # fmt: skip
+    number, patch = patches(vision, 448, 14)
+    whole = width + (number + 1) * width + integer(vision, 3, "num_channels") * patch * patch * width + 4 * width
+    adapter = inner * integer(vision, 4096, "projector_input_dim") + integer(vision, 4096, "projector_output_dim") ** 2
+    return added(body, (0, whole + adapter + text * integer(vision, 7680, "vision_output_dim")))
+
+
+def _mllama(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Two stacks of layers, of which the second is gated, and position tables for every shape of tiles."""
+    width, inner = integer(vision, 1280, "hidden_size"), integer(vision, 5120, "intermediate_size")
+    more = {"biases": width + inner, "norms": 4 * width}
+    local = layers(integer(vision, 32, "num_hidden_layers"), width, inner, **more)
+    number_global = integer(vision, 8, "num_global_layers")
+    gated = added(layers(number_global, width, inner, **more), (0, 2 * number_global))
+    number, patch = patches(vision, 448, 14)
+    tiles, shapes = integer(vision, 4, "max_num_tiles"), vision.config.get("supported_aspect_ratios")
+    rows = (len(shapes) if isinstance(shapes, list) else 8) + 1
+    whole = width + integer(vision, 3, "num_channels") * patch * patch * width + (number + 1) * width + 4 * width + 3
+    whole += rows * tiles * ((number + 1) * width + 2 * width)
+    return added(local, gated, (0, whole + projection(integer(vision, 7680, "vision_output_dim"), text)))
+
+
+def _moonvit(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """MoonViT of Kimi-VL, K2.5 and K3. Published configs and Transformers' class spell the keys differently."""
+    width = integer(vision, 1152, "hidden_size", "vt_hidden_size")
+    inner = integer(vision, 4304, "intermediate_size", "vt_intermediate_size")
+    heads = integer(vision, width, "qkv_hidden_size")
+    is_rms = vision.config.get("norm_type") == "rmsnorm"
+    norm = width if is_rms else 2 * width
+    biases = (3 * heads + width) * vision.boolean("attn_bias", True)
+    biases += (inner + width) * vision.boolean("linear_bias", True)
+    body = layers(
+        integer(vision, 27, "num_hidden_layers", "vt_num_hidden_layers"), width, inner, heads=heads, biases=biases,
+        norms=2 * norm,
+    )  # fmt: skip
+    patch = integer(vision, 14, "patch_size")
+    grid = integer(vision, 64, "pos_emb_height", "init_pos_emb_height")
+    grid *= integer(vision, 64, "pos_emb_width", "init_pos_emb_width")
+    whole = projection(3 * patch * patch, width, vision.boolean("patch_embed_proj_bias", True)) + grid * width + norm
+    kernel = vision.config.get("merge_kernel_size")
+    merged = width * (int(kernel[0]) * int(kernel[1]) if isinstance(kernel, (list, tuple)) else 4)
+    if vision.config.get("mm_projector_type") == "patchmergerv2":
+        whole += projection(merged, merged, False) + projection(merged, text, False) + text
+    else:
+        whole += 2 * width + projection(merged, merged) + projection(merged, text)
+    return added(body, (0, whole))
+
+
+def _glm4v(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """The MLPs of the layers are as wide as the output; intermediate_size is that of the merger."""
+    width, out = integer(vision, 1536, "hidden_size"), integer(vision, 4096, "out_hidden_size")
+    number, patch = patches(vision, 336, 14)
+    bias = 3 * width if vision.boolean("attention_bias", False) else 0
+    body = layers(integer(vision, 24, "depth"), width, out, matrices=3, biases=bias, norms=2 * width)
+    merged = integer(vision, 2, "spatial_merge_size") ** 2
+    whole = _patches_3d(vision, width, patch) + width + number * width + 2 * width
+    whole += merged * width * out + out + out * out + 2 * out
+    return added(body, (3 * out * integer(vision, 13696, "intermediate_size"), whole))
+
+
+def _gemma4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Gemma's layers with norms on queries and keys, and a table of positions for each axis."""
+    width, inner = integer(vision, 768, "hidden_size"), integer(vision, 3072, "intermediate_size")
+    heads, head_dim = integer(vision, 12, "num_attention_heads"), integer(vision, 64, "head_dim")
+    kv = integer(vision, heads, "num_key_value_heads") * head_dim
+    bias = 2 * kv + heads * head_dim + width if vision.boolean("attention_bias", False) else 0
+    body = layers(
+        integer(vision, 16, "num_hidden_layers"), width, inner, matrices=3, heads=heads * head_dim, kv=kv, biases=bias,
+        norms=4 * width + 2 * head_dim,
+    )  # fmt: skip
+    patch = integer(vision, 16, "patch_size")
+    positions = 2 * integer(vision, 10240, "position_embedding_size") * width
+    return added(body, (0, positions + 3 * patch * patch * width + width * text))
+
+
+def _gemma4_unified(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """No layers: a patch goes straight into the language model."""
+    width = integer(vision, 3840, "mm_embed_dim")
+    pixels = 3 * (integer(vision, 16, "patch_size") * integer(vision, 3, "pooling_kernel_size")) ** 2
+    whole = 2 * integer(vision, 1120, "mm_posemb_size") * width + 2 * pixels + projection(pixels, width) + 4 * width
+    return 0, whole + integer(vision, 3840, "output_proj_dims") * text
+
+
+def _minimax_m3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """CLIP's layers over patches of two frames; the published config calls it clip_vision_model."""
+    width, inner = integer(vision, 1280, "hidden_size"), integer(vision, 5120, "intermediate_size")
+    body = layers(
+        integer(vision, 32, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=4 * width
+    )  # fmt: skip
+    hidden = integer(outer, text, "projector_hidden_size")
+    merged = hidden * integer(vision, 2, "spatial_merge_size") ** 2
+    projector = projection(width, hidden) + projection(hidden, text) + projection(merged, hidden)
+    return added(body, (0, _patches_3d(vision, width, 14) + 2 * width + projector + projection(hidden, text)))
+
+
+# By the type of the whole model. A preset states the type of the language model instead (llama: LLaVA's).
+_BY_MODEL: Mapping[str, Rule] = {
+    **dict.fromkeys(("gemma3", "gemma3_text", "shieldgemma2"), _gemma3),
+    **dict.fromkeys(("gemma4", "gemma4_text"), _gemma4),
+    **dict.fromkeys(("gemma4_unified", "gemma4_unified_text"), _gemma4_unified),
+    **dict.fromkeys(("internvl", "internvl_chat"), _internvl),
+    **dict.fromkeys(("kimi_k25", "kimi_k3", "kimi_vl"), _moonvit),
+    **dict.fromkeys(("llama", "llava", "llava_next", "llava_next_video", "llava_onevision"), _llava),
+    **dict.fromkeys(("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), _minimax_m3),
+    **dict.fromkeys(("ministral3", "mistral3"), _mistral3),
+    **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
+    "lfm2_vl": _lfm2_vl,
+    "paligemma": _paligemma,
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
+}
+# By the type of the tower.
+_BY_TOWER: Mapping[str, Rule] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_vision"), _qwen2_vl),
+    **dict.fromkeys(
+        ("qwen2_5_vl", "qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder", "qwen2_5_omni", "qwen2_5_omni_thinker",
+         "exaone4_5_vision", "exaone4_5"),
+        _qwen2_5_vl,
+    ),
+    **dict.fromkeys(
+        ("qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_omni_moe_vision_encoder",
+         "qwen3_omni_moe", "qwen3_omni_moe_thinker"),
+        _qwen3_vl,
+    ),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"), _qwen3_5),
+    **dict.fromkeys(("kimi_k25_vision", "moonvit"), _moonvit),
+    **dict.fromkeys(("llama4_vision_model", "llama4"), _llama4),
+    **dict.fromkeys(("mllama_vision_model", "mllama"), _mllama),
+    **dict.fromkeys(
+        ("glm4v", "glm4v_vision", "glm4v_moe", "glm4v_moe_vision", "glm46v", "glm46v_vision", "glmga"), _glm4v
+    ),
+}  # fmt: skip

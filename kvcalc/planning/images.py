@@ -1,0 +1,75 @@
+"""The images in a request: their tokens, and the cache of their embeddings."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.towers.images import image_rule, image_tokens
+from kvcalc.units import check_count
+
+
+class ImagesAsked(NamedTuple):
+    """Every request has `number` images of `width` x `height` pixels."""
+
+    number: int
+    width: int
+    height: int
+
+
+def parse_images(count: int | None, size: str | None) -> ImagesAsked | None:
+    """The images of `--images` and `--image-size` (`1920x1080`), or None. UsageError (exit 2) for an invalid value."""
+    if count is None and size is None:
+        return None
+    if count is None or size is None:
+        missing = "--images" if count is None else "--image-size"
+        raise UsageError(f"{missing} is missing", "--images 2 --image-size 1920x1080")
+    width, _, height = size.casefold().partition("x")
+    if not width.isdecimal() or not height.isdecimal() or not 0 < int(width) < 10**5 or not 0 < int(height) < 10**5:
+        raise UsageError(f"--image-size {size[:40]!a}: must be WIDTHxHEIGHT in pixels", "for example 1920x1080")
+    return ImagesAsked(count, int(width), int(height))
+
+
+def check_images(spec: ModelSpec, asked: ImagesAsked, context_tokens: int) -> None:
+    """Check that the images fit in the context.
+
+    Raises UsageError (exit 2) if they have more tokens, and ModelError (exit 3) if the model takes no images.
+    """
+    check_count(asked.number, "images")
+    each = image_tokens(spec, asked.width, asked.height)
+    if asked.number * each > context_tokens:
+        tokens = f"{asked.number * each:,} tokens"
+        images = f"{asked.number:,} images of {each:,} tokens" if asked.number > 1 else "the image"
+        raise UsageError(
+            f"--images {asked.number}: {images} take {tokens}, and the context is {context_tokens:,}",
+            f"for example --context {asked.number * each + 4096}",
+        )
+
+
+def describe_images(
+    asked: ImagesAsked, model: ModelSpec, context_tokens: int, step_tokens: int | None, element_bytes: int
+) -> dict[str, Any] | None:  # fmt: skip
+    """The `images` part of a workload, or None if the model's rule is not known.
+
+    `step_tokens` are the tokens in one step of vLLM if it loads the tower, else None: other engines' caches of
+    embeddings are not counted. `element_bytes` is the size of an element of an embedding. vLLM keeps the embeddings
+    of images until their tokens are computed: as many as one step has tokens, and at least those of the largest image
+    (compute_encoder_budget, v1/core/encoder_cache_manager.py, 0.33.0).
+    """
+    rule = image_rule(model)
+    if rule is None:
+        return None
+    each, cached, size = rule.tokens(asked.width, asked.height), None, None
+    if step_tokens is not None:
+        cached = max(step_tokens, rule.most_at(context_tokens))
+        size = cached * (model.attention.hidden_size or 0) * element_bytes
+    return {
+        "count": asked.number,
+        "width": asked.width,
+        "height": asked.height,
+        "tokens_per_image": each,
+        "tokens": asked.number * each,
+        "encoder_cache_tokens": cached,
+        "encoder_cache_bytes": size,
+    }

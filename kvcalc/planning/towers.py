@@ -1,0 +1,58 @@
+"""The vision and audio towers that an engine loads beside the language model: their bytes on a device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcalc.model.towers import Tower, towers_of
+from kvcalc.model.towers.images import ImageRule, image_rule
+from kvcalc.notes import Note
+from kvcalc.planning.case import Case
+
+# llama.cpp reads towers from a file of their own (--mmproj). mlx-lm loads language models only.
+_WITHOUT = ("llama.cpp", "mlx")
+_ELEMENT_BYTES = 2
+
+
+class LoadedTowers(NamedTuple):
+    """The towers on a device: a name and bytes for each, notes about those that are not counted, and what the vision
+    tower needs in a step."""
+
+    lines: tuple[tuple[str, int], ...] = ()
+    notes: tuple[Note, ...] = ()
+    images: ImageRule | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all lines."""
+        return sum(size for _, size in self.lines)
+
+
+def loaded_towers(case: Case) -> LoadedTowers:
+    """The towers that the case's engine loads. Quantized checkpoints leave them in 16 bits."""
+    model = case.model
+    if model.multimodal is None or model.gguf is not None or case.engine_name in _WITHOUT:
+        return LoadedTowers()
+    if "language-model-only" in case.settings:
+        return LoadedTowers()
+    lines, notes = [], []
+    for tower in towers_of(model):
+        if tower.parameters is None:
+            notes.append(Note("fit", "tower-not-counted", f"the {tower.name} is not counted: {tower.reason}"))
+        else:
+            lines.append((tower.name, tower.on_rank(case.workload.tensor_parallel_size) * _ELEMENT_BYTES))
+    return LoadedTowers(tuple(lines), tuple(notes), image_rule(model))
+
+
+def described_towers(towers: tuple[Tower, ...]) -> list[dict[str, object]]:
+    """The `towers` part of the weights in a document."""
+    return [
+        {
+            "name": tower.name,
+            "type": tower.kind,
+            "parameters": tower.parameters,
+            "bytes": None if tower.parameters is None else tower.parameters * _ELEMENT_BYTES,
+            "reason": tower.reason,
+        }
+        for tower in towers
+    ]
