@@ -219,8 +219,7 @@ def _divide(
             Reserve([Held(RESERVE, "not used for the cache (--kv-memory)", left - given)], {}),
             given,
             given,
-            None,
-            towers,
+            towers=towers,
         )
     question = Question(
         memory_bytes=gpu.memory_bytes,
