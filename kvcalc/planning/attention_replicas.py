@@ -41,8 +41,14 @@ def with_attention_replicas(
         raise ModelError(f"{model.name}: its experts are not known, so they cannot be split: {model.weights_reason}")
     most = _most_experts(model)
     if not most:
+        # SGLang splits dense MLPs too. The time of that is not modelled.
+        why = (
+            "and splitting dense MLPs is not modelled"
+            if rules.spreads_mlps
+            else "so its attention replicas would be whole copies"
+        )
         raise LayoutError(
-            f"--dp {replicas}: {model.name} has no experts to split, so its attention replicas would be whole copies",
+            f"--dp {replicas}: {model.name} has no experts to split, {why}",
             f"remove --dp: with --tp 1 --num-gpus {replicas} the devices form {replicas} replicas",
         )
     groups = expert_parallel_size or ranks

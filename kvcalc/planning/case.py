@@ -416,9 +416,12 @@ def _engine_of(
 
     cached = drafting.with_layers(asked.speculative, spec, workload)
     drafter = drafting.drafter_of(asked.speculative, spec, workload)
-    rules = drafting.rules_of(
-        asked.engine, drafter, spec, cached, lambda model: _rules_of(model, asked.engine, 1, *given)
-    )
+    own = [(name, text) for name, text in given if name not in drafting.OF_THE_MODEL_ALONE]
+
+    def load(model: ModelSpec) -> Engine:
+        return _rules_of(model, asked.engine, 1, *(given if model is spec or model is cached else own))
+
+    rules = drafting.rules_of(asked.engine, drafter, spec, cached, load)
     return cached, drafting.with_slots(asked.speculative, rules, asked.serves_requests)
 
 

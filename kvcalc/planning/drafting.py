@@ -35,6 +35,8 @@ _EXAMPLE = "for example --speculative mtp:3 --acceptance-length 2.4"
 _SETTINGS = {
     "vllm": ("num-speculative-tokens", 0), "llama.cpp": ("draft-max", 0), "sglang": ("speculative-num-draft-tokens", 1),
 }  # fmt: skip
+OF_THE_MODEL_ALONE = ("max-running-requests", "max-mamba-cache-size", "speculative-num-draft-tokens")
+"""Settings that do not count for the model that drafts: it shares the request table, and checks no drafts."""
 # The most requests that run at once in SGLang if it drafts and no --max-running-requests is given
 # (arg_groups/speculative_hook.py, 0.5.23).
 SGLANG_DRAFTS_FOR = 48

@@ -52,9 +52,16 @@ def test_the_states_of_drafts_tell_how_many_tokens_are_checked() -> None:
 
 
 def test_only_running_requests_have_states_of_drafts() -> None:
-    log = DRAFTED.format(inputs="0.06").replace("48.75", "6.75") + "max_running_requests=8\n"
-    found = figures(log, "sglang", QWEN)
-    assert found["intermediate_conv_bytes"] == [("equal", 9 * 18 * 24 * 8192 * 2)]
+    log = DRAFTED.format(inputs="0.06").replace("48.75", "6.75")
+    lines = (
+        "max_running_requests=8\n",
+        # The scheduler's line is about one attention replica.
+        "ServerArgs(max_running_requests=32)\n"
+        "max_total_num_tokens=295950, chunked_prefill_size=8192, max_running_requests=8, context_len=32768\n",
+    )
+    for line in lines:
+        found = figures(line + log, "sglang", QWEN)
+        assert found["intermediate_conv_bytes"] == [("equal", 9 * 18 * 24 * 8192 * 2)]
 
 
 def test_a_pool_of_fp4_has_scales_and_both_pools_take_the_tokens_of_their_lines() -> None:

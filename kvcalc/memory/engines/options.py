@@ -285,6 +285,17 @@ class Given(NamedTuple):
             raise UsageError(f"--{name} {text[:40]!a}: must be above 0 and {most} 1", hint)
         return value
 
+    def ratio(self, name: str) -> float:
+        """A number above 0."""
+        text = self._text(name)
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < 1e9:
+            raise UsageError(f"--{name} {text[:40]!a}: must be a number above 0")
+        return value
+
     def _text(self, name: str) -> str:
         return self.settings[name] if name in self.settings else self._option(name).default or ""
 

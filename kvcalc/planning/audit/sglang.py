@@ -165,7 +165,7 @@ def _check_states(record: Record, log: Log, layers: list[Layer]) -> list[Figure]
     figures += check_sizes(record, sizes, slots, f"({slots - 1:,} + 1 states) x {{}}")
     if "drafted_ssm" not in record.parts:
         return figures
-    running = log.text("max_running_requests")
+    running = log.text("running_requests") or log.text("max_running_requests")
     requests = slots if running is None else min(slots, int(running) + 1)
     stated, printed = log.text("draft_tokens"), parse_printed(record.parts["drafted_ssm"])
     drafted = int(stated) if stated else printed.middle / (requests * one.states) if one.states else 0

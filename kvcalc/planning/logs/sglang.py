@@ -22,6 +22,12 @@ FACTS = (
     pattern("enable_dp_attention", "--enable-dp-attention", r"--(?P<value>enable)-dp-attention"),
     *option("page_size", "page_size", "--page-size", value=r"\d+"),
     *option("swa_full_tokens_ratio", "swa_full_tokens_ratio", "--swa-full-tokens-ratio", value=r"[\d.]+"),
+    # The scheduler prints the requests of one attention replica, the arguments those of all.
+    pattern(
+        "running_requests",
+        "max_total_num_tokens=",
+        r"max_total_num_tokens=\d+, [\w=, -]{0,120}max_running_requests=(?P<value>\d+)",
+    ),
     *option("max_running_requests", "max_running_requests", "--max-running-requests", value=r"\d+"),
     *option("kv_dtype", "kv_cache_dtype", "--kv-cache-dtype"),
     pattern("kv_dtype", "KV cache dtype", r"[Uu]sing KV cache dtype: (?:torch\.)?(?P<value>\w+)"),

@@ -104,6 +104,9 @@ def test_the_states_take_a_share_of_the_memory_if_their_number_is_not_given() ->
     memory = 190 * state
     found = ask(gated_delta(), "sglang", 100, kv_memory_bytes=memory)["engine"]
     assert found["kv_cache_tokens"] == (memory - 90 * state) // token
+    for wrong in ("0", "-1", "nan", "a"):
+        with pytest.raises(UsageError, match="--mamba-full-memory-ratio"):
+            ask(gated_delta(), "sglang", 100, settings={"mamba-full-memory-ratio": wrong})
     half = {"mamba-full-memory-ratio": "0.5"}
     found = ask(gated_delta(), "sglang", 100, kv_memory_bytes=memory, settings=half)["engine"]
     assert found["kv_cache_tokens"] == (memory - 63 * state) // token

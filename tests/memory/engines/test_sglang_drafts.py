@@ -97,6 +97,14 @@ def test_the_option_must_agree_with_the_drafted_tokens() -> None:
         ask(Speculation("ngram", 3), engine_settings={"speculative-num-draft-tokens": "3"})
 
 
+def test_the_draft_model_shares_the_request_table() -> None:
+    settings = {"max-running-requests": "9"}
+    small = Speculation("draft", 3, draft_model=kvcalc.load_model("llama-3.2-1b"))
+    with_table, without = lines(ask(small, "llama-3.1-8b", engine_settings=settings)), lines(ask(small, "llama-3.1-8b"))
+    assert with_table["cache of the draft model"] == without["cache of the draft model"]
+    assert with_table["request table"] == 10 * (131_072 + 8) * 4
+
+
 def test_the_request_table_has_room_for_drafts() -> None:
     plain = lines(ask(None, "llama-3.1-8b", engine_settings={"max-running-requests": "9"}))
     drafts = lines(ask(Speculation("ngram", 3), "llama-3.1-8b", engine_settings={"max-running-requests": "9"}))

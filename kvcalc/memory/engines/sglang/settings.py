@@ -40,7 +40,7 @@ def parse_settings(settings: Mapping[str, str], default_page_size: int) -> Setti
         given.optional_count("max-running-requests"),
         context,
         given.optional_count("max-mamba-cache-size"),
-        given.share("mamba-full-memory-ratio"),
+        given.ratio("mamba-full-memory-ratio"),
         "disable-radix-cache" in settings,
         given.optional_count("speculative-num-draft-tokens"),
         given.count("speculative-eagle-topk"),
