@@ -306,11 +306,12 @@ def _limit_by_devices(rooms: tuple[Room, ...], tokens: int, fit: dict[str, Any])
 
 def _add_range(found: Budget, fit: dict[str, Any], notes: list[Note]) -> None:
     """Add the 80 % range of the free memory to `fit`, and the verdict `tight` if the range includes a lack of it."""
-    held = [part for part in found.reserve.held if part.low is not None and part.high is not None]
-    if not held:
+    more = less = 0
+    for part in found.reserve.held:
+        if part.low is not None and part.high is not None:
+            more, less = more + part.high - part.bytes, less + part.bytes - part.low
+    if not more and not less:
         return
-    more = sum((part.high or 0) - part.bytes for part in held)
-    less = sum(part.bytes - (part.low or 0) for part in held)
     fit["free_low_bytes"], fit["free_high_bytes"] = fit["free_bytes"] - more, fit["free_bytes"] + less
     if not fit["fits"] or fit["free_low_bytes"] >= 0:
         return

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcalc.model.towers import Tower, towers_of
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.towers import towers_of
 from kvcalc.model.towers.images import ImageRule, image_rule
 from kvcalc.notes import Note
 from kvcalc.planning.case import Case
@@ -44,7 +46,8 @@ def loaded_towers(case: Case) -> LoadedTowers:
     return LoadedTowers(tuple(lines), tuple(notes), image_rule(model))
 
 
-def described_towers(towers: tuple[Tower, ...]) -> list[dict[str, object]]:
+@remembered
+def described_towers(model: ModelSpec) -> list[dict[str, object]]:
     """The `towers` part of the weights in a document."""
     return [
         {
@@ -54,5 +57,5 @@ def described_towers(towers: tuple[Tower, ...]) -> list[dict[str, object]]:
             "bytes": None if tower.parameters is None else tower.parameters * _ELEMENT_BYTES,
             "reason": tower.reason,
         }
-        for tower in towers
+        for tower in towers_of(model)
     ]

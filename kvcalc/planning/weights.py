@@ -31,10 +31,9 @@ def describe_weights(
     notes += remarks
     towers: list[dict[str, Any]] = []
     if model.multimodal is not None and model.gguf is None:
-        from kvcalc.model.towers import towers_of
         from kvcalc.planning.towers import described_towers
 
-        towers = described_towers(towers_of(model))
+        towers = described_towers(model)
     return {**found, "towers": towers}
 
 

@@ -161,7 +161,7 @@ def test_an_unknown_field_is_named_with_the_nearest() -> None:
     assert "kv_dtype" in error_of({"model": "gpt2", "kv_dtpye": "fp8"})["hint"]
     assert "context" in error_of({"model": "gpt2", "Context": 4096})["hint"]
     assert "same field" in error_of({"model": "gpt2", "tp": 2, "tensor-parallel-size": 2})["message"]
-    for output in ("json", "format", "get", "no_color", "help", "check"):
+    for output in ("json", "format", "get", "no_color", "help", "check", "strict"):
         assert "unknown field" in error_of({"model": "gpt2", output: True})["message"]
 
 
@@ -172,7 +172,7 @@ def test_every_option_of_estimate_is_a_field_under_every_long_name() -> None:
 
     fields = Questions()._parameters
     for parameter in typer.main.get_command(app).params:
-        if parameter.name in ("format", "json", "get", "no_color", "check"):
+        if parameter.name in ("format", "json", "get", "no_color", "check", "strict"):
             assert parameter.name not in fields
             continue
         assert parameter.name in fields

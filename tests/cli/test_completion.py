@@ -93,7 +93,7 @@ def test_types_choices_and_paths(candidates: Any) -> None:
     assert candidates("estimate", "x", "--attention", "mq") == ["mqa"]
     assert candidates("sweep", "x", "--format", "js") == ["jsonl", "json"]
     assert candidates("estimate", "x", "--get", "kv_cache.total") == ["kv_cache.total_bytes"]
-    assert candidates("fit", "x", "--get", "fit.free") == ["fit.free_bytes"]
+    assert candidates("fit", "x", "--get", "fit.free_b") == ["fit.free_bytes"]
     assert candidates("measure", "x", "--get", "runs.0.held") == ["runs.0.held_bytes"]
     assert "engines.0.total_bytes" in candidates("estimate", "x", "--engine", "all", "--get", "engines.")
     assert candidates("models", "--family", "dee") == ["DeepSeek"]

@@ -71,7 +71,7 @@ def test_an_option_is_taken_where_its_engine_is_asked_and_refused_elsewhere(
     refused = kvcalc(*ASKED[command], "--engine", other, *words_of(option))
     assert refused.status == 2
     assert f"--{option.name}: {other} has no such setting" in refused.err
-    assert f"--{option.name} belongs to {engine}" in refused.err
+    assert f"--{option.name} belongs to {', '.join(engines_with(option.name))}" in refused.err
 
 
 @pytest.mark.parametrize("command", ASKED)
