@@ -243,7 +243,12 @@ class Engine(ABC):
 
 
 class _NoCache(Engine):
-    """Any engine that runs an encoder model: it keeps no cache after the forward pass."""
+    """Any engine that runs an encoder model: it keeps no cache after the forward pass. `engine` cuts it into stages."""
+
+    engine: type[Engine] = Engine
+
+    def stage_bounds(self, num_layers: int, stages: int) -> Bounds:
+        return bounds_of(self.engine.cut(num_layers, stages))
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         return 0
@@ -275,7 +280,7 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
         if parse_placement(settings) is not None:
             raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoders")
     nothing, pool = _NoCache(spec, settings, 1, None), _POOLS_FOR_ENCODERS.get(name)
-    nothing.name, nothing.version = name, asked.text if asked else None
+    nothing.engine, nothing.name, nothing.version = engine, name, asked.text if asked else None
     if pool:
         text = f"{pool} may reserve a pool for encoders; its size depends on the memory, not on the request"
         nothing.notes = (Note("engine", "encoder-pool", text),)
