@@ -125,7 +125,7 @@ def _kept_whole(spec: ModelSpec, rules: Rules, settings: Settings) -> tuple[str,
     window = "sliding_window_attention"
     if settings.disable_hybrid_kv_cache_manager:
         kinds = {cache.kind for cache in all_caches(spec)}
-        if kinds - {"full_attention", window, "chunked_attention"} and len(kinds) > 1:
+        if len(kinds) > 1 and kinds & {"recurrent_state", "cross_attention", "compressed_attention"}:
             raise ModelError(f"{spec.name}: --disable-hybrid-kv-cache-manager is not supported for its kinds of layers")
         if "full_attention" in kinds:
             return (window, "chunked_attention")
