@@ -108,3 +108,12 @@ def test_a_stage_is_laid_out_by_what_the_whole_model_has() -> None:
         spec = kvcalc.load_model("gpt-oss-20b")
         found = estimate(spec, context_tokens=8192, engine=engine, pipeline_parallel_size=spec.num_layers)
         assert found["kv_cache"]["devices_total_bytes"] == found["kv_cache"]["total_bytes"]
+
+
+def test_an_encoder_is_cut_like_other_models() -> None:
+    # llama.cpp counts the output as a layer of the last stage, so the first stage has 7 of 12 layers.
+    found = estimate(
+        kvcalc.load_model("bert-base"), engine="llama.cpp", devices=kvcalc.find_devices("h100x2"),
+        context_tokens=512, tensor_parallel_size=1, pipeline_parallel_size=2,
+    )  # fmt: skip
+    assert found["fit"]["weights_bytes"] == 99_230_208

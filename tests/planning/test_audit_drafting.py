@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import kvcalc
+from kvcalc.errors import UsageError
 from tests.memory.engines.models import gated_delta, latent, plain
 from tests.planning.test_audit import run
 
@@ -175,3 +177,12 @@ def test_an_estimate_keeps_them_too(kvcalc: Any) -> None:
     slots = kvcalc(*asked, "--speculative", "mtp:2", "-np", "4").json
     assert slots["engine"]["pool_lines"] != found.json["engine"]["pool_lines"]
     assert kvcalc(*asked, "--speculative", "mtp:2", "--draft-max", "3").status == 2
+
+
+def test_prefill_context_parallelism_is_not_ignored() -> None:
+    """0.24 divided the cache over these ranks too. Since 0.26 they hold copies, and the figures do not change."""
+    lines = "max_model_len=8192, prefill_context_parallel_size=2\nGPU KV cache size: 81,920 tokens\n"
+    text = "vLLM API server version {}\n" + lines + "Maximum concurrency for 8,192 tokens per request: 10.00x\n"
+    assert kvcalc.audit(text.format("0.26.0"), model="llama-3.1-8b")["equal"] == 1
+    with pytest.raises(UsageError, match=r"prefill_context_parallel_size of 2 is not modelled before vLLM 0\.26"):
+        kvcalc.audit(text.format("0.24.0"), model="llama-3.1-8b")

@@ -239,7 +239,7 @@ def test_several_engines_have_a_row_each_and_their_own_settings() -> None:
 
 
 def test_an_engine_that_refuses_the_model_has_a_row_with_the_reason() -> None:
-    found = ask("recurrentgemma-2b", ("h200",), one_length(1000, 100), concurrency=1, engines=("vllm", "logical"))
+    found = ask("falcon-40b", ("h200",), one_length(1000, 100), concurrency=1, engines=("vllm", "logical"))
     vllm, logical = found["plans"]
     assert not vllm["fits"]
     assert "vLLM's layout" in vllm["reason"]

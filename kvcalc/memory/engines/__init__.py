@@ -7,7 +7,7 @@ method is `cache_bytes`: the bytes one sequence takes in one layer's cache.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -267,7 +267,15 @@ class Engine(ABC):
 
 
 class _NoCache(Engine):
-    """Any engine that runs an encoder model: it keeps no cache after the forward pass."""
+    """Any engine that runs an encoder model: it keeps no cache after the forward pass.
+
+    `sizes` is how the engine cuts a model into stages.
+    """
+
+    sizes: Callable[[int, int], list[int]]
+
+    def stage_bounds(self, num_layers: int, stages: int) -> Bounds:
+        return bounds_of(self.sizes(num_layers, stages))
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         return 0
@@ -299,7 +307,7 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
         if parse_placement(settings) is not None:
             raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoders")
     nothing, pool = _NoCache(spec, settings, 1, None), _POOLS_FOR_ENCODERS.get(name)
-    nothing.name, nothing.version = name, asked.text if asked else None
+    nothing.sizes, nothing.name, nothing.version = engine.cut, name, asked.text if asked else None
     if pool:
         text = f"{pool} may reserve a pool for encoders; its size depends on the memory, not on the request"
         nothing.notes = (Note("engine", "encoder-pool", text),)

@@ -40,6 +40,7 @@ _GIB = 2**30
 # Source: --swap-space, vLLM 0.8.
 _SWAP_GIB = "4"
 _V1_DEFAULT = (0, 8, 0)
+_PREFILL_COPIES = (0, 26, 0)
 # The API server's values: on H100-class devices, on B200 and B300, and on others (arg_utils.py, vLLM 0.33.0).
 _BATCHED_TOKENS = ("8192", "16384", "2048")
 # Some MLA kernels set the block size: FlashMLA 64, CUTLASS 128. Others: the default (config/cache.py, vLLM 0.33.0).
@@ -94,6 +95,7 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
         plain = {option: text for fact, option in _STATED_V0.items() if (text := log.text(fact))}
         yield Reading(plain, ("V0's pool",), check_v0)
         return
+    _refuse_prefill_ranks(log, version)
     found, drafting = _rules(log, spec), drafting_models(log, spec)
     for rules, (model, drafts) in product(found, drafting):
         plain, choices = _settings(log, spec, rules)
@@ -106,6 +108,16 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
             plain, _ = _settings(log, spec, rules)
             whole, check = map_caches(model, _whole), partial(check_v1, rules)
             yield Reading(plain, (rules.name, _WHOLE, *drafts), check, whole, rules.release)
+
+
+def _refuse_prefill_ranks(log: Log, version: tuple[int, ...] | None) -> None:
+    """Raise UsageError (exit 2) if prefill context parallelism divides the cache, which is not modelled.
+
+    Since 0.26 its ranks hold copies (FullAttentionSpec.max_memory_usage_bytes, v1/kv_cache_interface.py).
+    """
+    ranks = log.text("prefill_ranks") or "1"
+    if ranks != "1" and version is not None and version < _PREFILL_COPIES:
+        raise UsageError(f"the log's prefill_context_parallel_size of {ranks[:9]} is not modelled before vLLM 0.26")
 
 
 def _rules(log: Log, spec: ModelSpec) -> list[Rules]:

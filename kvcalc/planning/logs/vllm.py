@@ -36,6 +36,7 @@ FACTS = (
         "pp_layer_partition", "unevenly partitioned", r"layers were unevenly partitioned: \[(?P<value>\d+(?:,\d+)+)\]"
     ),
     *option("token_ranks", "decode_context_parallel_size", "--decode-context-parallel-size", "-dcp", value=r"\d+"),
+    *option("prefill_ranks", "prefill_context_parallel_size", "--prefill-context-parallel-size", "-pcp", value=r"\d+"),
     *option("block_size", "block_size", "--block-size", value=r"\d+"),
     *option("max_num_batched_tokens", "max_num_batched_tokens", "--max-num-batched-tokens", value=r"\d+"),
     *option("num_speculative_tokens", "num_speculative_tokens", "num_spec_tokens", value=r"\d+"),

@@ -54,8 +54,13 @@ def test_without_the_hybrid_manager_windows_keep_all_tokens() -> None:
     assert start("mistral-7b-v0.1", TOKENS, settings=flag) | {"disable_hybrid_kv_cache_manager": False} == start(
         "mistral-7b-v0.1", TOKENS
     )
-    with pytest.raises(KvcalcError, match="not supported for its kinds of layers"):
-        start("qwen3.6-27b", TOKENS, settings=flag)
+    assert (
+        start("deepseek-v3.2", TOKENS, settings=flag)["request_bytes"]
+        == start("deepseek-v3.2", TOKENS)["request_bytes"]
+    )
+    for model in ("qwen3.6-27b", "deepseek-v4-flash"):
+        with pytest.raises(KvcalcError, match="not supported for its kinds of layers"):
+            start(model, TOKENS, settings=flag)
 
 
 def test_the_types_of_states() -> None:

@@ -36,6 +36,8 @@ def test_the_longest_request_of_a_stage(release: str, longest: int) -> None:
     assert fit["max_context_tokens"] == longest
     assert fit["kv_cache_bytes"] == 32_768 * 98_304 // 2
     assert fit["fits"]
+    notes = [note["code"] for note in ask(release, kv_memory_bytes=3 * GIB)["warnings"]]
+    assert ("stage-memory" in notes) is (longest == 32_768)
     longer = ask(release, longest + 1, kv_memory_bytes=3 * GIB)["fit"]
     assert (longer["fits"], longer["max_context_tokens"]) == (False, longest)
 

@@ -22,7 +22,7 @@ from kvcalc.memory.engines.vllm.context_parallel import check_token_ranks
 from kvcalc.memory.engines.vllm.defaults import default_cache, has_raw_rows
 from kvcalc.memory.engines.vllm.groups import group
 from kvcalc.memory.engines.vllm.layers import layers_of, with_draft_layers
-from kvcalc.memory.engines.vllm.releases import is_known, rules_of
+from kvcalc.memory.engines.vllm.releases import Rules, is_known, rules_of
 from kvcalc.memory.engines.vllm.settings import Settings, check_partition, parse_settings
 from kvcalc.memory.engines.vllm.states import ALL, States
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
@@ -64,7 +64,9 @@ class Vllm(Engine):
         check_partition(chosen.pp_layer_partition, spec.num_layers, stages)
         _refuse(spec)
         self.chosen, self.settings = chosen, {"rules": self.rules.name, **chosen._asdict()}
-        self.notes = _notes(spec, chosen, self.states, "enable-prefix-caching" in settings)
+        self.notes = (
+            *_notes(spec, chosen, self.states, "enable-prefix-caching" in settings), *_stage_notes(self.rules, stages)
+        )  # fmt: skip
         # vLLM assumes an encoder output as long as a batch can be (SchedulerConfig.max_num_encoder_input_tokens).
         batched = chosen.max_num_batched_tokens
         in_flight = chosen.max_in_flight_tokens if self.rules.two_steps else batched
@@ -212,6 +214,14 @@ def _notes(spec: ModelSpec, chosen: Settings, states: States, is_asked: bool) ->
     kept = "a state for every block" if states.mode == ALL else f"{states.kept} states per request"
     text = f"vLLM caches prefixes by default, with {kept}; --no-enable-prefix-caching takes fewer"
     return (Note("engine", "prefix-caching", text),)
+
+
+def _stage_notes(rules: Rules, stages: int) -> tuple[Note, ...]:
+    """What a release asks of a pipeline stage before it starts, if that is more than a request takes there."""
+    if stages == 1 or rules.bills == "stage":
+        return ()
+    needed = {"all layers": "a request in all layers", "stages": f"{stages} requests of full length"}[rules.bills]
+    return (Note("engine", "stage-memory", f"this release starts only if every stage has memory for {needed}"),)
 
 
 def _resolve(spec: ModelSpec, asked: str, dtype: str | None, place: Place) -> Resolved:

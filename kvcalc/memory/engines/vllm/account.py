@@ -11,9 +11,9 @@ from kvcalc.memory.curves import SizedCache, sized_cache
 from kvcalc.memory.dtypes import Dtype, bytes_of
 from kvcalc.memory.engines import Line, lines_of
 from kvcalc.memory.engines.rounding import ceil_div
-from kvcalc.memory.engines.vllm import packed
 from kvcalc.memory.engines.vllm.groups import Group, block_bytes, is_packed, kinds_of_groups, request_blocks
 from kvcalc.memory.engines.vllm.layers import Layer
+from kvcalc.memory.engines.vllm.packed import BUCKETS, SLOTS, TUPLES, packed_block_bytes, tuples_bytes
 from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, EVERY_TOKEN, SLIDING, STATE, Demand, Page
 from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.model.caches import Cache, CompressedAttention
@@ -34,7 +34,7 @@ class Plan:
     ) -> None:  # fmt: skip
         packing = rules.packing if is_packed([layer.page for layer in layers]) else ""
         self.layers, self.groups, self.dtype, self._packing = layers, groups, dtype, packing
-        sizes = [packed.block_bytes(pages_of(stage), packing) if packing else block_bytes(stage) for stage in stages]
+        sizes = [packed_block_bytes(pages_of(stage), packing) if packing else block_bytes(stage) for stage in stages]
         self.block_bytes = max(sizes)
         self.largest_stage = stages[sizes.index(self.block_bytes)]
         self.stages_block_bytes = sum(sizes)
@@ -42,8 +42,8 @@ class Plan:
         if len(stages) > 1 and rules.bills != "stage":
             of_all_layers = rules.bills == "all layers"
             self.checked_block_bytes = block_bytes(groups) if of_all_layers else len(stages) * self.block_bytes
-        elif packing not in ("", packed.BUCKETS):
-            self.checked_block_bytes = packed.tuples_bytes(pages_of(self.largest_stage))
+        elif packing not in ("", BUCKETS):
+            self.checked_block_bytes = tuples_bytes(pages_of(self.largest_stage))
         self._of_any_length = of_any_length
         kinds = kinds_of_groups(groups)
         # With decode context parallelism, a block on every rank has the tokens of one block for each rank.
@@ -82,7 +82,7 @@ class Plan:
 
         Before 0.27, blocks of groups with smaller pages counted as fractions of the first group's blocks.
         """
-        if self._packing not in (packed.TUPLES, packed.SLOTS):
+        if self._packing not in (TUPLES, SLOTS):
             return self.request_blocks(tokens)
         demand = self.demand(tokens)
         needed = sum(whole.blocks(demand) * part.block_bytes for whole, part in zip(self.groups, self.largest_stage))

@@ -17,7 +17,7 @@ from kvcalc.model.caches import CompressedAttention
 from kvcalc.model.spec import ModelSpec
 
 # All kernels for the model need blocks of a multiple of 256 tokens. Windows and states have smaller blocks.
-BLOCK = 256
+COMPRESSED_BLOCK = 256
 _WINDOW_BLOCK = 64
 _STATE_BLOCKS: Mapping[int, int] = {4: 4, 128: 8}
 
@@ -26,7 +26,9 @@ _STATE_BLOCKS: Mapping[int, int] = {4: 4, 128: 8}
 _HEAD_DIM, _ROPE_DIM, _ROW_BYTES, _ALIGNMENT = 512, 64, 584, 576
 
 
-def pages_of(spec: ModelSpec, cache: CompressedAttention, dtype: Dtype, block_size: int) -> list[tuple[str, Page]]:
+def compressed_pages(
+    spec: ModelSpec, cache: CompressedAttention, dtype: Dtype, block_size: int
+) -> list[tuple[str, Page]]:
     """The pages of one layer, each with the part of the cache that it stores (`CompressedAttention.stored_parts`).
 
     A compressor keeps keys and gates in fp32 for the tokens of one entry, or of two if entries overlap. The buffers of
@@ -36,8 +38,10 @@ def pages_of(spec: ModelSpec, cache: CompressedAttention, dtype: Dtype, block_si
     """
     if dtype.name not in ("fp8", "fp8_ds_mla"):
         raise UsageError(f"--kv-dtype {dtype.name}: vLLM keeps the cache of {spec.name} in fp8", "use --kv-dtype fp8")
-    if block_size % BLOCK:
-        raise UsageError(f"--block-size {block_size}: vLLM's kernels for {spec.name} need multiples of {BLOCK}")
+    if block_size % COMPRESSED_BLOCK:
+        raise UsageError(
+            f"--block-size {block_size}: vLLM's kernels for {spec.name} need multiples of {COMPRESSED_BLOCK}"
+        )
     rate = cache.compress_rate
     if cache.head_dim != _HEAD_DIM or spec.attention.rope_dim != _ROPE_DIM or rate not in (0, *_STATE_BLOCKS):
         raise ModelError(f"{spec.name}: vLLM's kernels need head_dim 512, qk_rope_head_dim 64 and rates of 4 or 128")

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from kvcalc.memory.engines.rounding import ceil_div
-from kvcalc.memory.engines.vllm import packed
+from kvcalc.memory.engines.vllm.packed import pack
 from kvcalc.memory.engines.vllm.pages import FULL, MLA, SLIDING, Demand, Page, need_the_same_tokens, unify
 from kvcalc.memory.engines.vllm.releases import Rules, rules_of
 from kvcalc.model.memo import remembered
@@ -50,7 +50,7 @@ def group(pages: list[Page], rules: Rules | None = None) -> list[Group] | None:
     if need_the_same_tokens(pages):
         return [Group(tuple(enumerate(pages)))]
     if is_packed(pages):
-        return [Group(layers) for layers in packed.pack(pages, rules.packing)]
+        return [Group(layers) for layers in pack(pages, rules.packing)]
     unified = unify(pages, pads=rules.pads)
     if unified is None:
         return _all_tokens(pages)

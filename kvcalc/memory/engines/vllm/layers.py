@@ -13,8 +13,8 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.rounding import ceil_div
-from kvcalc.memory.engines.vllm import compressed
 from kvcalc.memory.engines.vllm.cache_dtypes import heads_bytes, latent_bytes
+from kvcalc.memory.engines.vllm.compressed import compressed_pages
 from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, SLIDING, STATE, Page
 from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.memory.engines.vllm.settings import BLOCK, MINIMAX_M3, Settings
@@ -84,7 +84,7 @@ def layers_of(
             elif isinstance(cache, CompressedAttention):
                 if not rules.packing:
                     raise ModelError(f"{spec.name}: vLLM before 0.20 does not run {spec.model_type}")
-                parts = compressed.pages_of(spec, cache, dtype, settings.block_size)
+                parts = compressed_pages(spec, cache, dtype, settings.block_size)
                 pages += [(cache, page, part) for part, page in parts]
             elif not (isinstance(cache, CrossAttention) and not cache.encoder_tokens):
                 page = _token_page(spec, cache, dtype, settings.block_size, sparse, whole, place)
@@ -125,7 +125,7 @@ def _kept_whole(spec: ModelSpec, rules: Rules, settings: Settings) -> tuple[str,
     window = "sliding_window_attention"
     if settings.disable_hybrid_kv_cache_manager:
         kinds = {cache.kind for cache in all_caches(spec)}
-        if kinds - {"full_attention", window, "chunked_attention"} and len(kinds) > 1:
+        if len(kinds) > 1 and kinds & {"recurrent_state", "cross_attention", "compressed_attention"}:
             raise ModelError(f"{spec.name}: --disable-hybrid-kv-cache-manager is not supported for its kinds of layers")
         if "full_attention" in kinds:
             return (window, "chunked_attention")

@@ -59,7 +59,7 @@ def pack(pages: list[Page], packing: str) -> list[tuple[Placed, ...]]:
     return _by_repeats(buckets) if packing == BUCKETS else _by_tuples(buckets)
 
 
-def block_bytes(groups: Iterable[Iterable[Page]], packing: str) -> int:
+def packed_block_bytes(groups: Iterable[Iterable[Page]], packing: str) -> int:
     """Bytes of one block that has room for each of the groups."""
     sizes = [[page.bytes for page in pages] for pages in groups]
     if packing in (BUCKETS, OVERLAID):

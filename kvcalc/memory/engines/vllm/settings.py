@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.place import ANYWHERE, Place
-from kvcalc.memory.engines.vllm import compressed
+from kvcalc.memory.engines.vllm.compressed import COMPRESSED_BLOCK
 from kvcalc.memory.engines.vllm.flags import check_flags
 from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.memory.engines.vllm.states import FLASHINFER, States, caches_prefixes, states_of, uses_qwen_delta_nets
@@ -58,7 +58,7 @@ def _block_of(spec: ModelSpec) -> int:
     """The default block size, of which all others are multiples. It depends on the model's kernels."""
     if spec.model_type in MINIMAX_M3:
         return M3_BLOCK
-    return compressed.BLOCK if has_compressed(spec) else BLOCK
+    return COMPRESSED_BLOCK if has_compressed(spec) else BLOCK
 
 
 def parse_settings(
