@@ -83,7 +83,8 @@ class Case(NamedTuple):
 
     `spec` is the model with the what-if applied, bound to the workload. `cached` has all layers with a cache: those of
     `spec`, and those that draft tokens. `share` is one tensor-parallel rank's share of `cached`. `settings` are the
-    engine's settings, including the defaults that depend on the device.
+    engine's settings, including the defaults that depend on the device. `device_defaults` are those that a device would
+    change, None if there is a device or no engine.
     """
 
     question: Question
@@ -95,6 +96,7 @@ class Case(NamedTuple):
     settings: Mapping[str, str]
     kv_dtype_reason: str | None
     notes: tuple[Note, ...]
+    device_defaults: list[dict[str, Any]] | None = None
 
     @property
     def model(self) -> ModelSpec:
@@ -300,7 +302,14 @@ def _resolve(asked: Question) -> Case:
     if spec.is_encoder and rules.name == "logical":
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))
-    return Case(asked, spec, cached, share, workload, rules, settings, reason, tuple(notes))
+    found = Case(asked, spec, cached, share, workload, rules, settings, reason, tuple(notes))
+    if devices is not None or rules.name == "logical":
+        return found
+    from kvcalc.planning.device_defaults import describe_device_defaults
+
+    given = asked.engine_settings or {}
+    types = (asked.kv_dtype, workload.kv_dtype.name, asked.dtype)
+    return found._replace(device_defaults=describe_device_defaults(spec, asked.engine, given, rules.settings, types))
 
 
 def _checked(question: Question) -> Question:
@@ -355,7 +364,9 @@ def _completed(question: Question) -> Question:
 
     Raises what `_with_requests` raises.
     """
-    if question.engine.startswith("llama.cpp"):
+    if question.engine.startswith("llama.cpp") and (
+        question.engine_settings or (question.devices is not None and question.devices.num_devices > 1)
+    ):
         question = _split(question)
     if question.devices is None:
         return question

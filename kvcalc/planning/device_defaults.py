@@ -5,6 +5,7 @@ The engine's rules are asked for each kind of device, so this module knows no de
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.memory.dtypes import Dtype, parse_dtype
@@ -12,27 +13,29 @@ from kvcalc.memory.engines import resolve_kv_dtype
 from kvcalc.memory.engines.place import DISTINGUISHED
 from kvcalc.memory.engines.release import release_of
 from kvcalc.memory.reserve import device_defaults
-from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.case import Case
 
 
-def describe_device_defaults(case: Case) -> list[dict[str, Any]]:
-    """A row for each default in use that depends on the device: the option, its value here, and those on devices."""
-    asked = case.question
-    given = asked.engine_settings or {}
+def describe_device_defaults(
+    spec: ModelSpec, engine: str, given: Mapping[str, Any], in_use: Mapping[str, object],
+    types: tuple[str, str, str | None],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row for each default in use that depends on the device: the option, its value here, and those on devices.
+
+    `given` are the engine's options that were given, `in_use` the settings in the document. `types` are the cache's
+    type as asked, the one that it has here, and the requested type of the weights.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
-    for option, value, devices in device_defaults(case.engine_name, release_of(asked.engine)):
-        here = case.rules.settings.get(option.replace("-", "_"))
+    for option, value, devices in device_defaults(engine.partition("@")[0], release_of(engine)):
+        here = in_use.get(option.replace("-", "_"))
         if here is not None and option not in given:
             shown = int(value) if isinstance(here, int) else value
             found.setdefault(option, []).append({"value": shown, "devices": devices})
-    rows = [_row(option, case.rules.settings[option.replace("-", "_")], values) for option, values in found.items()]
-    if asked.kv_dtype.casefold() == "auto":
-        types = _cache_types(case.spec, asked.engine, asked.dtype, *sorted(case.settings.items()))
-        here = case.workload.kv_dtype.name
-        values = [{"value": name or here, "devices": devices} for name, devices in types]
-        rows.append(_row("kv-cache-dtype", here, values))
+    rows = [_row(option, in_use[option.replace("-", "_")], values) for option, values in found.items()]
+    asked, here, dtype = types
+    if asked.casefold() == "auto":
+        named = _cache_types(spec, engine, dtype, given)
+        rows.append(_row("kv-cache-dtype", here, [{"value": n or here, "devices": devices} for n, devices in named]))
     return [row for row in rows if any(one["value"] != row["value"] for one in row["on_devices"])]
 
 
@@ -40,14 +43,13 @@ def _row(option: str, here: object, values: list[dict[str, Any]]) -> dict[str, A
     return {"option": option, "value": here, "on_devices": values}
 
 
-@remembered
 def _cache_types(
-    spec: ModelSpec, engine: str, dtype: str | None, *settings: tuple[str, str]
+    spec: ModelSpec, engine: str, dtype: str | None, settings: Mapping[str, str]
 ) -> list[tuple[str | None, str]]:
     """The name of the cache's type on each kind of device, in words. None is the model's own type."""
     found = []
     for device_class, devices in DISTINGUISHED:
-        resolved, _ = resolve_kv_dtype(engine, spec, "auto", dict(settings), dtype, device_class)
+        resolved, _ = resolve_kv_dtype(engine, spec, "auto", settings, dtype, device_class)
         found.append((_name_of(resolved), devices))
     return found
 

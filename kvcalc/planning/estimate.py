@@ -97,7 +97,7 @@ def answer_case(case: Case) -> Answer:
             "kv_dtype_reason": case.kv_dtype_reason,
             **rules.settings,
             **division,
-            "device_defaults": _describe_device_defaults(case),
+            "device_defaults": case.device_defaults,
             **_describe_blocks(case, kv_memory_bytes),
         },
         "kv_cache": _describe_cache(case),
@@ -112,15 +112,6 @@ def answer_case(case: Case) -> Answer:
     if case.question.reuse is not None:
         _add_reuse(case, served or case, document, notes)
     return Answer(document, tuple(notes))
-
-
-def _describe_device_defaults(case: Case) -> list[dict[str, Any]] | None:
-    """The defaults that a device would change. None if there is a device, or no engine."""
-    if case.question.devices is not None or case.rules.name == "logical":
-        return None
-    from kvcalc.planning.device_defaults import describe_device_defaults
-
-    return describe_device_defaults(case)
 
 
 def _add_reuse(case: Case, served: Case, document: dict[str, Any], notes: list[Note]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import describe_notes
+from kvcalc.planning.budget import budget
 from kvcalc.planning.case import Case, Question, make_case
 from kvcalc.planning.estimate import answer, answer_case
 from kvcalc.planning.load import at_load
@@ -43,19 +45,52 @@ def fit(model: ModelSpec, devices: Devices, **asked: Any) -> dict[str, Any]:
 
 
 def _smallest(case: Case) -> dict[str, Any] | None:
-    """The fewest devices of this kind that fit the workload with a larger --tp. None if no number of devices does."""
+    """The fewest devices of this kind that fit the workload with a larger --tp. None if no number of devices does.
+
+    An engine that splits only layers gets more stages instead.
+    """
     asked, heads = case.question, case.model.attention.num_heads or 1
+    if not case.rules.splits_heads:
+        return _fewest_stages(case) if case.engine_name == "llama.cpp" and case.rules.placement is None else None
     first = (asked.tensor_parallel_size or 1) + 1
-    stages, replicas = asked.pipeline_parallel_size, asked.data_parallel_size
     for size in range(first, min(heads, _MOST_RANKS) + 1):
-        if heads % size:
-            continue
-        devices = case.devices._replace(num_devices=size * stages * replicas)
-        try:
-            found = answer(asked._replace(devices=devices, tensor_parallel_size=size)).document["fit"]
-        except UsageError:
-            continue  # this model or this engine cannot be split this way
-        if found and found["fits"]:
-            sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": stages, "data_parallel_size": replicas}
-            return {"num_devices": devices.num_devices, **sizes}
+        if heads % size == 0:
+            found = _layout_that_fits(case, asked._replace(tensor_parallel_size=size))
+            if found is not None:
+                return found
     return None
+
+
+def _fewest_stages(case: Case) -> dict[str, Any] | None:
+    """The fewest devices on which llama.cpp fits the workload with equal shares of the layers."""
+    given = case.question.engine_settings or {}
+    settings = {name: text for name, text in given.items() if name not in ("tensor-split", "split-mode")}
+    first, most = case.question.pipeline_parallel_size + 1, min(case.spec.num_layers, _MOST_RANKS)
+    for stages in range(first, most + 1):
+        there = case.question._replace(
+            devices=case.devices._replace(num_devices=stages), tensor_parallel_size=1, pipeline_parallel_size=stages,
+            engine_settings=settings,
+        )  # fmt: skip
+        try:
+            found = budget(make_case(there))
+        except UsageError:
+            return None
+        if not isinstance(found, str) and all(room.free_bytes() >= 0 for room in found.devices):
+            sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": stages, "data_parallel_size": 1}
+            return {"num_devices": stages, **sizes}
+    return None
+
+
+def _layout_that_fits(case: Case, asked: Question) -> dict[str, Any] | None:
+    """The sizes of the layout that is asked for, on as many devices as it needs. None if it does not fit."""
+    sizes = {
+        "tensor_parallel_size": asked.tensor_parallel_size or 1,
+        "pipeline_parallel_size": asked.pipeline_parallel_size,
+        "data_parallel_size": asked.data_parallel_size,
+    }
+    devices = case.devices._replace(num_devices=prod(sizes.values()))
+    try:
+        found = answer(asked._replace(devices=devices)).document["fit"]
+    except UsageError:
+        return None  # this model or this engine cannot be split this way
+    return {"num_devices": devices.num_devices, **sizes} if found and found["fits"] else None

@@ -60,8 +60,8 @@ def test_the_command_prints_it_in_every_format(kvcalc: Any) -> None:
     human = kvcalc(*question, "--format", "human").out
     assert all(name in human for name in ENGINES)
     total = kvcalc(*question, "--get", "engines.5.total_bytes").out
-    # llama.cpp: 18 layers with 4,096 cells and 18 layers with 768 cells.
-    assert int(total) == 18 * (4096 + 768) * 2048
+    # llama.cpp: 18 layers with 4,096 cells, and 18 layers with 4 x 128 + 512 cells.
+    assert int(total) == 18 * (4096 + 1024) * 2048
 
 
 def test_short_options_as_llama_cpp_spells_them(kvcalc: Any) -> None:

@@ -136,6 +136,17 @@ def test_a_split_that_the_weights_do_not_fit() -> None:
     assert not found["fits"]
 
 
+def test_the_fewest_devices_that_fit() -> None:
+    model = kvcalc.load_model("llama-3.1-8b")
+    found = fit(model, find_devices("rtx-3060"), engine="llama.cpp", context_tokens=32768)
+    smallest = found["smallest"]
+    assert smallest == {
+        "num_devices": 2, "tensor_parallel_size": 1, "pipeline_parallel_size": 2, "data_parallel_size": 1
+    }  # fmt: skip
+    assert split("rtx-3060x2")["fit"]["fits"]
+    assert not split("rtx-3060")["fit"]["fits"]
+
+
 # What is asked
 
 
@@ -181,6 +192,7 @@ def test_batch_and_the_screen_show_it(kvcalc: Any, tmp_path: Path) -> None:
     screen = kvcalc("fit", *words, "--format", "human")
     assert screen.status == 4
     assert "0-29" in screen.out
+    assert "llama.cpp (llama-server)" in screen.out
     assert "does not fit" in screen.out
 
 

@@ -152,5 +152,9 @@ def describe_images(workload: Mapping[str, Any]) -> list[str]:
 
 
 def name_engine(engine: Mapping[str, Any]) -> str:
-    """The engine's name, with the release that was asked for, or else the one that its rules are from, if any."""
-    return " ".join(str(value) for value in (engine["name"], engine["version"]) if value)
+    """The engine's name, the program that is counted if it has several, and the release.
+
+    The release is the one that was asked for, or else the one that the rules are from, if any.
+    """
+    program = engine.get("program")
+    return " ".join(str(value) for value in (engine["name"], program and f"({program})", engine["version"]) if value)

@@ -177,6 +177,17 @@ def test_states_are_in_fp32_one_for_each_slot() -> None:
     assert total(gated_delta(), "llama.cpp", 256, 3, settings=ONE) == 3 * (attention + state)
 
 
+def test_states_are_kept_for_each_drafted_token_if_the_type_can_take_tokens_back() -> None:
+    """llm_arch_supports_rs_rollback: Qwen3.5 can, Qwen3-Next restores a checkpoint."""
+    state, drafts = 30 * (8192 * 3 + 524288) * 4, {**ONE, "draft-max": "2"}
+    added = total(gated_delta(), "llama.cpp", 256, settings=drafts) - total(
+        gated_delta(), "llama.cpp", 256, settings=ONE
+    )
+    assert added == 2 * state
+    older = gated_delta(model_type="qwen3_next")
+    assert total(older, "llama.cpp", 256, settings=drafts) == total(older, "llama.cpp", 256, settings=ONE)
+
+
 def test_shared_layers_keep_nothing() -> None:
     config = {
         "model_type": "gemma3n_text", "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 2,

@@ -206,6 +206,9 @@ def test_deepseek_v4_keeps_windows_entries_and_states_in_fp32() -> None:
     assert total(deepseek_v4(128), "llama.cpp", 65536, 2, settings=unified) == 2 * (
         window + 512 * 512 * 2 + 2 * 128 * 512 * 4
     )
+    # The compressors' states are kept once more for each drafted token.
+    drafts = total(deepseek_v4(0, 4, 128), "llama.cpp", 8192, settings={**one, "draft-max": "2"})
+    assert drafts == 3 * window + sparse + heavy + 2 * (2 * 8 * (1024 + 256) * 4 + 2 * 128 * 512 * 4)
     # The states stay in fp32: q8_0 takes 34 bytes for 32 elements.
     small = 768 * 16 * 34 + 2048 * 20 * 34 + 2 * 8 * 1280 * 4
     assert total(deepseek_v4(4), "llama.cpp", 8192, kv_dtype="q8_0", settings=one) == small

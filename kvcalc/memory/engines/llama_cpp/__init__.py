@@ -14,6 +14,7 @@ from kvcalc.memory.dtypes import Dtype, gguf_type, pair, parse_dtype
 from kvcalc.memory.engines import Engine, Line, Resolved
 from kvcalc.memory.engines.llama_cpp.account import Cells, account, cells_for
 from kvcalc.memory.engines.llama_cpp.architectures import layers_of
+from kvcalc.memory.engines.llama_cpp.converted import ROLLS_BACK
 from kvcalc.memory.engines.llama_cpp.placement import count_placed_layers, parse_placement
 from kvcalc.memory.engines.llama_cpp.settings import AUTO_SLOTS, NO_V, VERSION, parse_settings
 from kvcalc.memory.engines.llama_cpp.splitting import SPLIT, layers_per_device, parse_mode, parse_shares
@@ -51,6 +52,8 @@ class LlamaCpp(Engine):
         super().__init__(spec, settings, stages, release)
         self.chosen = parse_settings(settings, release)
         self.settings = self.chosen.describe()
+        if spec.model_type not in ROLLS_BACK:
+            self.chosen = self.chosen._replace(draft_max=0)
         self.placement = parse_placement(settings)
         if self.placement is not None and stages > 1:
             raise UsageError(

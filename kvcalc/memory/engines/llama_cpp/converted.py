@@ -10,6 +10,10 @@ from kvcalc.model.families.decoder_table import DECODERS
 from kvcalc.model.families.window_patterns import OneFullIn, full_every, full_first_of
 from kvcalc.model.spec import ModelSpec
 
+# Types whose states are kept for each drafted token (llm_arch_supports_rs_rollback, src/llama-arch.cpp). The server
+# restores other types from a checkpoint.
+ROLLS_BACK = ("deepseek_ref", "deepseek_v4", "lfm2", "lfm2_moe", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text")
+
 # Types with a second cache for windows (swa_type). The file lists the layers that have windows.
 _LISTED = (
     "cohere2_moe exaone_moe gemma3n_text gemma4_text gemma4_unified_text granite_swa granitemoe_swa mellum "

@@ -36,7 +36,8 @@ class _Parts(NamedTuple):
 class DeepseekV4(LlamaCpp):
     """Counts a context in which every slot has its own cells for a whole sequence, even if the slots are unified.
 
-    Only K is kept, in the type of K. Compressors keep keys and gates in fp32. Raises ModelError (exit 3) for older
+    Only K is kept, in the type of K. Compressors keep keys and gates in fp32, and once more for each drafted token
+    (llama_dsv4_comp_state). Raises ModelError (exit 3) for older
     builds, which do not run the model, and for compression rates that llama.cpp does not support.
     """
 
@@ -63,7 +64,10 @@ class DeepseekV4(LlamaCpp):
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         made = self.cells(self.spec, tokens, 1)
-        return made.slots * sum(_parts(cache, made, dtype)) if isinstance(cache, CompressedAttention) else 0
+        if not isinstance(cache, CompressedAttention):
+            return 0
+        parts = _parts(cache, made, dtype)
+        return made.slots * (sum(parts) + self.chosen.draft_max * parts.states)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return lcm(self.chosen.padding, _PADDING * _HEAVY)
@@ -76,11 +80,13 @@ class DeepseekV4(LlamaCpp):
             if not isinstance(cache, CompressedAttention):
                 continue
             parts, times = _parts(cache, made, dtype), num_layers * batch
+            drafted = self.chosen.draft_max * parts.states
             window, entries, states = (bytes_of(elements, dtype) for elements in _stored_elements(cache, tokens))
             sizes["stored"] += times * stored_cache_bytes(cache, tokens, dtype)
             sizes["window cells beyond the window"] += times * (parts.window - window)
             sizes["entry cells rounded up"] += times * (parts.entries - entries)
             sizes["full compressor states in fp32"] += times * (parts.states - states)
+            sizes["states for prefixes and drafts"] += num_layers * made.slots * drafted
             sizes["slots beyond the batch"] += num_layers * (made.slots - batch) * sum(parts)
         return lines_of(sizes)
 
