@@ -27,7 +27,7 @@ FOLDERS = {
     "output": set(),
     "cli": {"output", "planning", "measure", "memory", "model"},
 }
-SHARED = {"errors", "notes", "units", "schema"}
+SHARED = {"errors", "limits", "notes", "units", "schema"}
 
 # Third-party module -> where it may be imported.
 THIRD_PARTY = {
