@@ -11,14 +11,12 @@ error suggests a likely spelling. A `Number` is always in the base unit and is a
 from __future__ import annotations
 
 from kvcalc.errors import UsageError
+from kvcalc.limits import most_of
 
 _LETTERS = "kmgtpe"
 _SHOWN = 40
 # No count of bytes or tokens has more digits. int() of a longer string is slow, and Python refuses more than 4,300.
 _MAX_TEXT = 64
-
-MOST = 2**63 - 1
-"""The largest count of tokens, bytes, sequences or devices that is accepted: what a signed 64-bit integer holds."""
 
 # Numbers below these need a unit: a size in bytes; a rate in bytes or operations per second.
 _LEAST_BARE_SIZE = 1024 * 1024
@@ -129,11 +127,11 @@ def parse_count(text: str, option: str, least: int = 1) -> int:
 
 
 def check_count(value: object, name: str, least: int = 1) -> None:
-    """Raise UsageError (exit 2) if `value`, from a Python program, is not a whole number from `least` to `MOST`."""
+    """Raise UsageError (exit 2) if `value`, from a Python program, is not a whole number from `least` to its bound."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise UsageError(f"{name} {value!r}: must be a whole number")
-    if value > MOST:  # without the value, which may have more digits than Python prints
-        raise UsageError(f"{name}: must be at most {MOST:,}")
+    if value > most_of(name):  # without the value, which may have more digits than Python prints
+        raise UsageError(f"{name}: must be at most {most_of(name):,}")
     _bounded(value, name, str(value), least)
 
 
@@ -273,11 +271,11 @@ def _whole_tokens(number: str, scale: int, text: str, option: str) -> int:
 
 
 def _bounded(value: int, option: str, text: str, least: int = 1) -> int:
-    """`value`, the number in `text`. UsageError if it is below `least` or above `MOST`."""
+    """`value`, the number in `text`. UsageError if it is below `least` or above its bound."""
     if value < least:
         raise UsageError(f"{option} {_shown(text)}: must be at least {least}")
-    if value > MOST:
-        raise UsageError(f"{option} {_shown(text)}: must be at most {MOST:,}")
+    if value > most_of(option):
+        raise UsageError(f"{option} {_shown(text)}: must be at most {most_of(option):,}")
     return value
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.errors import UsageError
+from kvcalc.limits import TOKENS
 from kvcalc.units import (
-    MOST,
     Number,
     format_parameters,
     format_size,
@@ -145,7 +145,7 @@ def test_size_letters_mean_their_powers(number: int, letter: str) -> None:
         assert parse_size(f"{number}{letter}i", "x") == number * 1024**power
 
 
-@given(st.integers(1, MOST))
+@given(st.integers(1, TOKENS))
 def test_plain_numbers_come_back_whatever_their_separators(number: int) -> None:
     assert parse_tokens(str(number), "x") == number
     assert parse_tokens(f"{number:_}", "x") == number
@@ -154,8 +154,8 @@ def test_plain_numbers_come_back_whatever_their_separators(number: int) -> None:
 
 @pytest.mark.parametrize("parse", [parse_tokens, parse_count, parse_size, parse_vllm_tokens])
 def test_numbers_beyond_64_bits_are_refused(parse: Any) -> None:
-    assert parse(str(MOST), "x") == MOST
-    for text in (str(MOST + 1), "9" * 64):
+    assert parse(str(TOKENS), "x") == TOKENS
+    for text in (str(TOKENS + 1), "9" * 64):
         with pytest.raises(UsageError, match="at most 9,223,372,036,854,775,807"):
             parse(text, "x")
 

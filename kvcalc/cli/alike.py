@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcalc.units import MOST
+from kvcalc.limits import most_of
 
 if TYPE_CHECKING:
     from kvcalc.planning.case import Case, Question
 
-# The fields that may differ, if they are plain whole numbers.
-_COUNTS = ("context", "batch", "input_tokens", "output_tokens", "concurrency")
+# The fields that may differ, if they are plain whole numbers up to these.
+_COUNTS = {name: most_of(name) for name in ("context", "batch", "input_tokens", "output_tokens", "concurrency")}
 # --max-model-len has to be equal to --context, so a question that has it is always checked as a whole.
 _CHECKED_TOGETHER = ("max_model_len", "max-model-len")
 
@@ -35,7 +35,7 @@ def split(fields: Mapping[str, Any]) -> Fields | None:
     counts: dict[str, int] = {}
     for field, value in fields.items():
         kind = type(value)
-        if kind is int and field in _COUNTS and 0 < value <= MOST:
+        if kind is int and field in _COUNTS and 0 < value <= _COUNTS[field]:
             counts[field] = value
             key.append(field)
         elif kind is dict or kind is list or field in _CHECKED_TOGETHER:
@@ -93,5 +93,5 @@ def _counts_of(question: Question) -> dict[str, int]:
     """The counts that a question has, as it was asked."""
     counts = {"context": question.context_tokens, "batch": question.batch_size}
     if question.speed is not None:
-        counts |= {field: getattr(question.speed, field) for field in _COUNTS[2:]}
+        counts |= {field: getattr(question.speed, field) for field in (*_COUNTS,)[2:]}
     return {field: count for field, count in counts.items() if count is not None}

@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvcalc.errors import ModelError, nearest
+from kvcalc.limits import LAYERS, WIDTH
 from kvcalc.model.layers import Layer, Mixer, group_layers
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Around, Weight
 
-MAX_LAYERS = 2_000
-"""More layers than any model has. A config with a larger number is damaged."""
-MAX_INTEGER = 10**12
-"""Larger than any dimension or count of a model."""
+MAX_LAYERS, MAX_INTEGER = LAYERS, WIDTH
 
 _DTYPES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 _SHOWN = 40

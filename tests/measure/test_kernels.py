@@ -22,7 +22,7 @@ from kvcalc.measure.sweep import parse_sweep
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.schema import load_schema
 from tests.documents import texts
-from tests.measure.quick import SMALL, narrow
+from tests.measure.quick import EFFORT, SMALL, narrow
 
 FAST = (*SMALL, "--context", "40", "--steps", "3", "--device", "cpu", "--dtype", "fp32")
 CPU = torch.device("cpu")
@@ -209,7 +209,7 @@ def test_axes_double_or_are_listed(text: str, points: list[tuple[int, int]]) -> 
 
 def test_a_model_too_large_runs_the_layers_that_fit_and_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = narrow(library.load_model("gpt2"))
-    three = budget.need_of(spec.head(3), Request(64, 1, 4, DTYPES["fp32"], CPU, 0)).further_bytes
+    three = budget.need_of(spec.head(3), Request(64, 1, 4, DTYPES["fp32"], CPU, 0, effort=EFFORT)).further_bytes
     monkeypatch.setattr(runner, "free_bytes", lambda device: three * 100 // 85 + 100)
     document = runner.measure(spec, context_tokens=64, steps=4, device="cpu", dtype="fp32")
     check(document)

@@ -1,0 +1,38 @@
+"""The largest counts that are accepted, by what they count: one table for options, batch lines and Python.
+
+Every answer takes less than a second and little memory at these bounds. They are not limits of the arithmetic, which
+has whole numbers of any size.
+"""
+
+from __future__ import annotations
+
+TOKENS = 2**63 - 1
+"""Positions are signed 64-bit integers in torch and in engines; so are bytes."""
+SEQUENCES = 2**31 - 1
+"""Engines number their requests and blocks with signed 32-bit integers."""
+DEVICES = 2**20
+"""More than any cluster has."""
+LAYERS = 2_000
+"""More layers than any model has. A config with a larger number is damaged."""
+WIDTH = 10**12
+"""Larger than any dimension or count of a model."""
+
+_NAMES = {
+    SEQUENCES: """
+        batch batch-size concurrency parallel max-num-seqs max-running-requests max-mamba-cache-size block-size
+        page-size tokens-per-block num-speculative-tokens draft-max speculative ubatch-size prefill-step-size
+        max-num-batched-tokens
+    """,
+    DEVICES: """
+        tp tensor-parallel-size pp pipeline-parallel-size dp data-parallel-size ep expert-parallel-size num-gpus
+        max-gpus gpu num-devices decode-context-parallel-size
+    """,
+    LAYERS: "layers",
+    WIDTH: "heads kv-heads head-dim hidden-size sliding-window kv-lora-rank qk-rope-head-dim kv-bits kv-group-size",
+}
+_MOST = {name: most for most, names in _NAMES.items() for name in names.split()}
+
+
+def most_of(name: str) -> int:
+    """The largest number that the option, field or value called `name` takes: `--tp`, `tensor_parallel_size`."""
+    return _MOST.get(name.removeprefix("--").replace("_", "-"), TOKENS)
