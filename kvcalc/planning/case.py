@@ -302,14 +302,14 @@ def _resolve(asked: Question) -> Case:
     if spec.is_encoder and rules.name == "logical":
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))
-    found = Case(asked, spec, cached, share, workload, rules, settings, reason, tuple(notes))
+    case = Case(asked, spec, cached, share, workload, rules, settings, reason, tuple(notes))
     if devices is not None or rules.name == "logical":
-        return found
+        return case
     from kvcalc.planning.device_defaults import describe_device_defaults
 
     given = asked.engine_settings or {}
     types = (asked.kv_dtype, workload.kv_dtype.name, asked.dtype)
-    return found._replace(device_defaults=describe_device_defaults(spec, asked.engine, given, rules.settings, types))
+    return case._replace(device_defaults=describe_device_defaults(spec, asked.engine, given, rules.settings, types))
 
 
 def _checked(question: Question) -> Question:
