@@ -152,9 +152,10 @@ class Replica(ABC):
         self._visible = began if self.rules.is_overlapped else self.now
         running = len(self.running)
         if decoding:
-            self._record_gaps(seconds, 1)
+            self._record_gaps(seconds, seconds, 1)
             self._advance(1)
-        elif self.decoding:
+        elif decoding_now := self.decoding:
+            self._stalls = self._stalls or [[decoding_now, 0.0]]
             for stall in self._stalls:
                 stall[1] += seconds
         joined = 0
@@ -186,7 +187,8 @@ class Replica(ABC):
                     part, upcoming = min(part, steps), None
             seconds = run_seconds(line, decoding, context, part)
             last = self.now + run_seconds(line, decoding, context, part - 1)
-            self._record_gaps(seconds / part, part)
+            first, step = line.base + line.slope * context, line.slope * decoding
+            self._record_gaps(first, first + step * (part - 1), part)
             self.now += seconds
             self._advance(part)
             steps -= part
@@ -304,12 +306,15 @@ class Replica(ABC):
             request.started, request.found_tokens = self.now, request.cached_tokens
         request.computed = request.cached_tokens
 
-    def _record_gaps(self, seconds: float, steps: int) -> None:
-        """Each decoding request gets a token in each of `steps` steps that take `seconds` each."""
-        first = 0
-        for requests, stalled in self._stalls:
-            requests = min(int(requests), self.decoding - first)
-            self.gaps.add(seconds + stalled, requests)
-            first += requests
-        self.gaps.add(seconds, self.decoding * steps - first)
-        self._stalls.clear()
+    def _record_gaps(self, first: float, last: float, steps: int) -> None:
+        """Each decoding request gets a token in each of `steps` steps, whose seconds rise from `first` to `last`."""
+        if self._stalls:
+            # The first step comes after steps in which these requests stood still. Some may have been retracted.
+            left = self.decoding
+            for requests, stalled in self._stalls:
+                self.gaps.add(first + stalled, min(int(requests), left))
+                left -= min(int(requests), left)
+            self._stalls.clear()
+            steps, first = steps - 1, first + (last - first) / steps
+        if steps:
+            self.gaps.add_run(first, last, steps, self.decoding)
