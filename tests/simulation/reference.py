@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvcalc.simulation.replica import Rules
+from kvcalc.simulation.rules import Rules
 
 
 @dataclass
