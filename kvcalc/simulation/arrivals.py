@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from random import Random
 
 from kvcalc.simulation.requests import Request
@@ -23,8 +24,7 @@ class Arrivals:
         if concurrency is None:
             self._coming.extend(self._later)
         else:
-            for _ in range(concurrency):
-                self._next(0.0)
+            self._coming.extend(islice(self._later, concurrency))  # they arrive at 0
 
     @property
     def next_arrival(self) -> float | None:

@@ -16,8 +16,9 @@ from kvcalc.simulation.mixed import MixedReplica
 from kvcalc.simulation.pool import BlockPool
 from kvcalc.simulation.prefill_first import PrefillFirstReplica
 from kvcalc.simulation.prefix_cache import PrefixCache
-from kvcalc.simulation.replica import Lag, Replica, Rules
+from kvcalc.simulation.replica import Replica
 from kvcalc.simulation.requests import Request
+from kvcalc.simulation.rules import Lag, Rules
 from kvcalc.simulation.times import ModelTimes
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import SpeedModel

@@ -17,8 +17,9 @@ from __future__ import annotations
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.pool import BlockPool
 from kvcalc.simulation.prefix_cache import PrefixCache
-from kvcalc.simulation.replica import Replica, Rules
+from kvcalc.simulation.replica import Replica
 from kvcalc.simulation.requests import Request
+from kvcalc.simulation.rules import Rules
 from kvcalc.simulation.times import Chunk, StepTimes
 
 _VERY_MANY = 2**62

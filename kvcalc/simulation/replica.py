@@ -13,47 +13,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.pool import BlockPool, PoolError
 from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.requests import Request
+from kvcalc.simulation.rules import Rules
 from kvcalc.simulation.timeline import Sample, Timeline, TokenGaps
 from kvcalc.simulation.times import Chunk, StepTimes, run_seconds, steps_until
-
-
-class Lag(NamedTuple):
-    """What a request waits for its first token besides what the engine does, which the simulation has.
-
-    - seconds: host time. steps: decode steps in the server's pipeline; prompt_steps: those per token of the prompt.
-    - request_seconds: host time for each other running request.
-    """
-
-    seconds: float
-    steps: float
-    prompt_steps: float
-    request_seconds: float
-
-
-class Rules(NamedTuple):
-    """What an engine's scheduler may do.
-
-    - step_tokens: the most tokens of one step: one for each decoding request, and the chunks of prompts.
-    - max_running: the most running requests.
-    - reserves: what a request must find free to start: blocks for its "prompt", or for its prompt and "answer".
-    - is_chunked: whether a prompt is divided over steps. If not, it waits for a step with room for all of it.
-    - is_overlapped: whether a step is scheduled while the one before it runs, so that it cannot have requests that
-      arrive in the meantime.
-    - lag: the time between the engine and the client. None is no time.
-    """
-
-    step_tokens: int
-    max_running: int
-    reserves: str = "prompt"
-    is_chunked: bool = True
-    is_overlapped: bool = False
-    lag: Lag | None = None
 
 
 class Replica(ABC):
@@ -152,9 +119,10 @@ class Replica(ABC):
         self._visible = began if self.rules.is_overlapped else self.now
         running = len(self.running)
         if decoding:
-            self._record_gaps(seconds, 1)
+            self._record_gaps(seconds, seconds, 1)
             self._advance(1)
-        elif self.decoding:
+        elif decoding_now := self.decoding:
+            self._stalls = self._stalls or [[decoding_now, 0.0]]
             for stall in self._stalls:
                 stall[1] += seconds
         joined = 0
@@ -186,7 +154,8 @@ class Replica(ABC):
                     part, upcoming = min(part, steps), None
             seconds = run_seconds(line, decoding, context, part)
             last = self.now + run_seconds(line, decoding, context, part - 1)
-            self._record_gaps(seconds / part, part)
+            first, step = line.base + line.slope * context, line.slope * decoding
+            self._record_gaps(first, first + step * (part - 1), part)
             self.now += seconds
             self._advance(part)
             steps -= part
@@ -304,12 +273,15 @@ class Replica(ABC):
             request.started, request.found_tokens = self.now, request.cached_tokens
         request.computed = request.cached_tokens
 
-    def _record_gaps(self, seconds: float, steps: int) -> None:
-        """Each decoding request gets a token in each of `steps` steps that take `seconds` each."""
-        first = 0
-        for requests, stalled in self._stalls:
-            requests = min(int(requests), self.decoding - first)
-            self.gaps.add(seconds + stalled, requests)
-            first += requests
-        self.gaps.add(seconds, self.decoding * steps - first)
-        self._stalls.clear()
+    def _record_gaps(self, first: float, last: float, steps: int) -> None:
+        """Each decoding request gets a token in each of `steps` steps, whose seconds rise from `first` to `last`."""
+        if self._stalls:
+            # The first step comes after steps in which these requests stood still. Some may have been retracted.
+            left = self.decoding
+            for requests, stalled in self._stalls:
+                self.gaps.add(first + stalled, min(int(requests), left))
+                left -= min(int(requests), left)
+            self._stalls.clear()
+            steps, first = steps - 1, first + (last - first) / steps
+        if steps:
+            self.gaps.add_run(first, last, steps, self.decoding)

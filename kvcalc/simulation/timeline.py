@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 # Twice as many samples are kept at most. When there are more, every second one is dropped.
 _MOST_SAMPLES = 1024
-# The gaps between tokens are counted in classes this far apart, so a percentile is exact to 0.5 %.
+# The gaps between tokens are counted in classes this far apart. A run of steps is divided into parts as wide, so a
+# percentile is exact to 1 %.
 _CLASS = log(1.01)
 
 
@@ -54,6 +55,18 @@ class TokenGaps:
             place = round(log(seconds) / _CLASS)
             self._counts[place] = self._counts.get(place, 0) + tokens
 
+    def add_run(self, first: float, last: float, steps: int, tokens: int) -> None:
+        """`tokens` tokens came in each of `steps` steps, whose seconds rise evenly from `first` to `last`."""
+        parts = 1 if last <= first else min(steps, 1 + int((last - first) / (first * 0.01)))
+        for part in range(parts):
+            middle = first + (last - first) * (part + 0.5) / parts
+            self.add(middle, tokens * (steps * (part + 1) // parts - steps * part // parts))
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that were counted."""
+        return sum(self._counts.values())
+
     def merge(self, other: TokenGaps) -> None:
         """Add the gaps of another replica."""
         for place, tokens in other._counts.items():
@@ -61,7 +74,7 @@ class TokenGaps:
 
     def percentile(self, share: float) -> float | None:
         """The gap that `share` of the tokens do not exceed. None if there are no gaps."""
-        total = sum(self._counts.values())
+        total = self.tokens
         seen = 0
         for place in sorted(self._counts):
             seen += self._counts[place]

@@ -54,6 +54,11 @@ def test_a_higher_rate_waits_longer_and_keeps_fewer_limits(kvcalc: Any) -> None:
     assert good[0] > good[-1]
 
 
+def test_more_clients_than_requests_send_them_all_at_once(kvcalc: Any) -> None:
+    many, enough = (kvcalc(*ASK, "--concurrency", clients, "--json").json for clients in ("9000000000000000000", "200"))
+    assert many["results"] == enough["results"]
+
+
 def test_replicas_share_the_requests(kvcalc: Any) -> None:
     one = kvcalc(*ASK, "--requests-per-second", "40", "--json").json
     four = kvcalc(*ASK, "--requests-per-second", "40", "--replicas", "4", "--json").json

@@ -11,8 +11,9 @@ from kvcalc.simulation.mixed import MixedReplica
 from kvcalc.simulation.pool import BlockPool
 from kvcalc.simulation.prefill_first import PrefillFirstReplica
 from kvcalc.simulation.prefix_cache import PrefixCache
-from kvcalc.simulation.replica import Replica, Rules
+from kvcalc.simulation.replica import Replica
 from kvcalc.simulation.requests import Request
+from kvcalc.simulation.rules import Rules
 from kvcalc.simulation.times import Chunk, Line
 from tests.simulation.reference import Job, Server
 

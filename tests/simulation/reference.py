@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvcalc.simulation.replica import Rules
+from kvcalc.simulation.rules import Rules
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Job:
     started: float | None = None
     first_token: float | None = None
     finish: float | None = None
-    gaps: list[float] = field(default_factory=list)
+    tokens_at: list[float] = field(default_factory=list)
 
     @property
     def known(self) -> int:
@@ -89,10 +89,12 @@ class Server:
             for job in decoding:
                 job.computed += 1
                 job.outputs += 1
+                job.tokens_at.append(now)
             for job, (_, end) in chunks:
                 job.computed = end
                 if end == job.known:
                     job.outputs += 1
+                    job.tokens_at.append(now)
                     job.first_token = now if job.first_token is None else job.first_token
             self.most_used = max(self.most_used, self.used(running))
             ended = sorted((j for j in running if j.outputs == j.answer), key=lambda j: j.number)

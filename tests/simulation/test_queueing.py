@@ -11,8 +11,8 @@ import pytest
 from kvcalc.simulation.arrivals import Arrivals, poisson_times
 from kvcalc.simulation.mixed import MixedReplica
 from kvcalc.simulation.pool import BlockPool
-from kvcalc.simulation.replica import Rules
 from kvcalc.simulation.requests import Request
+from kvcalc.simulation.rules import Rules
 from kvcalc.simulation.times import Chunk, Line
 
 SERVICE = 1.0

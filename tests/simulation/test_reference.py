@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
+from kvcalc.simulation.timeline import TokenGaps
 from tests.simulation.cases import make_case
 
 CASES, PARTS = 1000, 20
@@ -20,6 +23,13 @@ def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
             expected = job.arrival, job.started, job.first_token, job.finish, job.preemptions
             assert found == expected, f"case {seed}, request {request.number}"
         assert case.replica.pool.used == 0
+        assert case.replica.gaps.tokens == sum(job.answer - 1 for job in case.jobs), f"case {seed}"
+        gaps = TokenGaps()
+        for job in case.jobs:
+            for before, after in pairwise(job.tokens_at):
+                gaps.add(after - before, 1)
+        for share in (0.1, 0.5, 0.9, 1.0) if gaps.tokens else ():
+            assert case.replica.gaps.percentile(share) == pytest.approx(gaps.percentile(share), rel=0.021)
         if case.server.capacity is not None:
             assert case.replica.pool.most_used == case.server.most_used <= case.server.capacity
 

@@ -1,0 +1,38 @@
+"""What an engine's scheduler may do, and what lies between the engine and its clients."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Lag(NamedTuple):
+    """What a request waits for its first token besides what the engine does, which the simulation has.
+
+    - seconds: host time. steps: decode steps in the server's pipeline; prompt_steps: those per token of the prompt.
+    - request_seconds: host time for each other running request.
+    """
+
+    seconds: float
+    steps: float
+    prompt_steps: float
+    request_seconds: float
+
+
+class Rules(NamedTuple):
+    """What an engine's scheduler may do.
+
+    - step_tokens: the most tokens of one step: one for each decoding request, and the chunks of prompts.
+    - max_running: the most running requests.
+    - reserves: what a request must find free to start: blocks for its "prompt", or for its prompt and "answer".
+    - is_chunked: whether a prompt is divided over steps. If not, it waits for a step with room for all of it.
+    - is_overlapped: whether a step is scheduled while the one before it runs, so that it cannot have requests that
+      arrive in the meantime.
+    - lag: the time between the engine and the client. None is no time.
+    """
+
+    step_tokens: int
+    max_running: int
+    reserves: str = "prompt"
+    is_chunked: bool = True
+    is_overlapped: bool = False
+    lag: Lag | None = None
