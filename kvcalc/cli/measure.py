@@ -9,7 +9,7 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.question import context_of, flags_of, load_model_of, output_of, parsed, what_if_of
-from kvcalc.cli.report import write_report
+from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import BrokenDeviceError, KvcalcError, RunError, UsageError
 
 if TYPE_CHECKING:
@@ -110,7 +110,9 @@ def measure(
         context_tokens, batch_size = context_of(given), parse_count(given["batch"], "--batch")
         steps, num_layers = parse_count(given["steps"], "--steps"), parsed(given, "--layers", parse_count)
         seed, devices = parse_count(given["seed"], "--seed", least=0), parse_count(given["tp"], "--tp")
-        for path in (save, profile, given["report"]):
+        if is_reporting:
+            check_report(given)
+        for path in (save, profile):
             if path is not None and is_reporting:
                 from kvcalc.measure.record import check_target
 

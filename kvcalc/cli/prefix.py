@@ -81,7 +81,7 @@ def prefix(
     trace: Annotated[Optional[str], typer.Argument(metavar="TRACE", help="Trace of requests; - is stdin.")] = None,
     model: o.Model = None,
 ) -> None:
-    """Find how much a bigger prefix cache helps, from a trace of requests."""
+    """Find how much a bigger prefix cache helps."""
     from kvcalc.planning.axis import parse_axis
     from kvcalc.planning.prefix import Sizes, prefix_curve
 

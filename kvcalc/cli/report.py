@@ -8,9 +8,13 @@ from typing import Any
 
 import typer
 
+from kvcalc.errors import UsageError
+
 
 def check_report(given: Mapping[str, Any]) -> None:
-    """Raise RunError (exit 1) if no report can be written. Call this before a long run."""
+    """Raise UsageError (exit 2) or RunError (exit 1) if no report can be written. Call this before a long run."""
+    if given["report"] == "":
+        raise UsageError("--report '': the file name is empty", "for example --report answer.html")
     if given["report"] is not None:
         from kvcalc.measure.record import check_target
 

@@ -181,13 +181,14 @@ ANSWERED = {
     "compare": ("compare", "llama-3-8b"), "sweep": ("sweep", "llama-3-8b"), "plan": PLAN,
     "batch": ("batch", "QUESTIONS"), "audit": ("audit", "LOG"), "models": ("models",), "gpus": ("gpus",),
     "score": ("score", RESULT, "--gpu", "h100"),
+    "prefix": ("prefix", str(ROOT / "tests" / "logs" / "mooncake.jsonl"), "llama-3-8b", "--gpu", "h100"),
     "measure": ("measure", "gpt2", "--layers", "1", "--context", "8", "--steps", "1", "--device", "cpu"),
 }  # fmt: skip
 # Every option refuses these, except the options that name a file to write.
 NO_VALUES = ("", "-1", "no/such\x1b[31mthing", "9" * 5000)
 TAKES_A_MODEL = ("estimate", "fit", "plan", "compare", "sweep", "measure")
 NO_MODELS = ("no-such-model", "", "hf:", "hf:no\x1bslash", "/dev/null", "no/such.json", "\udcff", "x" * 10_000)
-WRITES = ("--save", "--profile")
+WRITES = ("--save", "--profile", "--report")
 
 
 def bad_options() -> list[tuple[str, str, str]]:

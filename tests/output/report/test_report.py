@@ -162,10 +162,11 @@ def test_a_report_replaces_a_file_and_keeps_its_mode(kvcalc: Any, tmp_path: Path
 
 
 def test_a_path_that_cannot_be_written_is_refused_before_the_answer(kvcalc: Any, tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "no" / "report.html", ""):
+    for path in (tmp_path, tmp_path / "no" / "report.html"):
         result = kvcalc("estimate", "gpt2", "--report", path)
         assert (result.status, result.out) == (1, "")
         assert result.err.startswith("kvcalc: cannot save ")
+    assert kvcalc("estimate", "gpt2", "--report", "").status == 2
 
 
 def test_a_question_that_is_refused_leaves_the_file(kvcalc: Any, tmp_path: Path) -> None:
