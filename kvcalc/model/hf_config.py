@@ -171,6 +171,11 @@ _CACHE_LIKE = (
 ).split()
 
 
+# These engines read a config through Transformers' class (AutoConfig), and so ignore what it ignores: keys beside
+# text_config that belong into it, and Gemma 4's sliding_window_pattern. The engines read MiMo's layers themselves.
+_WITH_CLASSES = ("transformers", "vllm", "sglang", "tensorrt-llm")
+
+
 def read_config(config: Mapping[str, object], name: str, source: str, *, strict: bool = False) -> ModelSpec:
     """Return the ModelSpec for a config mapping. `name` and `source` say where the mapping came from.
 
@@ -205,6 +210,7 @@ def _read_any(config: Mapping[str, object], name: str, source: str, strict: bool
     spec = _read(config, model_type, module, name, source, strict)
     if whole is not None:
         spec = with_transformers_reading(spec, read_config(whole, name, source))
+        spec = spec._replace(with_its_classes=_WITH_CLASSES)
         if spec.as_transformers is None or spec.around is None:
             return spec
         # What reads such a config decides which model it is, so nothing can confirm the weights.
@@ -245,6 +251,8 @@ def _read(
         seen = family.as_transformers(config)
         if seen != config:
             spec = with_transformers_reading(spec, family.read(ConfigReader(seen, name, source), model_type))
+            if module == "gemma4":
+                spec = spec._replace(with_its_classes=_WITH_CLASSES)
     return spec
 
 

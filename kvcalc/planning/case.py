@@ -225,7 +225,7 @@ def _with_load(case: Case, asked: Question) -> Case:
 def _resolve(asked: Question) -> Case:
     """The case of a question whose values are checked and complete."""
     size = asked.tensor_parallel_size or 1
-    if asked.engine.partition("@")[0] == "transformers" and asked.model.as_transformers is not None:
+    if asked.model.as_transformers is not None and asked.engine.partition("@")[0] in asked.model.with_its_classes:
         asked = asked._replace(model=asked.model.as_transformers)
     spec = apply(asked.model, asked.what_if)
     settings, devices = asked.engine_settings or {}, asked.devices

@@ -308,3 +308,12 @@ def test_every_release_of_transformers_is_counted_as_its_class_reads_the_config(
     )  # fmt: skip
     assert cache_bytes(spec, 1000) == 129_280
     assert cache_bytes(spec, 1000, engine=engine) == 130_048
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm", "sglang", "tensorrt-llm"])
+def test_engines_ignore_the_keys_that_a_wrappers_class_ignores(engine: str) -> None:
+    """A flat gemma3 config: Transformers' class reads text_config alone, which has its own defaults."""
+    flat = {**GQA, "sliding_window": 5, "query_pre_attn_scalar": 8}
+    written = cache_bytes(spec_of("gemma3", **flat), 64)
+    read = cache_bytes(spec_of("gemma3", **flat), 64, engine=engine)
+    assert read > 10 * written
