@@ -12,8 +12,9 @@ import typer
 from kvcalc.cli import options as o
 from kvcalc.cli.question import calibration_of, devices_of, output_of, parsed, settings_of, stages_of
 from kvcalc.cli.report import check_report, write_report
+from kvcalc.cli.reuse import tier_rates_of, tier_sizes_of
 from kvcalc.errors import UsageError
-from kvcalc.units import parse_bandwidth, parse_count, parse_size, parse_tokens
+from kvcalc.units import parse_count, parse_size, parse_tokens
 
 if TYPE_CHECKING:
     from kvcalc.planning.case import Question
@@ -49,18 +50,7 @@ OPTIONS = [
     *o.shared("dtype kv-dtype tp pp kv-memory"),
     o.engine("Engine whose blocks and memory to use: vllm, sglang or tensorrt-llm. logical is the formula."),
     *o.shared(f"{o.DEVICE} calibrate"),
-    o.value(
-        "--offload", "TIER=SIZE,...",
-        "Memory that keeps what the device's cache drops, of one replica: cpu=200GiB,disk=2TiB. The tiers are cpu, "
-        "disk and remote.",
-        panel="Cache reuse", several=True,
-    ),
-    o.value(
-        "--offload-bandwidth", "TIER=RATE,...",
-        "Rate of each tier: cpu=50GB/s,disk=6GB/s. Default: cpu is the device's PCIe link, disk one NVMe drive. cpu is "
-        "per device, the others are shared.",
-        panel="Cache reuse", several=True,
-    ),
+    *o.shared("offload offload-bandwidth"),
     o.value(
         "--price", "LIST",
         "Price per hour of one device, and of one GiB of host memory or disk: h100=2.5,cpu=0.003,disk=0.0001.",
@@ -103,8 +93,8 @@ def prefix(
                 () if memory is None else parse_axis(memory, "--cache-memory", parse_size),
                 () if tokens is None else parse_axis(tokens, "--cache-tokens", parse_tokens),
             ),
-            offload=tuple(_pairs(given, "--offload", parse_size, "cpu=200GiB,disk=2TiB").items()),
-            bandwidths=_pairs(given, "--offload-bandwidth", _rate, "cpu=50GB/s,disk=6GB/s"),
+            offload=tier_sizes_of(given),
+            bandwidths=dict(tier_rates_of(given)),
             prices=_prices(given),
             format=given["trace_format"],
             block_tokens=parsed(given, "--trace-block-tokens", parse_count),
@@ -146,26 +136,6 @@ def _question(given: Mapping[str, Any], model: str | None) -> Question | None:
         devices=devices_of(given),
         speed=None if calibration is None else SpeedQuestion(calibration=calibration),
     )
-
-
-def _pairs(given: Mapping[str, Any], option: str, parse: Callable[[str, str], int], example: str) -> dict[str, int]:
-    """The amount of each tier in `cpu=200GiB,disk=2TiB`, in this order."""
-    found: dict[str, int] = {}
-    for part in o.names_of(given[option.removeprefix("--").replace("-", "_")], option):
-        tier, equals, amount = part.partition("=")
-        if not equals or tier.strip().casefold() in found:
-            what = "a tier is given twice" if equals else "not a list of tiers"
-            raise UsageError(f"{option} {part[:40]!a}: {what}", f"for example {option} {example}")
-        found[tier.strip().casefold()] = parse(amount.strip(), option)
-    return found
-
-
-def _rate(text: str, option: str) -> int:
-    """Bytes per second of a rate or a named network."""
-    from kvcalc.planning.cache_tiers import network_bytes_per_second
-
-    found = network_bytes_per_second(text)
-    return parse_bandwidth(text, option) if found is None else found
 
 
 def _prices(given: Mapping[str, Any]) -> Prices:

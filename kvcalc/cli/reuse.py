@@ -24,8 +24,8 @@ def reuse_of(given: Mapping[str, Any]) -> CacheReuse | None:
     found = CacheReuse(
         0 if prefix is None or prefix.strip() == "0" else parse_tokens(prefix, "--prefix-tokens"),
         None if turns is None else parse_count(turns, "--turns", least=2),
-        _pairs(given, "offload", parse_size, "cpu=200GiB,disk=2TiB"),
-        _pairs(given, "offload_bandwidth", _rate, "cpu=50GB/s,disk=6GB/s"),
+        tier_sizes_of(given),
+        tier_rates_of(given),
         transfer=_transfer(given.get("transfer_bandwidth")),
     )
     if backend is not None:
@@ -34,6 +34,16 @@ def reuse_of(given: Mapping[str, Any]) -> CacheReuse | None:
         if given.get(name) is not None and not found.offload:
             raise UsageError(f"--{name.replace('_', '-')} {given[name]}: needs --offload", "--offload cpu=200GiB")
     return None if found == CacheReuse() else found
+
+
+def tier_sizes_of(given: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """The bytes of each tier in --offload."""
+    return _pairs(given, "offload", parse_size, "cpu=200GiB,disk=2TiB")
+
+
+def tier_rates_of(given: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """The bytes per second of each tier in --offload-bandwidth."""
+    return _pairs(given, "offload_bandwidth", _rate, "cpu=50GB/s,disk=6GB/s")
 
 
 def _pairs(

@@ -21,9 +21,9 @@ from kvcalc.planning.prefix_cost import (
     prefill_time,
     prefixes_of,
     reach_of,
-    tier_rate,
 )
 from kvcalc.planning.prefix_trace import Profile, profile
+from kvcalc.planning.tier_rates import tier_rate
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.traces import read_trace
 from kvcalc.traces.reuse import MOST_BLOCKS
@@ -240,7 +240,7 @@ def _tiers(
     before = Reuse(0, 0.0, 0.0, 0.0, 0.0)
     for name, size, blocks, reuse in zip(names, sizes, own, found):
         tokens, squares = reuse.hit_tokens - before.hit_tokens, reuse.hit_squares - before.hit_squares
-        rate = None if name == DEVICE else tier_rate(name, setup.gpu, bandwidths, notes)
+        rate = None if name == DEVICE else tier_rate(name, setup.gpu, bandwidths, notes, "tiers")
         moved = tokens / stack.block_tokens * (block.per_device if name == CPU else block.in_tier)
         row = {
             "name": name,

@@ -11,11 +11,10 @@ from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.model.caches import IndexerKeys, LatentAttention
 from kvcalc.model.spec import all_caches
 from kvcalc.notes import Note
-from kvcalc.planning.cache_tiers import CPU, DISK, NVME_BYTES_PER_SECOND, TIERS
+from kvcalc.planning.cache_tiers import CPU, DISK, TIERS
 from kvcalc.planning.case import Case
 
 if TYPE_CHECKING:
-    from kvcalc.throughput.hardware import Gpu
     from kvcalc.throughput.roofline import SpeedModel
 
 # The names of memory in prices, besides devices.
@@ -144,27 +143,6 @@ def reach_of(case: Case, blocks: Sequence[int]) -> list[int]:
         before = found[-1] if found else 0
         found.append(max(before, size) if case.engine_name in _COPIES_AT_ONCE else before + size)
     return found
-
-
-def tier_rate(name: str, gpu: Gpu | None, given: Mapping[str, int], notes: list[Note]) -> int | None:
-    """Bytes per second at which a tier is read: by each device if it is host memory, else in total."""
-    if name in given:
-        return given[name]
-    if name == CPU:
-        rate = None if gpu is None else gpu.pcie_bytes_per_second
-        if rate is None:
-            notes.append(_unknown_rate("host memory", "cpu=50GB/s"))
-        return rate
-    if name == DISK:
-        text = f"disk is assumed to read {NVME_BYTES_PER_SECOND / 1e9:g} GB/s, one NVMe drive on PCIe 4.0"
-        notes.append(Note("tiers", "tier-bandwidth", f"{text}; --offload-bandwidth disk=6GB/s sets it"))
-        return NVME_BYTES_PER_SECOND
-    notes.append(_unknown_rate(name, f"{name}=ethernet-100g"))
-    return None
-
-
-def _unknown_rate(name: str, example: str) -> Note:
-    return Note("tiers", "tier-bandwidth", f"the rate of {name} is not known; --offload-bandwidth {example} sets it")
 
 
 def check_tiers(offload: Sequence[tuple[str, int]], bandwidths: Mapping[str, int]) -> None:

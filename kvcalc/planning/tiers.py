@@ -29,7 +29,6 @@ from kvcalc.notes import Note
 from kvcalc.planning.cache_tiers import (
     CPU,
     DISK,
-    NVME_BYTES_PER_SECOND,
     TIERS,
     Tier,
     break_even_tokens,
@@ -41,9 +40,9 @@ from kvcalc.planning.cache_tiers import (
 from kvcalc.planning.case import Case
 from kvcalc.planning.kept import prefixes_of, session_tokens_of
 from kvcalc.planning.reuse import LMCACHE, NATIVE, CacheReuse
+from kvcalc.planning.tier_rates import tier_rate
 
 if TYPE_CHECKING:
-    from kvcalc.throughput.hardware import Gpu
     from kvcalc.throughput.roofline import SpeedModel
 
 LMCACHE_TOKENS = 256
@@ -57,8 +56,6 @@ _NATIVE = {
 _WITH_LMCACHE = ("vllm", "sglang")
 # The engines that keep MLA, which every device has in full, once for all devices.
 _ONE_COPY = ("vllm", "sglang", "logical")
-# NVLink-C2C between Grace and Hopper: 900 GB/s in both directions together (NVIDIA GH200 data sheet).
-_C2C = {"gh200-96gb": 450_000_000_000, "gh200-144gb": 450_000_000_000}
 
 
 class Store(NamedTuple):
@@ -110,7 +107,8 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
     # Units are found by their contents, so a tier keeps a common prefix once too.
     shared = store.found(store.prefixes.shared(min(reuse.prefix_tokens, tokens - 1)))
     gpu = None if case.question.devices is None else case.question.devices.gpu
-    tiers = [_tier(name, size, reuse, gpu, notes) for name, size in reuse.offload]
+    given = dict(reuse.bandwidths)
+    tiers = [Tier(name, size, tier_rate(name, gpu, given, notes, "reuse")) for name, size in reuse.offload]
     limit = max(case.spec.max_position_embeddings or 0, case.workload.context_tokens)
     return {
         "backend": reuse.backend,
@@ -151,25 +149,6 @@ def _store_of(case: Case, reuse: CacheReuse) -> Store:
 def _is_latent(spec: ModelSpec) -> bool:
     """Whether every device has all rows: MLA, with or without index keys."""
     return all(isinstance(cache, (LatentAttention, IndexerKeys)) for cache in all_caches(spec))
-
-
-def _tier(name: str, memory_bytes: int, reuse: CacheReuse, gpu: Gpu | None, notes: list[Note]) -> Tier:
-    given = dict(reuse.bandwidths).get(name)
-    if given is not None:
-        return Tier(name, memory_bytes, given)
-    if name == CPU:
-        rate = None if gpu is None else _C2C.get(gpu.name, gpu.pcie_bytes_per_second)
-        if rate is None and gpu is not None:
-            text = f"the link of {gpu.name} to host memory is not known; --offload-bandwidth cpu=50GB/s sets it"
-            notes.append(Note("reuse", "tier-bandwidth", text))
-        return Tier(name, memory_bytes, rate)
-    if name == DISK:
-        text = f"disk is assumed to read {NVME_BYTES_PER_SECOND / 1e9:g} GB/s, one NVMe drive on PCIe 4.0; "
-        notes.append(Note("reuse", "tier-bandwidth", text + "--offload-bandwidth disk=6GB/s sets it"))
-        return Tier(name, memory_bytes, NVME_BYTES_PER_SECOND)
-    text = f"the rate of {name} is not known; --offload-bandwidth {name}=ethernet-100g sets it"
-    notes.append(Note("reuse", "tier-bandwidth", text))
-    return Tier(name, memory_bytes, None)
 
 
 def _describe_tier(
