@@ -165,8 +165,9 @@ S (f32):  432.00 MiB
 
 
 def test_an_estimate_keeps_them_too(kvcalc: Any) -> None:
-    # The same 448.88 MiB, which llama.cpp printed for Qwen3.8-27B; Qwen3.5-27B has the same states.
-    asked = ("estimate", "qwen3.5-27b", "--context", "8k", "--engine", "llama.cpp", "--json")
+    # The same 448.88 MiB, which llama.cpp printed for Qwen3.8-27B with one slot; Qwen3.5-27B has the same states.
+    default = ("estimate", "qwen3.5-27b", "--context", "8k", "--engine", "llama.cpp", "--json")
+    asked = (*default, "--parallel", "1")
     found = kvcalc(*asked, "--speculative", "mtp:2")
     assert round(found.json["kv_cache"]["fixed_bytes_per_sequence"] / 2**20, 2) == 448.88
     lines = {line["name"]: line["bytes"] for line in found.json["engine"]["pool_lines"]}
@@ -174,8 +175,8 @@ def test_an_estimate_keeps_them_too(kvcalc: Any) -> None:
     alone = kvcalc(*asked).json["kv_cache"]["fixed_bytes_per_sequence"]
     assert lines["states for prefixes and drafts"] == 2 * alone
     # Every slot has them, and a contradiction is refused.
-    slots = kvcalc(*asked, "--speculative", "mtp:2", "-np", "4").json
-    assert slots["engine"]["pool_lines"] != found.json["engine"]["pool_lines"]
+    slots = kvcalc(*default, "--speculative", "mtp:2").json["kv_cache"]
+    assert slots["fixed_bytes_per_sequence"] == 4 * found.json["kv_cache"]["fixed_bytes_per_sequence"]
     assert kvcalc(*asked, "--speculative", "mtp:2", "--draft-max", "3").status == 2
 
 
