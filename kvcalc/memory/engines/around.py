@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine
+from kvcalc.memory.engines.release import Asked
+from kvcalc.memory.sharding import Bounds
 from kvcalc.model.spec import ModelSpec
 
 TAKEN = (
@@ -26,3 +29,15 @@ class Around(Engine):
 
     def check_context(self, tokens: int) -> None:
         self._engine.check_context(tokens)
+
+    def stage_bounds(self, num_layers: int, stages: int) -> Bounds:
+        return self._engine.stage_bounds(num_layers, stages)
+
+    def start_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
+        return self._engine.start_bytes(share, dtype, tokens)
+
+    def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        return self._engine.block_tokens(share, dtype)
+
+    def rules_used(self, asked: Asked) -> str | None:
+        return self._engine.rules_used(asked)

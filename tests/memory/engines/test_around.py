@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.engines import ENGINES, Engine, load_engine
 from kvcalc.memory.engines.around import TAKEN
 from kvcalc.memory.engines.lookahead import LookAhead
+from kvcalc.memory.engines.release import parse_release
+from kvcalc.memory.engines.shared_prefix import SharedPrefix
 from kvcalc.model.resolve import load_model
 
 
@@ -19,3 +22,15 @@ def test_everything_that_is_no_method_is_the_engines_own(name: str) -> None:
     assert fields == set(TAKEN)
     for key in fields:
         assert getattr(changed, key) == getattr(engine, key)
+
+
+def test_changed_rules_cut_a_model_and_start_like_the_engine() -> None:
+    spec = load_model("llama-3-8b")
+    engine = load_engine("vllm@0.15", spec, {"pp-layer-partition": "10,22"}, 2)
+    changed = SharedPrefix(engine, 64)
+    assert changed.stage_bounds(32, 2) == engine.stage_bounds(32, 2) != load_engine("vllm", spec).stage_bounds(32, 2)
+    asked = (spec, DTYPES["bf16"], 1000)
+    assert changed.start_bytes(*asked) == engine.start_bytes(*asked) > 0
+    assert changed.block_tokens(spec, DTYPES["bf16"]) == engine.block_tokens(spec, DTYPES["bf16"])
+    dated = parse_release("vllm", "2025-12-01")
+    assert changed.rules_used(dated) == engine.rules_used(dated) is not None
