@@ -88,6 +88,8 @@ def kvcalc(capsys: pytest.CaptureFixture[str]) -> Any:
         capsys.readouterr()
         status = run([str(a) for a in arguments])
         captured = capsys.readouterr()
+        if "batch" in arguments[:1]:  # writes its answers without `Output.emit`
+            _check("batch", captured.out)
         return Result(status, captured.out, without_progress(captured.err))
 
     return call
@@ -104,7 +106,17 @@ def spawn(*arguments: object, stdin: str | bytes = "", env: dict[str, str] | Non
         check=False,
         **options,
     )
-    return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+    out = done.stdout.decode()
+    _check(next((str(word) for word in arguments if not str(word).startswith("-")), ""), out)
+    return Result(done.returncode, out, done.stderr.decode())
+
+
+def _check(command: str, out: str) -> None:
+    """Check the documents that a command printed, in this process or in another, against the schema."""
+    if out.startswith("{"):
+        from tests.documents import check_printed
+
+        check_printed(command, out)
 
 
 # Added to a script: the peak memory of its process, in kilobytes. `ru_maxrss` includes the memory of the parent.

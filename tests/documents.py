@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
@@ -23,6 +24,39 @@ def _validator(kind: str) -> Any:
 def validate(document: Mapping[str, Any], kind: str) -> None:
     """Check a document against the schema in the wheel. Raises jsonschema.ValidationError."""
     _validator(kind).validate(document)
+
+
+# The documents of commands that have more than one.
+_KINDS = {
+    "estimate": ("estimate", "engines"),
+    "batch": ("estimate", "engines", "batch_error"),
+    "measure": ("measure", "measure_compare"),
+    "models": ("models", "models_show", "models_check"),
+    "gpus": ("gpus", "gpus_show"),
+}
+# Of a long stream, the first lines.
+_MOST_LINES = 100
+
+
+def check_printed(command: str, out: str) -> None:
+    """Check what a command printed on stdout, if that is a document, or a document on each line.
+
+    Raises jsonschema.ValidationError. Text, single values and output that was cut are not documents.
+    """
+    if not out.startswith("{"):
+        return
+    try:
+        found = [json.loads(out)]
+    except ValueError:
+        try:
+            found = [json.loads(line) for line in out.splitlines()[:_MOST_LINES] if line]
+        except ValueError:
+            return
+    for document in found:
+        if isinstance(document, dict) and "schema_version" in document:
+            kinds = _KINDS.get(command, (command,))
+            if not any(_validator(kind).is_valid(document) for kind in kinds):
+                validate(document, "batch_error" if "error" in document else kinds[0])
 
 
 def estimate(*given: Any, **asked: Any) -> dict[str, Any]:

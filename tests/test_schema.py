@@ -213,3 +213,16 @@ def test_every_preset_under_every_engine(engine: str) -> None:
             validate(document)
             answered += 1
     assert answered > len(preset_names())
+
+
+def test_what_another_process_prints_is_checked_too() -> None:
+    from tests.documents import check_printed
+
+    document = '{"schema_version": 2}'
+    for command in ("estimate", "batch", "fit"):
+        with pytest.raises(jsonschema.ValidationError):
+            check_printed(command, document)
+        with pytest.raises(jsonschema.ValidationError):
+            check_printed(command, f"{document}\n{document}\n")
+        check_printed(command, "12\n")
+        check_printed(command, '{"schema_version": 2')

@@ -62,7 +62,7 @@ def test_a_number_is_read_as_it_is_printed(number: int) -> None:
     text = f"{number:,}"
     assert parse_size(f"{number + 2**20:,}", "--kv-memory") == number + 2**20
     assert parse_tokens(text, "--context") == number
-    assert parse_vllm_tokens(text, "--max-model-len") == parse_count(text, "--batch") == number
+    assert parse_vllm_tokens(text, "--max-model-len") == parse_count(text, "x") == number
 
 
 def test_a_size_may_have_separators_and_a_unit() -> None:

@@ -93,7 +93,7 @@ def seconds(expression: re.Pattern[Any], text: Any) -> float:
 def _is_slow(expression: re.Pattern[Any], short: Any, long: Any) -> bool:
     """Whether the longer text takes more than three times as long. Other processes disturb single measurements."""
     halves, wholes = zip(*((seconds(expression, short), seconds(expression, long)) for _ in range(3)))
-    return statistics.median(wholes) > 3 * statistics.median(halves)
+    return bool(statistics.median(wholes) > 3 * statistics.median(halves))
 
 
 def suspicious(expression: re.Pattern[str]) -> str | None:

@@ -47,12 +47,13 @@ def _engine_options() -> list[tuple[str, int]]:
     tokens = {"context-length", "max-tokens", "max-kv-size", "before-pull"}
     found = []
     for engine, options in OPTIONS.items():
+        gpu = "m3-ultra" if engine == "mlx" else "h100"
         for option in options:
             if option.metavar == "N" and option.name != "n-cpu-moe":  # more layers than there are mean all of them
                 most = TOKENS if option.name in tokens else SEQUENCES
                 most = DEVICES if "parallel-size" in option.name else most
                 most = WIDTH if option.name in ("kv-bits", "kv-group-size") else most
-                found.append((f"fit llama-3-8b --gpu h100 --engine {engine} --{option.name}", most))
+                found.append((f"fit llama-3-8b --gpu {gpu} --engine {engine} --{option.name}", most))
     return found
 
 
