@@ -37,7 +37,7 @@ _PREFIXES = 4
 
 
 class Layers(NamedTuple):
-    """How many layers keep a window, and how many of them also entries of 4 or of 128 tokens. And the widths."""
+    """How many layers keep a window, how many of them also keep entries of 4 or of 128 tokens, and the widths."""
 
     windows: int
     sparse: int

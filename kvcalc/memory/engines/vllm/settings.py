@@ -75,7 +75,10 @@ def parse_settings(
     step, drafted = _block_of(spec), given.count("num-speculative-tokens", 0)
     block_size = given.count("block-size", step)
     if block_size % step:
-        raise UsageError(f"--block-size {block_size}: vLLM's kernels for {spec.name} need multiples of {step}")
+        raise UsageError(
+            f"--block-size {block_size}: vLLM's kernels for {spec.name} need multiples of {step}",
+            f"use --block-size {step}",
+        )
     if "enable-prefix-caching" in settings and "no-enable-prefix-caching" in settings:
         raise UsageError("--enable-prefix-caching and --no-enable-prefix-caching contradict each other")
     caching = "enable-prefix-caching" in settings or (
