@@ -21,7 +21,8 @@ from typing import NamedTuple
 import kvcalc
 from kvcalc.memory import reserve
 from kvcalc.planning.budget import Budget, budget
-from kvcalc.planning.case import Question, make_case
+from kvcalc.planning.case import make_case
+from kvcalc.planning.question import Question
 from kvcalc.throughput.hardware import Devices, find_gpu, own_gpu
 
 GIB = 2**30

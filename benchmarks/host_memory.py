@@ -13,7 +13,8 @@ from statistics import median
 from typing import NamedTuple
 
 import kvcalc
-from kvcalc.planning.case import Question, make_case
+from kvcalc.planning.case import make_case
+from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import speed_of
 from kvcalc.throughput import host
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu, own_gpu

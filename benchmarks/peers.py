@@ -38,8 +38,9 @@ from kvcalc.cli.batch import Questions
 from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.engines.release import Release, parse_release
-from kvcalc.planning.case import Question, make_case
+from kvcalc.planning.case import make_case
 from kvcalc.planning.load import at_load
+from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import describe_throughput
 
 TARGET = Path(__file__).resolve().parent / "results" / "peers.json"

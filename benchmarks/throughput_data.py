@@ -21,8 +21,9 @@ from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.engines.release import Release, parse_release
 from kvcalc.planning.admission import running_requests
-from kvcalc.planning.case import Question, make_case
+from kvcalc.planning.case import make_case
 from kvcalc.planning.load import at_load
+from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
 from kvcalc.throughput.constants import device_kind, weight_class
 from kvcalc.throughput.roofline import SpeedModel

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
-from kvcalc.planning.case import Question
+from kvcalc.planning.question import Question
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

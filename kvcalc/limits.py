@@ -20,15 +20,19 @@ WIDTH = 10**12
 _NAMES = {
     SEQUENCES: """
         batch batch-size concurrency parallel max-num-seqs max-running-requests max-mamba-cache-size block-size
-        page-size tokens-per-block num-speculative-tokens draft-max speculative ubatch-size prefill-step-size
-        max-num-batched-tokens
+        page-size tokens-per-block mamba-block-size num-speculative-tokens speculative-num-draft-tokens
+        speculative-eagle-topk draft-max speculative ubatch-size prefill-step-size max-num-batched-tokens
+        chunked-prefill-size max-batch-size max-loras max-loras-per-batch images
     """,
     DEVICES: """
         tp tensor-parallel-size pp pipeline-parallel-size dp data-parallel-size ep expert-parallel-size num-gpus
         max-gpus gpu num-devices decode-context-parallel-size
     """,
     LAYERS: "layers",
-    WIDTH: "heads kv-heads head-dim hidden-size sliding-window kv-lora-rank qk-rope-head-dim kv-bits kv-group-size",
+    WIDTH: """
+        heads kv-heads head-dim hidden-size sliding-window kv-lora-rank qk-rope-head-dim kv-bits kv-group-size
+        max-lora-rank
+    """,
 }
 _MOST = {name: most for most, names in _NAMES.items() for name in names.split()}
 

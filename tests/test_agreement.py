@@ -15,7 +15,7 @@ import pytest
 import kvcalc
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.memory.engines import ENGINES, stage_bounds
+from kvcalc.memory.engines import ENGINES, load_engine
 from kvcalc.memory.sharding import shard, stage_weights
 from kvcalc.memory.weights import plain_bytes
 from kvcalc.model.spec import ModelSpec, has_cross_attention, weights_of
@@ -183,6 +183,7 @@ def test_an_engines_range_holds_its_own_value(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_weights_of_all_stages_are_the_models(engine: str) -> None:
+    rules = load_engine(engine, kvcalc.load_model("llama-3.1-8b"))
     for name in preset_names():
         spec = kvcalc.load_model(name)
         weights = weights_of(spec)
@@ -190,7 +191,7 @@ def test_the_weights_of_all_stages_are_the_models(engine: str) -> None:
             continue
         whole = plain_bytes(weights, BF16)[0]
         table = 2 * weights.embedding.parameters
-        parts = stage_weights(weights, stage_bounds(engine, spec.num_layers, 3))
+        parts = stage_weights(weights, rules.stage_bounds(spec.num_layers, 3))
         # A tied table is on the first stage and on the last.
         assert sum(plain_bytes(part, BF16)[0] for part in parts) == whole + (table if weights.tied else 0), name
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcalc.limits import most_of
 
 if TYPE_CHECKING:
-    from kvcalc.planning.case import Case, Question
+    from kvcalc.planning.case import Case
+    from kvcalc.planning.question import Question
 
 # The fields that may differ, if they are plain whole numbers up to these.
 _COUNTS = {name: most_of(name) for name in ("context", "batch", "input_tokens", "output_tokens", "concurrency")}

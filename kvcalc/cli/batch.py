@@ -166,8 +166,9 @@ class Questions:
         if "command" in fields:
             return self._answer_command(fields)
         from kvcalc.cli.estimate import answer, asks_several
-        from kvcalc.planning.case import Question, make_case
+        from kvcalc.planning.case import make_case
         from kvcalc.planning.estimate import answer_asked
+        from kvcalc.planning.question import Question
 
         parts = split(fields)
         case = None if parts is None else self.models.cases.find(parts)

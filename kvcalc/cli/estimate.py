@@ -100,7 +100,7 @@ def asks_several(question: dict[str, Any]) -> bool:
 
 
 def _estimate(spec: ModelSpec, question: dict[str, Any]) -> "Answer":
-    from kvcalc.planning.case import Question
     from kvcalc.planning.estimate import answer
+    from kvcalc.planning.question import Question
 
     return answer(Question(spec, **question))

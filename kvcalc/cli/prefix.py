@@ -17,8 +17,8 @@ from kvcalc.errors import UsageError
 from kvcalc.units import parse_count, parse_size, parse_tokens
 
 if TYPE_CHECKING:
-    from kvcalc.planning.case import Question
     from kvcalc.planning.prefix_cost import Prices
+    from kvcalc.planning.question import Question
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -117,8 +117,8 @@ def _question(given: Mapping[str, Any], model: str | None) -> Question | None:
             raise UsageError(f"{option} needs a MODEL", "for example: kvcalc prefix TRACE llama-3.1-8b --gpu h100")
         return None
     from kvcalc.model.resolve import load_model
-    from kvcalc.planning.case import Question
     from kvcalc.planning.layout import SpeedQuestion
+    from kvcalc.planning.question import Question
 
     engine = given["engine"].casefold()
     if "," in engine or engine == "all":

@@ -13,9 +13,10 @@ from __future__ import annotations
 from kvcalc.errors import ModelError
 from kvcalc.memory.engines.options import Given
 from kvcalc.notes import Note
-from kvcalc.planning.budget import Budget, budget
+from kvcalc.planning.budget import budget
 from kvcalc.planning.capacity import capacity
 from kvcalc.planning.case import Case
+from kvcalc.planning.split import longest_context_of
 from kvcalc.units import format_size
 
 _MIB = 2**20
@@ -47,7 +48,8 @@ def with_auto_context(case: Case) -> tuple[Case, Note]:
         tokens, left = max(_longest(case.at(longest, 1), 0), 1), ""
     text = f"--context auto is {tokens:,} tokens: "
     if tokens == longest:
-        text += "the model's maximum fits"
+        # The server measures the devices only, so the host's part may still be too large.
+        text += "the model's maximum fits" + ("" if case.rules.placement is None else " on the device")
     elif case.engine_name == "llama.cpp" and tokens == least:
         text += "the least that llama-server chooses (--fit-ctx)"
         if case.rules.placement is None:
@@ -64,13 +66,8 @@ def _longest(case: Case, margin: int) -> int:
     found = budget(case)
     if isinstance(found, str):
         raise ModelError(f"{case.spec.name}: --context auto: it is not known what fits: {found}", "give --context N")
-    limits = [_limit_of(found, margin)] if not found.devices else [
-        capacity(room.case, room.pool_bytes - margin, [], room.pool_shrinkage)["max_context_tokens"]
-        for room in found.devices
-    ]  # fmt: skip
-    return min([case.workload.context_tokens, *(limit for limit in limits if limit is not None)])
-
-
-def _limit_of(found: Budget, margin: int) -> int | None:
-    limit: int | None = capacity(found.case, found.pool_bytes - margin, [], found.pool_shrinkage)["max_context_tokens"]
-    return limit
+    if found.devices:
+        longest = longest_context_of(found.devices, margin)
+    else:
+        longest = capacity(case, found.pool_bytes - margin, [], found.pool_shrinkage)["max_context_tokens"]
+    return case.workload.context_tokens if longest is None else min(case.workload.context_tokens, longest)

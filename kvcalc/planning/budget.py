@@ -14,7 +14,7 @@ from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.model.towers import tower_parameters
 from kvcalc.notes import Note
 from kvcalc.planning.attention_replicas import spread_of
-from kvcalc.planning.capacity import NO_LIMIT, PoolShrinkage, capacity, largest_batch
+from kvcalc.planning.capacity import NO_LIMIT, PoolShrinkage, capacity, context_notes, largest_batch
 from kvcalc.planning.case import Case
 from kvcalc.planning.gpus import describe_gpu
 from kvcalc.planning.layout import count_replicas
@@ -261,9 +261,12 @@ def describe_hardware(case: Case) -> dict[str, Any]:
 def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
     """The `fit` part of a document, for one device. Its parts add up to `device_bytes`."""
     device_bytes = found.case.devices.gpu.memory_bytes
-    fit = capacity(found.case, found.pool_bytes, notes, found.pool_shrinkage)
-    if found.devices:
-        _limit_by_devices(found.devices, found.case.workload.context_tokens, fit)
+    limits: list[Note] = []
+    fit = capacity(found.case, found.pool_bytes, limits, found.pool_shrinkage)
+    if found.devices or found.host is not None:
+        _limit_further(found, fit)
+        limits = context_notes(found.case, fit["max_context_tokens"])
+    notes += limits
     held = found.reserve.held
     left = device_bytes - (found.weights.bytes or 0) - found.reserve.held_bytes()
     unused = left - found.pool_bytes
@@ -296,12 +299,18 @@ def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
     return fit
 
 
-def _limit_by_devices(rooms: tuple[Room, ...], tokens: int, fit: dict[str, Any]) -> None:
-    """Add what each device holds to `fit`, and the limits of all of them."""
-    from kvcalc.planning.split import largest_batch_of, longest_context_of
+def _limit_further(found: Budget, fit: dict[str, Any]) -> None:
+    """Lower the limits to those of all devices and of the host's memory, and add what each device holds."""
+    tokens = found.case.workload.context_tokens
+    if found.devices:
+        from kvcalc.planning.split import largest_batch_of, longest_context_of
 
-    fit["devices"] = [room.describe(number) for number, room in enumerate(rooms)]
-    fit.update(max_context_tokens=longest_context_of(rooms), max_batch_size=largest_batch_of(rooms, tokens))
+        fit["devices"] = [room.describe(number) for number, room in enumerate(found.devices)]
+        fit["max_context_tokens"] = longest_context_of(found.devices)
+        fit["max_batch_size"] = largest_batch_of(found.devices, tokens)
+    if found.host is not None:
+        fit["max_context_tokens"] = _least(fit["max_context_tokens"], found.host.longest_context())
+        fit["max_batch_size"] = _least(fit["max_batch_size"], found.host.largest_batch(tokens))
 
 
 def _add_range(found: Budget, fit: dict[str, Any], notes: list[Note]) -> None:
@@ -328,14 +337,12 @@ def _add_range(found: Budget, fit: dict[str, Any], notes: list[Note]) -> None:
 
 
 def _add_host(host: Host, fit: dict[str, Any], notes: list[Note]) -> None:
-    """Add the part of the model in host memory to `fit`, and the limits that it sets."""
+    """Add the part of the model in host memory to `fit`, and notes if it does not fit or is not checked."""
     fit["host"] = host.describe()
     shortage = host.shortage()
     if shortage is not None:
         fit.update(fits=False, verdict="does_not_fit")
         notes.append(Note("fit", "does-not-fit-host", shortage))
-    fit["max_context_tokens"] = _least(fit["max_context_tokens"], host.longest_context())
-    fit["max_batch_size"] = _least(fit["max_batch_size"], host.largest_batch(host.case.workload.context_tokens))
     if fit["host"]["kv_cache_bytes"] and host.placement.host_memory_bytes is None:
         notes[:] = [note for note in notes if note.code != NO_LIMIT]
         text = "a part of the cache is in host memory, which is not checked: --host-memory SIZE checks it"

@@ -34,13 +34,7 @@ def capacity(
         longest = rules.longest_context(share, workload.kv_dtype, batch, kv_memory_bytes)
     else:
         longest = kv_cache.longest_context(lambda tokens: held(tokens, batch), kv_memory_bytes, period(spec))
-    limit = spec.max_position_embeddings
-    if longest is None:
-        text = "memory does not limit the context: the cache no longer grows with it"
-        notes.append(Note("fit", NO_LIMIT, text))
-    elif limit is not None and workload.context_tokens <= limit < longest:
-        text = f"a context of {longest:,} tokens fits in memory, but the model's limit is {limit:,}"
-        notes.append(Note("fit", "beyond-model", text))
+    notes += context_notes(case, longest)
     return {
         "fits": fits,
         "verdict": "fits" if fits else "does_not_fit",
@@ -60,6 +54,17 @@ def capacity(
         "host": None,
         "devices": None,
     }
+
+
+def context_notes(case: Case, longest: int | None) -> list[Note]:
+    """A note if the longest context that fits in memory is beyond the model's limit, or if memory sets no limit."""
+    limit = case.spec.max_position_embeddings
+    if longest is None:
+        return [Note("fit", NO_LIMIT, "memory does not limit the context: the cache no longer grows with it")]
+    if limit is None or not case.workload.context_tokens <= limit < longest:
+        return []
+    text = f"a context of {longest:,} tokens fits in memory, but the model's limit is {limit:,}"
+    return [Note("fit", "beyond-model", text)]
 
 
 def largest_batch(

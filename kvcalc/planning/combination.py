@@ -13,8 +13,9 @@ from kvcalc.errors import KvcalcError
 from kvcalc.memory.curves import Curve, read_curve, stored_curve
 from kvcalc.memory.workload import BEYOND_MODEL, ENCODER_AS_CONTEXT
 from kvcalc.notes import Note
-from kvcalc.planning.case import Case, Question, make_case
+from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.figures import FIGURES, cache_figures
+from kvcalc.planning.question import Question
 
 NUMBERS = ("context_tokens", "batch_size", *FIGURES)
 SPEED = (

@@ -13,10 +13,10 @@ from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import VARIANTS, WhatIf
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.case import Question
 from kvcalc.planning.estimate import Answer, answer
 from kvcalc.planning.figures import FIGURES
 from kvcalc.planning.grouped_notes import RowNote, group_notes
+from kvcalc.planning.question import Question
 from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:

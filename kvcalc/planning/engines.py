@@ -9,8 +9,8 @@ from kvcalc.memory.engines import RELEASE, check_engine
 from kvcalc.memory.engines.options import check_settings, settings_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.axis import ALL, parse_engines
-from kvcalc.planning.case import Question
 from kvcalc.planning.estimate import answer
+from kvcalc.planning.question import Question
 from kvcalc.schema import SCHEMA_VERSION
 
 # The keys that each row takes from its engine's estimate: from `engine` and from `kv_cache`.

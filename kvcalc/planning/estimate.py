@@ -14,9 +14,10 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf, layer_parameters, side_by_side
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.capacity import capacity
-from kvcalc.planning.case import Case, Question, make_case
+from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.figures import FIGURES, cache_figures
 from kvcalc.planning.formula import formulas
+from kvcalc.planning.question import Question
 from kvcalc.planning.weights import describe_weights
 from kvcalc.schema import SCHEMA_VERSION
 

@@ -9,9 +9,10 @@ from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import describe_notes
 from kvcalc.planning.budget import budget
-from kvcalc.planning.case import Case, Question, make_case
+from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.estimate import answer, answer_case
 from kvcalc.planning.load import at_load
+from kvcalc.planning.question import Question
 from kvcalc.throughput.hardware import Devices
 
 # The parts of the estimate document that are also in the fit document.

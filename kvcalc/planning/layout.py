@@ -20,7 +20,7 @@ class Calibrates(Protocol):
     def apply(self, case: Any, speed: Any) -> Any:
         """The `Speed` of a `Case` with the constants that the measurements determine.
 
-        The types are those of `planning.case` and `planning.throughput`, which need this module.
+        The types are those of `planning.question` and `planning.throughput`, which need this module.
         """
 
 

@@ -9,9 +9,10 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines.release import split_engine
 from kvcalc.model.resolve import find_published
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.case import Case, Question, make_case
+from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.layout import Calibrates, SpeedQuestion, count_replicas
 from kvcalc.planning.load import at_load
+from kvcalc.planning.question import Question
 from kvcalc.throughput.bench_results import Measured, Point
 from kvcalc.throughput.hardware import Devices, find_devices
 

@@ -12,7 +12,6 @@ from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.case import Question
 from kvcalc.planning.checkpoint import Checkpoint, checkpoint_of
 from kvcalc.planning.commands import Layout, sglang_command, vllm_command
 from kvcalc.planning.drafting import describe_asked
@@ -22,6 +21,7 @@ from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.more_commands import llama_cpp_command, tensorrt_llm_command
 from kvcalc.planning.pareto import front
+from kvcalc.planning.question import Question
 from kvcalc.planning.replicas import (
     POINT_CONFIDENCE,
     RANGE_CONFIDENCE,

@@ -11,7 +11,7 @@ from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.budget import Budget, budget, describe_hardware
 from kvcalc.planning.cache_tiers import CPU, DISK
-from kvcalc.planning.case import Case, Question, make_case
+from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.prefix_cost import (
     BlockBytes,
     PrefillTime,
@@ -23,6 +23,7 @@ from kvcalc.planning.prefix_cost import (
     reach_of,
 )
 from kvcalc.planning.prefix_trace import Profile, profile
+from kvcalc.planning.question import Question
 from kvcalc.planning.tier_rates import tier_rate
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.traces import read_trace

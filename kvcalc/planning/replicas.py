@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from kvcalc.errors import LayoutError, ModelError
 from kvcalc.memory.engines.options import settings_of
 from kvcalc.memory.kv_cache import most_that_fit
-from kvcalc.planning.case import Question, make_case
+from kvcalc.planning.case import make_case
 from kvcalc.planning.estimate import Answer, answer_case
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths
+from kvcalc.planning.question import Question
 from kvcalc.throughput.hardware import Devices, Gpu
 from kvcalc.units import format_size
 

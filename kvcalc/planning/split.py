@@ -65,9 +65,11 @@ def largest_batch_of(rooms: tuple[Room, ...], tokens: int) -> int | None:
     return min((limit for limit in found if limit is not None), default=None)
 
 
-def longest_context_of(rooms: tuple[Room, ...]) -> int | None:
-    """The longest context that fits on every device. None if memory sets no limit."""
-    found = [capacity(room.case, room.pool_bytes, [], room.pool_shrinkage)["max_context_tokens"] for room in rooms]
+def longest_context_of(rooms: tuple[Room, ...], margin: int = 0) -> int | None:
+    """The longest context that leaves `margin` bytes free on every device. None if memory sets no limit."""
+    found = [
+        capacity(room.case, room.pool_bytes - margin, [], room.pool_shrinkage)["max_context_tokens"] for room in rooms
+    ]
     return min((limit for limit in found if limit is not None), default=None)
 
 

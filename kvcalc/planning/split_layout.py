@@ -15,7 +15,7 @@ def split_layers(
     """The devices, the tensor-parallel size and the number of stages: one for each device that --tensor-split names.
 
     Without it, all devices are used, which is the default, unless `size`, `stages` or `replicas` say otherwise.
-    UsageError (exit 2) if the settings contradict `stages`.
+    UsageError (exit 2) if the settings contradict `stages` or the number of devices.
     """
     number = count_devices(settings) if SPLIT in settings or MODE in settings else None
     if number is None:
@@ -28,4 +28,9 @@ def split_layers(
         raise UsageError(f"--pp {stages} contradicts {asked}", "remove --pp")
     if settings.get(MODE) == NONE and devices is not None:
         devices = devices._replace(num_devices=1)  # the others are not used
+    elif SPLIT in settings and devices is not None and devices.num_devices > 1 and devices.num_devices % number:
+        raise UsageError(
+            f"--{SPLIT} {settings[SPLIT]} has {number} shares, but there are {devices.num_devices} devices",
+            f"use --num-gpus {number}, or one share for each device (0 for a device without layers)",
+        )
     return devices, size or 1, number

@@ -19,9 +19,9 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import apply
 from kvcalc.notes import Note
 from kvcalc.planning.axis import Axis
-from kvcalc.planning.case import Question
 from kvcalc.planning.combination import COLUMNS, Combination, Row, combine
 from kvcalc.planning.grouped_notes import RowNote, group_notes
+from kvcalc.planning.question import Question
 from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:

@@ -105,7 +105,7 @@ def device_weights(
 ) -> DeviceWeights:  # fmt: skip
     """The weights of one of `ranks` tensor-parallel ranks, in the pipeline stage with the largest weights.
 
-    `stages` has the layers of each stage (`engines.stage_bounds`), and `spread` says what attention replicas divide
+    `stages` has the layers of each stage (`Engine.stage_bounds`), and `spread` says what attention replicas divide
     among them. `model`, `spec` and `dtype` are as in `describe_weights`. Bytes read from files are split in the same
     proportion as the counted bytes. `tables_on_host` is whether the input embedding is in host memory, as in llama.cpp
     (`kvcalc.memory.placement`).

@@ -11,8 +11,9 @@ from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.budget import describe_hardware
-from kvcalc.planning.case import Case, Question, make_case
+from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.layout import SpeedQuestion, count_replicas
+from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.engines import Scheduler, scheduler_of

@@ -6,14 +6,18 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.memory.engines import ENGINES, stage_bounds
-from kvcalc.memory.sharding import stages_of, whole_of
+from kvcalc.memory.engines import ENGINES, load_engine
+from kvcalc.memory.sharding import Bounds, stages_of, whole_of
 from kvcalc.throughput.hardware import find_devices
 from tests.conftest import preset_names
 from tests.documents import estimate
 
 # mlx runs on one device only.
 WITH_STAGES = [name for name in ENGINES if name != "mlx"]
+
+
+def stage_bounds(name: str, num_layers: int, stages: int) -> Bounds:
+    return load_engine(name, kvcalc.load_model("llama-3.1-8b")).stage_bounds(num_layers, stages)
 
 
 def test_engines_cut_what_does_not_divide_in_their_own_ways() -> None:

@@ -14,11 +14,12 @@ import kvcalc
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.engines import ENGINES
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.case import Question, make_case
+from kvcalc.planning.case import make_case
 from kvcalc.planning.fit import fit
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import one_length
 from kvcalc.planning.plan import Targets, plan
+from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
 from kvcalc.throughput.counts import Counts, bytes_of
 from kvcalc.throughput.hardware import find_devices, find_gpu

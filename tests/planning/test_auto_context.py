@@ -130,3 +130,13 @@ def test_batch_asks_each_line_anew(kvcalc: Any, tmp_path: Path) -> None:
 def test_python_refuses_as_well() -> None:
     with pytest.raises(UsageError, match="needs a device"):
         estimate(kvcalc.load_model("llama-3.1-8b"), engine="llama.cpp", fits_context=True)
+
+
+def test_the_note_does_not_say_that_the_host_has_room() -> None:
+    settings = {"n-gpu-layers": "16", "host-memory": "10GiB"}
+    found = kvcalc.fit(
+        "llama-3.1-8b", kvcalc.find_devices("rtx-4090"), engine="llama.cpp", engine_settings=settings, fits_context=True
+    )
+    assert not found["fit"]["fits"]
+    (text,) = [note["text"] for note in found["warnings"] if note["code"] == "auto-context"]
+    assert text == "--context auto is 131,072 tokens: the model's maximum fits on the device"

@@ -14,8 +14,9 @@ from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.planning.budget import Budget, budget, describe_fit, describe_hardware
-from kvcalc.planning.case import Case, Question, make_case
+from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.layout import count_replicas, lay_out, with_device
+from kvcalc.planning.question import Question
 from kvcalc.planning.weights import DeviceWeights
 from kvcalc.throughput.hardware import Devices, Gpu, find_devices, find_gpu, own_gpu
 

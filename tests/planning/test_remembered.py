@@ -9,9 +9,10 @@ from kvcalc.model.memo import forget
 from kvcalc.model.resolve import load_model
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.capacity import largest_batch
-from kvcalc.planning.case import Case, Question, make_case
+from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.estimate import answer
 from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.planning.question import Question
 from kvcalc.throughput.hardware import find_devices
 
 # Full attention, a latent, windows beside full attention, and states.

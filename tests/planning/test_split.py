@@ -209,3 +209,9 @@ def test_a_sweep_asks_every_device(kvcalc: Any) -> None:
         there = split(context=row["context_tokens"], tensor_split="9,1")["fit"]
         assert row["fits"] == there["fits"]
     assert {row["fits"] for row in rows} == {True, False}
+
+
+@pytest.mark.parametrize(("gpu", "shares"), [("rtx-3090x2", "1,1,1"), ("rtx-3090x3", "1,1")])
+def test_each_device_needs_a_share(gpu: str, shares: str) -> None:
+    with pytest.raises(UsageError, match=rf"--tensor-split {shares} has \d shares, but there are {gpu[-1]} devices"):
+        split(gpu, tensor_split=shares)

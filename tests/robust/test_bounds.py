@@ -36,6 +36,7 @@ def _questions() -> list[tuple[str, int]]:
         (f"plan llama-3-8b --gpu h100 {_REQUEST} --concurrency 4 --max-gpus", DEVICES),
     ]
     found += [(f"plan llama-3-8b --gpu h100 {_REQUEST} --concurrency", SEQUENCES)]
+    found += [("fit qwen2.5-vl-7b --gpu h100 --image-size 640x480 --images", SEQUENCES)]
     for name, most in (("layers", LAYERS), *((name, WIDTH) for name in ("heads", "head-dim", "hidden-size"))):
         rest = " ".join(f"{option} {value}" for option, value in _SHAPE.items() if option != f"--{name}")
         found.append((f"estimate {rest} --{name}", most))
@@ -44,15 +45,16 @@ def _questions() -> list[tuple[str, int]]:
 
 def _engine_options() -> list[tuple[str, int]]:
     """The same for the counts that belong to an engine. Those of tokens have the bound of tokens."""
-    tokens = {"context-length", "max-tokens", "max-kv-size", "before-pull"}
+    tokens = {"context-length", "max-tokens", "max-kv-size", "before-pull", "fit-ctx"}
     found = []
     for engine, options in OPTIONS.items():
         gpu = "m3-ultra" if engine == "mlx" else "h100"
         for option in options:
-            if option.metavar == "N" and option.name != "n-cpu-moe":  # more layers than there are mean all of them
+            is_count = option.metavar == "N" or option.name == "max-lora-rank"
+            if is_count and option.name != "n-cpu-moe":  # more layers than there are mean all of them
                 most = TOKENS if option.name in tokens else SEQUENCES
                 most = DEVICES if "parallel-size" in option.name else most
-                most = WIDTH if option.name in ("kv-bits", "kv-group-size") else most
+                most = WIDTH if option.name in ("kv-bits", "kv-group-size", "max-lora-rank") else most
                 found.append((f"fit llama-3-8b --gpu {gpu} --engine {engine} --{option.name}", most))
     return found
 

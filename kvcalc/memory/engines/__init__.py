@@ -319,11 +319,6 @@ def replica_settings(name: str, model_type: str, settings: Mapping[str, str], re
     return _class_of(name, model_type)[0].replica_settings(settings, replicas)
 
 
-def stage_bounds(name: str, num_layers: int, stages: int) -> Bounds:
-    """The first and last layer of each pipeline stage when engine `name` cuts the model."""
-    return bounds_of(_class_of(name)[0].cut(num_layers, stages))
-
-
 def resolve_kv_dtype(
     name: str,
     spec: ModelSpec,

@@ -11,7 +11,7 @@ from kvcalc.memory.kv_cache import Growth
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec
 
-# The least tokens that SGLang allocates per step for drafts in trees: one for each branch of a tree of n-grams
+# The fewest tokens that SGLang allocates per step for drafts in trees: one for each branch of a tree of n-grams
 # (speculative_ngram_max_bfs_breadth).
 _LEAST_IN_TREES = 10
 

@@ -286,14 +286,15 @@ class Given(NamedTuple):
         return value
 
     def ratio(self, name: str) -> float:
-        """A number above 0."""
+        """A number above 0 and below 1e9."""
         text = self._text(name)
         try:
             value = float(text)
         except ValueError:
             value = 0.0
         if not 0 < value < 1e9:
-            raise UsageError(f"--{name} {text[:40]!a}: must be a number above 0")
+            hint = f"the default is {self._option(name).default}"
+            raise UsageError(f"--{name} {text[:40]!a}: must be a number above 0 and below 1e9", hint)
         return value
 
     def _text(self, name: str) -> str:

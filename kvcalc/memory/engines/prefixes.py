@@ -32,11 +32,11 @@ class Prefixes(ABC):
     unit_bytes = 1
 
     def found(self, tokens: int) -> int:
-        """The tokens that a later request finds of `tokens` tokens it has in common with an earlier one."""
+        """How many tokens a later request finds, if it has `tokens` tokens in common with an earlier one."""
         return tokens // self.block_tokens * self.block_tokens
 
     def shared(self, tokens: int) -> int:
-        """The tokens, of `tokens` tokens in common, that requests keep only once."""
+        """How many of `tokens` common tokens the requests keep only once."""
         return self.found(tokens) if self.shares_memory else 0
 
     @abstractmethod

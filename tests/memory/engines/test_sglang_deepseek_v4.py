@@ -8,6 +8,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import UsageError
+from kvcalc.memory.engines import load_engine
 from kvcalc.model.drafting import Speculation
 from kvcalc.throughput.hardware import Devices, find_gpu
 from tests.documents import estimate
@@ -104,3 +105,10 @@ def test_the_cache_is_in_fp8_and_pages_have_256_tokens() -> None:
         ask(kv_dtype="bf16")
     with pytest.raises(UsageError, match="--page-size 64"):
         ask(engine_settings={"page-size": "64"})
+
+
+def test_a_refused_page_says_what_to_type() -> None:
+    spec = kvcalc.load_model("deepseek-v4-flash")
+    with pytest.raises(UsageError, match="needs pages of 256 tokens") as refused:
+        load_engine("sglang", spec, {"page-size": "64"})
+    assert refused.value.hint == "use --page-size 256"

@@ -133,3 +133,13 @@ def test_the_window_of_mimo_v2_has_128_tokens() -> None:
     assert found["request_bytes"] == 759_582_720
     with pytest.raises(KvcalcError, match=r"before 0\.20 is not modelled"):
         start("mimo-v2-flash", 8192, "@0.18")
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [({"settings": {"block_size": "64"}}, "use --block-size 256"), ({"release": "@0.18"}, "use --engine vllm")],
+)
+def test_refusals_say_what_to_type(asked: dict[str, Any], hint: str) -> None:
+    with pytest.raises(KvcalcError) as refused:
+        start(V4, 8192, **asked)
+    assert refused.value.hint == hint

@@ -116,3 +116,9 @@ def test_a_log_of_v0_with_stages() -> None:
         "ValueError: the maximum number of tokens that can be stored in KV cache (13200).\n"
     )
     assert (found["equal"], found["unexplained"]) == (2, 0)
+
+
+def test_a_refused_partition_says_what_to_type() -> None:
+    with pytest.raises(KvcalcError) as refused:
+        ask("", settings={"pp-layer-partition": "16,31"})
+    assert refused.value.hint == "for example 24,24"

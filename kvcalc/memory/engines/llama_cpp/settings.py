@@ -93,6 +93,8 @@ def parse_settings(settings: Mapping[str, str], release: str | None = None) -> S
     if before is not None and before not in _PULLS:
         known = ", ".join(map(str, _PULLS))
         raise UsageError(f"--before-pull {before}: no known change of the cache in this pull", f"one of {known}")
+    for name in ("fit-target", "fit-ctx"):  # used with --context auto only, but checked always
+        given.optional_count(name)
     found = Settings(
         given.optional_count("parallel"),
         "kv-unified" in settings,

@@ -37,7 +37,7 @@ _PREFIXES = 4
 
 
 class Layers(NamedTuple):
-    """How many layers keep a window, and how many of them also entries of 4 or of 128 tokens. And the widths."""
+    """How many layers keep a window, how many of them also keep entries of 4 or of 128 tokens, and the widths."""
 
     windows: int
     sparse: int
@@ -73,7 +73,9 @@ class DeepseekV4(Sglang):
         self.ratio_is_given = "swa-full-tokens-ratio" in settings
         found = parse_settings(self.default_settings(settings), _PAGE)
         if found.page_size != _PAGE:
-            raise UsageError(f"--page-size {found.page_size}: DeepSeek-V4 needs pages of {_PAGE} tokens")
+            raise UsageError(
+                f"--page-size {found.page_size}: DeepSeek-V4 needs pages of {_PAGE} tokens", f"use --page-size {_PAGE}"
+            )
         return found
 
     def check_model(self) -> None:
@@ -237,4 +239,4 @@ def _index_bytes(index_head_dim: int) -> int:
 
 def _check_dtype(dtype: Dtype) -> None:
     if dtype.name != "fp8":
-        raise UsageError(f"--kv-dtype {dtype.name}: SGLang keeps DeepSeek-V4's cache in fp8", "--kv-dtype fp8")
+        raise UsageError(f"--kv-dtype {dtype.name}: SGLang keeps DeepSeek-V4's cache in fp8", "use --kv-dtype fp8")

@@ -40,7 +40,8 @@ def compressed_pages(
         raise UsageError(f"--kv-dtype {dtype.name}: vLLM keeps the cache of {spec.name} in fp8", "use --kv-dtype fp8")
     if block_size % COMPRESSED_BLOCK:
         raise UsageError(
-            f"--block-size {block_size}: vLLM's kernels for {spec.name} need multiples of {COMPRESSED_BLOCK}"
+            f"--block-size {block_size}: vLLM's kernels for {spec.name} need multiples of {COMPRESSED_BLOCK}",
+            f"use --block-size {COMPRESSED_BLOCK}",
         )
     rate = cache.compress_rate
     if cache.head_dim != _HEAD_DIM or spec.attention.rope_dim != _ROPE_DIM or rate not in (0, *_STATE_BLOCKS):

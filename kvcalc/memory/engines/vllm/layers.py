@@ -83,7 +83,8 @@ def layers_of(
                 pages.append((cache, Page(STATE, 0, 0, state_bytes=size), None))
             elif isinstance(cache, CompressedAttention):
                 if not rules.packing:
-                    raise ModelError(f"{spec.name}: vLLM before 0.20 does not run {spec.model_type}")
+                    text = f"{spec.name}: vLLM before 0.20 does not run {spec.model_type}"
+                    raise ModelError(text, "use --engine vllm")
                 parts = compressed_pages(spec, cache, dtype, settings.block_size)
                 pages += [(cache, page, part) for part, page in parts]
             elif not (isinstance(cache, CrossAttention) and not cache.encoder_tokens):

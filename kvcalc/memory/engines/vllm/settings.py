@@ -12,6 +12,7 @@ from kvcalc.memory.engines.vllm.compressed import COMPRESSED_BLOCK
 from kvcalc.memory.engines.vllm.flags import check_flags
 from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.memory.engines.vllm.states import FLASHINFER, States, caches_prefixes, states_of, uses_qwen_delta_nets
+from kvcalc.memory.sharding import longer_before_last
 from kvcalc.model.spec import ModelSpec, has_compressed
 
 # The API server's default on H100 and H200. It is 16,384 on B200 and B300, and 2,048 on other devices (arg_utils.py,
@@ -74,7 +75,10 @@ def parse_settings(
     step, drafted = _block_of(spec), given.count("num-speculative-tokens", 0)
     block_size = given.count("block-size", step)
     if block_size % step:
-        raise UsageError(f"--block-size {block_size}: vLLM's kernels for {spec.name} need multiples of {step}")
+        raise UsageError(
+            f"--block-size {block_size}: vLLM's kernels for {spec.name} need multiples of {step}",
+            f"use --block-size {step}",
+        )
     if "enable-prefix-caching" in settings and "no-enable-prefix-caching" in settings:
         raise UsageError("--enable-prefix-caching and --no-enable-prefix-caching contradict each other")
     caching = "enable-prefix-caching" in settings or (
@@ -128,4 +132,7 @@ def check_partition(partition: str | None, num_layers: int, stages: int) -> None
     if len(sizes) != stages:
         raise LayoutError(f"{asked} has {len(sizes)} stages, but --pp is {stages}", f"use --pp {len(sizes)}")
     if sum(map(int, sizes)) != num_layers:
-        raise LayoutError(f"{asked} has {sum(map(int, sizes))} layers, but the model has {num_layers}")
+        example = ",".join(map(str, longer_before_last(num_layers, stages)))
+        raise LayoutError(
+            f"{asked} has {sum(map(int, sizes))} layers, but the model has {num_layers}", f"for example {example}"
+        )

@@ -23,7 +23,7 @@ from kvcalc.model.spec import ModelSpec, all_caches, has_states
 _WINDOWS = "sliding_window"
 _ASKED = "--kv-cache-dtype-skip-layers"
 _GROWS_SINCE, _HYBRIDS_SINCE = (0, 25), (0, 22)
-# TurboQuant skips so many layers at both ends of a model without states.
+# TurboQuant skips this many layers at each end of a model without states.
 _ENDS = 2
 
 

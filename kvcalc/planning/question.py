@@ -1,0 +1,153 @@
+"""A question about one model as it was asked, its checks, and the values that follow from its devices and requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.variants import WhatIf
+from kvcalc.units import Number, check_count
+
+if TYPE_CHECKING:
+    from kvcalc.model.drafting import Speculation
+    from kvcalc.planning.images import ImagesAsked
+    from kvcalc.planning.layout import SpeedQuestion
+    from kvcalc.planning.reuse import CacheReuse
+    from kvcalc.throughput.hardware import Devices
+
+
+class Question(NamedTuple):
+    """A question before its defaults are resolved. None and `auto` mean the default.
+
+    `kv_memory_bytes` is the memory for the cache on one device. With `devices` it replaces the memory that the engine's
+    reserve would leave. The model runs on `devices`; without a `tensor_parallel_size` it is split over all of them.
+    `speed` has the options for throughput. If it includes the lengths of requests, the context is the prompt and the
+    answer of one request, and `batch_size` follows from the requests. `engine_settings` maps the engine's own options
+    to their text; a flag may be True or False. `what_if` replaces the model's attention. `speculative` says how tokens
+    are drafted, or is None if they are not. `data_parallel_size` is the number of attention replicas. With
+    `fits_context` the context is the longest one that fits, as the engine chooses it (`planning.auto_context`). `reuse`
+    says how a cache is used again, and `images` are those in every request, whose tokens are a part of the context.
+    """
+
+    model: ModelSpec
+    context_tokens: int | None = None
+    batch_size: int = 1
+    dtype: str | None = None
+    kv_dtype: str = "auto"
+    engine: str = "logical"
+    engine_settings: Mapping[str, Any] | None = None
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int = 1
+    encoder_tokens: int | None = None
+    kv_memory_bytes: int | None = None
+    devices: Devices | None = None
+    speed: SpeedQuestion | None = None
+    what_if: WhatIf = WhatIf()
+    speculative: Speculation | None = None
+    data_parallel_size: int = 1
+    fits_context: bool = False
+    reuse: CacheReuse | None = None
+    images: ImagesAsked | None = None
+
+    @property
+    def serves_requests(self) -> bool:
+        return self.speed is not None and self.speed.request_tokens is not None
+
+
+def checked(question: Question) -> Question:
+    """The question with names in lower case.
+
+    UsageError (exit 2) for a value of the wrong type, which can only come from the Python API.
+    """
+    check_count(question.batch_size, "batch_size")
+    check_count(question.pipeline_parallel_size, "pipeline_parallel_size")
+    check_count(question.data_parallel_size, "data_parallel_size")
+    if question.tensor_parallel_size is not None:
+        check_count(question.tensor_parallel_size, "tensor_parallel_size")
+    if question.context_tokens is not None:
+        check_count(question.context_tokens, "context_tokens")
+    if question.encoder_tokens is not None:
+        check_count(question.encoder_tokens, "encoder_tokens")
+    if question.kv_memory_bytes is not None:
+        check_count(question.kv_memory_bytes, "kv_memory_bytes", least=0)
+    if question.speed is not None:
+        for name in ("expert_parallel_size", "input_tokens", "output_tokens", "concurrency"):
+            count = getattr(question.speed, name)
+            if count is not None:
+                check_count(count, name)
+    for name in ("dtype", "kv_dtype", "engine"):
+        value = getattr(question, name)
+        if not isinstance(value, str) and not (name == "dtype" and value is None):
+            raise UsageError(f"{name} {value!r}: must be a string")
+    if question.devices is not None:
+        from kvcalc.throughput.hardware import Devices
+
+        if not isinstance(question.devices, Devices):
+            raise UsageError(f"devices {question.devices!r}: must be Devices", 'use kvcalc.find_devices("h100x8")')
+        check_count(question.devices.num_devices, "num_devices")
+    if not isinstance(question.model, ModelSpec):
+        raise UsageError(f"model {question.model!r}: must be a ModelSpec", "use kvcalc.load_model(NAME)")
+    given = question.engine_settings or {}
+    if question.fits_context:
+        from kvcalc.planning.auto_context_check import check_auto_context
+
+        has_device, serves = question.devices is not None, question.serves_requests
+        check_auto_context(question.engine.casefold(), given, has_device, serves)
+    settings = {
+        name: Number(value) if isinstance(value, (int, float, Number)) and value is not True else str(value).casefold()
+        for name, value in given.items()
+        if value is not None and value is not False
+    }
+    return question._replace(engine=question.engine.casefold(), engine_settings=settings)
+
+
+def completed(question: Question) -> Question:
+    """The question with the values that follow from the devices and the requests: the split and the context.
+
+    Raises what `with_requests` raises.
+    """
+    if question.engine.startswith("llama.cpp") and (
+        question.engine_settings or (question.devices is not None and question.devices.num_devices > 1)
+    ):
+        question = _split(question)
+    if question.devices is None:
+        return question
+    from kvcalc.planning.layout import lay_out
+
+    size = question.tensor_parallel_size
+    devices, size = lay_out(question.devices, size, question.pipeline_parallel_size, question.data_parallel_size)
+    return with_requests(question._replace(devices=devices, tensor_parallel_size=size))
+
+
+def _split(question: Question) -> Question:
+    """The question with the devices among which llama.cpp divides the layers."""
+    from kvcalc.planning.split_layout import split_layers
+
+    devices, size, stages = split_layers(
+        question.engine_settings or {}, question.devices, question.tensor_parallel_size,
+        question.pipeline_parallel_size, question.data_parallel_size,
+    )  # fmt: skip
+    return question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)
+
+
+def with_requests(question: Question) -> Question:
+    """The question with the length of the requests as its context, if it has devices and serves requests.
+
+    UsageError (exit 2) if the context or the batch contradicts the requests.
+    """
+    if question.devices is None or question.speed is None:
+        return question
+    request_tokens = question.speed.request_tokens
+    if request_tokens is None:
+        return question
+    if question.batch_size != 1:
+        hint = f"use --concurrency {question.batch_size} for the number of requests"
+        raise UsageError(
+            f"--batch {question.batch_size}: with requests to serve, the batch is the number that run at once", hint
+        )
+    if question.context_tokens not in (None, request_tokens):
+        asked = f"--context {question.context_tokens}"
+        raise UsageError(f"{asked}: a request's prompt and answer have {request_tokens} tokens", "remove --context")
+    return question._replace(context_tokens=request_tokens)

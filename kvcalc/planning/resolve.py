@@ -1,0 +1,195 @@
+"""The steps that turn a checked question into a case: types and settings, the engine, the layout, and the notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kvcalc.errors import LayoutError, UsageError
+from kvcalc.memory.engines import (
+    Engine,
+    check_engine,
+    load_engine,
+    replica_settings,
+    resolve_kv_dtype,
+    resolve_weight_dtype,
+)
+from kvcalc.memory.engines.options import check_settings
+from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.variants import apply
+from kvcalc.notes import Note
+from kvcalc.planning.question import Question
+
+
+class Types(NamedTuple):
+    """A question whose types are resolved.
+
+    `asked` has the type of the weights and the model as the engine reads it. `spec` is that model with the what-if
+    applied, bound to `workload`. `settings` include the engine's defaults on the device. `reason` is why the cache has
+    its type.
+    """
+
+    asked: Question
+    spec: ModelSpec
+    workload: Workload
+    settings: Mapping[str, str]
+    reason: str | None
+    weight_note: Note | None
+
+
+def resolve_types(asked: Question) -> Types:
+    """The types of the weights and the cache, and the workload.
+
+    Raises UsageError (exit 2) if an option needs a device, and what the engine raises for a type.
+    """
+    if asked.model.as_transformers is not None and asked.engine.partition("@")[0] in asked.model.with_its_classes:
+        asked = asked._replace(model=asked.model.as_transformers)
+    spec = apply(asked.model, asked.what_if)
+    settings, devices = asked.engine_settings or {}, asked.devices
+    check_engine(asked.engine)
+    weight_dtype, weight_note = resolve_weight_dtype(asked.engine, spec, asked.dtype)
+    asked = asked._replace(dtype=weight_dtype)
+    if devices is not None:
+        from kvcalc.planning.layout import with_device
+
+        settings = with_device(asked.engine, settings, devices)
+    elif asked.speed is not None:
+        raise UsageError(
+            "serving options, --prefix-hit-rate, --ep and --calibrate need a device", "for example --gpu h100"
+        )
+    device_class = None if devices is None else devices.gpu.device_class
+    kv_dtype, reason = resolve_kv_dtype(asked.engine, spec, asked.kv_dtype, settings, asked.dtype, device_class)
+    workload = resolve_workload(
+        spec, asked.context_tokens, asked.batch_size, asked.dtype, kv_dtype, asked.tensor_parallel_size or 1,
+        asked.encoder_tokens, asked.pipeline_parallel_size,
+    )  # fmt: skip
+    return Types(asked, bind_workload(spec, workload), workload, settings, reason, weight_note)
+
+
+def settings_of(found: Types) -> Mapping[str, str]:
+    """The engine's settings, with those that drafting adds.
+
+    Raises UsageError (exit 2) if the options of reuse, drafts, images or the engine do not suit the question, and
+    ModelError (exit 3) if they do not suit the model.
+    """
+    asked, settings, has_device = found.asked, found.settings, found.asked.devices is not None
+    if asked.reuse is not None:
+        from kvcalc.planning.reuse import check_reuse
+
+        check_reuse(asked.reuse, has_device, asked.speculative is not None)
+    if asked.speculative is not None:
+        from kvcalc.planning import drafting
+
+        drafting.check_speculation(asked.speculative, has_device)
+        drafting.check_engine_drafts(asked.speculative, asked.engine, found.spec)
+        settings = drafting.engine_settings(asked.speculative, asked.engine, settings)
+    if asked.images is not None:
+        from kvcalc.planning.images import check_images
+
+        check_images(asked.model, asked.images, found.workload.context_tokens)
+    check_settings([asked.engine], settings, has_device=has_device)
+    return settings
+
+
+def engine_of(
+    asked: Question, spec: ModelSpec, workload: Workload, settings: Mapping[str, str]
+) -> tuple[ModelSpec, Engine]:
+    """All layers with a cache, those that draft tokens included, and the engine that counts them."""
+    stages = workload.pipeline_parallel_size
+    if asked.data_parallel_size > 1:
+        settings = replica_settings(asked.engine, spec.model_type, settings, asked.data_parallel_size)
+    given = sorted(settings.items())
+    if asked.reuse is not None:
+        from kvcalc.planning.reuse import with_prefix
+
+        return spec, with_prefix(_rules_of(spec, asked.engine, stages, *given), asked.reuse)
+    if asked.speculative is None:
+        return spec, _rules_of(spec, asked.engine, stages, *given)
+    from kvcalc.planning import drafting
+
+    cached = drafting.with_layers(asked.speculative, spec, workload)
+    drafter = drafting.drafter_of(asked.speculative, spec, workload)
+    own = [(name, text) for name, text in given if name not in drafting.OF_THE_MODEL_ALONE]
+
+    def load(model: ModelSpec) -> Engine:
+        return _rules_of(model, asked.engine, 1, *(given if model is spec or model is cached else own))
+
+    rules = drafting.rules_of(asked.engine, drafter, spec, cached, load)
+    return cached, drafting.with_slots(asked.speculative, rules, asked.serves_requests)
+
+
+@remembered
+def _rules_of(spec: ModelSpec, engine: str, stages: int, *settings: tuple[str, str]) -> Engine:
+    return load_engine(engine, spec, dict(settings), stages)
+
+
+def laid_out(asked: Question, spec: ModelSpec, rules: Engine, workload: Workload) -> Workload:
+    """The workload with the attention replicas and the expert-parallel ranks.
+
+    Raises UsageError (exit 2) if the engine, the context or the number of devices does not allow the layout, and
+    ModelError (exit 3) if the model does not.
+    """
+    ranks = workload.tensor_parallel_size
+    if ranks > 1 and not rules.splits_heads:
+        raise LayoutError(
+            f"--tp {ranks}: tensor parallelism is not supported for {asked.engine}",
+            f"use --pp {ranks} to split the layers" if rules.splits_layers else "use --tp 1",
+        )
+    rules.check_ranks(spec, ranks)
+    experts = None if asked.speed is None else asked.speed.expert_parallel_size
+    if asked.data_parallel_size > 1:
+        from kvcalc.planning.attention_replicas import with_attention_replicas
+
+        workload = with_attention_replicas(asked.model, asked.data_parallel_size, experts, rules, workload)
+    elif experts is not None:
+        workload = workload._replace(expert_parallel_size=experts)
+    rules.check_context(workload.context_tokens)
+    if asked.devices is not None:
+        from kvcalc.planning.layout import check_speed, count_replicas
+
+        check_speed(asked.speed, workload)
+        count_replicas(asked.devices.num_devices, workload)
+    return workload
+
+
+def with_hits(
+    asked: Question, spec: ModelSpec, rules: Engine, share: ModelSpec, workload: Workload
+) -> tuple[Question, list[Note]]:
+    """The question with the hit rate that follows from the reuse of its cache, and the notes about hits.
+
+    `share` is one tensor-parallel rank's share of the layers with a cache.
+    """
+    if asked.reuse is not None:
+        from kvcalc.planning.layout import SpeedQuestion
+        from kvcalc.planning.reuse import resolve
+
+        speed = asked.speed or SpeedQuestion()
+        rate, notes = resolve(asked.reuse, speed, rules, share, workload)
+        if asked.devices is not None:
+            asked = asked._replace(speed=speed._replace(prefix_hit_rate=rate))
+        return asked, notes
+    if asked.speed is not None and asked.speed.prefix_hit_rate:
+        from kvcalc.planning.prefix_hits import prefix_hit_notes
+
+        return asked, prefix_hit_notes(asked.speed.prefix_hit_rate, rules.name, spec)
+    return asked, []
+
+
+def notes_of(
+    found: Types, rules: Engine, workload: Workload, settings: Mapping[str, str], hits: list[Note]
+) -> tuple[Note, ...]:  # fmt: skip
+    """All notes of a case, in their order. `hits` are those about the prefix cache."""
+    spec, drafts = found.spec, found.asked.speculative
+    notes = [*(Note("model", "remark", text) for text in spec.remarks), *workload.notes, *rules.notes]
+    notes += [found.weight_note] if found.weight_note else []
+    notes += hits
+    if drafts is not None:
+        from kvcalc.planning import drafting
+
+        notes += drafting.notes_of(drafts, rules.name, spec, settings)
+    if spec.is_encoder and rules.name == "logical":
+        text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
+        notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))
+    return tuple(notes)
