@@ -17,13 +17,14 @@ from kvcalc.planning.prefix_cost import (
     PrefillTime,
     Prices,
     block_bytes,
-    check_tiers,
     prefill_time,
     prefixes_of,
     reach_of,
 )
 from kvcalc.planning.prefix_trace import Profile, profile
+from kvcalc.planning.reuse import check_tiers
 from kvcalc.planning.tier_rates import tier_rate
+from kvcalc.planning.tiers import check_engine_tiers
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.traces import read_trace
 from kvcalc.traces.reuse import MOST_BLOCKS
@@ -93,7 +94,9 @@ def prefix_curve(
     case = None if question is None else make_case(question)
     prefixes = None if case is None else prefixes_of(case)
     step = 1 if prefixes is None else prefixes.block_tokens
-    check_tiers(offload, bandwidths or {})
+    check_tiers(offload, tuple((bandwidths or {}).items()))
+    if case is not None:
+        check_engine_tiers(case.rules.name, offload)
     for given, name in ((sizes.memory_bytes, "--cache-memory"), (offload, "--offload")):
         if given and case is None:
             raise UsageError(f"{name} needs a model", "for example kvcalc prefix TRACE llama-3-70b")

@@ -26,7 +26,7 @@ _HINT = (
     "BurstGPT; JSON lines of Mooncake, of Qwen-Bailian, or with prompt_token_ids"
 )
 _ONE_OF = f"one of {', '.join(FORMATS)}"
-_PIPE = "pipe it instead: kvcalc prefix - < FILE"
+_PIPE = "pipe it instead: write - for the file, and add < FILE"
 
 
 class Trace(Iterator[TraceRequest]):
@@ -98,8 +98,8 @@ class Trace(Iterator[TraceRequest]):
             columns, found = None, self.format  # a bad row like others
         wanted = self.format or found
         if wanted is None or (wanted in _CSV_FORMATS) != (columns is not None):
-            what = "kvcalc knows" if self.format is None else f"is {self.format}"
-            raise UsageError(f"{self.name}: line {first.number}: not the start of a trace that {what}", _HINT)
+            what = "in a format that kvcalc knows" if self.format is None else f"in the format {self.format}"
+            raise UsageError(f"{self.name}: line {first.number}: not the start of a trace {what}", _HINT)
         self.format = wanted
         if columns is not None:
             return csv_rows.row_reader(columns), True
@@ -137,7 +137,7 @@ def read_trace(
     Raises UsageError (exit 2) for an unknown format. Reading raises what `Trace` says.
     """
     if format is not None and format not in FORMATS:
-        raise UsageError(f"unknown format of a trace {format[:40]!a}", nearest(format, FORMATS) or _ONE_OF)
+        raise UsageError(f"--trace-format {format[:40]!a}: unknown", nearest(format, FORMATS) or _ONE_OF)
     name = "stdin" if path == "-" else path
     return Trace(chunks_of(path, hint=_PIPE), name, format, block_tokens, token_id_block_tokens)
 
