@@ -62,12 +62,15 @@ def simulate(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Simulate a server's requests: latencies, goodput and queues."""
     from kvcalc.cli.counting_bar import counting_bar
     from kvcalc.model.resolve import load_model
+    from kvcalc.traces import BAD_ROWS
 
     given = ctx.params
     output = output_of(given, "simulate")
     with counting_bar("requests") as progress:
         document = answer(load_model(model), given, progress)
     output.emit(document, "simulate")
+    if any(warning["code"] == BAD_ROWS for warning in document["warnings"]):
+        raise typer.Exit(1)
 
 
 def answer(model: ModelSpec, given: Mapping[str, Any], progress: Any = None) -> dict[str, Any]:

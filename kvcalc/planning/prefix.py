@@ -26,7 +26,7 @@ from kvcalc.planning.reuse import check_tiers
 from kvcalc.planning.tier_rates import tier_rate
 from kvcalc.planning.tiers import check_engine_tiers
 from kvcalc.schema import SCHEMA_VERSION
-from kvcalc.traces import read_trace
+from kvcalc.traces import BAD_ROWS, read_trace
 from kvcalc.traces.reuse import MOST_BLOCKS
 from kvcalc.traces.reuse_counts import Reuse
 
@@ -276,8 +276,7 @@ def _device_memory(case: Case, notes: list[Note]) -> int | None:
 def _add_notes(found: Profile, blocks: Sequence[int], notes: list[Note]) -> None:
     trace, stack = found.trace, found.stack
     if trace.num_bad_rows:
-        rows = f"{trace.num_bad_rows:,} row{'s' if trace.num_bad_rows > 1 else ''} skipped"
-        notes.append(Note("trace", "bad-rows", f"{rows}; {trace.first_bad_row}"))
+        notes.append(Note("trace", BAD_ROWS, trace.bad_rows_text))
     if stack.sampling_rate < 1:
         text = f"one in {1 / stack.sampling_rate:.0f} blocks is sampled; the ranges hold 99% of the errors"
         notes.append(Note("curve", "sampled", text))

@@ -168,7 +168,7 @@ def test_a_hostile_line_is_a_bad_row_among_good_ones(line: bytes) -> None:
         ("", "trace: empty"),
         ("\n \n", "trace: empty"),
         (PLAIN, "trace: no request in it"),
-        (PLAIN + "a,b,c\n", "no row can be read (1 rows); line 2: arrival_seconds is 'a'"),
+        (PLAIN + "a,b,c\n", "no row can be read (1 row); line 2: arrival_seconds is 'a'"),
         ("1,2,3\n", "line 1: not the start of a trace in a format that kvcalc knows"),
         ('{"prompt": "hi"}\n', "line 1: not the start of a trace in a format that kvcalc knows"),
     ],
