@@ -44,7 +44,7 @@ class Scheduler(NamedTuple):
     finds_own: bool = False
 
     def units(self, tokens: int) -> int:
-        """The blocks that a request of `tokens` tokens holds. The table ends where a request has more than there are."""
+        """The blocks that a request of `tokens` tokens holds. It is the capacity + 1 beyond the table."""
         if self.capacity is None:
             return 0
         place = -(-tokens // self.block_tokens)
