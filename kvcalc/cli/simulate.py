@@ -51,7 +51,9 @@ OPTIONS = [
         "--replicas", "N", "Number of replicas. They get the requests in turn. Default: as many as the devices hold."
     ),
     o.engine("vllm, sglang, tensorrt-llm or llama.cpp.", "vllm", "NAME[@RELEASE]"),
-    *o.shared(f"dtype kv-dtype tp pp kv-memory {o.DEVICE} {o.SPEED} {o.PREFIX}"),
+    *o.shared("dtype kv-dtype tp pp"),
+    o.value("--kv-memory", "SIZE", "Cache memory per device: 80G, 80GiB. Default: what the engine leaves on --gpu."),
+    *o.shared(f"{o.DEVICE} {o.SPEED} {o.PREFIX}"),
     *o.engine_settings(),
     *o.output(path="results.requests_per_second"),
 ]  # fmt: skip
