@@ -142,6 +142,8 @@ def _emitted(given: dict[str, Any]) -> Optional[str]:
         return None
     from kvcalc.planning.manifests import check_kind
 
+    if given["image"] is not None and (not given["image"] or any(map(str.isspace, given["image"]))):
+        raise UsageError(f"--image {given['image'][:40]!a}: not the name of an image", "--image NAME:TAG")
     kind: str = given["emit"].casefold()
     check_kind(kind)
     other = next((name for name in ("json", "get", "format") if given[name]), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -47,7 +48,8 @@ OPTIONS = [
     o.value("--trace-format", "NAME", "Format of the trace: mooncake, qwen or token-ids. Default: recognised."),
     o.value("--trace-block-tokens", "N", "Tokens of a block of hash_ids, if it is not that of the format."),
     o.value("--most-blocks", "N", "Distinct blocks that are counted exactly. More are sampled.", "1000000"),
-    *o.shared("dtype kv-dtype tp pp kv-memory"),
+    *o.shared("dtype kv-dtype tp pp"),
+    o.value("--kv-memory", "SIZE", "Cache memory per device: 80G, 80GiB. Default: what the engine leaves on --gpu."),
     o.engine("Engine whose blocks and memory to use: vllm, sglang or tensorrt-llm. logical is the formula."),
     *o.shared(f"{o.DEVICE} calibrate"),
     *o.shared("offload offload-bandwidth"),
@@ -80,6 +82,9 @@ def prefix(
     check_report(given)
     if trace is None:
         raise UsageError("no TRACE", "for example: kvcalc prefix mooncake.jsonl llama-3.1-8b --gpu h100")
+    if trace != "-" and not Path(trace).exists():
+        hint = None if model is None else "the trace comes first: kvcalc prefix TRACE MODEL"
+        raise UsageError(f"{trace}: No such file or directory", hint)
     if trace == "-" and model == "-":
         raise UsageError("only one of TRACE and MODEL can be read from stdin")
     memory, tokens = given["cache_memory"], given["cache_tokens"]
@@ -143,7 +148,9 @@ def _prices(given: Mapping[str, Any]) -> Prices:
     from kvcalc.planning.prefix_cost import Prices, parse_memory_price
 
     memory: dict[str, float] = {}
-    device = None
+    device, devices = None, devices_of(given)
+    if given["price"] is not None and devices is None:
+        raise UsageError("--price needs --gpu, because costs are per saved GPU second", "for example --gpu h100")
     for text in o.names_of(given["price"], "--price"):
         found = parse_memory_price(text)
         if found is not None:
@@ -152,7 +159,6 @@ def _prices(given: Mapping[str, Any]) -> Prices:
         from kvcalc.planning.plan import parse_price
 
         name, device = parse_price(text)
-        devices = devices_of(given)
         if devices is None or devices.gpu.name != name:
             raise UsageError(f"--price {text[:40]}: not the device of --gpu", f"add --gpu {text.partition('=')[0]}")
     return Prices(device, memory)

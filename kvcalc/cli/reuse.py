@@ -30,9 +30,7 @@ def reuse_of(given: Mapping[str, Any]) -> CacheReuse | None:
     )
     if backend is not None:
         found = found._replace(backend=backend.strip().casefold())
-    for name in ("offload_bandwidth", "offload_backend"):
-        if given.get(name) is not None and not found.offload:
-            raise UsageError(f"--{name.replace('_', '-')} {given[name]}: needs --offload", "--offload cpu=200GiB")
+        _check_offload(given, "offload_backend")
     return None if found == CacheReuse() else found
 
 
@@ -42,8 +40,14 @@ def tier_sizes_of(given: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
 
 
 def tier_rates_of(given: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-    """The bytes per second of each tier in --offload-bandwidth."""
+    """The bytes per second of each tier in --offload-bandwidth. UsageError (exit 2) without --offload."""
+    _check_offload(given, "offload_bandwidth")
     return _pairs(given, "offload_bandwidth", _rate, "cpu=50GB/s,disk=6GB/s")
+
+
+def _check_offload(given: Mapping[str, Any], name: str) -> None:
+    if given.get(name) is not None and given.get("offload") is None:
+        raise UsageError(f"--{name.replace('_', '-')} {given[name]}: needs --offload", "--offload cpu=200GiB")
 
 
 def _pairs(

@@ -51,7 +51,9 @@ OPTIONS = [
         "--replicas", "N", "Number of replicas. They get the requests in turn. Default: as many as the devices hold."
     ),
     o.engine("vllm, sglang, tensorrt-llm or llama.cpp.", "vllm", "NAME[@RELEASE]"),
-    *o.shared(f"dtype kv-dtype tp pp kv-memory {o.DEVICE} {o.SPEED} {o.PREFIX}"),
+    *o.shared("dtype kv-dtype tp pp"),
+    o.value("--kv-memory", "SIZE", "Cache memory per device: 80G, 80GiB. Default: what the engine leaves on --gpu."),
+    *o.shared(f"{o.DEVICE} {o.SPEED} {o.PREFIX}"),
     *o.engine_settings(),
     *o.output(path="results.requests_per_second"),
 ]  # fmt: skip
@@ -62,12 +64,15 @@ def simulate(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Simulate a server's requests: latencies, goodput and queues."""
     from kvcalc.cli.counting_bar import counting_bar
     from kvcalc.model.resolve import load_model
+    from kvcalc.traces import BAD_ROWS
 
     given = ctx.params
     output = output_of(given, "simulate")
     with counting_bar("requests") as progress:
         document = answer(load_model(model), given, progress)
     output.emit(document, "simulate")
+    if any(warning["code"] == BAD_ROWS for warning in document["warnings"]):
+        raise typer.Exit(1)
 
 
 def answer(model: ModelSpec, given: Mapping[str, Any], progress: Any = None) -> dict[str, Any]:

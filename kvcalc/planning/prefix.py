@@ -17,16 +17,21 @@ from kvcalc.planning.prefix_cost import (
     PrefillTime,
     Prices,
     block_bytes,
-    check_tiers,
     prefill_time,
     prefixes_of,
     reach_of,
 )
 from kvcalc.planning.prefix_trace import Profile, profile
+<<<<<<< HEAD
 from kvcalc.planning.question import Question
+||||||| 9c7d748
+=======
+from kvcalc.planning.reuse import check_tiers
+>>>>>>> review1
 from kvcalc.planning.tier_rates import tier_rate
+from kvcalc.planning.tiers import check_engine_tiers
 from kvcalc.schema import SCHEMA_VERSION
-from kvcalc.traces import read_trace
+from kvcalc.traces import BAD_ROWS, read_trace
 from kvcalc.traces.reuse import MOST_BLOCKS
 from kvcalc.traces.reuse_counts import Reuse
 
@@ -94,7 +99,9 @@ def prefix_curve(
     case = None if question is None else make_case(question)
     prefixes = None if case is None else prefixes_of(case)
     step = 1 if prefixes is None else prefixes.block_tokens
-    check_tiers(offload, bandwidths or {})
+    check_tiers(offload, tuple((bandwidths or {}).items()))
+    if case is not None:
+        check_engine_tiers(case.rules.name, offload)
     for given, name in ((sizes.memory_bytes, "--cache-memory"), (offload, "--offload")):
         if given and case is None:
             raise UsageError(f"{name} needs a model", "for example kvcalc prefix TRACE llama-3-70b")
@@ -274,8 +281,7 @@ def _device_memory(case: Case, notes: list[Note]) -> int | None:
 def _add_notes(found: Profile, blocks: Sequence[int], notes: list[Note]) -> None:
     trace, stack = found.trace, found.stack
     if trace.num_bad_rows:
-        rows = f"{trace.num_bad_rows:,} row{'s' if trace.num_bad_rows > 1 else ''} skipped"
-        notes.append(Note("trace", "bad-rows", f"{rows}; {trace.first_bad_row}"))
+        notes.append(Note("trace", BAD_ROWS, trace.bad_rows_text))
     if stack.sampling_rate < 1:
         text = f"one in {1 / stack.sampling_rate:.0f} blocks is sampled; the ranges hold 99% of the errors"
         notes.append(Note("curve", "sampled", text))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.engines.prefixes import Prefixes
 from kvcalc.memory.engines.rounding import ceil_div
-from kvcalc.model.caches import IndexerKeys, LatentAttention
-from kvcalc.model.spec import all_caches
 from kvcalc.notes import Note
-from kvcalc.planning.cache_tiers import CPU, DISK, TIERS
+from kvcalc.planning.cache_tiers import CPU, DISK
 from kvcalc.planning.case import Case
+from kvcalc.planning.kept import prefixes_of as kept_prefixes_of
+from kvcalc.planning.tiers import store_of
 
 if TYPE_CHECKING:
     from kvcalc.throughput.roofline import SpeedModel
@@ -45,8 +45,7 @@ def prefixes_of(case: Case) -> Prefixes:
     """The engine's prefix cache on one device. UsageError or ModelError if it is not an LRU cache of blocks."""
     if case.workload.data_parallel_size > 1:
         raise LayoutError("--dp: each attention replica has a prefix cache of its own", "leave it out")
-    share = case.rules.largest_stage(case.share, case.workload.kv_dtype, case.workload.context_tokens, 1)
-    found = case.rules.prefixes(share, case.workload.kv_dtype)
+    found = kept_prefixes_of(case)
     if not found.shares_memory:
         raise UsageError(
             f"{case.rules.name} keeps prompts as a whole, not in blocks that they share",
@@ -67,10 +66,8 @@ def block_bytes(case: Case, prefixes: Prefixes, block_tokens: int, prompt_tokens
     if any(prefixes.kept_bytes(blocks * block_tokens) != blocks * one for blocks in (1, number)):
         text = "windows and states are kept once per prompt; their bytes are spread over a prompt of mean length"
         notes.append(Note("curve", "uneven-blocks", text))
-    # Every device has all rows of a latent, and a tier keeps them once (see kvcalc.planning.tiers of offloading).
-    is_latent = all(isinstance(cache, (LatentAttention, IndexerKeys)) for cache in all_caches(case.spec))
-    copies = case.workload.pipeline_parallel_size if is_latent else devices
-    return BlockBytes(one, devices, copies * ceil_div(prefixes.tier_bytes(whole), number))
+    in_tier = case.workload.pipeline_parallel_size * ceil_div(store_of(case).tier_bytes(whole), number)
+    return BlockBytes(one, devices, in_tier)
 
 
 class PrefillTime(NamedTuple):
@@ -143,10 +140,3 @@ def reach_of(case: Case, blocks: Sequence[int]) -> list[int]:
         before = found[-1] if found else 0
         found.append(max(before, size) if case.engine_name in _COPIES_AT_ONCE else before + size)
     return found
-
-
-def check_tiers(offload: Sequence[tuple[str, int]], bandwidths: Mapping[str, int]) -> None:
-    """UsageError (exit 2) for an unknown tier."""
-    for name in (*(name for name, _ in offload), *bandwidths):
-        if name not in TIERS:
-            raise UsageError(f"--offload {name[:40]!a}: not a tier", f"one of {', '.join(TIERS)}")

@@ -5,6 +5,7 @@ Everything here is called only if a question asks for one of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
@@ -58,15 +59,7 @@ def check_reuse(reuse: CacheReuse, has_device: bool, drafts: bool) -> None:
         check_count(reuse.turns, "turns", least=2)
         if reuse.turns > MOST_TURNS:
             raise UsageError(f"--turns {reuse.turns}: must be at most {MOST_TURNS:,}", "for example --turns 8")
-    for option, rows in (("--offload", reuse.offload), ("--offload-bandwidth", reuse.bandwidths)):
-        for name, amount in rows:
-            if name not in TIERS:
-                raise UsageError(f"{option} {name[:40]}: not a tier", f"one of {', '.join(TIERS)}")
-            check_count(amount, option)
-    missing = [name for name, _ in reuse.bandwidths if name not in dict(reuse.offload)]
-    if missing:
-        hint = f"for example --offload {missing[0]}=200GiB"
-        raise UsageError(f"--offload-bandwidth {missing[0]}: --offload has no such tier", hint)
+    check_tiers(reuse.offload, reuse.bandwidths)
     if reuse.backend not in BACKENDS:
         raise UsageError(f"--offload-backend {reuse.backend[:40]}: unknown", f"one of {', '.join(BACKENDS)}")
     if reuse.transfer is not None and not has_device:
@@ -76,6 +69,19 @@ def check_reuse(reuse: CacheReuse, has_device: bool, drafts: bool) -> None:
             f"{_first_option(reuse)}: a cache that is used again is not modelled with drafted tokens",
             "leave --speculative out",
         )
+
+
+def check_tiers(offload: Sequence[tuple[str, int]], bandwidths: Sequence[tuple[str, int]]) -> None:
+    """Raise UsageError (exit 2) for an unknown tier, a bad size or rate, or the rate of a tier without a size."""
+    for option, rows in (("--offload", offload), ("--offload-bandwidth", bandwidths)):
+        for name, amount in rows:
+            if name not in TIERS:
+                raise UsageError(f"{option} {name[:40]!a}: not a tier", f"one of {', '.join(TIERS)}")
+            check_count(amount, option)
+    missing = [name for name, _ in bandwidths if name not in dict(offload)]
+    if missing:
+        hint = f"for example --offload {missing[0]}=200GiB"
+        raise UsageError(f"--offload-bandwidth {missing[0]}: --offload has no such tier", hint)
 
 
 def with_prefix(rules: Engine, reuse: CacheReuse) -> Engine:
@@ -123,7 +129,10 @@ def resolve(
         return given, prefix_hit_notes(given, rules.name, rules.spec)
     prefixes, prompt = rules.prefixes(share, workload.kv_dtype), prompt_tokens_of(speed, workload)
     if reuse.prefix_tokens > prompt:
-        raise UsageError(f"--prefix-tokens {reuse.prefix_tokens}: the prompt has {prompt:,} tokens", "use a longer one")
+        raise UsageError(
+            f"--prefix-tokens {reuse.prefix_tokens}: the prompt has {prompt:,} tokens",
+            f"use at most {prompt}, or a longer prompt",
+        )
     last = turns_of(reuse, prompt, workload.context_tokens, prefixes)[-1]
     rate = last.reused_tokens / prompt
     if given and given < rate:

@@ -18,6 +18,7 @@ Sources:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import LayoutError, ModelError, UsageError
@@ -97,7 +98,7 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
     Raises UsageError (exit 2) for a tier that the engine does not have, and ModelError (exit 3) if how it divides the
     memory is not modelled.
     """
-    store = _store_of(case, reuse)
+    store = _checked_store(case, reuse)
     tokens = store.found(session_tokens_of(case, store.prefixes))
     if not tokens:
         raise UsageError(
@@ -123,12 +124,29 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
     }
 
 
-def _store_of(case: Case, reuse: CacheReuse) -> Store:
+def store_of(case: Case, *, is_lmcache: bool = False) -> Store:
+    """How the case's engine, or LMCache, keeps contexts outside the device, for one pipeline stage."""
+    name, prefixes = case.rules.name, prefixes_of(case)
+    copies = 1 if _is_latent(case.spec) and (name in _ONE_COPY or is_lmcache) else case.workload.tensor_parallel_size
+    unit = LMCACHE_TOKENS if is_lmcache else prefixes.block_tokens
+    return Store(prefixes, unit, copies, is_lmcache, name == "vllm" and not is_lmcache)
+
+
+def check_engine_tiers(name: str, offload: Sequence[tuple[str, int]], *, is_lmcache: bool = False) -> None:
+    """Raise UsageError (exit 2) for a tier that the engine `name` does not have."""
+    known = TIERS if is_lmcache else _NATIVE.get(name, ())
+    unknown = [tier for tier, _ in offload if tier not in known]
+    if unknown:
+        hint = f"one of {', '.join(known)}" if known else "use vllm, sglang, tensorrt-llm or llama.cpp"
+        raise UsageError(f"--offload {unknown[0]}: {name} has no such tier", hint)
+
+
+def _checked_store(case: Case, reuse: CacheReuse) -> Store:
     name, workload, spec = case.rules.name, case.workload, case.spec
-    prefixes = prefixes_of(case)
+    is_lmcache = reuse.backend == LMCACHE
+    store = store_of(case, is_lmcache=is_lmcache)
     if workload.pipeline_parallel_size > 1 or workload.data_parallel_size > 1 or case.rules.token_ranks > 1:
         raise LayoutError("--offload is modelled for one attention replica without stages", "split the model with --tp")
-    is_lmcache = reuse.backend == LMCACHE
     if is_lmcache:
         if name not in _WITH_LMCACHE:
             raise UsageError(f"--offload-backend {LMCACHE}: not for {name}", f"one of {', '.join(_WITH_LMCACHE)}")
@@ -136,14 +154,8 @@ def _store_of(case: Case, reuse: CacheReuse) -> Store:
             raise ModelError(
                 f"{spec.name}: what LMCache keeps of windows and states is not modelled", f"--offload-backend {NATIVE}"
             )
-    known = TIERS if is_lmcache else _NATIVE.get(name, ())
-    unknown = [tier for tier, _ in reuse.offload if tier not in known]
-    if unknown:
-        hint = f"one of {', '.join(known)}" if known else "use vllm, sglang, tensorrt-llm or llama.cpp"
-        raise UsageError(f"--offload {unknown[0]}: {name} has no such tier", hint)
-    copies = 1 if _is_latent(spec) and (name in _ONE_COPY or is_lmcache) else workload.tensor_parallel_size
-    unit = LMCACHE_TOKENS if is_lmcache else prefixes.block_tokens
-    return Store(prefixes, unit, copies, is_lmcache, name == "vllm" and not is_lmcache)
+    check_engine_tiers(name, reuse.offload, is_lmcache=is_lmcache)
+    return store
 
 
 def _is_latent(spec: ModelSpec) -> bool:

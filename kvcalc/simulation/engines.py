@@ -44,8 +44,11 @@ class Scheduler(NamedTuple):
     finds_own: bool = False
 
     def units(self, tokens: int) -> int:
-        """The blocks that a request of `tokens` tokens holds."""
-        return 0 if self.capacity is None else self.table[-(-tokens // self.block_tokens)]
+        """The blocks that a request of `tokens` tokens holds. It is the capacity + 1 beyond the table."""
+        if self.capacity is None:
+            return 0
+        place = -(-tokens // self.block_tokens)
+        return self.table[place] if place < len(self.table) else self.capacity + 1
 
     def fits(self, request: Request) -> bool:
         """Whether a request can ever run to its end."""
@@ -172,5 +175,7 @@ def _blocks(case: Case, found: Budget, longest_tokens: int) -> tuple[int | None,
     for number in range(1, numbers + 1):
         held = rules.blocks(device, dtype, number * size, 1, None)["request_bytes"]
         table.append(held // block_bytes)
-    even = range(0, (numbers + 1) * table[1], table[1])
+        if table[-1] > capacity:
+            break
+    even = range(0, len(table) * table[1], table[1])
     return capacity - 1, size, even if table == list(even) else table

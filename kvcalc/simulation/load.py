@@ -11,7 +11,7 @@ from kvcalc.errors import UsageError
 from kvcalc.notes import Note
 from kvcalc.simulation.arrivals import poisson_times
 from kvcalc.simulation.requests import Lengths, Request
-from kvcalc.traces import Trace, TraceRequest
+from kvcalc.traces import BAD_ROWS, Trace, TraceRequest, rows_text
 
 DEFAULT_REQUESTS, MOST_REQUESTS = 1000, 1_000_000
 
@@ -56,25 +56,25 @@ class Load(NamedTuple):
 
 def check_load(load: Load) -> None:
     """Raise UsageError (exit 2) if a part of the load is missing or contradicts another one."""
-    ways = [load.requests_per_second is not None, load.concurrency is not None, load.trace is not None]
-    if sum(ways) != 1:
-        what = "are given together" if sum(ways) > 1 else "or --trace is needed"
-        joined = "--requests-per-second, --concurrency and --trace" if sum(ways) > 1 else _WAYS
-        raise UsageError(f"{joined} {what}", "for example --requests-per-second 5")
+    ways = {
+        "--requests-per-second": load.requests_per_second, "--concurrency": load.concurrency, "--trace": load.trace
+    }  # fmt: skip
+    given = [option for option, value in ways.items() if value is not None]
+    if not given:
+        raise UsageError(f"{' or '.join(ways)} is missing", "for example --requests-per-second 5")
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} cannot be combined", "use one")
     if load.trace is not None and (load.prompt is not None or load.answer is not None):
         raise UsageError("--trace has the lengths of its requests", "leave out --prompt-tokens and --answer-tokens")
     if load.trace is None and (load.prompt is None or load.answer is None):
         missing = "--prompt-tokens" if load.prompt is None else "--answer-tokens"
         raise UsageError(f"{missing} is missing", "for example --prompt-tokens 1000 --answer-tokens uniform:100..500")
     if load.trace is None and load.scale_rate != 1:
-        raise UsageError("--scale-rate changes the times of a --trace", "use --requests-per-second")
+        raise UsageError("--scale-rate needs --trace", "another rate: --requests-per-second")
     if load.num_requests is not None and load.num_requests > MOST_REQUESTS:
         raise UsageError(f"--requests {load.num_requests:,}: too many to simulate", f"at most {MOST_REQUESTS:,}")
     if load.burstiness != 1 and load.requests_per_second is None:
         raise UsageError("--burstiness needs --requests-per-second")
-
-
-_WAYS = "--requests-per-second, --concurrency"
 
 
 def requests_of(load: Load, prefix_hit_rate: float, notes: list[Note]) -> Requests:
@@ -115,15 +115,14 @@ def _traced(load: Load, trace: Iterable[TraceRequest], notes: list[Note]) -> tup
     if not rows:
         raise UsageError(f"--trace {load.trace_name}: no request has an answer")
     if without:
-        notes.append(Note("load", "without-answer", f"{without:,} rows of the trace have no answer and are left out"))
+        notes.append(Note("load", "without-answer", f"{rows_text(without)} without an answer skipped"))
     if isinstance(trace, Trace):
         if not trace.has_arrivals:
             raise UsageError(
                 f"--trace {load.trace_name}: has no times of arrival", "use a trace with times, or --concurrency"
             )
         if trace.num_bad_rows:
-            text = f"{trace.num_bad_rows:,} rows of the trace cannot be read; the first is {trace.first_bad_row}"
-            notes.append(Note("load", "bad-rows", text))
+            notes.append(Note("load", BAD_ROWS, trace.bad_rows_text))
     rows.sort(key=lambda row: row[0])
     return rows, sizes.pop() if len(sizes) == 1 else None
 

@@ -55,6 +55,7 @@ def simulate(
     if isinstance(speed, str):
         raise ModelError(f"{model.name} cannot be simulated: {speed}")
     number = replicas or count_replicas(case.devices.num_devices, case.workload)
+    _check_devices(asked["devices"].num_devices, number, case.workload.num_devices)
     scheduler = scheduler_of(case, speed.model, longest)
     fitting = [request for request in requests if scheduler.fits(request)]
     _check_fitting(requests, fitting, notes)
@@ -101,6 +102,15 @@ def _report(progress: Progress, before: int, of: int, finished: int) -> None:
     progress(before + finished, of)
 
 
+def _check_devices(num_devices: int, replicas: int, each: int) -> None:
+    """UsageError (exit 2) if the replicas need more than the devices that were asked for. 1 is no number of its own."""
+    if num_devices > 1 and replicas * each > num_devices:
+        raise UsageError(
+            f"--replicas {replicas}: they need {replicas * each} devices, and there are {num_devices}",
+            f"use --num-gpus {replicas * each}, or --replicas {max(1, num_devices // each)}",
+        )
+
+
 def _check_fitting(requests: Sequence[Request], fitting: Sequence[Request], notes: list[Note]) -> None:
     """DoesNotFitError (exit 4) if no request can ever run, and a note if some cannot."""
     if len(fitting) == len(requests):
@@ -111,7 +121,7 @@ def _check_fitting(requests: Sequence[Request], fitting: Sequence[Request], note
             f"no request fits: the longest has {longest:,} tokens", "kvcalc fit says how long a request may be"
         )
     refused = len(requests) - len(fitting)
-    text = f"{refused:,} of {len(requests):,} requests do not fit in the cache and are refused; the longest has"
+    text = f"{refused:,} of {len(requests):,} requests refused: too long for the cache; the longest has"
     notes.append(Note("load", "refused", f"{text} {longest:,} tokens"))
 
 

@@ -15,7 +15,10 @@ from kvcalc.traces import csv_rows, json_rows
 from kvcalc.traces.lines import MAX_LINE_BYTES, Line, read_lines
 from kvcalc.traces.request import BadRowError, Row, TraceRequest
 
-__all__ = ["FORMATS", "Trace", "TraceRequest", "read_trace"]
+__all__ = ["BAD_ROWS", "FORMATS", "Trace", "TraceRequest", "read_trace", "rows_text"]
+
+BAD_ROWS = "bad-rows"
+"""The code of the warning about rows that cannot be read. The exit code is then 1."""
 
 FORMATS = ("csv", "azure", "burstgpt", "mooncake", "qwen", "token-ids")
 """The names of the formats, for `format`."""
@@ -26,7 +29,7 @@ _HINT = (
     "BurstGPT; JSON lines of Mooncake, of Qwen-Bailian, or with prompt_token_ids"
 )
 _ONE_OF = f"one of {', '.join(FORMATS)}"
-_PIPE = "pipe it instead: kvcalc prefix - < FILE"
+_PIPE = "pipe it instead: write - for the file, and add < FILE"
 
 
 class Trace(Iterator[TraceRequest]):
@@ -61,6 +64,11 @@ class Trace(Iterator[TraceRequest]):
         """Count a request that was read, but contradicts others, as a bad row."""
         self.num_requests -= 1
         self._skip(request.line, reason)
+
+    @property
+    def bad_rows_text(self) -> str:
+        """How many rows were skipped, and what is wrong with the first one."""
+        return f"{rows_text(self.num_bad_rows)} skipped; {self.first_bad_row}"
 
     def _skip(self, line: int, reason: str) -> None:
         self.num_bad_rows += 1
@@ -98,8 +106,8 @@ class Trace(Iterator[TraceRequest]):
             columns, found = None, self.format  # a bad row like others
         wanted = self.format or found
         if wanted is None or (wanted in _CSV_FORMATS) != (columns is not None):
-            what = "kvcalc knows" if self.format is None else f"is {self.format}"
-            raise UsageError(f"{self.name}: line {first.number}: not the start of a trace that {what}", _HINT)
+            what = "in a format that kvcalc knows" if self.format is None else f"in the format {self.format}"
+            raise UsageError(f"{self.name}: line {first.number}: not the start of a trace {what}", _HINT)
         self.format = wanted
         if columns is not None:
             return csv_rows.row_reader(columns), True
@@ -122,7 +130,7 @@ class Trace(Iterator[TraceRequest]):
         return (when - self._start) / 1e9
 
     def _all_bad(self) -> str:
-        return f"{self.name}: no row can be read ({self.num_bad_rows:,} rows); {self.first_bad_row}"
+        return f"{self.name}: no row can be read ({rows_text(self.num_bad_rows)}); {self.first_bad_row}"
 
 
 def read_trace(
@@ -137,9 +145,14 @@ def read_trace(
     Raises UsageError (exit 2) for an unknown format. Reading raises what `Trace` says.
     """
     if format is not None and format not in FORMATS:
-        raise UsageError(f"unknown format of a trace {format[:40]!a}", nearest(format, FORMATS) or _ONE_OF)
+        raise UsageError(f"--trace-format {format[:40]!a}: unknown", nearest(format, FORMATS) or _ONE_OF)
     name = "stdin" if path == "-" else path
     return Trace(chunks_of(path, hint=_PIPE), name, format, block_tokens, token_id_block_tokens)
+
+
+def rows_text(number: int) -> str:
+    """A number of rows, such as `1 row`."""
+    return f"{number:,} row{'' if number == 1 else 's'}"
 
 
 def _text(line: Line) -> str:

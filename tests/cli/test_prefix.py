@@ -87,8 +87,8 @@ def test_a_trace_from_a_pipe() -> None:
         ((MOONCAKE, "--block-size", "32"), "--block-size needs a MODEL"),
         ((MOONCAKE, "--engine", "vllm"), "--engine needs a MODEL"),
         ((MOONCAKE, "--cache-memory", "1GiB"), "--cache-memory needs a MODEL"),
-        ((MOONCAKE, "--trace-format", "parquet"), "unknown format of a trace 'parquet'"),
-        ((MOONCAKE, "--trace-format", "csv"), "not the start of a trace that is csv"),
+        ((MOONCAKE, "--trace-format", "parquet"), "--trace-format 'parquet': unknown"),
+        ((MOONCAKE, "--trace-format", "csv"), "not the start of a trace in the format csv"),
         ((MOONCAKE, "--trace-block-tokens", "100"), "no row can be read (3 rows)"),
         ((MOONCAKE, "gpt2", "--engine", "vllm,sglang"), "only one engine is supported here"),
         ((MOONCAKE, "gpt2", "--cache-memory", "1GiB", "--cache-tokens", "1k"), "both set the sizes"),
@@ -96,6 +96,17 @@ def test_a_trace_from_a_pipe() -> None:
         ((MOONCAKE, "gpt2", "--offload", "cpu=1GiB,cpu=2GiB"), "a tier is given twice"),
         ((MOONCAKE, "gpt2", "--offload", "tape=1GiB"), "'tape': not a tier"),
         ((MOONCAKE, "gpt2", "--gpu", "h100", "--price", "l40s=1"), "not the device of --gpu"),
+        ((MOONCAKE, "gpt2", "--offload-bandwidth", "cpu=5GB/s"), "--offload-bandwidth cpu=5GB/s: needs --offload"),
+        (
+            (MOONCAKE, "gpt2", "--offload", "cpu=1GiB", "--offload-bandwidth", "disk=5GB/s"),
+            "--offload-bandwidth disk: --offload has no such tier",
+        ),
+        (
+            (MOONCAKE, "gpt2", "--engine", "tensorrt-llm", "--offload", "remote=1GiB"),
+            "--offload remote: tensorrt-llm has no such tier",
+        ),
+        ((MOONCAKE, "gpt2", "--price", "cpu=1"), "--price needs --gpu"),
+        (("gpt2", MOONCAKE), "gpt2: No such file or directory"),
         (("-", "-"), "only one of TRACE and MODEL can be read from stdin"),
     ],
 )
@@ -105,6 +116,15 @@ def test_a_wrong_question_is_refused_in_one_line(kvcalc: Any, words: tuple[objec
     assert message in result.err
     assert len(result.err.splitlines()) <= 2
     assert not result.out
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "logical"])
+def test_tiers_keep_as_many_bytes_of_a_latent_as_in_estimate(kvcalc: Any, engine: str) -> None:
+    words = ("deepseek-v3", "--gpu", "h200x8", "--engine", engine, "--offload", "cpu=500GiB")
+    tiers = kvcalc("fit", *words, "--context", "8k", "--json").json["reuse"]["tiers"]
+    found = kvcalc("prefix", MOONCAKE, *words, "--json").json
+    block = found["engine"]["offloaded_bytes_per_trace_block"]
+    assert block == tiers["unit_bytes"] * found["trace"]["block_tokens"] // tiers["unit_tokens"]
 
 
 def test_batch_reads_no_traces(kvcalc: Any, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_a_transfer_counted_by_hand(kvcalc: Any) -> None:
 @pytest.mark.parametrize(
     ("more", "status", "said"),
     [
-        (("--prefix-tokens", "40k"), 2, "the prompt has 32,768 tokens"),
+        (("--prefix-tokens", "40k"), 2, "the prompt has 32,768 tokens\n  use at most 32768, or a longer prompt"),
         (("--prefix-tokens", "none"), 2, "--prefix-tokens"),
         (("--turns", "1"), 2, "--turns"),
         (("--turns", "5000"), 2, "at most 1,000"),

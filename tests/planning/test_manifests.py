@@ -138,6 +138,8 @@ def test_a_local_checkpoint_is_mounted(kvcalc: Any, tmp_path: Path) -> None:
         (("--emit", "compose", "--json"), "cannot be combined with --json"),
         (("--emit", "k8s", "--get", "best"), "cannot be combined with --get"),
         (("--image", "a/b"), "--image needs --emit compose or --emit k8s"),
+        (("--emit", "k8s", "--image", ""), "--image '': not the name of an image"),
+        (("--emit", "k8s", "--image", "a b"), "--image 'a b': not the name of an image"),
         (("--emit", "vllm", "--image", "a/b"), "--image has no effect with --emit vllm"),
         (("--emit", "compose", "--engine", "transformers"), "transformers has no server that kvcalc can start"),
         (("--emit", "llama-server", "--kv-dtype", "fp8"), "llama-server has no options for this layout"),

@@ -135,7 +135,9 @@ def test_a_latent_is_on_every_device_and_once_in_a_tier(trace: str) -> None:
     engine = found["engine"]
     assert engine is not None
     one = BLOCK * 61 * (512 + 64) * 2
-    assert engine["bytes_per_trace_block_per_device"] == engine["offloaded_bytes_per_trace_block"] == one
+    assert engine["bytes_per_trace_block_per_device"] == one
+    # vLLM rounds a block of 16 tokens up to pages of 4,096 bytes.
+    assert engine["offloaded_bytes_per_trace_block"] == BLOCK // 16 * 275 * 4096 > one
     assert engine["bytes_per_trace_block"] == 8 * one
 
 

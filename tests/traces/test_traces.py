@@ -168,9 +168,9 @@ def test_a_hostile_line_is_a_bad_row_among_good_ones(line: bytes) -> None:
         ("", "trace: empty"),
         ("\n \n", "trace: empty"),
         (PLAIN, "trace: no request in it"),
-        (PLAIN + "a,b,c\n", "no row can be read (1 rows); line 2: arrival_seconds is 'a'"),
-        ("1,2,3\n", "line 1: not the start of a trace that kvcalc knows"),
-        ('{"prompt": "hi"}\n', "line 1: not the start of a trace that kvcalc knows"),
+        (PLAIN + "a,b,c\n", "no row can be read (1 row); line 2: arrival_seconds is 'a'"),
+        ("1,2,3\n", "line 1: not the start of a trace in a format that kvcalc knows"),
+        ('{"prompt": "hi"}\n', "line 1: not the start of a trace in a format that kvcalc knows"),
     ],
 )
 def test_what_is_no_trace_is_refused(text: str, message: str) -> None:
@@ -181,11 +181,11 @@ def test_what_is_no_trace_is_refused(text: str, message: str) -> None:
 
 
 def test_a_format_can_be_demanded() -> None:
-    with pytest.raises(UsageError, match="not the start of a trace that is azure"):
+    with pytest.raises(UsageError, match="not the start of a trace in the format azure"):
         list(of_text(json.dumps(MOONCAKE), format="azure"))
     broken = of_text("{broken\n" + json.dumps(MOONCAKE), format="mooncake")
     assert [request.line for request in broken] == [2]
-    with pytest.raises(UsageError, match="unknown format of a trace 'azur'"):
+    with pytest.raises(UsageError, match="--trace-format 'azur': unknown"):
         read_trace("x", "azur")
 
 

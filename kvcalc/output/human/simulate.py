@@ -51,12 +51,13 @@ def describe_load(load: dict[str, Any]) -> str:
             f" at {load['scale_rate']:g} times its rate" if load["scale_rate"] != 1 else ""
         )
     elif load["arrivals"] == "closed_loop":
-        how = f"{count(load['concurrency'])} clients"
+        how = "1 client" if load["concurrency"] == 1 else f"{count(load['concurrency'])} clients"
     else:
         how = f"{load['requests_per_second']:g} requests per second"
         how += "" if load["arrivals"] == "poisson" else f" with burstiness {load['burstiness']:g}"
     lengths = f"{load['mean_prompt_tokens']:,.0f} tokens in, {load['mean_answer_tokens']:,.0f} out"
-    return f"{count(load['requests'])} requests, {how}, {lengths}"
+    requests = "1 request" if load["requests"] == 1 else f"{count(load['requests'])} requests"
+    return f"{requests}, {how}, {lengths}"
 
 
 def _limits(limits: dict[str, Any]) -> str:
