@@ -22,12 +22,8 @@ from kvcalc.planning.prefix_cost import (
     reach_of,
 )
 from kvcalc.planning.prefix_trace import Profile, profile
-<<<<<<< HEAD
 from kvcalc.planning.question import Question
-||||||| 9c7d748
-=======
 from kvcalc.planning.reuse import check_tiers
->>>>>>> review1
 from kvcalc.planning.tier_rates import tier_rate
 from kvcalc.planning.tiers import check_engine_tiers
 from kvcalc.schema import SCHEMA_VERSION

@@ -55,7 +55,9 @@ def test_the_language_model_is_found_inside(outer: str) -> None:
         text["model_type"] = inner
     spec = read_config(wrapped(outer, text, torch_dtype="float16", vision_config={"window_size": 7}), "x", "x")
     bare = read_config({"torch_dtype": "float16", **text, "model_type": inner}, "x", "x")
-    assert spec._replace(in_transformers=True) == bare._replace(in_transformers=True)
+    # The wrapper's whole config stays, because it describes the towers.
+    assert (spec.multimodal or {}).get("vision_config") == {"window_size": 7}
+    assert spec._replace(in_transformers=True, multimodal=None) == bare._replace(in_transformers=True)
     assert spec.in_transformers is (outer not in REMOTE_WRAPPERS)
     assert spec.torch_dtype == "fp16"
 
