@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
+from operator import itemgetter
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError, nearest
@@ -119,6 +120,11 @@ def read_log(log: str | Iterable[bytes], name: str, engine: str | None = None) -
     return best
 
 
+def markers(engines: Iterable[str]) -> list[str]:
+    """The texts that a line of a log of these engines must have to be read: at least one of them."""
+    return sorted(set().union(*(_Reader(engine).needles for engine in engines)))
+
+
 def _read(log: str | Iterable[bytes], engines: Sequence[str]) -> list[Log]:
     """What the log says if it is of each of these engines."""
     chunks = (log.encode(errors="replace"),) if isinstance(log, str) else log
@@ -126,7 +132,8 @@ def _read(log: str | Iterable[bytes], engines: Sequence[str]) -> list[Log]:
     lines = Scanner(chunks, (needle for reader in readers for needle in reader.needles))
     for line in lines:
         for reader in readers:
-            reader.read(line)
+            if not line.needles.isdisjoint(reader.needles):
+                reader.read(line)
     return [reader.found(lines.num_lines) for reader in readers]
 
 
@@ -139,17 +146,12 @@ class _Reader:
         self._facts_by_needle = _by_needle(module.FACTS)
         self._records_by_needle = _by_needle(module.RECORDS)
         self._pool_words: tuple[str, ...] = module.POOL_WORDS
+        self.needles = frozenset((*self._facts_by_needle, *self._records_by_needle, *self._pool_words))
         self._unread: list[Unread] = []
         self._facts: dict[str, Fact] = {}
         self._contradictions: dict[str, str] = {}
         # Each record once: all ranks print the same line, and a service may print it to two streams.
         self._records: dict[tuple[str, tuple[tuple[str, str], ...]], Record] = {}
-
-    @property
-    def needles(self) -> Iterator[str]:
-        yield from self._facts_by_needle
-        yield from self._records_by_needle
-        yield from self._pool_words
 
     def read(self, line: Line) -> None:
         for name, match in _matches(line, self._facts_by_needle):
@@ -191,9 +193,8 @@ def _by_needle(patterns: Iterable[Pattern]) -> _Ordered:
 
 def _matches(line: Line, patterns: _Ordered) -> Iterator[tuple[str, re.Match[str]]]:
     """The name and the match of every pattern that the line matches, in the order of the patterns."""
-    for _, (name, _, expression) in sorted(
-        (item for needle in line.needles for item in patterns.get(needle, ())), key=lambda item: item[0]
-    ):
+    found = [item for needle in line.needles if needle in patterns for item in patterns[needle]]
+    for _, (name, _, expression) in sorted(found, key=itemgetter(0)) if len(found) > 1 else found:
         match = expression.search(line.text)
         if match is not None:
             yield name, match

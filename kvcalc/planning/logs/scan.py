@@ -1,7 +1,7 @@
 """Find the few lines of a log that may matter, in one pass and little memory.
 
-A log may have gigabytes of requests after a start of a few hundred lines. The log is read in chunks, and one regular
-expression looks for the needles of all patterns at once. Only lines with a needle are decoded.
+A log may have gigabytes of requests after a start of a few hundred lines. The log is read in blocks, which are
+searched for the needles of all patterns at once. Only lines with a needle are decoded.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
+
+from kvcalc.planning.logs.markers import Markers
 
 # Only the start of a longer line is read. The longest known line is a dump of settings, about 10 kB.
 LONGEST_LINE = 64 * 1024
@@ -26,11 +28,6 @@ _MOST_LINES = 10_000
 # Colours, cursor movements and window titles (ECMA-48), which terminals and containers leave in a log.
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _NO_BREAK_SPACE = "\xa0".encode()
-
-# Bytes by how often they occur in logs, the most frequent first; all others are rarer. A search is fast if it starts
-# at a rare byte.
-_FREQUENT = b" etaoinsrhldcu0123456789.mpfg:/,wyb-vk\"'()[]xjqzTIOEANRSPGCDLFMHUBW"
-
 
 _ONE_DIGIT = bytes.maketrans(b"123456789", b"0" * 9)
 # Bounds on the memory for known lines, and when comparing lines is not worth its time: most lines are new, or short.
@@ -53,40 +50,41 @@ class Scanner:
         self._chunks = chunks
         self._left = {needle: needle.encode() for needle in needles}
         self._counts: Counter[str] = Counter()
-        self._search = _any_of(self._left.values())
-        self._repeats = _Repeats()
+        self._markers = Markers(self._left.values())
+        self._repeats = _Repeats(self._left.values())
         self.num_lines = 1
 
     def __iter__(self) -> Iterator[Line]:
         newlines = trailing = 0
-        for chunk in _blocks(_plain(self._chunks)):
-            yield from self._lines_in(chunk, newlines + 1)
-            newlines += chunk.count(b"\n")
-            rest = len(chunk) - len(chunk.rstrip(b"\n"))
-            trailing = rest if rest < len(chunk) else trailing + rest
+        for block in _blocks(_plain(self._chunks)):
+            yield from self._lines_in(block, newlines + 1)
+            newlines += block.count(b"\n")
+            rest = len(block) - len(block.rstrip(b"\n"))
+            trailing = rest if rest < len(block) else trailing + rest
             # The empty lines at the end do not count.
             self.num_lines = newlines - trailing + 1
 
-    def _lines_in(self, chunk: bytes, first: int) -> Iterator[Line]:
+    def _lines_in(self, block: bytes, first: int) -> Iterator[Line]:
         """The lines with a needle in a block of whole lines, of which the first has the number `first`."""
-        if self._repeats.has_only_known(chunk, self._search):
+        if self._repeats.has_only_known(block, self._markers):
             return
         number, counted, at = first, 0, 0
-        while self._left:
-            match = self._search.search(chunk, at)
-            if match is None:
+        while self._left and at < len(block):
+            markers = self._markers
+            for start, end in markers.lines(block, at):
+                line = block[start : min(end, start + LONGEST_LINE)]
+                needles = frozenset(map(bytes.decode, markers.found_in(line)))
+                if not needles:  # beyond the start of a long line
+                    continue
+                number += block.count(b"\n", counted, start)
+                counted = start
+                yield Line(number, line.decode(errors="replace"), needles)
+                self._count(needles)
+                if self._markers is not markers:
+                    at = end
+                    break
+            else:
                 return
-            start = chunk.rfind(b"\n", 0, match.start()) + 1
-            end = chunk.find(b"\n", match.end())
-            at = len(chunk) if end < 0 else end
-            line = chunk[start : min(at, start + LONGEST_LINE)]
-            needles = frozenset(needle for needle, data in self._left.items() if data in line)
-            if not needles:
-                continue
-            number += chunk.count(b"\n", counted, start)
-            counted = start
-            yield Line(number, line.decode(errors="replace"), needles)
-            self._count(needles)
 
     def _count(self, needles: frozenset[str]) -> None:
         self._counts.update(needles)
@@ -94,22 +92,24 @@ class Scanner:
         for needle in exhausted:
             del self._left[needle]
         if exhausted:
-            self._search = _any_of(self._left.values())
+            self._markers = Markers(self._left.values())
 
 
 class _Repeats:
     """Finds blocks of lines that differ from known lines without a needle in their digits alone.
 
-    Most lines of a large log are like others, apart from times and numbers, and no needle has a digit. Comparing them
-    is several times as fast as searching them.
+    Most lines of a large log are like others, apart from times and numbers. Comparing them is faster than searching
+    them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, needles: Iterable[bytes]) -> None:
+        # Needles with digits, as they are in the compared lines.
+        self._with_digits = [one for needle in needles if (one := needle.translate(_ONE_DIGIT)) != needle]
         self._known: set[bytes] = set()
         self._fruitless = 0
 
-    def has_only_known(self, block: bytes, search: re.Pattern[bytes]) -> bool:
-        """Whether no line of the block matches `search`, if that can be told from known lines; False if it cannot."""
+    def has_only_known(self, block: bytes, markers: Markers) -> bool:
+        """Whether no line of the block has a marker, if that can be told from known lines; False if it cannot."""
         if self._fruitless == _MOST_FRUITLESS or len(block) < _SHORTEST_MEAN * block.count(b"\n"):
             return False
         lines = block.translate(_ONE_DIGIT).split(b"\n")
@@ -118,7 +118,8 @@ class _Repeats:
             self._fruitless += 1
             return False
         self._fruitless = 0
-        if search.search(b"\n".join(new)) is not None:
+        text = b"\n".join(new)
+        if any(needle in text for needle in self._with_digits) or next(markers.lines(text), None) is not None:
             return False
         if len(self._known) < _MOST_KNOWN:
             self._known.update(line for line in new if len(line) < _LONGEST_KNOWN)
@@ -179,35 +180,3 @@ def _cleaned(block: bytes) -> bytes:
     if b"\x1b" in block:
         block = _ESCAPES.sub(b"", block)
     return block.replace(_NO_BREAK_SPACE, b" ") if _NO_BREAK_SPACE in block else block
-
-
-def _any_of(needles: Iterable[bytes]) -> re.Pattern[bytes]:
-    """An expression that matches in every text with one of the needles, and seldom elsewhere.
-
-    It looks for the part of each needle from its rarest byte on. The parts are merged by their first bytes, because
-    Python tries the alternatives of an expression one after another.
-    """
-    tree: dict[int, object] = {}
-    for part in sorted(map(_rarest_part, needles)):
-        node = tree
-        for byte in part:
-            node = node.setdefault(byte, {})  # type: ignore[assignment]
-        node[-1] = None
-    return re.compile(_expression(tree) or rb"(?!)")
-
-
-def _rarest_part(needle: bytes) -> bytes:
-    """The end of the needle from the rarest byte of its first half on. A shorter part would match too often."""
-
-    def frequency(place: int) -> int:
-        found = _FREQUENT.find(needle[place : place + 1])
-        return len(_FREQUENT) if found < 0 else found
-
-    return needle[max(range(len(needle) // 2 + 1), key=frequency) :]
-
-
-def _expression(tree: dict[int, object]) -> bytes:
-    if -1 in tree:  # a shorter part ends here, which the longer ones contain
-        return b""
-    parts = [re.escape(bytes([byte])) + _expression(rest) for byte, rest in tree.items()]  # type: ignore[arg-type]
-    return parts[0] if len(parts) == 1 else b"(?:" + b"|".join(parts) + b")" if parts else b""
