@@ -15,7 +15,7 @@ from kvcalc.traces import csv_rows, json_rows
 from kvcalc.traces.lines import MAX_LINE_BYTES, Line, read_lines
 from kvcalc.traces.request import BadRowError, Row, TraceRequest
 
-__all__ = ["FORMATS", "Trace", "TraceRequest", "read_trace"]
+__all__ = ["FORMATS", "Trace", "TraceRequest", "is_csv_header", "read_trace"]
 
 FORMATS = ("csv", "azure", "burstgpt", "mooncake", "qwen", "token-ids")
 """The names of the formats, for `format`."""
@@ -140,6 +140,14 @@ def read_trace(
         raise UsageError(f"unknown format of a trace {format[:40]!a}", nearest(format, FORMATS) or _ONE_OF)
     name = "stdin" if path == "-" else path
     return Trace(chunks_of(path, hint=_PIPE), name, format, block_tokens, token_id_block_tokens)
+
+
+def is_csv_header(line: str) -> bool:
+    """Whether a line names the columns of a trace as CSV: the time, the prompt and the answer."""
+    try:
+        return csv_rows.columns_of(line) is not None
+    except BadRowError:
+        return False
 
 
 def _text(line: Line) -> str:
