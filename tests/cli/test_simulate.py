@@ -150,6 +150,9 @@ def _in_python() -> Any:
 
 
 def test_the_screen_shows_times_and_charts(kvcalc: Any) -> None:
+    blocks = int(kvcalc(*ASK, "--requests-per-second", "60", "--get", "engine.blocks").out)
     out = kvcalc(*ASK, "--requests-per-second", "60", "--max-ttft", "1s", "--format", "human").out
-    for text in ("TTFT", "p99", "keep to TTFT up to 1 s", "blocks used", "running", "of 28,654 blocks"):
+    for text in ("TTFT", "p99", "keep to TTFT up to 1 s", "blocks used", "running", f"of {blocks:,} blocks are"):
         assert text in out
+    two = kvcalc(*ASK, "--replicas", "2", "--requests-per-second", "60", "--format", "human").out
+    assert f"of {blocks:,} blocks of a replica are used" in two
