@@ -358,6 +358,8 @@ class Workload(TypedDict):
 
 
 class Images(TypedDict):
+    """the images in every request, and the tokens and bytes that they take."""
+
     count: int
     width: int
     height: int

@@ -24,13 +24,14 @@ from typing import NamedTuple
 from tests import json_reference
 from tests.conftest import ROOT, spawn
 
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 REFERENCE = ROOT / "docs" / "json-reference.md"
 RECORDS = ROOT / "docs" / "measure.md"
 
 _BLOCK = re.compile(r"(?<=```console\n).*?(?=```)", re.DOTALL)
 _SAMPLE = re.compile(r"^\$ (?P<command>kvcalc (?:.*\\\n)*.*)\n(?P<shown>(?:(?!\$ ).*\n)*)", re.MULTILINE)
-_SCRIPTED = {"--json", "--get", "--format"}
+# With these, the output is not a screen, and --format human is not added.
+_SCRIPTED = {"--json", "--get", "--format", "--emit"}
 
 
 class Sample(NamedTuple):

@@ -24,6 +24,7 @@ README = (ROOT / "README.md").read_text()
 TEXTS = {page: page.read_text() for page in PAGES}
 # Where the examples in help are run: the files they name are there.
 LOGS = ROOT / "tests" / "logs"
+TUTORIALS = Path("docs", "tutorials")
 MANUAL = "\n".join(TEXTS.values())
 SAMPLES = samples.all_samples()
 
@@ -185,6 +186,7 @@ RUN = [(page, script) for page, script in blocks("bash") if not any(words in scr
 def test_shell_examples_run(page: Path, script: str, tmp_path: Path) -> None:
     """Blocks of `bash`, with kvcalc on the path. Blocks of `sh` are for reading."""
     shutil.copytree(LOGS, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(ROOT / TUTORIALS, tmp_path / TUTORIALS)
     folder = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
@@ -193,6 +195,13 @@ def test_shell_examples_run(page: Path, script: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_the_traces_of_the_tutorials_are_those_of_their_script(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / TUTORIALS / "make_traces.py", tmp_path], check=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"agents.jsonl", "chat.csv"}
+    for made in tmp_path.iterdir():
+        assert made.read_text() == (ROOT / TUTORIALS / made.name).read_text(), made.name
 
 
 def test_there_are_shell_examples() -> None:
@@ -245,7 +254,7 @@ def test_every_option_the_manual_names_exists() -> None:
         line for _, block in [*blocks("sh"), *blocks("bash"), *blocks("console")] for line in block.splitlines()
         if not re.match(r"\$? ?kvcalc ", line)
     )))  # fmt: skip
-    others |= {"--write", "--measured", "--numprocesses", "--data", "--detail"}
+    others |= {"--write", "--measured", "--numprocesses", "--data", "--detail", "--fit"}
     prose = re.sub(r"^```.*?^```", "", MANUAL, flags=re.DOTALL | re.MULTILINE)
     named = set(re.findall(r"(?<=`)--[a-z][\w-]*", prose)) | {
         word
@@ -268,8 +277,9 @@ def test_the_readme_is_short() -> None:
 
 def test_the_manuals_index_names_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "README.md" or f"]({page.name})" in index, page.name
+    for page in (ROOT / "docs").rglob("*.md"):
+        place = page.relative_to(ROOT / "docs").as_posix()
+        assert place == "README.md" or f"]({place})" in index, place
 
 
 def test_the_number_of_devices_is_the_one_named(kvcalc: Any) -> None:

@@ -45,8 +45,9 @@ OPTIONS = [
     o.value("--input-tokens", "N", "Tokens per prompt: 2048, 2k."),
     o.value("--output-tokens", "N", "Tokens per answer."),
     o.value(
-        "--lengths", "CSV",
-        "File with a row per request: prompt tokens, answer tokens. Replaces --input-tokens and --output-tokens.",
+        "--lengths", "FILE",
+        "File with a row per request: prompt tokens, answer tokens; or a trace. Replaces --input-tokens and "
+        "--output-tokens.",
     ),
     o.value("--concurrency", "N", "Concurrent requests, over all replicas."),
     o.value("--requests-per-second", "R", "Requests per second. Replaces --concurrency."),

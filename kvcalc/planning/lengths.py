@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
+from kvcalc.traces import Trace, is_csv_header
 
 MAX_LENGTHS_BYTES = 256 * 1024 * 1024
 _LONGEST_NUMBER = 12
@@ -34,11 +36,26 @@ def one_length(input_tokens: int, output_tokens: int) -> Lengths:
 
 
 def parse_lengths(text: str, name: str) -> Lengths:
-    """The lengths in a CSV with two columns, prompt tokens and answer tokens. A header and blank rows are skipped.
+    """The lengths in a CSV with two columns, prompt tokens and answer tokens, or in a trace of any known format.
 
-    UsageError (exit 2) with the row's number if a row is not two whole numbers of at least 1.
+    In a CSV with two columns, a header and blank rows are skipped. The times of a trace do not matter, but its rows
+    are in their order. UsageError (exit 2) with the row's number if a row cannot be read or has 0 tokens.
     """
+    first = text.lstrip("\ufeff\r\n \t").partition("\n")[0]
+    is_trace = first.startswith("{") or is_csv_header(first)
     inputs = outputs = held = longest = count = 0
+    for prompt, answer in (_traced if is_trace else _pairs)(text, name):
+        inputs += prompt
+        outputs += answer
+        held += answer * (prompt + answer)
+        longest = max(longest, prompt + answer)
+        count += 1
+    if not count:
+        raise UsageError(f"{name}: no rows with lengths", _EXAMPLE)
+    return Lengths(_mean(inputs, count), _mean(outputs, count), longest, -(-held // outputs), count, name)
+
+
+def _pairs(text: str, name: str) -> Iterator[tuple[int, int]]:
     for number, line in enumerate(text.splitlines(), 1):
         cells = [cell.strip().strip('"').strip() for cell in line.split(",")]
         is_header = number == 1 and len(cells) == 2 and not any(cell[:1].isdecimal() for cell in cells)
@@ -51,14 +68,17 @@ def parse_lengths(text: str, name: str) -> Lengths:
         prompt, answer = int(cells[0]), int(cells[1])
         if not prompt or not answer:
             raise UsageError(f"{name}: row {number} has 0 tokens; a prompt and an answer need at least 1", _EXAMPLE)
-        inputs += prompt
-        outputs += answer
-        held += answer * (prompt + answer)
-        longest = max(longest, prompt + answer)
-        count += 1
-    if not count:
-        raise UsageError(f"{name}: no rows with lengths", _EXAMPLE)
-    return Lengths(_mean(inputs, count), _mean(outputs, count), longest, -(-held // outputs), count, name)
+        yield prompt, answer
+
+
+def _traced(text: str, name: str) -> Iterator[tuple[int, int]]:
+    trace = Trace([text.encode()], name)
+    for request in trace:
+        if not request.answer_tokens:
+            raise UsageError(f"{name}: row {request.line} has no answer", "remove the requests that got no answer")
+        yield request.prompt_tokens, request.answer_tokens
+    if trace.first_bad_row is not None:
+        raise UsageError(f"{name}: {trace.first_bad_row}", "remove or repair the row")
 
 
 def _mean(total: int, count: int) -> int:

@@ -15,7 +15,7 @@ from kvcalc.traces import csv_rows, json_rows
 from kvcalc.traces.lines import MAX_LINE_BYTES, Line, read_lines
 from kvcalc.traces.request import BadRowError, Row, TraceRequest
 
-__all__ = ["BAD_ROWS", "FORMATS", "Trace", "TraceRequest", "read_trace", "rows_text"]
+__all__ = ["BAD_ROWS", "FORMATS", "Trace", "TraceRequest", "is_csv_header", "read_trace", "rows_text"]
 
 BAD_ROWS = "bad-rows"
 """The code of the warning about rows that cannot be read. The exit code is then 1."""
@@ -153,6 +153,14 @@ def read_trace(
 def rows_text(number: int) -> str:
     """A number of rows, such as `1 row`."""
     return f"{number:,} row{'' if number == 1 else 's'}"
+
+
+def is_csv_header(line: str) -> bool:
+    """Whether a line names the columns of a trace as CSV: the time, the prompt and the answer."""
+    try:
+        return csv_rows.columns_of(line) is not None
+    except BadRowError:
+        return False
 
 
 def _text(line: Line) -> str:

@@ -116,7 +116,7 @@ BAD = [
     (("estimate", "llama-7b", "--bogus"), 2, "--bogus"),
     (("estimate", "llama-7b", "extra"), 2, "extra"),
     (("estimate", "no/such/config.json"), 2, "No such file"),
-    (("estimat", "llama-7b"), 2, "did you mean estimate?"),
+    (("estimat", "llama-7b"), 2, "did you mean estimate or simulate?"),
     (("--bogus",), 2, "--bogus"),
     (("models", "show", "nope-9b"), 3, "kvcalc models"),
     (("models", "show"), 2, "NAME"),

@@ -104,8 +104,10 @@ def test_batch_takes_every_option_as_a_field() -> None:
 @pytest.mark.parametrize(("engine", "file"), [("vllm", "vllm-0.33.0.txt"), ("sglang", "sglang-0.5.23.txt")])
 def test_the_names_are_the_engines_own(engine: str, file: str) -> None:
     own = set(Path(ROOT, "tests", "engine_options", file).read_text().splitlines())
-    # vLLM's boolean flags have a --no- form; draft tokens are a key of its --speculative-config.
-    known = own | {f"--no-{name.removeprefix('--')}" for name in own} | {"--num-speculative-tokens"}
+    # vLLM's boolean flags have a --no- form. Draft tokens are a key of its --speculative-config, and the layers of
+    # stages are the variable VLLM_PP_LAYER_PARTITION.
+    known = own | {f"--no-{name.removeprefix('--')}" for name in own}
+    known |= {"--num-speculative-tokens", "--pp-layer-partition"}
     assert {f"--{option.name}" for option in OPTIONS[engine]} <= known
 
 

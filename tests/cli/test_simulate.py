@@ -184,3 +184,5 @@ def test_the_screen_shows_times_and_charts(kvcalc: Any) -> None:
     out = kvcalc(*words, "--format", "human").out
     for text in ("TTFT", "p99", "keep to TTFT up to 1 s", "blocks used", "running", blocks):
         assert text in out
+    two = kvcalc(*ASK, "--replicas", "2", "--requests-per-second", "60", "--format", "human").out
+    assert f"of {blocks:,} blocks of a replica are used" in two

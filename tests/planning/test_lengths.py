@@ -35,6 +35,37 @@ def test_bad_rows_are_named(text: str, word: str) -> None:
     assert refused.value.message.startswith("lengths.csv: ")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "arrival_seconds,prompt_tokens,answer_tokens\n0,100,10\n\n0.5,200,30\n",
+        "\ufeffTIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,100,10\r\n"
+        "2023-11-16 18:15:50.9951690,200,30\r\n",
+        '{"timestamp": 0, "input_length": 100, "output_length": 10, "hash_ids": [0]}\n'
+        '{"timestamp": 9, "input_length": 200, "output_length": 30, "hash_ids": [0]}\n',
+    ],
+    ids=["csv", "azure", "mooncake"],
+)
+def test_a_trace_has_the_lengths_of_its_requests(text: str) -> None:
+    assert parse_lengths(text, "x") == parse_lengths("100,10\n200,30\n", "x")
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ("1,2", "line 3: 2 values"),
+        ("5,0,1", "line 3: prompt_tokens"),
+        ("0.5,9,9", "line 3: arrives"),
+        ("5,9,0", "row 3"),
+    ],
+)
+def test_a_bad_row_of_a_trace_is_named(row: str, word: str) -> None:
+    with pytest.raises(UsageError, match=word) as refused:
+        parse_lengths(f"arrival_seconds,prompt_tokens,answer_tokens\n1,2,3\n{row}\n", "chat.csv")
+    assert refused.value.message.startswith("chat.csv: ")
+    assert refused.value.hint
+
+
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**5)), min_size=1, max_size=50))
 def test_what_runs_hold_is_between_the_shortest_and_the_longest(rows: list[tuple[int, int]]) -> None:
     found = parse_lengths("\n".join(f"{a},{b}" for a, b in rows), "x")

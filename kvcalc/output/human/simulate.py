@@ -75,7 +75,9 @@ def _state(document: dict[str, Any]) -> list[str]:
     if engine["blocks"] is not None:
         used = results["most_used_blocks"] / engine["blocks"]
         name = "tokens" if engine["scheduler"] == "prefill first" else "blocks"
-        lines.append(f"at most {used:.0%} of {count(engine['blocks'])} {name} are used")
+        # The chart shows the sum over the replicas.
+        whose = " of a replica" if document["hardware"]["replicas"] > 1 else ""
+        lines.append(f"at most {used:.0%} of {count(engine['blocks'])} {name}{whose} are used")
     if results["preemptions"]:
         lines.append(
             f"{count(results['preempted_requests'])} requests are preempted, {count(results['preemptions'])} times"
