@@ -437,6 +437,8 @@ class Weights(TypedDict):
 
 
 class Tower(TypedDict):
+    """a vision or audio tower, and its weights."""
+
     name: str
     type: str
     parameters: int | None

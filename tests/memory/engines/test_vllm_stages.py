@@ -74,7 +74,11 @@ def test_uneven_stages() -> None:
 
 @pytest.mark.parametrize(
     ("partition", "words"),
-    [("16,16,16", "has 3 stages, but --pp is 2"), ("16,31", "the model has 48"), ("16;32", "not numbers of layers")],
+    [
+        ("16,16,16", "has 3 stages, but --pp is 2"),
+        ("16,31", "the model has 48"),
+        ("16;32", "not numbers of the model's"),
+    ],
 )
 def test_partitions_that_vllm_refuses(partition: str, words: str) -> None:
     with pytest.raises(KvcalcError, match=words):

@@ -118,6 +118,11 @@ def _state_dtype(given: Given, name: str, place: Place) -> str:
     return found
 
 
+def is_number_of_layers(word: str) -> bool:
+    """Whether a word is a whole number. No model has a million layers, and int() refuses thousands of digits."""
+    return word.isascii() and word.isdigit() and len(word) < 7
+
+
 def check_partition(partition: str | None, num_layers: int, stages: int) -> None:
     """Raise UsageError (exit 2) if `partition`, such as 16,32, does not divide the layers among the stages.
 
@@ -127,8 +132,8 @@ def check_partition(partition: str | None, num_layers: int, stages: int) -> None
         return
     asked = f"--pp-layer-partition {partition[:40]}"
     sizes = partition.split(",")
-    if not all(size.isascii() and size.isdigit() for size in sizes):
-        raise UsageError(f"{asked}: not numbers of layers", "for example 16,32")
+    if not all(is_number_of_layers(size) and 0 < int(size) <= num_layers for size in sizes):
+        raise UsageError(f"{asked}: not numbers of the model's {num_layers} layers", "for example 16,32")
     if len(sizes) != stages:
         raise LayoutError(f"{asked} has {len(sizes)} stages, but --pp is {stages}", f"use --pp {len(sizes)}")
     if sum(map(int, sizes)) != num_layers:

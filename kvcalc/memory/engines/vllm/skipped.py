@@ -16,7 +16,7 @@ from kvcalc.memory.engines.place import Place
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.engines.vllm.cache_dtypes import TURBOQUANT
 from kvcalc.memory.engines.vllm.pages import FULL, SLIDING, Page
-from kvcalc.memory.engines.vllm.settings import BLOCK, Settings
+from kvcalc.memory.engines.vllm.settings import BLOCK, Settings, is_number_of_layers
 from kvcalc.model.caches import Cache, FullAttention, SlidingWindowAttention
 from kvcalc.model.spec import ModelSpec, all_caches, has_states
 
@@ -73,16 +73,18 @@ def skipped_layers(spec: ModelSpec, dtype: Dtype, settings: Settings, place: Pla
     asked, packs = settings.kv_cache_dtype_skip_layers, dtype.name in TURBOQUANT
     if asked is None and not packs:
         return None
-    numbers, words = set(), asked.split(",") if asked else []
+    numbers, words = set(), [] if asked is None else asked.split(",")
     for word in words:
-        if word.isascii() and word.isdigit() and int(word) < spec.num_layers:
+        if is_number_of_layers(word) and int(word) < spec.num_layers:
             numbers.add(int(word))
         elif word != _WINDOWS:
             last = spec.num_layers - 1
-            raise UsageError(f"{_ASKED} {word[:40]}: not a layer", f"use numbers from 0 to {last}, or {_WINDOWS}")
+            raise UsageError(f"{_ASKED} {word[:40]!a}: not a layer", f"use numbers from 0 to {last}, or {_WINDOWS}")
     if has_states(spec):
         if asked is not None or not place.since(*_HYBRIDS_SINCE):
-            raise ModelError(f"{spec.name}: {_ASKED if asked else dtype.name} is not modelled beside recurrent states")
+            raise ModelError(
+                f"{spec.name}: {dtype.name if asked is None else _ASKED} is not modelled beside recurrent states"
+            )
         return None
     shapes = all_caches(spec)
     plain = all(isinstance(cache, (FullAttention, SlidingWindowAttention)) for cache in shapes)
