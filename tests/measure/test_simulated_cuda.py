@@ -19,6 +19,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+import torch._dynamo  # flex loads it. Its first import must not run on a simulated device, half of it would stay.
 
 import kvcalc as library
 from kvcalc.attention import rope
