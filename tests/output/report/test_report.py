@@ -211,7 +211,7 @@ def test_a_browser_shows_the_page(kvcalc: Any, tmp_path: Path, name: str, width:
         env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert not Path(os.environ["XDG_CONFIG_HOME"]).exists(), "the browser wrote into the repository"
+    assert not (Path(os.environ["XDG_CONFIG_HOME"]) / "chromium").exists(), "the browser wrote into the repository"
     assert "CONSOLE" not in done.stderr, done.stderr
     found = re.search(r'data-width="(\d+)"', done.stdout)
     assert found is not None
