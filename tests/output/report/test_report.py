@@ -132,6 +132,7 @@ def test_everything_is_escaped(kvcalc: Any, kind: str) -> None:
 
 
 def test_a_report_of_a_run(kvcalc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
     from tests.measure.quick import quicken
 
     quicken(monkeypatch)
