@@ -34,9 +34,14 @@ _NAMES = {
         max-lora-rank
     """,
 }
-_MOST = {name: most for most, names in _NAMES.items() for name in names.split()}
+_MOST = {
+    spelling: most
+    for most, names in _NAMES.items()
+    for name in names.split()
+    for spelling in (name, f"--{name}", name.replace("-", "_"))
+}
 
 
 def most_of(name: str) -> int:
     """The largest number that the option, field or value called `name` takes: `--tp`, `tensor_parallel_size`."""
-    return _MOST.get(name.removeprefix("--").replace("_", "-"), TOKENS)
+    return _MOST.get(name, TOKENS)

@@ -132,7 +132,8 @@ def check_count(value: object, name: str, least: int = 1) -> None:
         raise UsageError(f"{name} {value!r}: must be a whole number")
     if value > most_of(name):  # without the value, which may have more digits than Python prints
         raise UsageError(f"{name}: must be at most {most_of(name):,}")
-    _bounded(value, name, str(value), least)
+    if value < least:
+        _bounded(value, name, str(value), least)
 
 
 def parse_seconds(text: str, option: str) -> float:

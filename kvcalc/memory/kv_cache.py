@@ -131,6 +131,10 @@ class Growth(NamedTuple):
     bytes_per_token: int
     fixed_bytes: int
 
+    def bytes_at(self, tokens: int) -> int:
+        """One sequence's bytes at the context that the growth was computed at, and an estimate near it."""
+        return self.fixed_bytes + self.bytes_per_token * tokens
+
 
 def growth(bytes_at: Callable[[int], int], context_tokens: int, period: int = 1) -> Growth:
     """The slope at `context_tokens` (the bytes one more token adds) and the bytes that do not grow with the context.

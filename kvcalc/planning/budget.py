@@ -165,7 +165,7 @@ def without_file_towers(case: Case, weights: DeviceWeights) -> DeviceWeights:
 
 def _has_own_layers(case: Case) -> bool:
     """Whether every device has layers of its own, with a budget of their own."""
-    return case.engine_name == "llama.cpp" and bool(case.rules.bounds)
+    return bool(case.rules.bounds) and case.engine_name == "llama.cpp"
 
 
 def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budget | str:

@@ -20,7 +20,7 @@ def cache_figures(case: Case) -> tuple[int, ...]:
     return (
         batch * stored_sequence_bytes(spec, dtype, tokens),
         sum([replicas * rules.replica_bytes(spec, dtype, tokens, each) for each, replicas in batches]),
-        rules.replica_bytes(spec, dtype, tokens),
+        growth.bytes_at(tokens),
         growth.bytes_per_token,
         growth.fixed_bytes,
         rules.batch_bytes(device, dtype, tokens, workload.attention_batch(batch)),

@@ -27,8 +27,7 @@ from kvcalc.memory.engines.sglang.models import (
     check_model,
     is_sparse,
 )
-from kvcalc.memory.engines.sglang.pools import Pools
-from kvcalc.memory.engines.sglang.pools import pools_of as _pools
+from kvcalc.memory.engines.sglang.pools import Pools, pools_of
 from kvcalc.memory.engines.sglang.profile import memory_after_states, profiled_tokens
 from kvcalc.memory.engines.sglang.settings import Settings, parse_settings
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
@@ -94,6 +93,7 @@ class Sglang(Engine):
         # The encoder's tokens come before the decoder's, in rows of the same pool (prepare_encoder_info_extend).
         self.encoder = encoder_tokens(spec)
         self.notes = _notes(spec, self.chosen)
+        self._found: dict[tuple[int, int], tuple[ModelSpec, Dtype, Pools]] = {}
 
     @classmethod
     def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
@@ -138,7 +138,7 @@ class Sglang(Engine):
         return (RAW_FP8 if is_fp8(name) and has_raw_rows(spec, place) else name), reason
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
-        full, window = self._pool_tokens(self.spec, dtype, tokens, 1)
+        full, window = self._pool_tokens(self._pools(self.spec, dtype), tokens, 1)
         layer = next(
             layer for layer in layers_of(self.spec, dtype) if (type(layer.cache), layer.cache) == (type(cache), cache)
         )
@@ -148,19 +148,31 @@ class Sglang(Engine):
         return rows * layer.bytes
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        return self.rows_bytes(share, dtype, tokens, batch, *self._pool_tokens(share, dtype, tokens, batch))
+        pools = self._pools(share, dtype)
+        return self._bytes(share, dtype, pools, tokens, batch, *self._pool_tokens(pools, tokens, batch))
 
     def rows_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, full: int, window: int) -> int:
         """The bytes of pools with these numbers of tokens, of the states, and of the request table."""
-        pools, page = _pools(share, dtype), self.page
-        slots = self._num_states(batch) + 1
-        rows = (full + page) * pools.full + (window + page) * pools.window + slots * pools.state
-        return rows + self.table_bytes(tokens) + self._draft_bytes(share, dtype, batch)
+        return self._bytes(share, dtype, self._pools(share, dtype), tokens, batch, full, window)
+
+    def _bytes(
+        self, share: ModelSpec, dtype: Dtype, pools: Pools, tokens: int, batch: int, full: int, window: int
+    ) -> int:
+        page = self.page
+        rows = (full + page) * pools.full
+        if pools.window:
+            rows += (window + page) * pools.window
+        if pools.state:
+            rows += (self._num_states(batch) + 1) * pools.state
+        if self.chosen.max_running_requests is not None:
+            rows += self.table_bytes(tokens)
+        if self.chosen.speculative_num_draft_tokens is not None:
+            rows += self._draft_bytes(share, dtype, batch)
+        return rows
 
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
-        pools = _pools(share, dtype)
-        has_window_pool = _pools(whole_of(share), dtype).widest_window
-        if self.bounds or has_window_pool or self.chosen.max_mamba_cache_size is not None:
+        pools = self._pools(share, dtype)
+        if self.bounds or pools.widest_window or self.chosen.max_mamba_cache_size is not None:
             return None
         spare, drafts = self._draft_bytes(share, dtype, 0), self._draft_bytes(share, dtype, 1)
         if drafts and self.chosen.max_running_requests is not None:
@@ -180,14 +192,14 @@ class Sglang(Engine):
         return self.page
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
-        pools = _pools(spec, dtype)
+        pools = self._pools(spec, dtype)
         if not self._is_even(pools):
             return super().growth(spec, dtype, tokens)
         here, period = self.held_bytes(spec, dtype, tokens, 1), self.growth_tokens(spec, dtype)
         return growth_of(here, here + period * pools.full, tokens, period)
 
     def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
-        pools, page = _pools(share, dtype), self.page
+        pools, page = self._pools(share, dtype), self.page
         if self.bounds or not pools.full or not self._is_even(pools):
             return super().longest_context(share, dtype, batch, memory)
         fixed = self.held_bytes(share, dtype, 1, batch) - batch * round_up(1 + self.encoder, page) * pools.full
@@ -204,14 +216,14 @@ class Sglang(Engine):
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         self.check_context(tokens)
-        page, pools = self.page, _pools(share, dtype)
+        page, pools = self.page, self._pools(share, dtype)
         found = BlockPool(page, page * pools.full, self.held_bytes(share, dtype, tokens, 1))
         if memory is not None:
             capacity = self._profiled_tokens(share, dtype, memory)
             if capacity is not None:
                 concurrency = capacity / round_up(tokens + self.encoder, page)
                 found = BlockPool(*found[:3], capacity // page, capacity, concurrency)
-        full, window = self._pool_tokens(share, dtype, tokens, batch)
+        full, window = self._pool_tokens(pools, tokens, batch)
         return {**found._asdict(), "max_total_num_tokens": full, "swa_max_total_num_tokens": window or None}
 
     def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, memory: int) -> int | None:
@@ -219,19 +231,15 @@ class Sglang(Engine):
 
         Every stage subtracts as many states as the stage with the most of them (_handle_max_mamba_cache).
         """
-        whole = whole_of(share)
-        stages = stages_of(whole, self.bounds) if self.bounds else (share,)
-        states = max(_pools(stage, dtype).state for stage in stages)
-        left, has_full = (
-            memory_after_states(memory, states, self.chosen, self.states_each),
-            bool(_pools(whole, dtype).full),
-        )
-        found = [profiled_tokens(_pools(stage, dtype), self.chosen, left, has_full) for stage in stages]
+        stages = stages_of(whole_of(share), self.bounds) if self.bounds else (share,)
+        states = max(self._pools(stage, dtype).state for stage in stages)
+        left = memory_after_states(memory, states, self.chosen, self.states_each)
+        found = [profiled_tokens(self._pools(stage, dtype), self.chosen, left) for stage in stages]
         return min((tokens for tokens in found if tokens is not None), default=None)
 
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
-        pools, page, every = _pools(share, dtype), self.page, tokens + self.encoder
-        full, window = self._pool_tokens(share, dtype, tokens, batch)
+        pools, page, every = self._pools(share, dtype), self.page, tokens + self.encoder
+        full, window = self._pool_tokens(pools, tokens, batch)
         paged = batch * round_up(every, page)
         slots = self._num_states(batch)
         sizes: defaultdict[str, int] = defaultdict(int)
@@ -261,9 +269,8 @@ class Sglang(Engine):
         return lines_of(sizes)
 
     def _draft_slot(self, share: ModelSpec, dtype: Dtype) -> DraftSlot:
-        return draft_slot(
-            share, dtype, self.chosen.speculative_num_draft_tokens, self.chosen.speculative_eagle_topk
-        )  # fmt: skip
+        chosen = self.chosen
+        return draft_slot(share, dtype, chosen.speculative_num_draft_tokens, chosen.speculative_eagle_topk)
 
     def _draft_requests(self, batch: int) -> int:
         """The slots of running requests, and the spare one. No more requests run than there are states."""
@@ -278,7 +285,14 @@ class Sglang(Engine):
     def _num_states(self, batch: int) -> int:
         return max(self.chosen.max_mamba_cache_size or 0, batch * self.states_each)
 
-    def _pool_tokens(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> tuple[int, int]:
+    def _pools(self, share: ModelSpec, dtype: Dtype) -> Pools:
+        found = self._found.get((id(share), id(dtype)))
+        if found is None:
+            # Keep the share and the dtype too, so that their id() is not reused.
+            found = self._found[id(share), id(dtype)] = share, dtype, pools_of(share, dtype)
+        return found[2]
+
+    def _pool_tokens(self, pools: Pools, tokens: int, batch: int) -> tuple[int, int]:
         """The number of tokens in the full pool and in the window pool.
 
         The full pool has whole pages for every sequence, and the window pool has a share of that. The numbers are the
@@ -288,10 +302,9 @@ class Sglang(Engine):
         one page (validate_swa_pool_size). If the share is too small, both pools are larger. A model with windows in all
         layers has only the window pool, and the ratio does not apply.
         """
-        pools, page, tokens = _pools(whole_of(share), dtype), self.page, tokens + self.encoder
-        span = pools.widest_window
-        windows = batch * round_up(min(tokens, span), page)
-        return self.sized_pools(pools, batch * round_up(tokens, page), windows)
+        page, tokens = self.page, tokens + self.encoder
+        full, span = batch * round_up(tokens, page), pools.widest_window
+        return self.sized_pools(pools, full, batch * round_up(min(tokens, span), page)) if span else (full, 0)
 
     def sized_pools(self, pools: Pools, full: int, least: int) -> tuple[int, int]:
         """The tokens of both pools if they must hold at least `full` tokens and `least` tokens of windows."""
@@ -299,7 +312,7 @@ class Sglang(Engine):
         if not span:
             return full, 0
         least = max(round_up(span + page + 1, page), least)
-        if not pools.full:
+        if not pools.has_full:
             return 0, max(full, least)
         full = max(full, round_up(ceil_div(least * self.ratio.denominator, self.ratio.numerator), page))
         while self._window_tokens(full) < least:

@@ -11,15 +11,17 @@ from kvcalc.model.spec import ModelSpec
 
 
 class Pools(NamedTuple):
-    """The bytes of one token in all layers of each pool, the bytes of one state in all layers, and the widest window.
+    """The bytes of one token in all layers of each pool, and the bytes of one state in all layers.
 
-    The bytes are 0 for a pool that the model does not have.
+    The bytes are 0 for a pool that the share does not have. The widest window of a window pool, and whether there is a
+    pool for all tokens, are those of the whole model: they set the pools' tokens, which every pipeline stage has.
     """
 
     full: int
     window: int
     state: int
     widest_window: int
+    has_full: bool
 
 
 @remembered
@@ -28,5 +30,7 @@ def pools_of(share: ModelSpec, dtype: Dtype) -> Pools:
     sizes, layers = dict.fromkeys((FULL, WINDOW, STATE), 0), layers_of(share, dtype)
     for layer in layers:
         sizes[layer.pool] += layer.num_layers * layer.bytes
+    if share.whole is not None:
+        return Pools(sizes[FULL], sizes[WINDOW], sizes[STATE], *pools_of(share.whole, dtype)[3:])
     widest = max((layer.cache.window or 0 for layer in layers if layer.pool == WINDOW), default=0)
-    return Pools(sizes[FULL], sizes[WINDOW], sizes[STATE], widest)
+    return Pools(sizes[FULL], sizes[WINDOW], sizes[STATE], widest, bool(sizes[FULL]))

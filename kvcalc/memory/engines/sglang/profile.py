@@ -32,11 +32,11 @@ def memory_after_states(memory: int, state: int, settings: Settings, states_each
     return max(0, memory - state * (states + 1 + (running + 1) * checked))
 
 
-def profiled_tokens(pools: Pools, settings: Settings, memory: int, has_full: bool) -> int | None:
+def profiled_tokens(pools: Pools, settings: Settings, memory: int) -> int | None:
     """max_total_num_tokens for the memory left for tokens: whole pages, without the dummy page.
 
-    None if a pipeline stage has only states. `has_full` is whether the model has a pool for all tokens.
+    None if a pipeline stage has only states.
     """
-    share: float = settings.swa_full_tokens_ratio if has_full else 1
+    share: float = settings.swa_full_tokens_ratio if pools.has_full else 1
     cell = pools.full + share * pools.window if pools.window else pools.full
     return int(memory // cell) // settings.page_size * settings.page_size if cell else None
