@@ -104,7 +104,7 @@ class AuditWorkload(TypedDict):
 
 
 class AuditUnreadItem(TypedDict):
-    """a line of a log that was not understood."""
+    """a line of the log that kvcalc could not read."""
 
     line: int
     text: str

@@ -69,7 +69,7 @@ def write_file(data: bytes, path: str) -> None:
 
 
 class Part:
-    """The file beside `path`, FILE.part, with the runs of a sweep that have ended, in case the others do not end.
+    """The finished runs of a sweep, in `path` + ".part", in case the sweep is interrupted.
 
     If `path` is not a regular file, such as /dev/stdout, nothing is kept.
     """

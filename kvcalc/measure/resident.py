@@ -1,8 +1,8 @@
-"""The memory of a process that measures on a CPU: the most that exists at one time, phase by phase.
+"""The peak memory of a process that measures on a CPU.
 
-A run first reads a buffer (the roof). Then it holds its weights and its caches until its end, and beside them one after
-the other: the temporaries of the prompt in its largest layer, the rows that fill the caches, the buffer that flushes
-the last-level cache with the temporaries of the comparison of kernels.
+A run first reads a large buffer to measure the bandwidth. Then it holds its weights and caches until it ends. One phase
+follows another beside them: the prefill of the largest layer, the rows that fill the caches, and the comparison of
+kernels with the buffer that flushes the last-level cache.
 """
 
 from __future__ import annotations

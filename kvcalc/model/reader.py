@@ -21,7 +21,7 @@ _SHOWN = 40
 _DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
 _STATE_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 
-# The keys of a head that drafts tokens, of any type: EAGLE-3's and DFlash's.
+# Config keys of EAGLE-3 and DFlash heads, which draft tokens.
 _OF_HEADS = (
     "draft_vocab_size", "eagle_config", "num_aux_hidden_states", "target_hidden_size", "dflash_config",
     "target_layer_ids",

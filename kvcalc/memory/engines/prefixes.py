@@ -125,9 +125,9 @@ class LogicalPrefixes(Prefixes):
 class BlockPrefixes(Prefixes):
     """Blocks of tokens with the rows of all layers, such as those in the radix tree of TensorRT-LLM.
 
-    TensorRT-LLM shares blocks by default (enable_block_reuse). Of a block that it finds in part, it may use a copy
-    (enable_partial_reuse and copy_on_partial_reuse, llmapi/llm_args.py). That depends on which blocks are in use, so
-    only whole blocks are counted.
+    TensorRT-LLM shares blocks by default (enable_block_reuse). If only a part of a block matches, it may use a
+    copy (enable_partial_reuse and copy_on_partial_reuse, llmapi/llm_args.py). That depends on which blocks are in use,
+    so only whole blocks are counted.
     """
 
     def __init__(self, block_tokens: int, token_bytes: int) -> None:

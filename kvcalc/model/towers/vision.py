@@ -110,7 +110,7 @@ _BODIES = {
 
 
 def _body(vision: ConfigReader, default: str) -> Counted:
-    """The tower of a model that may have one of several. Raises ModelError for another type."""
+    """The tower of the type that its config names. Raises ModelError for a type that is not counted."""
     kind = vision.config.get("model_type") or default
     found = _BODIES.get(str(kind))
     if found is None:

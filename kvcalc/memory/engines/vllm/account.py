@@ -140,7 +140,7 @@ _BESIDE = {
 }  # fmt: skip
 
 
-# The parts of a cache that are states of compressors.
+# The parts of a compressed cache that hold the compressor's states.
 _STATES = ("buffers", "")
 
 
