@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 import kvcalc
 from kvcalc.model.mixers.attention import Attention
+from tests.conftest import ROOT
 from tests.documents import estimate, texts
 
 
@@ -115,3 +117,12 @@ def test_6_heads_at_d_model_512_is_an_error() -> None:
 def test_kv_heads_must_divide_heads() -> None:
     with pytest.raises(kvcalc.KvcalcError, match="does not divide"):
         generic(num_hidden_layers=1, num_attention_heads=32, num_key_value_heads=5, head_dim=128)
+
+
+def test_the_bytes_of_five_models_that_other_calculators_are_compared_by() -> None:
+    page = (ROOT / "docs" / "peers.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| the right bytes"))
+    models = ("llama-7b", "llama-3-70b", "deepseek-v3", "gemma-3-27b", "gpt-oss-120b")
+    assert [int(text.replace(",", "")) for text in re.findall(r"[\d,]{5,}", row)] == [
+        total(model, context_tokens=8192) for model in models
+    ]
