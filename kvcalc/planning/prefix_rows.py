@@ -1,0 +1,134 @@
+"""The parts of a prefix document: the trace, the engine, and what a cache of one size saves and costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvcalc.planning.cache_tiers import CPU, DISK
+from kvcalc.planning.case import Case
+from kvcalc.planning.prefix_cost import BlockBytes, PrefillTime, Prices
+from kvcalc.planning.prefix_trace import Profile
+from kvcalc.traces.reuse_counts import Reuse
+
+if TYPE_CHECKING:
+    from kvcalc.memory.engines.prefixes import Prefixes
+    from kvcalc.throughput.hardware import Gpu
+
+DEVICE = "device"
+
+
+class Setup(NamedTuple):
+    """The case of a model, its engine's prefix cache, and what its figures need."""
+
+    case: Case
+    prefixes: Prefixes
+    block: BlockBytes
+    prefill: PrefillTime | None
+    prices: Prices
+    profile: Profile
+
+    @property
+    def gpu(self) -> Gpu | None:
+        devices = self.case.question.devices
+        return None if devices is None else devices.gpu
+
+
+def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> dict[str, Any]:
+    """A row of the curve: what a cache of one size finds, saves and costs."""
+    stack, blocks = found.stack, reuse.cache_blocks
+    total = stack.num_tokens
+    row: dict[str, Any] = {
+        "cache_blocks": blocks,
+        "cache_tokens": blocks * stack.block_tokens,
+        "cache_bytes": None if setup is None else blocks * setup.block.of_replica,
+        "cache_bytes_per_device": None if setup is None else blocks * setup.block.per_device,
+        "hit_rate": reuse.hit_tokens / total,
+        "hit_rate_low": reuse.low_tokens / total,
+        "hit_rate_high": reuse.high_tokens / total,
+    }
+    saved = gpu_seconds = None
+    costs: dict[str, float | None] = {DEVICE: None, CPU: None, DISK: None}
+    if setup is not None and setup.prefill is not None:
+        saved = setup.prefill.seconds(reuse.hit_tokens, reuse.hit_squares)
+        gpu_seconds = saved * setup.block.devices
+        costs = {name: _each(cost, gpu_seconds) for name, cost in _memory_costs(setup, blocks).items()}
+    share = None
+    if saved is not None and setup is not None and setup.prefill is not None:
+        share = saved / setup.prefill.seconds(total, stack.num_squares)
+    return {
+        **row,
+        "saved_prefill_seconds": saved,
+        "saved_prefill_share": share,
+        "saved_ttft_seconds": None if saved is None else saved / stack.num_requests,
+        "saved_gpu_seconds": gpu_seconds,
+        "device_cost_per_gpu_second": costs[DEVICE],
+        "cpu_cost_per_gpu_second": costs[CPU],
+        "disk_cost_per_gpu_second": costs[DISK],
+    }
+
+
+def _memory_costs(setup: Setup, blocks: int) -> dict[str, float | None]:
+    """What keeping these blocks for the time of the trace costs, in each kind of memory."""
+    seconds, gpu, prices = setup.profile.duration_seconds, setup.gpu, setup.prices
+    if not seconds:
+        return dict.fromkeys((DEVICE, CPU, DISK))
+    share = 0.0 if gpu is None else blocks * setup.block.per_device / gpu.memory_bytes
+    held = blocks * setup.block.in_tier
+    return {
+        DEVICE: prices.of_device(share * setup.block.devices, seconds),
+        CPU: prices.of_tier(CPU, held, seconds),
+        DISK: prices.of_tier(DISK, held, seconds),
+    }
+
+
+def _each(cost: float | None, number: float) -> float | None:
+    return None if cost is None or not number else cost / number
+
+
+def describe_trace(found: Profile) -> dict[str, Any]:
+    """The `trace` part of a prefix document."""
+    trace, stack = found.trace, found.stack
+    return {
+        "file": trace.name,
+        "format": trace.format,
+        "num_requests": stack.num_requests,
+        "num_bad_rows": trace.num_bad_rows,
+        "first_bad_row": trace.first_bad_row,
+        "duration_seconds": found.duration_seconds if trace.has_arrivals else None,
+        "prompt_tokens": stack.num_tokens,
+        "answer_tokens": found.answer_tokens,
+        "longest_prompt_tokens": found.longest_prompt,
+        "block_tokens": stack.block_tokens,
+        "num_blocks": stack.num_blocks,
+        "distinct_blocks": stack.distinct_blocks,
+        "largest_request_blocks": stack.largest_request,
+        "sampling_rate": stack.sampling_rate,
+    }
+
+
+def describe_engine(setup: Setup) -> dict[str, Any]:
+    """The `engine` part of a prefix document. Bytes are those of one block of the trace."""
+    case, workload = setup.case, setup.case.workload
+    return {
+        "name": case.rules.name,
+        "version": case.rules.version,
+        "tensor_parallel_size": workload.tensor_parallel_size,
+        "pipeline_parallel_size": workload.pipeline_parallel_size,
+        "kv_dtype": workload.kv_dtype.name,
+        "block_tokens": setup.prefixes.block_tokens,
+        "bytes_per_trace_block": setup.block.of_replica,
+        "bytes_per_trace_block_per_device": setup.block.per_device,
+        "offloaded_bytes_per_trace_block": setup.block.in_tier,
+    }
+
+
+def describe_prefill(setup: Setup, prefill: PrefillTime) -> dict[str, Any]:
+    """The `prefill` part of a prefix document: computing all prompts of the trace without a cache."""
+    stack = setup.profile.stack
+    seconds = prefill.seconds(stack.num_tokens, stack.num_squares)
+    return {
+        "seconds": seconds,
+        "gpu_seconds": seconds * setup.block.devices,
+        "mean_seconds": seconds / stack.num_requests,
+        "worst_error": prefill.worst_error,
+    }
