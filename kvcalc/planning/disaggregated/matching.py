@@ -1,0 +1,296 @@
+"""The numbers of prefill and decode instances that serve a load, and how long their requests take.
+
+Plain arithmetic: it knows no model, engine or device. A request waits for a prefill instance, is computed there, its
+cache is sent, and a decode instance answers:
+
+    TTFT = host + queue + prefill + transfer + first step
+    TPOT = one decode step per token, which no prefill disturbs
+
+A prefill instance completes a prompt every `interval` seconds at most: the time of a prompt in full steps, or the
+transfer if that takes longer, because the link and the device are two servers in a row. With fixed times, all waiting
+is that for the slower one (Friedman, Reduction methods for tandem queuing systems, 1965). Requests come from many
+clients, so they are taken to arrive at random, and wait for utilization x interval / (2 x (1 - utilization)) (M/D/1).
+
+With a fixed number of clients, a new request sees the queue without itself (Schweitzer's approximation), and the rate
+follows from the time that a request stays. `x` is then at least the number with which the prefill instances are not the
+bottleneck: they complete the prompts that the clients send if no prompt waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import ceil, inf
+from typing import NamedTuple
+
+# A count that is a whole number but for rounding is not rounded up.
+_TINY = 1e-9
+# Halvings of the range of decoding requests.
+_ROUNDS = 36
+
+
+class Prefill(NamedTuple):
+    """The times of one prefill instance on `devices` devices.
+
+    `seconds` is the time of a number of prompts in one step, at most `batch`, and `stages` steps run at once in a
+    pipeline. `slots` is the number of prompts whose cache fits, those being sent included, or None without a limit.
+    """
+
+    devices: int
+    seconds: Callable[[int], float]
+    batch: int
+    stages: int = 1
+    slots: int | None = None
+    host_seconds: float = 0.0
+
+    @property
+    def most_prompts(self) -> int:
+        """The most prompts in one step, whose cache fits."""
+        return self.batch if self.slots is None else min(self.batch, self.slots)
+
+    def interval(self, transfer: float) -> float:
+        """The seconds between prompts at the highest rate, if sending the cache of one takes `transfer` seconds."""
+        batch = self.most_prompts
+        step = self.seconds(batch)
+        found = max(step / batch / self.stages, transfer)
+        return found if self.slots is None else max(found, (step + batch * transfer) / self.slots)
+
+
+class Decode(NamedTuple):
+    """The times of one decode instance on `devices` devices, for answers of `output_tokens` tokens.
+
+    `tpot` is the time per token with a number of requests in the batch, at most `most`. `slots` is the number of
+    requests whose cache fits, those being received included, or None without a limit. A request waits `first_steps`
+    steps for its first token: the one that runs when it arrives, those that are scheduled already, and its own.
+    """
+
+    devices: int
+    tpot: Callable[[float], float]
+    most: int
+    output_tokens: int
+    slots: int | None = None
+    first_steps: float = 1.0
+    host_seconds: float = 0.0
+
+    def rate(self, decoding: float) -> float:
+        """The requests per second of which `decoding` are in the batch on average."""
+        return decoding / (self.output_tokens * self.tpot(max(decoding, 1.0)))
+
+    def held(self, decoding: float, transfer: float) -> int:
+        """The requests whose cache the instance holds: those that decode, wait for their first step, or are received."""
+        tpot = self.tpot(max(decoding, 1.0))
+        return ceil(decoding + self.rate(decoding) * (transfer + (self.first_steps - 1) * tpot) - _TINY)
+
+    def largest(self, transfer: float) -> int:
+        """The most requests in the batch, with room for those being received. 0 if there is no such number."""
+        if self.slots is None:
+            return self.most
+        low, high = 0, self.most
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.held(middle, transfer) <= self.slots else (low, middle - 1)
+        return low
+
+    def decoding(self, rate: float) -> float:
+        """The mean number of requests in the batch at a rate. It is `most` for a rate that no smaller batch reaches."""
+        low, high = 0.0, float(self.most)
+        for _ in range(_ROUNDS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.rate(middle) >= rate else (middle, high)
+        return high
+
+
+class Load(NamedTuple):
+    """The load: requests per second, or a number of clients that each have one request at a time."""
+
+    requests_per_second: float | None = None
+    concurrency: int | None = None
+
+
+class Times(NamedTuple):
+    """What a request of a load goes through. `decoding` are the requests in the batch of one decode instance.
+
+    `prompts` are the prompts in a prefill step. `utilization` is that of the prefill instances and their links.
+    """
+
+    requests_per_second: float
+    decoding: float
+    prompts: int
+    utilization: float
+    host_seconds: float
+    queue_seconds: float
+    prefill_seconds: float
+    transfer_seconds: float
+    first_step_seconds: float
+    tpot_seconds: float
+
+    @property
+    def ttft_seconds(self) -> float:
+        """The time to the first token, which is the sum of its parts."""
+        parts = self.host_seconds, self.queue_seconds, self.prefill_seconds, self.transfer_seconds
+        return sum(parts) + self.first_step_seconds
+
+
+class Match(NamedTuple):
+    """`prefills` prefill and `decodes` decode instances, and their times."""
+
+    prefills: int
+    decodes: int
+    num_devices: int
+    times: Times
+
+
+Judge = Callable[[Times], bool]
+"""Whether the time to first token meets its target. More instances of either pool never make it longer."""
+
+
+class Pair(NamedTuple):
+    """A layout of prefill and one of decode instances. Sending a prompt's cache takes `transfer` seconds."""
+
+    prefill: Prefill
+    decode: Decode
+    transfer: float
+
+    def times(self, prefills: int, decodes: int, load: Load) -> Times | None:
+        """The times of a load on these numbers of instances. None if they cannot serve it."""
+        if load.concurrency is None:
+            return self._open(prefills, decodes, load.requests_per_second or 0.0)
+        return self._closed(prefills, decodes, load.concurrency)
+
+    def smallest(self, load: Load, meets: Judge, most_devices: int) -> Match | None:
+        """The numbers of instances with the fewest devices, at most `most_devices`. None if there are none."""
+        first = self._fewest_decodes(load)
+        if first is None:
+            return None
+        last = (most_devices - self.prefill.devices) // self.decode.devices
+
+        def with_all(decodes: int) -> bool:
+            # As many prefill instances as there are requests: none waits.
+            found = self._at(self._many(decodes, load), decodes, load)
+            return found is not None and meets(found.times)
+
+        if last < first or not with_all(last):
+            return None
+        low = first
+        while low < last:
+            middle = (low + last) // 2
+            low, last = (low, middle) if with_all(middle) else (middle + 1, last)
+        best: Match | None = None
+        decodes = low
+        while self.prefill.devices + decodes * self.decode.devices <= most_devices:
+            found = self.fewest_prefills(decodes, load, meets, most_devices)
+            if found is not None and (best is None or found.num_devices < best.num_devices):
+                best, most_devices = found, found.num_devices - 1
+            decodes += 1
+        return best
+
+    def _many(self, decodes: int, load: Load) -> int:
+        least = self._least_prefills(decodes, load)
+        return least + (load.concurrency or 1_000_000)
+
+    def fewest_prefills(self, decodes: int, load: Load, meets: Judge, most_devices: int) -> Match | None:
+        """The fewest prefill instances for a number of decode instances. None if none serve the load."""
+        low = self._least_prefills(decodes, load)
+        last = (most_devices - decodes * self.decode.devices) // self.prefill.devices
+        found = self._at(last, decodes, load) if low <= last else None
+        if found is None or not meets(found.times):
+            return None
+        while low < last:
+            middle = (low + last) // 2
+            there = self._at(middle, decodes, load)
+            if there is not None and meets(there.times):
+                last, found = middle, there
+            else:
+                low = middle + 1
+        return found
+
+    def _at(self, prefills: int, decodes: int, load: Load) -> Match | None:
+        found = self.times(prefills, decodes, load)
+        devices = prefills * self.prefill.devices + decodes * self.decode.devices
+        return None if found is None else Match(prefills, decodes, devices, found)
+
+    def _fewest_decodes(self, load: Load) -> int | None:
+        """The fewest decode instances that hold the load's requests within the target for TPOT."""
+        largest = self.decode.largest(self.transfer)
+        if not largest:
+            return None
+        if load.concurrency is not None:
+            # All of them may decode at once.
+            return -(-load.concurrency // largest)
+        each = self.decode.rate(largest)
+        if self.transfer:
+            each = min(each, 1 / self.transfer)
+        return max(1, ceil((load.requests_per_second or 0.0) / each - _TINY))
+
+    def _least_prefills(self, decodes: int, load: Load) -> int:
+        """The fewest prefill instances that are not the bottleneck."""
+        interval = self.prefill.interval(self.transfer)
+        if load.concurrency is None:
+            busy = (load.requests_per_second or 0.0) * interval
+            return int(busy + _TINY) + 1  # a queue without an end forms at a utilization of 1
+        return max(1, ceil(self._rate_without_queue(decodes, load.concurrency) * interval - _TINY))
+
+    def _open(self, prefills: int, decodes: int, rate: float) -> Times | None:
+        interval, each = self.prefill.interval(self.transfer), rate / decodes
+        largest = self.decode.largest(self.transfer)
+        if rate * interval >= prefills or not largest or self.decode.rate(largest) * (1 + _TINY) < each:
+            return None
+        if self.transfer * each > 1 + _TINY:
+            return None
+        return self._timed(prefills, rate, self.decode.decoding(each), 1.0)
+
+    def _rate_without_queue(self, decodes: int, clients: int) -> float:
+        low, high = 0.0, clients / decodes
+        for _ in range(_ROUNDS):
+            middle = (low + high) / 2
+            rate = decodes * self.decode.rate(middle)
+            stay = rate * (self._beside(middle) + self.prefill.seconds(1))
+            low, high = (low, middle) if stay + decodes * middle >= clients else (middle, high)
+        return decodes * self.decode.rate(high)
+
+    def _beside(self, decoding: float) -> float:
+        """The seconds that a request spends outside the prefill step and the batch, without the queue."""
+        steps = (self.decode.first_steps - 1) * self.decode.tpot(max(decoding, 1.0))
+        return self.prefill.host_seconds + self.decode.host_seconds + self.transfer + steps
+
+    def _closed(self, prefills: int, decodes: int, clients: int) -> Times | None:
+        if -(-clients // decodes) > self.decode.largest(self.transfer):
+            return None
+        if prefills < self._least_prefills(decodes, Load(concurrency=clients)):
+            return None
+        others = (clients - 1) / clients
+        low, high = 0.0, clients / decodes
+        for _ in range(_ROUNDS):
+            middle = (low + high) / 2
+            there = self._timed(prefills, decodes * self.decode.rate(middle), middle, others)
+            inside = inf
+            if there is not None:
+                beside = there.queue_seconds + there.prefill_seconds + self._beside(middle)
+                inside = there.requests_per_second * beside + decodes * middle
+            low, high = (low, middle) if inside >= clients else (middle, high)
+        return self._timed(prefills, decodes * self.decode.rate(low), low, others)
+
+    def _timed(self, prefills: int, rate: float, decoding: float, others: float) -> Times | None:
+        """The times at a rate. `others` is the share of the queue that a new request sees. None for a full queue."""
+        interval, tpot = self.prefill.interval(self.transfer), self.decode.tpot(max(decoding, 1.0))
+        used = rate / prefills * interval
+        if others * used >= 1:
+            return None
+        queue = others * used * interval / (2 * (1 - others * used))
+        prompts = min(1 + int(rate / prefills * queue), self.prefill.most_prompts)
+        return Times(
+            rate, decoding, prompts, used, self.prefill.host_seconds + self.decode.host_seconds, queue,
+            self.prefill.seconds(prompts), self.transfer, self.decode.first_steps * tpot, tpot,
+        )  # fmt: skip
+
+
+def between_counts(seconds: Callable[[int], float]) -> Callable[[float], float]:
+    """The times of whole numbers of requests, each computed once, and straight lines between them."""
+    at = lru_cache(maxsize=None)(seconds)
+
+    def found(requests: float) -> float:
+        below = int(requests)
+        rest = requests - below
+        return at(below) + rest * (at(below + 1) - at(below)) if rest else at(below)
+
+    return found
