@@ -78,9 +78,11 @@ def _sglang(pools: Pools) -> dict[str, str]:
 
 
 def _tensorrt_llm(pools: Pools) -> dict[str, str]:
-    transfer = {"cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": pools.buffer_tokens}}
+    transfer: dict[str, object] = {
+        "cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": pools.buffer_tokens}
+    }
     # Context servers do not support the overlap scheduler (examples/disaggregated/README.md).
-    more = {PREFILL: {"disable_overlap_scheduler": True, **transfer}, DECODE: transfer}
+    more: dict[str, dict[str, object]] = {PREFILL: {"disable_overlap_scheduler": True, **transfer}, DECODE: transfer}
     found = {
         role: tensorrt_llm_command(pools.checkpoint, layout, more[role], _SETTINGS[role])
         for role, layout in ((PREFILL, pools.prefill), (DECODE, pools.decode))

@@ -165,7 +165,7 @@ def _instance(
             data_parallel_size=shape.data_parallel_size,
             devices=Devices(kind.gpu, shape.devices),
             speed=speed,
-        )  # fmt: skip
+        )
     )
     found = speed_of(case, [])
     if isinstance(found, str):
@@ -187,9 +187,8 @@ def _instance(
     for tokens in {held_tokens, lengths.longest_tokens}:
         if largest_batch(room.case, pool, tokens, room.pool_shrinkage) == 0:
             missing = -instance.free_bytes(answer_case(case.at(tokens, 1)))[bool(traffic.strict)]
-            return Trouble(
-                f"{shape}: a request of {tokens:,} tokens does not fit: {format_size(missing)} more is needed per device"
-            )
+            more = f": {format_size(missing)} more is needed per device" if missing > 0 else ""
+            return Trouble(f"{shape}: a request of {tokens:,} tokens does not fit{more}")
     return instance._replace(slots=slots)
 
 

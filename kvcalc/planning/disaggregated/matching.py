@@ -77,7 +77,7 @@ class Decode(NamedTuple):
         return decoding / (self.output_tokens * self.tpot(max(decoding, 1.0)))
 
     def held(self, decoding: float, transfer: float) -> int:
-        """The requests whose cache the instance holds: those that decode, wait for their first step, or are received."""
+        """The requests in the cache: those that decode, that wait for their first step, or that are being received."""
         tpot = self.tpot(max(decoding, 1.0))
         return ceil(decoding + self.rate(decoding) * (transfer + (self.first_steps - 1) * tpot) - _TINY)
 

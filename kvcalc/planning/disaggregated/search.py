@@ -68,7 +68,7 @@ class Split(NamedTuple):
 
     @property
     def tokens_per_second(self) -> float:
-        return self.match.times.requests_per_second * self.decode.rates.output_tokens
+        return self.match.times.requests_per_second * float(self.decode.rates.output_tokens)
 
 
 def ttft_range(prefill: Instance, decode: Instance, times: Times) -> tuple[float, float]:
