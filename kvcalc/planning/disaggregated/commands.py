@@ -94,7 +94,7 @@ def _tensorrt_llm(pools: Pools) -> dict[str, str]:
         )
     }  # fmt: skip
     settings = {"hostname": "0.0.0.0", "port": PORT, **servers}  # noqa: S104 - clients are on other machines
-    words = ["trtllm-serve", "disaggregated", "--config_file", _SETTINGS[ROUTER]]
+    words = ["trtllm-serve", "disaggregated", "-c", _SETTINGS[ROUTER]]
     return {**found, ROUTER: written_first(settings, _SETTINGS[ROUTER], words)}
 
 

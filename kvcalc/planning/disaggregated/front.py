@@ -12,13 +12,15 @@ from kvcalc.planning.replicas import Kind, Traffic
 
 # The most running requests of a decode instance to look at, and the most decode instances that share prefill instances.
 _MOST_RUNNING, _MOST_DECODES = 1024, 4
+# Points are compared without their time to first token, which grows without limit as this share of time reaches 1.
+_MOST_UTILIZATION = 0.9
 
 
 def split_points(traffic: Traffic, kind: Kind, price: float | None, transfer: int | str) -> Iterator[dict[str, Any]]:
     """For every pair of layouts and a power of two of running requests: the ratio of instances that wastes the least.
 
     A point has 1 to 4 decode instances, each with this number of requests in its batch, and the fewest prefill
-    instances that keep up with them within the targets.
+    instances that keep up with them within the targets, busy for at most 90 % of the time.
     """
     try:
         link = link_of(transfer, kind)
@@ -27,13 +29,18 @@ def split_points(traffic: Traffic, kind: Kind, price: float | None, transfer: in
         return
     most = most_devices(kind, link)
     for prefill, decode, pair, moved in pairs_of(prefills, decodes, link):
-        judge = find_judge(traffic.targets, prefill, decode)
+        meets = find_judge(traffic.targets, prefill, decode)
         largest, running = decode.rates.largest(pair.transfer), 1
         while running <= min(largest, _MOST_RUNNING):
             found = []
             for number in range(1, _MOST_DECODES + 1):
                 rate = number * decode.rates.rate(running)
-                match = pair.fewest_prefills(number, Load(requests_per_second=rate), judge, most)
+                match = pair.fewest_prefills(
+                    number,
+                    Load(requests_per_second=rate),
+                    lambda times: times.utilization <= _MOST_UTILIZATION and meets(times),  # noqa: B023 - called here
+                    most,
+                )
                 if match is not None:
                     found.append(Split(prefill, decode, link, moved, match))
             if found:
