@@ -190,7 +190,9 @@ def plan(
     Give either `concurrency` or `requests_per_second`. With a `confidence` of 80, times are judged at the upper end of
     their range, with 50 at the point estimate. `asked` may have `engines` (or `engine`), `engine_settings`, `dtype`,
     `kv_dtype`, `prices` (device name to price per hour), `max_devices`, `allow_beyond_limit`, `prefix_hit_rate`,
-    `strict`, `images`, `speculative`, `reuse` and `speed`, of which only the calibration is used.
+    `strict`, `images`, `speculative`, `reuse` and `speed`, of which only the calibration is used. With
+    `disaggregate=True` there are also rows with prefill and decode on separate instances, joined by the link
+    `transfer`: bytes per second of one device, or a name such as `infiniband-400g`.
     """
     from kvcalc.errors import UsageError
     from kvcalc.planning.lengths import one_length

@@ -30,8 +30,7 @@ def print_pools(row: dict[str, Any], console: Console) -> None:
     text = " + ".join(f"{name} {duration(parts[f'{key}_seconds'])}" for key, name in _PARTS)
     console.print()
     console.print(Text.assemble(("TTFT", "bold"), f"  {duration(row['ttft_seconds'])} = {text}"))
-    rate = byte_rate(transfer["bandwidth_bytes_per_second"])
-    link = f"{transfer['link']}, {rate}" if transfer["link"] else rate
+    link = transfer["link"] or byte_rate(transfer["bandwidth_bytes_per_second"])
     line = f"{size(transfer['bytes_per_device'])} of {size(transfer['request_bytes'])} on the busiest device ({link})"
     console.print(Text.assemble(("KV transfer", "bold"), f"  {line}"))
     for role in ("prefill", "decode"):
