@@ -24,6 +24,8 @@ PORT = 8000
 BOOTSTRAP_PORT = 8998
 # The environment variable with which a prefill instance of vLLM says where its cache can be read (vllm/envs.py).
 SIDE_CHANNEL = "VLLM_NIXL_SIDE_CHANNEL_HOST"
+# The plan assumes that instances are asked in turn, which is trtllm-serve's default (extract_router_config).
+_IN_TURN = ("--policy", "round_robin")
 _SETTINGS = {PREFILL: "prefill.yaml", DECODE: "decode.yaml", ROUTER: "router.yaml"}
 
 
@@ -56,7 +58,7 @@ def _vllm(pools: Pools) -> dict[str, str]:
         config = json.dumps({"kv_connector": "NixlConnector", "kv_role": role})
         return f"{vllm_command(pools.checkpoint, layout)} --kv-transfer-config {shlex.quote(config)}"
 
-    router = ["vllm-router", "--vllm-pd-disaggregation", "--kv-connector", "nixl"]
+    router = ["vllm-router", "--vllm-pd-disaggregation", "--kv-connector", "nixl", *_IN_TURN]
     return {
         PREFILL: f"{SIDE_CHANNEL}={host_of(PREFILL, 0)} {serve(pools.prefill, 'kv_producer')}",
         DECODE: serve(pools.decode, "kv_consumer"),
@@ -69,7 +71,7 @@ def _sglang(pools: Pools) -> dict[str, str]:
         words = ["--disaggregation-mode", mode, "--disaggregation-transfer-backend", "nixl"]
         return f"{sglang_command(pools.checkpoint, layout)} {shlex.join(words)}"
 
-    router = ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation"]
+    router = ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation", *_IN_TURN]
     return {
         PREFILL: serve(pools.prefill, "prefill"),
         DECODE: serve(pools.decode, "decode"),

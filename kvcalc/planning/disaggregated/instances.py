@@ -173,7 +173,7 @@ def _instance(
     room = budget(case.at(held_tokens, 1))
     if isinstance(room, str):
         raise ModelError(f"{case.model.name} cannot be planned for {kind.gpu.name}: {room}")
-    sent, buffers = _sent(case, lengths.input_tokens), 0
+    sent, buffers = sent_of(case, lengths.input_tokens), 0
     if rules.transfer_buffers:
         # A buffer holds a prompt and one more block.
         tokens = buffer_tokens(traffic, case)
@@ -196,7 +196,7 @@ def _hit_rate(traffic: Traffic) -> float:
     return 0.0 if traffic.question.speed is None else traffic.question.speed.prefix_hit_rate
 
 
-def _sent(case: Case, prompt_tokens: int) -> Sent:
+def sent_of(case: Case, prompt_tokens: int) -> Sent:
     """The cache of a prompt by the engine's own account, as `planning.transfer` counts it.
 
     One tensor-parallel rank has the same layers in all its stages together.

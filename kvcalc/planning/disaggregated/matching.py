@@ -9,7 +9,9 @@ cache is sent, and a decode instance answers:
 A prefill instance completes a prompt every `interval` seconds at most: the time of a prompt in full steps, or the
 transfer if that takes longer, because the link and the device are two servers in a row. With fixed times, all waiting
 is that for the slower one (Friedman, Reduction methods for tandem queuing systems, 1965). Requests come from many
-clients, so they are taken to arrive at random, and wait for utilization x interval / (2 x (1 - utilization)) (M/D/1).
+clients, so they arrive at random, and the router asks the instances in turn. So each of x instances gets every x-th
+request: the wait is that of M/D/1, utilization x interval / (2 x (1 - utilization)), for one instance, and that of
+Kramer and Langenbach-Belz's approximation (1976) for several, whose requests are more regular by the factor x.
 
 With a fixed number of clients, a new request sees the queue without itself (Schweitzer's approximation), and the rate
 follows from the time that a request stays. `x` is then at least the number with which the prefill instances are not the
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from math import ceil, inf
+from math import ceil, exp, inf
 from typing import NamedTuple
 
 # A count that is a whole number but for rounding is not rounded up.
@@ -276,12 +278,21 @@ class Pair(NamedTuple):
         used = rate / prefills * interval
         if others * used >= 1:
             return None
-        queue = others * used * interval / (2 * (1 - others * used))
+        queue = mean_wait(others * used, interval, prefills)
         prompts = min(1 + int(rate / prefills * queue), self.prefill.most_prompts)
         return Times(
             rate, decoding, prompts, used, self.prefill.host_seconds + self.decode.host_seconds, queue,
             self.prefill.seconds(prompts), self.transfer, self.decode.first_steps * tpot, tpot,
         )  # fmt: skip
+
+
+def mean_wait(utilization: float, service: float, turns: int) -> float:
+    """The mean wait for a server with a fixed `service` time that gets every `turns`-th of requests at random."""
+    if not utilization:
+        return 0.0
+    idle = 1 - utilization
+    regular = exp(-2 * idle / (3 * utilization) * (1 - 1 / turns) ** 2 * turns)
+    return utilization * service / (2 * idle * turns) * regular
 
 
 def between_counts(seconds: Callable[[int], float]) -> Callable[[float], float]:
