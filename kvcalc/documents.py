@@ -1565,6 +1565,20 @@ class SimulateStepRange(TypedDict):
     high_factor: float
 
 
+class SimulatePrefill(TypedDict):
+    """the prefill instances and the transfer; only with --prefill-replicas."""
+
+    replicas: int
+    tensor_parallel_size: int
+    link: str | None
+    bandwidth_bytes_per_second: int
+    sent_bytes: int
+    busy_share: float
+    mean_queue_seconds: float
+    mean_prefill_seconds: float
+    mean_transfer_seconds: float
+
+
 class Simulate(TypedDict):
     """kvcalc simulate: the requests of a server, scheduled as its engine does."""
 
@@ -1578,6 +1592,7 @@ class Simulate(TypedDict):
     times: list[SimulateTime]
     timeline: list[SimulateState]
     step_range: SimulateStepRange
+    prefill: NotRequired[SimulatePrefill]
     warnings: list[Warning]
 
 

@@ -76,8 +76,9 @@ def simulate_pools(
 ) -> dict[str, Any]:  # fmt: skip
     """The document of `kvcalc simulate` with `prefills`. `replicas` are the decode instances, 1 if None.
 
-    `asked` is that of `simulate`; its layout is that of a decode instance. Raises what `simulate` raises, and UsageError
-    (exit 2) for clients that wait for their answers, for an unknown link, or if the engine has no separate instances.
+    `asked` is that of `simulate`; its layout is that of a decode instance. Raises what `simulate` raises, and
+    UsageError (exit 2) for clients that wait for their answers, for an unknown link, or if the engine has no separate
+    instances.
     """
     check_load(load)
     rules, replicas = rules_of(asked.get("engine", "vllm")), replicas or 1

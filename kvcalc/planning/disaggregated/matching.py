@@ -11,7 +11,8 @@ transfer if that takes longer, because the link and the device are two servers i
 is that for the slower one (Friedman, Reduction methods for tandem queuing systems, 1965). Requests come from many
 clients, so they arrive at random, and the router asks the instances in turn. So each of x instances gets every x-th
 request: the wait is that of M/D/1, utilization x interval / (2 x (1 - utilization)), for one instance, and that of
-Kramer and Langenbach-Belz's approximation (1976) for several, whose requests are more regular by the factor x.
+Kramer and Langenbach-Belz's approximation (1976) for several, whose requests are more regular by the factor x. A cache
+waits for the link of its decode instance in the same way, because several prefill instances may send to it at once.
 
 With a fixed number of clients, a new request sees the queue without itself (Schweitzer's approximation), and the rate
 follows from the time that a request stays. `x` is then at least the number with which the prefill instances are not the
@@ -237,9 +238,7 @@ class Pair(NamedTuple):
         largest = self.decode.largest(self.transfer)
         if rate * interval >= prefills or not largest or self.decode.rate(largest) * (1 + _TINY) < each:
             return None
-        if self.transfer * each > 1 + _TINY:
-            return None
-        return self._timed(prefills, rate, self.decode.decoding(each), 1.0)
+        return self._timed((prefills, decodes), rate, self.decode.decoding(each), 1.0)
 
     def _rate_without_queue(self, decodes: int, clients: int) -> float:
         low, high = 0.0, clients / decodes
@@ -264,21 +263,22 @@ class Pair(NamedTuple):
         low, high = 0.0, clients / decodes
         for _ in range(_ROUNDS):
             middle = (low + high) / 2
-            there = self._timed(prefills, decodes * self.decode.rate(middle), middle, others)
+            there = self._timed((prefills, decodes), decodes * self.decode.rate(middle), middle, others)
             inside = inf
             if there is not None:
                 beside = there.queue_seconds + there.prefill_seconds + self._beside(middle)
                 inside = there.requests_per_second * beside + decodes * middle
             low, high = (low, middle) if inside >= clients else (middle, high)
-        return self._timed(prefills, decodes * self.decode.rate(low), low, others)
+        return self._timed((prefills, decodes), decodes * self.decode.rate(low), low, others)
 
-    def _timed(self, prefills: int, rate: float, decoding: float, others: float) -> Times | None:
+    def _timed(self, instances: tuple[int, int], rate: float, decoding: float, others: float) -> Times | None:
         """The times at a rate. `others` is the share of the queue that a new request sees. None for a full queue."""
+        prefills, decodes = instances
         interval, tpot = self.prefill.interval(self.transfer), self.decode.tpot(max(decoding, 1.0))
-        used = rate / prefills * interval
-        if others * used >= 1:
+        used, received = rate / prefills * interval, rate / decodes * self.transfer
+        if others * max(used, received) >= 1:
             return None
-        queue = mean_wait(others * used, interval, prefills)
+        queue = mean_wait(others * used, interval, prefills) + mean_wait(others * received, self.transfer, decodes)
         prompts = min(1 + int(rate / prefills * queue), self.prefill.most_prompts)
         return Times(
             rate, decoding, prompts, used, self.prefill.host_seconds + self.decode.host_seconds, queue,
