@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from kvcalc.planning.disaggregated.matching import Decode, Load, Pair, Prefill, between_counts
+from kvcalc.planning.disaggregated.matching import Load, Pair
+from kvcalc.planning.disaggregated.rates import Decode, Prefill, between_counts
 
 
 def pair_of(random: Random) -> Pair:

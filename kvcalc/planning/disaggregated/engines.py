@@ -22,10 +22,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines.options import Given
-from kvcalc.memory.reserve import sglang_prefill_tokens
-from kvcalc.planning.case import Case
-from kvcalc.throughput.serving import STEP_TOKENS
 
 
 class SplitRules(NamedTuple):
@@ -66,13 +62,3 @@ def rules_of(engine: str) -> SplitRules:
             f"--engine {', '.join(RULES)}",
         )
     return RULES[name]
-
-
-def prefill_step_tokens(case: Case) -> int:
-    """The most prompt tokens that one attention replica of the case computes in a step, by default or as given."""
-    given = Given(case.engine_name, case.settings)
-    if case.engine_name == "vllm":
-        return given.count("max-num-batched-tokens", STEP_TOKENS)
-    if case.engine_name == "sglang":
-        return given.optional_count("chunked-prefill-size") or sglang_prefill_tokens(case.devices.gpu.memory_bytes)
-    return STEP_TOKENS

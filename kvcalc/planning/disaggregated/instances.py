@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from kvcalc.errors import LayoutError, ModelError
 from kvcalc.memory.engines.options import settings_of
 from kvcalc.memory.engines.rounding import round_up
-from kvcalc.planning.admission import most_at_once
+from kvcalc.planning.admission import most_at_once, prefill_step_tokens
 from kvcalc.planning.budget import budget
 from kvcalc.planning.capacity import largest_batch
 from kvcalc.planning.case import Case, make_case
-from kvcalc.planning.disaggregated.engines import SplitRules, prefill_step_tokens, rules_of
-from kvcalc.planning.disaggregated.matching import Decode, Prefill, between_counts
+from kvcalc.planning.disaggregated.engines import SplitRules, rules_of
+from kvcalc.planning.disaggregated.rates import Decode, Prefill, between_counts
 from kvcalc.planning.estimate import Answer, answer_case
 from kvcalc.planning.kept import prefixes_of
 from kvcalc.planning.layout import SpeedQuestion
