@@ -28,7 +28,7 @@ Examples:
   kvcalc simulate qwen3-32b --gpu h100x2 --concurrency 64 --prompt-tokens uniform:500..4k --answer-tokens 500
   kvcalc simulate llama-3.1-8b --gpu h100 --trace trace.csv --scale-rate 2 --max-ttft 1s
   kvcalc simulate qwen3-32b --gpu h100 --requests-per-second 8 --prompt-tokens 4k --answer-tokens 500 \
-    --prefill-replicas 3 --prefill-tp 2 --replicas 1 --tp 8 --transfer-bandwidth infiniband-400g
+    --prefill-replicas 4 --prefill-tp 1 --replicas 1 --tp 8 --transfer-bandwidth infiniband-400g
 """
 
 # The options whose values are text in batch too.

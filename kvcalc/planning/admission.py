@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from kvcalc.memory.engines.options import Given
-from kvcalc.memory.reserve import sglang_prefill_tokens
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
-from kvcalc.throughput.serving import STEP_TOKENS
 
 # Engines that draft tokens for one sequence at a time: Transformers (_assisted_decoding, generation/utils.py), and
 # mlx-lm, whose server runs no batches with a draft model (is_batchable, mlx_lm/server.py).
@@ -36,6 +34,10 @@ def prefill_step_tokens(case: Case) -> int:
 
     SGLang divides its number among the attention replicas (arg_groups/parallel_hook.py).
     """
+    # Imported here because most questions do not need it.
+    from kvcalc.memory.reserve import sglang_prefill_tokens
+    from kvcalc.throughput.serving import STEP_TOKENS
+
     given = Given(case.engine_name, case.settings)
     if case.engine_name == "vllm":
         return given.count("max-num-batched-tokens", STEP_TOKENS)

@@ -159,6 +159,22 @@ def test_nvlink_joins_no_more_devices_than_it_does() -> None:
     assert row["disaggregated"]["transfer"]["bandwidth_bytes_per_second"] == 450_000_000_000
 
 
+def test_a_model_that_cannot_be_split_keeps_its_other_row() -> None:
+    document, row = planned("llama-3.2-11b-vision", requests_per_second=1)
+    assert "encoder-decoders" in row["reason"]
+    assert document["best"]["next_mode"].startswith("disaggregated: vLLM has no prefix cache")
+
+
+def test_with_as_many_devices_a_given_rate_is_served_with_the_shorter_tpot() -> None:
+    document, _ = planned(
+        "gemma-3-27b", engine="tensorrt-llm", input_tokens=4096, output_tokens=500, requests_per_second=4
+    )
+    first, second = document["plans"]
+    assert first["num_devices"] == second["num_devices"]
+    assert first["tpot_seconds"] < second["tpot_seconds"]
+    assert ": as many devices, but TPOT is " in first["next_mode"]
+
+
 def test_every_flag_is_the_tools_own() -> None:
     layouts = [Layout(tp, 1, 8192, 64, "fp8", {}, data_parallel_size=dp) for tp, dp in ((8, 1), (1, 8))]
     tools = {

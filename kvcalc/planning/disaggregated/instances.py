@@ -17,7 +17,7 @@ from kvcalc.planning.disaggregated.rates import Decode, Prefill, between_counts
 from kvcalc.planning.estimate import Answer, answer_case
 from kvcalc.planning.kept import prefixes_of
 from kvcalc.planning.layout import SpeedQuestion
-from kvcalc.planning.replicas import RANGE_CONFIDENCE, Kind, Traffic, Trouble
+from kvcalc.planning.replicas import RANGE_CONFIDENCE, Kind, Traffic, Trouble, format_seconds
 from kvcalc.planning.throughput import Speed, speed_of, unfitted_of
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import range_factors
@@ -130,11 +130,17 @@ def decode_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Tr
     longest = traffic.targets.max_tpot_seconds
     judged = traffic.targets.confidence == RANGE_CONFIDENCE
 
-    def is_fast(requests: int) -> bool:
-        return longest is None or tpot(requests) * (found.tpot_factors(requests)[1] if judged else 1.0) <= longest
+    def judged_tpot(requests: int) -> float:
+        return tpot(requests) * (found.tpot_factors(requests)[1] if judged else 1.0)
 
-    if not is_fast(1):
-        return Trouble(f"{shape}: TPOT of one request is {tpot(1) * 1000:.3g} ms without prefills")
+    def is_fast(requests: int) -> bool:
+        return longest is None or judged_tpot(requests) <= longest
+
+    if longest is not None and not is_fast(1):
+        alone = (
+            f"{format_seconds(tpot(1))}, up to {format_seconds(judged_tpot(1))}," if judged else format_seconds(tpot(1))
+        )
+        return Trouble(f"{shape}: TPOT of one request is {alone} and the limit is {format_seconds(longest)}")
     low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2

@@ -17,7 +17,8 @@ from kvcalc.planning.disaggregated.search import Split, find_split
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.question import Question
-from kvcalc.planning.replicas import Kind, Traffic, Trouble
+from kvcalc.planning.replicas import Kind, Targets, Traffic, Trouble, format_seconds
+from kvcalc.planning.transfer import check_link
 
 # An instance runs at most so many prompts at once, however many fit.
 _MOST_PROMPTS = 256
@@ -41,6 +42,8 @@ def check_disaggregated(
     if transfer is None:
         hint = "--transfer-bandwidth infiniband-400g, nvlink, or a rate such as 50GB/s"
         raise UsageError("--disaggregate needs the link between the instances", hint)
+    if isinstance(transfer, str):
+        check_link(transfer)
     for engine in engines:
         rules_of(engine)
     for value, option in (
@@ -56,14 +59,11 @@ def with_splits(
 ) -> SplitRows:  # fmt: skip
     """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost."""
     found = [_find(traffic, kind, transfer) for kind in kinds]
-    refusals = [one for one in found if isinstance(one, KvcalcError)]
-    if len(refusals) == len(found):
-        raise refusals[0]
     all_rows, about_rows = [], []
     for kind, row, one in zip(kinds, rows, found):
         split, notes = _row(traffic, kind, row, one, prices.get(kind.gpu.name), checkpoint)
         row = {**row, "disaggregated": None, "next_mode": None}
-        all_rows += _in_order(row, split)
+        all_rows += _in_order(row, split, traffic.targets)
         about_rows += [RowNote((kind.engine, kind.gpu.name), note, kind.gpu) for note in notes]
     return SplitRows(all_rows, group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds]))
 
@@ -75,26 +75,33 @@ def _find(traffic: Traffic, kind: Kind, transfer: int | str) -> Split | Trouble 
         return error
 
 
-def _in_order(row: dict[str, Any], split: dict[str, Any]) -> list[dict[str, Any]]:
-    """The better row first. Its `next_mode` says why the other one lost."""
-    both = ((row, _AGGREGATED), (split, _SPLIT))
-    (first, _), (second, name) = sorted(both, key=lambda one: _rank(one[0]))
+def _in_order(row: dict[str, Any], split: dict[str, Any], targets: Targets) -> list[dict[str, Any]]:
+    """The better row first. Its `next_mode` says why the other one lost.
+
+    With as many devices, it is the one with more tokens per second, or with a shorter TPOT if both serve a given rate.
+    """
+    is_rate = targets.requests_per_second is not None
+
+    def rank(one: tuple[dict[str, Any], str]) -> tuple[bool, int, float]:
+        found = one[0]["tpot_seconds"] if is_rate else one[0]["tokens_per_second"]
+        return not one[0]["fits"], one[0]["num_devices"] or 0, (found or 0.0) * (1 if is_rate else -1)
+
+    (first, _), (second, name) = sorted(((row, _AGGREGATED), (split, _SPLIT)), key=rank)
     if first["fits"]:
-        first["next_mode"] = f"{name}: {_why_lost(first, second)}"
+        first["next_mode"] = f"{name}: {_why_lost(first, second, is_rate)}"
     return [first, second]
 
 
-def _rank(row: Mapping[str, Any]) -> tuple[bool, int, float]:
-    return not row["fits"], row["num_devices"] or 0, -(row["tokens_per_second"] or 0.0)
-
-
-def _why_lost(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+def _why_lost(first: Mapping[str, Any], second: Mapping[str, Any], is_rate: bool) -> str:
     if not second["fits"]:
         return str(second["reason"])
     if second["num_devices"] > first["num_devices"]:
         return f"{second['num_devices']:,} devices instead of {first['num_devices']:,}"
-    slower, faster = second["tokens_per_second"], first["tokens_per_second"]
-    return f"as many devices, but {slower:,.0f} tokens per second instead of {faster:,.0f}"
+    if is_rate:
+        slower, faster = (format_seconds(row["tpot_seconds"]) for row in (second, first))
+        return f"as many devices, but TPOT is {slower} instead of {faster}"
+    slower, faster = (f"{row['tokens_per_second']:,.0f}" for row in (second, first))
+    return f"as many devices, but {slower} tokens per second instead of {faster}"
 
 
 def _row(

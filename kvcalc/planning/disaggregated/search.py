@@ -20,7 +20,7 @@ from kvcalc.planning.disaggregated.instances import (
     transfer_bytes,
 )
 from kvcalc.planning.disaggregated.matching import Load, Match, Pair, Times
-from kvcalc.planning.replicas import RANGE_CONFIDENCE, Kind, Targets, Traffic, Trouble, sizes_of
+from kvcalc.planning.replicas import RANGE_CONFIDENCE, Kind, Targets, Traffic, Trouble, format_seconds, sizes_of
 from kvcalc.planning.transfer import NVLINK, PCIE, link_bytes_per_second
 
 # A machine has at most this many devices, which PCIe connects.
@@ -189,7 +189,7 @@ def _why_not(first: Split, second: Split) -> str:
     slower, faster = second.tokens_per_second, first.tokens_per_second
     if round(slower) < round(faster):
         return f"{second.text}: as many devices, but {slower:,.0f} tokens per second instead of {faster:,.0f}"
-    times = (_time(one.match.times.ttft_seconds) for one in (second, first))
+    times = (format_seconds(one.match.times.ttft_seconds) for one in (second, first))
     return f"{second.text}: as many devices, but TTFT is {' instead of '.join(times)}"
 
 
@@ -209,14 +209,11 @@ def _why_none(
             if times is not None
         ]
         if fastest and min(fastest) > longest:
-            return Trouble(f"TTFT of one request is up to {_time(min(fastest))}, and the limit is {_time(longest)}")
+            alone = format_seconds(min(fastest))
+            return Trouble(f"TTFT of one request is up to {alone}, and the limit is {format_seconds(longest)}")
     if most < kind.max_devices:
         return Trouble(
             f"two pools need more than the {most:,} devices that {link.name} connects",
             "--transfer-bandwidth infiniband-400g, or another network",
         )
     return Trouble(f"two pools need more than {most:,} devices", f"--max-gpus {2 * most}")
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
