@@ -209,8 +209,8 @@ def _why_none(
             if times is not None
         ]
         if fastest and min(fastest) > longest:
-            alone = format_seconds(min(fastest))
-            return Trouble(f"TTFT of one request is up to {alone}, and the limit is {format_seconds(longest)}")
+            found = format_seconds(min(fastest))
+            return Trouble(f"TTFT of one request is up to {found}, and the limit is {format_seconds(longest)}")
     if most < kind.max_devices:
         return Trouble(
             f"two pools need more than the {most:,} devices that {link.name} connects",
