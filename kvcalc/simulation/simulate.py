@@ -126,6 +126,7 @@ def check_fitting(requests: Sequence[Request], fitting: Sequence[Request], notes
 
 
 def describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
+    """The `engine` part of the document."""
     workload, rules = case.workload, scheduler.rules
     return {
         "name": case.rules.name,
@@ -144,6 +145,7 @@ def describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
 
 
 def describe_load(load: Load, requests: Sequence[Request], refused: int) -> dict[str, Any]:
+    """The `load` part of the document: as it was asked for, and the means of the requests."""
     return {
         "arrivals": load.kind,
         "requests_per_second": load.requests_per_second,
