@@ -74,7 +74,7 @@ def test_the_parts_add_up(usual: tuple[Any, Any]) -> None:
 
 
 def test_targets_are_for_the_upper_ends_of_the_ranges() -> None:
-    asked = {"requests_per_second": 3, "max_tpot_seconds": 0.02, "max_ttft_seconds": 1.2}
+    asked: dict[str, Any] = {"requests_per_second": 3, "max_tpot_seconds": 0.02, "max_ttft_seconds": 1.2}
     upper, point = (planned(**asked, confidence=confidence)[1] for confidence in (80, 50))
     assert upper["ttft_high_seconds"] <= 1.2
     assert upper["tpot_high_seconds"] <= 0.02

@@ -171,10 +171,11 @@ def _prompts_held(found: Split) -> int:
 
 def _describe_pools(found: Split, answers: tuple[Answer, Answer], held: tuple[int, int]) -> dict[str, dict[str, Any]]:
     match, times = found.match, found.match.times
-    rate = times.requests_per_second
+    rate, transfer = times.requests_per_second, times.transfer_seconds
+    answered = found.decode.rates.rate(found.decode.rates.largest(transfer))
     capacities = (
-        match.prefills / found.prefill.rates.interval(times.transfer_seconds),
-        match.decodes * found.decode.rates.rate(found.decode.rates.largest(times.transfer_seconds)),
+        match.prefills / found.prefill.rates.interval(transfer),
+        match.decodes * (min(answered, 1 / transfer) if transfer else answered),
     )
     rows = zip(
         ("prefill", "decode"), (found.prefill, found.decode), (match.prefills, match.decodes), answers, held, capacities
