@@ -190,7 +190,9 @@ def plan(
     Give either `concurrency` or `requests_per_second`. With a `confidence` of 80, times are judged at the upper end of
     their range, with 50 at the point estimate. `asked` may have `engines` (or `engine`), `engine_settings`, `dtype`,
     `kv_dtype`, `prices` (device name to price per hour), `max_devices`, `allow_beyond_limit`, `prefix_hit_rate`,
-    `strict`, `images`, `speculative`, `reuse` and `speed`, of which only the calibration is used.
+    `strict`, `images`, `speculative`, `reuse` and `speed`, of which only the calibration is used. With
+    `disaggregate=True` there are also rows with prefill and decode on separate instances, joined by the link
+    `transfer`: bytes per second of one device, or a name such as `infiniband-400g`.
     """
     from kvcalc.errors import UsageError
     from kvcalc.planning.lengths import one_length
@@ -267,6 +269,9 @@ def simulate(
     max_ttft_seconds: float | None = None,
     max_tpot_seconds: float | None = None,
     replicas: int | None = None,
+    prefill_replicas: int | None = None,
+    prefill_tensor_parallel_size: int | None = None,
+    transfer: int | str | None = None,
     **asked: Any,
 ) -> Simulate:
     """The document of `kvcalc simulate`: percentiles of the times that clients see, goodput, and the state over time.
@@ -275,8 +280,10 @@ def simulate(
     distributions as on the command line: `"uniform:100..2000"`. `devices` may be a name: `"h100x4"`. `asked` may have
     the fields of a question: `engine` (default: vllm), `engine_settings`, `dtype`, `kv_dtype`, `tensor_parallel_size`,
     `pipeline_parallel_size`, `kv_memory_bytes` and `speed`, of which the hit rate, the calibration and the
-    expert-parallel size are used.
+    expert-parallel size are used. With `prefill_replicas`, prompts are computed on instances of their own, and
+    `transfer` is the link to those that answer: bytes per second of one device, or a name such as `infiniband-400g`.
     """
+    from kvcalc.errors import UsageError
     from kvcalc.simulation.load import Load
     from kvcalc.simulation.requests import lengths_of
     from kvcalc.simulation.results import Limits
@@ -295,6 +302,14 @@ def simulate(
     asked.setdefault("engine", "vllm")
     found = find_devices(devices) if isinstance(devices, str) else devices
     limits = Limits(max_ttft_seconds, max_tpot_seconds)
+    if (prefill_replicas is None) != (transfer is None):
+        raise UsageError("prefill_replicas and transfer need each other", 'for example transfer="infiniband-400g"')
+    if prefill_replicas is not None and transfer is not None:
+        from kvcalc.simulation.pools import Prefills, simulate_pools
+
+        prefills = Prefills(prefill_replicas, prefill_tensor_parallel_size, transfer)
+        document = simulate_pools(_model(model), load, prefills, limits, replicas=replicas, devices=found, **asked)
+        return cast("Simulate", document)
     return cast("Simulate", ask(_model(model), load, limits, replicas=replicas, devices=found, **asked))
 
 

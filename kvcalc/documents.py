@@ -1338,6 +1338,65 @@ class PlanRow(TypedDict):
     sglang: str | None
     tensorrt_llm: str | None
     llama_cpp: str | None
+    disaggregated: NotRequired[SplitPools | None]
+    next_mode: NotRequired[str | None]
+
+
+class SplitPoolsTransfer(TypedDict):
+    """the cache of a prompt, sent from a prefill to a decode instance."""
+
+    link: str | None
+    bandwidth_bytes_per_second: int
+    prompt_tokens: int
+    bytes_per_device: int
+    request_bytes: int
+    seconds: float
+
+
+class SplitPoolsTtftParts(TypedDict):
+    """the parts of ttft_seconds, which add up to it."""
+
+    host_seconds: float
+    queue_seconds: float
+    prefill_seconds: float
+    transfer_seconds: float
+    first_step_seconds: float
+
+
+class SplitPoolsCommands(TypedDict):
+    """the commands that start an instance of each kind, and the router; prefill-0, decode-0, ... stand for the names of machines."""
+
+    prefill: str
+    decode: str
+    router: str
+
+
+class SplitPools(TypedDict):
+    """prefill and decode on separate instances."""
+
+    prefill: SplitPool
+    decode: SplitPool
+    transfer: SplitPoolsTransfer
+    ttft_parts: SplitPoolsTtftParts
+    commands: SplitPoolsCommands
+
+
+class SplitPool(TypedDict):
+    """the prefill or the decode instances."""
+
+    instances: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    expert_parallel_size: int
+    num_devices: int
+    requests_per_instance: float
+    requests_held: int
+    max_requests_held: int | None
+    max_requests_per_second: float
+    utilization: float
+    transfer_buffer_bytes: int
+    free_bytes: int
 
 
 class PrefixTrace(TypedDict):
@@ -1506,6 +1565,20 @@ class SimulateStepRange(TypedDict):
     high_factor: float
 
 
+class SimulatePrefill(TypedDict):
+    """the prefill instances and the transfer; only with --prefill-replicas."""
+
+    replicas: int
+    tensor_parallel_size: int
+    link: str | None
+    bandwidth_bytes_per_second: int
+    sent_bytes: int
+    busy_share: float
+    mean_queue_seconds: float
+    mean_prefill_seconds: float
+    mean_transfer_seconds: float
+
+
 class Simulate(TypedDict):
     """kvcalc simulate: the requests of a server, scheduled as its engine does."""
 
@@ -1519,6 +1592,7 @@ class Simulate(TypedDict):
     times: list[SimulateTime]
     timeline: list[SimulateState]
     step_range: SimulateStepRange
+    prefill: NotRequired[SimulatePrefill]
     warnings: list[Warning]
 
 
@@ -1565,6 +1639,7 @@ class ParetoPoint(TypedDict):
     tokens_per_second_per_user: float
     tokens_per_second_per_device: float
     cost_per_million_output_tokens: float | None
+    layout: NotRequired[str | None]
 
 
 class Reuse(TypedDict):

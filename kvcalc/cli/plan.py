@@ -17,7 +17,7 @@ from kvcalc.cli.question import (
     settings_of,
 )
 from kvcalc.cli.report import check_report, write_report
-from kvcalc.cli.reuse import reuse_of
+from kvcalc.cli.reuse import reuse_of, transfer_of
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_tokens
 
@@ -38,6 +38,8 @@ Examples:
   kvcalc plan gpt-oss-120b --input-tokens 2k --output-tokens 500 --concurrency 100 --price h100=2.5 --price l40s=0.9
   kvcalc plan llama-3.1-8b --lengths lengths.csv --concurrency 200 --gpu l40sx8 --engine sglang --json
   kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --concurrency 64 --gpu h100 --emit compose
+  kvcalc plan llama-3-70b --input-tokens 7k --output-tokens 1k --requests-per-second 3 --max-tpot 30ms --gpu h100 \
+    --disaggregate --transfer-bandwidth infiniband-400g
 """
 
 
@@ -60,6 +62,11 @@ OPTIONS = [
     ),
     o.flag("--strict", "Leave out layouts whose fit is tight."),
     o.flag("--allow-beyond-limit", "Plan requests that are longer than the model's limit."),
+    o.flag(
+        "--disaggregate",
+        "Also plan prefill and decode on separate instances, joined by the link in --transfer-bandwidth.",
+    ),
+    *o.shared("transfer-bandwidth"),
     o.flag("--pareto", "Also list the layouts that are cheaper, or faster for one user, than every other."),
     o.value("--max-gpus", "N", "Maximum number of devices in a layout.", "1024"),
     o.engine("Engines whose memory and speed to use: vllm,sglang or all.", "vllm"),
@@ -115,7 +122,10 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         speculative=speculation_of(given, load_model),
         prefix_hit_rate=hit_rate_of(given),
         data_parallel_size=attention_replicas_of(given),
-        reuse=reuse_of(given),
+        # The link is that of --disaggregate here, and no cache that is used again.
+        reuse=reuse_of({**given, "transfer_bandwidth": None}),
+        disaggregate=given["disaggregate"],
+        transfer=transfer_of(given),
         speed=SpeedQuestion(calibration=calibration),
         prices=prices,
         max_devices=parse_count(given["max_gpus"], "--max-gpus"),

@@ -26,7 +26,7 @@ def reuse_of(given: Mapping[str, Any]) -> CacheReuse | None:
         None if turns is None else parse_count(turns, "--turns", least=2),
         tier_sizes_of(given),
         tier_rates_of(given),
-        transfer=_transfer(given.get("transfer_bandwidth")),
+        transfer=transfer_of(given),
     )
     if backend is not None:
         found = found._replace(backend=backend.strip().casefold())
@@ -76,8 +76,9 @@ def _rate(text: str, option: str) -> int:
     return parse_bandwidth(text, option) if found is None else found
 
 
-def _transfer(text: str | None) -> int | str | None:
-    """Bytes per second, or the name of a link, which begins with a letter."""
+def transfer_of(given: Mapping[str, Any]) -> int | str | None:
+    """The link in --transfer-bandwidth: bytes per second, or a name, which begins with a letter. None without one."""
+    text = given.get("transfer_bandwidth")
     if text is None:
         return None
     return text.strip() if text.strip()[:1].isalpha() else parse_bandwidth(text, "--transfer-bandwidth")

@@ -8,12 +8,14 @@ import typer
 from kvcalc.cli import options as o
 from kvcalc.cli.drafting import hit_rate_of
 from kvcalc.cli.question import calibration_of, devices_of, output_of, parsed, settings_of, stages_of
+from kvcalc.cli.reuse import transfer_of
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_size
 
 if TYPE_CHECKING:
     from kvcalc.simulation.load import Load
+    from kvcalc.simulation.pools import Prefills
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -25,6 +27,8 @@ Examples:
   kvcalc simulate llama-3.1-8b --gpu h100 --requests-per-second 4 --prompt-tokens 1000 --answer-tokens 500
   kvcalc simulate qwen3-32b --gpu h100x2 --concurrency 64 --prompt-tokens uniform:500..4k --answer-tokens 500
   kvcalc simulate llama-3.1-8b --gpu h100 --trace trace.csv --scale-rate 2 --max-ttft 1s
+  kvcalc simulate qwen3-32b --gpu h100 --requests-per-second 8 --prompt-tokens 4k --answer-tokens 500 \
+    --prefill-replicas 4 --prefill-tp 1 --replicas 1 --tp 8 --transfer-bandwidth infiniband-400g
 """
 
 # The options whose values are text in batch too.
@@ -50,6 +54,13 @@ OPTIONS = [
     o.value(
         "--replicas", "N", "Number of replicas. They get the requests in turn. Default: as many as the devices hold."
     ),
+    o.value(
+        "--prefill-replicas", "N",
+        "Prefill instances of their own, joined by --transfer-bandwidth. --replicas and --tp are then those of the "
+        "decode instances.",
+    ),
+    o.value("--prefill-tp", "N", "Tensor-parallel size of a prefill instance. Default: --tp."),
+    *o.shared("transfer-bandwidth"),
     o.engine("vllm, sglang, tensorrt-llm or llama.cpp.", "vllm", "NAME[@RELEASE]"),
     *o.shared("dtype kv-dtype tp pp"),
     o.value("--kv-memory", "SIZE", "Cache memory per device: 80G, 80GiB. Default: what the engine leaves on --gpu."),
@@ -77,16 +88,23 @@ def simulate(ctx: typer.Context, model: o.RequiredModel) -> None:
 
 def answer(model: ModelSpec, given: Mapping[str, Any], progress: Any = None) -> dict[str, Any]:
     """The document that answers the parameters of the command."""
+    from functools import partial
+
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.simulation.results import Limits
-    from kvcalc.simulation.simulate import simulate as ask
+    from kvcalc.simulation.simulate import simulate
 
+    prefills = _prefills_of(given)
+    ask = partial(simulate, progress=progress)
+    if prefills is not None:
+        from kvcalc.simulation.pools import simulate_pools
+
+        ask = partial(simulate_pools, prefills=prefills)
     return ask(
         model,
         _load_of(given),
-        Limits(parsed(given, "--max-ttft", parse_seconds), parsed(given, "--max-tpot", parse_seconds)),
+        limits=Limits(parsed(given, "--max-ttft", parse_seconds), parsed(given, "--max-tpot", parse_seconds)),
         replicas=parsed(given, "--replicas", parse_count),
-        progress=progress,
         engine=_engine_of(given),
         engine_settings=settings_of(given),
         dtype=given["dtype"],
@@ -99,6 +117,21 @@ def answer(model: ModelSpec, given: Mapping[str, Any], progress: Any = None) -> 
             parsed(given, "--ep", parse_count), prefix_hit_rate=hit_rate_of(given), calibration=calibration_of(given)
         ),
     )
+
+
+def _prefills_of(given: Mapping[str, Any]) -> "Optional[Prefills]":
+    """The prefill instances, or None. UsageError (exit 2) for an option that needs another one."""
+    replicas, transfer = parsed(given, "--prefill-replicas", parse_count), transfer_of(given)
+    if replicas is None:
+        for name in ("prefill_tp", "transfer_bandwidth"):
+            if given[name] is not None:
+                raise UsageError(f"--{name.replace('_', '-')} needs --prefill-replicas", "--prefill-replicas 2")
+        return None
+    if transfer is None:
+        raise UsageError("--prefill-replicas needs the link between the instances", "--transfer-bandwidth nvlink")
+    from kvcalc.simulation.pools import Prefills
+
+    return Prefills(replicas, parsed(given, "--prefill-tp", parse_count), transfer)
 
 
 def _engine_of(given: Mapping[str, Any]) -> str:

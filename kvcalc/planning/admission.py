@@ -1,4 +1,4 @@
-"""How many requests an engine runs at once in a steady load, by its rule for admitting them."""
+"""How many requests an engine runs at once in a steady load, by its rule for admitting them, and how many tokens."""
 
 from __future__ import annotations
 
@@ -27,6 +27,24 @@ def most_at_once(case: Case, max_sequences: int) -> int:
     if given is None:
         return max_sequences * replicas
     return given if case.rules.limits_all_replicas else given * replicas
+
+
+def prefill_step_tokens(case: Case) -> int:
+    """The most prompt tokens that one attention replica computes in a step of one pipeline stage.
+
+    SGLang divides its number among the attention replicas (arg_groups/parallel_hook.py).
+    """
+    # Imported here because most questions do not need it.
+    from kvcalc.memory.reserve import sglang_prefill_tokens
+    from kvcalc.throughput.serving import STEP_TOKENS
+
+    given = Given(case.engine_name, case.settings)
+    if case.engine_name == "vllm":
+        return given.count("max-num-batched-tokens", STEP_TOKENS)
+    if case.engine_name == "sglang":
+        tokens = given.optional_count("chunked-prefill-size") or sglang_prefill_tokens(case.devices.gpu.memory_bytes)
+        return max(1, tokens // case.workload.data_parallel_size)
+    return STEP_TOKENS
 
 
 def wanted_requests(case: Case, max_sequences: int) -> int:

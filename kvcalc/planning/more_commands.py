@@ -28,10 +28,13 @@ _SPEC_TYPES = {MTP: "draft-mtp", EAGLE: "draft-eagle3", DRAFT: "draft-simple", N
 _GGML_FLOATS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 
 
-def tensorrt_llm_command(checkpoint: Checkpoint, layout: Layout) -> str:
-    """`trtllm-serve ...` for one replica. Settings without an option go into a file, which the command writes first.
+def tensorrt_llm_command(
+    checkpoint: Checkpoint, layout: Layout, more: Mapping[str, object] | None = None, file: str = SETTINGS_FILE
+) -> str:
+    """`trtllm-serve ...` for one replica. Settings without an option go into `file`, which the command writes first.
 
-    With attention replicas, --tp_size counts the devices of all, and --max_batch_size is per replica (LlmArgs).
+    With attention replicas, --tp_size counts the devices of all, and --max_batch_size is per replica (LlmArgs). `more`
+    are settings of the file besides those of the layout.
     """
     replicas = layout.data_parallel_size
     words = ["trtllm-serve", checkpoint.name]
@@ -44,11 +47,13 @@ def tensorrt_llm_command(checkpoint: Checkpoint, layout: Layout) -> str:
     words += ["--max_seq_len", str(layout.context_tokens), "--max_batch_size", str(-(-layout.max_running // replicas))]
     if "free-gpu-memory-fraction" in layout.settings:
         words += ["--free_gpu_memory_fraction", layout.settings["free-gpu-memory-fraction"]]
-    settings = _tensorrt_llm_settings(checkpoint, layout)
-    if not settings:
-        return shlex.join(words)
-    text = shlex.quote(json.dumps(settings))
-    return f"echo {text} > {SETTINGS_FILE} && {shlex.join([*words, '--config', SETTINGS_FILE])}"
+    settings = {**_tensorrt_llm_settings(checkpoint, layout), **(more or {})}
+    return written_first(settings, file, [*words, "--config", file]) if settings else shlex.join(words)
+
+
+def written_first(settings: Mapping[str, object], file: str, words: list[str]) -> str:
+    """A command after one that writes its settings into `file`."""
+    return f"echo {shlex.quote(json.dumps(settings))} > {file} && {shlex.join(words)}"
 
 
 def _tensorrt_llm_settings(checkpoint: Checkpoint, layout: Layout) -> dict[str, object]:

@@ -12,15 +12,25 @@ from kvcalc.planning.replicas import Kind, Traffic, probe, sizes_of
 _MOST_RUNNING = 1024
 
 
-def front(traffic: Traffic, kinds: Sequence[Kind], prices: Mapping[str, float]) -> list[dict[str, Any]]:
+def front(
+    traffic: Traffic, kinds: Sequence[Kind], prices: Mapping[str, float], transfer: int | str | None = None
+) -> list[dict[str, Any]]:
     """The Pareto front over kinds of device, layouts and running requests, the fastest for one user first.
 
     A point is one replica with a power of two of running requests that fits and meets the targets. It is compared by
     the tokens per second of one user, and by the cost of a million output tokens if every kind has a price, else by the
-    tokens per second of one device.
+    tokens per second of one device. With `transfer`, the link between them, there are points with prefill and decode on
+    separate instances too.
     """
     priced = all(kind.gpu.name in prices for kind in kinds)
     points = [point for kind in kinds for point in _points(traffic, kind, prices.get(kind.gpu.name))]
+    if transfer is not None:
+        from kvcalc.planning.disaggregated.front import split_points
+
+        points = [{**point, "layout": None} for point in points]
+        points += (
+            point for kind in kinds for point in split_points(traffic, kind, prices.get(kind.gpu.name), transfer)
+        )
     points.sort(key=lambda point: (-point["tokens_per_second_per_user"], _burden(point, priced)))
     found: list[dict[str, Any]] = []
     for point in points:

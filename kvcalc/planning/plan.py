@@ -55,6 +55,8 @@ def plan(
     prefix_hit_rate: float = 0.0,
     with_front: bool = False,
     strict: bool = False,
+    disaggregate: bool = False,
+    transfer: int | str | None = None,
     **asked: Any,
 ) -> dict[str, Any]:
     """The plan document: for each device and engine, the smallest layout or the reason why there is none.
@@ -63,7 +65,9 @@ def plan(
     and hour, by device name. `engine_settings` may hold options of several engines; each engine takes its own. Requests
     longer than the model's limit do not fit unless `allow_beyond_limit` is set. `prefix_hit_rate` is the share of a
     prompt's tokens that the prefix cache has. `strict` leaves out layouts whose fit is tight. `with_front` adds the
-    Pareto front. `asked` has the other fields of a `Question`; of its `speed`, only the calibration is used.
+    Pareto front. `disaggregate` adds rows with prefill and decode on separate instances, joined by the link `transfer`:
+    bytes per second of one device, or a name. `asked` has the other fields of a `Question`; of its `speed`, only the
+    calibration is used.
 
     Raises UsageError (exit 2) for an invalid question. If every row is refused, the first refusal is raised: ModelError
     (exit 3) if the weights or the speed are not known. If nothing fits, the document is returned as usual, and
@@ -80,6 +84,10 @@ def plan(
     )
     speed = None if given == SpeedQuestion() else given
     question = Question(model, engine_settings=settings, speed=speed, **asked)
+    if disaggregate or transfer is not None:
+        from kvcalc.planning.disaggregated.rows import check_disaggregated, with_splits
+
+        check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
     traffic = Traffic(question, lengths, targets, allow_beyond_limit, strict)
     checkpoint = checkpoint_of(model, question.dtype)
     found = [_search_or_refuse(traffic, kind) for kind in kinds]
@@ -89,6 +97,9 @@ def plan(
     rows = [
         _row(traffic, kind, one, prices.get(kind.gpu.name), checkpoint) for kind, one in zip(kinds, found)
     ]  # fmt: skip
+    split_notes: list[Note] = []
+    if transfer is not None:
+        rows, split_notes = with_splits(traffic, kinds, rows, prices, checkpoint, transfer)
     best = _best(rows)
     reuse = question.reuse
     return {
@@ -105,8 +116,8 @@ def plan(
         "speculative": None if question.speculative is None else describe_asked(question.speculative),
         "best": best,
         "plans": rows,
-        "pareto": front(traffic, kinds, prices) if with_front else None,
-        "warnings": describe_notes(_notes(traffic, kinds, found, checkpoint if best else None)),
+        "pareto": front(traffic, kinds, prices, transfer) if with_front else None,
+        "warnings": describe_notes([*_notes(traffic, kinds, found, checkpoint if best else None), *split_notes]),
     }
 
 

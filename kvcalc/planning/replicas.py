@@ -277,11 +277,16 @@ def _too_slow(targets: Targets, serving: Mapping[str, Any]) -> Trouble | None:
         point, high = serving[f"{name}_seconds"], serving.get(f"{name}_high_seconds")
         judged = high if high is not None and targets.confidence == RANGE_CONFIDENCE else point
         if most is not None and judged > most:
-            found = _time(point) if judged == point else f"{_time(point)}, up to {_time(judged)},"
+            found = (
+                format_seconds(point)
+                if judged == point
+                else f"{format_seconds(point)}, up to {format_seconds(judged)},"
+            )
             hint = "--confidence 50 uses the point estimate" if point <= most else None
-            return Trouble(f"{name.upper()} of one request is {found} and the limit is {_time(most)}", hint)
+            return Trouble(f"{name.upper()} of one request is {found} and the limit is {format_seconds(most)}", hint)
     return None
 
 
-def _time(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
+    """A time in ms or s, with three digits."""
     return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"

@@ -39,6 +39,13 @@ def describe_transfer(case: Case, ttft_seconds: float | None) -> dict[str, Any]:
     }
 
 
+def check_link(name: str) -> None:
+    """Raise UsageError (exit 2) if there is no link of this name."""
+    if name.casefold() not in (NVLINK, PCIE) and network_bytes_per_second(name) is None:
+        known = ", ".join((NVLINK, PCIE, *network_names()))
+        raise UsageError(f"--transfer-bandwidth {name[:40]!a}: neither a rate nor a link", f"50GB/s, or one of {known}")
+
+
 def link_bytes_per_second(name: str, gpu: Gpu) -> int:
     """The rate of a link of one device, in one direction. UsageError (exit 2) if there is none of this name."""
     folded = name.casefold()
@@ -50,8 +57,5 @@ def link_bytes_per_second(name: str, gpu: Gpu) -> int:
         if gpu.pcie_bytes_per_second:
             return gpu.pcie_bytes_per_second
         raise UsageError(f"--transfer-bandwidth {PCIE}: not known for {gpu.name}", "give a rate, such as 50GB/s")
-    found = network_bytes_per_second(folded)
-    if found is None:
-        known = ", ".join((NVLINK, PCIE, *network_names()))
-        raise UsageError(f"--transfer-bandwidth {name[:40]!a}: neither a rate nor a link", f"50GB/s, or one of {known}")
-    return found
+    check_link(name)
+    return network_bytes_per_second(folded) or 0

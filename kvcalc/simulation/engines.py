@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.memory.engines.options import Given
-from kvcalc.memory.reserve import sglang_prefill_tokens
-from kvcalc.planning.admission import most_at_once
+from kvcalc.planning.admission import most_at_once, prefill_step_tokens
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
 from kvcalc.simulation.arrivals import Arrivals
@@ -26,8 +25,8 @@ from kvcalc.throughput.serving import STEP_TOKENS
 
 SIMULATED = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 
-# max_num_tokens of TensorRT-LLM 1.3 (llmapi/llm_args.py), and n_batch of llama.cpp (common/common.h).
-_TENSORRT_TOKENS, _LLAMA_CPP_TOKENS = 8192, 2048
+# n_batch of llama.cpp (common/common.h).
+_LLAMA_CPP_TOKENS = 2048
 
 
 class Scheduler(NamedTuple):
@@ -108,12 +107,12 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
         return Scheduler("slots", rules, None, 1, ())
     capacity, block_tokens, table = _blocks(case, found, longest_tokens)
     if engine == "sglang":
-        tokens, lag = sglang_prefill_tokens(case.devices.gpu.memory_bytes), _lag(constants, is_overlapped=True)
+        tokens, lag = prefill_step_tokens(case), _lag(constants, is_overlapped=True)
         rules = Rules(tokens, running, is_overlapped=True, lag=lag)
         return Scheduler("prefill first", rules, capacity, block_tokens, table)
     # With pipeline stages, each of them has a step of its own in the time of one step of the model.
     if engine == "vllm":
-        tokens = Given(engine, case.settings).count("max-num-batched-tokens", 8192) * stages
+        tokens = prefill_step_tokens(case) * stages
         overlaps = bool(case.rules.settings.get("async_scheduling")) and stages == 1
         rules = Rules(max(tokens, running), running, is_overlapped=overlaps, lag=_lag(constants, overlaps))
         # A preempted request is looked up in the prefix cache when it starts again. SGLang's retracted requests are not
@@ -123,7 +122,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
     overlaps = stages == 1
     lag = _lag(constants, overlaps)
     # A prompt that is not divided must fit into a step, beside the requests that decode.
-    tokens = max(_TENSORRT_TOKENS * stages, longest_tokens + running)
+    tokens = max(prefill_step_tokens(case) * stages, longest_tokens + running)
     rules = Rules(tokens, running, "answer", is_chunked=False, is_overlapped=overlaps, lag=lag)
     return Scheduler("guaranteed no evict", rules, capacity, block_tokens, table)
 

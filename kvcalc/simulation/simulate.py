@@ -58,7 +58,7 @@ def simulate(
     _check_devices(asked["devices"].num_devices, number, case.workload.num_devices)
     scheduler = scheduler_of(case, speed.model, longest)
     fitting = [request for request in requests if scheduler.fits(request)]
-    _check_fitting(requests, fitting, notes)
+    check_fitting(requests, fitting, notes)
     shared_tokens = _shared_tokens(case, scheduler, named_tokens, notes)
     if load.concurrency is not None and load.concurrency < number:
         raise UsageError(f"--concurrency {load.concurrency} is less than {number} replicas", "use fewer --replicas")
@@ -74,13 +74,13 @@ def simulate(
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(case.spec),
         "hardware": {**describe_hardware(case), "num_devices": number * case.workload.num_devices, "replicas": number},
-        "engine": _describe_engine(case, scheduler),
-        "load": _describe_load(load, requests, len(requests) - len(fitting)),
+        "engine": describe_engine(case, scheduler),
+        "load": describe_load(load, requests, len(requests) - len(fitting)),
         "limits": limits._asdict(),
         "results": results,
         "times": describe_times(fitting, running),
         "timeline": describe_timeline(running),
-        "step_range": _describe_range(case, speed, results["mean_running_requests"] / number),
+        "step_range": describe_range(case, speed, results["mean_running_requests"] / number),
         "warnings": describe_notes(notes),
     }
 
@@ -111,7 +111,7 @@ def _check_devices(num_devices: int, replicas: int, each: int) -> None:
         )
 
 
-def _check_fitting(requests: Sequence[Request], fitting: Sequence[Request], notes: list[Note]) -> None:
+def check_fitting(requests: Sequence[Request], fitting: Sequence[Request], notes: list[Note]) -> None:
     """DoesNotFitError (exit 4) if no request can ever run, and a note if some cannot."""
     if len(fitting) == len(requests):
         return
@@ -125,7 +125,8 @@ def _check_fitting(requests: Sequence[Request], fitting: Sequence[Request], note
     notes.append(Note("load", "refused", f"{text} {longest:,} tokens"))
 
 
-def _describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
+def describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
+    """The `engine` part of the document."""
     workload, rules = case.workload, scheduler.rules
     return {
         "name": case.rules.name,
@@ -143,7 +144,8 @@ def _describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
-def _describe_load(load: Load, requests: Sequence[Request], refused: int) -> dict[str, Any]:
+def describe_load(load: Load, requests: Sequence[Request], refused: int) -> dict[str, Any]:
+    """The `load` part of the document: as it was asked for, and the means of the requests."""
     return {
         "arrivals": load.kind,
         "requests_per_second": load.requests_per_second,
@@ -161,7 +163,7 @@ def _describe_load(load: Load, requests: Sequence[Request], refused: int) -> dic
     }
 
 
-def _describe_range(case: Case, speed: Speed, batch: float) -> dict[str, float]:
+def describe_range(case: Case, speed: Speed, batch: float) -> dict[str, float]:
     """The 80 % range of a decode step at the mean batch, as factors on its time."""
     low, high = range_factors(speed.model, speed.regime.ranges, speed.weight_dtype, max(1.0, batch), False)
     return {"low_factor": low, "high_factor": high}

@@ -186,3 +186,10 @@ def test_the_screen_shows_times_and_charts(kvcalc: Any) -> None:
         assert text in out
     two = kvcalc(*ASK, "--replicas", "2", "--requests-per-second", "60", "--format", "human").out
     assert f"of {blocks:,} blocks of a replica are used" in two
+
+
+def test_the_tokens_of_a_prefill_step_are_those_that_are_given(kvcalc: Any) -> None:
+    for engine, option in (("vllm", "--max-num-batched-tokens"), ("sglang", "--chunked-prefill-size")):
+        words = ("--gpu", "h100", "--requests-per-second", "1", "--prompt-tokens", "4000", "--answer-tokens", "10",
+                 "--requests", "5", "--engine", engine, option, "2048", "--get", "engine.step_tokens")  # fmt: skip
+        assert kvcalc("simulate", "llama-3.1-8b", *words).out == "2048\n"

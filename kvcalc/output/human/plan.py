@@ -31,12 +31,19 @@ def render(document: dict[str, Any], console: Console) -> None:
     for reason, devices in reasons.items() if best is not None or len(reasons) > 1 else ():
         console.print(f"{', '.join(devices)}: {reason}", style="dim", soft_wrap=True)
     for row in rows:
-        if row["next_layout"] is not None:
-            name = f"{row['gpu']} with {row['engine']}" if len(document["engines"]) > 1 else row["gpu"]
-            console.print(f"{name}, not {row['next_layout']}", style="dim", soft_wrap=True)
+        name = f"{row['gpu']} with {row['engine']}" if len(document["engines"]) > 1 else row["gpu"]
+        for other in (row["next_layout"], row.get("next_mode")):
+            if other is not None:
+                console.print(f"{name}, not {other}", style="dim", soft_wrap=True)
     if document["pareto"]:
         _front(document, console)
-    if best is not None:
+    if best is not None and best.get("disaggregated") is not None:
+        from kvcalc.output.human.split_pools import print_pools
+
+        print_pools(best, console)
+        for role, command in best["disaggregated"]["commands"].items():
+            _print_command(f"{role}, on {best['gpu']}:" if role != "router" else "router:", command, console)
+    elif best is not None:
         _commands(best, console)
 
 
@@ -74,6 +81,8 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
     if document["targets"]["max_ttft_seconds"] is None:
         optional.append("ttft_seconds")
     print_table(shown, columns, console, [*optional, "cost_per_million_output_tokens"])
+    if any(row.get("disaggregated") for row in rows):
+        console.print("P: prefill instances, D: decode instances", style="dim")
     if has_choice:
         has_prices = all(row["cost_per_hour"] is not None for row in fitting)
         console.print(f"* {'cheapest' if has_prices else 'fewest devices'}", style="dim")
@@ -81,7 +90,7 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
 
 def _front(document: dict[str, Any], console: Console) -> None:
     """Print the Pareto front, the fastest for one user first."""
-    rows = [{**row, "layout": split(row) or "tp 1"} for row in document["pareto"]]
+    rows = [{**row, "layout": row.get("layout") or split(row) or "tp 1"} for row in document["pareto"]]
     columns: list[Column] = [("", "gpu", text)]
     if len(document["engines"]) > 1:
         columns.append(("engine", "engine", text))
@@ -130,9 +139,13 @@ def _targets(targets: dict[str, Any]) -> list[str]:
 
 
 def _layout(row: dict[str, Any]) -> str:
-    """The replicas and how each is split, such as `2 x tp 4 x pp 2`."""
+    """The replicas and how each is split, such as `2 x tp 4 x pp 2`, or both pools."""
     if not row["fits"]:
         return "-"
+    if row.get("disaggregated") is not None:
+        from kvcalc.output.human.split_pools import pools_text
+
+        return pools_text(row["disaggregated"])
     each = split(row) or "tp 1"
     return f"{row['replicas']} x {each}" if row["replicas"] > 1 else each
 
@@ -149,10 +162,14 @@ def _commands(row: dict[str, Any], console: Console) -> None:
     if row.get(first) is None:
         first, second = _COMMANDS
     for heading, engine in ((f"{row['gpu']}{each}:", first), ("or", second)):
-        console.print()
-        console.print(heading)
-        for line in _folded(row[engine]):
-            console.print(f"  {line}", soft_wrap=True)
+        _print_command(heading, row[engine], console)
+
+
+def _print_command(heading: str, command: str, console: Console) -> None:
+    console.print()
+    console.print(heading)
+    for line in _folded(command):
+        console.print(f"  {line}", soft_wrap=True)
 
 
 def _folded(command: str) -> list[str]:

@@ -41,6 +41,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     console.print()
     for line in _state(document):
         console.print(line)
+    if "prefill" in document:
+        console.print(_prefill(document["prefill"]))
     _timeline(document, console)
 
 
@@ -58,6 +60,13 @@ def describe_load(load: dict[str, Any]) -> str:
     lengths = f"{load['mean_prompt_tokens']:,.0f} tokens in, {load['mean_answer_tokens']:,.0f} out"
     requests = "1 request" if load["requests"] == 1 else f"{count(load['requests'])} requests"
     return f"{requests}, {how}, {lengths}"
+
+
+def _prefill(prefill: dict[str, Any]) -> str:
+    """The prefill instances, and what a request goes through there."""
+    parts = [f"{name} {duration(prefill[f'mean_{name}_seconds'])}" for name in ("queue", "prefill", "transfer")]
+    each = f"{count(prefill['replicas'])} x tp {prefill['tensor_parallel_size']}"
+    return f"prefill instances: {each}, busy {prefill['busy_share']:.0%} of the time; means: {', '.join(parts)}"
 
 
 def _limits(limits: dict[str, Any]) -> str:

@@ -93,7 +93,8 @@ def _plan(document: Document) -> Answer:
     ]  # fmt: skip
     sections = [Section("Layouts", [table_of("One row for each kind of device", plans, columns, _place(plans, best))])]
     if best is not None:
-        commands = [Code(best[engine]) for engine in ("vllm", "sglang") if best[engine]]
+        own = (best.get("disaggregated") or {}).get("commands", {})
+        commands = [Code(command) for command in (*own.values(), best["vllm"], best["sglang"]) if command]
         sections.append(Section(f"Commands for {best['gpu']}", commands))
     load = (
         count(targets["concurrency"])

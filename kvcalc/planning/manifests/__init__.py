@@ -33,6 +33,10 @@ def emit(document: Mapping[str, Any], kind: str, image: str | None = None) -> st
     """
     check_kind(kind)
     best = document["best"]
+    if best.get("disaggregated") is not None:
+        from kvcalc.planning.manifests.pools import emit_pools
+
+        return emit_pools(document, kind, image)
     if kind in COMMANDS:
         if image is not None:
             raise UsageError(f"--image has no effect with --emit {kind}", "--emit compose or --emit k8s")

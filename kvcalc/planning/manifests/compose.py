@@ -11,14 +11,18 @@ from typing import Any
 from kvcalc.planning.manifests.server import HEALTH, PORT, START_SECONDS, Server
 from kvcalc.planning.manifests.text import write
 
-_DEVICES = 8
+# The devices of the machine.
+DEVICES = 8
 _CACHE = "/root/.cache/huggingface"
 
 
 def compose(server: Server) -> str:
     """The file for one machine with eight devices. Comments say how many machines run it."""
-    here = min(server.replicas, _DEVICES // server.num_devices)
-    services = {f"{server.name}-{number}": _service(server, number) for number in range(here)}
+    here = min(server.replicas, DEVICES // server.num_devices)
+    services = {
+        f"{server.name}-{number}": service_of(server, number * server.num_devices, PORT + number)
+        for number in range(here)
+    }
     document: dict[str, Any] = {"services": services}
     if server.folder is None:
         document["volumes"] = {"huggingface": {}}
@@ -34,8 +38,8 @@ def _machines(server: Server, here: int) -> list[str]:
     return [f"Run this file on {machines} machines, and {last} of its services on one more"]
 
 
-def _service(server: Server, number: int) -> dict[str, Any]:
-    first = number * server.num_devices
+def service_of(server: Server, first: int, port: int | None) -> dict[str, Any]:
+    """A service on the machine's devices from number `first` on. Without a `port`, only other services reach it."""
     devices = [str(device) for device in range(first, first + server.num_devices)]
     volume = f"huggingface:{_CACHE}" if server.folder is None else f"{server.folder}:{server.folder}:ro"
     environment = dict(server.environment)
@@ -47,7 +51,7 @@ def _service(server: Server, number: int) -> dict[str, Any]:
         "entrypoint": server.command[:1],
         "command": [word.replace("$", "$$") for word in server.command[1:]],
         "environment": environment,
-        "ports": [f"{PORT + number}:{PORT}"],
+        "ports": [] if port is None else [f"{port}:{PORT}"],
         "volumes": [volume],
         # Processes of tensor parallelism exchange data in shared memory.
         "ipc": "host",
@@ -58,7 +62,9 @@ def _service(server: Server, number: int) -> dict[str, Any]:
             "start_period": f"{START_SECONDS}s",
         },
     }
-    if server.vendor == "AMD":
+    if not devices:
+        pass
+    elif server.vendor == "AMD":
         service["devices"] = ["/dev/kfd", "/dev/dri"]
         service["group_add"] = ["video", "render"]
         environment["HIP_VISIBLE_DEVICES"] = ",".join(devices)

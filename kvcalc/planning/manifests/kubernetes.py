@@ -13,15 +13,17 @@ from kvcalc.planning.manifests.text import write
 
 _RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu"}
 _PERIOD_SECONDS = 10
+SEVERAL_KINDS = "Add a nodeSelector if the cluster has several kinds of devices"
 
 
 def kubernetes(server: Server) -> str:
     """The manifest. Kubernetes places the replicas on machines, and the Service spreads the requests over them."""
-    comments = [*server.comments, "Add a nodeSelector if the cluster has several kinds of devices"]
-    return write(comments, _deployment(server), _service(server))
+    comments = [*server.comments, SEVERAL_KINDS]
+    return write(comments, deployment(server), service(server))
 
 
-def _deployment(server: Server) -> dict[str, Any]:
+def deployment(server: Server) -> dict[str, Any]:
+    """A Deployment of all replicas of a server."""
     labels = {"app": server.name}
     return {
         "apiVersion": "apps/v1",
@@ -47,7 +49,7 @@ def _container(server: Server) -> dict[str, Any]:
         "args": [word.replace("$(", "$$(") for word in server.command[1:]],
         "env": _environment(server),
         "ports": [{"containerPort": PORT}],
-        "resources": {"limits": {_RESOURCES[server.vendor]: server.num_devices}},
+        **({"resources": {"limits": {_RESOURCES[server.vendor]: server.num_devices}}} if server.num_devices else {}),
         "startupProbe": {**_probe(), "failureThreshold": START_SECONDS // _PERIOD_SECONDS},
         "readinessProbe": _probe(),
         "volumeMounts": [mount for _, mount in _volumes(server)],
@@ -77,7 +79,8 @@ def _volumes(server: Server) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return found
 
 
-def _service(server: Server) -> dict[str, Any]:
+def service(server: Server) -> dict[str, Any]:
+    """The Service that spreads requests over the replicas of a server."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -53,12 +53,25 @@ def server_of(document: Mapping[str, Any], kind: str, image: str | None) -> Serv
     command = best.get(engine.replace("-", "_").replace(".", "_"))
     if command is None:
         raise UsageError(f"--emit {kind}: {engine} has no server that kvcalc can start", "--engine vllm")
+    used = f"{best['replicas']} x {best['num_devices'] // best['replicas']} {best['gpu']}"
+    found = server_with(document, kind, image, command, best["num_devices"] // best["replicas"], used)
+    return found._replace(replicas=best["replicas"])
+
+
+def server_with(
+    document: Mapping[str, Any], kind: str, image: str | None, command: str, each: int, used: str
+) -> Server:  # fmt: skip
+    """A server of a plan's best row that `command` starts on `each` devices. `used` says in a comment what is used.
+
+    Raises UsageError (exit 2) if `kind` of manifest cannot start it.
+    """
+    best = document["best"]
+    engine = best["engine"].partition("@")[0]
     vendor = _vendor_of(best["gpu"])
     if vendor is None:
         raise UsageError(f"--emit {kind}: the vendor of {best['gpu']} is not known", "--emit vllm prints the command")
     if vendor not in ("NVIDIA", "AMD"):
         raise UsageError(f"--emit {kind}: containers do not see devices of {vendor}", "--emit vllm prints the command")
-    each = best["num_devices"] // best["replicas"]
     if each > _DEVICES_PER_MACHINE:
         raise UsageError(
             f"--emit {kind}: a replica of {each} devices needs several machines, and {kind} starts it on one",
@@ -80,8 +93,8 @@ def server_of(document: Mapping[str, Any], kind: str, image: str | None) -> Serv
     else:
         words += ports
     return Server(
-        _name_of(document["model"]["name"]), image, environment, words, vendor, each, best["replicas"], folder,
-        _comments(document),
+        _name_of(document["model"]["name"]), image, environment, words, vendor, each, 1, folder,
+        _comments(document, used),
     )  # fmt: skip
 
 
@@ -110,11 +123,10 @@ def _name_of(model: str) -> str:
     return name if name[:1].isalpha() else f"model-{name}".strip("-")
 
 
-def _comments(document: Mapping[str, Any]) -> list[str]:
+def _comments(document: Mapping[str, Any], used: str) -> list[str]:
     best, targets = document["best"], document["targets"]
     load = f"{targets['concurrency']:,} concurrent requests" if targets["concurrency"] is not None else None
     load = load or f"{targets['requests_per_second']:g} requests per second"
     lengths = document["lengths"]
     asked = f"{load} of {lengths['input_tokens']:,.0f} + {lengths['output_tokens']:,.0f} tokens"
-    used = f"{best['replicas']} x {best['num_devices'] // best['replicas']} {best['gpu']}"
     return [f"{document['model']['name']} with {best['engine']} on {used}, made by kvcalc plan", f"Planned for {asked}"]

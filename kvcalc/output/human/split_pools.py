@@ -1,0 +1,45 @@
+"""Human output of prefill and decode on separate instances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kvcalc.output.human.console import byte_rate, count, duration, percent, size, split
+
+_PARTS = (
+    ("host", "host"),
+    ("queue", "queue"),
+    ("prefill", "prefill"),
+    ("transfer", "transfer"),
+    ("first_step", "first step"),
+)
+
+
+def pools_text(pools: dict[str, Any]) -> str:
+    """Both pools, such as `2 x tp 4 P + tp 8 D`."""
+    return " + ".join(f"{_instances(pools[role])} {role[0].upper()}" for role in ("prefill", "decode"))
+
+
+def print_pools(row: dict[str, Any], console: Console) -> None:
+    """Print the parts of the time to the first token, the transfer, and how busy the pools are."""
+    pools = row["disaggregated"]
+    parts, transfer = pools["ttft_parts"], pools["transfer"]
+    text = " + ".join(f"{name} {duration(parts[f'{key}_seconds'])}" for key, name in _PARTS)
+    console.print()
+    console.print(Text.assemble(("TTFT", "bold"), f"  {duration(row['ttft_seconds'])} = {text}"))
+    link = transfer["link"] or byte_rate(transfer["bandwidth_bytes_per_second"])
+    line = f"{size(transfer['bytes_per_device'])} of {size(transfer['request_bytes'])} on the busiest device ({link})"
+    console.print(Text.assemble(("KV transfer", "bold"), f"  {line}"))
+    for role in ("prefill", "decode"):
+        pool = pools[role]
+        busy = f"{percent(pool['utilization'])} of {pool['max_requests_per_second']:.3g} requests per second"
+        line = f"{_instances(pool)}: {busy}, {count(pool['requests_held'])} requests in each cache"
+        console.print(Text.assemble((role, "bold"), f"  {line}"))
+
+
+def _instances(pool: dict[str, Any]) -> str:
+    each = split(pool) or "tp 1"
+    return f"{pool['instances']} x {each}" if pool["instances"] > 1 else each

@@ -1,0 +1,231 @@
+"""One prefill or decode instance in a layout: its times, the requests whose cache fits, and the bytes it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kvcalc.errors import LayoutError, ModelError
+from kvcalc.memory.engines.options import settings_of
+from kvcalc.memory.engines.rounding import round_up
+from kvcalc.planning.admission import most_at_once, prefill_step_tokens
+from kvcalc.planning.budget import budget
+from kvcalc.planning.capacity import largest_batch
+from kvcalc.planning.case import Case, make_case
+from kvcalc.planning.disaggregated.engines import SplitRules, rules_of
+from kvcalc.planning.disaggregated.rates import Decode, Prefill, between_counts
+from kvcalc.planning.estimate import Answer, answer_case
+from kvcalc.planning.kept import prefixes_of
+from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.planning.replicas import RANGE_CONFIDENCE, Kind, Traffic, Trouble, format_seconds
+from kvcalc.planning.throughput import Speed, speed_of, unfitted_of
+from kvcalc.throughput.hardware import Devices
+from kvcalc.throughput.speed import range_factors
+from kvcalc.units import format_size
+
+# More prompts in a step save no time: the step is bound by operations long before.
+_MOST_PROMPTS = 256
+
+
+class Shape(NamedTuple):
+    """How one instance is divided among its devices."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+
+    @property
+    def devices(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    def __str__(self) -> str:
+        parts = (
+            ("dp", self.data_parallel_size),
+            ("tp", self.tensor_parallel_size),
+            ("pp", self.pipeline_parallel_size),
+        )
+        return " x ".join(f"{name} {size}" for name, size in parts if size > 1 or name == "tp")
+
+
+class Sent(NamedTuple):
+    """The bytes of a prompt's cache: on the device that holds the most, and on all devices that hold the request."""
+
+    busiest_bytes: int
+    total_bytes: int
+
+
+class Instance(NamedTuple):
+    """One instance. `rates` are its times: `Prefill` or `Decode`. `held_tokens` are those of a request in its cache."""
+
+    shape: Shape
+    case: Case
+    speed: Speed
+    slots: int | None
+    held_tokens: int
+    sent: Sent
+    buffer_bytes: int
+    rates: Any
+
+    def ttft_factors(self, prompts: int) -> tuple[float, float]:
+        """The factors on the time of a prefill for its low and high end."""
+        return self._factors(self.speed.regime.ttft_ranges, prompts)
+
+    def tpot_factors(self, decoding: float) -> tuple[float, float]:
+        """The factors on the time of a decode step for its low and high end."""
+        return self._factors(self.speed.regime.ranges, max(1, round(decoding)))
+
+    def _factors(self, ranges: Any, batch: int) -> tuple[float, float]:
+        is_outside = bool(unfitted_of(self.case, self.speed, batch))
+        return range_factors(self.speed.model, ranges, self.speed.weight_dtype, batch, is_outside)
+
+    def answer(self, requests: int) -> Answer:
+        """The estimate with a number of requests in the cache. It does not count the buffers for the transfer."""
+        return answer_case(self.case.at(self.held_tokens, requests))
+
+    def free_bytes(self, answer: Answer) -> tuple[int, int]:
+        """The free memory of a device after the buffers for the transfer, and at its least."""
+        free, low = answer.fit["free_bytes"], answer.fit["free_low_bytes"]
+        return free - self.buffer_bytes, (free if low is None else low) - self.buffer_bytes
+
+
+def prefill_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Trouble:
+    """A prefill instance, or why it cannot run. LayoutError if the model cannot be split this way."""
+    rules, lengths = rules_of(kind.engine), traffic.lengths
+    if shape.pipeline_parallel_size > 1 and not rules.staged_prefill:
+        raise LayoutError("no pipeline stages in prefill instances")
+    # A prefill instance gives the first token only.
+    found = _instance(traffic, kind, shape, rules, {}, lengths.input_tokens + 1)
+    if isinstance(found, Trouble):
+        return found
+    model, cached = found.speed.model, _hit_rate(traffic) * lengths.input_tokens
+    each = max(1, prefill_step_tokens(found.case) // max(1, round(lengths.input_tokens - cached)))
+    rates = Prefill(
+        shape.devices,
+        between_counts(lambda prompts: model.prefill(lengths.input_tokens, prompts, cached).seconds),
+        min(each, _MOST_PROMPTS) * shape.data_parallel_size,
+        shape.pipeline_parallel_size,
+        found.slots,
+        model.constants.ttft_seconds,
+    )
+    return found._replace(rates=rates)
+
+
+def decode_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Trouble:
+    """A decode instance, or why it cannot run. LayoutError if the model cannot be split this way."""
+    rules, lengths = rules_of(kind.engine), traffic.lengths
+    if shape.pipeline_parallel_size > 1 and not rules.staged_decode:
+        raise LayoutError("no pipeline stages in decode instances")
+    held = lengths.held_tokens
+    if rules.reserved_tokens:
+        # When a request is admitted, the others have half of their answers on average, and each has these tokens more.
+        held = max(held, lengths.input_tokens + -(-lengths.output_tokens // 2) + rules.reserved_tokens)
+    found = _instance(traffic, kind, shape, rules, dict.fromkeys(rules.decode_settings, True), held)
+    if isinstance(found, Trouble):
+        return found
+    model = found.speed.model
+    context = lengths.input_tokens + lengths.output_tokens / 2
+    tpot = between_counts(lambda requests: model.decode(requests, context).seconds / model.tokens_per_step)
+    most = most_at_once(found.case, model.constants.max_sequences)
+    most = most if found.slots is None else min(most, found.slots)
+    longest = traffic.targets.max_tpot_seconds
+    judged = traffic.targets.confidence == RANGE_CONFIDENCE
+
+    def judged_tpot(requests: int) -> float:
+        return tpot(requests) * (found.tpot_factors(requests)[1] if judged else 1.0)
+
+    def is_fast(requests: int) -> bool:
+        return longest is None or judged_tpot(requests) <= longest
+
+    if longest is not None and not is_fast(1):
+        alone = (
+            f"{format_seconds(tpot(1))}, up to {format_seconds(judged_tpot(1))}," if judged else format_seconds(tpot(1))
+        )
+        return Trouble(f"{shape}: TPOT of one request is {alone} and the limit is {format_seconds(longest)}")
+    low, high = 1, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if is_fast(middle) else (low, middle - 1)
+    constants = model.constants
+    host = (rules.host_passes - 1) * constants.ttft_seconds
+    rates = Decode(
+        shape.devices, tpot, low, lengths.output_tokens, found.slots, max(1.0, constants.ttft_steps), host
+    )  # fmt: skip
+    return found._replace(rates=rates)
+
+
+def _instance(
+    traffic: Traffic, kind: Kind, shape: Shape, rules: SplitRules, settings: Mapping[str, Any], held_tokens: int
+) -> Instance | Trouble:
+    """The memory and the speed of an instance whose requests hold `held_tokens` tokens."""
+    lengths = traffic.lengths
+    own = settings_of(kind.engine, {**(traffic.question.engine_settings or {}), **settings})
+    speed = (traffic.question.speed or SpeedQuestion())._replace(
+        input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens
+    )
+    case = make_case(
+        traffic.question._replace(
+            engine=kind.engine,
+            engine_settings=own,
+            tensor_parallel_size=shape.tensor_parallel_size,
+            pipeline_parallel_size=shape.pipeline_parallel_size,
+            data_parallel_size=shape.data_parallel_size,
+            devices=Devices(kind.gpu, shape.devices),
+            speed=speed,
+        )
+    )
+    found = speed_of(case, [])
+    if isinstance(found, str):
+        raise ModelError(f"{case.model.name} cannot be planned for {kind.gpu.name}: {found}")
+    room = budget(case.at(held_tokens, 1))
+    if isinstance(room, str):
+        raise ModelError(f"{case.model.name} cannot be planned for {kind.gpu.name}: {room}")
+    sent, buffers = sent_of(case, lengths.input_tokens), 0
+    if rules.transfer_buffers:
+        # A buffer holds a prompt and one more block.
+        tokens = buffer_tokens(traffic, case)
+        buffers = rules.transfer_buffers * prefixes_of(case).sent_bytes(tokens + prefixes_of(case).block_tokens)
+    pool = room.pool_bytes - buffers
+    instance = Instance(shape, case, found, None, held_tokens, sent, buffers, None)
+    if traffic.strict:
+        free, low = instance.free_bytes(instance.answer(1))
+        pool -= free - low
+    slots = largest_batch(room.case, pool, held_tokens, room.pool_shrinkage)
+    for tokens in {held_tokens, lengths.longest_tokens}:
+        if largest_batch(room.case, pool, tokens, room.pool_shrinkage) == 0:
+            missing = -instance.free_bytes(answer_case(case.at(tokens, 1)))[bool(traffic.strict)]
+            more = f": {format_size(missing)} more is needed per device" if missing > 0 else ""
+            return Trouble(f"{shape}: a request of {tokens:,} tokens does not fit{more}")
+    return instance._replace(slots=slots)
+
+
+def _hit_rate(traffic: Traffic) -> float:
+    return 0.0 if traffic.question.speed is None else traffic.question.speed.prefix_hit_rate
+
+
+def sent_of(case: Case, prompt_tokens: int) -> Sent:
+    """The cache of a prompt by the engine's own account, as `planning.transfer` counts it.
+
+    One tensor-parallel rank has the same layers in all its stages together.
+    """
+    workload = case.workload
+    busiest = prefixes_of(case).sent_bytes(prompt_tokens)
+    whole = busiest
+    if workload.pipeline_parallel_size > 1:
+        whole = case.rules.prefixes(case.share, workload.kv_dtype).sent_bytes(prompt_tokens)
+    return Sent(busiest, whole * workload.tensor_parallel_size)
+
+
+def buffer_tokens(traffic: Traffic, case: Case) -> int:
+    """The tokens of a transfer buffer: whole blocks for the prompt, or for the longest request of several."""
+    lengths = traffic.lengths
+    longest = lengths.input_tokens if lengths.num_requests == 1 else lengths.longest_tokens
+    return round_up(longest, prefixes_of(case).block_tokens)
+
+
+def transfer_bytes(prefill: Sent, decode: Sent) -> int:
+    """The bytes that the busiest device sends or receives.
+
+    A device of the decode instance receives its whole share. What all of them receive is spread over the devices of the
+    prefill instance as the cache is. If a cache is on all devices of both, each sends what its counterpart receives.
+    """
+    return max(decode.busiest_bytes, -(-decode.total_bytes * prefill.busiest_bytes // prefill.total_bytes))

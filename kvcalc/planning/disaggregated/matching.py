@@ -1,0 +1,211 @@
+"""The numbers of prefill and decode instances that serve a load, and how long their requests take.
+
+Plain arithmetic: it knows no model, engine or device. A request waits for a prefill instance, is computed there, its
+cache is sent, and a decode instance answers:
+
+    TTFT = host + queue + prefill + transfer + first step
+    TPOT = one decode step per token, which no prefill disturbs
+
+A prefill instance completes a prompt every `interval` seconds at most: the time of a prompt in full steps, or the
+transfer if that takes longer, because the link and the device are two servers in a row. With fixed times, all waiting
+is that for the slower one (Friedman, Reduction methods for tandem queuing systems, 1965). Requests come from many
+clients, so they arrive at random, and the router asks the instances in turn. So each of x instances gets every x-th
+request: the wait is that of M/D/1, utilization x interval / (2 x (1 - utilization)), for one instance, and that of
+Kramer and Langenbach-Belz's approximation (1976) for several, whose requests are more regular by the factor x. A cache
+waits for the link of its decode instance in the same way, because several prefill instances may send to it at once.
+
+With a fixed number of clients, a new request sees the queue without itself (Schweitzer's approximation), and the rate
+follows from the time that a request stays. `x` is then at least the number with which the prefill instances are not the
+bottleneck: they complete the prompts that the clients send if no prompt waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, inf
+from typing import NamedTuple
+
+from kvcalc.planning.disaggregated.rates import ROUNDS, TINY, Decode, Prefill, mean_wait
+
+
+class Load(NamedTuple):
+    """The load: requests per second, or a number of clients that each have one request at a time."""
+
+    requests_per_second: float | None = None
+    concurrency: int | None = None
+
+
+class Times(NamedTuple):
+    """What a request of a load goes through. `decoding` are the requests in the batch of one decode instance.
+
+    `prompts` are the prompts in a prefill step. `utilization` is that of the prefill instances and their links.
+    """
+
+    requests_per_second: float
+    decoding: float
+    prompts: int
+    utilization: float
+    host_seconds: float
+    queue_seconds: float
+    prefill_seconds: float
+    transfer_seconds: float
+    first_step_seconds: float
+    tpot_seconds: float
+
+    @property
+    def ttft_seconds(self) -> float:
+        """The time to the first token, which is the sum of its parts."""
+        parts = self.host_seconds, self.queue_seconds, self.prefill_seconds, self.transfer_seconds
+        return sum(parts) + self.first_step_seconds
+
+
+class Match(NamedTuple):
+    """`prefills` prefill and `decodes` decode instances, and their times."""
+
+    prefills: int
+    decodes: int
+    num_devices: int
+    times: Times
+
+
+Judge = Callable[[Times], bool]
+"""Whether the time to first token meets its target. More instances of either pool never make it longer."""
+
+
+class Pair(NamedTuple):
+    """A layout of prefill and one of decode instances. Sending a prompt's cache takes `transfer` seconds."""
+
+    prefill: Prefill
+    decode: Decode
+    transfer: float
+
+    def times(self, prefills: int, decodes: int, load: Load) -> Times | None:
+        """The times of a load on these numbers of instances. None if they cannot serve it."""
+        if load.concurrency is None:
+            return self._open(prefills, decodes, load.requests_per_second or 0.0)
+        return self._closed(prefills, decodes, load.concurrency)
+
+    def smallest(self, load: Load, meets: Judge, most_devices: int) -> Match | None:
+        """The numbers of instances with the fewest devices, at most `most_devices`. None if there are none."""
+        first = self._fewest_decodes(load)
+        if first is None:
+            return None
+        last = (most_devices - self.prefill.devices) // self.decode.devices
+
+        def with_all(decodes: int) -> bool:
+            # As many prefill instances as there are requests: none waits.
+            found = self._at(self._many(decodes, load), decodes, load)
+            return found is not None and meets(found.times)
+
+        if last < first or not with_all(last):
+            return None
+        low = first
+        while low < last:
+            middle = (low + last) // 2
+            low, last = (low, middle) if with_all(middle) else (middle + 1, last)
+        best: Match | None = None
+        decodes = low
+        while self.prefill.devices + decodes * self.decode.devices <= most_devices:
+            found = self.fewest_prefills(decodes, load, meets, most_devices)
+            if found is not None and (best is None or found.num_devices < best.num_devices):
+                best, most_devices = found, found.num_devices - 1
+            decodes += 1
+        return best
+
+    def _many(self, decodes: int, load: Load) -> int:
+        least = self._least_prefills(decodes, load)
+        return least + (load.concurrency or 1_000_000)
+
+    def fewest_prefills(self, decodes: int, load: Load, meets: Judge, most_devices: int) -> Match | None:
+        """The fewest prefill instances for a number of decode instances. None if none serve the load."""
+        low = self._least_prefills(decodes, load)
+        last = (most_devices - decodes * self.decode.devices) // self.prefill.devices
+        found = self._at(last, decodes, load) if low <= last else None
+        if found is None or not meets(found.times):
+            return None
+        while low < last:
+            middle = (low + last) // 2
+            there = self._at(middle, decodes, load)
+            if there is not None and meets(there.times):
+                last, found = middle, there
+            else:
+                low = middle + 1
+        return found
+
+    def _at(self, prefills: int, decodes: int, load: Load) -> Match | None:
+        found = self.times(prefills, decodes, load)
+        devices = prefills * self.prefill.devices + decodes * self.decode.devices
+        return None if found is None else Match(prefills, decodes, devices, found)
+
+    def _fewest_decodes(self, load: Load) -> int | None:
+        """The fewest decode instances that hold the load's requests within the target for TPOT."""
+        largest = self.decode.largest(self.transfer)
+        if not largest:
+            return None
+        if load.concurrency is not None:
+            # All of them may decode at once.
+            return -(-load.concurrency // largest)
+        each = self.decode.rate(largest)
+        if self.transfer:
+            each = min(each, 1 / self.transfer)
+        return max(1, ceil((load.requests_per_second or 0.0) / each - TINY))
+
+    def _least_prefills(self, decodes: int, load: Load) -> int:
+        """The fewest prefill instances that are not the bottleneck."""
+        interval = self.prefill.interval(self.transfer)
+        if load.concurrency is None:
+            busy = (load.requests_per_second or 0.0) * interval
+            return int(busy + TINY) + 1  # a queue without an end forms at a utilization of 1
+        return max(1, ceil(self._rate_without_queue(decodes, load.concurrency) * interval - TINY))
+
+    def _open(self, prefills: int, decodes: int, rate: float) -> Times | None:
+        interval, each = self.prefill.interval(self.transfer), rate / decodes
+        largest = self.decode.largest(self.transfer)
+        if rate * interval >= prefills or not largest or self.decode.rate(largest) * (1 + TINY) < each:
+            return None
+        return self._timed((prefills, decodes), rate, self.decode.decoding(each), 1.0)
+
+    def _rate_without_queue(self, decodes: int, clients: int) -> float:
+        low, high = 0.0, clients / decodes
+        for _ in range(ROUNDS):
+            middle = (low + high) / 2
+            rate = decodes * self.decode.rate(middle)
+            stay = rate * (self._beside(middle) + self.prefill.seconds(1))
+            low, high = (low, middle) if stay + decodes * middle >= clients else (middle, high)
+        return decodes * self.decode.rate(high)
+
+    def _beside(self, decoding: float) -> float:
+        """The seconds that a request spends outside the prefill step and the batch, without the queue."""
+        steps = (self.decode.first_steps - 1) * self.decode.tpot(max(decoding, 1.0))
+        return self.prefill.host_seconds + self.decode.host_seconds + self.transfer + steps
+
+    def _closed(self, prefills: int, decodes: int, clients: int) -> Times | None:
+        if -(-clients // decodes) > self.decode.largest(self.transfer):
+            return None
+        if prefills < self._least_prefills(decodes, Load(concurrency=clients)):
+            return None
+        others = (clients - 1) / clients
+        low, high = 0.0, clients / decodes
+        for _ in range(ROUNDS):
+            middle = (low + high) / 2
+            there = self._timed((prefills, decodes), decodes * self.decode.rate(middle), middle, others)
+            inside = inf
+            if there is not None:
+                beside = there.queue_seconds + there.prefill_seconds + self._beside(middle)
+                inside = there.requests_per_second * beside + decodes * middle
+            low, high = (low, middle) if inside >= clients else (middle, high)
+        return self._timed((prefills, decodes), decodes * self.decode.rate(low), low, others)
+
+    def _timed(self, instances: tuple[int, int], rate: float, decoding: float, others: float) -> Times | None:
+        """The times at a rate. `others` is the share of the queue that a new request sees. None for a full queue."""
+        prefills, decodes = instances
+        interval, tpot = self.prefill.interval(self.transfer), self.decode.tpot(max(decoding, 1.0))
+        used, received = rate / prefills * interval, rate / decodes * self.transfer
+        if others * max(used, received) >= 1:
+            return None
+        queue = mean_wait(others * used, interval, prefills) + mean_wait(others * received, self.transfer, decodes)
+        prompts = min(1 + int(rate / prefills * queue), self.prefill.most_prompts)
+        return Times(
+            rate, decoding, prompts, used, self.prefill.host_seconds + self.decode.host_seconds, queue,
+            self.prefill.seconds(prompts), self.transfer, self.decode.first_steps * tpot, tpot,
+        )  # fmt: skip

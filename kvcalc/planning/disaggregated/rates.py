@@ -1,0 +1,108 @@
+"""The times of one prefill and of one decode instance, as functions of what runs on them, and of a queue.
+
+Plain arithmetic: it knows no model, engine or device. `matching` says how the instances work together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import ceil, exp
+from typing import NamedTuple
+
+# A count that is a whole number but for rounding is not rounded up.
+TINY = 1e-9
+# Halvings of the range of decoding requests.
+ROUNDS = 36
+
+
+class Prefill(NamedTuple):
+    """The times of one prefill instance on `devices` devices.
+
+    `seconds` is the time of a number of prompts in one step, at most `batch`, and `stages` steps run at once in a
+    pipeline. `slots` is the number of prompts whose cache fits, those being sent included, or None without a limit.
+    """
+
+    devices: int
+    seconds: Callable[[int], float]
+    batch: int
+    stages: int = 1
+    slots: int | None = None
+    host_seconds: float = 0.0
+
+    @property
+    def most_prompts(self) -> int:
+        """The most prompts in one step, whose cache fits."""
+        return self.batch if self.slots is None else min(self.batch, self.slots)
+
+    def interval(self, transfer: float) -> float:
+        """The seconds between prompts at the highest rate, if sending the cache of one takes `transfer` seconds."""
+        batch = self.most_prompts
+        step = self.seconds(batch)
+        found = max(step / batch / self.stages, transfer)
+        return found if self.slots is None else max(found, (step + batch * transfer) / self.slots)
+
+
+class Decode(NamedTuple):
+    """The times of one decode instance on `devices` devices, for answers of `output_tokens` tokens.
+
+    `tpot` is the time per token with a number of requests in the batch, at most `most`. `slots` is the number of
+    requests whose cache fits, those being received included, or None without a limit. A request waits `first_steps`
+    steps for its first token: the one that runs when it arrives, those that are scheduled already, and its own.
+    """
+
+    devices: int
+    tpot: Callable[[float], float]
+    most: int
+    output_tokens: int
+    slots: int | None = None
+    first_steps: float = 1.0
+    host_seconds: float = 0.0
+
+    def rate(self, decoding: float) -> float:
+        """The requests per second of which `decoding` are in the batch on average."""
+        return decoding / (self.output_tokens * self.tpot(max(decoding, 1.0)))
+
+    def held(self, decoding: float, transfer: float) -> int:
+        """The requests in the cache: those that decode, that wait for their first step, or that are being received."""
+        tpot = self.tpot(max(decoding, 1.0))
+        return ceil(decoding + self.rate(decoding) * (transfer + (self.first_steps - 1) * tpot) - TINY)
+
+    def largest(self, transfer: float) -> int:
+        """The most requests in the batch, with room for those being received. 0 if there is no such number."""
+        if self.slots is None:
+            return self.most
+        low, high = 0, self.most
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.held(middle, transfer) <= self.slots else (low, middle - 1)
+        return low
+
+    def decoding(self, rate: float) -> float:
+        """The mean number of requests in the batch at a rate. It is `most` for a rate that no smaller batch reaches."""
+        low, high = 0.0, float(self.most)
+        for _ in range(ROUNDS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.rate(middle) >= rate else (middle, high)
+        return high
+
+
+def mean_wait(utilization: float, service: float, turns: int) -> float:
+    """The mean wait for a server with a fixed `service` time that gets every `turns`-th of requests at random."""
+    if not utilization:
+        return 0.0
+    idle = 1 - utilization
+    regular = exp(-2 * idle / (3 * utilization) * (1 - 1 / turns) ** 2 * turns)
+    return utilization * service / (2 * idle * turns) * regular
+
+
+def between_counts(seconds: Callable[[int], float]) -> Callable[[float], float]:
+    """The times of whole numbers of requests, each computed once, and straight lines between them."""
+    at = lru_cache(maxsize=None)(seconds)
+
+    def found(requests: float) -> float:
+        below = int(requests)
+        rest = requests - below
+        return at(below) + rest * (at(below + 1) - at(below)) if rest else at(below)
+
+    return found

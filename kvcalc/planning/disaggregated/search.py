@@ -1,0 +1,219 @@
+"""The smallest pair of pools of one kind of device that serves the traffic.
+
+The layouts of prefill and of decode instances are judged separately, each once: their memory and their times. Then
+every pair of them is matched, which is plain arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from kvcalc.errors import LayoutError
+from kvcalc.planning.cache_tiers import move_seconds
+from kvcalc.planning.disaggregated.engines import rules_of
+from kvcalc.planning.disaggregated.instances import (
+    Instance,
+    Shape,
+    decode_instance,
+    prefill_instance,
+    transfer_bytes,
+)
+from kvcalc.planning.disaggregated.matching import Load, Match, Pair, Times
+from kvcalc.planning.replicas import RANGE_CONFIDENCE, Kind, Targets, Traffic, Trouble, format_seconds, sizes_of
+from kvcalc.planning.transfer import NVLINK, PCIE, link_bytes_per_second
+
+# A machine has at most this many devices, which PCIe connects.
+_BOX = 8
+
+
+class Link(NamedTuple):
+    """What connects the instances: bytes per second of one device, and the name of the link, if it was named."""
+
+    bytes_per_second: int
+    name: str | None
+
+
+class Split(NamedTuple):
+    """Two pools that serve the traffic. `transfer_bytes` are those of the busiest device.
+
+    `next_layout` is the second choice, and why it was not chosen.
+    """
+
+    prefill: Instance
+    decode: Instance
+    link: Link
+    transfer_bytes: int
+    match: Match
+    next_layout: str | None = None
+
+    @property
+    def num_devices(self) -> int:
+        return self.match.num_devices
+
+    @property
+    def text(self) -> str:
+        """The instances, such as `2 x tp 4 prefill + tp 8 decode`."""
+        pools = (self.match.prefills, self.prefill, "prefill"), (self.match.decodes, self.decode, "decode")
+        return " + ".join(f"{count} x {one.shape} {role}" for count, one, role in pools)
+
+    def ttft_range(self) -> tuple[float, float]:
+        """The low and high end of the time to first token."""
+        return ttft_range(self.prefill, self.decode, self.match.times)
+
+    def tpot_range(self) -> tuple[float, float]:
+        """The low and high end of the time per output token."""
+        low, high = self.decode.tpot_factors(self.match.times.decoding)
+        return self.match.times.tpot_seconds * low, self.match.times.tpot_seconds * high
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.match.times.requests_per_second * float(self.decode.rates.output_tokens)
+
+
+def ttft_range(prefill: Instance, decode: Instance, times: Times) -> tuple[float, float]:
+    """The low and high end of the time to first token.
+
+    The prefill, what is waited for it, and the first step have the ranges of their engine. The transfer has none: it is
+    the bytes at the rate of the link.
+    """
+    computed = times.host_seconds + times.queue_seconds + times.prefill_seconds
+    first, step = prefill.ttft_factors(times.prompts), decode.tpot_factors(times.decoding)
+    low, high = (
+        computed * each + times.transfer_seconds + times.first_step_seconds * other for each, other in zip(first, step)
+    )
+    return low, high
+
+
+def find_split(traffic: Traffic, kind: Kind, transfer: int | str) -> Split | Trouble:
+    """The pools with the fewest devices, and among these the most tokens per second, or why there are none.
+
+    Raises UsageError (exit 2) if the engine has no separate instances, or for an unknown link.
+    """
+    rules_of(kind.engine)
+    link = link_of(transfer, kind)
+    if traffic.limit is not None and not traffic.allow_beyond_limit:
+        return Trouble(traffic.beyond_limit, "to plan them anyway, add --allow-beyond-limit")
+    most = most_devices(kind, link)
+    prefills, trouble = _instances(traffic, kind, prefill_instance)
+    if not prefills:
+        return _named("prefill", trouble)
+    decodes, trouble = _instances(traffic, kind, decode_instance)
+    if not decodes:
+        return _named("decode", trouble)
+    load = Load(traffic.targets.requests_per_second, traffic.targets.concurrency)
+    found: list[Split] = []
+    pairs = sorted(pairs_of(prefills, decodes, link), key=lambda pair: pair[2].prefill.devices + pair[2].decode.devices)
+    for prefill, decode, pair, moved in pairs:
+        # One more than the best is enough for the second choice.
+        limit = most if len(found) < 2 else min(most, found[1].num_devices)
+        match = pair.smallest(load, find_judge(traffic.targets, prefill, decode), limit)
+        if match is not None:
+            found.append(Split(prefill, decode, link, moved, match))
+            found.sort(key=_devices_then_speed)
+            del found[2:]
+    if not found:
+        return _why_none(traffic.targets, prefills, decodes, kind, link, most)
+    return found[0]._replace(next_layout=_why_not(*found) if len(found) > 1 else None)
+
+
+def pairs_of(
+    prefills: list[Instance], decodes: list[Instance], link: Link
+) -> Iterator[tuple[Instance, Instance, Pair, int]]:
+    """Every pair of instances, with the bytes that the busiest device sends or receives for a request."""
+    for prefill in prefills:
+        for decode in decodes:
+            moved = transfer_bytes(prefill.sent, decode.sent)
+            yield prefill, decode, Pair(prefill.rates, decode.rates, move_seconds(moved, link.bytes_per_second)), moved
+
+
+def both_pools(traffic: Traffic, kind: Kind) -> tuple[list[Instance], list[Instance]]:
+    """All prefill and all decode instances that can run."""
+    return _instances(traffic, kind, prefill_instance)[0], _instances(traffic, kind, decode_instance)[0]
+
+
+def link_of(transfer: int | str, kind: Kind) -> Link:
+    """The link between the instances. UsageError (exit 2) if it is not known, or not for this device."""
+    if isinstance(transfer, int):
+        return Link(transfer, None)
+    return Link(link_bytes_per_second(transfer, kind.gpu), transfer.casefold())
+
+
+def most_devices(kind: Kind, link: Link) -> int:
+    """The most devices that the link connects."""
+    if link.name == NVLINK and kind.gpu.interconnect is not None:
+        return min(kind.max_devices, kind.gpu.interconnect.devices)
+    return min(kind.max_devices, _BOX) if link.name == PCIE else kind.max_devices
+
+
+def _instances(
+    traffic: Traffic, kind: Kind, make: Callable[[Traffic, Kind, Shape], Instance | Trouble]
+) -> tuple[list[Instance], Trouble | None]:
+    """The instances of all layouts that can run, and why the largest of the others cannot."""
+    found, trouble = [], None
+    for tensor, stages in sizes_of(traffic, kind):
+        try:
+            one = make(traffic, kind, Shape(tensor, stages, traffic.question.data_parallel_size))
+        except LayoutError:
+            continue
+        if isinstance(one, Trouble):
+            trouble = one
+        else:
+            found.append(one)
+    return found, trouble
+
+
+def _named(role: str, trouble: Trouble | None) -> Trouble:
+    if trouble is None:
+        return Trouble(f"the model cannot be split over these devices for {role} instances")
+    return trouble._replace(reason=f"{role} instance: {trouble.reason}")
+
+
+def find_judge(targets: Targets, prefill: Instance, decode: Instance) -> Callable[[Times], bool]:
+    """Whether the time to first token meets its target: the upper end of its range, or the point estimate."""
+    longest = targets.max_ttft_seconds
+    if longest is None:
+        return lambda _: True
+    if targets.confidence != RANGE_CONFIDENCE:
+        return lambda times: times.ttft_seconds <= longest
+    return lambda times: ttft_range(prefill, decode, times)[1] <= longest
+
+
+def _devices_then_speed(split: Split) -> tuple[int, float, float]:
+    return split.num_devices, -split.tokens_per_second, split.match.times.ttft_seconds
+
+
+def _why_not(first: Split, second: Split) -> str:
+    if second.num_devices > first.num_devices:
+        return f"{second.text}: {second.num_devices:,} devices"
+    slower, faster = second.tokens_per_second, first.tokens_per_second
+    if round(slower) < round(faster):
+        return f"{second.text}: as many devices, but {slower:,.0f} tokens per second instead of {faster:,.0f}"
+    times = (format_seconds(one.match.times.ttft_seconds) for one in (second, first))
+    return f"{second.text}: as many devices, but TTFT is {' instead of '.join(times)}"
+
+
+def _why_none(
+    targets: Targets, prefills: list[Instance], decodes: list[Instance], kind: Kind, link: Link, most: int
+) -> Trouble:
+    """Why no pair serves the load: its time to first token even for one request, or the number of devices."""
+    longest = targets.max_ttft_seconds
+    if longest is not None:
+        alone = [
+            (pair.times(1, 1, Load(concurrency=1)), prefill, decode)
+            for prefill, decode, pair, _ in pairs_of(prefills, decodes, link)
+        ]
+        fastest = [
+            ttft_range(prefill, decode, times)[1] if targets.confidence == RANGE_CONFIDENCE else times.ttft_seconds
+            for times, prefill, decode in alone
+            if times is not None
+        ]
+        if fastest and min(fastest) > longest:
+            found = format_seconds(min(fastest))
+            return Trouble(f"TTFT of one request is up to {found}, and the limit is {format_seconds(longest)}")
+    if most < kind.max_devices:
+        return Trouble(
+            f"two pools need more than the {most:,} devices that {link.name} connects",
+            "--transfer-bandwidth infiniband-400g, or another network",
+        )
+    return Trouble(f"two pools need more than {most:,} devices", f"--max-gpus {2 * most}")

@@ -1,0 +1,103 @@
+"""`kvcalc plan --emit` for prefill and decode on separate instances: the instances of both kinds and their router."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kvcalc.errors import UsageError
+from kvcalc.planning.disaggregated.commands import DECODE, PREFILL, ROLES, ROUTER, SIDE_CHANNEL, host_of
+from kvcalc.planning.manifests.compose import DEVICES, service_of
+from kvcalc.planning.manifests.kubernetes import SEVERAL_KINDS, deployment, service
+from kvcalc.planning.manifests.server import PORT, Server, server_with
+from kvcalc.planning.manifests.text import write
+
+# The routers that are no part of their engine's package, on PyPI.
+_ROUTERS = {"vllm": "vllm-router==0.1.17", "sglang": "sglang-router==0.3.2"}
+_EMITTED = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
+
+
+def emit_pools(document: Mapping[str, Any], kind: str, image: str | None) -> str:
+    """What starts the pools of a plan's best row. Raises UsageError (exit 2) if it cannot be started in this way."""
+    best = document["best"]
+    engine = best["engine"].partition("@")[0]
+    if kind not in ("compose", "k8s"):
+        if image is not None:
+            raise UsageError(f"--image has no effect with --emit {kind}", "--emit compose or --emit k8s")
+        if _EMITTED.get(kind) != engine:
+            own = next(name for name, of in _EMITTED.items() if of == engine)
+            raise UsageError(f"--emit {kind}: the instances were planned for {engine}", f"--emit {own}")
+        return _commands(best)
+    servers = {role: _server(document, kind, image, role) for role in ROLES}
+    return _compose(best, servers) if kind == "compose" else _kubernetes(best, servers)
+
+
+def _commands(best: Mapping[str, Any]) -> str:
+    pools, lines = best["disaggregated"], []
+    for role in ROLES:
+        number = 1 if role == ROUTER else pools[role]["instances"]
+        hosts = host_of(role, 0) if number == 1 else f"{host_of(role, 0)} to {host_of(role, number - 1)}"
+        lines += [f"# {role}" if role == ROUTER else f"# {role}: {hosts}", pools["commands"][role]]
+    return "\n".join(lines) + "\n"
+
+
+def _server(document: Mapping[str, Any], kind: str, image: str | None, role: str) -> Server:
+    """One instance of a role, or the router, which has no devices."""
+    best = document["best"]
+    pools, engine = best["disaggregated"], best["engine"].partition("@")[0]
+    used = f"{pools[PREFILL]['num_devices']} + {pools[DECODE]['num_devices']} {best['gpu']}, prefill and decode"
+    command = pools["commands"][role]
+    if role == ROUTER:
+        found = server_with(document, kind, image, command, 0, used)
+        if engine in _ROUTERS:
+            command = f"pip install {_ROUTERS[engine]} && exec {command}"
+        return found._replace(name=f"{found.name}-{role}", command=["sh", "-c", command])
+    pool = pools[role]
+    found = server_with(document, kind, image, command, pool["num_devices"] // pool["instances"], used)
+    return found._replace(name=f"{found.name}-{role}", replicas=pool["instances"])
+
+
+def _compose(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
+    """A compose file for one machine, whose services have the names that the router's command has."""
+    if best["num_devices"] > DEVICES:
+        raise UsageError(
+            f"--emit compose: the pools have {best['num_devices']} devices, and a machine has {DEVICES}", "--emit k8s"
+        )
+    services, first = {}, 0
+    for role in (PREFILL, DECODE):
+        server = servers[role]
+        for number in range(server.replicas):
+            name = host_of(role, number)
+            environment = {key: name if key == SIDE_CHANNEL else value for key, value in server.environment.items()}
+            services[name] = service_of(server._replace(environment=environment), first, None)
+            first += server.num_devices
+    services[ROUTER] = {**service_of(servers[ROUTER], 0, PORT), "depends_on": list(services)}
+    document: dict[str, Any] = {"services": services}
+    if servers[ROUTER].folder is None:
+        document["volumes"] = {"huggingface": {}}
+    return write(servers[ROUTER].comments, document)
+
+
+def _kubernetes(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
+    """StatefulSets, whose pods have names that the router can know, with their Services, and the router."""
+    documents = []
+    for role in (PREFILL, DECODE):
+        server = servers[role]
+        one = deployment(server)
+        spec = {key: value for key, value in one["spec"].items() if key != "progressDeadlineSeconds"}
+        one.update(kind="StatefulSet", spec={"serviceName": server.name, "podManagementPolicy": "Parallel", **spec})
+        for entry in spec["template"]["spec"]["containers"][0]["env"]:
+            if entry["name"] == SIDE_CHANNEL:
+                del entry["value"]
+                entry["valueFrom"] = {"fieldRef": {"fieldPath": "status.podIP"}}
+        headless = service(server)
+        headless["spec"] = {"clusterIP": "None", **headless["spec"]}
+        documents += [one, headless]
+    router = servers[ROUTER]
+    text = router.command[-1]
+    for role in (PREFILL, DECODE):
+        name = servers[role].name
+        text = re.sub(rf"\b{role}-(\d+):", rf"{name}-\1.{name}:", text)
+    router = router._replace(command=[*router.command[:-1], text])
+    return write([*router.comments, SEVERAL_KINDS], *documents, deployment(router), service(router))
