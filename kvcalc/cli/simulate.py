@@ -50,6 +50,7 @@ OPTIONS = [
     o.value(
         "--replicas", "N", "Number of replicas. They get the requests in turn. Default: as many as the devices hold."
     ),
+    o.value("--step-factor", "F", "Multiply the times of all steps by F. step_range has the ends of their range.", "1"),
     o.engine("vllm, sglang, tensorrt-llm or llama.cpp.", "vllm", "NAME[@RELEASE]"),
     *o.shared("dtype kv-dtype tp pp"),
     o.value("--kv-memory", "SIZE", "Cache memory per device: 80G, 80GiB. Default: what the engine leaves on --gpu."),
@@ -86,6 +87,7 @@ def answer(model: ModelSpec, given: Mapping[str, Any], progress: Any = None) -> 
         _load_of(given),
         Limits(parsed(given, "--max-ttft", parse_seconds), parsed(given, "--max-tpot", parse_seconds)),
         replicas=parsed(given, "--replicas", parse_count),
+        step_factor=parse_rate(given["step_factor"], "--step-factor"),
         progress=progress,
         engine=_engine_of(given),
         engine_settings=settings_of(given),
