@@ -1,7 +1,7 @@
 """Percentiles of a plan: layouts that hold the requests are simulated, and the smallest that meets its targets wins.
 
 The closed form says which layouts hold the requests, and in which order to try them. Requests one after the other are
-simulated first: if these are too slow, no number of replicas helps. More replicas are not slower, so doubling and
+simulated first: if these are too slow, no number of replicas helps. More replicas are not slower, so doubled steps and
 bisection find the fewest. A layout that can only lose to the best so far is simulated once, on as many devices.
 
 With a confidence of 80, the steps of a simulation are slower by the upper end of TPOT's range at this load, so that
@@ -136,11 +136,11 @@ class Judge:
 
     def fewest(self, option: Option, most: int) -> Finalist:
         """The layout with the fewest replicas that meet the targets, or with `most` if these do not either."""
-        high, low = min(option.replicas, most), 0
+        high, low, step = min(option.replicas, most), 0, 1
         while self.at(option, high).missed is not None:
             if high == most:
                 return self.at(option, high)
-            low, high = high, min(2 * high, most)
+            low, high, step = high, min(high + step, most), 2 * step
         step = 1
         while high - low > 1:
             middle = (low + high) // 2 if low else max(high - step, 1)

@@ -37,7 +37,8 @@ class PlannedLoad(NamedTuple):
         prompt, answer = self._distributions()
         load = Load(prompt, answer, num_requests=num_requests, seed=self.seed)
         if replicas is None:
-            load = load._replace(concurrency=1)
+            # Requests with the same lengths take the same time if each is alone.
+            load = load._replace(concurrency=1, num_requests=1 if self.pairs is None else num_requests)
         elif targets.concurrency is not None:
             load = load._replace(concurrency=targets.concurrency)
         else:
