@@ -10,6 +10,7 @@ Targets for percentiles are judged by a simulation (`planning.finalists`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import ceil
 from typing import NamedTuple
 
 from kvcalc.errors import KvcalcError, LayoutError
@@ -19,6 +20,8 @@ from kvcalc.planning.traffic import Kind, Probe, Traffic, Trouble, probe
 
 # The default maximum of running requests on a large device: vLLM 0.33.0 (get_batch_defaults, arg_utils.py).
 _MOST_RUNNING = 1024
+# The rounds by which `_needs_more` approaches the requests that run together.
+_MOST_ROUNDS = 4
 
 
 class Option(NamedTuple):
@@ -151,7 +154,7 @@ def smallest(traffic: Traffic, kind: Kind, shape: Shape, most_devices: int | Non
         raise
     if alone.trouble is not None:
         return alone.trouble._replace(reason=f"{shape}: {alone.trouble.reason}")
-    if most_devices is not None and _fewest_replicas(traffic, at, alone) * shape.devices > most_devices:
+    if most_devices is not None and _needs_more(traffic, at, alone, most_devices // shape.devices):
         return None
     most = _most_running(at, _wanted(traffic))
     replicas = _replicas(traffic, at, most)
@@ -178,14 +181,26 @@ def _wanted(traffic: Traffic) -> int:
     return traffic.targets.concurrency or _MOST_RUNNING * traffic.question.data_parallel_size
 
 
-def _fewest_replicas(traffic: Traffic, at: Callable[[int], Probe], alone: Probe) -> int:
-    """At most the number of replicas that the load needs, from the requests that the memory of one holds."""
-    held = alone.memory.fit["max_batch_size"]
-    most = _wanted(traffic) if held is None else max(1, min(held, _wanted(traffic)))
+def _needs_more(traffic: Traffic, at: Callable[[int], Probe], alone: Probe, replicas: int) -> bool:
+    """Whether the load surely needs more than so many replicas. Takes a few probes, and `smallest` takes dozens.
+
+    By Little's law, a replica runs its share of the rate times the seconds that a request stays, which grow with the
+    running requests. So at least that many must run together, and within the targets.
+    """
     if traffic.targets.concurrency is not None:
-        return -(-traffic.targets.concurrency // most)
-    found = at(most)
-    return 1 if found.speed is None else _replicas_at_rate(traffic, found)
+        return at(-(-traffic.targets.concurrency // replicas)).trouble is not None
+    share, running, found = (traffic.targets.requests_per_second or 0.0) / replicas, 1, alone
+    for _ in range(_MOST_ROUNDS):
+        needed = ceil(share * running / found.serving["requests_per_second"])
+        if needed <= running:
+            return False
+        running = needed
+        if running > _wanted(traffic):
+            return True
+        found = at(running)
+        if found.trouble is not None:
+            return True
+    return False
 
 
 def _replicas(traffic: Traffic, at: Callable[[int], Probe], most: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvcalc.model.spec import ModelSpec, windows
+from kvcalc.model.spec import windows
 from kvcalc.planning.attention_replicas import most_experts
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.question import Question
@@ -87,7 +87,7 @@ def all_shapes(gpu: Gpu, question: Question, engine: str) -> list[Shape]:
         for dp in replicas
         if tensor * stages * dp <= max(_MOST_DEVICES, asked)
         for ep in _expert_sizes(tensor, dp, experts)
-        for dcp in _token_ranks(question, engine, tensor)
+        for dcp in _token_ranks(question, engine, gpu, tensor)
     ]
     return sorted(found, key=lambda shape: shape.devices)
 
@@ -99,17 +99,20 @@ def _expert_sizes(tensor: int, attention_replicas: int, experts: int) -> list[in
     return [None, tensor] if 1 < tensor <= experts else [None]
 
 
-def _token_ranks(question: Question, engine: str, tensor: int) -> list[int]:
-    """The numbers of ranks that may divide the tokens: only ranks that would hold the same KV heads."""
+def _token_ranks(question: Question, engine: str, gpu: Gpu, tensor: int) -> list[int]:
+    """The numbers of ranks that may divide the tokens: only ranks that would hold the same KV heads.
+
+    vLLM asks the attention backend for the log-sum-exp of a decode step (check_attention_cp_compatibility,
+    v1/worker/cp_utils.py in 0.33.0). FlashAttention, FlashInfer and the backends for latents have it; on AMD's devices
+    only the latter.
+    """
     if engine.partition("@")[0] != "vllm" or CONTEXT_PARALLEL in (question.engine_settings or {}):
         return [1]
-    heads = _kv_heads(question.model)
-    return _powers(tensor // heads) if heads and heads < tensor and not windows(question.model) else [1]
-
-
-def _kv_heads(model: ModelSpec) -> int:
-    """The KV heads that are divided among ranks. A latent is one head. 0 if the model has no attention."""
-    return 1 if model.attention.is_latent else model.attention.num_kv_heads or 0
+    shape, vendor = question.model.attention, gpu.vendor
+    heads = 1 if shape.is_latent else shape.num_kv_heads or 0
+    helps = 0 < heads < tensor and not windows(question.model)
+    runs = vendor == "NVIDIA" or (vendor == "AMD" and shape.is_latent)
+    return _powers(tensor // heads) if helps and runs else [1]
 
 
 def _powers(most: int) -> list[int]:
