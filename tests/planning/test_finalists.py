@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def simulated(row: Any, replicas: int, factor: float = 1.0, tensor: int | None =
 
 @pytest.mark.parametrize("confidence", [50, 80])
 def test_the_percentile_of_the_best_layout_holds_and_with_one_replica_less_it_does_not(confidence: int) -> None:
-    limits = {"max_ttft_seconds": 0.2, "max_tpot_seconds": 0.009}
+    limits: dict[str, Any] = {"max_ttft_seconds": 0.2, "max_tpot_seconds": 0.009}
     document = ask(confidence=confidence, ttft_percentile=99, tpot_percentile=90, **limits)
     check(document, "plan")
     best = document["best"]
@@ -57,7 +58,7 @@ def test_the_percentile_of_the_best_layout_holds_and_with_one_replica_less_it_do
     [("ttft", 99, 0.08), ("ttft", 50, 0.05), ("tpot", 95, 0.0075), ("e2e", 90, 1.0), ("e2e", 99, 0.6)],
 )
 def test_no_layout_that_would_pass_is_left_out(metric: str, percentile: int, limit: float) -> None:
-    target = {f"max_{metric}_seconds": limit, f"{metric}_percentile": percentile}
+    target: dict[str, Any] = {f"max_{metric}_seconds": limit, f"{metric}_percentile": percentile}
     best = ask(confidence=50, max_devices=12, **target)["best"]
     least = best["num_devices"] if best else 13
     for tensor in (1, 2, 4, 8):
@@ -69,11 +70,9 @@ def test_no_layout_that_would_pass_is_left_out(metric: str, percentile: int, lim
 
 def test_a_simulated_time_may_be_below_the_mean_of_the_closed_form() -> None:
     """The closed form has waits that a request alone does not have: it must not drop what the simulation passes."""
-    alone = kvcalc.estimate(
-        MODEL, engine="vllm", devices=kvcalc.find_devices("h100"), speed=kvcalc.SpeedQuestion(1, PROMPT, ANSWER, 1)
-    )["throughput"]["serving"]["ttft_seconds"]
-    limit = alone * 0.95
-    load = {"requests_per_second": 0.5, "confidence": 50, "max_devices": 1}
+    (alone,) = ask(requests_per_second=0.01, requests=None, max_devices=1)["plans"]
+    limit = alone["ttft_seconds"] * 0.95
+    load: dict[str, Any] = {"requests_per_second": 0.5, "confidence": 50, "max_devices": 1}
     assert ask(max_ttft_seconds=limit, **load)["best"] is None
     best = ask(max_ttft_seconds=limit, ttft_percentile=50, **load)["best"]
     assert best["num_devices"] == 1
@@ -82,6 +81,7 @@ def test_a_simulated_time_may_be_below_the_mean_of_the_closed_form() -> None:
 
 def test_one_slot_waits_as_the_queue_m_d_1() -> None:
     """With one slot and a constant service time, requests that arrive at random wait rho / (2 - 2 rho) services."""
+
     def finalists(rate: float) -> Any:
         return ask(
             engine="llama.cpp", engine_settings={"parallel": 1}, requests_per_second=rate, requests=20_000,
@@ -129,7 +129,7 @@ def test_what_is_too_slow_alone_says_so_for_every_kind_of_device() -> None:
 
 def test_each_kind_says_why_its_next_layout_lost_with_its_price() -> None:
     document = ask(
-        ("h100", "l40s"), max_ttft_seconds=0.3, ttft_percentile=99, prices={"h100-sxm": 2.5, "l40s": 0.9}
+        ("h100", "b200"), max_ttft_seconds=0.3, ttft_percentile=99, prices={"h100-sxm": 2.5, "b200-sxm": 5.0}
     )  # fmt: skip
     assert document["ranked_by"] == "cost_per_hour"
     assert document["best"]["cost_per_hour"] == min(row["cost_per_hour"] for row in document["plans"])
@@ -168,7 +168,7 @@ def test_clients_in_a_closed_loop_are_divided_among_replicas(kvcalc: Any) -> Non
     best = document["best"]
     for replicas, passes in ((best["replicas"], True), (best["replicas"] - 1, False)):
         if replicas:
-            load = {"requests_per_second": None, "concurrency": 64, "requests": 400}
+            load: dict[str, Any] = {"requests_per_second": None, "concurrency": 64, "requests": 400}
             times = simulated(best, replicas, **load)["tpot"]
             assert (times["p90_seconds"] <= 0.008) == passes
 
@@ -176,26 +176,25 @@ def test_clients_in_a_closed_loop_are_divided_among_replicas(kvcalc: Any) -> Non
 def test_the_screen_fits_and_batch_gives_the_same_document(
     kvcalc: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    options = ("--requests-per-second", "40", "--gpu", "h100,l40s", "--requests", "400")
+    options = ("--requests-per-second", "20", "--gpu", "h100,b200", "--requests", "200")
     targets = ("--max-ttft", "300ms@p99", "--max-e2e", "5s@p95")
     for columns in ("80", "120"):
         monkeypatch.setenv("COLUMNS", columns)
         out = kvcalc(*ASK, *options, *targets, "--format", "human").out
         assert "TTFT p99 up to 300 ms, E2E p95 up to 5 s" in out
-        assert "Simulated with 400 requests, seed 0" in out
+        assert "Simulated with 200 requests, seed 0" in out
         assert max(map(len, out.splitlines())) <= int(columns)
     document = kvcalc(*ASK, *options, *targets, "--json").json
     line = {
-        "command": "plan", "model": MODEL, "input_tokens": PROMPT, "output_tokens": ANSWER, "gpu": "h100,l40s",
-        "requests_per_second": 40, "requests": 400, "max_ttft": "300ms@p99", "max_e2e": "5s@p95",
+        "command": "plan", "model": MODEL, "input_tokens": PROMPT, "output_tokens": ANSWER, "gpu": "h100,b200",
+        "requests_per_second": 20, "requests": 200, "max_ttft": "300ms@p99", "max_e2e": "5s@p95",
     }  # fmt: skip
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps(line))
     answer = kvcalc("batch", file).json
     check(answer, "batch")
     assert answer == document
-    header, first, *_ = kvcalc(*ASK, *options, *targets, "--format", "csv").out.splitlines()
-    cells = dict(zip(header.split(","), first.split(",")))
+    cells, *_ = csv.DictReader(kvcalc(*ASK, *options, *targets, "--format", "csv").out.splitlines())
     assert float(cells["simulated_ttft_seconds"]) == document["plans"][0]["simulated_ttft_seconds"]
 
 

@@ -20,7 +20,9 @@ H100, GB200, MI300X = (find_gpu(name) for name in ("h100", "gb200", "mi300x"))
 LENGTHS = {"input_tokens": 2048, "output_tokens": 500}
 
 
-def shapes(name: str, gpu: Any = H100, engine: str = "vllm", dp: int = 1, **settings: str) -> list[Shape]:
+def shapes(
+    name: str, gpu: Any = H100, engine: str = "vllm", dp: int = 1, settings: dict[str, str] | None = None
+) -> list[Shape]:
     question = Question(kvcalc.load_model(name), engine_settings=settings, data_parallel_size=dp)
     return all_shapes(gpu, question, engine)
 
@@ -42,7 +44,7 @@ def test_the_tokens_are_divided_only_among_ranks_with_the_same_heads() -> None:
     assert {dcp for tensor, dcp in latent if tensor == 8} == {1, 2, 4, 8}
     for none in (
         shapes("llama-3.1-405b"), shapes("gpt-oss-120b", GB200), shapes("deepseek-v3", engine="sglang"),
-        shapes("qwen3-30b-a3b", MI300X), shapes("deepseek-v3", **{"decode-context-parallel-size": "2"}),
+        shapes("qwen3-30b-a3b", MI300X), shapes("deepseek-v3", settings={"decode-context-parallel-size": "2"}),
     ):  # fmt: skip
         assert {shape.token_ranks for shape in none} == {1}
 
@@ -56,22 +58,19 @@ def test_only_experts_make_attention_replicas_and_a_number_that_is_asked_for_is_
 
 @pytest.mark.parametrize(
     "targets",
-    [
-        Targets(64, None, max_tpot_seconds=0.02), Targets(None, 15.0, max_tpot_seconds=0.02),
-        Targets(None, 15.0), Targets(300, None, max_ttft_seconds=0.4),
-    ],
-    ids=str,
-)  # fmt: skip
+    [Targets(None, 15.0, max_tpot_seconds=0.02), Targets(300, None, max_ttft_seconds=0.4)],
+    ids=["rate", "concurrency"],
+)
 def test_leaving_out_early_changes_no_plan(targets: Targets) -> None:
     lengths = one_length(LENGTHS["input_tokens"], LENGTHS["output_tokens"])
     traffic = Traffic(Question(kvcalc.load_model("gpt-oss-120b")), lengths, targets, False, all_layouts=True)
-    kind = Kind(H100, 1024, "vllm")
+    kind = Kind(H100, 16, "vllm")
     (found,) = find_options(traffic, kind)
-    every = [smallest(traffic.of(shape), kind, shape) for shape in shapes("gpt-oss-120b")]
+    every = [smallest(traffic.of(shape), kind, shape) for shape in shapes("gpt-oss-120b") if shape.devices <= 16]
     best = sorted(
         (one for one in every if isinstance(one, Option)), key=lambda one: (one.num_devices, -one.tokens_per_second)
     )
-    assert len(best) > 20
+    assert len(best) > 10
     assert [(str(one), one.tokens_per_second) for one in found.options[:2]] == [
         (str(one), one.tokens_per_second) for one in best[:2]
     ]
@@ -79,11 +78,10 @@ def test_leaving_out_early_changes_no_plan(targets: Targets) -> None:
 
 @pytest.mark.parametrize(("name", "gpu"), [("deepseek-v3", "mi300x"), ("gpt-oss-120b", "h100")])
 def test_the_command_of_a_layout_starts_what_was_counted(name: str, gpu: str) -> None:
-    plain = kvcalc.plan(name, [gpu], concurrency=256, max_tpot_seconds=0.05, **LENGTHS)["best"]
-    best = kvcalc.plan(name, [gpu], concurrency=256, max_tpot_seconds=0.05, all_layouts=True, **LENGTHS)["best"]
-    assert best is not None
-    if plain is not None:
-        assert (best["num_devices"], -best["tokens_per_second"]) <= (plain["num_devices"], -plain["tokens_per_second"])
+    asked: dict[str, Any] = {"concurrency": 256, "max_tpot_seconds": 0.05, **LENGTHS}
+    plain, best = (kvcalc.plan(name, [gpu], **asked, **more)["plans"][0] for more in ({}, {"all_layouts": True}))
+    if plain["fits"]:
+        assert (best["num_devices"] or 0) <= (plain["num_devices"] or 0)
     words = shlex.split(best["vllm"] or "")
     flags = {word: words[place + 1 : place + 2] for place, word in enumerate(words) if word.startswith("--")}
     ranks, replicas = best["decode_context_parallel_size"] or 1, best["data_parallel_size"] or 1
@@ -98,10 +96,9 @@ def test_the_command_of_a_layout_starts_what_was_counted(name: str, gpu: str) ->
         engine_settings={"decode-context-parallel-size": str(ranks)} if ranks > 1 else None,
         speed=kvcalc.SpeedQuestion(best["expert_parallel_size"], 2048, 500, best["requests_per_replica"]),
     )  # fmt: skip
-    assert counted["fit"] is not None
-    assert counted["throughput"] is not None
-    assert counted["fit"]["free_bytes"] == best["free_bytes"]
-    assert counted["throughput"]["serving"]["tpot_seconds"] == best["tpot_seconds"]
+    found: Any = counted
+    assert found["fit"]["free_bytes"] == best["free_bytes"]
+    assert found["throughput"]["serving"]["tpot_seconds"] == best["tpot_seconds"]
 
 
 def test_the_front_of_all_layouts_has_the_parts_of_each(kvcalc: Any) -> None:
