@@ -21,7 +21,7 @@ from kvcalc.planning.shapes import all_shapes, usual_shapes
 from kvcalc.throughput.hardware import find_gpu
 
 GOAL_SECONDS = 5.0
-MODELS = ("llama-3.1-8b", "llama-3-70b", "gpt-oss-120b", "qwen3-235b-a22b", "deepseek-v3")
+MODELS = ("llama-3.1-8b", "gpt-oss-120b", "qwen3-235b-a22b", "deepseek-v3")
 DEVICES = (("h100",), ("h100", "b200", "mi300x", "gb200"))
 # The name of a search, its options, and whether the goal is for it.
 SEARCHES = (

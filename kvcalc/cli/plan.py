@@ -56,7 +56,7 @@ OPTIONS = [
     o.value("--requests-per-second", "R", "Requests per second. Replaces --concurrency."),
     o.value(
         "--max-ttft", "TIME[@pP]",
-        "Longest time to first token: 1s. 1s@p99 limits the 99th percentile (or p50, p90, p95), which is simulated.",
+        "Longest time to first token: 1s, 1s@p99. A percentile (p50, p90, p95, p99) is simulated, else it is the mean.",
     ),
     o.value("--max-tpot", "TIME[@pP]", "Longest time per output token: 30ms, 40ms@p90."),
     o.value("--max-e2e", "TIME[@pP]", "Longest time of a whole request: 20s, 30s@p95."),
@@ -137,9 +137,10 @@ def answer(model: str, given: Mapping[str, Any], load: Callable[[str], ModelSpec
     from kvcalc.planning.plan import COMMON_GPUS, parse_price
     from kvcalc.planning.plan import plan as ask
 
-    lengths, targets = _lengths_of(given), _targets_of(given)
+    text = _text_of_lengths(given)
+    lengths, targets = _lengths_of(given, text), _targets_of(given)
     simulated = parsed(given, "--simulate", parse_count)
-    simulation = _simulation_of(given, lengths, targets, is_asked=simulated is not None)
+    simulation = _simulation_of(given, text, lengths, targets, is_asked=simulated is not None)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
     gpus = _gpus_of(given, names) or _gpus_of(given, COMMON_GPUS)
@@ -188,18 +189,27 @@ def _emitted(given: Mapping[str, Any]) -> Optional[str]:
     return kind
 
 
-def _lengths_of(given: Mapping[str, Any]) -> "Lengths":
+def _text_of_lengths(given: Mapping[str, Any]) -> Optional[str]:
+    """The text of the file of --lengths, or None. It may be a pipe, so it is read once."""
+    if given["lengths"] is None:
+        return None
     from kvcalc.model.files import read_text
-    from kvcalc.planning.lengths import MAX_LENGTHS_BYTES, one_length, parse_lengths
+    from kvcalc.planning.lengths import MAX_LENGTHS_BYTES
+
+    return read_text(given["lengths"], MAX_LENGTHS_BYTES)
+
+
+def _lengths_of(given: Mapping[str, Any], text: Optional[str]) -> "Lengths":
+    from kvcalc.planning.lengths import one_length, parse_lengths
 
     prompt, answer = (parsed(given, option, parse_tokens) for option in ("--input-tokens", "--output-tokens"))
-    if given["lengths"] is not None:
+    if text is not None:
         if prompt is not None or answer is not None:
             raise UsageError(
                 "--lengths cannot be combined with --input-tokens or --output-tokens",
                 "use --lengths or the other two",
             )
-        return parse_lengths(read_text(given["lengths"], MAX_LENGTHS_BYTES), given["lengths"])
+        return parse_lengths(text, given["lengths"])
     if prompt is None or answer is None:
         missing = "--input-tokens" if prompt is None else "--output-tokens"
         raise UsageError(f"{missing} is missing", "--input-tokens 2k --output-tokens 500, or --lengths FILE.csv")
@@ -207,7 +217,7 @@ def _lengths_of(given: Mapping[str, Any]) -> "Lengths":
 
 
 def _simulation_of(
-    given: Mapping[str, Any], lengths: "Lengths", targets: "Targets", is_asked: bool
+    given: Mapping[str, Any], text: Optional[str], lengths: "Lengths", targets: "Targets", is_asked: bool
 ) -> "Optional[PlannedLoad]":
     """The requests to simulate if a target has a percentile or --simulate is given, else None.
 
@@ -223,16 +233,13 @@ def _simulation_of(
         return None
     if burstiness != 1 and targets.requests_per_second is None:
         raise UsageError("--burstiness needs --requests-per-second")
-    from kvcalc.model.files import read_text
-    from kvcalc.planning.lengths import MAX_LENGTHS_BYTES, pairs_of
+    from kvcalc.planning.lengths import pairs_of
     from kvcalc.simulation.load import MOST_REQUESTS
     from kvcalc.simulation.planned import PlannedLoad
 
     if number is not None and number > MOST_REQUESTS:
         raise UsageError(f"--requests {number:,}: too many to simulate", f"at most {MOST_REQUESTS:,}")
-    pairs = None
-    if given["lengths"] is not None:
-        pairs = list(pairs_of(read_text(given["lengths"], MAX_LENGTHS_BYTES), given["lengths"]))
+    pairs = None if text is None else list(pairs_of(text, given["lengths"]))
     return PlannedLoad(lengths, pairs, burstiness, seed, number)
 
 

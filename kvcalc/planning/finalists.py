@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Any, NamedTuple, Protocol
 
+from kvcalc.errors import UsageError
 from kvcalc.planning.question import Question
 from kvcalc.planning.replicas import Option, find_options, more_devices, smallest, why_not, with_replicas
 from kvcalc.planning.shapes import Shape
@@ -150,11 +151,6 @@ class Judge:
                 low = middle
         return self.at(option, high)
 
-    def most_replicas(self, option: Option, most_devices: int) -> int:
-        """The most replicas on so many devices. In a closed loop, every replica has a client."""
-        most = most_devices // option.shape.devices
-        return most if self.targets.concurrency is None else min(most, self.targets.concurrency)
-
     def finalists(self) -> list[Finalist]:
         """For each layout, the fewest replicas that meet the targets, and the most that do not."""
         shown: dict[tuple[Shape, bool], Finalist] = {}
@@ -190,7 +186,10 @@ class Judge:
         return one
 
     def _count(self, option: Option) -> int:
-        """Enough requests for the highest percentile, and for a run that is much longer than a request."""
+        """Enough requests for the highest percentile, and for a run that is much longer than a request.
+
+        `option` is the first guess, so that about as many requests run at once as when the targets are met.
+        """
         if self.simulation.num_requests is not None:
             return self.simulation.num_requests
         beyond = ceil(_BEYOND / (1 - (self.targets.highest_percentile or 50) / 100))
@@ -207,9 +206,14 @@ def find_simulated(traffic: Traffic, judge: Judge, most: int = DEFAULT_FINALISTS
     for options, reason in _candidates(traffic, judge.kind, most):
         trouble = reason or trouble
         best: Finalist | None = None
+        refusal: UsageError | None = None
         losers: list[tuple[int, int, str]] = []
         for option in options[:most]:
-            found = _smallest_found(judge, option, best)
+            try:
+                found = _smallest_found(judge, option, best)
+            except UsageError as error:  # a layout that is not simulated, such as attention replicas
+                refusal = error
+                continue
             if found is None:
                 devices = option.shape.devices
                 losers.append((2, devices, f"{option.shape}: {more_devices(judge.kind, devices)}"))
@@ -225,6 +229,8 @@ def find_simulated(traffic: Traffic, judge: Judge, most: int = DEFAULT_FINALISTS
             return best.option._replace(next_layout=why)
         if losers:
             trouble = Trouble(losers[-1][2])
+        elif refusal is not None:
+            raise refusal
     return trouble or Trouble("the model cannot be split over these devices")
 
 
@@ -252,11 +258,19 @@ def _candidates(traffic: Traffic, kind: Kind, most: int) -> Iterator[tuple[list[
                 return
     free = traffic._replace(targets=traffic.targets.without_limits())
     for found in find_options(free, kind, most):
-        guesses = [(option, smallest(traffic.of(option.shape), kind, option.shape)) for option in found.options]
-        begin = [guess if isinstance(guess, Option) else option for option, guess in guesses]
-        misses = {option.shape for option, guess in guesses if not isinstance(guess, Option)}
-        begin.sort(key=lambda one: (one.shape in misses, one.num_devices, -one.tokens_per_second))
-        yield begin, found.trouble
+        options = [_first_guess(traffic, free, kind, option) for option in found.options]
+        options.sort(key=lambda one: (one.num_devices, -one.tokens_per_second))
+        yield options, found.trouble
+
+
+def _first_guess(traffic: Traffic, free: Traffic, kind: Kind, option: Option) -> Option:
+    """The number of replicas to simulate first: that of the closed form, or as many as there can be if it has none."""
+    shape = option.shape
+    guess = smallest(traffic.of(shape), kind, shape)
+    if isinstance(guess, Option):
+        return guess
+    most = _most_replicas(traffic.targets, shape, kind.max_devices)
+    return option._replace(replicas=most, probe=with_replicas(free, kind, shape, most))
 
 
 def _smallest_found(judge: Judge, option: Option, best: Finalist | None) -> Finalist | None:
@@ -264,12 +278,18 @@ def _smallest_found(judge: Judge, option: Option, best: Finalist | None) -> Fina
 
     With a `best` so far it has no more devices than that, and None is a layout of which one replica has more.
     """
-    most = judge.most_replicas(option, judge.kind.max_devices if best is None else best.num_devices)
+    most = _most_replicas(judge.targets, option.shape, judge.kind.max_devices if best is None else best.num_devices)
     if not most:
         return None
     # With a best layout, one simulation usually decides. Without, doubling would go on to the last device.
     first = judge.at(option, None if best is None else most)
     return first if first.missed is not None else judge.fewest(option, most)
+
+
+def _most_replicas(targets: Targets, shape: Shape, num_devices: int) -> int:
+    """The most replicas on so many devices. In a closed loop, every replica has a client."""
+    most = num_devices // shape.devices
+    return most if targets.concurrency is None else min(most, targets.concurrency)
 
 
 def _devices_then_worst(one: Finalist) -> tuple[int, float]:
@@ -279,7 +299,10 @@ def _devices_then_worst(one: Finalist) -> tuple[int, float]:
 def _why_worse(kind: Kind, better: Finalist, worse: Finalist) -> str:
     if worse.num_devices > better.num_devices:
         return more_devices(kind, worse.num_devices)
-    return f"as many devices, but {worse.worst:.0%} of a target instead of {better.worst:.0%}"
+    shares = f"{worse.worst:.0%}", f"{better.worst:.0%}"
+    if shares[0] == shares[1]:
+        return "as many devices, and as close to its targets"
+    return f"as many devices, but {shares[0]} of a target instead of {shares[1]}"
 
 
 def _factors(serving: Mapping[str, Any], confidence: int) -> tuple[float, float]:
