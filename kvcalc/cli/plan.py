@@ -137,8 +137,7 @@ def answer(model: str, given: Mapping[str, Any], load: Callable[[str], ModelSpec
     from kvcalc.planning.plan import COMMON_GPUS, parse_price
     from kvcalc.planning.plan import plan as ask
 
-    text = _text_of_lengths(given)
-    lengths, targets = _lengths_of(given, text), _targets_of(given)
+    (lengths, text), targets = _lengths_of(given), _targets_of(given)
     simulated = parsed(given, "--simulate", parse_count)
     simulation = _simulation_of(given, text, lengths, targets, is_asked=simulated is not None)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
@@ -189,31 +188,24 @@ def _emitted(given: Mapping[str, Any]) -> Optional[str]:
     return kind
 
 
-def _text_of_lengths(given: Mapping[str, Any]) -> Optional[str]:
-    """The text of the file of --lengths, or None. It may be a pipe, so it is read once."""
-    if given["lengths"] is None:
-        return None
+def _lengths_of(given: Mapping[str, Any]) -> "tuple[Lengths, Optional[str]]":
+    """The lengths of the requests, and the text of the file that has them, or None."""
     from kvcalc.model.files import read_text
-    from kvcalc.planning.lengths import MAX_LENGTHS_BYTES
-
-    return read_text(given["lengths"], MAX_LENGTHS_BYTES)
-
-
-def _lengths_of(given: Mapping[str, Any], text: Optional[str]) -> "Lengths":
-    from kvcalc.planning.lengths import one_length, parse_lengths
+    from kvcalc.planning.lengths import MAX_LENGTHS_BYTES, one_length, parse_lengths
 
     prompt, answer = (parsed(given, option, parse_tokens) for option in ("--input-tokens", "--output-tokens"))
-    if text is not None:
+    if given["lengths"] is not None:
         if prompt is not None or answer is not None:
             raise UsageError(
                 "--lengths cannot be combined with --input-tokens or --output-tokens",
                 "use --lengths or the other two",
             )
-        return parse_lengths(text, given["lengths"])
+        text = read_text(given["lengths"], MAX_LENGTHS_BYTES)
+        return parse_lengths(text, given["lengths"]), text
     if prompt is None or answer is None:
         missing = "--input-tokens" if prompt is None else "--output-tokens"
         raise UsageError(f"{missing} is missing", "--input-tokens 2k --output-tokens 500, or --lengths FILE.csv")
-    return one_length(prompt, answer)
+    return one_length(prompt, answer), None
 
 
 def _simulation_of(
