@@ -16,8 +16,9 @@ from kvcalc.planning.checkpoint import Checkpoint, checkpoint_of
 from kvcalc.planning.commands import Layout, sglang_command, vllm_command
 from kvcalc.planning.drafting import describe_asked
 from kvcalc.planning.drafting_flags import drafting_of
-from kvcalc.planning.finalists import DEFAULT_FINALISTS, Judge, Simulates, find_simulated, simulate_best
+from kvcalc.planning.finalists import DEFAULT_FINALISTS, find_simulated, simulate_best
 from kvcalc.planning.grouped_notes import RowNote, group_notes
+from kvcalc.planning.judge import Judge, Simulates
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.more_commands import llama_cpp_command, tensorrt_llm_command

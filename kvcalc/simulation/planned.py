@@ -7,7 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
-from kvcalc.planning.finalists import Simulated
+from kvcalc.planning.judge import Simulated
 from kvcalc.planning.lengths import Lengths as PlannedLengths
 from kvcalc.planning.question import Question
 from kvcalc.planning.targets import Targets
@@ -32,7 +32,7 @@ class PlannedLoad(NamedTuple):
     def run(
         self, question: Question, targets: Targets, replicas: int | None, num_requests: int, step_factor: float
     ) -> Simulated:
-        """See `planning.finalists.Simulates`."""
+        """See `planning.judge.Simulates`."""
         _check(question)
         prompt, answer = self._distributions()
         load = Load(prompt, answer, num_requests=num_requests, seed=self.seed)
