@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import DoesNotFitError, KvcalcError, UsageError
 from kvcalc.memory.engines import RELEASE, check_engine
@@ -16,9 +16,7 @@ from kvcalc.planning.checkpoint import Checkpoint, checkpoint_of
 from kvcalc.planning.commands import Layout, sglang_command, vllm_command
 from kvcalc.planning.drafting import describe_asked
 from kvcalc.planning.drafting_flags import drafting_of
-from kvcalc.planning.finalists import DEFAULT_FINALISTS, find_simulated, simulate_best
 from kvcalc.planning.grouped_notes import RowNote, group_notes
-from kvcalc.planning.judge import Judge, Simulates
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.more_commands import llama_cpp_command, tensorrt_llm_command
@@ -29,6 +27,9 @@ from kvcalc.planning.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE,
 from kvcalc.planning.traffic import Kind, Traffic, Trouble
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
+
+if TYPE_CHECKING:
+    from kvcalc.planning.judge import Judge, Simulates
 
 __all__ = ["COMMON_GPUS", "Targets", "parse_confidence", "parse_price", "plan", "refuse_empty"]
 
@@ -82,7 +83,11 @@ def plan(
     question = Question(model, engine_settings=settings, speed=speed, **asked)
     traffic = Traffic(question, lengths, targets, allow_beyond_limit, strict, all_layouts)
     checkpoint = checkpoint_of(model, question.dtype)
-    judges = [None if simulation is None else Judge(traffic, kind, simulation) for kind in kinds]
+    judges: list[Judge | None] = [None] * len(kinds)
+    if simulation is not None:
+        from kvcalc.planning.judge import Judge
+
+        judges = [Judge(traffic, kind, simulation) for kind in kinds]
     found = [_search_or_refuse(traffic, kind, judge, num_simulated) for kind, judge in zip(kinds, judges)]
     refusals = [one for one in found if isinstance(one, KvcalcError)]
     if len(refusals) == len(found):
@@ -308,6 +313,8 @@ def _search_or_refuse(
     try:
         if judge is None:
             return find_layout(traffic, kind)
+        from kvcalc.planning.finalists import DEFAULT_FINALISTS, find_simulated, simulate_best
+
         if traffic.targets.highest_percentile is None:
             return simulate_best(traffic, judge, num_simulated or 1)
         return find_simulated(traffic, judge, num_simulated or DEFAULT_FINALISTS)
