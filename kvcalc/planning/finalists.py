@@ -28,30 +28,27 @@ def find_simulated(traffic: Traffic, judge: Judge, most: int = DEFAULT_FINALISTS
     trouble: Trouble | None = None
     for options, reason in _candidates(traffic, judge.kind, most):
         trouble = reason or trouble
-        best: Finalist | None = None
         refusal: UsageError | None = None
-        losers: list[tuple[int, int, str]] = []
+        met: list[Finalist] = []
+        missed: list[Finalist] = []
+        larger: list[Shape] = []
         for option in options[:most]:
+            best = min(met, key=_devices_then_worst, default=None)
             try:
                 found = _smallest_found(judge, option, best)
             except UsageError as error:  # a layout that is not simulated, such as attention replicas
                 refusal = error
                 continue
             if found is None:
-                devices = option.shape.devices
-                losers.append((2, devices, f"{option.shape}: {more_devices(judge.kind, devices)}"))
-            elif found.missed is not None:
-                losers.append((1, found.num_devices, f"{found}: {found.missed}"))
-            elif best is None:
-                best = found
+                larger.append(option.shape)
             else:
-                best, worse = sorted([best, found], key=_devices_then_worst)
-                losers.append((0, worse.num_devices, f"{worse}: {_why_worse(judge.kind, best, worse)}"))
-        if best is not None:
-            why = min(losers)[2] if losers else None if trouble is None else trouble.reason
-            return best.option._replace(next_layout=why)
-        if losers:
-            trouble = Trouble(losers[-1][2])
+                (met if found.missed is None else missed).append(found)
+        if met:
+            best, *others = sorted(met, key=_devices_then_worst)
+            why = _why_next(judge.kind, best, others, missed, larger)
+            return best.option._replace(next_layout=why or (None if trouble is None else trouble.reason))
+        if missed:
+            trouble = Trouble(f"{missed[-1]}: {missed[-1].missed}")
         elif refusal is not None:
             raise refusal
     return trouble or Trouble("the model cannot be split over these devices")
@@ -119,10 +116,19 @@ def _devices_then_worst(one: Finalist) -> tuple[int, float]:
     return one.num_devices, one.worst
 
 
-def _why_worse(kind: Kind, better: Finalist, worse: Finalist) -> str:
-    if worse.num_devices > better.num_devices:
-        return more_devices(kind, worse.num_devices)
-    shares = f"{worse.worst:.0%}", f"{better.worst:.0%}"
-    if shares[0] == shares[1]:
-        return "as many devices, and as close to its targets"
-    return f"as many devices, but {shares[0]} of a target instead of {shares[1]}"
+def _why_next(
+    kind: Kind, best: Finalist, others: list[Finalist], missed: list[Finalist], larger: list[Shape]
+) -> str | None:
+    """Why the next layout lost: one that meets the targets, else one that does not, else one that was not simulated."""
+    if others:
+        second = others[0]
+        if second.num_devices > best.num_devices:
+            return f"{second}: {more_devices(kind, second.num_devices)}"
+        shares = f"{second.worst:.0%}", f"{best.worst:.0%}"
+        if shares[0] == shares[1]:
+            return f"{second}: as many devices, and as close to its targets"
+        return f"{second}: as many devices, but {shares[0]} of a target instead of {shares[1]}"
+    if missed:
+        second = min(missed, key=_devices_then_worst)
+        return f"{second}: {second.missed}"
+    return f"{larger[0]}: {more_devices(kind, larger[0].devices)}" if larger else None
