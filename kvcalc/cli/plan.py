@@ -226,11 +226,8 @@ def _simulation_of(
     if burstiness != 1 and targets.requests_per_second is None:
         raise UsageError("--burstiness needs --requests-per-second")
     from kvcalc.planning.lengths import pairs_of
-    from kvcalc.simulation.load import MOST_REQUESTS
     from kvcalc.simulation.planned import PlannedLoad
 
-    if number is not None and number > MOST_REQUESTS:
-        raise UsageError(f"--requests {number:,}: too many to simulate", f"at most {MOST_REQUESTS:,}")
     pairs = None if text is None else list(pairs_of(text, given["lengths"]))
     return PlannedLoad(lengths, pairs, burstiness, seed, number)
 

@@ -40,7 +40,7 @@ class PlannedLoad(NamedTuple):
             # Requests with the same lengths take the same time if each is alone.
             load = load._replace(concurrency=1, num_requests=1 if self.pairs is None else num_requests)
         elif targets.concurrency is not None:
-            load = load._replace(concurrency=targets.concurrency)
+            load = load._replace(concurrency=targets.concurrency, burstiness=self.burstiness)
         else:
             load = load._replace(requests_per_second=targets.requests_per_second, burstiness=self.burstiness)
         asked = question._asdict()

@@ -220,6 +220,7 @@ def test_the_screen_fits_and_batch_gives_the_same_document(
         (("--burstiness", "2", "--concurrency", "4", "--simulate", "1"), "needs --requests-per-second"),
         (("--max-ttft", "1s@p99", "--concurrency", "4", "--engine", "logical"), "scheduler is not simulated"),
         (("--max-ttft", "1s@p99", "--concurrency", "4", "--prefix-tokens", "64"), "not simulated"),
+        (("--max-ttft", "1s@p99", "--concurrency", "4", "--requests", "2000000"), "too many to simulate"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(kvcalc: Any, words: tuple[str, ...], message: str) -> None:
