@@ -6,7 +6,7 @@ Every function returns the document that the command prints with `--json`, as pl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from kvcalc.model.resolve import load_model
@@ -183,29 +183,48 @@ def plan(
     max_ttft_seconds: float | None = None,
     max_tpot_seconds: float | None = None,
     confidence: int = 80,
+    max_e2e_seconds: float | None = None,
+    ttft_percentile: int | None = None,
+    tpot_percentile: int | None = None,
+    e2e_percentile: int | None = None,
+    simulate: int | None = None,
+    burstiness: float = 1.0,
+    requests: int | None = None,
+    seed: int = 0,
     **asked: Any,
 ) -> Plan:
     """The document of `kvcalc plan`: for each kind of device, the smallest layout that serves the requests.
 
     Give either `concurrency` or `requests_per_second`. With a `confidence` of 80, times are judged at the upper end of
-    their range, with 50 at the point estimate. `asked` may have `engines` (or `engine`), `engine_settings`, `dtype`,
-    `kv_dtype`, `prices` (device name to price per hour), `max_devices`, `allow_beyond_limit`, `prefix_hit_rate`,
-    `strict`, `images`, `speculative`, `reuse` and `speed`, of which only the calibration is used. With
-    `disaggregate=True` there are also rows with prefill and decode on separate instances, joined by the link
-    `transfer`: bytes per second of one device, or a name such as `infiniband-400g`.
+    their range, with 50 at the point estimate. A time limits the mean, or the percentile that is given for it: 50, 90,
+    95 or 99. Percentiles are simulated, with `burstiness`, `requests` and `seed` as in `simulate`. `simulate` is the
+    number of layouts of each kind of device to simulate. `asked` may have `engines` (or `engine`), `engine_settings`,
+    `dtype`, `kv_dtype`, `prices` (device name to price per hour), `max_devices`, `allow_beyond_limit`,
+    `prefix_hit_rate`, `strict`, `all_layouts`, `with_front`, `images`, `speculative`, `reuse` and `speed`, of which
+    only the calibration is used. With `disaggregate=True` there are also rows with prefill and decode on separate
+    instances, joined by the link `transfer`: bytes per second of one device, or a name such as `infiniband-400g`.
     """
     from kvcalc.errors import UsageError
     from kvcalc.planning.lengths import one_length
-    from kvcalc.planning.plan import Targets
     from kvcalc.planning.plan import plan as ask
+    from kvcalc.planning.targets import Targets, check_percentiles
     from kvcalc.throughput.hardware import find_gpu
 
     if (concurrency is None) == (requests_per_second is None):
         raise UsageError("plan needs either concurrency or requests_per_second")
-    targets = Targets(concurrency, requests_per_second, max_ttft_seconds, max_tpot_seconds, confidence)
+    targets = Targets(
+        concurrency, requests_per_second, max_ttft_seconds, max_tpot_seconds, confidence, max_e2e_seconds,
+        ttft_percentile, tpot_percentile, e2e_percentile,
+    )  # fmt: skip
+    check_percentiles(targets)
+    lengths = one_length(input_tokens, output_tokens)
+    if targets.highest_percentile is not None or simulate is not None:
+        from kvcalc.simulation.planned import PlannedLoad
+
+        asked["simulation"] = PlannedLoad(lengths, None, burstiness, seed, requests)
     kinds = [find_gpu(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
     asked.setdefault("engines", (asked.pop("engine", "vllm"),))
-    document = ask(_model(model), kinds, one_length(input_tokens, output_tokens), targets, **asked)
+    document = ask(_model(model), kinds, lengths, targets, num_simulated=simulate, **asked)
     return cast("Plan", document)
 
 
@@ -272,6 +291,7 @@ def simulate(
     prefill_replicas: int | None = None,
     prefill_tensor_parallel_size: int | None = None,
     transfer: int | str | None = None,
+    step_factor: float = 1.0,
     **asked: Any,
 ) -> Simulate:
     """The document of `kvcalc simulate`: percentiles of the times that clients see, goodput, and the state over time.
@@ -282,14 +302,18 @@ def simulate(
     `pipeline_parallel_size`, `kv_memory_bytes` and `speed`, of which the hit rate, the calibration and the
     expert-parallel size are used. With `prefill_replicas`, prompts are computed on instances of their own, and
     `transfer` is the link to those that answer: bytes per second of one device, or a name such as `infiniband-400g`.
+    The times of all steps are multiplied by `step_factor`.
     """
+    from functools import partial
+
     from kvcalc.errors import UsageError
     from kvcalc.simulation.load import Load
     from kvcalc.simulation.requests import lengths_of
     from kvcalc.simulation.results import Limits
-    from kvcalc.simulation.simulate import simulate as ask
+    from kvcalc.simulation.simulate import simulate as simulate_replicas
     from kvcalc.throughput.hardware import find_devices
 
+    ask: Callable[..., dict[str, Any]] = simulate_replicas
     rows = None
     if trace is not None:
         from kvcalc.traces import read_trace
@@ -308,9 +332,11 @@ def simulate(
         from kvcalc.simulation.pools import Prefills, simulate_pools
 
         prefills = Prefills(prefill_replicas, prefill_tensor_parallel_size, transfer)
-        document = simulate_pools(_model(model), load, prefills, limits, replicas=replicas, devices=found, **asked)
-        return cast("Simulate", document)
-    return cast("Simulate", ask(_model(model), load, limits, replicas=replicas, devices=found, **asked))
+        ask = partial(simulate_pools, prefills=prefills)
+    document = ask(
+        _model(model), load, limits=limits, replicas=replicas, step_factor=step_factor, devices=found, **asked
+    )
+    return cast("Simulate", document)
 
 
 def audit(

@@ -1265,6 +1265,10 @@ class PlanTargets(TypedDict):
     max_ttft_seconds: float | None
     max_tpot_seconds: float | None
     confidence: Literal[50, 80]
+    max_e2e_seconds: float | None
+    ttft_percentile: Literal[50, 90, 95, 99] | None
+    tpot_percentile: Literal[50, 90, 95, 99] | None
+    e2e_percentile: Literal[50, 90, 95, 99] | None
 
 
 class PlanSpeculative(TypedDict):
@@ -1290,8 +1294,10 @@ class Plan(TypedDict):
     prefix_hit_rate: float | None
     prefix_tokens: NotRequired[int]
     speculative: PlanSpeculative | None
+    ranked_by: Literal["cost_per_hour", "num_devices"]
     best: PlanRow | None
     plans: list[PlanRow]
+    finalists: list[PlanFinalist] | None
     pareto: list[ParetoPoint] | None
     warnings: list[Warning]
 
@@ -1310,6 +1316,8 @@ class PlanRow(TypedDict):
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
     data_parallel_size: int | None
+    expert_parallel_size: int | None
+    decode_context_parallel_size: int | None
     replicas: int | None
     num_devices: int | None
     requests_per_replica: int | None
@@ -1323,6 +1331,10 @@ class PlanRow(TypedDict):
     tpot_seconds: float | None
     tpot_low_seconds: float | None
     tpot_high_seconds: float | None
+    simulated_ttft_seconds: float | None
+    simulated_tpot_seconds: float | None
+    simulated_e2e_seconds: float | None
+    simulated_requests: int | None
     tokens_per_second: float | None
     tokens_per_second_low: float | None
     tokens_per_second_high: float | None
@@ -1397,6 +1409,43 @@ class SplitPool(TypedDict):
     utilization: float
     transfer_buffer_bytes: int
     free_bytes: int
+
+
+class PlanFinalist(TypedDict):
+    """a layout that was simulated. Its times are at the end of the range that is judged."""
+
+    gpu: str
+    engine: str
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    expert_parallel_size: int
+    decode_context_parallel_size: int
+    replicas: int | None
+    num_devices: int | None
+    cost_per_hour: float | None
+    passes: bool
+    reason: str | None
+    requests: int
+    seed: int | None
+    max_running_requests: int
+    step_factor: float
+    ttft_factor: float
+    ttft_mean_seconds: float | None
+    ttft_p50_seconds: float | None
+    ttft_p90_seconds: float | None
+    ttft_p95_seconds: float | None
+    ttft_p99_seconds: float | None
+    tpot_mean_seconds: float | None
+    tpot_p50_seconds: float | None
+    tpot_p90_seconds: float | None
+    tpot_p95_seconds: float | None
+    tpot_p99_seconds: float | None
+    e2e_mean_seconds: float | None
+    e2e_p50_seconds: float | None
+    e2e_p90_seconds: float | None
+    e2e_p95_seconds: float | None
+    e2e_p99_seconds: float | None
 
 
 class PrefixTrace(TypedDict):
@@ -1591,6 +1640,7 @@ class Simulate(TypedDict):
     results: SimulateResults
     times: list[SimulateTime]
     timeline: list[SimulateState]
+    step_factor: float
     step_range: SimulateStepRange
     prefill: NotRequired[SimulatePrefill]
     warnings: list[Warning]
@@ -1603,6 +1653,7 @@ class SimulateTime(TypedDict):
     mean_seconds: float | None
     p50_seconds: float | None
     p90_seconds: float | None
+    p95_seconds: float | None
     p99_seconds: float | None
     max_seconds: float | None
 
@@ -1632,6 +1683,8 @@ class ParetoPoint(TypedDict):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
+    expert_parallel_size: int
+    decode_context_parallel_size: int
     num_devices: int
     requests_per_replica: int
     ttft_seconds: float

@@ -19,19 +19,24 @@ from kvcalc.units import Number
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
-# Options of estimate that are not fields, because they set the output or the exit code.
-_NO_FIELDS = ("format", "json", "get", "no_color", "help", "check", "strict", "report")
+# Options that are not fields, because they set the output or the exit code. --strict of plan chooses layouts.
+_NO_FIELDS = ("format", "json", "get", "no_color", "help", "check", "report", "emit", "image")
+_OF_THE_EXIT_CODE = "strict"
 
 # The maximum number of models kept between lines, and the maximum number of config values in all of them.
 _MOST_MODELS, _MOST_VALUES = 512, 200_000
 
 # Fields that an error names, by command.
-_EXAMPLES = {"estimate": "model, context, batch, kv_dtype, tp", "simulate": "model, gpu, concurrency, prompt_tokens"}
+_EXAMPLES = {
+    "estimate": "model, context, batch, kv_dtype, tp",
+    "plan": "model, gpu, concurrency, input_tokens, output_tokens",
+    "simulate": "model, gpu, concurrency, prompt_tokens",
+}
 
 EPILOG = """\
 The fields of a question are the options of kvcalc estimate, with _ or -: model, context, batch, dtype, kv_dtype, tp,
 engine, ... Numbers are in bytes, bytes per second or operations per second. Strings are read as on the command line:
-"80GiB". With "command": "simulate", they are the options of kvcalc simulate, but --trace.
+"80GiB". With "command": "simulate" or "plan", they are the options of that command, but --trace.
 
 An answer is the document of kvcalc estimate --json on one line, or {"error": {"message", "hint", "exit_code", "line"}}.
 Blank lines are skipped. A config file that several questions use is read once.
@@ -93,9 +98,13 @@ def _writer(path: Optional[str]) -> Callable[[dict[str, Any]], str]:
     try:
         check_against_schema(load_schema(), "estimate", path)
     except UsageError as error:
-        try:
-            check_against_schema(load_schema(), "simulate", path)
-        except UsageError:
+        for kind in ("simulate", "plan"):
+            try:
+                check_against_schema(load_schema(), kind, path)
+                break
+            except UsageError:
+                pass
+        else:
             raise error from None
 
     def value(document: dict[str, Any]) -> str:
@@ -145,7 +154,7 @@ class Questions:
         from kvcalc.cli import estimate
 
         self._parameters, self._defaults = _parameters_of(estimate.app)
-        self._of_simulate: Optional[tuple[dict[str, Parameter], dict[str, Any]]] = None
+        self._of_commands: dict[str, tuple[dict[str, Parameter], dict[str, Any]]] = {}
         self.models = Models()
 
     def answer(self, line: Any) -> dict[str, Any]:
@@ -183,24 +192,31 @@ class Questions:
         return answer_asked(case).document
 
     def _answer_command(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a line with a `command` key: estimate or simulate."""
+        """The document of a question that names its command: estimate, plan or simulate."""
         others = {field: value for field, value in fields.items() if field != "command"}
         command = fields["command"]
         if command == "estimate":
             return self._document(others)
-        if command != "simulate":
-            raise UsageError(f"command {str(command)[:60]!r}: not a command of batch", "estimate or simulate")
-        from kvcalc.cli import simulate
+        if command not in ("plan", "simulate"):
+            raise UsageError(f"command {str(command)[:60]!r}: not a command of batch", "estimate, plan or simulate")
+        from kvcalc.cli import plan, simulate
 
-        if self._of_simulate is None:
-            self._of_simulate = _parameters_of(simulate.app)
-        given = _given(others, *self._of_simulate, "simulate")
-        if given["trace"] is not None:
+        if command not in self._of_commands:
+            self._of_commands[command] = _parameters_of((plan if command == "plan" else simulate).app)
+        given = _given(others, *self._of_commands[command], command)
+        if given.get("trace") is not None:
             raise UsageError("trace: batch reads no traces", "use kvcalc simulate --trace")
         if given["model"] is None:
             raise UsageError("model is missing", 'for example "model": "llama-3.1-8b"')
-        spec, _ = self.models.model_of(given["model"], WhatIf(), {})
-        return simulate.answer(spec, given)
+
+        def load(name: str) -> ModelSpec:
+            return self.models.model_of(name, WhatIf(), {})[0]
+
+        return (
+            plan.answer(given["model"], given, load)
+            if command == "plan"
+            else simulate.answer(load(given["model"]), given)
+        )
 
     def given(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of estimate, with the values that the equivalent command line would give."""
@@ -246,11 +262,13 @@ def _parameters_of(app: typer.Typer) -> tuple[dict[str, Parameter], dict[str, An
     """The fields by name, and the default of every option. A field has every long name of its option, with _ for -."""
     found: dict[str, Parameter] = {}
     defaults: dict[str, Any] = {}
-    for option in typer.main.get_command(app).params:
+    options = typer.main.get_command(app).params
+    names = {option.name for option in options}
+    for option in options:
         if option.name is None:
             continue
         defaults[option.name] = option.default
-        if option.name in _NO_FIELDS:
+        if option.name in _NO_FIELDS or (option.name == _OF_THE_EXIT_CODE and "check" in names):
             continue
         parameter = Parameter(option.name, bool(getattr(option, "is_flag", False)))
         found[option.name] = parameter

@@ -1,6 +1,6 @@
 """`kvcalc plan`: how many devices does this traffic need, and which command starts the server?"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import typer
@@ -19,12 +19,14 @@ from kvcalc.cli.question import (
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.cli.reuse import reuse_of, transfer_of
 from kvcalc.errors import UsageError
-from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_tokens
+from kvcalc.model.spec import ModelSpec
+from kvcalc.units import parse_count, parse_rate, parse_tokens
 
 if TYPE_CHECKING:
     from kvcalc.planning.devices import Devices, Gpu
     from kvcalc.planning.lengths import Lengths
-    from kvcalc.planning.plan import Targets
+    from kvcalc.planning.targets import Targets
+    from kvcalc.simulation.planned import PlannedLoad
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -35,6 +37,7 @@ a fast link, pipeline stages if that is not enough, and replicas. Exits with cod
 Examples:
   kvcalc plan llama-3-70b --input-tokens 7k --output-tokens 1k --concurrency 64 --gpu h100,h200
   kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --requests-per-second 20 --max-tpot 30ms --max-ttft 1s
+  kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --requests-per-second 20 --max-ttft 1s@p99
   kvcalc plan gpt-oss-120b --input-tokens 2k --output-tokens 500 --concurrency 100 --price h100=2.5 --price l40s=0.9
   kvcalc plan llama-3.1-8b --lengths lengths.csv --concurrency 200 --gpu l40sx8 --engine sglang --json
   kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --concurrency 64 --gpu h100 --emit compose
@@ -53,11 +56,15 @@ OPTIONS = [
     ),
     o.value("--concurrency", "N", "Concurrent requests, over all replicas."),
     o.value("--requests-per-second", "R", "Requests per second. Replaces --concurrency."),
-    o.value("--max-ttft", "TIME", "Longest time to first token: 1s, 500ms. --confidence says which estimate counts."),
-    o.value("--max-tpot", "TIME", "Longest time per output token: 30ms. --confidence says which estimate counts."),
+    o.value(
+        "--max-ttft", "TIME[@pP]",
+        "Longest time to first token: 1s, 1s@p99. A percentile (p50, p90, p95, p99) is simulated, else it is the mean.",
+    ),
+    o.value("--max-tpot", "TIME[@pP]", "Longest time per output token: 30ms, 40ms@p90."),
+    o.value("--max-e2e", "TIME[@pP]", "Longest time of a whole request: 20s, 30s@p95."),
     o.value(
         "--confidence", "P",
-        "Estimate that --max-ttft and --max-tpot limit: 80 is the upper end of the 80% range, 50 the point estimate.",
+        "Estimate that these times limit: 80 is the upper end of the 80% range, 50 the point estimate.",
         "80",
     ),
     o.flag("--strict", "Leave out layouts whose fit is tight."),
@@ -68,6 +75,10 @@ OPTIONS = [
     ),
     *o.shared("transfer-bandwidth"),
     o.flag("--pareto", "Also list the layouts that are cheaper, or faster for one user, than every other."),
+    o.flag(
+        "--all-layouts",
+        "Try every combination of tensor, pipeline, expert and context parallelism and attention replicas.",
+    ),
     o.value("--max-gpus", "N", "Maximum number of devices in a layout.", "1024"),
     o.engine("Engines whose memory and speed to use: vllm,sglang or all.", "vllm"),
     *o.shared("dtype kv-dtype dp"),
@@ -80,6 +91,18 @@ OPTIONS = [
         "--price", "LIST", "Price of one device per hour: h100=2.5,l40s=0.9.",
         panel="Device", several=True,
     ),
+    o.value(
+        "--simulate", "N",
+        "Simulate the N best layouts of each kind of device. Default: 8 with a percentile, else none.",
+        panel="Simulation",
+    ),
+    o.value(
+        "--burstiness", "B",
+        "Shape of the gamma distribution of the times between arrivals: 1 is Poisson, 0.25 comes in bursts.", "1",
+        panel="Simulation",
+    ),
+    o.value("--requests", "N", "Number of requests. Default: enough for the percentile.", panel="Simulation"),
+    o.value("--seed", "N", "Seed of the arrivals and the lengths.", "0", panel="Simulation"),
     *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} prefix-tokens {o.IMAGES} {o.DRAFTING} calibrate"),
     *o.engine_settings(),
     o.value(
@@ -96,22 +119,40 @@ OPTIONS = [
 def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Find how many devices a load needs, and at what cost."""
     from kvcalc.model.resolve import load_model
-    from kvcalc.planning.axis import parse_engines
-    from kvcalc.planning.layout import SpeedQuestion
-    from kvcalc.planning.plan import COMMON_GPUS, parse_price, refuse_empty
-    from kvcalc.planning.plan import plan as ask
+    from kvcalc.planning.plan import refuse_empty
 
     given = ctx.params
     output = output_of(given, "plan")
     kind = _emitted(given)
     check_report(given)
-    lengths, targets = _lengths_of(given), _targets_of(given)
+    document = answer(model, given, load_model)
+    write_report(ctx, document, "plan")
+    if kind is None:
+        output.emit(document, "plan")
+        refuse_empty(document)
+        return
+    from kvcalc.planning.manifests import emit
+
+    refuse_empty(document)
+    output.emit_text(emit(document, kind, given["image"]), document["warnings"])
+
+
+def answer(model: str, given: Mapping[str, Any], load: Callable[[str], ModelSpec]) -> dict[str, Any]:
+    """The document that answers the parameters of the command. `load` reads a model."""
+    from kvcalc.planning.axis import parse_engines
+    from kvcalc.planning.layout import SpeedQuestion
+    from kvcalc.planning.plan import COMMON_GPUS, parse_price
+    from kvcalc.planning.plan import plan as ask
+
+    (lengths, text), targets = _lengths_of(given), _targets_of(given)
+    simulated = parsed(given, "--simulate", parse_count)
+    simulation = _simulation_of(given, text, lengths, targets, is_asked=simulated is not None)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
     gpus = _gpus_of(given, names) or _gpus_of(given, COMMON_GPUS)
     calibration = calibration_of({**given, "gpu": ",".join(names or COMMON_GPUS)})
-    document = ask(
-        load_model(model),
+    return ask(
+        load(model),
         gpus,
         lengths,
         targets,
@@ -119,7 +160,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         engine_settings=settings_of(given),
         dtype=given["dtype"],
         kv_dtype=given["kv_dtype"],
-        speculative=speculation_of(given, load_model),
+        speculative=speculation_of(given, load),
         prefix_hit_rate=hit_rate_of(given),
         data_parallel_size=attention_replicas_of(given),
         # The link is that of --disaggregate here, and no cache that is used again.
@@ -133,19 +174,13 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         with_front=given["pareto"],
         strict=given["strict"],
         images=images_of(given),
+        all_layouts=given["all_layouts"],
+        simulation=simulation,
+        num_simulated=simulated,
     )
-    write_report(ctx, document, "plan")
-    if kind is None:
-        output.emit(document, "plan")
-        refuse_empty(document)
-        return
-    from kvcalc.planning.manifests import emit
-
-    refuse_empty(document)
-    output.emit_text(emit(document, kind, given["image"]), document["warnings"])
 
 
-def _emitted(given: dict[str, Any]) -> Optional[str]:
+def _emitted(given: Mapping[str, Any]) -> Optional[str]:
     """The value of --emit, or None. Raises UsageError (exit 2) beside another option that chooses the output."""
     if given["emit"] is None:
         if given["image"] is not None:
@@ -163,7 +198,8 @@ def _emitted(given: dict[str, Any]) -> Optional[str]:
     return kind
 
 
-def _lengths_of(given: dict[str, Any]) -> "Lengths":
+def _lengths_of(given: Mapping[str, Any]) -> "tuple[Lengths, Optional[str]]":
+    """The lengths of the requests, and the text of the file that has them, or None."""
     from kvcalc.model.files import read_text
     from kvcalc.planning.lengths import MAX_LENGTHS_BYTES, one_length, parse_lengths
 
@@ -174,22 +210,56 @@ def _lengths_of(given: dict[str, Any]) -> "Lengths":
                 "--lengths cannot be combined with --input-tokens or --output-tokens",
                 "use --lengths or the other two",
             )
-        return parse_lengths(read_text(given["lengths"], MAX_LENGTHS_BYTES), given["lengths"])
+        text = read_text(given["lengths"], MAX_LENGTHS_BYTES)
+        return parse_lengths(text, given["lengths"]), text
     if prompt is None or answer is None:
         missing = "--input-tokens" if prompt is None else "--output-tokens"
         raise UsageError(f"{missing} is missing", "--input-tokens 2k --output-tokens 500, or --lengths FILE.csv")
-    return one_length(prompt, answer)
+    return one_length(prompt, answer), None
 
 
-def _targets_of(given: dict[str, Any]) -> "Targets":
-    from kvcalc.planning.plan import Targets, parse_confidence
+def _simulation_of(
+    given: Mapping[str, Any], text: Optional[str], lengths: "Lengths", targets: "Targets", is_asked: bool
+) -> "Optional[PlannedLoad]":
+    """The requests to simulate if a target has a percentile or --simulate is given, else None.
 
+    UsageError (exit 2) for an option of the simulation without one.
+    """
+    burstiness, seed = parsed(given, "--burstiness", parse_rate) or 1.0, parse_count(given["seed"], "--seed", least=0)
+    number = parsed(given, "--requests", parse_count)
+    if targets.highest_percentile is None and not is_asked:
+        options = {"--burstiness": burstiness != 1, "--requests": number is not None, "--seed": seed != 0}
+        unused = next((option for option, is_given in options.items() if is_given), None)
+        if unused is not None:
+            raise UsageError(f"{unused}: nothing is simulated", "add a percentile, --max-ttft 1s@p99, or --simulate 1")
+        return None
+    if burstiness != 1 and targets.requests_per_second is None:
+        raise UsageError("--burstiness needs --requests-per-second")
+    from kvcalc.planning.lengths import pairs_of
+    from kvcalc.simulation.planned import PlannedLoad
+
+    pairs = None if text is None else list(pairs_of(text, given["lengths"]))
+    return PlannedLoad(lengths, pairs, burstiness, seed, number)
+
+
+def _targets_of(given: Mapping[str, Any]) -> "Targets":
+    from kvcalc.planning.plan import parse_confidence
+    from kvcalc.planning.targets import Target, Targets, parse_target
+
+    ttft, tpot, e2e = (
+        parsed(given, option, parse_target) or Target(None, None)
+        for option in ("--max-ttft", "--max-tpot", "--max-e2e")
+    )
     targets = Targets(
         parsed(given, "--concurrency", parse_count),
         parsed(given, "--requests-per-second", parse_rate),
-        parsed(given, "--max-ttft", parse_seconds),
-        parsed(given, "--max-tpot", parse_seconds),
+        ttft.seconds,
+        tpot.seconds,
         parse_confidence(given["confidence"]),
+        e2e.seconds,
+        ttft.percentile,
+        tpot.percentile,
+        e2e.percentile,
     )
     if (targets.concurrency is None) == (targets.requests_per_second is None):
         both = "are both given" if targets.concurrency is not None else ": one of them is needed"
@@ -200,7 +270,7 @@ def _targets_of(given: dict[str, Any]) -> "Targets":
     return targets
 
 
-def _gpus_of(given: dict[str, Any], names: Sequence[str]) -> "list[Union[Gpu, Devices]]":
+def _gpus_of(given: Mapping[str, Any], names: Sequence[str]) -> "list[Union[Gpu, Devices]]":
     """The kinds of device. A number in a name, such as h100x8, is the most that a plan may use."""
     kinds = kinds_of(names, given)
     limited = any(name.casefold().endswith("x1") or name.casefold().startswith("1x") for name in names)

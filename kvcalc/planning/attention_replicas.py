@@ -39,7 +39,7 @@ def with_attention_replicas(
         )
     if weights_of(model) is None:
         raise ModelError(f"{model.name}: its experts are not known, so they cannot be split: {model.weights_reason}")
-    most = _most_experts(model)
+    most = most_experts(model)
     if not most:
         # SGLang splits dense MLPs too. The time of that is not modelled.
         why = (
@@ -72,7 +72,7 @@ def spread_of(spec: ModelSpec, rules: Engine, workload: Workload) -> Spread:
 
 
 @remembered
-def _most_experts(spec: ModelSpec) -> int:
+def most_experts(spec: ModelSpec) -> int:
     """The experts of a layer; of the layer with the most if they differ. 0 if the model has none."""
     weights = weights_of(spec)
     blocks = () if weights is None else weights.blocks

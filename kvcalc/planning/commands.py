@@ -56,7 +56,7 @@ def vllm_command(checkpoint: Checkpoint, layout: Layout) -> str:
     sizes = ("--tensor-parallel-size", "--pipeline-parallel-size", "--max-model-len", "--max-num-seqs")
     replicas = layout.data_parallel_size
     more = ["--data-parallel-size", str(replicas)] if replicas > 1 else []
-    more += ["--enable-expert-parallel"] if replicas > 1 and layout.expert_parallel_size > 1 else []
+    more += ["--enable-expert-parallel"] if layout.expert_parallel_size > 1 else []
     each = layout._replace(max_running=-(-layout.max_running // replicas))
     types = {"fp8": "fp8", RAW_FP8.name: "fp8", **{name: name for name in SINCE}}
     flags = _flags("vllm", checkpoint, each, sizes, types, more)
@@ -73,7 +73,7 @@ def sglang_command(checkpoint: Checkpoint, layout: Layout) -> str:
     sizes = ("--tp-size", "--pp-size", "--context-length", "--max-running-requests")
     replicas = layout.data_parallel_size
     more = ["--dp-size", str(replicas), "--enable-dp-attention"] if replicas > 1 else []
-    more += ["--ep-size", str(layout.expert_parallel_size)] if replicas > 1 and layout.expert_parallel_size > 1 else []
+    more += ["--ep-size", str(layout.expert_parallel_size)] if layout.expert_parallel_size > 1 else []
     whole = layout._replace(tensor_parallel_size=layout.tensor_parallel_size * replicas)
     flags = _flags("sglang", checkpoint, whole, sizes, {"fp8": "fp8_e4m3", RAW_FP8.name: "fp8_e4m3"}, more)
     flags += sglang_drafting(layout.drafting)

@@ -41,10 +41,8 @@ def parse_lengths(text: str, name: str) -> Lengths:
     In a CSV with two columns, a header and blank rows are skipped. The times of a trace do not matter, but its rows
     are in their order. UsageError (exit 2) with the row's number if a row cannot be read or has 0 tokens.
     """
-    first = text.lstrip("\ufeff\r\n \t").partition("\n")[0]
-    is_trace = first.startswith("{") or is_csv_header(first)
     inputs = outputs = held = longest = count = 0
-    for prompt, answer in (_traced if is_trace else _pairs)(text, name):
+    for prompt, answer in pairs_of(text, name):
         inputs += prompt
         outputs += answer
         held += answer * (prompt + answer)
@@ -53,6 +51,13 @@ def parse_lengths(text: str, name: str) -> Lengths:
     if not count:
         raise UsageError(f"{name}: no rows with lengths", _EXAMPLE)
     return Lengths(_mean(inputs, count), _mean(outputs, count), longest, -(-held // outputs), count, name)
+
+
+def pairs_of(text: str, name: str) -> Iterator[tuple[int, int]]:
+    """The prompt and answer tokens of every request in a file that `parse_lengths` reads. Raises what it raises."""
+    first = text.lstrip("\ufeff\r\n \t").partition("\n")[0]
+    is_trace = first.startswith("{") or is_csv_header(first)
+    return (_traced if is_trace else _pairs)(text, name)
 
 
 def _pairs(text: str, name: str) -> Iterator[tuple[int, int]]:

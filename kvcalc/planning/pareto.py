@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.replicas import Kind, Traffic, probe, sizes_of
+from kvcalc.planning.replicas import shapes_of
+from kvcalc.planning.traffic import Kind, Traffic, probe
 
 # The most running requests to look at. Numbers in between lie between the points of their neighbours.
 _MOST_RUNNING = 1024
@@ -45,26 +46,27 @@ def _burden(point: Mapping[str, Any], priced: bool) -> float:
 
 
 def _points(traffic: Traffic, kind: Kind, price: float | None) -> Iterator[dict[str, Any]]:
-    for tensor, stages in sizes_of(traffic, kind):
-        devices = tensor * stages * traffic.question.data_parallel_size
-        running = 1
+    for shape in shapes_of(traffic, kind):
+        own, running = traffic.of(shape), 1
         while running <= _MOST_RUNNING:
             try:
-                one = probe(traffic, kind, tensor, stages, running)
+                one = probe(own, kind, shape.tensor, shape.stages, running)
             except KvcalcError:
                 break
             # More requests are neither smaller nor faster.
             if one.trouble is not None:
                 break
             serving = one.serving
-            each = serving["tokens_per_second"] / devices
+            each = serving["tokens_per_second"] / shape.devices
             yield {
                 "gpu": kind.gpu.name,
                 "engine": kind.engine,
-                "tensor_parallel_size": tensor,
-                "pipeline_parallel_size": stages,
-                "data_parallel_size": traffic.question.data_parallel_size,
-                "num_devices": devices,
+                "tensor_parallel_size": shape.tensor,
+                "pipeline_parallel_size": shape.stages,
+                "data_parallel_size": shape.attention_replicas,
+                "expert_parallel_size": one.expert_parallel_size,
+                "decode_context_parallel_size": shape.token_ranks,
+                "num_devices": shape.devices,
                 "requests_per_replica": running,
                 "ttft_seconds": serving["ttft_seconds"],
                 "tpot_seconds": serving["tpot_seconds"],

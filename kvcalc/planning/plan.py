@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import DoesNotFitError, KvcalcError, UsageError
 from kvcalc.memory.engines import RELEASE, check_engine
@@ -22,18 +22,14 @@ from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.more_commands import llama_cpp_command, tensorrt_llm_command
 from kvcalc.planning.pareto import front
 from kvcalc.planning.question import Question
-from kvcalc.planning.replicas import (
-    POINT_CONFIDENCE,
-    RANGE_CONFIDENCE,
-    Kind,
-    Option,
-    Targets,
-    Traffic,
-    Trouble,
-    find_layout,
-)
+from kvcalc.planning.replicas import Option, find_layout
+from kvcalc.planning.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
+from kvcalc.planning.traffic import Kind, Traffic, Trouble
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
+
+if TYPE_CHECKING:
+    from kvcalc.planning.judge import Judge, Simulates
 
 __all__ = ["COMMON_GPUS", "Targets", "parse_confidence", "parse_price", "plan", "refuse_empty"]
 
@@ -57,6 +53,9 @@ def plan(
     strict: bool = False,
     disaggregate: bool = False,
     transfer: int | str | None = None,
+    all_layouts: bool = False,
+    simulation: Simulates | None = None,
+    num_simulated: int | None = None,
     **asked: Any,
 ) -> dict[str, Any]:
     """The plan document: for each device and engine, the smallest layout or the reason why there is none.
@@ -66,15 +65,17 @@ def plan(
     longer than the model's limit do not fit unless `allow_beyond_limit` is set. `prefix_hit_rate` is the share of a
     prompt's tokens that the prefix cache has. `strict` leaves out layouts whose fit is tight. `with_front` adds the
     Pareto front. `disaggregate` adds rows with prefill and decode on separate instances, joined by the link `transfer`:
-    bytes per second of one device, or a name. `asked` has the other fields of a `Question`; of its `speed`, only the
-    calibration is used.
+    bytes per second of one device, or a name. `all_layouts` tries every way to split the model. Targets with a
+    percentile need a `simulation`, and `num_simulated` is the most layouts of a kind to simulate, which without such
+    targets changes no layout. `asked` has the other fields of a `Question`; of its `speed`, only the calibration is
+    used.
 
     Raises UsageError (exit 2) for an invalid question. If every row is refused, the first refusal is raised: ModelError
     (exit 3) if the weights or the speed are not known. If nothing fits, the document is returned as usual, and
     `refuse_empty` raises the error.
     """
-    kinds = [_kind(one, max_devices, engine.casefold()) for one in gpus for engine in engines]
     prices = prices or {}
+    kinds = [_kind(one, max_devices, engine.casefold(), prices) for one in gpus for engine in engines]
     _check(kinds, prices, targets)
     settings = asked.pop("engine_settings", None) or {}
     check_settings([kind.engine for kind in kinds], settings, has_device=True)
@@ -88,14 +89,24 @@ def plan(
         from kvcalc.planning.disaggregated.rows import check_disaggregated, with_splits
 
         check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
-    traffic = Traffic(question, lengths, targets, allow_beyond_limit, strict)
+        if simulation is not None:
+            raise UsageError(
+                "--disaggregate cannot be combined with percentiles or --simulate",
+                "limit the means; kvcalc simulate --prefill-replicas gives percentiles",
+            )
+    traffic = Traffic(question, lengths, targets, allow_beyond_limit, strict, all_layouts)
     checkpoint = checkpoint_of(model, question.dtype)
-    found = [_search_or_refuse(traffic, kind) for kind in kinds]
+    judges: list[Judge | None] = [None] * len(kinds)
+    if simulation is not None:
+        from kvcalc.planning.judge import Judge
+
+        judges = [Judge(traffic, kind, simulation) for kind in kinds]
+    found = [_search_or_refuse(traffic, kind, judge, num_simulated) for kind, judge in zip(kinds, judges)]
     refusals = [one for one in found if isinstance(one, KvcalcError)]
     if len(refusals) == len(found):
         raise refusals[0]
     rows = [
-        _row(traffic, kind, one, prices.get(kind.gpu.name), checkpoint) for kind, one in zip(kinds, found)
+        _row(traffic, kind, one, judge, checkpoint) for kind, one, judge in zip(kinds, found, judges)
     ]  # fmt: skip
     split_notes: list[Note] = []
     if transfer is not None:
@@ -114,8 +125,12 @@ def plan(
         "prefix_hit_rate": prefix_hit_rate or None,
         **({} if reuse is None else {"prefix_tokens": reuse.prefix_tokens}),
         "speculative": None if question.speculative is None else describe_asked(question.speculative),
+        "ranked_by": _ranked_by(rows),
         "best": best,
         "plans": rows,
+        "finalists": None
+        if simulation is None
+        else [one.describe(judge.kind, simulation.seed) for judge in judges if judge for one in judge.finalists()],
         "pareto": front(traffic, kinds, prices, transfer) if with_front else None,
         "warnings": describe_notes([*_notes(traffic, kinds, found, checkpoint if best else None), *split_notes]),
     }
@@ -134,10 +149,9 @@ def _check_split(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _kind(gpus: Gpu | Devices, max_devices: int, engine: str) -> Kind:
-    if isinstance(gpus, Devices) and gpus.num_devices <= max_devices:
-        return Kind(gpus.gpu, gpus.num_devices, engine, is_named_limit=True)
-    return Kind(gpus.gpu if isinstance(gpus, Devices) else gpus, max_devices, engine)
+def _kind(gpus: Gpu | Devices, max_devices: int, engine: str, prices: Mapping[str, float]) -> Kind:
+    gpu, limit = (gpus.gpu, gpus.num_devices) if isinstance(gpus, Devices) else (gpus, max_devices + 1)
+    return Kind(gpu, min(limit, max_devices), engine, limit <= max_devices, prices.get(gpu.name))
 
 
 def _check(kinds: Sequence[Kind], prices: Mapping[str, float], targets: Targets) -> None:
@@ -145,6 +159,7 @@ def _check(kinds: Sequence[Kind], prices: Mapping[str, float], targets: Targets)
     for name in prices:
         if name not in {kind.gpu.name for kind in kinds}:
             raise UsageError(f"--price {name}: this device is not in the plan", f"--gpu {name}")
+    check_percentiles(targets)
     if targets.confidence not in (RANGE_CONFIDENCE, POINT_CONFIDENCE):
         raise _unknown_confidence(targets.confidence)
     for kind in kinds:
@@ -190,11 +205,14 @@ def parse_price(text: str) -> tuple[str, float]:
 
 def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The cheapest row if all rows that fit have a price, else the row with the fewest devices. None if none fits."""
-    fitting = [row for row in rows if row["fits"]]
-    if not fitting:
-        return None
-    key = "num_devices" if any(row["cost_per_hour"] is None for row in fitting) else "cost_per_hour"
-    return min(fitting, key=lambda row: row[key])
+    key = _ranked_by(rows)
+    return min((row for row in rows if row["fits"]), key=lambda row: row[key], default=None)
+
+
+def _ranked_by(rows: Sequence[dict[str, Any]]) -> str:
+    """What the best row has least of: cost if it is known for all rows that fit, else devices."""
+    has_prices = all(row["cost_per_hour"] is not None for row in rows if row["fits"])
+    return "cost_per_hour" if has_prices else "num_devices"
 
 
 def _notes(
@@ -217,17 +235,22 @@ def _notes(
 
 
 def _row(
-    traffic: Traffic, kind: Kind, found: Option | Trouble | KvcalcError, price: float | None, checkpoint: Checkpoint
+    traffic: Traffic, kind: Kind, found: Option | Trouble | KvcalcError, judge: Judge | None, checkpoint: Checkpoint
 ) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(ROW)
+    row, price = dict[str, Any](dict.fromkeys(ROW)), kind.price
     row.update(model=traffic.question.model.name, gpu=kind.gpu.name, engine=kind.engine, price_per_hour=price)
     if isinstance(found, KvcalcError):
         return {**row, "fits": False, "verdict": "does_not_fit", "reason": found.message, "hint": found.hint}
     if isinstance(found, Trouble):
         return {**row, "fits": False, "verdict": "does_not_fit", **found._asdict()}
-    question, memory, serving = traffic.question, found.probe.memory.document, found.probe.serving
+    question, memory, serving = traffic.of(found.shape).question, found.probe.memory.document, found.probe.serving
     row.update(
-        **dict(zip(Option._fields[:4], found)),
+        tensor_parallel_size=found.shape.tensor,
+        pipeline_parallel_size=found.shape.stages,
+        data_parallel_size=found.shape.attention_replicas,
+        expert_parallel_size=found.probe.expert_parallel_size,
+        decode_context_parallel_size=found.shape.token_ranks,
+        replicas=found.replicas,
         fits=True,
         verdict="tight" if found.probe.is_tight else "fits",
         num_devices=found.num_devices,
@@ -244,6 +267,8 @@ def _row(
         requests_per_second=found.replicas * serving["requests_per_second"],
         tokens_per_second_per_device=found.replicas * serving["tokens_per_second"] / found.num_devices,
     )
+    if judge is not None:
+        row.update(_simulated(judge, found))
     energy = found.probe.energy
     if energy is not None:
         row.update(
@@ -259,12 +284,23 @@ def _row(
             cost_per_million_tokens=hourly / outputs * share,
         )
     layout = Layout(
-        found.tensor_parallel_size, found.pipeline_parallel_size, traffic.lengths.longest_tokens, found.probe.running,
+        found.shape.tensor, found.shape.stages, traffic.lengths.longest_tokens,
+        found.most_running or found.probe.running,
         memory["kv_cache"]["dtype"], question.engine_settings or {}, traffic.limit is not None,
         drafting_of(question.speculative),
         memory["engine"]["data_parallel_size"], memory["engine"]["expert_parallel_size"],
     )  # fmt: skip
     return {**row, **{engine: command(checkpoint, layout) for engine, command in _COMMANDS.items()}}
+
+
+def _simulated(judge: Judge, found: Option) -> dict[str, Any]:
+    """The simulated times of a layout that its targets limit, and the number of requests."""
+    one = judge.at(found, found.replicas)
+    times = {
+        f"simulated_{limit.metric}_seconds": one.seconds(limit.metric, limit.statistic)
+        for limit in judge.targets.limits
+    }
+    return {**times, "simulated_requests": one.simulated.requests}
 
 
 _COMMANDS: dict[str, Callable[[Checkpoint, Layout], str | None]] = {
@@ -278,16 +314,25 @@ _TIMES = (
 ROW = (
     "model", "gpu", "engine", "fits", "verdict", "reason", "hint", "next_layout", "tensor_parallel_size",
     "pipeline_parallel_size",
-    "data_parallel_size", "replicas",
+    "data_parallel_size", "expert_parallel_size", "decode_context_parallel_size", "replicas",
     "num_devices", "requests_per_replica", "kv_dtype", "weights_dtype", "free_bytes", "max_batch_size", *_TIMES,
+    *(f"simulated_{metric}_seconds" for metric in METRICS), "simulated_requests",
     "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second",
     "tokens_per_second_per_device", "price_per_hour", "cost_per_hour",
     "cost_per_million_output_tokens", "cost_per_million_tokens", "watts", "kwh_per_million_output_tokens", *_COMMANDS,
 )  # fmt: skip
 
 
-def _search_or_refuse(traffic: Traffic, kind: Kind) -> Option | Trouble | KvcalcError:
+def _search_or_refuse(
+    traffic: Traffic, kind: Kind, judge: Judge | None, num_simulated: int | None
+) -> Option | Trouble | KvcalcError:
     try:
-        return find_layout(traffic, kind)
+        if judge is None:
+            return find_layout(traffic, kind)
+        from kvcalc.planning.finalists import DEFAULT_FINALISTS, find_simulated, simulate_best
+
+        if traffic.targets.highest_percentile is None:
+            return simulate_best(traffic, judge, num_simulated or 1)
+        return find_simulated(traffic, judge, num_simulated or DEFAULT_FINALISTS)
     except KvcalcError as error:
         return error

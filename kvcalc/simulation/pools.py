@@ -61,9 +61,9 @@ class _Pool(NamedTuple):
     speed: Speed
     scheduler: Scheduler
 
-    def run(self, requests: Sequence[Request], replicas: int) -> list[Replica]:
+    def run(self, requests: Sequence[Request], replicas: int, step_factor: float) -> list[Replica]:
         """Run the requests, in turn, on a number of instances. At most as many instances as requests are used."""
-        times = ModelTimes(self.speed.model)
+        times = ModelTimes(self.speed.model, step_factor)
         running = [self.scheduler.replica(times, part, None) for part in split_requests(requests, replicas) if part]
         for replica in running:
             replica.run()
@@ -72,7 +72,7 @@ class _Pool(NamedTuple):
 
 def simulate_pools(
     model: ModelSpec, load: Load, prefills: Prefills, limits: Limits = Limits(), *, replicas: int | None = None,
-    **asked: Any,
+    step_factor: float = 1.0, **asked: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """The document of `kvcalc simulate` with `prefills`. `replicas` are the decode instances, 1 if None.
 
@@ -113,11 +113,11 @@ def simulate_pools(
     fitting = [one for one in requests if decode.scheduler.fits(one) and prefill.scheduler.fits(_prompt_of(one))]
     check_fitting(requests, fitting, notes)
     prompts = [_prompt_of(request) for request in fitting]
-    prefilling = prefill.run(prompts, prefills.replicas)
+    prefilling = prefill.run(prompts, prefills.replicas, step_factor)
     rate = _rate(prefills.transfer, devices)
     sent = send(prompts, (prefills.replicas, replicas), _bytes_of(prefill.case, decode.case), rate)
     answers = [_answer_of(one, fitting[one.request.number]) for one in sent]
-    decoding = decode.run(answers, replicas)
+    decoding = decode.run(answers, replicas, step_factor)
     check_conservation(fitting, sent, answers)
     for one, answer in zip(sent, answers):
         _join(one.request, answer)
@@ -132,6 +132,7 @@ def simulate_pools(
         "results": results,
         "times": describe_times(answers, decoding),
         "timeline": describe_timeline(decoding),
+        "step_factor": step_factor,
         "step_range": describe_range(decode.case, decode.speed, results["mean_running_requests"] / replicas),
         "prefill": _describe_prefill(prefills, prefill.case, prefilling, sent, rate, results["duration_seconds"]),
         "warnings": describe_notes(notes),

@@ -10,7 +10,7 @@ from kvcalc.simulation.replica import Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.timeline import TokenGaps
 
-_SHARES = (("p50_seconds", 0.5), ("p90_seconds", 0.9), ("p99_seconds", 0.99))
+_SHARES = (("p50_seconds", 0.5), ("p90_seconds", 0.9), ("p95_seconds", 0.95), ("p99_seconds", 0.99))
 # The rows of the timeline.
 _ROWS = 60
 

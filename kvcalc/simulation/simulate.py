@@ -33,14 +33,16 @@ def simulate(
     limits: Limits = Limits(),
     *,
     replicas: int | None = None,
+    step_factor: float = 1.0,
     progress: Progress | None = None,
     **asked: Any,
 ) -> dict[str, Any]:
     """The document of `kvcalc simulate`.
 
-    `replicas` are as many as the devices hold if None. `asked` has the other fields of a `Question`: `devices` must be
-    given; of its `speed`, the calibration, --ep and the hit rate are used. Raises UsageError (exit 2), ModelError (exit
-    3) if the speed is not known, and DoesNotFitError (exit 4) if no request can run.
+    `replicas` are as many as the devices hold if None. The times of all steps are multiplied by `step_factor`. `asked`
+    has the other fields of a `Question`: `devices` must be given; of its `speed`, the calibration, --ep and the hit
+    rate are used. Raises UsageError (exit 2), ModelError (exit 3) if the speed is not known, and DoesNotFitError (exit
+    4) if no request can run.
     """
     check_load(load)
     if asked.get("devices") is None:
@@ -62,7 +64,7 @@ def simulate(
     shared_tokens = _shared_tokens(case, scheduler, named_tokens, notes)
     if load.concurrency is not None and load.concurrency < number:
         raise UsageError(f"--concurrency {load.concurrency} is less than {number} replicas", "use fewer --replicas")
-    times = ModelTimes(speed.model)
+    times = ModelTimes(speed.model, step_factor)
     parts = zip(split_requests(fitting, number), split_concurrency(load.concurrency, number))
     running = [scheduler.replica(times, part, clients, shared_tokens) for part, clients in parts if part]
     done = 0
@@ -80,6 +82,7 @@ def simulate(
         "results": results,
         "times": describe_times(fitting, running),
         "timeline": describe_timeline(running),
+        "step_factor": step_factor,
         "step_range": describe_range(case, speed, results["mean_running_requests"] / number),
         "warnings": describe_notes(notes),
     }

@@ -40,10 +40,10 @@ class StepTimes(Protocol):
 
 
 class ModelTimes:
-    """The times of a `SpeedModel`."""
+    """The times of a `SpeedModel`, each multiplied by `factor`."""
 
-    def __init__(self, model: SpeedModel) -> None:
-        self._model = model
+    def __init__(self, model: SpeedModel, factor: float = 1.0) -> None:
+        self._model, self._factor = model, factor
         self._ends = _piece_ends(model)
         self._lines: dict[tuple[int, int], Line] = {}
         self._chunks: dict[Chunk, float] = {}
@@ -57,12 +57,12 @@ class ModelTimes:
 
     def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         if not batch:
-            return self._model.prefill_chunks(chunks).seconds
+            return self._factor * self._model.prefill_chunks(chunks).seconds
         return sum(map(self._work, chunks))
 
     def _new_line(self, batch: int, place: int) -> Line:
         low, high = self._ends[place - 1], self._ends[place]
-        first, last = (self._model.decode(batch, tokens).seconds for tokens in (low, high))
+        first, last = (self._factor * self._model.decode(batch, tokens).seconds for tokens in (low, high))
         slope = (last - first) / (high - low)
         return Line(first - slope * low, slope / batch, high * batch)
 
@@ -72,7 +72,7 @@ class ModelTimes:
             if len(self._chunks) >= _MOST_CHUNKS:
                 self._chunks.clear()
             start, end = chunk
-            found = self._chunks[chunk] = self._model.prefill_work(end, start).seconds
+            found = self._chunks[chunk] = self._factor * self._model.prefill_work(end, start).seconds
         return found
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import Column, count, duration, rate, split, text
+from kvcalc.output.human.console import Column, count, duration, rate, text
+from kvcalc.output.human.finalists import limits_of, print_finalists, replica_split, simulated_columns
 from kvcalc.output.human.fitting import print_table, span
 
 _WIDTH = 78
@@ -35,6 +36,8 @@ def render(document: dict[str, Any], console: Console) -> None:
         for other in (row["next_layout"], row.get("next_mode")):
             if other is not None:
                 console.print(f"{name}, not {other}", style="dim", soft_wrap=True)
+    if document["finalists"]:
+        print_finalists(document, console)
     if document["pareto"]:
         _front(document, console)
     if best is not None and best.get("disaggregated") is not None:
@@ -68,6 +71,9 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
         (">GPUs", "num_devices", count), ("layout", "layout", text), (">TTFT", "ttft_seconds", duration),
         (">TPOT", "tpot_seconds", duration), (">80% range", "range", text), (">tok/s", "tokens_per_second", rate),
     ]  # fmt: skip
+    if _has_percentiles(document):
+        # What is judged replaces the means of the closed form.
+        columns[-4:-1] = simulated_columns(document["targets"])
     if any(row["verdict"] == "tight" for row in rows):
         columns.insert(-1, ("fit", "fit", text))
     if any(row["cost_per_hour"] is not None for row in rows):
@@ -84,13 +90,18 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
     if any(row.get("disaggregated") for row in rows):
         console.print("P: prefill instances, D: decode instances", style="dim")
     if has_choice:
-        has_prices = all(row["cost_per_hour"] is not None for row in fitting)
-        console.print(f"* {'cheapest' if has_prices else 'fewest devices'}", style="dim")
+        kinds = len({row["gpu"] for row in fitting})
+        fewest = "fewest devices" + ("; --price ranks kinds of device by cost" if kinds > 1 else "")
+        console.print(f"* {'cheapest' if document['ranked_by'] == 'cost_per_hour' else fewest}", style="dim")
+
+
+def _has_percentiles(document: dict[str, Any]) -> bool:
+    return any(statistic != "mean" for _, statistic, _ in limits_of(document["targets"]))
 
 
 def _front(document: dict[str, Any], console: Console) -> None:
     """Print the Pareto front, the fastest for one user first."""
-    rows = [{**row, "layout": row.get("layout") or split(row) or "tp 1"} for row in document["pareto"]]
+    rows = [{**row, "layout": row.get("layout") or replica_split(row)} for row in document["pareto"]]
     columns: list[Column] = [("", "gpu", text)]
     if len(document["engines"]) > 1:
         columns.append(("engine", "engine", text))
@@ -132,8 +143,10 @@ def _question(document: dict[str, Any]) -> str:
 
 def _targets(targets: dict[str, Any]) -> list[str]:
     """A line with the longest allowed times, and the estimate they apply to. No line if there are none."""
-    names = (("TTFT", "max_ttft_seconds"), ("TPOT", "max_tpot_seconds"))
-    parts = [f"{name} up to {duration(targets[key])}" for name, key in names if targets[key] is not None]
+    parts = [
+        f"{name} up to {duration(limit)}" if statistic == "mean" else f"{name} {statistic} up to {duration(limit)}"
+        for name, statistic, limit in limits_of(targets)
+    ]
     judged = "at the upper end of the range" if targets["confidence"] > 50 else "at the point estimate"
     return [f"{', '.join(parts)}, {judged}"] if parts else []
 
@@ -146,7 +159,7 @@ def _layout(row: dict[str, Any]) -> str:
         from kvcalc.output.human.split_pools import pools_text
 
         return pools_text(row["disaggregated"])
-    each = split(row) or "tp 1"
+    each = replica_split(row)
     return f"{row['replicas']} x {each}" if row["replicas"] > 1 else each
 
 

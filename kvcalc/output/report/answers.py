@@ -16,6 +16,7 @@ from kvcalc.output.human.console import (
     size,
     text,
 )
+from kvcalc.output.human.finalists import finalist_columns, finalist_rows
 from kvcalc.output.paths import scalars
 from kvcalc.output.report.charts import Axis, Line, lines
 from kvcalc.output.report.page import Answer, Code, Facts, Figure, Section, Table, Text
@@ -92,6 +93,11 @@ def _plan(document: Document) -> Answer:
         ("why not", "reason", text),
     ]  # fmt: skip
     sections = [Section("Layouts", [table_of("One row for each kind of device", plans, columns, _place(plans, best))])]
+    if document["finalists"]:
+        title = "Each layout at the end of the range that is judged"
+        sections.append(
+            Section("Simulated layouts", [table_of(title, finalist_rows(document), finalist_columns(document))])
+        )
     if best is not None:
         own = (best.get("disaggregated") or {}).get("commands", {})
         commands = [Code(command) for command in (*own.values(), best["vllm"], best["sglang"]) if command]

@@ -8,7 +8,7 @@ from typing import Any
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.disaggregated.matching import Load
 from kvcalc.planning.disaggregated.search import Split, both_pools, find_judge, link_of, most_devices, pairs_of
-from kvcalc.planning.replicas import Kind, Traffic
+from kvcalc.planning.traffic import Kind, Traffic
 
 # The most running requests of a decode instance to look at, and the most decode instances that share prefill instances.
 _MOST_RUNNING, _MOST_DECODES = 1024, 4
@@ -55,9 +55,11 @@ def _point(kind: Kind, split: Split, running: int, price: float | None) -> dict[
     return {
         "gpu": kind.gpu.name,
         "engine": kind.engine,
-        "tensor_parallel_size": shape.tensor_parallel_size,
-        "pipeline_parallel_size": shape.pipeline_parallel_size,
-        "data_parallel_size": shape.data_parallel_size,
+        "tensor_parallel_size": shape.tensor,
+        "pipeline_parallel_size": shape.stages,
+        "data_parallel_size": shape.attention_replicas,
+        "expert_parallel_size": split.decode.case.workload.expert_parallel_size,
+        "decode_context_parallel_size": shape.token_ranks,
         "num_devices": split.num_devices,
         "requests_per_replica": running,
         "ttft_seconds": times.ttft_seconds,

@@ -17,34 +17,16 @@ from kvcalc.planning.disaggregated.rates import Decode, Prefill, between_counts
 from kvcalc.planning.estimate import Answer, answer_case
 from kvcalc.planning.kept import prefixes_of
 from kvcalc.planning.layout import SpeedQuestion
-from kvcalc.planning.replicas import RANGE_CONFIDENCE, Kind, Traffic, Trouble, format_seconds
+from kvcalc.planning.shapes import Shape
+from kvcalc.planning.targets import RANGE_CONFIDENCE
 from kvcalc.planning.throughput import Speed, speed_of, unfitted_of
+from kvcalc.planning.traffic import Kind, Traffic, Trouble, seconds_text
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import range_factors
 from kvcalc.units import format_size
 
 # More prompts in a step save no time: the step is bound by operations long before.
 _MOST_PROMPTS = 256
-
-
-class Shape(NamedTuple):
-    """How one instance is divided among its devices."""
-
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    data_parallel_size: int
-
-    @property
-    def devices(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
-
-    def __str__(self) -> str:
-        parts = (
-            ("dp", self.data_parallel_size),
-            ("tp", self.tensor_parallel_size),
-            ("pp", self.pipeline_parallel_size),
-        )
-        return " x ".join(f"{name} {size}" for name, size in parts if size > 1 or name == "tp")
 
 
 class Sent(NamedTuple):
@@ -91,7 +73,7 @@ class Instance(NamedTuple):
 def prefill_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Trouble:
     """A prefill instance, or why it cannot run. LayoutError if the model cannot be split this way."""
     rules, lengths = rules_of(kind.engine), traffic.lengths
-    if shape.pipeline_parallel_size > 1 and not rules.staged_prefill:
+    if shape.stages > 1 and not rules.staged_prefill:
         raise LayoutError("no pipeline stages in prefill instances")
     # A prefill instance gives the first token only.
     found = _instance(traffic, kind, shape, rules, {}, lengths.input_tokens + 1)
@@ -102,8 +84,8 @@ def prefill_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | T
     rates = Prefill(
         shape.devices,
         between_counts(lambda prompts: model.prefill(lengths.input_tokens, prompts, cached).seconds),
-        min(each, _MOST_PROMPTS) * shape.data_parallel_size,
-        shape.pipeline_parallel_size,
+        min(each, _MOST_PROMPTS) * shape.attention_replicas,
+        shape.stages,
         found.slots,
         model.constants.ttft_seconds,
     )
@@ -113,7 +95,7 @@ def prefill_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | T
 def decode_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Trouble:
     """A decode instance, or why it cannot run. LayoutError if the model cannot be split this way."""
     rules, lengths = rules_of(kind.engine), traffic.lengths
-    if shape.pipeline_parallel_size > 1 and not rules.staged_decode:
+    if shape.stages > 1 and not rules.staged_decode:
         raise LayoutError("no pipeline stages in decode instances")
     held = lengths.held_tokens
     if rules.reserved_tokens:
@@ -137,10 +119,8 @@ def decode_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Tr
         return longest is None or judged_tpot(requests) <= longest
 
     if longest is not None and not is_fast(1):
-        alone = (
-            f"{format_seconds(tpot(1))}, up to {format_seconds(judged_tpot(1))}," if judged else format_seconds(tpot(1))
-        )
-        return Trouble(f"{shape}: TPOT of one request is {alone} and the limit is {format_seconds(longest)}")
+        alone = f"{seconds_text(tpot(1))}, up to {seconds_text(judged_tpot(1))}," if judged else seconds_text(tpot(1))
+        return Trouble(f"{shape}: TPOT of one request is {alone} and the limit is {seconds_text(longest)}")
     low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -157,18 +137,17 @@ def _instance(
     traffic: Traffic, kind: Kind, shape: Shape, rules: SplitRules, settings: Mapping[str, Any], held_tokens: int
 ) -> Instance | Trouble:
     """The memory and the speed of an instance whose requests hold `held_tokens` tokens."""
-    lengths = traffic.lengths
-    own = settings_of(kind.engine, {**(traffic.question.engine_settings or {}), **settings})
-    speed = (traffic.question.speed or SpeedQuestion())._replace(
+    lengths, asked = traffic.lengths, shape.of(traffic.question)
+    own = settings_of(kind.engine, {**(asked.engine_settings or {}), **settings})
+    speed = (asked.speed or SpeedQuestion())._replace(
         input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens
     )
     case = make_case(
-        traffic.question._replace(
+        asked._replace(
             engine=kind.engine,
             engine_settings=own,
-            tensor_parallel_size=shape.tensor_parallel_size,
-            pipeline_parallel_size=shape.pipeline_parallel_size,
-            data_parallel_size=shape.data_parallel_size,
+            tensor_parallel_size=shape.tensor,
+            pipeline_parallel_size=shape.stages,
             devices=Devices(kind.gpu, shape.devices),
             speed=speed,
         )

@@ -17,7 +17,8 @@ from kvcalc.planning.disaggregated.search import Split, find_split
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.question import Question
-from kvcalc.planning.replicas import Kind, Targets, Traffic, Trouble, format_seconds
+from kvcalc.planning.targets import Targets
+from kvcalc.planning.traffic import Kind, Traffic, Trouble, seconds_text
 from kvcalc.planning.transfer import check_link
 
 # An instance runs at most so many prompts at once, however many fit.
@@ -98,7 +99,7 @@ def _why_lost(first: Mapping[str, Any], second: Mapping[str, Any], is_rate: bool
     if second["num_devices"] > first["num_devices"]:
         return f"{second['num_devices']:,} devices instead of {first['num_devices']:,}"
     if is_rate:
-        slower, faster = (format_seconds(row["tpot_seconds"]) for row in (second, first))
+        slower, faster = (seconds_text(row["tpot_seconds"]) for row in (second, first))
         return f"as many devices, but TPOT is {slower} instead of {faster}"
     slower, faster = (f"{row['tokens_per_second']:,.0f}" for row in (second, first))
     return f"as many devices, but {slower} tokens per second instead of {faster}"
@@ -183,9 +184,9 @@ def _describe_pools(found: Split, answers: tuple[Answer, Answer], held: tuple[in
     return {
         role: {
             "instances": number,
-            "tensor_parallel_size": one.shape.tensor_parallel_size,
-            "pipeline_parallel_size": one.shape.pipeline_parallel_size,
-            "data_parallel_size": one.shape.data_parallel_size,
+            "tensor_parallel_size": one.shape.tensor,
+            "pipeline_parallel_size": one.shape.stages,
+            "data_parallel_size": one.shape.attention_replicas,
             "expert_parallel_size": one.case.workload.expert_parallel_size,
             "num_devices": number * one.shape.devices,
             "requests_per_instance": times.prompts if role == "prefill" else times.decoding,
@@ -225,9 +226,9 @@ def _pools_of(traffic: Traffic, found: Split, checkpoint: Checkpoint) -> Pools:
 def _layout(traffic: Traffic, one: Instance, running: int) -> Layout:
     workload = one.case.workload
     return Layout(
-        one.shape.tensor_parallel_size, one.shape.pipeline_parallel_size, traffic.lengths.longest_tokens, running,
+        one.shape.tensor, one.shape.stages, traffic.lengths.longest_tokens, running,
         workload.kv_dtype.name, one.case.question.engine_settings or {}, traffic.limit is not None, None,
-        one.shape.data_parallel_size, workload.expert_parallel_size,
+        one.shape.attention_replicas, workload.expert_parallel_size,
     )  # fmt: skip
 
 

@@ -14,13 +14,15 @@ from kvcalc.planning.cache_tiers import move_seconds
 from kvcalc.planning.disaggregated.engines import rules_of
 from kvcalc.planning.disaggregated.instances import (
     Instance,
-    Shape,
     decode_instance,
     prefill_instance,
     transfer_bytes,
 )
 from kvcalc.planning.disaggregated.matching import Load, Match, Pair, Times
-from kvcalc.planning.replicas import RANGE_CONFIDENCE, Kind, Targets, Traffic, Trouble, format_seconds, sizes_of
+from kvcalc.planning.replicas import shapes_of
+from kvcalc.planning.shapes import Shape
+from kvcalc.planning.targets import RANGE_CONFIDENCE, Targets
+from kvcalc.planning.traffic import Kind, Traffic, Trouble, seconds_text
 from kvcalc.planning.transfer import NVLINK, PCIE, link_bytes_per_second
 
 # A machine has at most this many devices, which PCIe connects.
@@ -151,9 +153,9 @@ def _instances(
 ) -> tuple[list[Instance], Trouble | None]:
     """The instances of all layouts that can run, and why the largest of the others cannot."""
     found, trouble = [], None
-    for tensor, stages in sizes_of(traffic, kind):
+    for shape in shapes_of(traffic, kind):
         try:
-            one = make(traffic, kind, Shape(tensor, stages, traffic.question.data_parallel_size))
+            one = make(traffic, kind, shape)
         except LayoutError:
             continue
         if isinstance(one, Trouble):
@@ -170,13 +172,19 @@ def _named(role: str, trouble: Trouble | None) -> Trouble:
 
 
 def find_judge(targets: Targets, prefill: Instance, decode: Instance) -> Callable[[Times], bool]:
-    """Whether the time to first token meets its target: the upper end of its range, or the point estimate."""
-    longest = targets.max_ttft_seconds
-    if longest is None:
-        return lambda _: True
-    if targets.confidence != RANGE_CONFIDENCE:
-        return lambda times: times.ttft_seconds <= longest
-    return lambda times: ttft_range(prefill, decode, times)[1] <= longest
+    """Whether TTFT and the time of a whole request meet their targets: at the upper end, or the point estimate."""
+    first, whole, is_high = targets.max_ttft_seconds, targets.max_e2e_seconds, targets.confidence == RANGE_CONFIDENCE
+
+    def meets(times: Times) -> bool:
+        ttft = ttft_range(prefill, decode, times)[1] if is_high else times.ttft_seconds
+        if first is not None and ttft > first:
+            return False
+        if whole is None:
+            return True
+        tpot = times.tpot_seconds * (decode.tpot_factors(times.decoding)[1] if is_high else 1.0)
+        return bool(ttft + (decode.rates.output_tokens - 1) * tpot <= whole)
+
+    return (lambda _: True) if first is None and whole is None else meets
 
 
 def _devices_then_speed(split: Split) -> tuple[int, float, float]:
@@ -189,7 +197,7 @@ def _why_not(first: Split, second: Split) -> str:
     slower, faster = second.tokens_per_second, first.tokens_per_second
     if round(slower) < round(faster):
         return f"{second.text}: as many devices, but {slower:,.0f} tokens per second instead of {faster:,.0f}"
-    times = (format_seconds(one.match.times.ttft_seconds) for one in (second, first))
+    times = (seconds_text(one.match.times.ttft_seconds) for one in (second, first))
     return f"{second.text}: as many devices, but TTFT is {' instead of '.join(times)}"
 
 
@@ -209,8 +217,8 @@ def _why_none(
             if times is not None
         ]
         if fastest and min(fastest) > longest:
-            found = format_seconds(min(fastest))
-            return Trouble(f"TTFT of one request is up to {found}, and the limit is {format_seconds(longest)}")
+            found = seconds_text(min(fastest))
+            return Trouble(f"TTFT of one request is up to {found}, and the limit is {seconds_text(longest)}")
     if most < kind.max_devices:
         return Trouble(
             f"two pools need more than the {most:,} devices that {link.name} connects",

@@ -1,0 +1,124 @@
+"""The layouts that a plan tries: how one replica of the model may be split over devices of one kind.
+
+By default a plan tries tensor parallelism within a box, then as far as the fast link reaches, then pipeline stages.
+With all layouts, it tries every combination of tensor parallelism, pipeline stages, attention replicas, expert
+parallelism, and vLLM's decode context parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kvcalc.model.spec import windows
+from kvcalc.planning.attention_replicas import most_experts
+from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.planning.question import Question
+from kvcalc.throughput.hardware import Gpu
+
+# Tensor parallelism stays within the devices joined by a fast link. Pipeline stages are used only if these are too few.
+_TENSOR_SIZES, _WIDE_SIZES, _STAGES = (1, 2, 4, 8), (16, 32, 64), (2, 4, 8)
+_BOX = 8
+# The most devices of one replica.
+_MOST_DEVICES = 64
+CONTEXT_PARALLEL = "decode-context-parallel-size"
+
+
+class Shape(NamedTuple):
+    """How one replica is split.
+
+    Each of `attention_replicas` is split over `tensor` x `stages` devices. `experts` is the number of devices that each
+    hold whole experts, None for the default. `token_ranks` of the tensor-parallel ranks divide the tokens of the cache.
+    """
+
+    tensor: int
+    stages: int
+    attention_replicas: int = 1
+    experts: int | None = None
+    token_ranks: int = 1
+
+    @property
+    def devices(self) -> int:
+        """The devices of one replica."""
+        return self.tensor * self.stages * self.attention_replicas
+
+    def of(self, question: Question) -> Question:
+        """The question with the parts of the shape that are not its tensor-parallel size and its stages."""
+        settings = question.engine_settings
+        if self.token_ranks > 1:
+            settings = {**(settings or {}), CONTEXT_PARALLEL: str(self.token_ranks)}
+        speed = question.speed
+        if self.experts is not None:
+            speed = (speed or SpeedQuestion())._replace(expert_parallel_size=self.experts)
+        replicas = self.attention_replicas
+        return question._replace(data_parallel_size=replicas, engine_settings=settings, speed=speed)
+
+    def __str__(self) -> str:
+        parts = [f"dp {self.attention_replicas}"] if self.attention_replicas > 1 else []
+        parts += [f"tp {self.tensor}", *([f"pp {self.stages}"] if self.stages > 1 else [])]
+        parts += [] if self.experts is None else [f"ep {self.experts}"]
+        parts += [f"dcp {self.token_ranks}"] if self.token_ranks > 1 else []
+        return " x ".join(parts)
+
+
+def usual_shapes(gpu: Gpu, attention_replicas: int) -> Iterator[list[Shape]]:
+    """The shapes of the default search. A list is tried only if no shape of earlier lists serves."""
+    joined = _joined(gpu)
+    within = [size for size in _TENSOR_SIZES if size <= joined]
+    yield [Shape(size, 1, attention_replicas) for size in within]
+    yield [Shape(size, 1, attention_replicas) for size in _WIDE_SIZES if size <= joined]
+    yield [Shape(within[-1], stages, attention_replicas) for stages in _STAGES]
+
+
+def all_shapes(gpu: Gpu, question: Question, engine: str) -> list[Shape]:
+    """Every shape whose parts are powers of two, the smallest first.
+
+    Tensor parallelism is within the fast link. Only models with experts have attention replicas, of which a number that
+    was asked for (more than 1) is the only one; their experts are split like other weights, or distributed whole. The
+    tokens of the cache are divided only among ranks that would hold the same KV heads, in vLLM.
+    """
+    joined, experts = _joined(gpu), most_experts(question.model)
+    asked = question.data_parallel_size
+    replicas = [asked] if asked > 1 else _powers(_MOST_DEVICES) if experts else [1]
+    found = [
+        Shape(tensor, stages, dp, ep, dcp)
+        for tensor in _powers(min(joined, _MOST_DEVICES))
+        for stages in (1, *_STAGES)
+        for dp in replicas
+        if tensor * stages * dp <= max(_MOST_DEVICES, asked)
+        for ep in _expert_sizes(tensor, dp, experts)
+        for dcp in _token_ranks(question, engine, gpu, tensor)
+    ]
+    return sorted(found, key=lambda shape: shape.devices)
+
+
+def _expert_sizes(tensor: int, attention_replicas: int, experts: int) -> list[int | None]:
+    """The default, and the other way: experts are whole with attention replicas, and else split."""
+    if attention_replicas > 1:
+        return [None, 1]
+    return [None, tensor] if 1 < tensor <= experts else [None]
+
+
+def _token_ranks(question: Question, engine: str, gpu: Gpu, tensor: int) -> list[int]:
+    """The numbers of ranks that may divide the tokens: only ranks that would hold the same KV heads.
+
+    vLLM asks the attention backend for the log-sum-exp of a decode step (check_attention_cp_compatibility,
+    v1/worker/cp_utils.py in 0.33.0). FlashAttention, FlashInfer and the backends for latents have it; on AMD's devices
+    only the latter.
+    """
+    if engine.partition("@")[0] != "vllm" or CONTEXT_PARALLEL in (question.engine_settings or {}):
+        return [1]
+    shape, vendor = question.model.attention, gpu.vendor
+    heads = 1 if shape.is_latent else shape.num_kv_heads or 0
+    helps = 0 < heads < tensor and not windows(question.model)
+    runs = vendor == "NVIDIA" or (vendor == "AMD" and shape.is_latent)
+    return _powers(tensor // heads) if helps and runs else [1]
+
+
+def _powers(most: int) -> list[int]:
+    return [2**power for power in range(max(most, 1).bit_length())]
+
+
+def _joined(gpu: Gpu) -> int:
+    """The devices that a fast link joins."""
+    return max(gpu.interconnect.devices if gpu.interconnect is not None else _BOX, 1)

@@ -1,0 +1,90 @@
+"""The load to serve, and the longest allowed times: of a mean, or of a percentile of the requests."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcalc.errors import UsageError
+from kvcalc.units import parse_seconds
+
+# The only range known for a time: from the 10th to the 90th percentile.
+RANGE_CONFIDENCE, POINT_CONFIDENCE = 80, 50
+# The percentiles that a simulation counts.
+PERCENTILES = (50, 90, 95, 99)
+METRICS = ("ttft", "tpot", "e2e")
+
+
+class Limit(NamedTuple):
+    """The longest allowed time of a metric (`ttft`, `tpot` or `e2e`), for its mean if `percentile` is None."""
+
+    metric: str
+    seconds: float
+    percentile: int | None
+
+    @property
+    def statistic(self) -> str:
+        """What the limit is compared with: `mean`, `p50`, `p90`, `p95` or `p99`."""
+        return "mean" if self.percentile is None else f"p{self.percentile}"
+
+
+class Targets(NamedTuple):
+    """The load to serve, as concurrent requests or requests per second, and the longest allowed times in seconds.
+
+    `confidence` says which estimate must meet a target: the upper end of its range (80) or the point estimate (50).
+    A target without a percentile limits the mean.
+    """
+
+    concurrency: int | None
+    requests_per_second: float | None
+    max_ttft_seconds: float | None = None
+    max_tpot_seconds: float | None = None
+    confidence: int = RANGE_CONFIDENCE
+    max_e2e_seconds: float | None = None
+    ttft_percentile: int | None = None
+    tpot_percentile: int | None = None
+    e2e_percentile: int | None = None
+
+    @property
+    def limits(self) -> list[Limit]:
+        """The limits that were given."""
+        most = (self.max_ttft_seconds, self.max_tpot_seconds, self.max_e2e_seconds)
+        of = (self.ttft_percentile, self.tpot_percentile, self.e2e_percentile)
+        return [Limit(name, seconds, part) for name, seconds, part in zip(METRICS, most, of) if seconds is not None]
+
+    @property
+    def highest_percentile(self) -> int | None:
+        """The highest percentile that a target names. None if all targets limit means."""
+        return max((row.percentile for row in self.limits if row.percentile is not None), default=None)
+
+    def without_limits(self) -> Targets:
+        """The same load without limits."""
+        return Targets(self.concurrency, self.requests_per_second, confidence=self.confidence)
+
+
+class Target(NamedTuple):
+    """A time in seconds, None if it is not limited, and the percentile of the requests, None for their mean."""
+
+    seconds: float | None
+    percentile: int | None
+
+
+def parse_target(text: str, option: str) -> Target:
+    """The target in `1s` or `1s@p99`. UsageError (exit 2) for another text, or for a percentile that is not counted."""
+    time, at, statistic = text.partition("@")
+    if not at:
+        return Target(parse_seconds(text, option), None)
+    number = statistic.strip().casefold().removeprefix("p")
+    if number not in map(str, PERCENTILES):
+        names = ", ".join(f"p{percentile}" for percentile in PERCENTILES)
+        raise UsageError(f"{option} {text[:40]!a}: not one of {names}", f"{option} {time.strip()[:20]}@p99")
+    return Target(parse_seconds(time, option), int(number))
+
+
+def check_percentiles(targets: Targets) -> None:
+    """Raise UsageError (exit 2) for a percentile that is not counted, or one without a limit."""
+    for metric in METRICS:
+        percentile, limit = getattr(targets, f"{metric}_percentile"), getattr(targets, f"max_{metric}_seconds")
+        if percentile is not None and percentile not in PERCENTILES:
+            raise UsageError(f"{metric}_percentile {percentile!r}: must be one of {', '.join(map(str, PERCENTILES))}")
+        if percentile is not None and limit is None:
+            raise UsageError(f"{metric}_percentile needs max_{metric}_seconds")

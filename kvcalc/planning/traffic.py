@@ -1,0 +1,181 @@
+"""The traffic to serve, and one replica that serves a part of it, with the figures of `kvcalc estimate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kvcalc.errors import ModelError
+from kvcalc.memory.engines.options import settings_of
+from kvcalc.planning.case import make_case
+from kvcalc.planning.estimate import Answer, answer_case
+from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.planning.lengths import Lengths
+from kvcalc.planning.question import Question
+from kvcalc.planning.shapes import Shape
+from kvcalc.planning.targets import RANGE_CONFIDENCE, Targets
+from kvcalc.throughput.hardware import Devices, Gpu
+from kvcalc.units import format_size
+
+
+class Kind(NamedTuple):
+    """One row of a plan: at most `max_devices` of one kind of device, under one engine.
+
+    `is_named_limit` is true if the limit is the number in the device's name, as in h100x8. `price` is that of one
+    device per hour.
+    """
+
+    gpu: Gpu
+    max_devices: int
+    engine: str
+    is_named_limit: bool = False
+    price: float | None = None
+
+
+class Trouble(NamedTuple):
+    """Why a layout does not serve the traffic, and what to try next, or None."""
+
+    reason: str
+    hint: str | None = None
+
+
+class Probe(NamedTuple):
+    """One replica with `running` requests: the memory they take, their speed, and why it does not serve, or None."""
+
+    running: int
+    memory: Answer
+    speed: Answer | None
+    trouble: Trouble | None
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether the estimated parts may leave too little memory for this number of requests."""
+        low = self.memory.fit["free_low_bytes"]
+        return low is not None and low < 0
+
+    @property
+    def serving(self) -> dict[str, Any]:
+        """The `serving` part of the document. Only for probes without `trouble`."""
+        if self.speed is None:
+            raise ValueError("a replica that does not fit serves nothing")
+        found: dict[str, Any] = self.speed.document["throughput"]["serving"]
+        return found
+
+    @property
+    def expert_parallel_size(self) -> int:
+        """The number of devices that each hold whole experts. 1 if every expert is split."""
+        found: int = self.memory.document["engine"]["expert_parallel_size"]
+        return found
+
+    @property
+    def energy(self) -> dict[str, Any] | None:
+        """The `energy` part of the document, or None if it is not known. Only for probes without `trouble`."""
+        found: dict[str, Any] | None = None if self.speed is None else self.speed.document["throughput"]["energy"]
+        return found
+
+
+class Traffic(NamedTuple):
+    """The question for every kind of device. `question` has the model, the types and the engines' settings.
+
+    `strict` leaves out layouts whose fit is tight. With `all_layouts`, every combination of the ways to split a model
+    is tried.
+    """
+
+    question: Question
+    lengths: Lengths
+    targets: Targets
+    allow_beyond_limit: bool
+    strict: bool = False
+    all_layouts: bool = False
+
+    def of(self, shape: Shape) -> Traffic:
+        """The traffic for replicas of this shape."""
+        return self._replace(question=shape.of(self.question))
+
+    @property
+    def limit(self) -> int | None:
+        """The model's limit in tokens if the longest request exceeds it, else None."""
+        limit = self.question.model.max_position_embeddings
+        return limit if limit is not None and self.lengths.longest_tokens > limit else None
+
+    @property
+    def beyond_limit(self) -> str:
+        """The message for requests beyond the limit."""
+        longest, model = self.lengths.longest_tokens, self.question.model
+        return f"requests of {longest:,} tokens exceed the limit of {model.name}, {self.limit:,} tokens"
+
+
+def replica_of(traffic: Traffic, kind: Kind, tensor: int, stages: int, replicas: int = 1) -> Question:
+    """The question about `replicas` replicas on devices of a kind."""
+    question = traffic.question
+    devices = replicas * question.data_parallel_size * tensor * stages
+    return question._replace(
+        engine=kind.engine, engine_settings=settings_of(kind.engine, question.engine_settings or {}),
+        tensor_parallel_size=tensor, pipeline_parallel_size=stages, devices=Devices(kind.gpu, devices),
+    )  # fmt: skip
+
+
+def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int) -> Probe:
+    """One replica with `running` requests. LayoutError if the model cannot be split this way."""
+    lengths, replica = traffic.lengths, replica_of(traffic, kind, tensor, stages)
+    total = lengths.input_tokens + lengths.output_tokens
+    served = (replica.speed or SpeedQuestion())._replace(
+        input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running
+    )
+    case = make_case(replica._replace(speed=served))
+    if case.rules.placement is not None:
+        from kvcalc.planning.offload import place_layers
+
+        case = place_layers(case)
+    memory = answer_case(case.at(lengths.held_tokens, running))
+    if memory.fit["free_bytes"] < 0:
+        short = format_size(-memory.fit["free_bytes"])
+        reason = f"a request of {lengths.held_tokens:,} tokens does not fit: {short} more is needed per device"
+        return Probe(running, memory, None, Trouble(reason))
+    if traffic.strict and Probe(running, memory, None, None).is_tight:
+        more = format_size(-memory.fit["free_low_bytes"])
+        reason = f"{running:,} {'request' if running == 1 else 'requests'} of {lengths.held_tokens:,} tokens may need "
+        return Probe(running, memory, None, Trouble(f"{reason}{more} more per device", "--strict leaves this out"))
+    longest = lengths.longest_tokens
+    if longest > lengths.held_tokens and not answer_case(case.at(longest, 1)).fit["fits"]:
+        return Probe(running, memory, None, Trouble(f"the longest request, {longest:,} tokens, does not fit"))
+    # All these requests run: the memory was checked above with the tokens that running requests hold.
+    speed = memory if total == lengths.held_tokens else answer_case(case.at(total, running))
+    throughput = speed.document["throughput"]
+    if throughput is None and speed.fit["max_batch_size"] == 0:
+        return Probe(running, memory, None, Trouble(f"a request of {total:,} tokens does not fit"))
+    if throughput is None:
+        unknown = "; ".join(note.text for note in speed.notes if note.part == "throughput")
+        raise ModelError(f"{traffic.question.model.name} cannot be planned for {kind.gpu.name}: {unknown}")
+    return Probe(running, memory, speed, too_slow(traffic.targets, lengths, throughput["serving"]))
+
+
+def too_slow(targets: Targets, lengths: Lengths, serving: Mapping[str, Any]) -> Trouble | None:
+    """The first target that these times miss. For a time without a range, the point estimate is used.
+
+    A target for a percentile is compared with the mean, which only tells where a simulation should begin.
+    """
+    for limit in targets.limits:
+        point, high = _times_of(limit.metric, lengths, serving)
+        judged = high if targets.confidence == RANGE_CONFIDENCE else point
+        if judged > limit.seconds:
+            found = seconds_text(point) if judged == point else f"{seconds_text(point)}, up to {seconds_text(judged)},"
+            hint = "--confidence 50 uses the point estimate" if point <= limit.seconds else None
+            text = f"{limit.metric.upper()} of one request is {found} and the limit is {seconds_text(limit.seconds)}"
+            return Trouble(text, hint)
+    return None
+
+
+def _times_of(metric: str, lengths: Lengths, serving: Mapping[str, Any]) -> tuple[float, float]:
+    """The point estimate of a time and the upper end of its range, which are equal if it has none."""
+    if metric != "e2e":
+        point, high = serving[f"{metric}_seconds"], serving.get(f"{metric}_high_seconds")
+        return point, point if high is None else high
+    ttft, tpot = (_times_of(part, lengths, serving) for part in ("ttft", "tpot"))
+    steps = lengths.output_tokens - 1
+    return ttft[0] + steps * tpot[0], ttft[1] + steps * tpot[1]
+
+
+def seconds_text(seconds: float) -> str:
+    """A time for a message: milliseconds below one second."""
+    return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"

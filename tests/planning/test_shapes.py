@@ -1,0 +1,109 @@
+"""`kvcalc plan --all-layouts`: the layouts follow from a rule, and leaving some out early changes no plan."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.planning.lengths import one_length
+from kvcalc.planning.question import Question
+from kvcalc.planning.replicas import Option, find_options, smallest
+from kvcalc.planning.shapes import Shape, all_shapes, usual_shapes
+from kvcalc.planning.targets import Targets
+from kvcalc.planning.traffic import Kind, Traffic
+from kvcalc.throughput.hardware import find_gpu
+
+H100, GB200, MI300X = (find_gpu(name) for name in ("h100", "gb200", "mi300x"))
+LENGTHS = {"input_tokens": 2048, "output_tokens": 500}
+
+
+def shapes(
+    name: str, gpu: Any = H100, engine: str = "vllm", dp: int = 1, settings: dict[str, str] | None = None
+) -> list[Shape]:
+    question = Question(kvcalc.load_model(name), engine_settings=settings, data_parallel_size=dp)
+    return all_shapes(gpu, question, engine)
+
+
+@pytest.mark.parametrize("gpu", [H100, GB200])
+def test_all_layouts_have_those_of_the_default_search_and_no_layout_twice(gpu: Any) -> None:
+    found = shapes("deepseek-v3", gpu)
+    assert len(found) > 100
+    assert len(set(found)) == len(found)
+    assert [shape.devices for shape in found] == sorted(shape.devices for shape in found)
+    assert {shape for few in usual_shapes(gpu, 1) for shape in few} <= set(found)
+
+
+def test_the_tokens_are_divided_only_among_ranks_with_the_same_heads() -> None:
+    # 8 KV heads on up to 64 devices: 16 ranks share each head with one other, 64 with seven others.
+    ranks = {(shape.tensor, shape.token_ranks) for shape in shapes("llama-3.1-405b", GB200)}
+    assert {pair for pair in ranks if pair[1] > 1} == {(16, 2), (32, 2), (32, 4), (64, 2), (64, 4), (64, 8)}
+    latent = {(shape.tensor, shape.token_ranks) for shape in shapes("deepseek-v3", MI300X)}
+    assert {dcp for tensor, dcp in latent if tensor == 8} == {1, 2, 4, 8}
+    for none in (
+        shapes("llama-3.1-405b"), shapes("gpt-oss-120b", GB200), shapes("deepseek-v3", engine="sglang"),
+        shapes("qwen3-30b-a3b", MI300X), shapes("deepseek-v3", settings={"decode-context-parallel-size": "2"}),
+    ):  # fmt: skip
+        assert {shape.token_ranks for shape in none} == {1}
+
+
+def test_only_experts_make_attention_replicas_and_a_number_that_is_asked_for_is_the_only_one() -> None:
+    assert {shape.attention_replicas for shape in shapes("llama-3-70b")} == {1}
+    assert {shape.attention_replicas for shape in shapes("gpt-oss-120b")} == {1, 2, 4, 8, 16, 32, 64}
+    assert {shape.attention_replicas for shape in shapes("gpt-oss-120b", dp=4)} == {4}
+    assert max(shape.devices for shape in shapes("gpt-oss-120b")) == 64
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [Targets(None, 15.0, max_tpot_seconds=0.02), Targets(300, None, max_ttft_seconds=0.4)],
+    ids=["rate", "concurrency"],
+)
+def test_leaving_out_early_changes_no_plan(targets: Targets) -> None:
+    lengths = one_length(LENGTHS["input_tokens"], LENGTHS["output_tokens"])
+    traffic = Traffic(Question(kvcalc.load_model("gpt-oss-120b")), lengths, targets, False, all_layouts=True)
+    kind = Kind(H100, 16, "vllm")
+    (found,) = find_options(traffic, kind)
+    every = [smallest(traffic.of(shape), kind, shape) for shape in shapes("gpt-oss-120b") if shape.devices <= 16]
+    best = sorted(
+        (one for one in every if isinstance(one, Option)), key=lambda one: (one.num_devices, -one.tokens_per_second)
+    )
+    assert len(best) > 10
+    assert [(str(one), one.tokens_per_second) for one in found.options[:2]] == [
+        (str(one), one.tokens_per_second) for one in best[:2]
+    ]
+
+
+@pytest.mark.parametrize(("name", "gpu"), [("deepseek-v3", "mi300x"), ("gpt-oss-120b", "h100")])
+def test_the_command_of_a_layout_starts_what_was_counted(name: str, gpu: str) -> None:
+    asked: dict[str, Any] = {"concurrency": 256, "max_tpot_seconds": 0.05, **LENGTHS}
+    plain, best = (kvcalc.plan(name, [gpu], **asked, **more)["plans"][0] for more in ({}, {"all_layouts": True}))
+    if plain["fits"]:
+        assert (best["num_devices"] or 0) <= (plain["num_devices"] or 0)
+    words = shlex.split(best["vllm"] or "")
+    flags = {word: words[place + 1 : place + 2] for place, word in enumerate(words) if word.startswith("--")}
+    ranks, replicas = best["decode_context_parallel_size"] or 1, best["data_parallel_size"] or 1
+    assert ("--enable-expert-parallel" in flags) == ((best["expert_parallel_size"] or 1) > 1)
+    assert flags.get("--decode-context-parallel-size", ["1"]) == [str(ranks)]
+    assert flags.get("--data-parallel-size", ["1"]) == [str(replicas)]
+    each = (best["num_devices"] or 0) // (best["replicas"] or 1)
+    counted = kvcalc.estimate(
+        name, engine="vllm", devices=kvcalc.find_devices(f"{gpu}x{each}"),
+        tensor_parallel_size=best["tensor_parallel_size"], pipeline_parallel_size=best["pipeline_parallel_size"] or 1,
+        data_parallel_size=replicas,
+        engine_settings={"decode-context-parallel-size": str(ranks)} if ranks > 1 else None,
+        speed=kvcalc.SpeedQuestion(best["expert_parallel_size"], 2048, 500, best["requests_per_replica"]),
+    )  # fmt: skip
+    found: Any = counted
+    assert found["fit"]["free_bytes"] == best["free_bytes"]
+    assert found["throughput"]["serving"]["tpot_seconds"] == best["tpot_seconds"]
+
+
+def test_the_front_of_all_layouts_has_the_parts_of_each(kvcalc: Any) -> None:
+    words = ("plan", "qwen3-235b-a22b", "--input-tokens", "2k", "--output-tokens", "500", "--concurrency", "64")
+    document = kvcalc(*words, "--gpu", "h100", "--all-layouts", "--pareto", "--json").json
+    assert any(point["data_parallel_size"] > 1 for point in document["pareto"])
+    out = kvcalc(*words, "--gpu", "h100", "--all-layouts", "--pareto", "--format", "human").out
+    assert "dp " in out
