@@ -8,6 +8,7 @@ import typer
 from kvcalc.cli import options as o
 from kvcalc.cli.drafting import hit_rate_of
 from kvcalc.cli.question import calibration_of, devices_of, output_of, parsed, settings_of, stages_of
+from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_size
@@ -24,7 +25,7 @@ drawn: uniform:100..2000, lognormal:1000,0.5 (the mean, and the deviation relati
 Examples:
   kvcalc simulate llama-3.1-8b --gpu h100 --requests-per-second 4 --prompt-tokens 1000 --answer-tokens 500
   kvcalc simulate qwen3-32b --gpu h100x2 --concurrency 64 --prompt-tokens uniform:500..4k --answer-tokens 500
-  kvcalc simulate llama-3.1-8b --gpu h100 --trace trace.csv --scale-rate 2 --max-ttft 1s
+  kvcalc simulate llama-3.1-8b --gpu h100 --trace trace.csv --scale-rate 2 --max-ttft 1s --report answer.html
 """
 
 # The options whose values are text in batch too.
@@ -55,6 +56,7 @@ OPTIONS = [
     o.value("--kv-memory", "SIZE", "Cache memory per device: 80G, 80GiB. Default: what the engine leaves on --gpu."),
     *o.shared(f"{o.DEVICE} {o.SPEED} {o.PREFIX}"),
     *o.engine_settings(),
+    *o.shared("report"),
     *o.output(path="results.requests_per_second"),
 ]  # fmt: skip
 
@@ -68,8 +70,10 @@ def simulate(ctx: typer.Context, model: o.RequiredModel) -> None:
 
     given = ctx.params
     output = output_of(given, "simulate")
+    check_report(given)
     with counting_bar("requests") as progress:
         document = answer(load_model(model), given, progress)
+    write_report(ctx, document, "simulate")
     output.emit(document, "simulate")
     if any(warning["code"] == BAD_ROWS for warning in document["warnings"]):
         raise typer.Exit(1)
