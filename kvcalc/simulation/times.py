@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import NamedTuple, Protocol
 
+from kvcalc.simulation.pace import Pace
 from kvcalc.throughput.roofline import SpeedModel
 
 # The most chunks of prompts whose times are kept.
@@ -83,19 +84,20 @@ def _piece_ends(model: SpeedModel) -> list[int]:
     return sorted(found)
 
 
-def run_seconds(line: Line, batch: int, context: int, steps: int) -> float:
+def run_seconds(line: Line, batch: int, context: int, steps: int, pace: Pace) -> float:
     """The seconds of `steps` decode steps on one line. The summed context is `context` in the first, and grows."""
-    return steps * line.base + line.slope * (steps * context + batch * (steps * (steps - 1) // 2))
+    return steps * line.base + line.slope * (steps * context + batch * pace.summed(steps))
 
 
-def steps_until(line: Line, batch: int, context: int, now: float, until: float, most: int) -> int:
+def steps_until(line: Line, batch: int, context: int, now: float, until: float, most: int, pace: Pace) -> int:
     """The fewest steps, at least 1 and at most `most`, that begin at `now` and end at `until` or later."""
-    a, b = line.slope * batch / 2, line.base + line.slope * context - line.slope * batch / 2
+    a = line.slope * batch * pace.mean_tokens / 2
+    b = line.base + line.slope * context - a
     span = until - now
     guess = (sqrt(b * b + 4 * a * span) - b) / (2 * a) if a > 0 and span > 0 else span / b if b > 0 else most
     found = min(max(int(guess), 1), most)
-    while found > 1 and now + run_seconds(line, batch, context, found - 1) >= until:
+    while found > 1 and now + run_seconds(line, batch, context, found - 1, pace) >= until:
         found -= 1
-    while found < most and now + run_seconds(line, batch, context, found) < until:
+    while found < most and now + run_seconds(line, batch, context, found, pace) < until:
         found += 1
     return found

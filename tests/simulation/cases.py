@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from random import Random
 from typing import NamedTuple
 
@@ -78,7 +79,11 @@ def make_case(seed: int) -> Case:
     longest_prompt, longest_answer = draw.choice([(20, 12), (60, 30), (8, 80), (90, 3)])
     number = draw.randrange(1, 25)
     lengths = [(draw.randrange(1, longest_prompt + 1), draw.randrange(1, longest_answer + 1)) for _ in range(number)]
-    longest = longest_prompt + longest_answer
+    drafts, drafted = Random(-seed - 1), Fraction(1)  # so that the other draws are those without drafts
+    num_drafts = drafts.choice([0, 0, 1, 3])
+    if num_drafts:
+        drafted = 1 + Fraction(drafts.randrange(num_drafts * 8 + 1), 8)
+    longest = longest_prompt + longest_answer + 2 * num_drafts
     page = draw.choice([1, 2, 4, 16]) if engine != "sglang" else draw.choice([1, 1, 4])
     max_running = draw.randrange(1, 9)
     table, _ = table_of(draw, page, longest, "tokens" if engine == "sglang" else "blocks")
@@ -86,12 +91,13 @@ def make_case(seed: int) -> Case:
     capacity: int | None = least + draw.randrange(1 + draw.choice([1, 4]) * least // 2)
     if engine == "slots" or (engine != "sglang" and draw.random() < 0.1):
         capacity = None
-    step_tokens = draw.randrange(max_running, max_running + 40)
+    step_tokens = draw.randrange(max_running, max_running + 40) + max_running * num_drafts
     if engine == "sglang":
         step_tokens = draw.randrange(page, 60)
     rules = Rules(
         step_tokens, max_running, "prompt" if engine in ("vllm", "sglang") else "answer",
-        is_chunked=engine != "tensorrt-llm", is_overlapped=draw.random() < 0.5,
+        is_chunked=engine != "tensorrt-llm", is_overlapped=draw.random() < 0.5, tokens_per_step=drafted,
+        checked_tokens=1 + num_drafts, lookahead_tokens=num_drafts,
     )  # fmt: skip
     concurrency = draw.randrange(1, 12) if draw.random() < 0.4 else None
     rate = draw.choice([0.05, 0.5, 5])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from kvcalc.simulation.rules import Rules
 
@@ -65,6 +66,7 @@ class Server:
         running: list[Job] = []
         self.chunked: Job | None = None
         self.is_full, self.ratio = False, 0.7
+        self.decode_steps = 0
         self.most_used = 0
         # With `keeps_blocks`, blocks of one unit that nothing uses, the next one to go first: (job, place in it).
         self.queue: deque[tuple[int, int] | None] = deque([None] * (self.capacity or 0))
@@ -78,6 +80,7 @@ class Server:
             if not decoding and not chunks:
                 assert coming
                 assert not running
+                self.ratio = 0.7
                 now = visible = max(now, coming[0].arrival)
                 continue
             for job, _ in chunks:
@@ -87,9 +90,10 @@ class Server:
             visible = now if self.rules.is_overlapped else now + seconds
             now += seconds
             for job in decoding:
-                job.computed += 1
-                job.outputs += 1
+                job.computed += self.next_tokens()
+                job.outputs = min(job.outputs + self.next_tokens(), job.answer)
                 job.tokens_at.append(now)
+            self.decode_steps += bool(decoding)
             for job, (_, end) in chunks:
                 job.computed = end
                 if end == job.known:
@@ -109,10 +113,19 @@ class Server:
                     following.arrival = now
                     coming.append(following)
 
+    def next_tokens(self) -> int:
+        """The tokens that the next decode step gives every sequence."""
+        each: Fraction = self.rules.tokens_per_step
+        return int((self.decode_steps + 1) * each) - int(self.decode_steps * each)
+
+    def slots(self, job: Job, tokens: int) -> int:
+        """The tokens for which a job holds blocks: more if it then decodes and drafts."""
+        return tokens + (self.rules.lookahead_tokens if tokens >= job.target else 0)
+
     def held(self, job: Job) -> int:
         if self.rules.reserves == "answer":
-            return self.units(job.prompt + job.answer)
-        return self.units(job.computed)
+            return self.units(self.slots(job, job.prompt + job.answer))
+        return self.units(self.slots(job, job.computed))
 
     def used(self, running: list[Job]) -> int:
         return sum(map(self.held, running))
@@ -156,18 +169,19 @@ class Server:
 
     def plan_mixed(self, waiting: list[Job], running: list[Job]) -> tuple[list[Job], list[tuple[Job, tuple[int, int]]]]:
         """Running requests in order, each with blocks for its tokens or the last one preempted; then waiting ones."""
-        budget, preempted = self.rules.step_tokens, False
+        budget, preempted, each = self.rules.step_tokens, False, self.rules.checked_tokens
         decoding: list[Job] = []
         chunks: list[tuple[Job, tuple[int, int]]] = []
         promised = 0
         place = 0
         while place < len(running) and budget > 0:
             job = running[place]
-            tokens = min(budget, job.known - job.computed) if job.is_prefilling else 1
+            tokens = min(budget, job.known - job.computed) if job.is_prefilling else self.next_tokens()
             while self.rules.reserves == "prompt":
-                needed = self.units(job.computed + tokens) - self.units(job.computed)
+                after = self.units(self.slots(job, job.computed + tokens))
+                needed = after - self.units(self.slots(job, job.computed))
                 if self.keeps_blocks:
-                    if self.allocate(job, job.computed + tokens):
+                    if self.allocate(job, self.slots(job, job.computed + tokens)):
                         break
                 elif needed <= self.free(running) - promised:
                     promised += needed
@@ -184,7 +198,7 @@ class Server:
                 chunks.append((job, (job.computed, job.computed + tokens)))
             else:
                 decoding.append(job)
-            budget -= tokens
+            budget -= tokens if job.is_prefilling else each
             place += 1
         while not preempted and waiting and budget > 0 and len(running) < self.rules.max_running:
             job = waiting[0]
@@ -194,17 +208,19 @@ class Server:
             if not self.rules.is_chunked and tokens > budget and tokens <= self.rules.step_tokens:
                 break
             wanted = job.prompt + job.answer if self.rules.reserves == "answer" else job.known
+            wanted += self.rules.lookahead_tokens
             if self.units(wanted) > (len(self.queue) if self.keeps_blocks else self.free(running) - promised):
                 break
             if self.keeps_blocks:
                 self.take_own(job)
-                assert self.allocate(job, min(job.known, job.cached + budget))
             waiting.pop(0)
             running.append(job)
             job.target = job.known
+            if self.keeps_blocks:
+                assert self.allocate(job, self.slots(job, min(job.known, job.cached + budget)))
             end = min(job.known, job.cached + budget)
             if self.rules.reserves == "prompt":
-                promised += self.units(end)
+                promised += self.units(self.slots(job, end))
             chunks.append((job, (job.cached, end)))
             budget -= end - job.cached
         return decoding, chunks
@@ -221,7 +237,11 @@ class Server:
                 return [], chunks
         if not decoding:
             return [], []
-        growth = lambda: sum(self.units(j.computed + 1) - self.units(j.computed) for j in decoding)  # noqa: E731
+
+        def growth() -> int:
+            after = [self.units(self.slots(j, j.computed + self.next_tokens())) for j in decoding]
+            return sum(after) - sum(map(self.held, decoding))
+
         if growth() > self.free(running):
             decoding.sort(key=lambda j: (j.outputs, -j.prompt), reverse=True)
             while len(decoding) > 1:
@@ -238,6 +258,7 @@ class Server:
 
     def admit(self, waiting: list[Job], running: list[Job], decoding: list[Job]) -> list[tuple[Job, tuple[int, int]]]:
         page = self.page
+        more = page + self.rules.lookahead_tokens
         paged = lambda tokens: -(-tokens // page) * page  # noqa: E731
         chunk_left, chunks = self.rules.step_tokens, []
         total: float = self.free(running)
@@ -246,16 +267,16 @@ class Server:
 
         def add(job: Job, tokens: int) -> None:
             nonlocal chunk_left, total
-            start = job.computed if job in running else job.cached
-            kept = 0 if job in running else job.cached
-            if job not in running:
+            start, is_new = (job.cached, True) if job not in running else (job.computed, False)
+            if is_new:
                 running.append(job)
                 job.target = job.known
             end = start + tokens
             chunks.append((job, (start, end)))
             chunk_left -= paged(tokens)
             self.chunked = job if end < job.known else None
-            total -= paged(tokens + kept) + page + (0 if self.chunked else min(job.answer, 4096))
+            total -= paged(self.slots(job, end)) + page if is_new else paged(tokens) + more
+            total -= 0 if self.chunked else min(job.answer, 4096)
 
         if self.chunked is not None:
             job = self.chunked
@@ -269,7 +290,7 @@ class Server:
                 self.is_full = True
                 break
             missed = job.known - job.cached
-            if job.known + min(job.answer - job.outputs, 4096) + page >= total:
+            if job.known + min(job.answer - job.outputs, 4096) + more >= total:
                 self.is_full = bool(running)
                 break
             tokens = missed if paged(missed) <= chunk_left else chunk_left // page * page
