@@ -19,6 +19,7 @@ from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.replica import Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Lag, Rules
+from kvcalc.simulation.slots import SlotsReplica
 from kvcalc.simulation.times import ModelTimes
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import SpeedModel
@@ -28,6 +29,8 @@ SIMULATED = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 
 # max_num_tokens of TensorRT-LLM 1.3 (llmapi/llm_args.py), and n_batch of llama.cpp (common/common.h).
 _TENSORRT_TOKENS, _LLAMA_CPP_TOKENS = 8192, 2048
+
+_KINDS: dict[str, type[Replica]] = {"prefill first": PrefillFirstReplica, "slots": SlotsReplica}
 
 
 class Scheduler(NamedTuple):
@@ -75,7 +78,7 @@ class Scheduler(NamedTuple):
         """
         pool = BlockPool(self.capacity, self.block_tokens, self.table)
         arrivals = Arrivals(requests, concurrency)
-        kind = PrefillFirstReplica if self.name == "prefill first" else MixedReplica
+        kind = _KINDS.get(self.name, MixedReplica)
         prefixes, tokens = None, shared_tokens or self.block_tokens
         if shared_tokens is not None or self.finds_own:
             prefixes = PrefixCache(pool, tokens, pool.units(tokens), finds_own=self.finds_own)

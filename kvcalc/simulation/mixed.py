@@ -5,11 +5,11 @@
   queue and its cache is computed again. If none was preempted, requests start in the order of their arrival while there
   are tokens in the step, fewer than max_num_seqs run, and there are free blocks for the whole prompt
   (scheduler_reserve_full_isl). max_num_batched_tokens is at least max_num_seqs.
-- TensorRT-LLM 1.3, GUARANTEED_NO_EVICT (cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp): a request starts if
-  there are blocks for its prompt and its longest answer beside those that all running ones may still take.
-  MicroBatchScheduler (microBatchScheduler.cpp) fills max_num_tokens, and does not divide prompts by default.
-- llama.cpp, update_slots (tools/server/server-context.cpp): a request takes a slot, which has cells for the longest
-  request. A batch of n_batch tokens has the tokens of all slots that answer, then parts of prompts.
+- TensorRT-LLM 1.3, GuaranteedNoEvictPolicy and PyMicroBatchScheduler (_torch/pyexecutor/scheduler/scheduler.py, which
+  follow capacityScheduler.cpp and microBatchScheduler.cpp of cpp/tensorrt_llm/batch_manager): a request starts if there
+  are blocks for its prompt and its longest answer beside those that all running ones may still take; if not, no later
+  one does. A step has one token of each running request and prompts, up to max_num_tokens. Prompts are not divided by
+  default (enable_chunked_prefill, llmapi/llm_args.py), and one that does not fit into the step ends it.
 """
 
 from __future__ import annotations

@@ -189,12 +189,17 @@ class Replica(ABC):
         self.pool.advance(tokens)
 
     def _end_event(self, began: float, running: int) -> None:
+        ended: dict[int, Request] = {}
         while self._finishing and self._finishing[0][0] <= self.pool.steps:
-            step, _, request = heappop(self._finishing)
+            step, number, request = heappop(self._finishing)
             if request.finish_step == step:
-                request.outputs = request.answer_tokens
-                self._stop_decoding(request)
-                self._finish(request)
+                ended[number] = request
+        # A step may give several tokens, so answers of several lengths may end with it.
+        for number in sorted(ended):
+            request = ended[number]
+            request.outputs = request.answer_tokens
+            self._stop_decoding(request)
+            self._finish(request)
         waiting = len(self.waiting) + self.arrivals.waiting(self.now)
         self.timeline.add(Sample(self.now, waiting, len(self.running), self.pool.used), began, running)
 

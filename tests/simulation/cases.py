@@ -15,6 +15,7 @@ from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.replica import Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Rules
+from kvcalc.simulation.slots import SlotsReplica
 from kvcalc.simulation.times import Chunk, Line
 from tests.simulation.reference import Job, Server
 
@@ -98,6 +99,7 @@ def make_case(seed: int) -> Case:
         step_tokens, max_running, "prompt" if engine in ("vllm", "sglang") else "answer",
         is_chunked=engine != "tensorrt-llm", is_overlapped=draw.random() < 0.5, tokens_per_step=drafted,
         checked_tokens=1 + num_drafts, lookahead_tokens=num_drafts,
+        ends_chunks=drafts.choice([(), (12, 4)]) if engine == "slots" else (),
     )  # fmt: skip
     concurrency = draw.randrange(1, 12) if draw.random() < 0.4 else None
     rate = draw.choice([0.05, 0.5, 5])
@@ -110,7 +112,8 @@ def make_case(seed: int) -> Case:
     requests = [Request(n, at, *pair, kept) for n, (at, pair, kept) in enumerate(zip(arrivals, lengths, cached))]
     jobs = [Job(at, *pair, kept, n) for n, (at, pair, kept) in enumerate(zip(arrivals, lengths, cached))]
     pool = BlockPool(capacity, page, table) if capacity is not None else BlockPool(None)
-    kind = PrefillFirstReplica if engine == "sglang" else MixedReplica
+    kinds: dict[str, type[Replica]] = {"sglang": PrefillFirstReplica, "slots": SlotsReplica}
+    kind = kinds.get(engine, MixedReplica)
     # A preempted request of vLLM finds its own blocks again, if no tokens are said to be found anyway.
     keeps = engine == "vllm" and capacity is not None and table == range(len(table)) and not hits
     prefixes = PrefixCache(pool, page, 1, finds_own=True) if keeps else None
@@ -119,5 +122,5 @@ def make_case(seed: int) -> Case:
     def units(tokens: int) -> int:
         return 0 if capacity is None else table[-(-tokens // page)]
 
-    server = Server(rules, capacity, page, units, times.step, jobs, concurrency, engine == "sglang", keeps)
+    server = Server(rules, capacity, page, units, times.step, jobs, concurrency, engine, keeps)
     return Case(replica, requests, server, jobs)

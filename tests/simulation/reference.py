@@ -55,7 +55,7 @@ class Server:
     step: Callable[[list[int], list[tuple[int, int]]], float]
     jobs: list[Job]
     concurrency: int | None
-    prefill_first: bool
+    engine: str
     keeps_blocks: bool = False
 
     def run(self) -> None:
@@ -67,23 +67,25 @@ class Server:
         self.chunked: Job | None = None
         self.is_full, self.ratio = False, 0.7
         self.decode_steps = 0
+        # The requests in slots, and when each slot was used last.
+        self.slots_used: list[Job | None] = [None] * self.rules.max_running
+        self.last_used = [-1] * self.rules.max_running
+        self.releases = 0
         self.most_used = 0
         # With `keeps_blocks`, blocks of one unit that nothing uses, the next one to go first: (job, place in it).
         self.queue: deque[tuple[int, int] | None] = deque([None] * (self.capacity or 0))
         while coming or waiting or running:
             while coming and coming[0].arrival <= visible:
                 waiting.append(coming.pop(0))
-            if self.prefill_first:
-                decoding, chunks = self.plan_prefill_first(waiting, running)
-            else:
-                decoding, chunks = self.plan_mixed(waiting, running)
+            plans = {"sglang": self.plan_prefill_first, "slots": self.plan_slots}
+            decoding, chunks = plans.get(self.engine, self.plan_mixed)(waiting, running)
             if not decoding and not chunks:
                 assert coming
                 assert not running
                 self.ratio = 0.7
                 now = visible = max(now, coming[0].arrival)
                 continue
-            for job, _ in chunks:
+            for job in running:
                 job.started = now if job.started is None else job.started
             contexts = [job.computed + 1 for job in decoding]
             seconds = self.step(contexts, [chunk for _, chunk in chunks])
@@ -103,11 +105,16 @@ class Server:
             self.most_used = max(self.most_used, self.used(running))
             ended = sorted((j for j in running if j.outputs == j.answer), key=lambda j: j.number)
             # Requests whose answer is one token end with their prompt, the others after them.
-            for job in sorted(ended, key=lambda j: j.answer > 1):
+            done = [job for job, _ in chunks if job.answer == 1 and job in ended]
+            for job in [*done, *(job for job in ended if job.answer > 1)]:
                 job.finish = now
                 running.remove(job)
                 self.give_back(job)
                 self.is_full = False
+                if job in self.slots_used:
+                    self.last_used[self.slots_used.index(job)] = self.releases
+                    self.slots_used[self.slots_used.index(job)] = None
+                    self.releases += 1
                 if later:
                     following = later.pop(0)
                     following.arrival = now
@@ -223,6 +230,30 @@ class Server:
                 promised += self.units(self.slots(job, end))
             chunks.append((job, (job.cached, end)))
             budget -= end - job.cached
+        return decoding, chunks
+
+    def plan_slots(self, waiting: list[Job], running: list[Job]) -> tuple[list[Job], list[tuple[Job, tuple[int, int]]]]:
+        """Waiting requests into free slots; then the tokens of slots that answer, and prompts slot by slot."""
+        while waiting and None in self.slots_used:
+            job, chosen = waiting.pop(0), -1
+            for slot, used_by in enumerate(self.slots_used):
+                if used_by is None and (chosen < 0 or self.last_used[slot] <= self.last_used[chosen]):
+                    chosen = slot
+            self.slots_used[chosen] = job
+            job.target, job.computed = job.known, job.cached
+            running.append(job)
+        decoding = [job for job in running if not job.is_prefilling]
+        batch, chunks = len(decoding) * self.rules.checked_tokens, []
+        for job in self.slots_used:
+            if job is None or not job.is_prefilling:
+                continue
+            start = end = job.computed
+            while end < job.known and batch < self.rules.step_tokens:
+                end, batch = end + 1, batch + 1
+                if job.known - end in {min(tokens, self.rules.step_tokens) for tokens in self.rules.ends_chunks}:
+                    break
+            if end > start:
+                chunks.append((job, (start, end)))
         return decoding, chunks
 
     def plan_prefill_first(
