@@ -6,8 +6,16 @@ from typing import TYPE_CHECKING, Any, Optional
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.drafting import hit_rate_of
-from kvcalc.cli.question import calibration_of, devices_of, output_of, parsed, settings_of, stages_of
+from kvcalc.cli.drafting import hit_rate_of, speculation_of
+from kvcalc.cli.question import (
+    attention_replicas_of,
+    calibration_of,
+    devices_of,
+    output_of,
+    parsed,
+    settings_of,
+    stages_of,
+)
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
@@ -52,9 +60,9 @@ OPTIONS = [
         "--replicas", "N", "Number of replicas. They get the requests in turn. Default: as many as the devices hold."
     ),
     o.engine("vllm, sglang, tensorrt-llm or llama.cpp.", "vllm", "NAME[@RELEASE]"),
-    *o.shared("dtype kv-dtype tp pp"),
+    *o.shared("dtype kv-dtype tp pp dp"),
     o.value("--kv-memory", "SIZE", "Cache memory per device: 80G, 80GiB. Default: what the engine leaves on --gpu."),
-    *o.shared(f"{o.DEVICE} {o.SPEED} {o.PREFIX}"),
+    *o.shared(f"{o.DEVICE} {o.SPEED} {o.PREFIX} {o.DRAFTING}"),
     *o.engine_settings(),
     *o.shared("report"),
     *o.output(path="results.requests_per_second"),
@@ -81,6 +89,7 @@ def simulate(ctx: typer.Context, model: o.RequiredModel) -> None:
 
 def answer(model: ModelSpec, given: Mapping[str, Any], progress: Any = None) -> dict[str, Any]:
     """The document that answers the parameters of the command."""
+    from kvcalc.model.resolve import load_model
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.simulation.results import Limits
     from kvcalc.simulation.simulate import simulate as ask
@@ -97,6 +106,8 @@ def answer(model: ModelSpec, given: Mapping[str, Any], progress: Any = None) -> 
         kv_dtype=given["kv_dtype"],
         tensor_parallel_size=parsed(given, "--tp", parse_count),
         pipeline_parallel_size=stages_of(given),
+        data_parallel_size=attention_replicas_of(given),
+        speculative=speculation_of(given, load_model),
         kv_memory_bytes=parsed(given, "--kv-memory", parse_size),
         devices=devices_of(given),
         speed=SpeedQuestion(

@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from kvcalc.simulation.replica import Replica
+from kvcalc.simulation.replica import Plan, Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.times import Chunk
 
@@ -25,7 +25,7 @@ class MixedReplica(Replica):
     def _decodes_with_prompts(self) -> bool:
         return True
 
-    def _plan(self) -> tuple[list[tuple[Request, Chunk]], int]:
+    def _plan(self) -> Plan:
         has_preempted = self._make_room()
         chunks = []
         budget = self._prompt_budget()

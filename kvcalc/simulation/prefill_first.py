@@ -21,7 +21,7 @@ from __future__ import annotations
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.pool import BlockPool
 from kvcalc.simulation.prefix_cache import PrefixCache
-from kvcalc.simulation.replica import Replica
+from kvcalc.simulation.replica import Plan, Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Rules
 from kvcalc.simulation.times import Chunk, StepTimes
@@ -49,7 +49,7 @@ class PrefillFirstReplica(Replica):
     def _decodes_with_prompts(self) -> bool:
         return False
 
-    def _plan(self) -> tuple[list[tuple[Request, Chunk]], int]:
+    def _plan(self) -> Plan:
         if not self.decoding:
             self._is_full = False
         if self._chunked is not None or (self.waiting and not self._is_full):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from kvcalc.simulation.arrivals import Arrivals
@@ -24,6 +24,12 @@ from kvcalc.simulation.timeline import Sample, Timeline, TokenGaps
 from kvcalc.simulation.times import Chunk, StepTimes, run_seconds, steps_until
 
 VERY_MANY = 2**62
+
+Plan = tuple[list[tuple[Request, Chunk]], int]
+"""The chunks that the next step computes, and how many steps may follow without another plan.
+
+The steps are 1 if there are chunks, and 0 if nothing can run.
+"""
 
 
 class Replica(ABC):
@@ -53,15 +59,17 @@ class Replica(ABC):
         self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
 
     @abstractmethod
-    def _plan(self) -> tuple[list[tuple[Request, Chunk]], int]:
-        """What the next step does: the chunks that it computes, and how many steps may follow without another plan.
-
-        The steps are 1 if there are chunks, and 0 if nothing can run. Takes the blocks of the chunks.
-        """
+    def _plan(self) -> Plan:
+        """What the next step does. Takes the blocks of the chunks."""
 
     @abstractmethod
     def _decodes_with_prompts(self) -> bool:
         """Whether decoding requests run in the steps that compute prompts."""
+
+    @property
+    def ranks(self) -> Sequence[Replica]:
+        """The attention replicas: this one alone."""
+        return (self,)
 
     def run(self, progress: Callable[[int], None] | None = None) -> None:
         """Run until all requests have finished. `progress` is called with the number of finished requests."""
@@ -164,12 +172,16 @@ class Replica(ABC):
             seconds = run_seconds(line, decoding, context, part, self.pace)
             last = self.now + run_seconds(line, decoding, context, part - 1, self.pace)
             first, step = line.base + line.slope * context, line.slope * decoding
-            self._record_gaps(first, first + step * self.pace.tokens(part - 1), part)
-            self.now += seconds
-            self._advance(part)
+            self._run_steps(first, first + step * self.pace.tokens(part - 1), part, seconds)
             steps -= part
         self._visible = last if self.rules.is_overlapped else self.now
         self._end_event(began, running)
+
+    def _run_steps(self, first: float, last: float, steps: int, seconds: float) -> None:
+        """`steps` decode steps take `seconds` together, the first one `first` and the last one `last`."""
+        self._record_gaps(first, last, steps)
+        self.now += seconds
+        self._advance(steps)
 
     def _steps_to_finish(self) -> int:
         """The decode steps until the next request has its answer."""

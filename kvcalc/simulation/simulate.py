@@ -50,6 +50,10 @@ def simulate(
     requests, named_tokens = requests_of(load, speed_question.prefix_hit_rate, of_load)
     longest = max(request.total_tokens for request in requests)
     case = make_case(Question(model, **{**asked, "context_tokens": longest, "batch_size": 1}, speed=speed_question))
+    if case.rules.placement is not None:
+        from kvcalc.planning.offload import place_layers
+
+        case = place_layers(case)
     notes = [*case.notes, *of_load]
     speed = speed_of(case, notes)
     if isinstance(speed, str):
@@ -69,7 +73,8 @@ def simulate(
     for replica in running:
         replica.run(None if progress is None else partial(_report, progress, done, len(fitting)))
         done += replica.finished
-    results = describe_results(fitting, running, limits)
+    ranks = [rank for replica in running for rank in replica.ranks]
+    results = describe_results(fitting, ranks, limits)
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(case.spec),
@@ -78,8 +83,8 @@ def simulate(
         "load": _describe_load(load, requests, len(requests) - len(fitting)),
         "limits": limits._asdict(),
         "results": results,
-        "times": describe_times(fitting, running),
-        "timeline": describe_timeline(running),
+        "times": describe_times(fitting, ranks),
+        "timeline": describe_timeline(ranks),
         "step_range": _describe_range(case, speed, results["mean_running_requests"] / number),
         "warnings": describe_notes(notes),
     }

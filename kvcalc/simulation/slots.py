@@ -16,10 +16,10 @@ from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.mixed import MixedReplica
 from kvcalc.simulation.pool import BlockPool
 from kvcalc.simulation.prefix_cache import PrefixCache
-from kvcalc.simulation.replica import VERY_MANY
+from kvcalc.simulation.replica import VERY_MANY, Plan
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Rules
-from kvcalc.simulation.times import Chunk, StepTimes
+from kvcalc.simulation.times import StepTimes
 
 
 class SlotsReplica(MixedReplica):
@@ -34,7 +34,7 @@ class SlotsReplica(MixedReplica):
         self._slot_of: dict[Request, int] = {}
         self._prompts: dict[int, Request] = {}  # slot -> the request whose prompt is not computed completely
 
-    def _plan(self) -> tuple[list[tuple[Request, Chunk]], int]:
+    def _plan(self) -> Plan:
         while self.waiting and self._free:
             request = self.waiting.popleft()
             slot = self._slot_of[request] = self._free.pop()

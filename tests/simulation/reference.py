@@ -236,16 +236,16 @@ class Server:
         """Waiting requests into free slots; then the tokens of slots that answer, and prompts slot by slot."""
         while waiting and None in self.slots_used:
             job, chosen = waiting.pop(0), -1
-            for slot, used_by in enumerate(self.slots_used):
-                if used_by is None and (chosen < 0 or self.last_used[slot] <= self.last_used[chosen]):
+            for slot, user in enumerate(self.slots_used):
+                if user is None and (chosen < 0 or self.last_used[slot] <= self.last_used[chosen]):
                     chosen = slot
             self.slots_used[chosen] = job
             job.target, job.computed = job.known, job.cached
             running.append(job)
         decoding = [job for job in running if not job.is_prefilling]
         batch, chunks = len(decoding) * self.rules.checked_tokens, []
-        for job in self.slots_used:
-            if job is None or not job.is_prefilling:
+        for job in filter(None, self.slots_used):
+            if not job.is_prefilling:
                 continue
             start = end = job.computed
             while end < job.known and batch < self.rules.step_tokens:
