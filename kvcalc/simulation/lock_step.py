@@ -125,8 +125,7 @@ class LockStep:
         running = [len(rank.running) for rank in active]
         steps = min(steps, *(rank._steps_to_finish() for rank in active))
         pace, total = active[0].pace, sum(rank.decoding for rank in active)
-        has_room = any(not rank.waiting and len(rank.running) < rank.rules.max_running for rank in self.ranks)
-        upcoming = self.arrivals.next_arrival if has_room else None
+        upcoming = self.arrivals.next_arrival if self.router.needs_arrivals() else None
         while steps:
             lines = [self.times.rank_line(rank.decoding, rank.context, total) for rank in active]
             line, slowest, part = self._lead(active, lines)

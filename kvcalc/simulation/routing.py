@@ -31,6 +31,10 @@ class Router(ABC):
     def route(self) -> None:
         """Give the requests in the queue to the ranks. Those that none may have yet stay."""
 
+    def needs_arrivals(self) -> bool:
+        """Whether a request that arrives while decode steps run changes anything before they end."""
+        return any(not rank.waiting and len(rank.running) < rank.rules.max_running for rank in self.ranks)
+
 
 class RoundRobin(Router):
     """In turn."""
@@ -54,6 +58,9 @@ class LeastLoaded(Router):
             order = (self.ranks[(self._first + place) % number] for place in range(number))
             min(order, key=self._load).waiting.append(self.queue.popleft())
             self._first = (self._first + 1) % number
+
+    def needs_arrivals(self) -> bool:
+        return True  # the use of the caches is that of the moment
 
     def _load(self, rank: Replica) -> float:
         waiting, pool = len(rank.waiting), rank.pool
@@ -83,6 +90,9 @@ class FewestTokens(Router):
             if number + 1 < expected:
                 loads.append((tokens + request.prompt_tokens, number + 1, place))
             self.ranks[place].waiting.append(request)
+
+    def needs_arrivals(self) -> bool:
+        return any(len(rank.running) + len(rank.waiting) < rank.rules.max_running for rank in self.ranks)
 
 
 def _prompt(request: Request) -> int:

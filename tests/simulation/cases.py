@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from random import Random
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Rules
 from kvcalc.simulation.slots import SlotsReplica
 from kvcalc.simulation.times import Chunk, Line
-from tests.simulation.reference import Job, Server
+from tests.simulation.reference import Job, Server, one_by_one, serve
 
 
 class PieceTimes:
@@ -39,8 +39,9 @@ class PieceTimes:
         work = sum((end - start) * self.per_token + (end * end - start * start) / 65536 for start, end in chunks)
         return work if batch else work + self.alone
 
-    def step(self, contexts: list[int], chunks: list[tuple[int, int]]) -> float:
+    def step(self, parts: list[tuple[list[int], list[tuple[int, int]]]]) -> float:
         """One step, as the reference asks for it."""
+        ((contexts, chunks),) = parts
         found = self.prompts(chunks, len(contexts)) if chunks else 0.0
         if contexts:
             line = self.line(len(contexts), sum(contexts))
@@ -55,6 +56,7 @@ class Case(NamedTuple):
     requests: list[Request]
     server: Server
     jobs: list[Job]
+    run_reference: Callable[[], None]
 
 
 def table_of(draw: Random, page: int, longest: int, kind: str) -> tuple[Sequence[int], str]:
@@ -122,5 +124,5 @@ def make_case(seed: int) -> Case:
     def units(tokens: int) -> int:
         return 0 if capacity is None else table[-(-tokens // page)]
 
-    server = Server(rules, capacity, page, units, times.step, jobs, concurrency, engine, keeps)
-    return Case(replica, requests, server, jobs)
+    server = Server(rules, capacity, page, units, engine, keeps)
+    return Case(replica, requests, server, jobs, lambda: serve([server], jobs, concurrency, times.step, one_by_one))

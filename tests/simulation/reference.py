@@ -7,7 +7,7 @@ rules and the step times. Times are fractions of powers of two, so that sums are
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -44,26 +44,66 @@ class Job:
         return self.computed < self.target
 
 
+Part = tuple[list[int], list[tuple[int, int]]]
+"""What a step does for one scheduler: the contexts of the sequences that decode, and the chunks of prompts."""
+
+
+def serve(
+    servers: Sequence[Server], jobs: list[Job], concurrency: int | None, step: Callable[[list[Part]], float],
+    route: Callable[[list[Job], Sequence[Server]], None],
+) -> None:  # fmt: skip
+    """Run schedulers whose steps begin and end together. `route` gives them the jobs that have arrived."""
+    coming = list(jobs if concurrency is None else jobs[:concurrency])
+    later = [] if concurrency is None else jobs[concurrency:]
+    arrived: list[Job] = []
+    now, visible, decode_steps = 0.0, 0.0, 0
+    while coming or arrived or any(server.waiting or server.running for server in servers):
+        while coming and coming[0].arrival <= visible:
+            arrived.append(coming.pop(0))
+        route(arrived, servers)
+        plans = [server.plan() for server in servers]
+        if not any(decoding or chunks for decoding, chunks in plans):
+            assert coming
+            assert not any(server.running for server in servers)
+            now = visible = max(now, coming[0].arrival)
+            continue
+        for server in servers:
+            for job in server.running:
+                job.started = now if job.started is None else job.started
+        # In a step with prompts, SGLang decodes only where no prompt is computed: plan() says so.
+        seconds = step([([job.computed + 1 for job in decoding], [c for _, c in chunks]) for decoding, chunks in plans])
+        visible = now if servers[0].rules.is_overlapped else now + seconds
+        now += seconds
+        decode_steps += any(decoding for decoding, _ in plans)
+        for server, (decoding, chunks) in zip(servers, plans):
+            for _ in server.apply(decoding, chunks, now):
+                if later:
+                    following = later.pop(0)
+                    following.arrival = now
+                    coming.append(following)
+            server.decode_steps = decode_steps
+
+
+def one_by_one(arrived: list[Job], servers: Sequence[Server]) -> None:
+    """All jobs to the only server."""
+    servers[0].waiting += arrived
+    arrived.clear()
+
+
 @dataclass
 class Server:
-    """`step(decoding contexts, chunks)` gives the seconds of a step. `units(tokens)` are the blocks of a request."""
+    """One scheduler. `units(tokens)` are the blocks of a request."""
 
     rules: Rules
     capacity: int | None
     page: int
     units: Callable[[int], int]
-    step: Callable[[list[int], list[tuple[int, int]]], float]
-    jobs: list[Job]
-    concurrency: int | None
     engine: str
     keeps_blocks: bool = False
 
-    def run(self) -> None:
-        coming = self.jobs if self.concurrency is None else self.jobs[: self.concurrency]
-        coming, later = list(coming), [] if self.concurrency is None else self.jobs[self.concurrency :]
-        now, visible = 0.0, 0.0
-        waiting: list[Job] = []
-        running: list[Job] = []
+    def __post_init__(self) -> None:
+        self.waiting: list[Job] = []
+        self.running: list[Job] = []
         self.chunked: Job | None = None
         self.is_full, self.ratio = False, 0.7
         self.decode_steps = 0
@@ -74,51 +114,42 @@ class Server:
         self.most_used = 0
         # With `keeps_blocks`, blocks of one unit that nothing uses, the next one to go first: (job, place in it).
         self.queue: deque[tuple[int, int] | None] = deque([None] * (self.capacity or 0))
-        while coming or waiting or running:
-            while coming and coming[0].arrival <= visible:
-                waiting.append(coming.pop(0))
-            plans = {"sglang": self.plan_prefill_first, "slots": self.plan_slots}
-            decoding, chunks = plans.get(self.engine, self.plan_mixed)(waiting, running)
-            if not decoding and not chunks:
-                assert coming
-                assert not running
-                self.ratio = 0.7
-                now = visible = max(now, coming[0].arrival)
-                continue
-            for job in running:
-                job.started = now if job.started is None else job.started
-            contexts = [job.computed + 1 for job in decoding]
-            seconds = self.step(contexts, [chunk for _, chunk in chunks])
-            visible = now if self.rules.is_overlapped else now + seconds
-            now += seconds
-            for job in decoding:
-                job.computed += self.next_tokens()
-                job.outputs = min(job.outputs + self.next_tokens(), job.answer)
+
+    def plan(self) -> tuple[list[Job], list[tuple[Job, tuple[int, int]]]]:
+        """The jobs that decode in the next step, and the chunks that it computes."""
+        plans = {"sglang": self.plan_prefill_first, "slots": self.plan_slots}
+        decoding, chunks = plans.get(self.engine, self.plan_mixed)(self.waiting, self.running)
+        if not decoding and not chunks:
+            self.ratio = 0.7
+        return decoding, chunks
+
+    def apply(self, decoding: list[Job], chunks: list[tuple[Job, tuple[int, int]]], now: float) -> Iterator[Job]:
+        """A step ends. Gives the jobs that end with it."""
+        running = self.running
+        for job in decoding:
+            job.computed += self.next_tokens()
+            job.outputs = min(job.outputs + self.next_tokens(), job.answer)
+            job.tokens_at.append(now)
+        for job, (_, end) in chunks:
+            job.computed = end
+            if end == job.known:
+                job.outputs += 1
                 job.tokens_at.append(now)
-            self.decode_steps += bool(decoding)
-            for job, (_, end) in chunks:
-                job.computed = end
-                if end == job.known:
-                    job.outputs += 1
-                    job.tokens_at.append(now)
-                    job.first_token = now if job.first_token is None else job.first_token
-            self.most_used = max(self.most_used, self.used(running))
-            ended = sorted((j for j in running if j.outputs == j.answer), key=lambda j: j.number)
-            # Requests whose answer is one token end with their prompt, the others after them.
-            done = [job for job, _ in chunks if job.answer == 1 and job in ended]
-            for job in [*done, *(job for job in ended if job.answer > 1)]:
-                job.finish = now
-                running.remove(job)
-                self.give_back(job)
-                self.is_full = False
-                if job in self.slots_used:
-                    self.last_used[self.slots_used.index(job)] = self.releases
-                    self.slots_used[self.slots_used.index(job)] = None
-                    self.releases += 1
-                if later:
-                    following = later.pop(0)
-                    following.arrival = now
-                    coming.append(following)
+                job.first_token = now if job.first_token is None else job.first_token
+        self.most_used = max(self.most_used, self.used(running))
+        ended = sorted((j for j in running if j.outputs == j.answer), key=lambda j: j.number)
+        # Requests whose answer is one token end with their prompt, the others after them.
+        done = [job for job, _ in chunks if job.answer == 1 and job in ended]
+        for job in [*done, *(job for job in ended if job.answer > 1)]:
+            job.finish = now
+            running.remove(job)
+            self.give_back(job)
+            self.is_full = False
+            if job in self.slots_used:
+                self.last_used[self.slots_used.index(job)] = self.releases
+                self.slots_used[self.slots_used.index(job)] = None
+                self.releases += 1
+            yield job
 
     def next_tokens(self) -> int:
         """The tokens that the next decode step gives every sequence."""

@@ -17,7 +17,7 @@ def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
     for seed in range(part * CASES // PARTS, (part + 1) * CASES // PARTS):
         case = make_case(seed)
         case.replica.run()
-        case.server.run()
+        case.run_reference()
         for request, job in zip(case.requests, case.jobs):
             found = request.arrival, request.started, request.first_token, request.finish, request.preemptions
             expected = job.arrival, job.started, job.first_token, job.finish, job.preemptions
