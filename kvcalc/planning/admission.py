@@ -29,6 +29,29 @@ def most_at_once(case: Case, max_sequences: int) -> int:
     return given if case.rules.limits_all_replicas else given * replicas
 
 
+def scheduled_steps(case: Case) -> float:
+    """The decode steps that a request waits for because others run: a part of the fitted `ttft_steps`.
+
+    The rest of the step that runs when it arrives, half a step on average; the next one if it is scheduled already; and
+    the step that computes the prompt. 0 for engines whose scheduler is not known.
+    """
+    overlaps = overlaps_steps(case)
+    return 0.0 if overlaps is None else 2.5 if overlaps else 1.5
+
+
+def overlaps_steps(case: Case) -> bool | None:
+    """Whether the engine schedules a step while the one before it runs. None if its scheduler is not known.
+
+    vLLM: async_scheduling. SGLang: disable_overlap_schedule is off by default. TensorRT-LLM: so is
+    disable_overlap_scheduler. With pipeline stages, vLLM and TensorRT-LLM have other steps in flight instead. llama.cpp
+    runs one step at a time.
+    """
+    has_stages = case.workload.pipeline_parallel_size > 1
+    if case.engine_name == "vllm":
+        return bool(case.rules.settings.get("async_scheduling")) and not has_stages
+    return {"sglang": True, "tensorrt-llm": not has_stages, "llama.cpp": False}.get(case.engine_name)
+
+
 def wanted_requests(case: Case, max_sequences: int) -> int:
     """The requests that the engine runs at once if the cache has room: its maximum, or the concurrency if lower."""
     most, question = most_at_once(case, max_sequences), case.question.speed

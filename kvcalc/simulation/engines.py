@@ -12,7 +12,7 @@ from kvcalc.memory.engines.options import Given
 from kvcalc.memory.reserve import sglang_prefill_tokens
 from kvcalc.model.caches import ChunkedAttention, SlidingWindowAttention
 from kvcalc.model.spec import all_caches, has_states
-from kvcalc.planning.admission import most_at_once
+from kvcalc.planning.admission import most_at_once, overlaps_steps, scheduled_steps
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
 from kvcalc.simulation.arrivals import Arrivals
@@ -119,7 +119,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
     replicas, drafted = case.workload.data_parallel_size, case.question.speculative
     checked = 1 if drafted is None else 1 + drafted.num_tokens
     running = max(1, most_at_once(case, constants.max_sequences) // replicas)
-    engine = case.engine_name
+    engine, overlaps, lag = case.engine_name, bool(overlaps_steps(case)), _lag(constants, scheduled_steps(case))
     drafts: dict[str, Any] = {
         "tokens_per_step": Fraction(model.tokens_per_step).limit_denominator(1000),
         "checked_tokens": checked,
@@ -128,7 +128,6 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
         slots = found.running_limit(longest_tokens)
         given = Given(engine, case.settings).optional_count("parallel")
         running = running if slots is None else min(given or running, slots)
-        lag = _lag(constants, is_overlapped=False)
         rules = Rules(_LLAMA_CPP_TOKENS, max(running, 1), "answer", lag=lag, ends_chunks=_saved_at(case), **drafts)
         return Scheduler("slots", rules, None, 1, ())
     if drafted is not None:
@@ -143,20 +142,17 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
         )
         # Attention replicas divide it among them (arg_groups/parallel_hook.py, 0.5.23).
         tokens = max(tokens // replicas, block_tokens)
-        rules = Rules(tokens, running, is_overlapped=True, lag=_lag(constants, is_overlapped=True), **drafts)
+        rules = Rules(tokens, running, is_overlapped=overlaps, lag=lag, **drafts)
         return Scheduler("prefill first", rules, capacity, block_tokens, table, attention_replicas=replicas)
     # With pipeline stages, each of them has a step of its own in the time of one step of the model.
     if engine == "vllm":
         tokens = Given(engine, case.settings).count("max-num-batched-tokens", 8192) * stages
-        overlaps = bool(case.rules.settings.get("async_scheduling")) and stages == 1
         tokens = max(tokens, running * checked)
-        rules = Rules(tokens, running, is_overlapped=overlaps, lag=_lag(constants, overlaps), **drafts)
+        rules = Rules(tokens, running, is_overlapped=overlaps, lag=lag, **drafts)
         # A preempted request is looked up in the prefix cache when it starts again. SGLang's retracted requests are not
         # kept in its radix cache (release_req, srt/managers/schedule_batch.py).
         finds_own = bool(case.rules.settings.get("enable_prefix_caching")) and isinstance(table, range)
         return Scheduler("running first", rules, capacity, block_tokens, table, finds_own, replicas)
-    overlaps = stages == 1
-    lag = _lag(constants, overlaps)
     # A prompt that is not divided must fit into a step, beside the requests that decode.
     tokens = max(_TENSORRT_TOKENS * stages, longest_tokens + running * checked)
     rules = Rules(tokens, running, "answer", is_chunked=False, is_overlapped=overlaps, lag=lag, **drafts)
@@ -173,15 +169,14 @@ def _saved_at(case: Case) -> tuple[int, ...]:
     return (rules.chosen.ubatch_size + 4, 4) if needs_states else ()
 
 
-def _lag(constants: Constants, is_overlapped: bool) -> Lag:
+def _lag(constants: Constants, scheduled: float) -> Lag:
     """The part of the fitted waiting time (kvcalc.throughput.serving) that is not scheduling.
 
-    The simulation has the rest of the step that runs when a request arrives, which is half a step on average, the next
-    one if steps overlap, the step that computes the prompt, and the prompts of other requests.
+    The simulation has the `scheduled` steps, and the prompts of other requests.
     """
     return Lag(
         constants.ttft_seconds,
-        max(0.0, constants.ttft_steps - (2.5 if is_overlapped else 1.5)),
+        max(0.0, constants.ttft_steps - scheduled),
         constants.ttft_prompt_steps / STEP_TOKENS,
         constants.ttft_wave * constants.ttft_request_seconds,
     )

@@ -13,7 +13,7 @@ rank gets more tokens than the others, and every rank waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import log, sqrt
+from math import exp, log, sqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ _NETWORK_OVERHEAD = 1.25
 # Results are combined in bf16. Tokens are dispatched in fp8 if the experts multiply in 8 bits or less, with a scale in
 # fp32 for each 128 elements, else in bf16. Source: README.md of DeepEP and its low_latency_dispatch.
 _COMBINE_BYTES, _BF16_BYTES, _FP8_BYTES = 2.0, 2.0, 1 + 4 / 128
+
+
+# The chance that is no longer added up.
+_NEGLIGIBLE = 1e-9
 
 
 class ExpertExchange:
@@ -104,6 +108,25 @@ def ranks_reached(ranks: int, groups: int, read: int) -> float:
     Each of `groups` groups of ranks holds whole experts, split over the ranks of the group.
     """
     return (ranks - 1) * (1 - (1 - 1 / groups) ** read)
+
+
+def busiest_share(prompts: float, replicas: int) -> float:
+    """The share of a step's prompts that the attention replica with most of them computes, in the mean.
+
+    `prompts` is their mean number in a step. They arrive independently of each other, so their number has a Poisson
+    distribution, and those of one step are spread evenly: one prompt has a share of 1, and of very many the share is
+    1 / replicas.
+    """
+    chance = exp(-prompts)
+    above, most, number = 1 - chance, 0.0, 0
+    # The mean of the rounded-up number is the sum over k of the chance that there are more than k x replicas prompts.
+    while above > _NEGLIGIBLE:
+        if number % replicas == 0:
+            most += above
+        number += 1
+        chance *= prompts / number
+        above -= chance
+    return most / prompts if most else 1.0
 
 
 def _above_mean(variance: float, number: int) -> float:
