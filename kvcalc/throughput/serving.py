@@ -70,14 +70,17 @@ def serve(
     running: int,
     cached_tokens: float = 0.0,
     scheduled_steps: float = 0.0,
+    recomputed_tokens: float = 0.0,
 ) -> Serving:
     """Steady serving of `concurrency` requests, of which `running` are in the batch and the others wait.
 
     `cached_tokens` of each prompt are found in the prefix cache. They take memory, but no prefill. `scheduled_steps` of
-    the fitted `ttft_steps` are those of other requests.
+    the fitted `ttft_steps` are those of other requests. `recomputed_tokens` tokens of a request are computed again
+    after preemptions.
     """
     c, replicas = model.constants, model.layout.data_parallel_size
     work = stop = model.prefill_work(input_tokens, cached_tokens).seconds
+    again = 1 + recomputed_tokens / (input_tokens - cached_tokens)
     idle_steps = min(scheduled_steps, c.ttft_steps) if running == 1 else 0.0
     prefill = model.prefill(input_tokens, 1, cached_tokens).seconds
     decoding, tpot, stall = float(running), 0.0, 0.0
@@ -88,7 +91,7 @@ def serve(
             parts = max(1.0, (input_tokens - cached_tokens) / STEP_TOKENS)
             share = busiest_share(prompts * parts, replicas)
             stop = model.prefill_work(input_tokens, cached_tokens, share).seconds
-        stall = decoding * stop / output_tokens if running > 1 else 0.0
+        stall = decoding * stop * again / output_tokens if running > 1 else 0.0
         step = model.decode(decoding, input_tokens + output_tokens / 2).seconds
         tpot = step / model.tokens_per_step + stall
         # A request waits for whole steps, and computes the tokens of its prompt that are not cached.
@@ -99,6 +102,8 @@ def serve(
             break
     stay = ttft + output_tokens * tpot
     if concurrency > running:
-        ttft += (concurrency - running) / running * stay
+        # A preempted request waits again. It has its first token, so this is no part of the time to it.
+        first_stay = stay - decoding * stop * (again - 1)
+        ttft += (concurrency - running) / running * first_stay
     requests_per_second = running / stay
     return Serving(tpot, ttft, requests_per_second * output_tokens, requests_per_second, stall / tpot, decoding)
