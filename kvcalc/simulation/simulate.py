@@ -143,6 +143,7 @@ def _describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
         "scheduler": scheduler.name,
         "step_tokens": rules.step_tokens,
         "max_running_requests": rules.max_running,
+        "tokens_per_step": float(rules.tokens_per_step),
         "blocks": scheduler.capacity,
         "block_tokens": None if scheduler.capacity is None else scheduler.block_tokens,
     }

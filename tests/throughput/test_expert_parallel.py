@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import exp, lgamma, log
 
 import pytest
 
 from kvcalc.throughput.counts import Counts, bytes_of
-from kvcalc.throughput.expert_parallel import ExpertExchange, ranks_reached
+from kvcalc.throughput.expert_parallel import ExpertExchange, busiest_share, ranks_reached
 from kvcalc.throughput.hardware import find_gpu
 from kvcalc.throughput.roofline import link_bytes_per_second
 from tests.throughput.conftest import MakeCounts, MakeModel
@@ -25,6 +26,15 @@ def test_a_token_reaches_at_most_as_many_ranks_as_it_has_experts() -> None:
     assert 7.6 < ranks_reached(256, 256, 8) < 8
     # Experts that are split over all ranks need the tokens of all.
     assert ranks_reached(8, 1, 8) == 7
+
+
+@pytest.mark.parametrize(("prompts", "replicas"), [(0.01, 8), (0.5, 2), (3.0, 4), (40.0, 8), (300.0, 4)])
+def test_the_busiest_replica_has_its_share_of_a_random_number_of_prompts(prompts: float, replicas: int) -> None:
+    # The mean over the Poisson distribution of the number that an even spread gives one replica.
+    chances = [exp(number * log(prompts) - prompts - lgamma(number + 1)) for number in range(1, 1000)]
+    mean = sum(chance * -(-number // replicas) for number, chance in enumerate(chances, 1))
+    assert busiest_share(prompts, replicas) == pytest.approx(mean / prompts, rel=1e-6)
+    assert 1 / replicas < busiest_share(prompts, replicas) <= 1
 
 
 def test_a_rank_holds_all_of_the_attention_and_its_part_of_the_experts(counts_of: MakeCounts) -> None:
