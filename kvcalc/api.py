@@ -274,8 +274,8 @@ def simulate(
     Give one of `requests_per_second`, `concurrency` and `trace`, the path of a file. Lengths are numbers, or
     distributions as on the command line: `"uniform:100..2000"`. `devices` may be a name: `"h100x4"`. `asked` may have
     the fields of a question: `engine` (default: vllm), `engine_settings`, `dtype`, `kv_dtype`, `tensor_parallel_size`,
-    `pipeline_parallel_size`, `kv_memory_bytes` and `speed`, of which the hit rate, the calibration and the
-    expert-parallel size are used.
+    `pipeline_parallel_size`, `data_parallel_size`, `speculative`, `kv_memory_bytes` and `speed`, of which the hit rate,
+    the calibration and the expert-parallel size are used.
     """
     from kvcalc.simulation.load import Load
     from kvcalc.simulation.requests import lengths_of

@@ -28,11 +28,13 @@ app = typer.Typer(add_completion=False, context_settings={"help_option_names": [
 
 EPILOG = """\
 Simulates every scheduling decision of the engine, and counts every block of its cache. Lengths are fixed (1000), or
-drawn: uniform:100..2000, lognormal:1000,0.5 (the mean, and the deviation relative to the mean).
+drawn: uniform:100..2000, lognormal:1000,0.5 (the mean, and the deviation relative to the mean). Attention replicas
+(--dp) run in lock step, and drafted tokens (--speculative) make each step give several tokens.
 
 Examples:
   kvcalc simulate llama-3.1-8b --gpu h100 --requests-per-second 4 --prompt-tokens 1000 --answer-tokens 500
   kvcalc simulate qwen3-32b --gpu h100x2 --concurrency 64 --prompt-tokens uniform:500..4k --answer-tokens 500
+  kvcalc simulate deepseek-v3 --gpu h200x8 --dp 8 --concurrency 256 --prompt-tokens 2k --answer-tokens 500
   kvcalc simulate llama-3.1-8b --gpu h100 --trace trace.csv --scale-rate 2 --max-ttft 1s --report answer.html
 """
 

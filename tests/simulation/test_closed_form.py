@@ -65,9 +65,12 @@ def test_what_preempted_requests_compute_again_is_counted_and_the_answer_names_t
     found, (ttft, tpot, rate) = simulated("vllm", 1000, 1000, 512), estimated(MODEL, DEVICE, "vllm", 1000, 1000, 512)
     times = {row["metric"]: row["mean_seconds"] for row in found["times"]}
     assert found["results"]["tokens_per_second"] == pytest.approx(rate, rel=0.02)
+    assert times["tpot"] is not None
+    assert times["ttft"] is not None
     # A preempted request waits between two of its tokens, which only the simulation follows.
     assert tpot < times["tpot"] == pytest.approx(tpot, rel=0.2)
-    assert times["ttft"] == pytest.approx(ttft, rel=0.15)
+    # The first 300 of 5,120 requests find an empty server.
+    assert ttft > times["ttft"] == pytest.approx(ttft, rel=0.25)
     for engine, load, is_named in (("vllm", 512, True), ("vllm", 64, False), ("tensorrt-llm", 512, False)):
         question = kvcalc.SpeedQuestion(input_tokens=1000, output_tokens=1000, concurrency=load)
         answer = kvcalc.estimate(MODEL, devices=kvcalc.find_devices(DEVICE), engine=engine, speed=question)

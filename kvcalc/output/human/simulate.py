@@ -22,7 +22,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     """Print the simulation."""
     engine, hardware, results = document["engine"], document["hardware"], document["results"]
     console.print(Text.assemble((document["model"]["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
-    console.print(f"{name_engine(engine)}, {describe_load(document['load'])}")
+    drafts = f", {engine['tokens_per_step']:g} tokens per step" if engine["tokens_per_step"] > 1 else ""
+    console.print(f"{name_engine(engine)}{drafts}, {describe_load(document['load'])}")
     console.print()
     console.print(
         Text.assemble(
