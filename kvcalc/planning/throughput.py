@@ -84,6 +84,9 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
         if may_preempt(case, wanted):
             text = "not all requests fit at their full length, so some are preempted and computed again"
             notes.append(Note("throughput", "preemptions", f"{text}: kvcalc simulate follows each of them"))
+        if case.workload.data_parallel_size > 1:
+            text = "a prompt stops all attention replicas, so the speed depends on when requests arrive"
+            notes.append(Note("throughput", "lock-step", f"{text}: kvcalc simulate follows each of them"))
     if unfitted:
         text = f"not fitted for {', '.join(unfitted)}: the range is wider"
         notes.append(Note("throughput", "not-fitted", text))

@@ -38,8 +38,8 @@ _NETWORK_OVERHEAD = 1.25
 _COMBINE_BYTES, _BF16_BYTES, _FP8_BYTES = 2.0, 2.0, 1 + 4 / 128
 
 
-# The chance that is no longer added up.
-_NEGLIGIBLE = 1e-9
+# The chance that is no longer added up, and the rounds after which the length of a step with prompts has settled.
+_NEGLIGIBLE, _ROUNDS = 1e-9, 6
 
 
 class ExpertExchange:
@@ -110,13 +110,28 @@ def ranks_reached(ranks: int, groups: int, read: int) -> float:
     return (ranks - 1) * (1 - (1 - 1 / groups) ** read)
 
 
-def busiest_share(prompts: float, replicas: int) -> float:
+def busiest_share(prompts_per_second: float, step: float, work: float, replicas: int) -> float:
     """The share of a step's prompts that the attention replica with most of them computes, in the mean.
 
-    `prompts` is their mean number in a step. They arrive independently of each other, so their number has a Poisson
-    distribution, and those of one step are spread evenly: one prompt has a share of 1, and of very many the share is
-    1 / replicas.
+    A step has the prompts that arrived during the one before it. They arrive independently of each other, so their
+    number has a Poisson distribution, and those of one step are spread evenly over the replicas. Steps take `step`
+    seconds without prompts, and `work` seconds more for each prompt of the busiest replica. So more prompts arrive
+    during a step with prompts, and after it they are computed together. One prompt that is alone has a share of 1, and
+    of very many the share is 1 / replicas.
     """
+    after_none, after_some = prompts_per_second * step, prompts_per_second * (step + work)
+    for _ in range(_ROUNDS):
+        most = _largest(after_some, replicas) / (1 - exp(-after_some))
+        after_some = prompts_per_second * (step + work * most)
+    # The share of the steps that have prompts, from the chances that one follows on each kind.
+    begins, goes_on = 1 - exp(-after_none), 1 - exp(-after_some)
+    some = begins / (1 + begins - goes_on)
+    mean = (1 - some) * after_none + some * after_some
+    return ((1 - some) * _largest(after_none, replicas) + some * _largest(after_some, replicas)) / mean
+
+
+def _largest(prompts: float, replicas: int) -> float:
+    """The mean number of prompts that the busiest replica gets if a step has `prompts` of them in the mean."""
     chance = exp(-prompts)
     above, most, number = 1 - chance, 0.0, 0
     # The mean of the rounded-up number is the sum over k of the chance that there are more than k x replicas prompts.
@@ -126,7 +141,7 @@ def busiest_share(prompts: float, replicas: int) -> float:
         number += 1
         chance *= prompts / number
         above -= chance
-    return most / prompts if most else 1.0
+    return most
 
 
 def _above_mean(variance: float, number: int) -> float:

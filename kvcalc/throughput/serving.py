@@ -80,19 +80,21 @@ def serve(
     """
     c, replicas = model.constants, model.layout.data_parallel_size
     work = stop = model.prefill_work(input_tokens, cached_tokens).seconds
+    alone = model.prefill_work(input_tokens, cached_tokens, 1.0).seconds if replicas > 1 else work
+    parts = max(1.0, (input_tokens - cached_tokens) / STEP_TOKENS)
     again = 1 + recomputed_tokens / (input_tokens - cached_tokens)
     idle_steps = min(scheduled_steps, c.ttft_steps) if running == 1 else 0.0
     prefill = model.prefill(input_tokens, 1, cached_tokens).seconds
     decoding, tpot, stall = float(running), 0.0, 0.0
     for _ in range(_MOST_ROUNDS):
         before = tpot
-        if replicas > 1:
-            prompts = decoding * model.tokens_per_step / output_tokens
-            parts = max(1.0, (input_tokens - cached_tokens) / STEP_TOKENS)
-            share = busiest_share(prompts * parts, replicas)
+        step = model.decode(decoding, input_tokens + output_tokens / 2).seconds
+        if replicas > 1 and running > 1:
+            # A prompt that is longer than a step has tokens for is computed in several parts.
+            rate = parts * decoding / (output_tokens * (tpot or step / model.tokens_per_step))
+            share = busiest_share(rate, step, alone / parts, replicas)
             stop = model.prefill_work(input_tokens, cached_tokens, share).seconds
         stall = decoding * stop * again / output_tokens if running > 1 else 0.0
-        step = model.decode(decoding, input_tokens + output_tokens / 2).seconds
         tpot = step / model.tokens_per_step + stall
         # A request waits for whole steps, and computes the tokens of its prompt that are not cached.
         wait = tpot * model.tokens_per_step

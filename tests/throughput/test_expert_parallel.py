@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import exp, lgamma, log
+from random import Random
 
 import pytest
 
@@ -28,13 +28,21 @@ def test_a_token_reaches_at_most_as_many_ranks_as_it_has_experts() -> None:
     assert ranks_reached(8, 1, 8) == 7
 
 
-@pytest.mark.parametrize(("prompts", "replicas"), [(0.01, 8), (0.5, 2), (3.0, 4), (40.0, 8), (300.0, 4)])
-def test_the_busiest_replica_has_its_share_of_a_random_number_of_prompts(prompts: float, replicas: int) -> None:
-    # The mean over the Poisson distribution of the number that an even spread gives one replica.
-    chances = [exp(number * log(prompts) - prompts - lgamma(number + 1)) for number in range(1, 1000)]
-    mean = sum(chance * -(-number // replicas) for number, chance in enumerate(chances, 1))
-    assert busiest_share(prompts, replicas) == pytest.approx(mean / prompts, rel=1e-6)
-    assert 1 / replicas < busiest_share(prompts, replicas) <= 1
+@pytest.mark.parametrize(("rate", "work", "replicas"), [(0.2, 0.5, 8), (1.5, 0.5, 8), (4.0, 0.3, 2), (200.0, 0.001, 4)])
+def test_the_busiest_replica_has_its_share_of_the_prompts_that_arrive_during_a_step(
+    rate: float, work: float, replicas: int
+) -> None:
+    # Steps of 50 ms, and longer ones with the prompts that arrived during the step before.
+    draw, computed, prompts, seconds = Random(1), 0, 0, 0.05
+    for _ in range(200_000):
+        number, left = 0, draw.expovariate(rate)
+        while left < seconds:
+            number, left = number + 1, left + draw.expovariate(rate)
+        most = -(-number // replicas)
+        seconds, computed, prompts = 0.05 + work * most, computed + most, prompts + number
+    found = busiest_share(rate, 0.05, work, replicas)
+    assert found == pytest.approx(computed / prompts, rel=0.03)
+    assert 1 / replicas < found <= 1
 
 
 def test_a_rank_holds_all_of_the_attention_and_its_part_of_the_experts(counts_of: MakeCounts) -> None:
