@@ -13,7 +13,7 @@ rank gets more tokens than the others, and every rank waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp, log, sqrt
+from math import exp, expm1, log, sqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,8 +38,9 @@ _NETWORK_OVERHEAD = 1.25
 _COMBINE_BYTES, _BF16_BYTES, _FP8_BYTES = 2.0, 2.0, 1 + 4 / 128
 
 
-# The chance that is no longer added up, and the rounds after which the length of a step with prompts has settled.
-_NEGLIGIBLE, _ROUNDS = 1e-9, 6
+# The chance that is no longer added up, the rounds after which the length of a step with prompts has settled, and the
+# prompts of a step from which on their distribution does not matter.
+_NEGLIGIBLE, _ROUNDS, _MANY = 1e-9, 6, 30
 
 
 class ExpertExchange:
@@ -121,10 +122,10 @@ def busiest_share(prompts_per_second: float, step: float, work: float, replicas:
     """
     after_none, after_some = prompts_per_second * step, prompts_per_second * (step + work)
     for _ in range(_ROUNDS):
-        most = _largest(after_some, replicas) / (1 - exp(-after_some))
+        most = _largest(after_some, replicas) / -expm1(-after_some)
         after_some = prompts_per_second * (step + work * most)
     # The share of the steps that have prompts, from the chances that one follows on each kind.
-    begins, goes_on = 1 - exp(-after_none), 1 - exp(-after_some)
+    begins, goes_on = -expm1(-after_none), -expm1(-after_some)
     some = begins / (1 + begins - goes_on)
     mean = (1 - some) * after_none + some * after_some
     return ((1 - some) * _largest(after_none, replicas) + some * _largest(after_some, replicas)) / mean
@@ -132,10 +133,12 @@ def busiest_share(prompts_per_second: float, step: float, work: float, replicas:
 
 def _largest(prompts: float, replicas: int) -> float:
     """The mean number of prompts that the busiest replica gets if a step has `prompts` of them in the mean."""
+    if prompts > max(_MANY, 3 * replicas):
+        return prompts / replicas + (1 - 1 / replicas) / 2  # any remainder is as likely as another
     chance = exp(-prompts)
-    above, most, number = 1 - chance, 0.0, 0
+    above, most, number = -expm1(-prompts), 0.0, 0
     # The mean of the rounded-up number is the sum over k of the chance that there are more than k x replicas prompts.
-    while above > _NEGLIGIBLE:
+    while above > _NEGLIGIBLE * prompts:
         if number % replicas == 0:
             most += above
         number += 1

@@ -28,7 +28,9 @@ def test_a_token_reaches_at_most_as_many_ranks_as_it_has_experts() -> None:
     assert ranks_reached(8, 1, 8) == 7
 
 
-@pytest.mark.parametrize(("rate", "work", "replicas"), [(0.2, 0.5, 8), (1.5, 0.5, 8), (4.0, 0.3, 2), (200.0, 0.001, 4)])
+@pytest.mark.parametrize(
+    ("rate", "work", "replicas"), [(0.2, 0.5, 8), (1.5, 0.5, 8), (4.0, 0.3, 2), (200.0, 0.001, 4), (900.0, 0.001, 8)]
+)
 def test_the_busiest_replica_has_its_share_of_the_prompts_that_arrive_during_a_step(
     rate: float, work: float, replicas: int
 ) -> None:
