@@ -299,10 +299,10 @@ def simulate(
     Give one of `requests_per_second`, `concurrency` and `trace`, the path of a file. Lengths are numbers, or
     distributions as on the command line: `"uniform:100..2000"`. `devices` may be a name: `"h100x4"`. `asked` may have
     the fields of a question: `engine` (default: vllm), `engine_settings`, `dtype`, `kv_dtype`, `tensor_parallel_size`,
-    `pipeline_parallel_size`, `kv_memory_bytes` and `speed`, of which the hit rate, the calibration and the
-    expert-parallel size are used. With `prefill_replicas`, prompts are computed on instances of their own, and
-    `transfer` is the link to those that answer: bytes per second of one device, or a name such as `infiniband-400g`.
-    The times of all steps are multiplied by `step_factor`.
+    `pipeline_parallel_size`, `data_parallel_size`, `speculative`, `kv_memory_bytes` and `speed`, of which the hit rate,
+    the calibration and the expert-parallel size are used. With `prefill_replicas`, prompts are computed on instances of
+    their own, and `transfer` is the link to those that answer: bytes per second of one device, or a name such as
+    `infiniband-400g`. The times of all steps are multiplied by `step_factor`.
     """
     from functools import partial
 

@@ -1548,7 +1548,7 @@ class PrefixTier(TypedDict):
 
 
 class SimulateEngine(TypedDict):
-    """the engine's scheduler, and the blocks of one replica."""
+    """the engine's scheduler, and the blocks; both of one attention replica if there are several."""
 
     name: str
     version: str | None
@@ -1560,6 +1560,7 @@ class SimulateEngine(TypedDict):
     scheduler: Literal["running first", "prefill first", "guaranteed no evict", "slots"]
     step_tokens: int
     max_running_requests: int
+    tokens_per_step: float
     blocks: int | None
     block_tokens: int | None
 

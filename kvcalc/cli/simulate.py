@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING, Any, Optional
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.drafting import hit_rate_of
-from kvcalc.cli.question import calibration_of, devices_of, output_of, parsed, settings_of, stages_of
+from kvcalc.cli.drafting import hit_rate_of, speculation_of
+from kvcalc.cli.question import (
+    attention_replicas_of,
+    calibration_of,
+    devices_of,
+    output_of,
+    parsed,
+    settings_of,
+    stages_of,
+)
+from kvcalc.cli.report import check_report, write_report
 from kvcalc.cli.reuse import transfer_of
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
@@ -21,14 +30,16 @@ app = typer.Typer(add_completion=False, context_settings={"help_option_names": [
 
 EPILOG = """\
 Simulates every scheduling decision of the engine, and counts every block of its cache. Lengths are fixed (1000), or
-drawn: uniform:100..2000, lognormal:1000,0.5 (the mean, and the deviation relative to the mean).
+drawn: uniform:100..2000, lognormal:1000,0.5 (the mean, and the deviation relative to the mean). Attention replicas
+(--dp) run in lock step, and drafted tokens (--speculative) make each step give several tokens.
 
 Examples:
   kvcalc simulate llama-3.1-8b --gpu h100 --requests-per-second 4 --prompt-tokens 1000 --answer-tokens 500
   kvcalc simulate qwen3-32b --gpu h100x2 --concurrency 64 --prompt-tokens uniform:500..4k --answer-tokens 500
-  kvcalc simulate llama-3.1-8b --gpu h100 --trace trace.csv --scale-rate 2 --max-ttft 1s
   kvcalc simulate qwen3-32b --gpu h100 --requests-per-second 8 --prompt-tokens 4k --answer-tokens 500 \
     --prefill-replicas 4 --prefill-tp 1 --replicas 1 --tp 8 --transfer-bandwidth infiniband-400g
+  kvcalc simulate deepseek-v3 --gpu h200x8 --dp 8 --concurrency 256 --prompt-tokens 2k --answer-tokens 500
+  kvcalc simulate llama-3.1-8b --gpu h100 --trace trace.csv --scale-rate 2 --max-ttft 1s --report answer.html
 """
 
 # The options whose values are text in batch too.
@@ -63,10 +74,11 @@ OPTIONS = [
     *o.shared("transfer-bandwidth"),
     o.value("--step-factor", "F", "Multiply the times of all steps by F. step_range has the ends of their range.", "1"),
     o.engine("vllm, sglang, tensorrt-llm or llama.cpp.", "vllm", "NAME[@RELEASE]"),
-    *o.shared("dtype kv-dtype tp pp"),
+    *o.shared("dtype kv-dtype tp pp dp"),
     o.value("--kv-memory", "SIZE", "Cache memory per device: 80G, 80GiB. Default: what the engine leaves on --gpu."),
-    *o.shared(f"{o.DEVICE} {o.SPEED} {o.PREFIX}"),
+    *o.shared(f"{o.DEVICE} {o.SPEED} {o.PREFIX} {o.DRAFTING}"),
     *o.engine_settings(),
+    *o.shared("report"),
     *o.output(path="results.requests_per_second"),
 ]  # fmt: skip
 
@@ -80,8 +92,10 @@ def simulate(ctx: typer.Context, model: o.RequiredModel) -> None:
 
     given = ctx.params
     output = output_of(given, "simulate")
+    check_report(given)
     with counting_bar("requests") as progress:
         document = answer(load_model(model), given, progress)
+    write_report(ctx, document, "simulate")
     output.emit(document, "simulate")
     if any(warning["code"] == BAD_ROWS for warning in document["warnings"]):
         raise typer.Exit(1)
@@ -91,6 +105,7 @@ def answer(model: ModelSpec, given: Mapping[str, Any], progress: Any = None) -> 
     """The document that answers the parameters of the command."""
     from functools import partial
 
+    from kvcalc.model.resolve import load_model
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.simulation.results import Limits
     from kvcalc.simulation.simulate import simulate
@@ -113,6 +128,8 @@ def answer(model: ModelSpec, given: Mapping[str, Any], progress: Any = None) -> 
         kv_dtype=given["kv_dtype"],
         tensor_parallel_size=parsed(given, "--tp", parse_count),
         pipeline_parallel_size=stages_of(given),
+        data_parallel_size=attention_replicas_of(given),
+        speculative=speculation_of(given, load_model),
         kv_memory_bytes=parsed(given, "--kv-memory", parse_size),
         devices=devices_of(given),
         speed=SpeedQuestion(

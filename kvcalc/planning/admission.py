@@ -47,6 +47,29 @@ def prefill_step_tokens(case: Case) -> int:
     return STEP_TOKENS
 
 
+def scheduled_steps(case: Case) -> float:
+    """The decode steps that a request waits for because others run: a part of the fitted `ttft_steps`.
+
+    The rest of the step that runs when it arrives, half a step on average; the next one if it is scheduled already; and
+    the step that computes the prompt. 0 for engines whose scheduler is not known.
+    """
+    overlaps = overlaps_steps(case)
+    return 0.0 if overlaps is None else 2.5 if overlaps else 1.5
+
+
+def overlaps_steps(case: Case) -> bool | None:
+    """Whether the engine schedules a step while the one before it runs. None if its scheduler is not known.
+
+    vLLM: async_scheduling. SGLang: disable_overlap_schedule is off by default. TensorRT-LLM: so is
+    disable_overlap_scheduler. With pipeline stages, vLLM and TensorRT-LLM have other steps in flight instead. llama.cpp
+    runs one step at a time.
+    """
+    has_stages = case.workload.pipeline_parallel_size > 1
+    if case.engine_name == "vllm":
+        return bool(case.rules.settings.get("async_scheduling")) and not has_stages
+    return {"sglang": True, "tensorrt-llm": not has_stages, "llama.cpp": False}.get(case.engine_name)
+
+
 def wanted_requests(case: Case, max_sequences: int) -> int:
     """The requests that the engine runs at once if the cache has room: its maximum, or the concurrency if lower."""
     most, question = most_at_once(case, max_sequences), case.question.speed
@@ -59,7 +82,7 @@ def running_requests(case: Case, max_sequences: int) -> int:
     `case` is at its load: its batch is the number of requests that fit at their full length. An engine that reserves
     the full length runs these. The others admit a request as long as its prompt fits, so in a steady load the cache
     is full of requests of all ages, which have half of their answer on average. If a request then finds no room, the
-    engine stops another one and computes it again later; the time for this is not counted.
+    engine stops another one and computes it again later (`recomputed_tokens`).
     """
     fitting, question = case.workload.batch_size, case.question.speed
     if question is None or question.input_tokens is None or question.output_tokens is None:
@@ -72,3 +95,24 @@ def running_requests(case: Case, max_sequences: int) -> int:
         return fitting
     limit = found.running_limit(question.input_tokens + question.output_tokens // 2)
     return wanted if limit is None else max(fitting, min(wanted, limit))
+
+
+def recomputed_tokens(case: Case, running: int, wanted: int) -> float:
+    """The tokens of a request that are computed again after preemptions, in the mean of a steady load.
+
+    vLLM starts a request as soon as its prompt of P tokens fits. Between the ends of two requests, the others grow by
+    an answer of A tokens, and the last ones are preempted for what was free but went to prompts. So nearly A tokens are
+    computed again if answers are long, and few if A is less than P, because a prompt rarely fits then. The two numbers
+    are those of simulated servers with A / P from 1/4 to 8, with and without prefix caching. 0 if the cache has room
+    for all requests, or if the engine reserves the answer.
+    """
+    question = case.question.speed
+    if case.engine_name != "vllm" or running >= wanted or question is None or not question.output_tokens:
+        return 0.0
+    ratio = question.output_tokens / (question.input_tokens or 1)
+    return 0.8 * question.output_tokens * ratio / (ratio + 1 / 3)
+
+
+def may_preempt(case: Case, wanted: int) -> bool:
+    """Whether some of the requests do not fit at their full length, and the engine starts them nevertheless."""
+    return not case.rules.reserves_full_length and case.workload.batch_size < wanted

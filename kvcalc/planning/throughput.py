@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.admission import running_requests
+from kvcalc.planning.admission import (
+    may_preempt,
+    recomputed_tokens,
+    running_requests,
+    scheduled_steps,
+    wanted_requests,
+)
 from kvcalc.planning.attention_replicas import spread_of
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion, layout_of
@@ -72,7 +78,15 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
         load = question.concurrency or running, running
         first = range_factors(model, speed.regime.ttft_ranges, speed.weight_dtype, running, is_outside)
         cached = question.prefix_hit_rate * lengths[0]
-        serving = _describe_serving(model, lengths, load, (low, high), first, cached)
+        wanted = wanted_requests(case, model.constants.max_sequences)
+        waits = cached, scheduled_steps(case), recomputed_tokens(case, running, wanted)
+        serving = _describe_serving(model, lengths, load, (low, high), first, waits)
+        if may_preempt(case, wanted):
+            text = "not all requests fit at their full length, so some are preempted and computed again"
+            notes.append(Note("throughput", "preemptions", f"{text}: kvcalc simulate follows each of them"))
+        if case.workload.data_parallel_size > 1:
+            text = "a prompt stops all attention replicas, so the speed depends on when requests arrive"
+            notes.append(Note("throughput", "lock-step", f"{text}: kvcalc simulate follows each of them"))
     if unfitted:
         text = f"not fitted for {', '.join(unfitted)}: the range is wider"
         notes.append(Note("throughput", "not-fitted", text))
@@ -142,13 +156,13 @@ def _describe_energy(
 
 def _describe_serving(
     model: SpeedModel, lengths: tuple[int, int], load: tuple[int, int], factors: tuple[float, float],
-    ttft_factors: tuple[float, float], cached_tokens: float,
+    ttft_factors: tuple[float, float], waits: tuple[float, float, float],
 ) -> dict[str, Any]:  # fmt: skip
     # Imported here because most questions are about one step and do not need it.
     from kvcalc.throughput.serving import serve
 
     concurrency, running = load
-    found = serve(model, *lengths, concurrency, running, cached_tokens)
+    found = serve(model, *lengths, concurrency, running, *waits)
     low, high = factors
     return {
         "input_tokens": lengths[0],

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
+from kvcalc.memory.engines.llama_cpp import LlamaCpp
 from kvcalc.memory.engines.options import Given
-from kvcalc.planning.admission import most_at_once, prefill_step_tokens
+from kvcalc.model.caches import ChunkedAttention, SlidingWindowAttention
+from kvcalc.model.spec import all_caches, has_states
+from kvcalc.planning.admission import most_at_once, overlaps_steps, prefill_step_tokens, scheduled_steps
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
 from kvcalc.simulation.arrivals import Arrivals
+from kvcalc.simulation.lock_step import LockStep, OfRank
 from kvcalc.simulation.mixed import MixedReplica
 from kvcalc.simulation.pool import BlockPool
 from kvcalc.simulation.prefill_first import PrefillFirstReplica
 from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.replica import Replica
 from kvcalc.simulation.requests import Request
+from kvcalc.simulation.routing import FewestTokens, LeastLoaded, RoundRobin, Router
 from kvcalc.simulation.rules import Lag, Rules
+from kvcalc.simulation.slots import SlotsReplica
 from kvcalc.simulation.times import ModelTimes
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import SpeedModel
@@ -28,9 +35,12 @@ SIMULATED = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 # n_batch of llama.cpp (common/common.h).
 _LLAMA_CPP_TOKENS = 2048
 
+_ROUTERS: dict[str, type[Router]] = {"prefill first": RoundRobin, "guaranteed no evict": FewestTokens}
+_KINDS: dict[str, type[Replica]] = {"prefill first": PrefillFirstReplica, "slots": SlotsReplica}
+
 
 class Scheduler(NamedTuple):
-    """The scheduler of an engine for one case, and the blocks that each replica has.
+    """The scheduler of an engine for one case, and the blocks that each of its attention replicas has.
 
     `finds_own` is whether a preempted request finds its own blocks again, as far as they are still in the cache.
     """
@@ -41,6 +51,7 @@ class Scheduler(NamedTuple):
     block_tokens: int
     table: Sequence[int]
     finds_own: bool = False
+    attention_replicas: int = 1
 
     def units(self, tokens: int) -> int:
         """The blocks that a request of `tokens` tokens holds. It is the capacity + 1 beyond the table."""
@@ -53,9 +64,10 @@ class Scheduler(NamedTuple):
         """Whether a request can ever run to its end."""
         if self.capacity is None:
             return True
+        tokens = request.total_tokens + self.rules.lookahead_tokens
         if self.name == "prefill first":
-            return request.total_tokens + self.block_tokens < self.capacity
-        return self.units(request.total_tokens) <= self.capacity
+            return tokens + self.block_tokens < self.capacity
+        return self.units(tokens) <= self.capacity
 
     def cannot_share(self, tokens: int) -> str | None:
         """Why named blocks of `tokens` tokens are not shared between requests. None if they are."""
@@ -67,14 +79,20 @@ class Scheduler(NamedTuple):
 
     def replica(
         self, times: ModelTimes, requests: Sequence[Request], concurrency: int | None, shared_tokens: int | None = None
-    ) -> Replica:
+    ) -> Replica | LockStep:
         """A replica that serves `requests`, in a closed loop if there is a `concurrency`.
 
         They share named blocks of `shared_tokens` tokens, or none.
         """
-        pool = BlockPool(self.capacity, self.block_tokens, self.table)
         arrivals = Arrivals(requests, concurrency)
-        kind = PrefillFirstReplica if self.name == "prefill first" else MixedReplica
+        if self.attention_replicas == 1:
+            return self._rank(times, arrivals, shared_tokens)
+        ranks = [self._rank(times, OfRank(arrivals), shared_tokens) for _ in range(self.attention_replicas)]
+        return LockStep(_ROUTERS.get(self.name, LeastLoaded)(ranks), times, arrivals)
+
+    def _rank(self, times: ModelTimes, arrivals: Arrivals, shared_tokens: int | None) -> Replica:
+        pool = BlockPool(self.capacity, self.block_tokens, self.table)
+        kind = _KINDS.get(self.name, MixedReplica)
         prefixes, tokens = None, shared_tokens or self.block_tokens
         if shared_tokens is not None or self.finds_own:
             prefixes = PrefixCache(pool, tokens, pool.units(tokens), finds_own=self.finds_own)
@@ -87,7 +105,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
     Raises UsageError (exit 2) for an engine or a layout that is not simulated, ModelError (exit 3) if the memory for
     the cache is not known, and DoesNotFitError (exit 4) if there is none.
     """
-    _check(case, model)
+    _check(case)
     found = budget(case)
     if isinstance(found, str):
         raise ModelError(f"{case.model.name} cannot be simulated: {found}")
@@ -97,59 +115,72 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
             "kvcalc fit says how many devices it needs",
         )
     constants, stages = model.constants, case.workload.pipeline_parallel_size
-    running = most_at_once(case, constants.max_sequences)
-    engine = case.engine_name
+    replicas, drafted = case.workload.data_parallel_size, case.question.speculative
+    checked = 1 if drafted is None else 1 + drafted.num_tokens
+    running = max(1, most_at_once(case, constants.max_sequences) // replicas)
+    engine, overlaps, lag = case.engine_name, bool(overlaps_steps(case)), _lag(constants, scheduled_steps(case))
+    drafts: dict[str, Any] = {
+        "tokens_per_step": Fraction(model.tokens_per_step).limit_denominator(1000),
+        "checked_tokens": checked,
+    }
     if engine == "llama.cpp":
         slots = found.running_limit(longest_tokens)
         given = Given(engine, case.settings).optional_count("parallel")
         running = running if slots is None else min(given or running, slots)
-        rules = Rules(_LLAMA_CPP_TOKENS, max(running, 1), "answer", lag=_lag(constants, is_overlapped=False))
+        rules = Rules(_LLAMA_CPP_TOKENS, max(running, 1), "answer", lag=lag, ends_chunks=_saved_at(case), **drafts)
         return Scheduler("slots", rules, None, 1, ())
+    if drafted is not None:
+        from kvcalc.planning.drafting import slots_of
+
+        drafts["lookahead_tokens"] = slots_of(drafted, engine, serves_requests=True)
+        longest_tokens += 2 * checked + drafts["lookahead_tokens"]
     capacity, block_tokens, table = _blocks(case, found, longest_tokens)
     if engine == "sglang":
-        tokens, lag = prefill_step_tokens(case), _lag(constants, is_overlapped=True)
-        rules = Rules(tokens, running, is_overlapped=True, lag=lag)
-        return Scheduler("prefill first", rules, capacity, block_tokens, table)
+        tokens = max(prefill_step_tokens(case), block_tokens)
+        rules = Rules(tokens, running, is_overlapped=overlaps, lag=lag, **drafts)
+        return Scheduler("prefill first", rules, capacity, block_tokens, table, attention_replicas=replicas)
     # With pipeline stages, each of them has a step of its own in the time of one step of the model.
     if engine == "vllm":
-        tokens = prefill_step_tokens(case) * stages
-        overlaps = bool(case.rules.settings.get("async_scheduling")) and stages == 1
-        rules = Rules(max(tokens, running), running, is_overlapped=overlaps, lag=_lag(constants, overlaps))
+        tokens = max(prefill_step_tokens(case) * stages, running * checked)
+        rules = Rules(tokens, running, is_overlapped=overlaps, lag=lag, **drafts)
         # A preempted request is looked up in the prefix cache when it starts again. SGLang's retracted requests are not
         # kept in its radix cache (release_req, srt/managers/schedule_batch.py).
         finds_own = bool(case.rules.settings.get("enable_prefix_caching")) and isinstance(table, range)
-        return Scheduler("running first", rules, capacity, block_tokens, table, finds_own)
-    overlaps = stages == 1
-    lag = _lag(constants, overlaps)
+        return Scheduler("running first", rules, capacity, block_tokens, table, finds_own, replicas)
     # A prompt that is not divided must fit into a step, beside the requests that decode.
-    tokens = max(prefill_step_tokens(case) * stages, longest_tokens + running)
-    rules = Rules(tokens, running, "answer", is_chunked=False, is_overlapped=overlaps, lag=lag)
-    return Scheduler("guaranteed no evict", rules, capacity, block_tokens, table)
+    tokens = max(prefill_step_tokens(case) * stages, longest_tokens + running * checked)
+    rules = Rules(tokens, running, "answer", is_chunked=False, is_overlapped=overlaps, lag=lag, **drafts)
+    return Scheduler("guaranteed no evict", rules, capacity, block_tokens, table, attention_replicas=replicas)
 
 
-def _lag(constants: Constants, is_overlapped: bool) -> Lag:
+def _saved_at(case: Case) -> tuple[int, ...]:
+    """Where llama.cpp ends a part of a prompt to save the state, in tokens before its end."""
+    rules = case.rules
+    if not isinstance(rules, LlamaCpp):
+        return ()
+    slides = any(isinstance(cache, (SlidingWindowAttention, ChunkedAttention)) for cache in all_caches(case.spec))
+    needs_states = has_states(case.spec) or (slides and not rules.chosen.swa_full)
+    return (rules.chosen.ubatch_size + 4, 4) if needs_states else ()
+
+
+def _lag(constants: Constants, scheduled: float) -> Lag:
     """The part of the fitted waiting time (kvcalc.throughput.serving) that is not scheduling.
 
-    The simulation has the rest of the step that runs when a request arrives, which is half a step on average, the next
-    one if steps overlap, the step that computes the prompt, and the prompts of other requests.
+    The simulation has the `scheduled` steps, and the prompts of other requests.
     """
     return Lag(
         constants.ttft_seconds,
-        max(0.0, constants.ttft_steps - (2.5 if is_overlapped else 1.5)),
+        max(0.0, constants.ttft_steps - scheduled),
         constants.ttft_prompt_steps / STEP_TOKENS,
         constants.ttft_wave * constants.ttft_request_seconds,
     )
 
 
-def _check(case: Case, model: SpeedModel) -> None:
+def _check(case: Case) -> None:
     if case.engine_name not in SIMULATED:
         raise UsageError(
             f"--engine {case.engine_name}: its scheduler is not simulated", f"one of {', '.join(SIMULATED)}"
         )
-    if case.workload.data_parallel_size > 1:
-        raise UsageError("--dp: attention replicas are not simulated", "leave it out; --replicas N adds whole replicas")
-    if model.has_host_part:
-        raise UsageError("parts of the model in host memory are not simulated", "leave out -ngl and --n-cpu-moe")
 
 
 def _blocks(case: Case, found: Budget, longest_tokens: int) -> tuple[int | None, int, Sequence[int]]:

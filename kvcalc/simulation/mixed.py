@@ -5,20 +5,18 @@
   queue and its cache is computed again. If none was preempted, requests start in the order of their arrival while there
   are tokens in the step, fewer than max_num_seqs run, and there are free blocks for the whole prompt
   (scheduler_reserve_full_isl). max_num_batched_tokens is at least max_num_seqs.
-- TensorRT-LLM 1.3, GUARANTEED_NO_EVICT (cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp): a request starts if
-  there are blocks for its prompt and its longest answer beside those that all running ones may still take.
-  MicroBatchScheduler (microBatchScheduler.cpp) fills max_num_tokens, and does not divide prompts by default.
-- llama.cpp, update_slots (tools/server/server-context.cpp): a request takes a slot, which has cells for the longest
-  request. A batch of n_batch tokens has the tokens of all slots that answer, then parts of prompts.
+- TensorRT-LLM 1.3, GuaranteedNoEvictPolicy and PyMicroBatchScheduler (_torch/pyexecutor/scheduler/scheduler.py, which
+  follow capacityScheduler.cpp and microBatchScheduler.cpp of cpp/tensorrt_llm/batch_manager): a request starts if there
+  are blocks for its prompt and its longest answer beside those that all running ones may still take; if not, no later
+  one does. A step has one token of each running request and prompts, up to max_num_tokens. Prompts are not divided by
+  default (enable_chunked_prefill, llmapi/llm_args.py), and one that does not fit into the step ends it.
 """
 
 from __future__ import annotations
 
-from kvcalc.simulation.replica import Replica
+from kvcalc.simulation.replica import Plan, Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.times import Chunk
-
-_VERY_MANY = 2**62
 
 
 class MixedReplica(Replica):
@@ -27,11 +25,11 @@ class MixedReplica(Replica):
     def _decodes_with_prompts(self) -> bool:
         return True
 
-    def _plan(self) -> tuple[list[tuple[Request, Chunk]], int]:
+    def _plan(self) -> Plan:
         has_preempted = self._make_room()
         chunks = []
-        budget = self.rules.step_tokens - self.decoding
-        growth = self.pool.next_growth()
+        budget = self._prompt_budget()
+        growth = self.pool.growth(self.pace.tokens(1))
         partial = self._partial()
         if partial is not None and budget > 0:
             chunks.append(self._chunk(partial, budget))
@@ -39,7 +37,8 @@ class MixedReplica(Replica):
         while not has_preempted and budget > 0 and self.waiting and len(self.running) < self.rules.max_running:
             request = self.waiting[0]
             reserves_answer = self.rules.reserves == "answer"
-            needed = self.pool.units(request.total_tokens if reserves_answer else request.target)
+            needed = request.total_tokens if reserves_answer else request.target
+            needed = self.pool.units(needed + self.rules.lookahead_tokens)
             needed -= self._found_in_use(request, growth)
             tokens = request.target - request.cached_tokens
             if not self.rules.is_chunked and budget < tokens <= self.rules.step_tokens:
@@ -54,7 +53,11 @@ class MixedReplica(Replica):
             budget -= chunks[-1][1][1] - chunks[-1][1][0]
         if chunks or not self.decoding:
             return chunks, len(chunks[:1])
-        return [], 1 if has_preempted else self.pool.possible_steps(_VERY_MANY)
+        return [], 1 if has_preempted else self._possible_steps()
+
+    def _prompt_budget(self) -> int:
+        """The tokens of a step that the decoding requests leave."""
+        return self.rules.step_tokens - self.decoding * self.rules.checked_tokens
 
     def _partial(self) -> Request | None:
         """The running request whose prompt is not computed completely. It started last, so there is only one."""
@@ -66,9 +69,10 @@ class MixedReplica(Replica):
         """Preempt the last running requests until the others have blocks for the next step. Whether it preempted."""
         has_preempted = False
         while self.running and self.rules.reserves == "prompt":
-            needed, partial = self.pool.next_growth(), self._partial()
+            needed, partial = self.pool.growth(self.pace.tokens(1)), self._partial()
             if partial is not None:
-                end = min(partial.target, partial.computed + self.rules.step_tokens - self.decoding)
+                end = min(partial.target, partial.computed + self._prompt_budget())
+                end += self.rules.lookahead_tokens if end == partial.target else 0
                 needed += max(self._own_units(partial, end) - partial.held, 0)
             if needed <= self.pool.free:
                 break

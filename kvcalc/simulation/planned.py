@@ -78,7 +78,5 @@ def _drawn_together(pairs: Sequence[tuple[int, int]], lengths: PlannedLengths) -
 
 def _check(question: Question) -> None:
     """UsageError (exit 2) for parts of a question that a simulation would leave out."""
-    if question.speculative is not None:
-        raise UsageError("--speculative: drafted tokens are not simulated", "leave out percentiles and --simulate")
     if question.reuse is not None:
         raise UsageError("--prefix-tokens: is not simulated", "--prefix-hit-rate is")

@@ -8,6 +8,7 @@ step. The pool keeps the growth for each remainder, and advances many steps at o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from heapq import heappop, heappush
 
 
@@ -18,7 +19,8 @@ class PoolError(RuntimeError):
 class BlockPool:
     """`capacity` units, or None if memory sets no limit. `table[b]` are the units of a request with b blocks of tokens.
 
-    `steps` counts the decode steps so far. A decoding request has a key: it holds key + steps tokens.
+    `steps` counts the tokens that every decoding request has got so far. A decoding request has a key: it holds
+    key + steps tokens.
     """
 
     def __init__(self, capacity: int | None, block_tokens: int = 1, table: Sequence[int] = ()) -> None:
@@ -62,12 +64,21 @@ class BlockPool:
         self._add(key, -1)
         return self.units(key + self.steps)
 
-    def next_growth(self) -> int:
-        """The units that the decoding requests take in the next step."""
-        return self._slopes[-self.steps % self.block_tokens]
+    def growth(self, tokens: int = 1) -> int:
+        """The units that the decoding requests take with their next `tokens` tokens."""
+        if tokens == 1:
+            return self._slopes[-self.steps % self.block_tokens]
+        after = copy(self)
+        after._slopes, after._changes, after._gone = [*self._slopes], [*self._changes], {**self._gone}
+        after._move(tokens)
+        return after.used - self.used
 
     def advance(self, steps: int) -> None:
         """All decoding requests grow by `steps` tokens. PoolError if there are too few units."""
+        self._move(steps)
+        self._check()
+
+    def _move(self, steps: int) -> None:
         if self.capacity is None:
             self.steps += steps
             return
@@ -77,7 +88,6 @@ class BlockPool:
             steps -= part
             self._turn()
         self._grow(steps)
-        self._check()
 
     def possible_steps(self, most: int) -> int:
         """A number of steps, up to `most`, for which there are units; 0 only if the next step has too few.

@@ -67,7 +67,7 @@ class _Pool(NamedTuple):
         running = [self.scheduler.replica(times, part, None) for part in split_requests(requests, replicas) if part]
         for replica in running:
             replica.run()
-        return running
+        return [rank for one in running for rank in one.ranks]
 
 
 def simulate_pools(
@@ -82,6 +82,11 @@ def simulate_pools(
     """
     check_load(load)
     rules, replicas = rules_of(asked.get("engine", "vllm")), replicas or 1
+    for is_asked, option in (
+        (asked.get("data_parallel_size", 1) > 1, "--dp"), (asked.get("speculative") is not None, "--speculative")
+    ):  # fmt: skip
+        if is_asked:
+            raise UsageError(f"--prefill-replicas cannot be combined with {option}", "leave one of them out")
     if load.concurrency is not None:
         raise UsageError("--prefill-replicas: --concurrency is not simulated", "use --requests-per-second or --trace")
     if asked.get("devices") is None:

@@ -1,13 +1,17 @@
 """SGLang's scheduler: prompts first, in steps of their own.
 
-Source: SGLang 0.5.23, get_next_batch_to_run and update_running_batch (srt/managers/scheduler.py), PrefillAdder
-(schedule_policy.py), retract_decode (schedule_batch.py) and NewTokenRatioTracker. The policy is the default, fcfs.
+Source: SGLang 0.5.23, get_next_batch_to_run, _get_new_batch_prefill_raw, update_running_batch and on_idle
+(srt/managers/scheduler.py), PrefillAdder (schedule_policy.py), retract_decode (schedule_batch.py) and
+NewTokenRatioTracker (scheduler_components/new_token_ratio_tracker.py). The policy is the default, fcfs, and
+enable_mixed_chunk is off by default.
 
 - If requests wait, a step computes prompts, up to chunked_prefill_size tokens, while decoding requests stand still. A
   prompt that is too long for the step is continued in the next one.
 - A request starts if its prompt, its answer and a page are fewer tokens than are free, without the part of the answers
   of decoding requests that they are expected to take: new_token_ratio, which is 0.7 at first and falls to 0.098 in 600
-  decode steps. If it may not start, no other is tried until a request has finished.
+  decode steps. It is 0.7 again when nothing is left to run. If a request may not start, no other is tried until one
+  has finished. The answers of requests with ignore_eos count in full since 0.5.23 (and not yet in 0.5.20), but
+  simulated requests end as those of users do.
 - If the next decode step finds no room, the requests with the shortest answers so far are retracted. They wait at the
   end of the queue, and the ratio rises to what the others were seen to take.
 """
@@ -17,12 +21,10 @@ from __future__ import annotations
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.pool import BlockPool
 from kvcalc.simulation.prefix_cache import PrefixCache
-from kvcalc.simulation.replica import Replica
+from kvcalc.simulation.replica import Plan, Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Rules
 from kvcalc.simulation.times import Chunk, StepTimes
-
-_VERY_MANY = 2**62
 
 # SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR, SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS,
 # SGLANG_RETRACT_DECODE_STEPS and SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION (srt/environ.py).
@@ -47,7 +49,7 @@ class PrefillFirstReplica(Replica):
     def _decodes_with_prompts(self) -> bool:
         return False
 
-    def _plan(self) -> tuple[list[tuple[Request, Chunk]], int]:
+    def _plan(self) -> Plan:
         if not self.decoding:
             self._is_full = False
         if self._chunked is not None or (self.waiting and not self._is_full):
@@ -55,13 +57,15 @@ class PrefillFirstReplica(Replica):
             if chunks:
                 return chunks, 1
         if not self.decoding:
+            self.ratio = _FIRST_RATIO
             return [], 0
         has_retracted = self._make_room()
-        return [], 1 if has_retracted else self.pool.possible_steps(_VERY_MANY)
+        return [], 1 if has_retracted else self._possible_steps()
 
     def _prompts(self) -> list[tuple[Request, Chunk]]:
         """The chunks of a step with prompts. Their tokens are taken."""
         page, left = self.pool.block_tokens, self.rules.step_tokens
+        more = page + self.rules.lookahead_tokens
         free = self.pool.free - self._expected()
         chunks = []
         if self._chunked is not None:
@@ -69,7 +73,7 @@ class PrefillFirstReplica(Replica):
             limit = min(left, int(free)) if int(free) > 0 else left
             taken = min(limit, request.target - request.computed)
             chunks.append(self._chunk(request, taken))
-            left, free = left - _pages(taken, page), free - _pages(taken, page) - page
+            left, free = left - _pages(taken, page), free - _pages(taken, page) - more
             free -= 0 if self._chunked else min(request.answer_tokens, _MOST_NEW_TOKENS)
         while self.waiting and left > 0 and free > 0:
             request = self.waiting[0]
@@ -80,7 +84,7 @@ class PrefillFirstReplica(Replica):
             missed = request.target - request.cached_tokens
             most_new = min(request.answer_tokens - request.outputs, _MOST_NEW_TOKENS)
             # The tokens that are found in the prefix cache take memory too, if no other request uses them.
-            if needed + most_new + page >= free:
+            if needed + most_new + more >= free:
                 self._is_full = bool(self.running)
                 break
             taken = missed if _pages(missed, page) <= left else left // page * page
@@ -115,7 +119,8 @@ class PrefillFirstReplica(Replica):
 
     def _make_room(self) -> bool:
         """Retract requests until the others have room for the next step. Whether any was retracted."""
-        if self.pool.next_growth() <= self.pool.free:
+        tokens = self.pace.tokens(1)
+        if self.pool.growth(tokens) <= self.pool.free:
             return False
         steps = self.pool.steps
         kept = sorted(
@@ -125,7 +130,7 @@ class PrefillFirstReplica(Replica):
             request = kept.pop()
             self._preempt(request)
             self.waiting.append(request)
-            if self.pool.next_growth() <= self.pool.free:
+            if self.pool.growth(tokens) <= self.pool.free:
                 break
         outputs = sum(request.answer_tokens - (request.finish_step - steps) for request in kept)
         longest = sum(request.answer_tokens for request in kept)
@@ -133,10 +138,9 @@ class PrefillFirstReplica(Replica):
         self._is_full = False
         return True
 
-    def _decode(self, steps: int) -> None:
-        before = self.pool.steps
-        super()._decode(steps)
-        self.ratio = max(self.ratio - _DECAY * (self.pool.steps - before), _LEAST_RATIO)
+    def _advance(self, steps: int) -> None:
+        super()._advance(steps)
+        self.ratio = max(self.ratio - _DECAY * steps, _LEAST_RATIO)
 
     def _finish(self, request: Request) -> None:
         super()._finish(request)

@@ -2,7 +2,7 @@
 
 The clock advances all decode steps between two events at once. Events are the arrival of a request that may be
 admitted, the end of one, a chunk of a prompt, and a pool without blocks for the next step. The context of the steps
-grows by one token per request and step, and their times are summed in closed form.
+grows by the tokens of a step (`pace`) per request, and their times are summed in closed form.
 
 A subclass has the rules by which one engine schedules: `_plan`.
 """
@@ -11,16 +11,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from kvcalc.simulation.arrivals import Arrivals
+from kvcalc.simulation.pace import Pace
 from kvcalc.simulation.pool import BlockPool, PoolError
 from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Rules
 from kvcalc.simulation.timeline import Sample, Timeline, TokenGaps
 from kvcalc.simulation.times import Chunk, StepTimes, run_seconds, steps_until
+
+VERY_MANY = 2**62
+
+Plan = tuple[list[tuple[Request, Chunk]], int]
+"""The chunks that the next step computes, and how many steps may follow without another plan.
+
+The steps are 1 if there are chunks, and 0 if nothing can run.
+"""
 
 
 class Replica(ABC):
@@ -38,6 +47,7 @@ class Replica(ABC):
     ) -> None:
         self.rules, self.times, self.pool, self.arrivals = rules, times, pool, arrivals
         self.prefixes = prefixes
+        self.pace = Pace(rules.tokens_per_step)
         self.now = 0.0
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
@@ -49,15 +59,17 @@ class Replica(ABC):
         self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
 
     @abstractmethod
-    def _plan(self) -> tuple[list[tuple[Request, Chunk]], int]:
-        """What the next step does: the chunks that it computes, and how many steps may follow without another plan.
-
-        The steps are 1 if there are chunks, and 0 if nothing can run. Takes the blocks of the chunks.
-        """
+    def _plan(self) -> Plan:
+        """What the next step does. Takes the blocks of the chunks."""
 
     @abstractmethod
     def _decodes_with_prompts(self) -> bool:
         """Whether decoding requests run in the steps that compute prompts."""
+
+    @property
+    def ranks(self) -> Sequence[Replica]:
+        """The attention replicas: this one alone."""
+        return (self,)
 
     def run(self, progress: Callable[[int], None] | None = None) -> None:
         """Run until all requests have finished. `progress` is called with the number of finished requests."""
@@ -91,7 +103,7 @@ class Replica(ABC):
     def _held(self, request: Request) -> int:
         if request.finish_step < 0 or self.rules.reserves == "answer":
             return request.held
-        return self._own_units(request, request.key + self.pool.steps)
+        return self._own_units(request, request.key + self.pool.steps + self.rules.lookahead_tokens)
 
     def _own_units(self, request: Request, tokens: int) -> int:
         """The units of `tokens` tokens of a request, without the blocks that it shares."""
@@ -115,8 +127,13 @@ class Replica(ABC):
         if decoding:
             line = self.times.line(decoding, self.context)
             seconds += line.base + line.slope * self.context
-        self.now += seconds
+        self._run_step(chunks, seconds, decoding)
         self._visible = began if self.rules.is_overlapped else self.now
+
+    def _run_step(self, chunks: list[tuple[Request, Chunk]], seconds: float, decoding: int) -> None:
+        """One step of `seconds` computes chunks of prompts, and the next tokens of `decoding` requests: all or none."""
+        began = self.now
+        self.now += seconds
         running = len(self.running)
         if decoding:
             self._record_gaps(seconds, seconds, 1)
@@ -137,49 +154,64 @@ class Replica(ABC):
     def _decode(self, steps: int) -> None:
         """Run up to `steps` decode steps, in which no prompt can be computed and no request waits for admission."""
         began, running = self.now, len(self.running)
-        steps = min(steps, self._next_finish() - self.pool.steps)
+        steps = min(steps, self._steps_to_finish())
         upcoming = None if self.waiting or running >= self.rules.max_running else self.arrivals.next_arrival
         last = self.now
         while steps:
             decoding, context = self.decoding, self.context
             line = self.times.line(decoding, context)
-            part = min(steps, (line.end - context) // decoding + 1)
+            part = min(steps, self.pace.steps_within((line.end - context) // decoding) + 1)
             if upcoming is not None:
                 # The request arrives in step `there`. With overlap, the step after it is scheduled already.
                 there = 0
                 if upcoming > self.now:
-                    there = steps_until(line, decoding, context, self.now, upcoming, part)
-                if self.now + run_seconds(line, decoding, context, there) >= upcoming:
+                    there = steps_until(line, decoding, context, self.now, upcoming, part, self.pace)
+                if self.now + run_seconds(line, decoding, context, there, self.pace) >= upcoming:
                     steps = min(steps, max(there + self.rules.is_overlapped, 1))
                     part, upcoming = min(part, steps), None
-            seconds = run_seconds(line, decoding, context, part)
-            last = self.now + run_seconds(line, decoding, context, part - 1)
+            seconds = run_seconds(line, decoding, context, part, self.pace)
+            last = self.now + run_seconds(line, decoding, context, part - 1, self.pace)
             first, step = line.base + line.slope * context, line.slope * decoding
-            self._record_gaps(first, first + step * (part - 1), part)
-            self.now += seconds
-            self._advance(part)
+            self._run_steps(first, first + step * self.pace.tokens(part - 1), part, seconds)
             steps -= part
         self._visible = last if self.rules.is_overlapped else self.now
         self._end_event(began, running)
 
-    def _next_finish(self) -> int:
-        """The decode step after which the next request has its answer."""
+    def _run_steps(self, first: float, last: float, steps: int, seconds: float) -> None:
+        """`steps` decode steps take `seconds` together, the first one `first` and the last one `last`."""
+        self._record_gaps(first, last, steps)
+        self.now += seconds
+        self._advance(steps)
+
+    def _steps_to_finish(self) -> int:
+        """The decode steps until the next request has its answer."""
         while self._finishing[0][2].finish_step != self._finishing[0][0]:
             heappop(self._finishing)  # it was preempted, and ends later
-        return self._finishing[0][0]
+        return self.pace.steps_for(self._finishing[0][0] - self.pool.steps)
+
+    def _possible_steps(self) -> int:
+        """The decode steps that may follow without another plan. There are blocks for the first one."""
+        return max(1, self.pace.steps_within(self.pool.possible_steps(VERY_MANY)))
 
     def _advance(self, steps: int) -> None:
-        """All decoding requests have got `steps` tokens."""
-        self.context += steps * self.decoding
-        self.pool.advance(steps)
+        """All decoding requests have got the tokens of `steps` steps."""
+        tokens = self.pace.tokens(steps)
+        self.pace.advance(steps)
+        self.context += tokens * self.decoding
+        self.pool.advance(tokens)
 
     def _end_event(self, began: float, running: int) -> None:
+        ended: dict[int, Request] = {}
         while self._finishing and self._finishing[0][0] <= self.pool.steps:
-            step, _, request = heappop(self._finishing)
+            step, number, request = heappop(self._finishing)
             if request.finish_step == step:
-                request.outputs = request.answer_tokens
-                self._stop_decoding(request)
-                self._finish(request)
+                ended[number] = request
+        # A step may give several tokens, so answers of several lengths may end with it.
+        for number in sorted(ended):
+            request = ended[number]
+            request.outputs = request.answer_tokens
+            self._stop_decoding(request)
+            self._finish(request)
         waiting = len(self.waiting) + self.arrivals.waiting(self.now)
         self.timeline.add(Sample(self.now, waiting, len(self.running), self.pool.used), began, running)
 
@@ -201,7 +233,7 @@ class Replica(ABC):
         self.decoding += 1
         self.context += request.computed + 1
         if self.rules.reserves == "prompt":
-            self.pool.enter(request.key)
+            self.pool.enter(request.key + self.rules.lookahead_tokens)
         return 1
 
     def _stop_decoding(self, request: Request) -> None:
@@ -210,8 +242,8 @@ class Replica(ABC):
         self.decoding -= 1
         self.context -= tokens + 1
         if self.rules.reserves == "prompt":
-            self.pool.leave(request.key)
-            request.held = self._own_units(request, tokens)
+            self.pool.leave(request.key + self.rules.lookahead_tokens)
+            request.held = self._own_units(request, tokens + self.rules.lookahead_tokens)
         request.computed, request.finish_step = tokens, -1
 
     def _finish(self, request: Request) -> None:
@@ -257,8 +289,8 @@ class Replica(ABC):
         return 0 if self.prefixes is None else self.prefixes.look_up(request, promised)
 
     def _hold(self, request: Request, tokens: int) -> None:
-        """A running request takes the units for `tokens` tokens."""
-        units = self._own_units(request, tokens)
+        """A running request takes the units for `tokens` tokens, and if it then decodes, for what it may draft."""
+        units = self._own_units(request, tokens + (self.rules.lookahead_tokens if tokens >= request.target else 0))
         self.pool.take(units - request.held)
         request.held = units
         if self.prefixes is not None:

@@ -36,10 +36,9 @@ def describe_times(requests: Sequence[Request], replicas: Sequence[Replica]) -> 
         _row("e2e", [e2e_of(request) for request in requests]),
         _row("queue", [_since(request, request.started) for request in requests]),
     ]  # fmt: skip
-    between = sum(request.answer_tokens - 1 for request in requests)
-    if between:
+    if gaps.tokens:
         spent = sum((request.finish or 0.0) - (request.first_token or 0.0) for request in requests)
-        rows[2]["mean_seconds"] = spent / between
+        rows[2]["mean_seconds"] = spent / gaps.tokens
     return rows
 
 

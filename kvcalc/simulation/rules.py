@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
 
@@ -28,6 +29,10 @@ class Rules(NamedTuple):
     - is_overlapped: whether a step is scheduled while the one before it runs, so that it cannot have requests that
       arrive in the meantime.
     - lag: the time between the engine and the client. None is no time.
+    - tokens_per_step: the mean number of tokens that a decode step gives a sequence. It computes `checked_tokens`
+      tokens of each sequence, which has slots for `lookahead_tokens` beyond its own. More than 1, 1 and 0 if tokens are
+      drafted.
+    - ends_chunks: how many tokens before the end of a prompt a part of it ends, so that the engine can save the state.
     """
 
     step_tokens: int
@@ -36,3 +41,7 @@ class Rules(NamedTuple):
     is_chunked: bool = True
     is_overlapped: bool = False
     lag: Lag | None = None
+    tokens_per_step: Fraction = Fraction(1)
+    checked_tokens: int = 1
+    lookahead_tokens: int = 0
+    ends_chunks: tuple[int, ...] = ()

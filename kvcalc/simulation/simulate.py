@@ -52,6 +52,10 @@ def simulate(
     requests, named_tokens = requests_of(load, speed_question.prefix_hit_rate, of_load)
     longest = max(request.total_tokens for request in requests)
     case = make_case(Question(model, **{**asked, "context_tokens": longest, "batch_size": 1}, speed=speed_question))
+    if case.rules.placement is not None:
+        from kvcalc.planning.offload import place_layers
+
+        case = place_layers(case)
     notes = [*case.notes, *of_load]
     speed = speed_of(case, notes)
     if isinstance(speed, str):
@@ -71,7 +75,8 @@ def simulate(
     for replica in running:
         replica.run(None if progress is None else partial(_report, progress, done, len(fitting)))
         done += replica.finished
-    results = describe_results(fitting, running, limits)
+    ranks = [rank for replica in running for rank in replica.ranks]
+    results = describe_results(fitting, ranks, limits)
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(case.spec),
@@ -80,8 +85,8 @@ def simulate(
         "load": describe_load(load, requests, len(requests) - len(fitting)),
         "limits": limits._asdict(),
         "results": results,
-        "times": describe_times(fitting, running),
-        "timeline": describe_timeline(running),
+        "times": describe_times(fitting, ranks),
+        "timeline": describe_timeline(ranks),
         "step_factor": step_factor,
         "step_range": describe_range(case, speed, results["mean_running_requests"] / number),
         "warnings": describe_notes(notes),
@@ -142,6 +147,7 @@ def describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
         "scheduler": scheduler.name,
         "step_tokens": rules.step_tokens,
         "max_running_requests": rules.max_running,
+        "tokens_per_step": float(rules.tokens_per_step),
         "blocks": scheduler.capacity,
         "block_tokens": None if scheduler.capacity is None else scheduler.block_tokens,
     }

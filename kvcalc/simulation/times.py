@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import NamedTuple, Protocol
 
+from kvcalc.simulation.pace import Pace
 from kvcalc.throughput.roofline import SpeedModel
 
-# The most chunks of prompts whose times are kept.
-_MOST_CHUNKS = 100_000
+# The most times of chunks and of attention replicas that are kept.
+_MOST_KEPT = 100_000
 
 Chunk = tuple[int, int]
 """A part of a prompt that one step computes: its first token and the token after its last one."""
@@ -39,14 +40,28 @@ class StepTimes(Protocol):
         """The seconds that chunks of prompts add to a decode step of `batch` requests, or take alone if it is 0."""
 
 
+class RankTimes(Protocol):
+    """How long steps of attention replicas take, each with its own requests."""
+
+    def rank_line(self, batch: int, context: int, total: int) -> Line:
+        """The seconds of a decode step of a replica that has `batch` of all `total` sequences, over their context."""
+
+    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], total: int) -> float:
+        """The seconds of a replica for its own chunks and its experts' share of the others', like `prompts`."""
+
+
 class ModelTimes:
-    """The times of a `SpeedModel`, each multiplied by `factor`."""
+    """The times of a `SpeedModel`, each multiplied by `factor`.
+
+    They are `StepTimes`, and `RankTimes` if it has attention replicas.
+    """
 
     def __init__(self, model: SpeedModel, factor: float = 1.0) -> None:
         self._model, self._factor = model, factor
         self._ends = _piece_ends(model)
         self._lines: dict[tuple[int, int], Line] = {}
-        self._chunks: dict[Chunk, float] = {}
+        self._rank_lines: dict[tuple[int, int, int], Line] = {}
+        self._chunks: dict[tuple[Chunk, float | None], float] = {}
 
     def line(self, batch: int, context: int) -> Line:
         place = bisect_right(self._ends, context / batch, 0, len(self._ends) - 1)
@@ -55,24 +70,40 @@ class ModelTimes:
             found = self._lines[batch, place] = self._new_line(batch, place)
         return found
 
+    def rank_line(self, batch: int, context: int, total: int) -> Line:
+        place = bisect_right(self._ends, context / batch, 0, len(self._ends) - 1)
+        found = self._rank_lines.get((batch, place, total))
+        if found is None:
+            if len(self._rank_lines) >= _MOST_KEPT:
+                self._rank_lines.clear()
+            found = self._rank_lines[batch, place, total] = self._new_line(batch, place, total)
+        return found
+
     def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         if not batch:
             return self._factor * self._model.prefill_chunks(chunks).seconds
         return sum(map(self._work, chunks))
 
-    def _new_line(self, batch: int, place: int) -> Line:
+    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], total: int) -> float:
+        if not total:
+            return self._factor * self._model.prefill_chunks(own, others).seconds
+        return sum(self._work(chunk, 1.0) for chunk in own) + sum(self._work(chunk, 0.0) for chunk in others)
+
+    def _new_line(self, batch: int, place: int, total: int | None = None) -> Line:
         low, high = self._ends[place - 1], self._ends[place]
-        first, last = (self._factor * self._model.decode(batch, tokens).seconds for tokens in (low, high))
+        all_of_them, busiest = (batch, None) if total is None else (total, batch)
+        steps = (self._model.decode(all_of_them, tokens, busiest=busiest) for tokens in (low, high))
+        first, last = (self._factor * step.seconds for step in steps)
         slope = (last - first) / (high - low)
         return Line(first - slope * low, slope / batch, high * batch)
 
-    def _work(self, chunk: Chunk) -> float:
-        found = self._chunks.get(chunk)
+    def _work(self, chunk: Chunk, share: float | None = None) -> float:
+        found = self._chunks.get((chunk, share))
         if found is None:
-            if len(self._chunks) >= _MOST_CHUNKS:
+            if len(self._chunks) >= _MOST_KEPT:
                 self._chunks.clear()
             start, end = chunk
-            found = self._chunks[chunk] = self._factor * self._model.prefill_work(end, start).seconds
+            found = self._chunks[chunk, share] = self._factor * self._model.prefill_work(end, start, share).seconds
         return found
 
 
@@ -83,19 +114,20 @@ def _piece_ends(model: SpeedModel) -> list[int]:
     return sorted(found)
 
 
-def run_seconds(line: Line, batch: int, context: int, steps: int) -> float:
+def run_seconds(line: Line, batch: int, context: int, steps: int, pace: Pace) -> float:
     """The seconds of `steps` decode steps on one line. The summed context is `context` in the first, and grows."""
-    return steps * line.base + line.slope * (steps * context + batch * (steps * (steps - 1) // 2))
+    return steps * line.base + line.slope * (steps * context + batch * pace.summed(steps))
 
 
-def steps_until(line: Line, batch: int, context: int, now: float, until: float, most: int) -> int:
+def steps_until(line: Line, batch: int, context: int, now: float, until: float, most: int, pace: Pace) -> int:
     """The fewest steps, at least 1 and at most `most`, that begin at `now` and end at `until` or later."""
-    a, b = line.slope * batch / 2, line.base + line.slope * context - line.slope * batch / 2
+    a = line.slope * batch * pace.mean_tokens / 2
+    b = line.base + line.slope * context - a
     span = until - now
     guess = (sqrt(b * b + 4 * a * span) - b) / (2 * a) if a > 0 and span > 0 else span / b if b > 0 else most
     found = min(max(int(guess), 1), most)
-    while found > 1 and now + run_seconds(line, batch, context, found - 1) >= until:
+    while found > 1 and now + run_seconds(line, batch, context, found - 1, pace) >= until:
         found -= 1
-    while found < most and now + run_seconds(line, batch, context, found) < until:
+    while found < most and now + run_seconds(line, batch, context, found, pace) < until:
         found += 1
     return found

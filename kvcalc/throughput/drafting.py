@@ -8,6 +8,8 @@ weights and the cache once. Of these tokens, a sequence keeps L in the mean, the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvcalc.throughput.counts import Counts
 from kvcalc.throughput.roofline import SpeedModel, Step
 
@@ -44,22 +46,23 @@ class DraftingModel(SpeedModel):
         self._first_tokens = num_tokens + 1 if starts_with_accepted else 1
         self._other_passes = 0 if in_one_pass else num_tokens - 1
 
-    def decode(self, batch: float, context_tokens: float, query_tokens: int = 1) -> Step:
+    def decode(self, batch: float, context_tokens: float, query_tokens: int = 1, busiest: float | None = None) -> Step:
         """One step of `batch` sequences: drafting, and checking the drafted tokens."""
-        return _sum(self.verify(batch, context_tokens, query_tokens), self.draft(batch, context_tokens))
+        checked = self.verify(batch, context_tokens, query_tokens, busiest)
+        return _sum(checked, self.draft(batch, context_tokens, busiest))
 
-    def verify(self, batch: float, context_tokens: float, query_tokens: int = 1) -> Step:
+    def verify(self, batch: float, context_tokens: float, query_tokens: int = 1, busiest: float | None = None) -> Step:
         """The target's share of a step: it computes the drafted tokens and one more."""
-        return self.target.decode(batch, context_tokens, query_tokens + self.num_tokens)
+        return self.target.decode(batch, context_tokens, query_tokens + self.num_tokens, busiest)
 
-    def draft(self, batch: float, context_tokens: float) -> Step:
+    def draft(self, batch: float, context_tokens: float, busiest: float | None = None) -> Step:
         """The drafter's share of a step: one pass per drafted token, or one for all."""
         if self.drafter is None or not self.num_tokens:
             return _NOTHING
-        first = self.drafter.decode(batch, context_tokens, self._first_tokens)
+        first = self.drafter.decode(batch, context_tokens, self._first_tokens, busiest)
         if not self._other_passes:
             return first
-        other = self.drafter.decode(batch, context_tokens)
+        other = self.drafter.decode(batch, context_tokens, 1, busiest)
         return Step(*(one + self._other_passes * more for one, more in zip(first, other)))
 
     def roofline(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:
@@ -70,10 +73,17 @@ class DraftingModel(SpeedModel):
         ideal += self.drafter.roofline(batch, context_tokens, self._first_tokens)
         return ideal + self._other_passes * self.drafter.roofline(batch, context_tokens)
 
-    def prefill_work(self, tokens: float, cached_tokens: float = 0.0) -> Step:
+    def prefill_work(self, tokens: float, cached_tokens: float = 0.0, share: float | None = None) -> Step:
         """The same for a prompt. The drafter computes the prompt too, because it keeps a cache of its own."""
-        work = self.target.prefill_work(tokens, cached_tokens)
-        return work if self.drafter is None else _sum(work, self.drafter.prefill_work(tokens, cached_tokens))
+        work = self.target.prefill_work(tokens, cached_tokens, share)
+        return work if self.drafter is None else _sum(work, self.drafter.prefill_work(tokens, cached_tokens, share))
+
+    def prefill_chunks(
+        self, chunks: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]] | None = None
+    ) -> Step:
+        """The time of parts of prompts and nothing else. The drafter computes them after the target."""
+        alone = self.target.prefill_chunks(chunks, others)
+        return alone if self.drafter is None else _sum(alone, self.drafter.prefill_chunks(chunks, others))
 
     def prefill(self, tokens: float, batch: int = 1, cached_tokens: float = 0.0) -> Step:
         """The time of prompts until their first tokens. The drafter computes them after the target."""

@@ -13,7 +13,7 @@ rank gets more tokens than the others, and every rank waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import log, sqrt
+from math import exp, expm1, log, sqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,6 +36,11 @@ _NETWORK_OVERHEAD = 1.25
 # Results are combined in bf16. Tokens are dispatched in fp8 if the experts multiply in 8 bits or less, with a scale in
 # fp32 for each 128 elements, else in bf16. Source: README.md of DeepEP and its low_latency_dispatch.
 _COMBINE_BYTES, _BF16_BYTES, _FP8_BYTES = 2.0, 2.0, 1 + 4 / 128
+
+
+# The chance that is no longer added up, the rounds after which the length of a step with prompts has settled, and the
+# prompts of a step from which on their distribution does not matter.
+_NEGLIGIBLE, _ROUNDS, _MANY = 1e-9, 6, 30
 
 
 class ExpertExchange:
@@ -104,6 +109,42 @@ def ranks_reached(ranks: int, groups: int, read: int) -> float:
     Each of `groups` groups of ranks holds whole experts, split over the ranks of the group.
     """
     return (ranks - 1) * (1 - (1 - 1 / groups) ** read)
+
+
+def busiest_share(prompts_per_second: float, step: float, work: float, replicas: int) -> float:
+    """The share of a step's prompts that the attention replica with most of them computes, in the mean.
+
+    A step has the prompts that arrived during the one before it. They arrive independently of each other, so their
+    number has a Poisson distribution, and those of one step are spread evenly over the replicas. Steps take `step`
+    seconds without prompts, and `work` seconds more for each prompt of the busiest replica. So more prompts arrive
+    during a step with prompts, and after it they are computed together. One prompt that is alone has a share of 1, and
+    of very many the share is 1 / replicas.
+    """
+    after_none, after_some = prompts_per_second * step, prompts_per_second * (step + work)
+    for _ in range(_ROUNDS):
+        most = _largest(after_some, replicas) / -expm1(-after_some)
+        after_some = prompts_per_second * (step + work * most)
+    # The share of the steps that have prompts, from the chances that one follows on each kind.
+    begins, goes_on = -expm1(-after_none), -expm1(-after_some)
+    some = begins / (1 + begins - goes_on)
+    mean = (1 - some) * after_none + some * after_some
+    return ((1 - some) * _largest(after_none, replicas) + some * _largest(after_some, replicas)) / mean
+
+
+def _largest(prompts: float, replicas: int) -> float:
+    """The mean number of prompts that the busiest replica gets if a step has `prompts` of them in the mean."""
+    if prompts > max(_MANY, 3 * replicas):
+        return prompts / replicas + (1 - 1 / replicas) / 2  # any remainder is as likely as another
+    chance = exp(-prompts)
+    above, most, number = -expm1(-prompts), 0.0, 0
+    # The mean of the rounded-up number is the sum over k of the chance that there are more than k x replicas prompts.
+    while above > _NEGLIGIBLE * prompts:
+        if number % replicas == 0:
+            most += above
+        number += 1
+        chance *= prompts / number
+        above -= chance
+    return most
 
 
 def _above_mean(variance: float, number: int) -> float:

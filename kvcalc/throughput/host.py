@@ -22,6 +22,7 @@ ggml-backend.cpp).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvcalc.throughput.counts import Counts, bytes_of
@@ -71,7 +72,7 @@ class HostedModel(SpeedModel):
         self._device = SpeedModel(device, whole.gpu, whole.constants)
         self._pcie = float(whole.gpu.pcie_bytes_per_second or _PCIE_BYTES_PER_SECOND)
 
-    def decode(self, batch: float, context_tokens: float, query_tokens: int = 1) -> Step:
+    def decode(self, batch: float, context_tokens: float, query_tokens: int = 1, busiest: float | None = None) -> Step:
         """One decode step of `batch` sequences. The host's reads are part of `weights` and `kv`."""
         batch = max(1.0, batch)
         tokens = batch * query_tokens
@@ -91,24 +92,38 @@ class HostedModel(SpeedModel):
         weights = _read_bytes(counts, tokens) / self.host.bandwidth
         return self._device.roofline(batch, context_tokens, query_tokens) + weights + cache
 
-    def prefill_work(self, tokens: float, cached_tokens: float = 0.0) -> Step:
+    def prefill_work(self, tokens: float, cached_tokens: float = 0.0, share: float | None = None) -> Step:
         """The time a prompt adds to steps that run anyway. The host's weights are copied for every micro-batch."""
         work = self._computing(tokens - cached_tokens).prefill_work(tokens, cached_tokens)
-        return self._prefilled(work, tokens, 1, cached_tokens)
+        return self._prefilled(work, tokens - cached_tokens, self._prompt_flops(cached_tokens, tokens))
 
     def prefill(self, tokens: float, batch: int = 1, cached_tokens: float = 0.0) -> Step:
         """The time of `batch` prompts of `tokens` tokens until their first tokens."""
         alone = self._computing((tokens - cached_tokens) * batch).prefill(tokens, batch, cached_tokens)
-        return self._prefilled(alone, tokens, batch, cached_tokens)
+        return self._prefilled(
+            alone, (tokens - cached_tokens) * batch, batch * self._prompt_flops(cached_tokens, tokens)
+        )
+
+    def prefill_chunks(
+        self, chunks: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]] | None = None
+    ) -> Step:
+        """The time of parts of prompts and nothing else. They share the micro-batches."""
+        tokens = sum(end - start for start, end in chunks)
+        flops = sum(self._prompt_flops(start, end) for start, end in chunks)
+        return self._prefilled(self._computing(tokens).prefill_chunks(chunks, others), tokens, flops)
 
     def _computing(self, tokens: float) -> SpeedModel:
         """The device's part of a step of `tokens` tokens: all weights if they are copied, else those on the device."""
         return self._whole if tokens >= COPIED_FROM_TOKENS else self._device
 
-    def _prefilled(self, step: Step, tokens: float, batch: int, cached_tokens: float) -> Step:
-        counts, together = self.host.counts, (tokens - cached_tokens) * batch
-        flops = counts.prefill_attention_flops(tokens) - counts.prefill_attention_flops(cached_tokens)
-        scores = batch * flops / FLOPS
+    def _prompt_flops(self, start: float, end: float) -> float:
+        """The host's operations for the scores of a prompt's tokens from `start` to `end`."""
+        counts = self.host.counts
+        return counts.prefill_attention_flops(end) - counts.prefill_attention_flops(start)
+
+    def _prefilled(self, step: Step, together: float, flops: float) -> Step:
+        """The device's `step` for `together` tokens of prompts, with the host's share and its `_prompt_flops`."""
+        scores = flops / FLOPS
         if together < COPIED_FROM_TOKENS:
             own = self._own(together, self._attention(together, 1))
             return _with(step, (own[0], 0.0, own[2] + scores), self._moves(together))

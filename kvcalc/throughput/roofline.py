@@ -262,13 +262,15 @@ class SpeedModel:
         is_split = self.layout.data_parallel_size > 1
         self.exchange = ExpertExchange(counts, gpu, link_bytes_per_second) if is_split else None
 
-    def decode(self, batch: float, context_tokens: float, query_tokens: int = 1) -> Step:
+    def decode(self, batch: float, context_tokens: float, query_tokens: int = 1, busiest: float | None = None) -> Step:
         """One decode step of `batch` sequences with `context_tokens` tokens in the cache.
 
         Each sequence computes `query_tokens` tokens: the next one, and the drafted tokens that the step checks.
+        `busiest` is the number of sequences in the attention replica that all others wait for, whose context this is.
+        None is the largest number if the sequences are spread as evenly as possible.
         """
         power, (kv_bytes, flops) = self.constants.roof_power, self._attention_of_one(context_tokens)
-        local, batch = self._attention_batch(batch), max(1.0, batch / self.layout.pipeline_parallel_size)
+        local, batch = self._attention_batch(batch, busiest), max(1.0, batch / self.layout.pipeline_parallel_size)
         pairs, overhead, communication = step_parts(
             self.costs, local, kv_bytes / self.bandwidth, flops / self.attention_flops, context_tokens, batch,
             query_tokens,
@@ -312,25 +314,27 @@ class SpeedModel:
             self._asked = context_tokens, (counts.kv_read_bytes(context_tokens), counts.attention_flops(context_tokens))
         return self._asked[1]
 
-    def _attention_batch(self, batch: float) -> float:
+    def _attention_batch(self, batch: float, busiest: float | None = None) -> float:
         """The sequences of a stage that the busiest attention replica runs.
 
         A mean of 8.3 sequences is 8 in 70% of the steps and 9 in 30%.
         """
-        replicas, most = self.layout.data_parallel_size, batch
-        if replicas > 1:
+        replicas, most = self.layout.data_parallel_size, batch if busiest is None else busiest
+        if replicas > 1 and busiest is None:
             low, share = divmod(batch, 1)
             most = (1 - share) * ceil(low / replicas) + share * ceil((low + 1) / replicas)
         return max(1.0, most / self.layout.pipeline_parallel_size)
 
-    def prefill_work(self, tokens: float, cached_tokens: float = 0.0) -> Step:
+    def prefill_work(self, tokens: float, cached_tokens: float = 0.0, share: float | None = None) -> Step:
         """The time a prompt of `tokens` tokens adds to steps that run anyway: no reading of weights, no launches.
 
         The first `cached_tokens` of them are found in the prefix cache. Only the others are computed, and they attend
         to all tokens before them. Attention replicas prefill different prompts at the same time, so a prompt takes its
-        part of their time.
+        part of their time. With a `share`, it is the time of one of these replicas: 1 for the one that computes the
+        prompt, and 0 for the others, which have the experts of its tokens.
         """
-        stages, share = self.layout.pipeline_parallel_size, 1 / self.layout.data_parallel_size
+        stages = self.layout.pipeline_parallel_size
+        share = 1 / self.layout.data_parallel_size if share is None else share
         parts = self._prompt_parts(tokens, cached_tokens, share)
         compute, overhead, communication = (part / stages for part in parts)
         return Step(compute + overhead + communication, 0.0, 0.0, compute, overhead, communication)
@@ -351,24 +355,32 @@ class SpeedModel:
         share, missed = ceil(batch / self.layout.data_parallel_size) / batch, tokens - cached_tokens
         work, moved, communication = self._prompt_parts(tokens, cached_tokens, share)
         overhead = batch * (share * self.constants.sequence_seconds + moved)
-        return self._alone(batch * work, overhead, batch * communication, missed * batch, share)
+        return self._alone(batch * work, overhead, batch * communication, missed * batch, share * missed * batch)
 
-    def prefill_chunks(self, chunks: Sequence[tuple[int, int]]) -> Step:
+    def prefill_chunks(
+        self, chunks: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]] | None = None
+    ) -> Step:
         """The time of a step that computes parts of prompts and nothing else.
 
-        A chunk is the place in its prompt of its first token, and of the token after its last one.
+        A chunk is the place in its prompt of its first token, and of the token after its last one. With attention
+        replicas, the chunks are spread over them; or, if `others` are given, one replica computes `chunks`, its time is
+        asked for, and `others` are those of the other replicas.
         """
-        share = ceil(len(chunks) / self.layout.data_parallel_size) / len(chunks)
-        work = overhead = communication = tokens = 0.0
-        for start, end in chunks:
-            multiply, moved, sent = self._prompt_parts(end, start, share)
-            work, communication, tokens = work + multiply, communication + sent, tokens + end - start
-            overhead += share * self.constants.sequence_seconds + moved
-        return self._alone(work, overhead, communication, tokens, share)
+        share = 1.0 if others is not None else ceil(len(chunks) / self.layout.data_parallel_size) / len(chunks)
+        work = overhead = communication = tokens = own = 0.0
+        for part, group in ((share, chunks), (0.0, others or ())):
+            for start, end in group:
+                multiply, moved, sent = self._prompt_parts(end, start, part)
+                work, communication, tokens = work + multiply, communication + sent, tokens + end - start
+                overhead, own = overhead + part * self.constants.sequence_seconds + moved, own + part * (end - start)
+        return self._alone(work, overhead, communication, tokens, own)
 
-    def _alone(self, work: float, overhead: float, communication: float, tokens: float, share: float) -> Step:
-        """A step of prompts alone, with their `_prompt_parts`. `tokens` are those of all attention replicas."""
-        pairs, _, _ = step_parts(self.costs, share * tokens, 0.0, 0.0, 0.0, tokens)
+    def _alone(self, work: float, overhead: float, communication: float, tokens: float, own: float) -> Step:
+        """A step of prompts alone, with their `_prompt_parts`.
+
+        `tokens` are those of all attention replicas, and `own` those of the busiest one.
+        """
+        pairs, _, _ = step_parts(self.costs, own, 0.0, 0.0, 0.0, tokens)
         weights, compute = _overlap(sum(read for read, _ in pairs), work, self.constants.roof_power)
         overhead = self.costs.launch + overhead
         communication = self.costs.latency + communication + (self.exchange.latency if self.exchange else 0.0)

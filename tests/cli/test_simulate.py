@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.model.drafting import Speculation
 from tests.test_schema import check
 
 MODEL = "llama-3.1-8b"
@@ -82,6 +83,41 @@ def test_a_trace_has_its_own_times_and_lengths(kvcalc: Any, tmp_path: Path) -> N
     assert twice["results"]["duration_seconds"] < document["results"]["duration_seconds"] - 1.9
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_attention_replicas_and_drafts_are_simulated(kvcalc: Any, engine: str) -> None:
+    words = ("simulate", "deepseek-v3", "--gpu", "h200x8", "--engine", engine, "--requests", "60", *LENGTHS)
+    split = kvcalc(*words, "--dp", "8", "--concurrency", "32", "--json").json
+    check(split, "simulate")
+    # The blocks, the tokens of a step and the running requests are those of one attention replica.
+    whole = kvcalc(*words, "--tp", "8", "--concurrency", "32", "--json").json
+    assert split["engine"]["data_parallel_size"] == split["hardware"]["num_devices"] == 8
+    assert (split["hardware"]["replicas"], split["results"]["requests"]) == (1, 60)
+    if engine == "sglang":
+        assert split["engine"]["step_tokens"] == whole["engine"]["step_tokens"] // 8
+    assert split["results"]["most_used_blocks"] <= split["engine"]["blocks"]
+    drafts = ("--speculative", "ngram:3", "--acceptance-length", "2.5")
+    drafted = kvcalc(*words, "--tp", "8", "--concurrency", "4", *drafts, "--json").json
+    plain = kvcalc(*words, "--tp", "8", "--concurrency", "4", "--json").json
+    check(drafted, "simulate")
+    assert drafted["engine"]["tokens_per_step"] == 2.5
+    tpot, slower = (document["times"][1]["mean_seconds"] for document in (drafted, plain))
+    assert tpot < slower < 2.5 * tpot
+    assert drafted["times"][2]["mean_seconds"] == pytest.approx(2.5 * tpot, rel=0.01)
+    assert "2.5 tokens per step" in kvcalc(*words, "--tp", "8", "--concurrency", "4", *drafts, "--format", "human").out
+
+
+def test_a_part_of_the_model_in_host_memory_is_simulated(kvcalc: Any) -> None:
+    words = ("simulate", MODEL, "--gpu", "rtx-4090", "--engine", "llama.cpp", "--requests", "8", "--concurrency", "2",
+             "--prompt-tokens", "500", "--answer-tokens", "50", "--json")  # fmt: skip
+    found = [kvcalc(*words, "-ngl", layers).json for layers in ("33", "20", "5")]
+    check(found[0], "simulate")
+    for metric in (0, 1):
+        seconds = [document["times"][metric]["mean_seconds"] for document in found]
+        assert seconds == sorted(seconds)
+    # As many layers as fit are on the device.
+    assert kvcalc(*words, "-ngl", "auto").json["times"] == kvcalc(*words).json["times"] == found[0]["times"]
+
+
 def test_requests_too_long_for_the_cache_are_refused_and_counted(kvcalc: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text(CSV + "5,900000,10\n")
@@ -136,12 +172,16 @@ def test_batch_and_python_give_the_same_document(kvcalc: Any, tmp_path: Path) ->
     questions = tmp_path / "questions.jsonl"
     asked = {"model": MODEL, "gpu": "h100", "requests": 200, "prompt_tokens": 1000, "answer_tokens": 200}
     question = {"command": "simulate", **asked, "concurrency": 8, "engine": "sglang"}
+    drafting = {"speculative": "ngram:2", "acceptance_length": 1.5}
+    split = {"model": "deepseek-v3", "gpu": "h200x8", "dp": 8}
     lines = [
         question,
         {"command": "estimate", "model": MODEL},
         {"model": MODEL},
         {**question, "trace": "x"},
         {"command": "fit"},
+        {**question, **drafting},
+        {**question, **split},
     ]
     questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
     answers = [json.loads(line) for line in kvcalc("batch", questions).out.splitlines()]
@@ -149,8 +189,10 @@ def test_batch_and_python_give_the_same_document(kvcalc: Any, tmp_path: Path) ->
     assert answers[1] == answers[2]
     assert "trace" in answers[3]["error"]["message"]
     assert "fit" in answers[4]["error"]["message"]
-    found = _in_python()
-    assert found == expected
+    assert _in_python() == expected
+    drafts = Speculation("ngram", 2, 1.5)
+    assert answers[5] == _in_python(speculative=drafts)
+    assert answers[6] == _in_python("deepseek-v3", "h200x8", data_parallel_size=8)
 
 
 def test_rows_that_cannot_be_read_are_counted_and_the_exit_code_is_1(kvcalc: Any, tmp_path: Path) -> None:
@@ -172,10 +214,9 @@ def test_one_request_is_not_called_requests(kvcalc: Any) -> None:
     assert "1 request, 1 client, 1,000 tokens in" in out
 
 
-def _in_python() -> Any:
-    return kvcalc.simulate(
-        MODEL, "h100", requests=200, prompt_tokens=1000, answer_tokens=200, concurrency=8, engine="sglang"
-    )
+def _in_python(model: str = MODEL, gpu: str = "h100", **more: Any) -> Any:
+    lengths: dict[str, Any] = {"requests": 200, "prompt_tokens": 1000, "answer_tokens": 200}
+    return kvcalc.simulate(model, gpu, **lengths, concurrency=8, engine="sglang", **more)
 
 
 def test_the_screen_shows_times_and_charts(kvcalc: Any) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from random import Random
 from typing import NamedTuple
 
@@ -14,8 +15,9 @@ from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.replica import Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Rules
+from kvcalc.simulation.slots import SlotsReplica
 from kvcalc.simulation.times import Chunk, Line
-from tests.simulation.reference import Job, Server
+from tests.simulation.reference import Job, Server, one_by_one, serve
 
 
 class PieceTimes:
@@ -37,8 +39,9 @@ class PieceTimes:
         work = sum((end - start) * self.per_token + (end * end - start * start) / 65536 for start, end in chunks)
         return work if batch else work + self.alone
 
-    def step(self, contexts: list[int], chunks: list[tuple[int, int]]) -> float:
+    def step(self, parts: list[tuple[list[int], list[tuple[int, int]]]]) -> float:
         """One step, as the reference asks for it."""
+        ((contexts, chunks),) = parts
         found = self.prompts(chunks, len(contexts)) if chunks else 0.0
         if contexts:
             line = self.line(len(contexts), sum(contexts))
@@ -53,6 +56,7 @@ class Case(NamedTuple):
     requests: list[Request]
     server: Server
     jobs: list[Job]
+    run_reference: Callable[[], None]
 
 
 def table_of(draw: Random, page: int, longest: int, kind: str) -> tuple[Sequence[int], str]:
@@ -78,7 +82,11 @@ def make_case(seed: int) -> Case:
     longest_prompt, longest_answer = draw.choice([(20, 12), (60, 30), (8, 80), (90, 3)])
     number = draw.randrange(1, 25)
     lengths = [(draw.randrange(1, longest_prompt + 1), draw.randrange(1, longest_answer + 1)) for _ in range(number)]
-    longest = longest_prompt + longest_answer
+    drafts, drafted = Random(-seed - 1), Fraction(1)  # so that the other draws are those without drafts
+    num_drafts = drafts.choice([0, 0, 1, 3])
+    if num_drafts:
+        drafted = 1 + Fraction(drafts.randrange(num_drafts * 8 + 1), 8)
+    longest = longest_prompt + longest_answer + 2 * num_drafts
     page = draw.choice([1, 2, 4, 16]) if engine != "sglang" else draw.choice([1, 1, 4])
     max_running = draw.randrange(1, 9)
     table, _ = table_of(draw, page, longest, "tokens" if engine == "sglang" else "blocks")
@@ -86,12 +94,14 @@ def make_case(seed: int) -> Case:
     capacity: int | None = least + draw.randrange(1 + draw.choice([1, 4]) * least // 2)
     if engine == "slots" or (engine != "sglang" and draw.random() < 0.1):
         capacity = None
-    step_tokens = draw.randrange(max_running, max_running + 40)
+    step_tokens = draw.randrange(max_running, max_running + 40) + max_running * num_drafts
     if engine == "sglang":
         step_tokens = draw.randrange(page, 60)
     rules = Rules(
         step_tokens, max_running, "prompt" if engine in ("vllm", "sglang") else "answer",
-        is_chunked=engine != "tensorrt-llm", is_overlapped=draw.random() < 0.5,
+        is_chunked=engine != "tensorrt-llm", is_overlapped=draw.random() < 0.5, tokens_per_step=drafted,
+        checked_tokens=1 + num_drafts, lookahead_tokens=num_drafts,
+        ends_chunks=drafts.choice([(), (12, 4)]) if engine == "slots" else (),
     )  # fmt: skip
     concurrency = draw.randrange(1, 12) if draw.random() < 0.4 else None
     rate = draw.choice([0.05, 0.5, 5])
@@ -104,7 +114,8 @@ def make_case(seed: int) -> Case:
     requests = [Request(n, at, *pair, kept) for n, (at, pair, kept) in enumerate(zip(arrivals, lengths, cached))]
     jobs = [Job(at, *pair, kept, n) for n, (at, pair, kept) in enumerate(zip(arrivals, lengths, cached))]
     pool = BlockPool(capacity, page, table) if capacity is not None else BlockPool(None)
-    kind = PrefillFirstReplica if engine == "sglang" else MixedReplica
+    kinds: dict[str, type[Replica]] = {"sglang": PrefillFirstReplica, "slots": SlotsReplica}
+    kind = kinds.get(engine, MixedReplica)
     # A preempted request of vLLM finds its own blocks again, if no tokens are said to be found anyway.
     keeps = engine == "vllm" and capacity is not None and table == range(len(table)) and not hits
     prefixes = PrefixCache(pool, page, 1, finds_own=True) if keeps else None
@@ -113,5 +124,5 @@ def make_case(seed: int) -> Case:
     def units(tokens: int) -> int:
         return 0 if capacity is None else table[-(-tokens // page)]
 
-    server = Server(rules, capacity, page, units, times.step, jobs, concurrency, engine == "sglang", keeps)
-    return Case(replica, requests, server, jobs)
+    server = Server(rules, capacity, page, units, engine, keeps)
+    return Case(replica, requests, server, jobs, lambda: serve([server], jobs, concurrency, times.step, one_by_one))

@@ -7,8 +7,9 @@ rules and the step times. Times are fractions of powers of two, so that sums are
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from kvcalc.simulation.rules import Rules
 
@@ -43,76 +44,126 @@ class Job:
         return self.computed < self.target
 
 
+Part = tuple[list[int], list[tuple[int, int]]]
+"""What a step does for one scheduler: the contexts of the sequences that decode, and the chunks of prompts."""
+
+
+def serve(
+    servers: Sequence[Server], jobs: list[Job], concurrency: int | None, step: Callable[[list[Part]], float],
+    route: Callable[[list[Job], Sequence[Server]], None],
+) -> None:  # fmt: skip
+    """Run schedulers whose steps begin and end together. `route` gives them the jobs that have arrived."""
+    coming = list(jobs if concurrency is None else jobs[:concurrency])
+    later = [] if concurrency is None else jobs[concurrency:]
+    arrived: list[Job] = []
+    now, visible, decode_steps = 0.0, 0.0, 0
+    while coming or arrived or any(server.waiting or server.running for server in servers):
+        while coming and coming[0].arrival <= visible:
+            arrived.append(coming.pop(0))
+        route(arrived, servers)
+        plans = [server.plan() for server in servers]
+        if not any(decoding or chunks for decoding, chunks in plans):
+            assert coming
+            assert not any(server.running for server in servers)
+            now = visible = max(now, coming[0].arrival)
+            continue
+        for server in servers:
+            for job in server.running:
+                job.started = now if job.started is None else job.started
+        # In a step with prompts, SGLang decodes only where no prompt is computed: plan() says so.
+        seconds = step([([job.computed + 1 for job in decoding], [c for _, c in chunks]) for decoding, chunks in plans])
+        visible = now if servers[0].rules.is_overlapped else now + seconds
+        now += seconds
+        decode_steps += any(decoding for decoding, _ in plans)
+        for server, (decoding, chunks) in zip(servers, plans):
+            for _ in server.apply(decoding, chunks, now):
+                if later:
+                    following = later.pop(0)
+                    following.arrival = now
+                    coming.append(following)
+            server.decode_steps = decode_steps
+
+
+def one_by_one(arrived: list[Job], servers: Sequence[Server]) -> None:
+    """All jobs to the only server."""
+    servers[0].waiting += arrived
+    arrived.clear()
+
+
 @dataclass
 class Server:
-    """`step(decoding contexts, chunks)` gives the seconds of a step. `units(tokens)` are the blocks of a request."""
+    """One scheduler. `units(tokens)` are the blocks of a request."""
 
     rules: Rules
     capacity: int | None
     page: int
     units: Callable[[int], int]
-    step: Callable[[list[int], list[tuple[int, int]]], float]
-    jobs: list[Job]
-    concurrency: int | None
-    prefill_first: bool
+    engine: str
     keeps_blocks: bool = False
 
-    def run(self) -> None:
-        coming = self.jobs if self.concurrency is None else self.jobs[: self.concurrency]
-        coming, later = list(coming), [] if self.concurrency is None else self.jobs[self.concurrency :]
-        now, visible = 0.0, 0.0
-        waiting: list[Job] = []
-        running: list[Job] = []
+    def __post_init__(self) -> None:
+        self.waiting: list[Job] = []
+        self.running: list[Job] = []
         self.chunked: Job | None = None
         self.is_full, self.ratio = False, 0.7
+        self.decode_steps = 0
+        # The requests in slots, and when each slot was used last.
+        self.slots_used: list[Job | None] = [None] * self.rules.max_running
+        self.last_used = [-1] * self.rules.max_running
+        self.releases = 0
         self.most_used = 0
         # With `keeps_blocks`, blocks of one unit that nothing uses, the next one to go first: (job, place in it).
         self.queue: deque[tuple[int, int] | None] = deque([None] * (self.capacity or 0))
-        while coming or waiting or running:
-            while coming and coming[0].arrival <= visible:
-                waiting.append(coming.pop(0))
-            if self.prefill_first:
-                decoding, chunks = self.plan_prefill_first(waiting, running)
-            else:
-                decoding, chunks = self.plan_mixed(waiting, running)
-            if not decoding and not chunks:
-                assert coming
-                assert not running
-                now = visible = max(now, coming[0].arrival)
-                continue
-            for job, _ in chunks:
-                job.started = now if job.started is None else job.started
-            contexts = [job.computed + 1 for job in decoding]
-            seconds = self.step(contexts, [chunk for _, chunk in chunks])
-            visible = now if self.rules.is_overlapped else now + seconds
-            now += seconds
-            for job in decoding:
-                job.computed += 1
+
+    def plan(self) -> tuple[list[Job], list[tuple[Job, tuple[int, int]]]]:
+        """The jobs that decode in the next step, and the chunks that it computes."""
+        plans = {"sglang": self.plan_prefill_first, "slots": self.plan_slots}
+        decoding, chunks = plans.get(self.engine, self.plan_mixed)(self.waiting, self.running)
+        if not decoding and not chunks:
+            self.ratio = 0.7
+        return decoding, chunks
+
+    def apply(self, decoding: list[Job], chunks: list[tuple[Job, tuple[int, int]]], now: float) -> Iterator[Job]:
+        """A step ends. Gives the jobs that end with it."""
+        running = self.running
+        for job in decoding:
+            job.computed += self.next_tokens()
+            job.outputs = min(job.outputs + self.next_tokens(), job.answer)
+            job.tokens_at.append(now)
+        for job, (_, end) in chunks:
+            job.computed = end
+            if end == job.known:
                 job.outputs += 1
                 job.tokens_at.append(now)
-            for job, (_, end) in chunks:
-                job.computed = end
-                if end == job.known:
-                    job.outputs += 1
-                    job.tokens_at.append(now)
-                    job.first_token = now if job.first_token is None else job.first_token
-            self.most_used = max(self.most_used, self.used(running))
-            ended = sorted((j for j in running if j.outputs == j.answer), key=lambda j: j.number)
-            # Requests whose answer is one token end with their prompt, the others after them.
-            for job in sorted(ended, key=lambda j: j.answer > 1):
-                job.finish = now
-                running.remove(job)
-                self.give_back(job)
-                self.is_full = False
-                if later:
-                    following = later.pop(0)
-                    following.arrival = now
-                    coming.append(following)
+                job.first_token = now if job.first_token is None else job.first_token
+        self.most_used = max(self.most_used, self.used(running))
+        ended = sorted((j for j in running if j.outputs == j.answer), key=lambda j: j.number)
+        # Requests whose answer is one token end with their prompt, the others after them.
+        done = [job for job, _ in chunks if job.answer == 1 and job in ended]
+        for job in [*done, *(job for job in ended if job.answer > 1)]:
+            job.finish = now
+            running.remove(job)
+            self.give_back(job)
+            self.is_full = False
+            if job in self.slots_used:
+                self.last_used[self.slots_used.index(job)] = self.releases
+                self.slots_used[self.slots_used.index(job)] = None
+                self.releases += 1
+            yield job
+
+    def next_tokens(self) -> int:
+        """The tokens that the next decode step gives every sequence."""
+        each: Fraction = self.rules.tokens_per_step
+        return int((self.decode_steps + 1) * each) - int(self.decode_steps * each)
+
+    def slots(self, job: Job, tokens: int) -> int:
+        """The tokens for which a job holds blocks: more if it then decodes and drafts."""
+        return tokens + (self.rules.lookahead_tokens if tokens >= job.target else 0)
 
     def held(self, job: Job) -> int:
         if self.rules.reserves == "answer":
-            return self.units(job.prompt + job.answer)
-        return self.units(job.computed)
+            return self.units(self.slots(job, job.prompt + job.answer))
+        return self.units(self.slots(job, job.computed))
 
     def used(self, running: list[Job]) -> int:
         return sum(map(self.held, running))
@@ -156,18 +207,19 @@ class Server:
 
     def plan_mixed(self, waiting: list[Job], running: list[Job]) -> tuple[list[Job], list[tuple[Job, tuple[int, int]]]]:
         """Running requests in order, each with blocks for its tokens or the last one preempted; then waiting ones."""
-        budget, preempted = self.rules.step_tokens, False
+        budget, preempted, each = self.rules.step_tokens, False, self.rules.checked_tokens
         decoding: list[Job] = []
         chunks: list[tuple[Job, tuple[int, int]]] = []
         promised = 0
         place = 0
         while place < len(running) and budget > 0:
             job = running[place]
-            tokens = min(budget, job.known - job.computed) if job.is_prefilling else 1
+            tokens = min(budget, job.known - job.computed) if job.is_prefilling else self.next_tokens()
             while self.rules.reserves == "prompt":
-                needed = self.units(job.computed + tokens) - self.units(job.computed)
+                after = self.units(self.slots(job, job.computed + tokens))
+                needed = after - self.units(self.slots(job, job.computed))
                 if self.keeps_blocks:
-                    if self.allocate(job, job.computed + tokens):
+                    if self.allocate(job, self.slots(job, job.computed + tokens)):
                         break
                 elif needed <= self.free(running) - promised:
                     promised += needed
@@ -184,7 +236,7 @@ class Server:
                 chunks.append((job, (job.computed, job.computed + tokens)))
             else:
                 decoding.append(job)
-            budget -= tokens
+            budget -= tokens if job.is_prefilling else each
             place += 1
         while not preempted and waiting and budget > 0 and len(running) < self.rules.max_running:
             job = waiting[0]
@@ -194,19 +246,45 @@ class Server:
             if not self.rules.is_chunked and tokens > budget and tokens <= self.rules.step_tokens:
                 break
             wanted = job.prompt + job.answer if self.rules.reserves == "answer" else job.known
+            wanted += self.rules.lookahead_tokens
             if self.units(wanted) > (len(self.queue) if self.keeps_blocks else self.free(running) - promised):
                 break
             if self.keeps_blocks:
                 self.take_own(job)
-                assert self.allocate(job, min(job.known, job.cached + budget))
             waiting.pop(0)
             running.append(job)
             job.target = job.known
+            if self.keeps_blocks:
+                assert self.allocate(job, self.slots(job, min(job.known, job.cached + budget)))
             end = min(job.known, job.cached + budget)
             if self.rules.reserves == "prompt":
-                promised += self.units(end)
+                promised += self.units(self.slots(job, end))
             chunks.append((job, (job.cached, end)))
             budget -= end - job.cached
+        return decoding, chunks
+
+    def plan_slots(self, waiting: list[Job], running: list[Job]) -> tuple[list[Job], list[tuple[Job, tuple[int, int]]]]:
+        """Waiting requests into free slots; then the tokens of slots that answer, and prompts slot by slot."""
+        while waiting and None in self.slots_used:
+            job, chosen = waiting.pop(0), -1
+            for slot, user in enumerate(self.slots_used):
+                if user is None and (chosen < 0 or self.last_used[slot] <= self.last_used[chosen]):
+                    chosen = slot
+            self.slots_used[chosen] = job
+            job.target, job.computed = job.known, job.cached
+            running.append(job)
+        decoding = [job for job in running if not job.is_prefilling]
+        batch, chunks = len(decoding) * self.rules.checked_tokens, []
+        for job in filter(None, self.slots_used):
+            if not job.is_prefilling:
+                continue
+            start = end = job.computed
+            while end < job.known and batch < self.rules.step_tokens:
+                end, batch = end + 1, batch + 1
+                if job.known - end in {min(tokens, self.rules.step_tokens) for tokens in self.rules.ends_chunks}:
+                    break
+            if end > start:
+                chunks.append((job, (start, end)))
         return decoding, chunks
 
     def plan_prefill_first(
@@ -221,7 +299,11 @@ class Server:
                 return [], chunks
         if not decoding:
             return [], []
-        growth = lambda: sum(self.units(j.computed + 1) - self.units(j.computed) for j in decoding)  # noqa: E731
+
+        def growth() -> int:
+            after = [self.units(self.slots(j, j.computed + self.next_tokens())) for j in decoding]
+            return sum(after) - sum(map(self.held, decoding))
+
         if growth() > self.free(running):
             decoding.sort(key=lambda j: (j.outputs, -j.prompt), reverse=True)
             while len(decoding) > 1:
@@ -238,6 +320,7 @@ class Server:
 
     def admit(self, waiting: list[Job], running: list[Job], decoding: list[Job]) -> list[tuple[Job, tuple[int, int]]]:
         page = self.page
+        more = page + self.rules.lookahead_tokens
         paged = lambda tokens: -(-tokens // page) * page  # noqa: E731
         chunk_left, chunks = self.rules.step_tokens, []
         total: float = self.free(running)
@@ -246,16 +329,16 @@ class Server:
 
         def add(job: Job, tokens: int) -> None:
             nonlocal chunk_left, total
-            start = job.computed if job in running else job.cached
-            kept = 0 if job in running else job.cached
-            if job not in running:
+            start, is_new = (job.cached, True) if job not in running else (job.computed, False)
+            if is_new:
                 running.append(job)
                 job.target = job.known
             end = start + tokens
             chunks.append((job, (start, end)))
             chunk_left -= paged(tokens)
             self.chunked = job if end < job.known else None
-            total -= paged(tokens + kept) + page + (0 if self.chunked else min(job.answer, 4096))
+            total -= paged(self.slots(job, end)) + page if is_new else paged(tokens) + more
+            total -= 0 if self.chunked else min(job.answer, 4096)
 
         if self.chunked is not None:
             job = self.chunked
@@ -269,7 +352,7 @@ class Server:
                 self.is_full = True
                 break
             missed = job.known - job.cached
-            if job.known + min(job.answer - job.outputs, 4096) + page >= total:
+            if job.known + min(job.answer - job.outputs, 4096) + more >= total:
                 self.is_full = bool(running)
                 break
             tokens = missed if paged(missed) <= chunk_left else chunk_left // page * page

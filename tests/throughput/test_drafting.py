@@ -134,12 +134,14 @@ def test_a_request_waits_for_whole_steps_before_its_first_token(model_of: MakeMo
     target = model_of("llama-3-70b", tensor_parallel_size=4)
     # As many tokens as drafts: the time per token is the same, and each step is longer.
     free = drafting(target, None, 3, 1.0)
-    slow, fast = serve(free, 1000, 200, 1, 1), serve(drafting(target, None, 3, 4.0), 1000, 200, 1, 1)
+    slow, fast = serve(free, 1000, 200, 2, 2), serve(drafting(target, None, 3, 4.0), 1000, 200, 2, 2)
     assert fast.tpot_seconds < slow.tpot_seconds / 3
     waits = target.constants.ttft_steps + target.constants.ttft_prompt_steps * 1000 / 8192
     assert waits > 0
-    stall = target.prefill_work(1000).seconds / 200
-    assert fast.ttft_seconds - slow.ttft_seconds == pytest.approx(waits * 3 * stall, rel=1e-6)
+    # Prompts of the other request stop each token, so a step with four of them stops longer.
+    longer = 4 * fast.tpot_seconds - slow.tpot_seconds
+    assert longer > 2 * target.prefill_work(1000).seconds / 200
+    assert fast.ttft_seconds - slow.ttft_seconds == pytest.approx(waits * longer, rel=1e-6)
 
 
 def test_a_drafter_computes_prompts_too(model_of: MakeModel) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
 import pytest
 
 from kvcalc.throughput.counts import Counts, bytes_of
-from kvcalc.throughput.expert_parallel import ExpertExchange, ranks_reached
+from kvcalc.throughput.expert_parallel import ExpertExchange, busiest_share, ranks_reached
 from kvcalc.throughput.hardware import find_gpu
 from kvcalc.throughput.roofline import link_bytes_per_second
 from tests.throughput.conftest import MakeCounts, MakeModel
@@ -25,6 +26,25 @@ def test_a_token_reaches_at_most_as_many_ranks_as_it_has_experts() -> None:
     assert 7.6 < ranks_reached(256, 256, 8) < 8
     # Experts that are split over all ranks need the tokens of all.
     assert ranks_reached(8, 1, 8) == 7
+
+
+@pytest.mark.parametrize(
+    ("rate", "work", "replicas"), [(0.2, 0.5, 8), (1.5, 0.5, 8), (4.0, 0.3, 2), (200.0, 0.001, 4), (900.0, 0.001, 8)]
+)
+def test_the_busiest_replica_has_its_share_of_the_prompts_that_arrive_during_a_step(
+    rate: float, work: float, replicas: int
+) -> None:
+    # Steps of 50 ms, and longer ones with the prompts that arrived during the step before.
+    draw, computed, prompts, seconds = Random(1), 0, 0, 0.05
+    for _ in range(200_000):
+        number, left = 0, draw.expovariate(rate)
+        while left < seconds:
+            number, left = number + 1, left + draw.expovariate(rate)
+        most = -(-number // replicas)
+        seconds, computed, prompts = 0.05 + work * most, computed + most, prompts + number
+    found = busiest_share(rate, 0.05, work, replicas)
+    assert found == pytest.approx(computed / prompts, rel=0.03)
+    assert 1 / replicas < found <= 1
 
 
 def test_a_rank_holds_all_of_the_attention_and_its_part_of_the_experts(counts_of: MakeCounts) -> None:

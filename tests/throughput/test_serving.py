@@ -38,6 +38,27 @@ def test_a_lone_request_waits_for_its_own_prefill_alone(model_of: MakeModel) -> 
     assert found.ttft_seconds == pytest.approx(c.ttft_seconds + steps * found.tpot_seconds + prefill)
 
 
+def test_a_lone_request_waits_for_no_other_one(model_of: MakeModel) -> None:
+    model = model_of("llama-3-70b", tensor_parallel_size=4)
+    c, lone, two = model.constants, serve(model, 1000, 200, 1, 1, 0.0, 2.5), serve(model, 1000, 200, 2, 2, 0.0, 2.5)
+    assert lone.tpot_seconds == model.decode(1, 1100).seconds
+    steps = max(0.0, c.ttft_steps - 2.5) + c.ttft_prompt_steps * 1000 / 8192
+    assert lone.ttft_seconds == pytest.approx(c.ttft_seconds + steps * lone.tpot_seconds + model.prefill(1000).seconds)
+    assert two.ttft_seconds == serve(model, 1000, 200, 2, 2).ttft_seconds
+
+
+def test_tokens_that_are_computed_again_stop_the_others_and_are_waited_for_after_the_first_token(
+    model_of: MakeModel,
+) -> None:
+    model = model_of("llama-3-70b", tensor_parallel_size=4)
+    before, after = serve(model, 1000, 500, 60, 40), serve(model, 1000, 500, 60, 40, 0.0, 0.0, 600.0)
+    step = model.decode(after.decoding, 1250).seconds
+    stall = after.decoding * model.prefill_work(1000).seconds * 1.6 / 500
+    assert after.tpot_seconds == pytest.approx(step + stall, rel=0.01)
+    assert after.tokens_per_second < before.tokens_per_second
+    assert after.ttft_seconds == pytest.approx(before.ttft_seconds, rel=0.02)
+
+
 def test_more_requests_are_more_tokens_a_second_and_each_slower(model_of: MakeModel) -> None:
     model = model_of("llama-3-70b", tensor_parallel_size=8)
     answers = [serve(model, 1000, 1000, n, n) for n in (1, 4, 16, 64, 256)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from kvcalc.output.columns import draw_columns
 from kvcalc.output.human.console import count, duration, name_engine, plain_table, rate
 from kvcalc.output.human.fit import describe_devices
 
-_NAMES = {
+NAMES = {
     "ttft": "TTFT", "tpot": "TPOT", "itl": "between tokens", "e2e": "whole request", "queue": "in the queue"
 }  # fmt: skip
 _SHOWN = ("mean_seconds", "p50_seconds", "p90_seconds", "p99_seconds", "max_seconds")
@@ -21,7 +22,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     """Print the simulation."""
     engine, hardware, results = document["engine"], document["hardware"], document["results"]
     console.print(Text.assemble((document["model"]["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
-    console.print(f"{name_engine(engine)}, {describe_load(document['load'])}")
+    drafts = f", {engine['tokens_per_step']:g} tokens per step" if engine["tokens_per_step"] > 1 else ""
+    console.print(f"{name_engine(engine)}{drafts}, {describe_load(document['load'])}")
     console.print()
     console.print(
         Text.assemble(
@@ -32,21 +34,21 @@ def render(document: dict[str, Any], console: Console) -> None:
     if results["good_requests"] is not None:
         share = results["good_requests"] / results["requests"]
         good = rate(results["goodput_requests_per_second"])
-        console.print(f"{share:.1%} of the requests keep to {_limits(document['limits'])}: {good} requests/s")
+        console.print(f"{share:.1%} of the requests keep to {describe_limits(document['limits'])}: {good} requests/s")
     console.print()
     table = plain_table("", *(f">{name.removesuffix('_seconds')}" for name in _SHOWN))
     for row in document["times"]:
-        table.add_row(_NAMES[row["metric"]], *(duration(row[name]) for name in _SHOWN))
+        table.add_row(NAMES[row["metric"]], *(duration(row[name]) for name in _SHOWN))
     console.print(table)
     console.print()
-    for line in _state(document):
+    for line in describe_state(document):
         console.print(line)
     if "prefill" in document:
         console.print(_prefill(document["prefill"]))
     _timeline(document, console)
 
 
-def describe_load(load: dict[str, Any]) -> str:
+def describe_load(load: Mapping[str, Any]) -> str:
     """The load as text."""
     if load["arrivals"] == "trace":
         how = f"trace {load['trace']}" + (
@@ -69,7 +71,8 @@ def _prefill(prefill: dict[str, Any]) -> str:
     return f"prefill instances: {each}, busy {prefill['busy_share']:.0%} of the time; means: {', '.join(parts)}"
 
 
-def _limits(limits: dict[str, Any]) -> str:
+def describe_limits(limits: Mapping[str, Any]) -> str:
+    """The limits of a good request as text."""
     parts = [
         f"{name} up to {duration(limits[key])}"
         for name, key in (("TTFT", "max_ttft_seconds"), ("TPOT", "max_tpot_seconds")) if limits[key] is not None
@@ -77,7 +80,8 @@ def _limits(limits: dict[str, Any]) -> str:
     return " and ".join(parts)
 
 
-def _state(document: dict[str, Any]) -> list[str]:
+def describe_state(document: Mapping[str, Any]) -> list[str]:
+    """How many requests run and wait, how full the cache becomes, and how many requests are preempted."""
     engine, results = document["engine"], document["results"]
     running, waiting = rate(results["mean_running_requests"]), rate(results["mean_waiting_requests"])
     lines = [f"on average {running} requests run and {waiting} wait; steps run {results['busy_share']:.0%} of the time"]

@@ -30,6 +30,7 @@ from kvcalc.output.report.parts import (
     verdict_of,
     warnings_of,
 )
+from kvcalc.output.report.simulation import simulation
 
 # The most rows of a table, and the most scalars of a document without a report of its own.
 _MOST_ROWS = 1000
@@ -262,4 +263,5 @@ _TOKENS = Axis("context, tokens", lambda value: f"{value:,.0f}")
 _BYTES = Axis("memory on one device", lambda value: size(int(value)))
 _ANSWERS: dict[str, Callable[[Document], Answer]] = {
     "estimate": _estimate, "plan": _plan, "sweep": _sweep, "measure": _measure, "prefix": _prefix,
+    "simulate": simulation,
 }  # fmt: skip

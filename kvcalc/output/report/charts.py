@@ -11,7 +11,7 @@ from kvcalc.output.report.style import stroke
 
 _WIDTH, _HEIGHT, _BAR_HEIGHT = 720, 320, 44
 _LEFT, _RIGHT, _TOP, _BOTTOM = 100, 16, 16, 44
-# An axis is logarithmic if its ends are this many times apart.
+# An axis is logarithmic if its ends are this many times apart, unless it is always linear. Those begin at 0.
 _LOGARITHMIC = 8
 
 
@@ -23,10 +23,11 @@ class Line(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """An axis: its label, and how its values are written."""
+    """An axis: its label, how its values are written, and whether it is never logarithmic, as for time."""
 
     label: str
     write: Callable[[float], str]
+    is_linear: bool = False
 
 
 def bar(title: str, parts: Sequence[tuple[str, float, str]], end: float | None = None) -> str:
@@ -55,8 +56,9 @@ def lines(
     ys = [y for line in series for _, y in line.points] + [y for _, y in limits]
     if len(set(xs)) < 2:
         return ""
-    x_scale = _Scale(min(xs), max(xs), _LEFT, _WIDTH - _RIGHT, min(xs) > 0 and max(xs) >= _LOGARITHMIC * min(xs))
-    is_log = min(ys) > 0 and max(ys) >= 10 * _LOGARITHMIC * min(ys)
+    is_wide = not across.is_linear and min(xs) > 0 and max(xs) >= _LOGARITHMIC * min(xs)
+    x_scale = _Scale(0.0 if across.is_linear else min(xs), max(xs), _LEFT, _WIDTH - _RIGHT, is_wide)
+    is_log = not up.is_linear and min(ys) > 0 and max(ys) >= 10 * _LOGARITHMIC * min(ys)
     y_scale = _Scale(min(ys) if is_log else 0.0, max(ys) or 1.0, _HEIGHT - _BOTTOM, _TOP, is_log)
     drawn = [*_grid(x_scale, y_scale, across, up)]
     for label, y in limits:

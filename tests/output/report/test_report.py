@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kvcalc.cli.report import repeated
+from kvcalc.output.human.console import duration
 from kvcalc.output.report import make_report
 from kvcalc.output.report.charts import Axis, Line, bar, lines
 from tests.conftest import ROOT
@@ -32,6 +34,8 @@ QUESTIONS = {
     "sweep": ("sweep", "gemma-3-27b", "--context", "1k..64k", "--batch", "1,8", "--gpu", "h100"),
     "prefix": ("prefix", LOGS / "mooncake.jsonl", "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm", "--offload",
                "cpu=20GiB"),
+    "simulate": ("simulate", "llama-3.1-8b", "--gpu", "h100", "--requests-per-second", "20", "--prompt-tokens",
+                 "uniform:500..1500", "--answer-tokens", "200", "--requests", "100", "--max-ttft", "100ms"),
 }  # fmt: skip
 EMPTY = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -111,10 +115,32 @@ def test_every_figure_of_a_chart_is_in_a_table(kvcalc: Any, tmp_path: Path) -> N
     assert {f"{point['context_tokens']:,}" for point in json.loads(out)["points"]} <= cells
 
 
+def test_a_simulation_shows_its_percentiles_and_what_is_drawn_over_time(kvcalc: Any, tmp_path: Path) -> None:
+    text, out = report_of(kvcalc, tmp_path, *QUESTIONS["simulate"])
+    document, cells = json.loads(out), {cell.strip() for cell in Page(text).texts}
+    for row in document["timeline"]:
+        drawn = (row["waiting_requests"], row["running_requests"], row["used_blocks"])
+        assert {f"{value:,}" for value in drawn} <= cells
+    for row in document["times"]:
+        assert {duration(row[name]) for name in ("mean_seconds", "p50_seconds", "p99_seconds", "max_seconds")} <= cells
+    good = document["results"]["good_requests"]
+    assert f"{good}.0% of the requests keep to TTFT up to 100 ms." in cells
+    drawings = [ElementTree.fromstring(found) for found in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
+    charts = [drawing for drawing in drawings if drawing.get("aria-label")]
+    assert [chart.get("aria-label") for chart in charts] == [
+        "Waiting and running requests over time", "Used blocks over time"
+    ]  # fmt: skip
+    # Time is never logarithmic, so the rows of the timeline are equally far apart.
+    path = next(path for path in charts[0].iter("path") if path.find("title") is not None)
+    xs = [float(point.split()[0]) for point in path.get("d", "")[1:].split("L")]
+    assert len(xs) == len(document["timeline"])
+    assert [b - a for a, b in pairwise(xs)] == pytest.approx([(xs[-1] - xs[0]) / 59] * 59, abs=0.11)
+
+
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[31m\u202e$title"
 
 
-@pytest.mark.parametrize("kind", ["estimate", "engines", "plan", "sweep", "prefix", "no such kind"])
+@pytest.mark.parametrize("kind", ["estimate", "engines", "plan", "sweep", "prefix", "simulate", "no such kind"])
 def test_everything_is_escaped(kvcalc: Any, kind: str) -> None:
     def hostile(value: Any) -> Any:
         if isinstance(value, str):
@@ -196,7 +222,7 @@ def test_lines_need_two_points_and_scales_hold_any_numbers() -> None:
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("name", ["estimate", "plan", "sweep", "prefix"])
+@pytest.mark.parametrize("name", ["estimate", "plan", "sweep", "prefix", "simulate"])
 def test_a_browser_shows_the_page(kvcalc: Any, tmp_path: Path, name: str, width: int) -> None:
     """Rendered by Chromium without a network: no errors, and the page is not wider than the window."""
     browser = shutil.which("chromium")

@@ -1,0 +1,91 @@
+"""The report of `kvcalc simulate`: the rates, the percentiles, and the replicas over time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcalc.output.human.console import count, duration, name_engine, rate
+from kvcalc.output.human.simulate import NAMES, describe_limits, describe_load, describe_state
+from kvcalc.output.report.charts import Axis, Line, lines
+from kvcalc.output.report.page import Answer, Figure, Section, Table, Text
+from kvcalc.output.report.parts import Document, devices_of, facts_of, table_of, warnings_of
+
+_TIME = Axis("time from the first arrival", duration, is_linear=True)
+_PERCENTILES: list[Any] = [
+    ("time", "metric", lambda metric: NAMES.get(metric, metric)),
+    (">mean", "mean_seconds", duration), (">p50", "p50_seconds", duration),
+    (">p90", "p90_seconds", duration), (">p99", "p99_seconds", duration), (">max", "max_seconds", duration),
+]  # fmt: skip
+
+
+def simulation(document: Document) -> Answer:
+    """What the report of a simulation shows."""
+    results = document["results"]
+    facts = facts_of(
+        [
+            ("requests per second", rate(results["requests_per_second"])),
+            ("output tokens per second", rate(results["tokens_per_second"])),
+            ("good requests", _good(document)),
+            ("duration", duration(results["duration_seconds"])),
+            ("prompt tokens found in the cache", count(results["cached_tokens"]) if results["cached_tokens"] else None),
+        ]
+    )
+    sections = [
+        Section("Rates", [facts]),
+        Section("Times", [table_of("What clients see", document["times"], _PERCENTILES)]),
+        Section("Over time", [*_charts(document), *(Text(f"{text}.") for text in describe_state(document))]),
+    ]
+    subtitle = [name_engine(document["engine"]), devices_of(document) or "", describe_load(document["load"])]
+    verdict, tone = _verdict(document)
+    return Answer(
+        document["model"]["name"], ", ".join(filter(None, subtitle)), verdict, tone, sections, warnings_of(document)
+    )
+
+
+def _good(document: Document) -> str | None:
+    results = document["results"]
+    if results["good_requests"] is None:
+        return None
+    good = f"{count(results['good_requests'])} of {count(results['requests'])}"
+    return f"{good}, {rate(results['goodput_requests_per_second'])} per second"
+
+
+def _verdict(document: Document) -> tuple[str, str]:
+    results = document["results"]
+    good, requests = results["good_requests"], results["requests"]
+    if good is None:
+        tokens = rate(results["tokens_per_second"])
+        return f"{rate(results['requests_per_second'])} requests and {tokens} tokens per second.", "plain"
+    tone = "good" if good == requests else "plain" if good else "bad"
+    return f"{good / requests:.1%} of the requests keep to {describe_limits(document['limits'])}.", tone
+
+
+def _charts(document: Document) -> list[Figure | Table]:
+    """The requests over time, and the used blocks, each with a table of the same figures."""
+    rows, engine = document["timeline"], document["engine"]
+    requests = table_of(
+        "Requests over time", rows,
+        [(">time", "seconds", duration), (">waiting", "waiting_requests", count),
+         (">running", "running_requests", count)],
+    )  # fmt: skip
+    found = [_chart("Waiting and running requests over time", "requests", requests, rows, ("waiting", "running"))]
+    if engine["blocks"] is None:
+        return found
+    unit = "tokens" if engine["scheduler"] == "prefill first" else "blocks"
+    used = table_of(
+        f"Used {unit} over time", rows, [(">time", "seconds", duration), (f">used {unit}", "used_blocks", count)]
+    )
+    whole = engine["blocks"] * engine["data_parallel_size"] * document["hardware"]["replicas"]
+    limit = [(f"all {count(whole)} {unit}", float(whole))]
+    return [*found, _chart(f"Used {unit} over time", unit, used, rows, ("used",), limit)]
+
+
+def _chart(
+    title: str, unit: str, table: Table, rows: list[Document], names: tuple[str, ...],
+    limits: list[tuple[str, float]] | None = None,
+) -> Figure | Table:  # fmt: skip
+    keys = {"waiting": "waiting_requests", "running": "running_requests", "used": "used_blocks"}
+    series = [Line(name, [(row["seconds"], row[keys[name]]) for row in rows]) for name in names]
+    up = Axis(unit, lambda value: f"{value:,.4g}" if value < 1 else f"{value:,.0f}", is_linear=True)
+    svg = lines(title, _TIME, up, series, limits or ())
+    return Figure(svg, table, list(names) if len(names) > 1 else []) if svg else table

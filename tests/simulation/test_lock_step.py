@@ -1,0 +1,160 @@
+"""Attention replicas in lock step agree with schedulers that run one step at a time, and with the speed of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from random import Random
+
+import pytest
+
+import kvcalc
+from kvcalc.simulation.arrivals import Arrivals
+from kvcalc.simulation.lock_step import LockStep, OfRank
+from kvcalc.simulation.mixed import MixedReplica
+from kvcalc.simulation.pool import BlockPool
+from kvcalc.simulation.prefill_first import PrefillFirstReplica
+from kvcalc.simulation.replica import Replica
+from kvcalc.simulation.requests import Request
+from kvcalc.simulation.routing import FewestTokens, LeastLoaded, RoundRobin, Router
+from kvcalc.simulation.rules import Rules
+from kvcalc.simulation.times import Chunk, Line
+from tests.simulation.cases import PieceTimes
+from tests.simulation.reference import Job, Part, Server, serve
+
+ROUTERS: dict[str, type[Router]] = {"vllm": LeastLoaded, "sglang": RoundRobin, "tensorrt-llm": FewestTokens}
+
+
+class RankTimes(PieceTimes):
+    """Every replica waits for the slowest. The others' chunks take a quarter of the time of its own."""
+
+    def rank_line(self, batch: int, context: int, total: int) -> Line:
+        line = self.line(batch, context)
+        return line._replace(base=line.base + total / 1024)
+
+    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], total: int) -> float:
+        return self.prompts(own, total) + self.prompts(others, 1) / 4
+
+    def of_parts(self, parts: list[Part]) -> float:
+        total, found = sum(len(contexts) for contexts, _ in parts), [0.0]
+        for place, (contexts, chunks) in enumerate(parts):
+            if not contexts and not chunks:
+                continue
+            others = [chunk for other, part in enumerate(parts) if other != place for chunk in part[1]]
+            seconds = self.rank_prompts(chunks, others, total) if chunks or others else 0.0
+            if total:
+                summed = sum(contexts) if contexts else 1
+                line = self.rank_line(max(len(contexts), 1), summed, total)
+                seconds += line.base + line.slope * summed
+            found.append(seconds)
+        return max(found)
+
+
+class Routes:
+    """The engines' rules for choosing a replica, request by request."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine, self.turn = engine, 0
+
+    def __call__(self, arrived: list[Job], servers: Sequence[Server]) -> None:
+        if self.engine == "tensorrt-llm":
+            self.fewest_tokens(arrived, servers)
+            return
+        for job in arrived:
+            places = [(self.turn + place) % len(servers) for place in range(len(servers))]
+            if self.engine == "vllm":
+                places.sort(key=lambda place: self.load(servers[place]))
+            servers[places[0]].waiting.append(job)
+            self.turn += 1
+        arrived.clear()
+
+    @staticmethod
+    def load(server: Server) -> float:
+        usage = server.used(server.running) / server.capacity if server.capacity else 0.0
+        waiting = len(server.waiting)
+        return len(server.running) + waiting + 6 * waiting * max(0.0, usage - 0.5)
+
+    @staticmethod
+    def fewest_tokens(arrived: list[Job], servers: Sequence[Server]) -> None:
+        most = servers[0].rules.max_running
+        held = [server.running + server.waiting for server in servers]
+        taken = arrived[: sum(max(most - len(jobs), 0) for jobs in held)]
+        del arrived[: len(taken)]
+        mean = -(-(sum(map(len, held)) + len(taken)) // len(servers))
+        limit = min(most, max(mean, *map(len, held)))
+        for job in sorted(taken, key=lambda job: -job.prompt):
+            open_ones = [place for place in range(len(servers)) if len(held[place]) < limit]
+            best = min(open_ones, key=lambda place: (sum(j.prompt for j in held[place]), len(held[place])))
+            held[best].append(job)
+            servers[best].waiting.append(job)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
+    waited = 0
+    for seed in range(part * 60, part * 60 + 60):
+        draw = Random(seed)
+        engine, number = draw.choice(list(ROUTERS)), draw.randrange(2, 5)
+        times, page = RankTimes(draw), draw.choice([1, 4])
+        drafts = draw.choice([0, 0, 2])
+        lengths = [(draw.randrange(1, 50), draw.randrange(1, 40)) for _ in range(draw.randrange(1, 40))]
+        capacity = (92 + 2 * drafts) // page + 4 + draw.randrange(60)
+        table: Sequence[int] = range(capacity + 40)
+        if engine == "sglang":
+            capacity, table = capacity * page, range(0, (capacity + 40) * page, page)
+        running = draw.randrange(1, 7)
+        rules = Rules(
+            draw.randrange(8, 60) + running * (1 + drafts) + 50 * (engine == "tensorrt-llm"), running,
+            "answer" if engine == "tensorrt-llm" else "prompt", is_chunked=engine != "tensorrt-llm",
+            is_overlapped=draw.random() < 0.5, tokens_per_step=1 + Fraction(draw.randrange(drafts * 4 + 1), 4),
+            checked_tokens=1 + drafts, lookahead_tokens=drafts,
+        )  # fmt: skip
+        concurrency = draw.randrange(1, 20) if draw.random() < 0.5 else None
+        at = [0.0 if concurrency else place * draw.choice([0.0, 0.25, 0.5]) for place in range(len(lengths))]
+        at.sort()
+        requests = [Request(n, at[n], *pair) for n, pair in enumerate(lengths)]
+        jobs = [Job(at[n], *pair, number=n) for n, pair in enumerate(lengths)]
+        arrivals = Arrivals(requests, concurrency)
+        kind: type[Replica] = PrefillFirstReplica if engine == "sglang" else MixedReplica
+        ranks = [kind(rules, times, BlockPool(capacity, page, table), OfRank(arrivals)) for _ in range(number)]
+        LockStep(ROUTERS[engine](ranks), times, arrivals).run()
+
+        def units(tokens: int, page: int = page, table: Sequence[int] = table) -> int:
+            return table[-(-tokens // page)]
+
+        servers = [Server(rules, capacity, page, units, engine) for _ in range(number)]
+        serve(servers, jobs, concurrency, times.of_parts, Routes(engine))
+        for request, job in zip(requests, jobs):
+            found = request.started, request.first_token, request.finish, request.preemptions
+            assert found == (job.started, job.first_token, job.finish, job.preemptions), f"case {seed}"
+            waited += request.started != request.arrival
+        for rank, server in zip(ranks, servers):
+            assert (rank.pool.used, rank.pool.most_used) == (0, server.most_used)
+    assert waited > 100
+
+
+def test_a_step_takes_as_long_as_that_of_the_replica_with_most_work() -> None:
+    """If all replicas have the same work, it is the step of `estimate`."""
+    from kvcalc.planning.case import make_case
+    from kvcalc.planning.question import Question
+    from kvcalc.planning.throughput import Speed, speed_of
+    from kvcalc.simulation.times import ModelTimes
+
+    case = make_case(
+        Question(
+            kvcalc.load_model("deepseek-v3"), engine="vllm", data_parallel_size=8, devices=kvcalc.find_devices("h200x8")
+        )
+    )
+    speed = speed_of(case, [])
+    assert isinstance(speed, Speed)
+    times, model = ModelTimes(speed.model), speed.model
+    line = times.rank_line(4, 4 * 2048, 32)
+    assert line.base + line.slope * 4 * 2048 == pytest.approx(model.decode(32, 2048).seconds)
+    assert times.rank_line(8, 8 * 2048, 32).base > line.base
+    # Eight prompts, one on each replica, take what they take if they are spread; one alone stops all replicas.
+    chunk = (0, 1000)
+    spread = model.prefill_chunks([chunk] * 8).seconds
+    assert times.rank_prompts([chunk], [chunk] * 7, 0) == pytest.approx(spread)
+    beside = times.rank_prompts([chunk], [chunk] * 7, 32)
+    assert beside == pytest.approx(8 * model.prefill_work(1000).seconds)
+    assert beside / 8 < times.rank_prompts([chunk], [], 32) < beside
