@@ -7,11 +7,12 @@ its defaults (`planning.resolve`). All answers are computed from the resulting `
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.memory.engines import Engine
 from kvcalc.memory.kv_cache import on_device
-from kvcalc.memory.sharding import Bounds
+from kvcalc.memory.sharding import Bounds, stages_of
 from kvcalc.memory.workload import BEYOND_MODEL, Workload, bind_workload, resolve_context
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_cross_attention
@@ -101,9 +102,14 @@ class Case(NamedTuple):
         there = self._replace(spec=spec, cached=cached, share=share, rules=rules, workload=workload)
         if self.device is None:
             return there
-        from kvcalc.planning.split import cases_of_devices
+        return there.of_devices()[self.device]
 
-        return cases_of_devices(there)[self.device]
+    def of_devices(self) -> list[Case]:
+        """The case for each device: its layers, which are not divided any more. For devices with their own layers."""
+        rules = copy(self.rules)
+        rules.bounds = ()
+        stages = stages_of(self.share, self.rules.bounds)
+        return [self._replace(share=stage, rules=rules, device=number) for number, stage in enumerate(stages)]
 
     def cache_bytes(self, tokens: int, sequences: int) -> int:
         """The bytes that `sequences` sequences of `tokens` tokens take on a device, whatever the case's own context.

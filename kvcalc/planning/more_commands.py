@@ -28,11 +28,14 @@ _SPEC_TYPES = {MTP: "draft-mtp", EAGLE: "draft-eagle3", DRAFT: "draft-simple", N
 _GGML_FLOATS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 
 
-def tensorrt_llm_command(checkpoint: Checkpoint, layout: Layout) -> str:
-    """`trtllm-serve ...` for one replica. Settings without an option go into a file, which the command writes first.
+def tensorrt_llm_command(checkpoint: Checkpoint, layout: Layout) -> str | None:
+    """`trtllm-serve ...` for one replica, or None for whole copies behind one server, which it does not have.
 
+    Settings without an option go into a file, which the command writes first.
     With attention replicas, --tp_size counts the devices of all, and --max_batch_size is per replica (LlmArgs).
     """
+    if layout.has_copies:
+        return None
     replicas = layout.data_parallel_size
     words = ["trtllm-serve", checkpoint.name]
     words += [] if checkpoint.revision is None else ["--revision", checkpoint.revision]

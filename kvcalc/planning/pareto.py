@@ -36,7 +36,7 @@ def _burden(point: Mapping[str, Any], priced: bool) -> float:
 
 def _points(traffic: Traffic, kind: Kind, price: float | None) -> Iterator[dict[str, Any]]:
     for tensor, stages in sizes_of(traffic, kind):
-        devices = tensor * stages * traffic.question.data_parallel_size
+        devices = tensor * stages * traffic.question.data_parallel_size * traffic.prompt_ranks(kind.engine)
         running = 1
         while running <= _MOST_RUNNING:
             try:

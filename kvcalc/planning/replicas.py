@@ -16,7 +16,7 @@ from kvcalc.memory.engines.options import settings_of
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.planning.case import make_case
 from kvcalc.planning.estimate import Answer, answer_case
-from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.planning.layout import SpeedQuestion, prompt_ranks_of
 from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.question import Question
 from kvcalc.throughput.hardware import Devices, Gpu
@@ -102,10 +102,12 @@ class Option(NamedTuple):
     replicas: int
     probe: Probe
     next_layout: str | None = None
+    prompt_ranks: int = 1
 
     @property
     def num_devices(self) -> int:
-        return self.replicas * self.data_parallel_size * self.tensor_parallel_size * self.pipeline_parallel_size
+        copies = self.replicas * self.data_parallel_size * self.prompt_ranks
+        return copies * self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class Traffic(NamedTuple):
@@ -117,6 +119,11 @@ class Traffic(NamedTuple):
     targets: Targets
     allow_beyond_limit: bool
     strict: bool = False
+
+    def prompt_ranks(self, engine: str) -> int:
+        """The copies of the attention that divide a prompt under an engine."""
+        given = self.question.engine_settings
+        return prompt_ranks_of(settings_of(engine, given)) if given else 1
 
     @property
     def limit(self) -> int | None:
@@ -162,7 +169,7 @@ def _why_not(options: list[Option], trouble: Trouble | None) -> str | None:
 
 def _within(traffic: Traffic, kind: Kind, sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The tensor-parallel sizes and stages for which there are enough devices."""
-    replicas = traffic.question.data_parallel_size
+    replicas = traffic.question.data_parallel_size * traffic.prompt_ranks(kind.engine)
     return [(tensor, stages) for tensor, stages in sizes if tensor * stages * replicas <= kind.max_devices]
 
 
@@ -187,6 +194,7 @@ def _layouts(gpu: Gpu) -> Iterator[list[tuple[int, int]]]:
 def _smallest(traffic: Traffic, kind: Kind, tensor: int, stages: int) -> Option | Trouble | None:
     """The fewest replicas of this shape, or why it does not serve. None if the model cannot be split this way."""
     targets, attention_replicas = traffic.targets, traffic.question.data_parallel_size
+    ranks = traffic.prompt_ranks(kind.engine)
 
     def at(running: int) -> Probe:
         return probe(traffic, kind, tensor, stages, running)
@@ -211,12 +219,12 @@ def _smallest(traffic: Traffic, kind: Kind, tensor: int, stages: int) -> Option 
             lambda running: int(replicas * at(running).serving["requests_per_second"] >= rate), 0, most
         )
         chosen = at(too_few + 1)
-    needed = replicas * attention_replicas * tensor * stages
+    needed = replicas * attention_replicas * ranks * tensor * stages
     if needed > kind.max_devices:
         shape = f"{replicas:,} replicas of {_shape(attention_replicas, tensor, stages)}"
         more = f"--gpu {kind.gpu.name}x{needed}" if kind.is_named_limit else f"--max-gpus {needed}"
         return Trouble(f"{shape} need {needed:,} devices, but the limit is {kind.max_devices:,}", more)
-    return Option(tensor, stages, attention_replicas, replicas, chosen)
+    return Option(tensor, stages, attention_replicas, replicas, chosen, prompt_ranks=ranks)
 
 
 def _most_running(probe: Callable[[int], Probe], most: int) -> int:
@@ -237,7 +245,7 @@ def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int) 
     replica = traffic.question._replace(
         engine=kind.engine, engine_settings=settings_of(kind.engine, traffic.question.engine_settings or {}),
         tensor_parallel_size=tensor, pipeline_parallel_size=stages,
-        devices=Devices(kind.gpu, attention_replicas * tensor * stages),
+        devices=Devices(kind.gpu, attention_replicas * traffic.prompt_ranks(kind.engine) * tensor * stages),
     )  # fmt: skip
     total = lengths.input_tokens + lengths.output_tokens
     served = (replica.speed or SpeedQuestion())._replace(

@@ -84,6 +84,7 @@ def settings_of(found: Types) -> Mapping[str, str]:
 
         drafting.check_speculation(asked.speculative, has_device)
         drafting.check_engine_drafts(asked.speculative, asked.engine, found.spec)
+        drafting.check_prompt_ranks(asked.speculative, settings)
         settings = drafting.engine_settings(asked.speculative, asked.engine, settings)
     if asked.images is not None:
         from kvcalc.planning.images import check_images
@@ -99,7 +100,11 @@ def engine_of(
     """All layers with a cache, those that draft tokens included, and the engine that counts them."""
     stages = workload.pipeline_parallel_size
     if asked.data_parallel_size > 1:
-        settings = replica_settings(asked.engine, spec.model_type, settings, asked.data_parallel_size)
+        from kvcalc.planning.attention_replicas import most_experts
+
+        # Whole copies of a model without experts each have the settings as they are given.
+        if most_experts(spec):
+            settings = replica_settings(asked.engine, spec.model_type, settings, asked.data_parallel_size)
     given = sorted(settings.items())
     if asked.reuse is not None:
         from kvcalc.planning.reuse import with_prefix
@@ -139,7 +144,9 @@ def laid_out(asked: Question, spec: ModelSpec, rules: Engine, workload: Workload
         )
     rules.check_ranks(spec, ranks)
     experts = None if asked.speed is None else asked.speed.expert_parallel_size
-    if asked.data_parallel_size > 1:
+    if rules.prompt_ranks > 1:
+        workload = workload._replace(prompt_ranks=rules.prompt_ranks)
+    if asked.data_parallel_size * rules.prompt_ranks > 1:
         from kvcalc.planning.attention_replicas import with_attention_replicas
 
         workload = with_attention_replicas(asked.model, asked.data_parallel_size, experts, rules, workload)
@@ -184,6 +191,12 @@ def notes_of(
     spec, drafts = found.spec, found.asked.speculative
     notes = [*(Note("model", "remark", text) for text in spec.remarks), *workload.notes, *rules.notes]
     notes += [found.weight_note] if found.weight_note else []
+    if workload.data_parallel_size > 1:
+        from kvcalc.planning.attention_replicas import WHOLE_COPIES, whole_copies
+
+        if whole_copies(spec, workload):
+            text = f"{spec.name} has no experts to divide: every attention replica is a whole copy of the model"
+            notes.append(Note("workload", WHOLE_COPIES, text))
     notes += hits
     if drafts is not None:
         from kvcalc.planning import drafting

@@ -6,10 +6,8 @@ The devices have the same memory, but not the same layers, so each has its own r
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from typing import Any, NamedTuple
 
-from kvcalc.memory.sharding import stages_of
 from kvcalc.planning.capacity import PoolShrinkage, capacity, largest_batch
 from kvcalc.planning.case import Case
 
@@ -49,14 +47,6 @@ class Room(NamedTuple):
             "free_bytes": self.free_bytes(),
             "fits": self.free_bytes() >= 0,
         }
-
-
-def cases_of_devices(case: Case) -> list[Case]:
-    """The case for each device: its layers, which are not divided any more."""
-    rules = copy(case.rules)
-    rules.bounds = ()
-    stages = stages_of(case.share, case.rules.bounds)
-    return [case._replace(share=stage, rules=rules, device=number) for number, stage in enumerate(stages)]
 
 
 def largest_batch_of(rooms: tuple[Room, ...], tokens: int) -> int | None:

@@ -149,6 +149,8 @@ def _check(case: Case, model: SpeedModel) -> None:
         )
     if case.workload.data_parallel_size > 1:
         raise UsageError("--dp: attention replicas are not simulated", "leave it out; --replicas N adds whole replicas")
+    if case.workload.prompt_ranks > 1:
+        raise UsageError("prefill context parallelism is not simulated", "leave out --prefill-context-parallel-size")
     if model.has_host_part:
         raise UsageError("parts of the model in host memory are not simulated", "leave out -ngl and --n-cpu-moe")
 

@@ -53,6 +53,14 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             ("-dcp",),
         ),
         Option(
+            "prefill-context-parallel-size",
+            "N",
+            "copies of an MLA model's attention that divide the tokens of a prompt; each is on --tp devices and keeps "
+            "the cache of all requests",
+            "1",
+            ("-pcp",),
+        ),
+        Option(
             "pp-layer-partition",
             "N,N",
             "layers of each pipeline stage, as in VLLM_PP_LAYER_PARTITION",
