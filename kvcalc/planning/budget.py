@@ -174,8 +174,11 @@ def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budg
 
     asked, workload = case.question, case.workload
     if case.rules.settings.get("split_mode") == "row":
-        return "--split-mode row divides the rows of the weights, which is not modelled; the cache is as with layer"
-    sizes = stage_sizes(case.model, case.spec, asked.dtype, workload.model_dtype, case.rules.bounds, tables)
+        from kvcalc.planning.row_sizes import row_sizes
+
+        sizes = row_sizes(case, tables)
+    else:
+        sizes = stage_sizes(case.model, case.spec, asked.dtype, workload.model_dtype, case.rules.bounds, tables)
     if isinstance(sizes, str):
         return sizes
 

@@ -200,6 +200,8 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     Cached per model, device, dtypes and layout: creating it takes a millisecond, a step only microseconds.
     """
     asked, workload, gpu = case.question, case.workload, case.devices.gpu
+    if case.rules.settings.get("split_mode") == "row":
+        return "the speed of --split-mode row is not modelled"
     calibration = None if asked.speed is None else asked.speed.calibration
     key: tuple[Any, ...] = (
         asked.engine, id(gpu), workload.kv_dtype, workload.model_dtype, asked.dtype, case.rules.placement, calibration,

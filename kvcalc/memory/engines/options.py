@@ -165,7 +165,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             ("-ts",),
         ),
         Option("split-mode", "none|layer|row", "how several devices divide the model", "layer", ("-sm",)),
-        Option("before-pull", "N", "a build older than this pull request: 19067, 16736, 16812, 13194 or 12801"),
+        Option("before-pull", "N", "a build older than this pull request: 24216, 19067, 16736, 16812, 13194 or 12801"),
         Option(
             "fit-target",
             "MIB",
