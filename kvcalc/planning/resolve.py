@@ -106,12 +106,13 @@ def engine_of(
         if most_experts(spec):
             settings = replica_settings(asked.engine, spec.model_type, settings, asked.data_parallel_size)
     given = sorted(settings.items())
-    if asked.reuse is not None:
+    if asked.speculative is None:
+        rules = _rules_of(spec, asked.engine, stages, *given)
+        if asked.reuse is None:
+            return spec, rules
         from kvcalc.planning.reuse import with_prefix
 
-        return spec, with_prefix(_rules_of(spec, asked.engine, stages, *given), asked.reuse)
-    if asked.speculative is None:
-        return spec, _rules_of(spec, asked.engine, stages, *given)
+        return spec, with_prefix(rules, asked.reuse)
     from kvcalc.planning import drafting
 
     cached = drafting.with_layers(asked.speculative, spec, workload)
@@ -122,7 +123,13 @@ def engine_of(
         return _rules_of(model, asked.engine, 1, *(given if model is spec or model is cached else own))
 
     rules = drafting.rules_of(asked.engine, drafter, spec, cached, load)
-    return cached, drafting.with_slots(asked.speculative, rules, asked.serves_requests)
+    if asked.reuse is None:
+        return cached, drafting.with_slots(asked.speculative, rules, asked.serves_requests)
+    from kvcalc.planning.drafted_reuse import with_matching
+    from kvcalc.planning.reuse import with_prefix
+
+    slots = drafting.slots_of(asked.speculative, rules.name, asked.serves_requests)
+    return cached, with_prefix(with_matching(asked.speculative, asked.engine, spec, rules, slots), asked.reuse)
 
 
 @remembered
