@@ -24,7 +24,8 @@ class Workload(NamedTuple):
 
     `encoder_tokens` is the length of the encoder's output, or None if the model has no cross-attention.
     `data_parallel_size` is the number of attention replicas, among which the sequences are divided, and
-    `expert_parallel_size` the number of groups of devices that each hold whole experts.
+    `expert_parallel_size` the number of groups of devices that each hold whole experts. `prompt_ranks` copies of each
+    attention replica divide the tokens of a prompt among them (prefill context parallelism).
     """
 
     context_tokens: int
@@ -37,11 +38,17 @@ class Workload(NamedTuple):
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     expert_parallel_size: int = 1
+    prompt_ranks: int = 1
 
     @property
     def num_devices(self) -> int:
         """The devices of one replica of the model."""
-        return self.data_parallel_size * self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.attention_copies * self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def attention_copies(self) -> int:
+        """How often the weights of the attention are there."""
+        return self.data_parallel_size * self.prompt_ranks
 
     def attention_batch(self, batch_size: int) -> int:
         """The sequences of a batch that the busiest attention replica runs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvcalc.memory.engines.options import Given
+from kvcalc.planning.attention_replicas import whole_copies
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
 
@@ -26,7 +27,9 @@ def most_at_once(case: Case, max_sequences: int) -> int:
         given = SGLANG_DRAFTS_FOR
     if given is None:
         return max_sequences * replicas
-    return given if case.rules.limits_all_replicas else given * replicas
+    if replicas > 1 and case.rules.limits_all_replicas and not whole_copies(case.spec, case.workload):
+        return given
+    return given * replicas
 
 
 def prefill_step_tokens(case: Case) -> int:

@@ -2,7 +2,8 @@
 
 Each of the `data_parallel_size` attention replicas is a group of `tensor_parallel_size` devices with all attention
 weights and the cache of its own requests. The routed experts are split over the devices of all attention replicas. It
-is one server and one replica of the model. Whole copies of the model are called replicas.
+is one server and one replica of the model. Whole copies of the model are called replicas; attention replicas of a model
+without experts are such copies behind one server.
 Source: docs/serving/data_parallel_deployment.md and expert_parallel_deployment.md of vLLM.
 """
 
@@ -16,22 +17,27 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import HEAD
 
+WHOLE_COPIES = "whole-copies"
+"""The code of the note that the attention replicas are whole copies of the model."""
+
 
 def with_attention_replicas(
     model: ModelSpec, replicas: int, expert_parallel_size: int | None, rules: Engine, workload: Workload
 ) -> Workload:
     """The workload with `replicas` attention replicas, and the experts in `expert_parallel_size` groups of devices.
 
-    By default each device of a stage is a group. LayoutError (exit 2) if the engine or the model cannot be split this
-    way, and ModelError (exit 3) if it is not known whether the model has experts.
+    By default each device of a stage is a group. Copies that divide a prompt (`Workload.prompt_ranks`) divide the
+    experts too. Attention replicas of a model without experts are whole copies of it. LayoutError (exit 2) if the
+    engine or the model cannot be split this way, and ModelError (exit 3) if it is not known whether the model has
+    experts.
     """
-    if not rules.has_attention_replicas:
+    if replicas > 1 and not rules.has_attention_replicas:
         raise LayoutError(
             f"--dp {replicas}: {rules.name} has no attention replicas",
             "use --engine vllm, sglang or tensorrt-llm",
         )
-    size = workload.tensor_parallel_size
-    ranks = replicas * size
+    size, workload = workload.tensor_parallel_size, workload._replace(data_parallel_size=replicas)
+    ranks = workload.attention_copies * size
     if size > 1 and not rules.splits_attention_replicas:
         raise LayoutError(
             f"--dp {replicas} --tp {size}: every device is an attention replica in {rules.name}",
@@ -41,34 +47,44 @@ def with_attention_replicas(
         raise ModelError(f"{model.name}: its experts are not known, so they cannot be split: {model.weights_reason}")
     most = most_experts(model)
     if not most:
-        # SGLang splits dense MLPs too. The time of that is not modelled.
-        why = (
-            "and splitting dense MLPs is not modelled"
-            if rules.spreads_mlps
-            else "so its attention replicas would be whole copies"
-        )
+        if expert_parallel_size is not None:
+            raise LayoutError(f"--ep {expert_parallel_size}: {model.name} has no experts", "leave it out")
+        if rules.splits_attention_replicas:
+            return workload
+        # Whether its MLPs are split or copied differs between its models and releases (GatedMLP, modules/gated_mlp.py).
         raise LayoutError(
-            f"--dp {replicas}: {model.name} has no experts to split, {why}",
+            f"--dp {replicas}: {model.name} has no experts to split, and attention replicas of such models are not "
+            f"modelled for {rules.name}",
             f"remove --dp: with --tp 1 --num-gpus {replicas} the devices form {replicas} replicas",
         )
     groups = expert_parallel_size or ranks
     if groups > most or (most % groups and not rules.splits_uneven_experts):
-        given = f"--dp {replicas}" if expert_parallel_size is None else f"--ep {groups}"
+        given = f"--dp {replicas}" if workload.prompt_ranks == 1 else f"{ranks} devices"
+        given = given if expert_parallel_size is None else f"--ep {groups}"
         even = "" if groups > most else f" evenly, as {rules.name} requires"
         fitting = [str(n) for n in range(1, min(ranks, most) + 1) if ranks % n == 0 and most % n == 0]
         raise LayoutError(
             f"{given}: the {most} experts of a layer cannot be divided among {groups} devices{even}",
             f"use --ep {' or '.join(fitting[-2:])}",
         )
-    return workload._replace(data_parallel_size=replicas, expert_parallel_size=groups)
+    return workload._replace(expert_parallel_size=groups)
+
+
+def whole_copies(model: ModelSpec, workload: Workload) -> bool:
+    """Whether the attention replicas are whole copies of the model, because it has no experts to divide.
+
+    vLLM runs each as an engine of its own (run_engine_core: "Non-MoE DP ranks are completely independent",
+    v1/engine/core.py, 0.33.0). So does SGLang, behind a router (--dp-size without --enable-dp-attention).
+    """
+    return workload.data_parallel_size > 1 and not most_experts(model)
 
 
 def spread_of(spec: ModelSpec, rules: Engine, workload: Workload) -> Spread:
     """How the weights are split among the attention replicas."""
-    if workload.data_parallel_size == 1:
+    if workload.attention_copies == 1:
         return NOT_SPREAD
-    names = _mlp_and_head(spec) if rules.spreads_mlps else frozenset()
-    return Spread(workload.data_parallel_size, workload.expert_parallel_size, names)
+    names = _mlp_and_head(spec) if rules.spreads_mlps and most_experts(spec) else frozenset()
+    return Spread(workload.attention_copies, workload.expert_parallel_size, names)
 
 
 @remembered

@@ -22,7 +22,7 @@ def check_auto_context(engine: str, settings: Mapping[str, Any], has_device: boo
             "llama.cpp and vllm do: --engine llama.cpp; or give --context N",
         )
     is_old = release is not None and (release < _VLLM_SINCE if name == "vllm" else release <= _LLAMA_CPP_BEFORE)
-    if is_old or settings.get("before-pull", "19067") != "19067":
+    if is_old or str(settings.get("before-pull", "19067")) not in ("24216", "19067"):
         since = "0.14" if name == "vllm" else "December 2025"
         raise UsageError(f"--context auto: {name} before {since} does not choose a context", "give --context N")
     if not has_device:

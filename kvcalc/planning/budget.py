@@ -13,7 +13,7 @@ from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.model.towers import tower_parameters
 from kvcalc.notes import Note
-from kvcalc.planning.attention_replicas import spread_of
+from kvcalc.planning.attention_replicas import spread_of, whole_copies
 from kvcalc.planning.capacity import NO_LIMIT, PoolShrinkage, capacity, context_notes, largest_batch
 from kvcalc.planning.case import Case
 from kvcalc.planning.gpus import describe_gpu
@@ -170,19 +170,22 @@ def _has_own_layers(case: Case) -> bool:
 
 def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budget | str:
     """The budgets of devices with layers of their own. `weights` are those of all layers together."""
-    from kvcalc.planning.split import Room, cases_of_devices
+    from kvcalc.planning.split import Room
 
     asked, workload = case.question, case.workload
     if case.rules.settings.get("split_mode") == "row":
-        return "--split-mode row divides the rows of the weights, which is not modelled; the cache is as with layer"
-    sizes = stage_sizes(case.model, case.spec, asked.dtype, workload.model_dtype, case.rules.bounds, tables)
+        from kvcalc.planning.row_sizes import row_sizes
+
+        sizes = row_sizes(case, tables)
+    else:
+        sizes = stage_sizes(case.model, case.spec, asked.dtype, workload.model_dtype, case.rules.bounds, tables)
     if isinstance(sizes, str):
         return sizes
 
     tokens, sequences = workload.context_tokens, workload.batch_size
     found = [
         _divide(device, weights._replace(bytes=size), tokens, sequences)
-        for device, size in zip(cases_of_devices(case), sizes)
+        for device, size in zip(case.of_devices(), sizes)
     ]
     rooms = tuple(
         Room(one.case, size, one.pool_bytes, one.pool_at, one.pool_shrinkage) for one, size in zip(found, sizes)
@@ -221,10 +224,13 @@ def _divide(
             given,
             towers=towers,
         )
+    replicas = workload.data_parallel_size
+    # Whole copies exchange nothing, so each is like a server of its own.
+    copies = replicas if replicas > 1 and whole_copies(spec, workload) else 1
     question = Question(
         memory_bytes=gpu.memory_bytes,
         width=weights.width,
-        ranks=workload.num_devices,
+        ranks=workload.num_devices // copies,
         context_tokens=tokens,
         batch_size=workload.attention_batch(sequences),
         settings=settings,
@@ -232,7 +238,7 @@ def _divide(
         is_latent=spec.attention.is_latent,
         release=release_of(case.question.engine),
         is_apple=gpu.vendor == "Apple",
-        attention_replicas=workload.data_parallel_size,
+        attention_replicas=replicas // copies,
         has_fast_links=gpu.interconnect is not None,
         images=None if towers is None else towers.images,
         has_sparse_latent=_has_sparse_latent(spec),

@@ -27,13 +27,13 @@ def capacity(
     """
     spec, workload = case.spec, case.workload
     share, rules, batch = case.share, case.rules, workload.attention_batch(workload.batch_size)
-    held = _held(case, pool_shrinkage)
-    here = held(workload.context_tokens, batch)
+    here = rules.batch_bytes(share, workload.kv_dtype, workload.context_tokens, batch)
     fits = max(here, rules.start_bytes(share, workload.kv_dtype, workload.context_tokens)) <= kv_memory_bytes
     if pool_shrinkage is None and not case.encoder_follows_context:
         longest = rules.longest_context(share, workload.kv_dtype, batch, kv_memory_bytes)
     else:
-        longest = kv_cache.longest_context(lambda tokens: held(tokens, batch), kv_memory_bytes, period(spec))
+        needed = _needed(case, pool_shrinkage)
+        longest = kv_cache.longest_context(lambda tokens: needed(tokens, batch), kv_memory_bytes, period(spec))
     notes += context_notes(case, longest)
     return {
         "fits": fits,
@@ -72,6 +72,8 @@ def largest_batch(
 ) -> int | None:
     """The most sequences of `tokens` tokens whose cache fits in `kv_memory_bytes` on each device. None if memory sets
     no limit. Every attention replica runs as many."""
+    if case.encoder_follows_context and tokens != case.workload.context_tokens:
+        case = case.of_length(tokens)
     most = _largest_attention_batch(case, kv_memory_bytes, tokens, pool_shrinkage)
     return None if most is None else most * case.workload.data_parallel_size
 
@@ -82,8 +84,10 @@ def _largest_attention_batch(
     if pool_shrinkage is None:
         line = case.rules.batch_line(case.share, case.workload.kv_dtype, tokens)
         if line is not None and line.bytes_of_each:
+            if case.rules.start_bytes(case.share, case.workload.kv_dtype, tokens) > max(kv_memory_bytes, 0):
+                return 0
             return max((kv_memory_bytes - line.fixed_bytes) // line.bytes_of_each, 0)
-    held = _held(case, pool_shrinkage)
+    held = _needed(case, pool_shrinkage)
     one = held(tokens, 1)
     if one > kv_memory_bytes:
         return 0
@@ -102,23 +106,12 @@ def _largest_attention_batch(
     return kv_cache.most_that_fit(lambda sequences: held(tokens, sequences), kv_memory_bytes, too_many)
 
 
-def _held(case: Case, pool_shrinkage: PoolShrinkage | None) -> Callable[[int, int], int]:
-    """The memory for the cache that a number of tokens and sequences takes on a device, as a function.
+def _needed(case: Case, pool_shrinkage: PoolShrinkage | None) -> Callable[[int, int], int]:
+    """The memory for the cache that a number of tokens and sequences needs on a device, as a function.
 
     The sequences are those of one attention replica.
     """
-    device, rules, dtype, replicas = case.share, case.rules, case.workload.kv_dtype, case.workload.data_parallel_size
-    if case.encoder_follows_context:
-
-        def cache(tokens: int, sequences: int) -> int:
-            there = case.of_length(tokens)
-            return there.rules.batch_bytes(there.share, dtype, tokens, sequences)
-
-    else:
-
-        def cache(tokens: int, sequences: int) -> int:
-            return rules.batch_bytes(device, dtype, tokens, sequences)
-
     if pool_shrinkage is None:
-        return cache
-    return lambda tokens, sequences: cache(tokens, sequences) + pool_shrinkage(tokens, sequences * replicas)
+        return case.needed_bytes
+    replicas = case.workload.data_parallel_size
+    return lambda tokens, sequences: case.needed_bytes(tokens, sequences) + pool_shrinkage(tokens, sequences * replicas)

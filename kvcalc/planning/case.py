@@ -7,11 +7,12 @@ its defaults (`planning.resolve`). All answers are computed from the resulting `
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.memory.engines import Engine
 from kvcalc.memory.kv_cache import on_device
-from kvcalc.memory.sharding import Bounds
+from kvcalc.memory.sharding import Bounds, stages_of
 from kvcalc.memory.workload import BEYOND_MODEL, Workload, bind_workload, resolve_context
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_cross_attention
@@ -34,7 +35,8 @@ class Case(NamedTuple):
     `spec` is the model with the what-if applied, bound to the workload. `cached` has all layers with a cache: those of
     `spec`, and those that draft tokens. `share` is one tensor-parallel rank's share of `cached`. `settings` are the
     engine's settings, including the defaults that depend on the device. `device_defaults` are those that a device would
-    change, None if there is a device or no engine.
+    change, None if there is a device or no engine. `device` is the number of the device whose layers `share` has if
+    every device has its own, else None.
     """
 
     question: Question
@@ -47,6 +49,7 @@ class Case(NamedTuple):
     kv_dtype_reason: str | None
     notes: tuple[Note, ...]
     device_defaults: list[dict[str, Any]] | None = None
+    device: int | None = None
 
     @property
     def model(self) -> ModelSpec:
@@ -96,7 +99,32 @@ class Case(NamedTuple):
         spec = bind_workload(self.spec, workload)
         cached, rules = engine_of(self.question, spec, workload, self.settings)
         share = on_device(cached, workload.tensor_parallel_size)
-        return self._replace(spec=spec, cached=cached, share=share, rules=rules, workload=workload)
+        there = self._replace(spec=spec, cached=cached, share=share, rules=rules, workload=workload)
+        if self.device is None:
+            return there
+        return there.of_devices()[self.device]
+
+    def of_devices(self) -> list[Case]:
+        """The case for each device: its layers, which are not divided any more. For devices with their own layers."""
+        rules = copy(self.rules)
+        rules.bounds = ()
+        stages = stages_of(self.share, self.rules.bounds)
+        return [self._replace(share=stage, rules=rules, device=number) for number, stage in enumerate(stages)]
+
+    def cache_bytes(self, tokens: int, sequences: int) -> int:
+        """The bytes that `sequences` sequences of `tokens` tokens take on a device, whatever the case's own context.
+
+        The sequences are those of one attention replica. The encoder's input follows the context if nothing else is
+        asked for.
+        """
+        there = self.of_length(tokens) if self.encoder_follows_context else self
+        return there.rules.batch_bytes(there.share, there.workload.kv_dtype, tokens, sequences)
+
+    def needed_bytes(self, tokens: int, sequences: int) -> int:
+        """`cache_bytes`, or what the engine asks of a device before it starts, if that is more."""
+        there = self.of_length(tokens) if self.encoder_follows_context else self
+        sizes = there.share, there.workload.kv_dtype, tokens
+        return max(there.rules.batch_bytes(*sizes, sequences), there.rules.start_bytes(*sizes))
 
 
 def make_case(question: Question) -> Case:

@@ -38,8 +38,9 @@ class Combination(NamedTuple):
 
     `case` has the shortest context and one sequence. `curves` are the bytes stored in total, stored on one device, and
     read, if they are piecewise linear. `memory` gives the cache memory of a device at a context and batch, and `speed`
-    gives the columns of `SPEED`; both are None if not asked for. `host_fits` says whether the part of the model in host
-    memory fits there, or is None if that is not asked for. `refusal` says why the combination has no figures.
+    gives the columns of `SPEED`; both are None if not asked for. `also_fits` says whether the part of the model in host
+    memory fits there, or whether the engine starts. It is None if neither is a question. `refusal` says why the
+    combination has no figures.
     """
 
     model: str
@@ -53,7 +54,7 @@ class Combination(NamedTuple):
     curves: tuple[Curve, Curve, Curve] | None = None
     memory: Callable[[int, int], int] | None = None
     speed: Callable[[int, int], Row] | None = None
-    host_fits: Callable[[int, int], bool] | None = None
+    also_fits: Callable[[int, int], bool] | None = None
     refusal: KvcalcError | None = None
 
     @property
@@ -117,12 +118,14 @@ class Combination(NamedTuple):
                 yield *row, None, None, *speed, None
             else:
                 free = self.memory(tokens, batch) - row[_DEVICE]
-                fits = free >= 0 and (self.host_fits is None or self.host_fits(tokens, batch))
+                fits = free >= 0 and (self.also_fits is None or self.also_fits(tokens, batch))
                 yield *row, fits, free, *speed, None
 
     def _one_fits(self, tokens: int) -> bool:
         one = self.device_bytes(tokens, 1)
-        return one is None or self.memory is None or one <= self.memory(tokens, 1)
+        if one is None or self.memory is None:
+            return True
+        return one <= self.memory(tokens, 1) and (self.also_fits is None or self.also_fits(tokens, 1))
 
     def device_bytes(self, tokens: int, batch: int) -> int | None:
         """The bytes of the batch's cache on one device; None if the point is refused."""
@@ -164,20 +167,32 @@ def _combine(found: Combination, question: Question, largest_batch: int, notes: 
         notes.append(Note("workload", ENCODER_AS_CONTEXT, text))
     memory = question.kv_memory_bytes
     if question.devices is None:
-        return found if memory is None else found._replace(memory=lambda tokens, batch: memory)
+        return found if memory is None else _with_memory(found, case, lambda tokens, batch: memory)
     from kvcalc.planning.budget import budget
 
     divided = budget(case)
     if isinstance(divided, str):
         notes.append(Note("fit", "unknown", divided))
         return found
-    host_fits = None if divided.host is None else divided.host.fits
     memory_at: Callable[[int, int], int] = divided.pool_at
     if divided.devices:
         from kvcalc.planning.split import memory_of_devices
 
         memory_at = memory_of_devices(case, divided.devices)
-    return found._replace(memory=memory_at, speed=_speed_of(case, largest_batch, notes), host_fits=host_fits)
+    host_fits = None if divided.host is None else divided.host.fits
+    return _with_memory(found, case, memory_at, host_fits)._replace(speed=_speed_of(case, largest_batch, notes))
+
+
+def _with_memory(
+    found: Combination, case: Case, memory: Callable[[int, int], int],
+    also_fits: Callable[[int, int], bool] | None = None,
+) -> Combination:  # fmt: skip
+    """The combination with this memory. An engine that asks for more before it starts needs that at every point."""
+    if case.rules.start_bytes(case.share, case.workload.kv_dtype, case.workload.context_tokens):
+        return found._replace(
+            memory=memory, also_fits=lambda tokens, batch: case.needed_bytes(tokens, 1) <= memory(tokens, batch)
+        )
+    return found._replace(memory=memory, also_fits=also_fits)
 
 
 def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[int, int], Row] | None:

@@ -32,7 +32,8 @@ class Layout(NamedTuple):
 
     `settings` are the engine's own options by name. `beyond_limit` is true if the context exceeds the model's limit.
     `drafting` says how tokens are drafted, or is None if they are not.
-    Each of the `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices.
+    Each of the `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. `has_copies` is
+    whether they are whole copies, because the model has no experts.
     """
 
     tensor_parallel_size: int
@@ -45,6 +46,7 @@ class Layout(NamedTuple):
     drafting: Drafting | None = None
     data_parallel_size: int = 1
     expert_parallel_size: int = 1
+    has_copies: bool = False
 
 
 def vllm_command(checkpoint: Checkpoint, layout: Layout) -> str:
@@ -68,13 +70,18 @@ def sglang_command(checkpoint: Checkpoint, layout: Layout) -> str:
     """`python -m sglang.launch_server ...` for one replica.
 
     With --enable-dp-attention, --tp-size counts the devices of all attention replicas, and --max-running-requests the
-    requests of all (ServerArgs, and ModelRunner.max_running_requests divided by dp_size).
+    requests of all (ServerArgs, and ModelRunner.max_running_requests divided by dp_size). Without it, --dp-size is the
+    number of whole copies, each with --tp-size devices and these requests.
     """
     sizes = ("--tp-size", "--pp-size", "--context-length", "--max-running-requests")
     replicas = layout.data_parallel_size
-    more = ["--dp-size", str(replicas), "--enable-dp-attention"] if replicas > 1 else []
+    more = ["--dp-size", str(replicas)] if replicas > 1 else []
+    more += ["--enable-dp-attention"] if replicas > 1 and not layout.has_copies else []
     more += ["--ep-size", str(layout.expert_parallel_size)] if layout.expert_parallel_size > 1 else []
-    whole = layout._replace(tensor_parallel_size=layout.tensor_parallel_size * replicas)
+    if layout.has_copies:
+        whole = layout._replace(max_running=-(-layout.max_running // replicas))
+    else:
+        whole = layout._replace(tensor_parallel_size=layout.tensor_parallel_size * replicas)
     flags = _flags("sglang", checkpoint, whole, sizes, {"fp8": "fp8_e4m3", RAW_FP8.name: "fp8_e4m3"}, more)
     flags += sglang_drafting(layout.drafting)
     start = [*_environment("sglang", layout), "python", "-m", "sglang.launch_server"]

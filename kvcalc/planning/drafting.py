@@ -21,6 +21,7 @@ from kvcalc.model.drafting import (
     EAGLE1,
     METHODS,
     MOST_TOKENS,
+    MTP,
     NGRAM,
     WITH_DRAFT_MODEL,
     Drafter,
@@ -102,6 +103,18 @@ def check_engine_drafts(asked: Speculation, engine: str, spec: ModelSpec) -> Non
         raise UsageError(
             f"--speculative {asked}: mlx drafts no tokens for {spec.name}, whose recurrent states it cannot trim",
             "leave --speculative out, or use another engine",
+        )
+
+
+def check_prompt_ranks(asked: Speculation, settings: Mapping[str, Any]) -> None:
+    """Raise UsageError (exit 2) if vLLM divides prompts and does not draft with this method then.
+
+    It drafts with MTP layers of one module (PCPManager.validate_config, v1/worker/gpu/pcp_manager.py, vLLM 0.33.0).
+    """
+    if "prefill-context-parallel-size" in settings and asked.method != MTP:
+        raise UsageError(
+            f"--speculative {asked}: vLLM does not draft so with --prefill-context-parallel-size",
+            f"use --speculative mtp:{asked.num_tokens}",
         )
 
 

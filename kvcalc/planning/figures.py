@@ -25,6 +25,7 @@ def cache_figures(case: Case) -> tuple[int, ...]:
         growth.fixed_bytes,
         rules.batch_bytes(device, dtype, tokens, workload.attention_batch(batch)),
         workload.tensor_parallel_size
+        * workload.prompt_ranks
         * sum([replicas * rules.all_stages_bytes(device, dtype, tokens, each) for each, replicas in batches]),
         batch * read_sequence_bytes(spec, dtype, tokens),
     )

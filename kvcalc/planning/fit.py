@@ -89,7 +89,7 @@ def _layout_that_fits(case: Case, asked: Question) -> dict[str, Any] | None:
         "pipeline_parallel_size": asked.pipeline_parallel_size,
         "data_parallel_size": asked.data_parallel_size,
     }
-    devices = case.devices._replace(num_devices=prod(sizes.values()))
+    devices = case.devices._replace(num_devices=prod(sizes.values()) * case.workload.prompt_ranks)
     try:
         found = answer(asked._replace(devices=devices)).document["fit"]
     except UsageError:

@@ -12,6 +12,9 @@ from kvcalc.memory.workload import Workload
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import check_layout
+from kvcalc.units import parse_count
+
+_PROMPT_RANKS = "prefill-context-parallel-size"
 
 
 class Calibrates(Protocol):
@@ -63,7 +66,8 @@ def check_speed(question: SpeedQuestion | None, workload: Workload) -> None:
 def layout_of(workload: Workload) -> Layout:
     """How one replica's model is divided among its devices."""
     size, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
-    return Layout(size, stages, workload.expert_parallel_size, workload.data_parallel_size)
+    ranks = workload.prompt_ranks
+    return Layout(size, stages, workload.expert_parallel_size, workload.attention_copies, prompt_ranks=ranks)
 
 
 def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
@@ -73,31 +77,42 @@ def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> d
     return {**chosen, **settings}
 
 
+def prompt_ranks_of(settings: Mapping[str, Any] | None) -> int:
+    """The copies of the attention that divide a prompt, as the engine's settings ask for them."""
+    if not settings or _PROMPT_RANKS not in settings:
+        return 1
+    return parse_count(str(settings[_PROMPT_RANKS]), f"--{_PROMPT_RANKS}")
+
+
 def lay_out(
-    devices: Devices, tensor_parallel_size: int | None, stages: int, attention_replicas: int = 1
+    devices: Devices, tensor_parallel_size: int | None, stages: int, attention_replicas: int = 1, prompt_ranks: int = 1
 ) -> tuple[Devices, int]:
     """The devices and the tensor-parallel size.
 
     Without a size, the model is split over all devices of a stage, and each attention replica over its part of them. If
-    no number of devices was given (1), the result has as many as the layout needs. UsageError (exit 2) if the number of
-    stages or of attention replicas does not divide the number of devices.
+    no number of devices was given (1), the result has as many as the layout needs. `prompt_ranks` copies of each
+    attention replica divide the prompts. UsageError (exit 2) if the number of stages or of copies does not divide the
+    number of devices.
     """
+    copies = attention_replicas * prompt_ranks
     if tensor_parallel_size is None:
         if devices.num_devices == 1:
-            return devices._replace(num_devices=stages * attention_replicas), 1
+            return devices._replace(num_devices=stages * copies), 1
         of_stage, rest = divmod(devices.num_devices, stages)
         if rest:
             raise UsageError(f"--pipeline-parallel-size {stages} does not divide {devices.num_devices} devices")
-        size, rest = divmod(of_stage, attention_replicas)
+        size, rest = divmod(of_stage, copies)
         if rest or not size:
-            needed = attention_replicas * stages
+            asked = f"--dp {attention_replicas}" if prompt_ranks == 1 else f"--prefill-context-parallel-size {copies}"
+            if 1 not in (prompt_ranks, attention_replicas):
+                asked = f"--dp {attention_replicas} x --prefill-context-parallel-size {prompt_ranks}"
             raise UsageError(
-                f"--dp {attention_replicas} does not divide {of_stage} devices",
-                f"use --num-gpus {needed}, or a --dp that divides {of_stage}",
+                f"{asked} does not divide {of_stage} devices",
+                f"use --num-gpus {copies * stages}, or a number that divides {of_stage}",
             )
         return devices, size
     if devices.num_devices == 1:
-        return devices._replace(num_devices=tensor_parallel_size * stages * attention_replicas), tensor_parallel_size
+        return devices._replace(num_devices=tensor_parallel_size * stages * copies), tensor_parallel_size
     return devices, tensor_parallel_size
 
 
@@ -108,6 +123,7 @@ def count_replicas(num_devices: int, workload: Workload) -> int:
     if rest or not replicas:
         asked = f"--tp {size}" + (f" --pp {stages}" if stages > 1 else "")
         asked += f" --dp {workload.data_parallel_size}" if workload.data_parallel_size > 1 else ""
+        asked += f" --prefill-context-parallel-size {workload.prompt_ranks}" if workload.prompt_ranks > 1 else ""
         hint = f"use --num-gpus {needed}, or another --tp"
         if workload.data_parallel_size > 1:
             hint = f"use --num-gpus {needed}, or leave out --tp, which is the devices of one attention replica"

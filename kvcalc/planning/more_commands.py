@@ -30,12 +30,16 @@ _GGML_FLOATS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 
 def tensorrt_llm_command(
     checkpoint: Checkpoint, layout: Layout, more: Mapping[str, object] | None = None, file: str = SETTINGS_FILE
-) -> str:
-    """`trtllm-serve ...` for one replica. Settings without an option go into `file`, which the command writes first.
+) -> str | None:
+    """`trtllm-serve ...` for one replica, or None for whole copies behind one server, which it does not have.
+
+    Settings without an option go into `file`, which the command writes first.
 
     With attention replicas, --tp_size counts the devices of all, and --max_batch_size is per replica (LlmArgs). `more`
     are settings of the file besides those of the layout.
     """
+    if layout.has_copies:
+        return None
     replicas = layout.data_parallel_size
     words = ["trtllm-serve", checkpoint.name]
     words += [] if checkpoint.revision is None else ["--revision", checkpoint.revision]

@@ -12,6 +12,7 @@ from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
+from kvcalc.planning.attention_replicas import WHOLE_COPIES
 from kvcalc.planning.checkpoint import Checkpoint, checkpoint_of
 from kvcalc.planning.commands import Layout, sglang_command, vllm_command
 from kvcalc.planning.drafting import describe_asked
@@ -289,6 +290,7 @@ def _row(
         memory["kv_cache"]["dtype"], question.engine_settings or {}, traffic.limit is not None,
         drafting_of(question.speculative),
         memory["engine"]["data_parallel_size"], memory["engine"]["expert_parallel_size"],
+        has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes),
     )  # fmt: skip
     return {**row, **{engine: command(checkpoint, layout) for engine, command in _COMMANDS.items()}}
 

@@ -114,10 +114,11 @@ def completed(question: Question) -> Question:
         question = _split(question)
     if question.devices is None:
         return question
-    from kvcalc.planning.layout import lay_out
+    from kvcalc.planning.layout import lay_out, prompt_ranks_of
 
-    size = question.tensor_parallel_size
-    devices, size = lay_out(question.devices, size, question.pipeline_parallel_size, question.data_parallel_size)
+    size, copies = question.tensor_parallel_size, prompt_ranks_of(question.engine_settings)
+    stages, replicas = question.pipeline_parallel_size, question.data_parallel_size
+    devices, size = lay_out(question.devices, size, stages, replicas, copies)
     return with_requests(question._replace(devices=devices, tensor_parallel_size=size))
 
 

@@ -91,8 +91,10 @@ def _lists_of_shapes(traffic: Traffic, kind: Kind) -> Iterator[list[Shape]]:
         lists = iter([all_shapes(kind.gpu, traffic.question, kind.engine)])
     else:
         lists = usual_shapes(kind.gpu, traffic.question.data_parallel_size)
+    ranks = traffic.prompt_ranks(kind.engine)
     for shapes in lists:
-        yield [shape for shape in shapes if shape.devices <= kind.max_devices]
+        of_ranks = shapes if ranks == 1 else [shape._replace(prompt_ranks=ranks) for shape in shapes]
+        yield [shape for shape in of_ranks if shape.devices <= kind.max_devices]
 
 
 def _options(traffic: Traffic, kind: Kind, shapes: list[Shape], keep: int) -> Found:

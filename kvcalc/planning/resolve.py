@@ -84,6 +84,7 @@ def settings_of(found: Types) -> Mapping[str, str]:
 
         drafting.check_speculation(asked.speculative, has_device)
         drafting.check_engine_drafts(asked.speculative, asked.engine, found.spec)
+        drafting.check_prompt_ranks(asked.speculative, settings)
         settings = drafting.engine_settings(asked.speculative, asked.engine, settings)
     if asked.images is not None:
         from kvcalc.planning.images import check_images
@@ -99,14 +100,19 @@ def engine_of(
     """All layers with a cache, those that draft tokens included, and the engine that counts them."""
     stages = workload.pipeline_parallel_size
     if asked.data_parallel_size > 1:
-        settings = replica_settings(asked.engine, spec.model_type, settings, asked.data_parallel_size)
+        from kvcalc.planning.attention_replicas import most_experts
+
+        # Whole copies of a model without experts each have the settings as they are given.
+        if most_experts(spec):
+            settings = replica_settings(asked.engine, spec.model_type, settings, asked.data_parallel_size)
     given = sorted(settings.items())
-    if asked.reuse is not None:
+    if asked.speculative is None:
+        rules = _rules_of(spec, asked.engine, stages, *given)
+        if asked.reuse is None:
+            return spec, rules
         from kvcalc.planning.reuse import with_prefix
 
-        return spec, with_prefix(_rules_of(spec, asked.engine, stages, *given), asked.reuse)
-    if asked.speculative is None:
-        return spec, _rules_of(spec, asked.engine, stages, *given)
+        return spec, with_prefix(rules, asked.reuse)
     from kvcalc.planning import drafting
 
     cached = drafting.with_layers(asked.speculative, spec, workload)
@@ -117,7 +123,13 @@ def engine_of(
         return _rules_of(model, asked.engine, 1, *(given if model is spec or model is cached else own))
 
     rules = drafting.rules_of(asked.engine, drafter, spec, cached, load)
-    return cached, drafting.with_slots(asked.speculative, rules, asked.serves_requests)
+    if asked.reuse is None:
+        return cached, drafting.with_slots(asked.speculative, rules, asked.serves_requests)
+    from kvcalc.planning.drafted_reuse import with_matching
+    from kvcalc.planning.reuse import with_prefix
+
+    slots = drafting.slots_of(asked.speculative, rules.name, asked.serves_requests)
+    return cached, with_prefix(with_matching(asked.speculative, asked.engine, spec, rules, slots), asked.reuse)
 
 
 @remembered
@@ -139,7 +151,9 @@ def laid_out(asked: Question, spec: ModelSpec, rules: Engine, workload: Workload
         )
     rules.check_ranks(spec, ranks)
     experts = None if asked.speed is None else asked.speed.expert_parallel_size
-    if asked.data_parallel_size > 1:
+    if rules.prompt_ranks > 1:
+        workload = workload._replace(prompt_ranks=rules.prompt_ranks)
+    if asked.data_parallel_size * rules.prompt_ranks > 1:
         from kvcalc.planning.attention_replicas import with_attention_replicas
 
         workload = with_attention_replicas(asked.model, asked.data_parallel_size, experts, rules, workload)
@@ -184,6 +198,12 @@ def notes_of(
     spec, drafts = found.spec, found.asked.speculative
     notes = [*(Note("model", "remark", text) for text in spec.remarks), *workload.notes, *rules.notes]
     notes += [found.weight_note] if found.weight_note else []
+    if workload.data_parallel_size > 1:
+        from kvcalc.planning.attention_replicas import WHOLE_COPIES, whole_copies
+
+        if whole_copies(spec, workload):
+            text = f"{spec.name} has no experts to divide: every attention replica is a whole copy of the model"
+            notes.append(Note("workload", WHOLE_COPIES, text))
     notes += hits
     if drafts is not None:
         from kvcalc.planning import drafting

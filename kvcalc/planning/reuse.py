@@ -64,9 +64,10 @@ def check_reuse(reuse: CacheReuse, has_device: bool, drafts: bool) -> None:
         raise UsageError(f"--offload-backend {reuse.backend[:40]}: unknown", f"one of {', '.join(BACKENDS)}")
     if reuse.transfer is not None and not has_device:
         raise UsageError("--transfer-bandwidth needs a device", "for example --gpu h100")
-    if drafts:
+    if drafts and (reuse.offload or reuse.transfer is not None):
         raise UsageError(
-            f"{_first_option(reuse)}: a cache that is used again is not modelled with drafted tokens",
+            f"{'--offload' if reuse.offload else '--transfer-bandwidth'}: other tiers and instances are not modelled "
+            "with drafted tokens",
             "leave --speculative out",
         )
 
@@ -160,8 +161,3 @@ def cached_tokens(reuse: CacheReuse, rate: float, tokens: int, rules: Engine, sh
         return rate * tokens
     there = reuse._replace(prefix_tokens=min(reuse.prefix_tokens, tokens))
     return turns_of(there, tokens, tokens, rules.prefixes(share, dtype))[-1].reused_tokens
-
-
-def _first_option(reuse: CacheReuse) -> str:
-    options = ((reuse.prefix_tokens, "--prefix-tokens"), (reuse.turns, "--turns"), (reuse.offload, "--offload"))
-    return next((name for value, name in options if value), "--transfer-bandwidth")

@@ -28,7 +28,8 @@ class Shape(NamedTuple):
     """How one replica is split.
 
     Each of `attention_replicas` is split over `tensor` x `stages` devices. `experts` is the number of devices that each
-    hold whole experts, None for the default. `token_ranks` of the tensor-parallel ranks divide the tokens of the cache.
+    hold whole experts, None for the default. `token_ranks` of the tensor-parallel ranks divide the tokens of the
+    cache, and `prompt_ranks` copies of the attention divide a prompt.
     """
 
     tensor: int
@@ -36,11 +37,12 @@ class Shape(NamedTuple):
     attention_replicas: int = 1
     experts: int | None = None
     token_ranks: int = 1
+    prompt_ranks: int = 1
 
     @property
     def devices(self) -> int:
         """The devices of one replica."""
-        return self.tensor * self.stages * self.attention_replicas
+        return self.tensor * self.stages * self.attention_replicas * self.prompt_ranks
 
     def of(self, question: Question) -> Question:
         """The question with the parts of the shape that are not its tensor-parallel size and its stages."""

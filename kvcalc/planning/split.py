@@ -6,10 +6,8 @@ The devices have the same memory, but not the same layers, so each has its own r
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from typing import Any, NamedTuple
 
-from kvcalc.memory.sharding import stages_of
 from kvcalc.planning.capacity import PoolShrinkage, capacity, largest_batch
 from kvcalc.planning.case import Case
 
@@ -28,8 +26,7 @@ class Room(NamedTuple):
 
     def kv_bytes(self, tokens: int, sequences: int) -> int:
         """The bytes of the cache on this device."""
-        case = self.case
-        return case.rules.batch_bytes(case.share, case.workload.kv_dtype, tokens, sequences)
+        return self.case.cache_bytes(tokens, sequences)
 
     def free_bytes(self) -> int:
         """What is left of the memory. It may be negative."""
@@ -52,13 +49,6 @@ class Room(NamedTuple):
         }
 
 
-def cases_of_devices(case: Case) -> list[Case]:
-    """The case for each device: its layers, which are not divided any more."""
-    rules = copy(case.rules)
-    rules.bounds = ()
-    return [case._replace(share=stage, rules=rules) for stage in stages_of(case.share, case.rules.bounds)]
-
-
 def largest_batch_of(rooms: tuple[Room, ...], tokens: int) -> int | None:
     """The most sequences of `tokens` tokens that fit on every device. None if memory sets no limit."""
     found = [largest_batch(room.case, room.pool_bytes, tokens, room.pool_shrinkage) for room in rooms]
@@ -77,7 +67,7 @@ def memory_of_devices(case: Case, rooms: tuple[Room, ...]) -> Callable[[int, int
     """The memory, by context and batch, in which the largest cache of a device fits if all of them fit."""
 
     def at(tokens: int, sequences: int) -> int:
-        largest = case.rules.batch_bytes(case.share, case.workload.kv_dtype, tokens, sequences)
+        largest = case.cache_bytes(tokens, sequences)
         return largest + min(room.pool_at(tokens, sequences) - room.kv_bytes(tokens, sequences) for room in rooms)
 
     return at

@@ -237,7 +237,7 @@ def _layouts(gpus: Sequence[Gpu | Devices], sizes: Axis | None, question: Questi
             if gpu is None:
                 yield question._replace(tensor_parallel_size=size or 1)
                 continue
-            from kvcalc.planning.layout import lay_out
+            from kvcalc.planning.layout import lay_out, prompt_ranks_of
             from kvcalc.throughput.hardware import Devices
 
             devices = gpu if isinstance(gpu, Devices) else Devices(gpu, 1)
@@ -248,5 +248,5 @@ def _layouts(gpus: Sequence[Gpu | Devices], sizes: Axis | None, question: Questi
                 settings = question.engine_settings or {}
                 used, size, stages = split_layers(settings, devices, size, stages, replicas)
                 devices = used or devices
-            devices, size = lay_out(devices, size, stages, replicas)
+            devices, size = lay_out(devices, size, stages, replicas, prompt_ranks_of(question.engine_settings))
             yield question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)

@@ -15,7 +15,7 @@ from kvcalc.planning.admission import (
     scheduled_steps,
     wanted_requests,
 )
-from kvcalc.planning.attention_replicas import spread_of
+from kvcalc.planning.attention_replicas import spread_of, whole_copies
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion, layout_of
 from kvcalc.planning.weights import stored_weights
@@ -48,6 +48,11 @@ def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
     None, with a note, if they are not known. If requests are served, the case's batch is the number that fit at their
     full length.
     """
+    if case.workload.data_parallel_size > 1 and whole_copies(case.spec, case.workload):
+        from kvcalc.planning.copies import of_all_copies, one_copy
+
+        found = describe_throughput(one_copy(case), notes)
+        return None if found is None else of_all_copies(case, found)
     speed = speed_of(case, notes)
     if isinstance(speed, str):
         notes.append(Note("throughput", "unknown", speed))
@@ -209,6 +214,8 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     Cached per model, device, dtypes and layout: creating it takes a millisecond, a step only microseconds.
     """
     asked, workload, gpu = case.question, case.workload, case.devices.gpu
+    if case.rules.settings.get("split_mode") == "row":
+        return "the speed of --split-mode row is not modelled"
     calibration = None if asked.speed is None else asked.speed.calibration
     key: tuple[Any, ...] = (
         asked.engine, id(gpu), workload.kv_dtype, workload.model_dtype, asked.dtype, case.rules.placement, calibration,
@@ -237,7 +244,7 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
 
 def _new_speed(case: Case) -> Speed | str:
     workload, layout = case.workload, layout_of(case.workload)._replace(token_ranks=case.rules.token_ranks)
-    if workload.data_parallel_size > 1:
+    if workload.attention_copies > 1:
         layout = layout._replace(spread_names=spread_of(case.spec, case.rules, workload).names)
     found = _speed(case, case.devices.gpu, layout)
     asked = case.question.speed

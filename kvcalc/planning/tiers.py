@@ -145,7 +145,7 @@ def _checked_store(case: Case, reuse: CacheReuse) -> Store:
     name, workload, spec = case.rules.name, case.workload, case.spec
     is_lmcache = reuse.backend == LMCACHE
     store = store_of(case, is_lmcache=is_lmcache)
-    if workload.pipeline_parallel_size > 1 or workload.data_parallel_size > 1 or case.rules.token_ranks > 1:
+    if workload.pipeline_parallel_size * workload.attention_copies * case.rules.token_ranks > 1:
         raise LayoutError("--offload is modelled for one attention replica without stages", "split the model with --tp")
     if is_lmcache:
         if name not in _WITH_LMCACHE:

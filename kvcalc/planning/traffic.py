@@ -9,7 +9,7 @@ from kvcalc.errors import ModelError
 from kvcalc.memory.engines.options import settings_of
 from kvcalc.planning.case import make_case
 from kvcalc.planning.estimate import Answer, answer_case
-from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.planning.layout import SpeedQuestion, prompt_ranks_of
 from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.question import Question
 from kvcalc.planning.shapes import Shape
@@ -88,6 +88,11 @@ class Traffic(NamedTuple):
     strict: bool = False
     all_layouts: bool = False
 
+    def prompt_ranks(self, engine: str) -> int:
+        """The copies of the attention that divide a prompt under an engine."""
+        given = self.question.engine_settings
+        return prompt_ranks_of(settings_of(engine, given)) if given else 1
+
     def of(self, shape: Shape) -> Traffic:
         """The traffic for replicas of this shape."""
         return self._replace(question=shape.of(self.question))
@@ -108,7 +113,7 @@ class Traffic(NamedTuple):
 def replica_of(traffic: Traffic, kind: Kind, tensor: int, stages: int, replicas: int = 1) -> Question:
     """The question about `replicas` replicas on devices of a kind."""
     question = traffic.question
-    devices = replicas * question.data_parallel_size * tensor * stages
+    devices = replicas * question.data_parallel_size * traffic.prompt_ranks(kind.engine) * tensor * stages
     return question._replace(
         engine=kind.engine, engine_settings=settings_of(kind.engine, question.engine_settings or {}),
         tensor_parallel_size=tensor, pipeline_parallel_size=stages, devices=Devices(kind.gpu, devices),

@@ -12,6 +12,7 @@ from kvcalc.memory.engines.options import Given
 from kvcalc.model.caches import ChunkedAttention, SlidingWindowAttention
 from kvcalc.model.spec import all_caches, has_states
 from kvcalc.planning.admission import most_at_once, overlaps_steps, prefill_step_tokens, scheduled_steps
+from kvcalc.planning.attention_replicas import whole_copies
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
 from kvcalc.simulation.arrivals import Arrivals
@@ -181,6 +182,12 @@ def _check(case: Case) -> None:
         raise UsageError(
             f"--engine {case.engine_name}: its scheduler is not simulated", f"one of {', '.join(SIMULATED)}"
         )
+    if whole_copies(case.spec, case.workload):
+        raise UsageError(
+            "--dp: copies of a model without experts are replicas", f"--replicas {case.workload.data_parallel_size}"
+        )
+    if case.workload.prompt_ranks > 1:
+        raise UsageError("prefill context parallelism is not simulated", "leave out --prefill-context-parallel-size")
 
 
 def _blocks(case: Case, found: Budget, longest_tokens: int) -> tuple[int | None, int, Sequence[int]]:

@@ -28,7 +28,8 @@ class Layout(NamedTuple):
 
     Each of `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. The experts and the
     weights named in `spread_names` are split over `ranks` devices, those of all attention replicas. `token_ranks` of
-    the tensor-parallel devices divide the tokens of the cache among them (decode context parallelism).
+    the tensor-parallel devices divide the tokens of the cache among them (decode context parallelism). `prompt_ranks`
+    of the attention replicas hold the same requests and divide their prompts (prefill context parallelism).
     """
 
     tensor_parallel_size: int = 1
@@ -37,6 +38,7 @@ class Layout(NamedTuple):
     data_parallel_size: int = 1
     spread_names: frozenset[str] = frozenset()
     token_ranks: int = 1
+    prompt_ranks: int = 1
 
     @property
     def ranks(self) -> int:
@@ -45,6 +47,10 @@ class Layout(NamedTuple):
     @property
     def devices(self) -> int:
         return self.ranks * self.pipeline_parallel_size
+
+    @property
+    def devices_of_copy(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class Matrices(NamedTuple):

@@ -221,8 +221,12 @@ def times_of(counts: Counts, gpu: Gpu) -> Times:
     if layout.token_ranks > 1:
         # The queries of all heads are gathered, and the outputs are reduced: together as much as one more all-reduce.
         all_reduces += counts.attention_layers
+    if layout.prompt_ranks > 1:
+        # The copies gather the latents of each other's tokens, which are much shorter than the hidden states.
+        all_reduces += counts.attention_layers
     if layout.data_parallel_size > 1:
-        all_reduces, peers = all_reduces - counts.moe_layers, size
+        all_reduces -= counts.moe_layers
+        peers = size if counts.experts else layout.devices_of_copy
     return Times(
         timed(counts.dense),
         timed(counts.head),
@@ -320,6 +324,9 @@ class SpeedModel:
         A mean of 8.3 sequences is 8 in 70% of the steps and 9 in 30%.
         """
         replicas, most = self.layout.data_parallel_size, batch if busiest is None else busiest
+        if self.layout.prompt_ranks > 1 and self.layout.token_ranks > 1:
+            # Every copy that divides the cache too attends with every request (pcp_shard_decode_requests of vLLM).
+            replicas //= self.layout.prompt_ranks
         if replicas > 1 and busiest is None:
             low, share = divmod(batch, 1)
             most = (1 - share) * ceil(low / replicas) + share * ceil((low + 1) / replicas)
@@ -352,7 +359,7 @@ class SpeedModel:
 
         `cached_tokens` of each prompt are found in the prefix cache.
         """
-        share, missed = ceil(batch / self.layout.data_parallel_size) / batch, tokens - cached_tokens
+        share, missed = self._share_of_prompts(batch), tokens - cached_tokens
         work, moved, communication = self._prompt_parts(tokens, cached_tokens, share)
         overhead = batch * (share * self.constants.sequence_seconds + moved)
         return self._alone(batch * work, overhead, batch * communication, missed * batch, share * missed * batch)
@@ -366,7 +373,7 @@ class SpeedModel:
         replicas, the chunks are spread over them; or, if `others` are given, one replica computes `chunks`, its time is
         asked for, and `others` are those of the other replicas.
         """
-        share = 1.0 if others is not None else ceil(len(chunks) / self.layout.data_parallel_size) / len(chunks)
+        share = 1.0 if others is not None else self._share_of_prompts(len(chunks))
         work = overhead = communication = tokens = own = 0.0
         for part, group in ((share, chunks), (0.0, others or ())):
             for start, end in group:
@@ -374,6 +381,11 @@ class SpeedModel:
                 work, communication, tokens = work + multiply, communication + sent, tokens + end - start
                 overhead, own = overhead + part * self.constants.sequence_seconds + moved, own + part * (end - start)
         return self._alone(work, overhead, communication, tokens, own)
+
+    def _share_of_prompts(self, prompts: int) -> float:
+        """The share of the prompts that the busiest copy of the attention computes. Some copies divide each prompt."""
+        ranks = self.layout.prompt_ranks
+        return ceil(prompts / (self.layout.data_parallel_size // ranks)) / (prompts * ranks)
 
     def _alone(self, work: float, overhead: float, communication: float, tokens: float, own: float) -> Step:
         """A step of prompts alone, with their `_prompt_parts`.

@@ -32,7 +32,7 @@ def check_layout(layout: Layout) -> None:
     """Raise LayoutError (exit 2) if the experts cannot be distributed evenly over the ranks."""
     size, replicas, experts = layout.tensor_parallel_size, layout.data_parallel_size, layout.expert_parallel_size
     if layout.ranks % experts and replicas > 1:
-        over = f"--dp {replicas} x --tp {size}"
+        over = f"--dp {replicas} x --tp {size}" if layout.prompt_ranks == 1 else f"{layout.ranks} devices"
         raise LayoutError(
             f"--ep {experts} does not divide {over}", f"experts are split over these {layout.ranks} devices"
         )
@@ -72,7 +72,9 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
         found.append(f"--tp beyond {regime.largest_tensor_parallel_size}")
     if model.counts.experts and not regime.has_experts:
         found.append("models with experts")
-    if layout.data_parallel_size > 1:
+    if layout.prompt_ranks > 1:
+        found.append("prefill context parallelism")
+    if layout.data_parallel_size > layout.prompt_ranks and model.counts.experts:
         found.append("attention replicas (--dp)")
     if layout.token_ranks > 1:
         found.append("decode context parallelism")

@@ -12,6 +12,7 @@ import pytest
 
 from kvcalc.model.presets import find_preset
 from kvcalc.model.resolve import load_model
+from tests.documents import estimate
 
 FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("published_facts.json").read_text())
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "preset_facts.py"
@@ -32,6 +33,13 @@ def test_a_preset_has_the_published_facts(name: str, script: ModuleType) -> None
     preset = find_preset(name)
     assert preset is not None
     assert [*script.differences(preset, FACTS[name]["facts"])] == []
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("gemma-3-4b", 4_300_079_472), ("gemma-3-12b", 12_187_325_040)])
+def test_the_language_model_and_the_tower_have_the_published_parameters(name: str, parameters: int) -> None:
+    """The totals of the published safetensors files, which have 64 rows more than the tokenizer has tokens."""
+    weights = estimate(load_model(name))["weights"]
+    assert weights["parameters"] + sum(tower["parameters"] for tower in weights["towers"]) == parameters
 
 
 def test_a_lost_fact_is_found(script: ModuleType) -> None:

@@ -64,7 +64,7 @@ def test_human_output_names_the_attention_replicas(kvcalc: Any) -> None:
 
 
 @pytest.mark.parametrize("words", [
-    ("estimate", "llama-3-8b", "--dp", "2"),
+    ("estimate", "llama-3-8b", "--dp", "2", "--engine", "tensorrt-llm"),
     ("estimate", "deepseek-r1", "--dp", "2", "--engine", "llama.cpp"),
     ("estimate", "deepseek-r1", "--dp", "2", "--engine", "mlx"),
     ("fit", "deepseek-r1", "--gpu", "m2-ultra", "--dp", "2", "--engine", "mlx"),

@@ -149,12 +149,34 @@ def test_the_number_of_devices_follows_from_the_layout() -> None:
     assert (staged["tensor_parallel_size"], staged["expert_parallel_size"]) == (2, 8)
 
 
-def test_attention_replicas_are_not_whole_copies() -> None:
-    with pytest.raises(LayoutError, match="--dp 4: llama-3-70b has no experts") as caught:
-        ask("llama-3-70b", "h100x4", 4)
+@pytest.mark.parametrize(("engine", "option"), [("vllm", "max-num-seqs"), ("sglang", "max-running-requests")])
+def test_attention_replicas_of_a_dense_model_are_whole_copies(engine: str, option: str) -> None:
+    """Each of four copies on two devices is a server of two devices with a quarter of the requests."""
+    model, settings = "llama-3-8b", {option: "64"}
+    speed = SpeedQuestion(None, 500, 100, 200)
+    four = ask(model, "h100x8", 4, engine, speed=speed, engine_settings=settings)
+    one = plain("h100x2", name=model, engine=engine, speed=speed._replace(concurrency=50), engine_settings=settings)
+    assert (four["engine"]["tensor_parallel_size"], four["engine"]["expert_parallel_size"]) == (2, 1)
+    assert four["fit"]["max_batch_size"] == 4 * one["fit"]["max_batch_size"]
+    assert {**four["fit"], "max_batch_size": None} == {**one["fit"], "max_batch_size": None}
+    assert four["kv_cache"]["devices_total_bytes"] == 4 * one["kv_cache"]["devices_total_bytes"]
+    quick, alone = (answer["throughput"]["serving"] for answer in (four, one))
+    assert (quick["running_requests"], alone["running_requests"]) == (200, 50)
+    assert quick["tpot_seconds"] == pytest.approx(alone["tpot_seconds"])
+    assert quick["tokens_per_second"] == pytest.approx(4 * alone["tokens_per_second"])
+    assert four["throughput"]["decode_step_seconds"] == pytest.approx(one["throughput"]["decode_step_seconds"])
+    assert any("whole copy" in note["text"] for note in four["warnings"])
+    # Only 64 requests of each copy run at once.
+    crowded = ask(model, "h100x8", 4, engine, speed=speed._replace(concurrency=1000), engine_settings=settings)
+    assert crowded["throughput"]["serving"]["running_requests"] == 4 * 64
+
+
+def test_tensorrt_llms_dense_models_are_refused_with_attention_replicas() -> None:
+    with pytest.raises(LayoutError, match=r"not modelled for tensorrt-llm") as caught:
+        ask("llama-3-70b", "h100x4", 4, "tensorrt-llm")
     assert "4 replicas" in (caught.value.hint or "")
-    copies = estimate(kvcalc.load_model("llama-3-8b"), devices=find_devices("h100x4"), tensor_parallel_size=1)
-    assert copies["hardware"]["replicas"] == 4
+    with pytest.raises(LayoutError, match=r"--ep 2: llama-3-70b has no experts"):
+        ask("llama-3-70b", "h100x8", 4, speed=SpeedQuestion(2))
 
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name in ("transformers", "llama.cpp", "mlx")])
@@ -260,6 +282,11 @@ def test_a_plan_grows_by_whole_attention_replicas() -> None:
     assert not small["fits"]
 
 
-def test_a_plan_says_why_there_are_no_attention_replicas() -> None:
-    with pytest.raises(LayoutError, match="llama-3-70b has no experts"):
-        planned("llama-3-70b")
+def test_a_plan_of_a_dense_model_starts_whole_copies() -> None:
+    row = planned("llama-3-70b")
+    assert row["num_devices"] % 8 == 0
+    assert "--data-parallel-size 8" in row["vllm"]
+    assert "--enable-expert-parallel" not in row["vllm"]
+    assert "--dp-size 8" in row["sglang"]
+    assert "--enable-dp-attention" not in row["sglang"]
+    assert row["tensorrt_llm"] is None

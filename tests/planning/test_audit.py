@@ -203,6 +203,15 @@ SGLANG = [
         [("kv_bytes", (1_462_784 + 64) * 61 * 656)],
     ),
     Case(
+        "the pool of sgl-project/sglang#4094 on eight devices that are two attention replicas of four copies",
+        plain(28, 28, 4, 128),
+        """
+        ServerArgs(tp_size=8, dp_size=1, attn_dp_size=2, attn_cp_size=4, enable_prefill_cp=True, page_size=1)
+        [2026-06-05 10:32:31 TP0] KV Cache is allocated. #tokens: 372945, K size: 9.96 GB, V size: 9.96 GB.
+        """,
+        [("k_bytes", 372_946 * 28_672), ("v_bytes", 372_946 * 28_672)],
+    ),
+    Case(
         "Qwen3.5-9B at tp 2, states beside the pool",
         gated_delta(num_hidden_layers=32, num_key_value_heads=4),
         """

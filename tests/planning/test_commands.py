@@ -148,7 +148,7 @@ def test_what_trtllm_serve_has_no_option_for_goes_into_its_file() -> None:
         2, 1, 8192, 64, "fp8", {"tokens-per-block": "64", "max-attention-window": "128,8k"}, False,
         Drafting("mtp", 3, None), 4, 8,
     )  # fmt: skip
-    written, command = tensorrt_llm_command(Checkpoint("deepseek-ai/DeepSeek-V3"), layout).split(" && ")
+    written, command = (tensorrt_llm_command(Checkpoint("deepseek-ai/DeepSeek-V3"), layout) or "").split(" && ")
     echo, text, to, file = shlex.split(written)
     assert (echo, to, file) == ("echo", ">", "trtllm.yaml")
     assert json.loads(text) == {

@@ -1,8 +1,12 @@
-"""The note about the longest context names the same limit as `fit`."""
+"""The longest context and the largest batch are the same limits wherever they are named."""
+
+from typing import Any
 
 import pytest
 
 import kvcalc
+from kvcalc.throughput.hardware import Devices, find_devices
+from tests.documents import estimate
 
 
 @pytest.mark.parametrize(
@@ -17,3 +21,38 @@ def test_the_note_names_the_longest_context(model: str, settings: dict[str, str]
     found = kvcalc.fit(model, kvcalc.find_devices(gpu), engine="llama.cpp", engine_settings=settings)
     (text,) = [note["text"] for note in found["warnings"] if note["code"] == "beyond-model"]
     assert text.startswith(f"a context of {found['fit']['max_context_tokens']:,} tokens fits in memory")
+
+
+GPU = find_devices("h100").gpu
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        # The encoder's input follows the context, so the layers of each device are laid out again for every length.
+        ("t5-small", {"engine": "llama.cpp", "devices": Devices(GPU, 3)}),
+        ("t5-small", {"engine": "llama.cpp", "devices": Devices(GPU, 4), "batch_size": 8}),
+        # These releases start only if each stage has memory for a request in all layers.
+        ("bart-large", {"engine": "vllm@0.15", "pipeline_parallel_size": 2, "kv_memory_bytes": 2**30}),
+        ("llama-3-8b", {"engine": "vllm@0.15", "pipeline_parallel_size": 2, "kv_memory_bytes": 2**30}),
+    ],
+)
+def test_the_longest_context_fits_and_one_more_token_does_not(model: str, asked: dict[str, Any]) -> None:
+    def fit(tokens: int) -> dict[str, Any]:
+        found: dict[str, Any] = estimate(kvcalc.load_model(model), context_tokens=tokens, **asked)["fit"]
+        return found
+
+    longest = fit(100)["max_context_tokens"]
+    assert (fit(longest)["fits"], fit(longest + 1)["fits"]) == (True, False)
+
+
+def test_no_request_runs_in_a_stage_that_does_not_start() -> None:
+    """A request takes 512 MiB of each stage, but vLLM 0.14 to 0.16 ask each for the 1 GiB of all layers."""
+    asked = {"context_tokens": 8192, "engine": "vllm@0.15", "pipeline_parallel_size": 2}
+    model = kvcalc.load_model("llama-3-8b")
+    fit = estimate(model, **asked, kv_memory_bytes=700_000_000)["fit"]
+    assert (fit["fits"], fit["max_batch_size"], fit["kv_cache_bytes"]) == (False, 0, 2**29)
+    (row,) = kvcalc.sweep(
+        model, contexts=[8192], engines=["vllm@0.15"], pipeline_parallel_size=2, kv_memory_bytes=700_000_000
+    )["points"]
+    assert row["fits"] is False

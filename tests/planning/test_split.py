@@ -12,6 +12,7 @@ import pytest
 import kvcalc
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines.llama_cpp.splitting import devices_of_layers, layers_per_device, parse_shares
+from kvcalc.memory.row_split import rows_on_devices, tile_rows
 from kvcalc.planning.fit import fit
 from kvcalc.throughput.hardware import find_devices
 from tests.documents import estimate
@@ -24,7 +25,8 @@ CACHE = 32768 * 2 * 8 * 128 * 2
 
 
 def split(gpu: str = "rtx-3090x2", model: str = "llama-3.1-8b", context: int = 32768, **more: Any) -> dict[str, Any]:
-    settings = {name.replace("_", "-"): more.pop(name) for name in ("tensor_split", "split_mode") if name in more}
+    names = ("tensor_split", "split_mode", "before_pull")
+    settings = {name.replace("_", "-"): more.pop(name) for name in names if name in more}
     return estimate(
         kvcalc.load_model(model), devices=find_devices(gpu), engine="llama.cpp", context_tokens=context,
         engine_settings=settings, **more,
@@ -162,13 +164,70 @@ def test_one_device_can_be_asked_for() -> None:
         split(pipeline_parallel_size=2, split_mode="none")
 
 
-def test_rows_have_the_same_cache_but_unknown_weights() -> None:
+# --split-mode row
+
+
+def by_rows(gpu: str = "rtx-3090x2", model: str = "llama-3.1-8b", **asked: Any) -> dict[str, Any]:
+    return split(gpu, model, split_mode="row", before_pull="24216", **asked)
+
+
+def test_rows_are_a_question_of_older_builds() -> None:
+    """Pull request 24216 removed split buffers from the CUDA backend."""
     rows, layers = split(split_mode="row"), split()
     assert rows["kv_cache"] == layers["kv_cache"]
     assert rows["fit"] is None
-    with pytest.raises(ModelError, match="--split-mode row"):
+    with pytest.raises(ModelError, match=r"since pull request 24216.*--before-pull 24216 counts an older build"):
         fit(kvcalc.load_model("llama-3.1-8b"), find_devices("rtx-3090x2"), engine="llama.cpp",
             engine_settings={"split-mode": "row"})  # fmt: skip
+
+
+def test_matrices_are_divided_by_rows_and_all_else_by_layers() -> None:
+    """Llama-3.1-8B: 32 layers of 4096, 1024 and 14336 rows, and a head of 128,256 rows, in bf16, at 3/4."""
+    rows, layers = by_rows(tensor_split="3,1")["fit"]["devices"], split(tensor_split="3,1")["fit"]["devices"]
+    for name in ("first_layer", "last_layer", "kv_cache_bytes"):
+        assert [row[name] for row in rows] == [row[name] for row in layers]
+    # The first 75% of the rows, in tiles of 128: 96,192 of the head are 751.5 tiles.
+    of_layer = 2 * (3072 * 4096 * 2 + 2 * 768 * 4096 + 2 * 10752 * 4096 + 3072 * 14336)
+    head, norms = 2 * 96_128 * 4096, 25 * 2 * 2 * 4096
+    assert rows[0]["weights_bytes"] == 32 * of_layer + head + norms
+    assert sum(row["weights_bytes"] for row in rows) == sum(row["weights_bytes"] for row in layers)
+
+
+@pytest.mark.parametrize("model", ["gemma-3-12b", "mixtral-8x7b", "llama-3.2-1b", "qwen2.5-7b"])
+@pytest.mark.parametrize("shares", ["1,1", "1,2,3", "0,1"])
+def test_no_row_is_lost(model: str, shares: str) -> None:
+    number = shares.count(",") + 1
+    found, one = by_rows(f"h100x{number}", model, context=8192, tensor_split=shares), split("h100", model, 8192)
+    assert sum(row["weights_bytes"] for row in found["fit"]["devices"]) == one["fit"]["weights_bytes"]
+    assert sum(line["bytes"] for line in found["fit"]["lines"]) == found["fit"]["device_bytes"]
+
+
+def test_experts_and_small_matrices_stay_with_their_layer() -> None:
+    """Mixtral's router has 8 rows, and its experts are one tensor of three dimensions."""
+    rows, layers = by_rows("h100x2", "mixtral-8x7b"), split("h100x2", "mixtral-8x7b")
+    first = [part["fit"]["devices"][0]["weights_bytes"] for part in (rows, layers)]
+    # Of 32 layers, 17 are on the first device. The head is on the second, and half of its 32,000 rows on the first.
+    attention = 2 * (2 * 4096 * 4096 + 2 * 1024 * 4096)
+    assert first[0] - first[1] == attention // 2 * 32 - attention * 17 + 2 * 16_000 * 4096
+
+
+def test_the_speed_of_rows_is_not_modelled() -> None:
+    found = by_rows()
+    assert found["throughput"] is None
+    assert any("--split-mode row" in note["text"] for note in found["warnings"])
+
+
+def test_rows_are_rounded_to_tiles_with_32_bit_floats() -> None:
+    assert rows_on_devices(128_256, (3, 1), 128) == [96_128, 32_128]
+    assert rows_on_devices(4096, (1, 1, 1), 128) == [1280, 1408, 1408]
+    assert rows_on_devices(8, (1, 1), 128) == [0, 8]
+    assert tile_rows("ampere") == tile_rows("rdna3") == 128
+
+
+def test_rows_of_other_models_are_refused_by_name() -> None:
+    for model, text in (("deepseek-v2-lite", "not modelled for MLA"), ("qwen3.6-27b", "recurrent layers")):
+        notes = by_rows("h100x2", model)["warnings"]
+        assert any(text in note["text"] for note in notes), model
 
 
 @pytest.mark.parametrize(

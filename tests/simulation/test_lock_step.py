@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 import kvcalc
+from kvcalc.errors import UsageError
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.lock_step import LockStep, OfRank
 from kvcalc.simulation.mixed import MixedReplica
@@ -158,3 +159,10 @@ def test_a_step_takes_as_long_as_that_of_the_replica_with_most_work() -> None:
     beside = times.rank_prompts([chunk], [chunk] * 7, 32)
     assert beside == pytest.approx(8 * model.prefill_work(1000).seconds)
     assert beside / 8 < times.rank_prompts([chunk], [], 32) < beside
+
+
+def test_copies_of_a_model_without_experts_are_replicas() -> None:
+    with pytest.raises(UsageError, match="are replicas"):
+        kvcalc.simulate(
+            "llama-3.1-8b", "h100x2", data_parallel_size=2, concurrency=4, prompt_tokens=100, answer_tokens=10
+        )

@@ -139,6 +139,7 @@ class Engine(ABC):
     running_option: str | None = None
     notes: tuple[Note, ...] = ()
     token_ranks = 1  # the tensor-parallel ranks that divide the tokens of a cache among them (context parallelism)
+    prompt_ranks = 1  # the copies of the attention and the cache that divide a prompt (prefill context parallelism)
     placement: Placement | None = None  # which parts of the model are in host memory; only llama.cpp has such parts
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:

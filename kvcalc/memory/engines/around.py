@@ -10,7 +10,7 @@ from kvcalc.model.spec import ModelSpec
 
 TAKEN = (
     "name", "version", "spec", "settings", "bounds", "notes", "splits_heads", "splits_layers", "older_rules",
-    "reserves_full_length", "running_option", "placement", "token_ranks", "has_attention_replicas",
+    "reserves_full_length", "running_option", "placement", "token_ranks", "prompt_ranks", "has_attention_replicas",
     "limits_all_replicas", "splits_attention_replicas", "splits_uneven_experts", "spreads_mlps",
 )  # fmt: skip
 """What `Around` takes from the engine: everything that is not a method."""

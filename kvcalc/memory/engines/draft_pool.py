@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import lcm
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine, Line
@@ -11,6 +11,9 @@ from kvcalc.memory.engines.around import Around
 from kvcalc.model.caches import Cache
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches
+
+if TYPE_CHECKING:
+    from kvcalc.memory.engines.prefixes import Prefixes
 
 # These put the layers of any drafter into the model's own cache: the formula, which adds up layers, and vLLM, whose
 # cache spec has every attention layer of both models (get_kv_cache_spec, v1/worker/gpu_model_runner.py).
@@ -33,6 +36,12 @@ class DraftPool(Around):
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return self._engine.held_bytes(own_part(share), dtype, tokens, batch) + self._added(share, dtype, tokens, batch)
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        from kvcalc.memory.engines.drafted_prefixes import JointPrefixes
+
+        own, drafts = self._engine.prefixes(own_part(share), dtype, whole), draft_part(share, self._drafter)
+        return JointPrefixes(own, self._drafts.prefixes(drafts, dtype, whole)) if drafts.layers else own
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         drafts = draft_part(share, self._drafter)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine, Line
@@ -10,6 +10,10 @@ from kvcalc.memory.engines.around import Around
 from kvcalc.memory.kv_cache import Growth
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from kvcalc.memory.engines.drafted_prefixes import Matching
+    from kvcalc.memory.engines.prefixes import Prefixes
 
 # The fewest tokens that SGLang allocates per step for drafts in trees: one for each branch of a tree of n-grams
 # (speculative_ngram_max_bfs_breadth).
@@ -38,14 +42,23 @@ def lookahead_tokens(engine: str, num_tokens: int, is_longest: bool, by_ngrams: 
 
 
 class LookAhead(Around):
-    """`engine`, with `slots` more tokens in every running request.
+    """`engine`, with `slots` more tokens in every running request. `matching` is which prefixes it finds again.
 
     What the engine prints about its pool (`blocks`) is about a request without them, except the bytes of a request.
     """
 
-    def __init__(self, engine: Engine, slots: int) -> None:
+    def __init__(self, engine: Engine, slots: int, matching: Matching | None = None) -> None:
         super().__init__(engine)
-        self._slots = slots
+        self._slots, self._matching = slots, matching
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        from kvcalc.memory.engines.drafted_prefixes import PLAIN, DraftedPrefixes
+
+        found = self._engine.prefixes(share, dtype, whole)
+        return DraftedPrefixes(found, self._slots, self._matching or PLAIN)
+
+    def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        return self._engine.growth_tokens(share, dtype)
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         return self._engine.cache_bytes(cache, tokens + self._slots, dtype)

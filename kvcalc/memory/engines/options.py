@@ -53,6 +53,14 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             ("-dcp",),
         ),
         Option(
+            "prefill-context-parallel-size",
+            "N",
+            "copies of an MLA model's attention that divide the tokens of a prompt; each is on --tp devices and keeps "
+            "the cache of all requests",
+            "1",
+            ("-pcp",),
+        ),
+        Option(
             "pp-layer-partition",
             "N,N",
             "layers of each pipeline stage, as in VLLM_PP_LAYER_PARTITION",
@@ -157,7 +165,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             ("-ts",),
         ),
         Option("split-mode", "none|layer|row", "how several devices divide the model", "layer", ("-sm",)),
-        Option("before-pull", "N", "a build older than this pull request: 19067, 16736, 16812, 13194 or 12801"),
+        Option("before-pull", "N", "a build older than this pull request: 24216, 19067, 16736, 16812, 13194 or 12801"),
         Option(
             "fit-target",
             "MIB",

@@ -131,6 +131,7 @@ def split(sizes: Mapping[str, Any]) -> str:
     """How a replica is split, such as `tp 8 x pp 2` or `dp 4 x tp 2`. Empty if it uses one device."""
     parts = (
         ("dp", sizes["data_parallel_size"]),
+        ("pcp", sizes.get("prefill_context_parallel_size", 1)),
         ("tp", sizes["tensor_parallel_size"]),
         ("pp", sizes["pipeline_parallel_size"]),
     )

@@ -163,7 +163,10 @@ def _tensor_parallel_size(log: Log) -> int:
     if (log.text("enable_dp_attention") or "").casefold() == "true":
         # Attention is divided only among the devices of one data-parallel rank (SGLang's attn_tp_size).
         return max(1, size // parse_count(log.text("dp_size") or "1", "the log's data-parallel size"))
-    return size
+    # The newer spelling, and the copies that divide a prompt: both are parts of --tp-size (derive_attn_tp_size,
+    # srt/runtime_context.py, SGLang 0.5.23).
+    copies = [parse_count(log.text(name) or "1", f"the log's {name}") for name in ("attn_dp_size", "attn_cp_size")]
+    return max(1, size // (copies[0] * copies[1]))
 
 
 def _dtype(text: str | None) -> str | None:

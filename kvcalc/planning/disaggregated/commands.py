@@ -86,7 +86,7 @@ def _tensorrt_llm(pools: Pools) -> dict[str, str]:
     # Context servers do not support the overlap scheduler (examples/disaggregated/README.md).
     more: dict[str, dict[str, object]] = {PREFILL: {"disable_overlap_scheduler": True, **transfer}, DECODE: transfer}
     found = {
-        role: tensorrt_llm_command(pools.checkpoint, layout, more[role], _SETTINGS[role])
+        role: tensorrt_llm_command(pools.checkpoint, layout, more[role], _SETTINGS[role]) or ""
         for role, layout in ((PREFILL, pools.prefill), (DECODE, pools.decode))
     }
     servers = {

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.memory.engines import RELEASE
 from kvcalc.notes import Note
+from kvcalc.planning.attention_replicas import most_experts
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.commands import Layout
 from kvcalc.planning.disaggregated.commands import Pools, commands_of
@@ -52,6 +53,8 @@ def check_disaggregated(
     ):  # fmt: skip
         if value is not None:
             raise UsageError(f"--disaggregate cannot be combined with {option}", "leave one of them out")
+    if question.data_parallel_size > 1 and not most_experts(question.model):
+        raise UsageError("--dp: copies of a model without experts are instances of their own", "leave --dp out")
 
 
 def with_splits(

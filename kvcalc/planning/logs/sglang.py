@@ -18,6 +18,8 @@ FACTS = (
     *option("tensor_parallel_size", "tp_size", "--tp-size", "--tp", "--tensor-parallel-size", value=r"\d+"),
     *option("pipeline_parallel_size", "pp_size", "--pp-size", "--pipeline-parallel-size", value=r"\d+"),
     *option("dp_size", "dp_size", "--dp-size", "--dp", value=r"\d+"),
+    *option("attn_dp_size", "attn_dp_size", "--attn-dp-size", value=r"\d+"),
+    *option("attn_cp_size", "attn_cp_size", "--attn-cp-size", "--attention-context-parallel-size", value=r"\d+"),
     *option("enable_dp_attention", "enable_dp_attention", value="True|False"),
     pattern("enable_dp_attention", "--enable-dp-attention", r"--(?P<value>enable)-dp-attention"),
     *option("page_size", "page_size", "--page-size", value=r"\d+"),

@@ -13,9 +13,10 @@ VERSION = "llama-cpp-python 0.3.36"
 
 # Pull requests of ggml-org/llama.cpp that changed the contents of the cache, oldest first: the latent of MLA instead of
 # its heads (April 2025), windows instead of all tokens (May 2025), the end of padding to 32 (October 2025; to 256 since
-# 17046), four slots by default (November 2025), and no second copy of the latent as V (January 2026).
-LATENT, WINDOWS, PADDING, SLOTS, NO_V = 12801, 13194, 16812, 16736, 19067
-_PULLS = (LATENT, WINDOWS, PADDING, SLOTS, NO_V)
+# 17046), four slots by default (November 2025), and no second copy of the latent as V (January 2026). The last one
+# changed no cache: it ended --split-mode row of the CUDA backend (June 2026).
+LATENT, WINDOWS, PADDING, SLOTS, NO_V, NO_ROWS = 12801, 13194, 16812, 16736, 19067, 24216
+_PULLS = (LATENT, WINDOWS, PADDING, SLOTS, NO_V, NO_ROWS)
 
 # llama-server without --parallel: n_parallel = 4 and kv_unified = true (tools/server/server.cpp).
 AUTO_SLOTS = 4
@@ -92,7 +93,7 @@ def parse_settings(settings: Mapping[str, str], release: str | None = None) -> S
     flash_attn, before = given.choice("flash-attn"), given.optional_count("before-pull")
     if before is not None and before not in _PULLS:
         known = ", ".join(map(str, _PULLS))
-        raise UsageError(f"--before-pull {before}: no known change of the cache in this pull", f"one of {known}")
+        raise UsageError(f"--before-pull {before}: no known change of memory in this pull", f"one of {known}")
     for name in ("fit-target", "fit-ctx"):  # used with --context auto only, but checked always
         given.optional_count(name)
     found = Settings(

@@ -18,7 +18,7 @@ from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.memory.engines.release import Asked, parse_release
 from kvcalc.memory.engines.vllm.account import Plan, account
 from kvcalc.memory.engines.vllm.cache_dtypes import check_dtype, own_dtype
-from kvcalc.memory.engines.vllm.context_parallel import check_token_ranks
+from kvcalc.memory.engines.vllm.context_parallel import check_prompt_ranks, check_token_ranks
 from kvcalc.memory.engines.vllm.defaults import default_cache, has_raw_rows
 from kvcalc.memory.engines.vllm.groups import group
 from kvcalc.memory.engines.vllm.layers import layers_of, with_draft_layers
@@ -71,6 +71,9 @@ class Vllm(Engine):
         batched = chosen.max_num_batched_tokens
         in_flight = chosen.max_in_flight_tokens if self.rules.two_steps else batched
         self.token_ranks = chosen.decode_context_parallel_size
+        self.prompt_ranks = chosen.prefill_context_parallel_size
+        if self.prompt_ranks > 1:
+            check_prompt_ranks(spec, settings, chosen, self.place)
         self._of_any_length = (in_flight, batched, self.states.kept, self.token_ranks)
         self._plans: dict[tuple[int, int, bool], tuple[ModelSpec, Dtype, Plan]] = {}
 
@@ -87,7 +90,7 @@ class Vllm(Engine):
         return (RAW_FP8 if is_fp8(found) and has_raw_rows(spec, place) else found), reason
 
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
-        check_token_ranks(spec, tensor_parallel_size, self.token_ranks)
+        check_token_ranks(spec, tensor_parallel_size, self.token_ranks, self.prompt_ranks)
 
     def rules_used(self, asked: Asked) -> str | None:
         """The rules of a date, and those of a release that vLLM's history does not place."""

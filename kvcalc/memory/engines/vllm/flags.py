@@ -14,7 +14,7 @@ from kvcalc.memory.engines.place import Place
 _SINCE: dict[str, tuple[int, ...]] = {
     "disable-hybrid-kv-cache-manager": (0, 9, 1), "decode-context-parallel-size": (0, 10, 2),
     "mamba-cache-dtype": (0, 10, 2), "mamba-ssm-cache-dtype": (0, 10, 2), "mamba-block-size": (0, 11),
-    "mamba-cache-mode": (0, 15), "kv-cache-dtype-skip-layers": (0, 19),
+    "mamba-cache-mode": (0, 15), "kv-cache-dtype-skip-layers": (0, 19), "prefill-context-parallel-size": (0, 12),
 }  # fmt: skip
 
 

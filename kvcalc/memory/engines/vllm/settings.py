@@ -47,6 +47,7 @@ class Settings(NamedTuple):
     mamba_ssm_cache_dtype: str = "auto"
     kv_cache_dtype_skip_layers: str | None = None
     pipeline_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
 
     @property
     def max_in_flight_tokens(self) -> int:
@@ -105,6 +106,7 @@ def parse_settings(
         _state_dtype(given, "mamba-cache-dtype", place),
         _state_dtype(given, "mamba-ssm-cache-dtype", place),
         settings.get("kv-cache-dtype-skip-layers"),
+        prefill_context_parallel_size=given.count("prefill-context-parallel-size", 1),
     )
     return found, states
 

@@ -1,0 +1,63 @@
+"""Which prefixes an engine finds again while it drafts tokens.
+
+- vLLM: a hidden state of the last token is needed to draft with MTP or EAGLE layers. Before 0.33, the last block that
+  matches is computed again (drop_eagle_block of find_longest_cache_hit, v1/core/single_type_kv_cache_manager.py), also
+  for DFlash. Since 0.33, the hash of a block also has the tokens after it that the drafter reads: one, or as many as
+  are drafted if several MTP modules follow each other (num_hash_lookahead_tokens and num_prefill_lookahead_tokens,
+  config/vllm.py). Draft models and n-grams change nothing.
+- SGLang: with MTP and EAGLE, the keys of the radix tree are pairs of tokens, so one token less is found
+  (RadixKey.maybe_to_bigram_view, mem_cache/radix_cache.py, 0.5.23). Not so with recurrent states
+  (UnifiedTreeCore.is_eagle, unified_cache/unified_tree_core.py).
+- llama.cpp and mlx-lm: a draft model keeps the tokens of a slot or a request as the model does.
+"""
+
+from __future__ import annotations
+
+from kvcalc.errors import UsageError
+from kvcalc.memory.engines import Engine
+from kvcalc.memory.engines.drafted_prefixes import PLAIN, Matching
+from kvcalc.memory.engines.lookahead import LookAhead
+from kvcalc.memory.engines.release import Release, release_of
+from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM, Speculation
+from kvcalc.model.spec import ModelSpec, has_states, windows
+
+_OF_HIDDEN_STATES = (MTP, EAGLE, EAGLE1)
+_VLLM_LOOKS_AHEAD = Release.of(0, 33)
+
+
+def with_matching(asked: Speculation, engine: str, spec: ModelSpec, rules: Engine, slots: int) -> Engine:
+    """The engine's rules with `slots` for drafted tokens, and the prefixes that it finds while it drafts.
+
+    UsageError (exit 2) for a method of which that is not known in this engine.
+    """
+    return LookAhead(rules, slots, _matching(asked, engine, spec))
+
+
+def _matching(asked: Speculation, engine: str, spec: ModelSpec) -> Matching:
+    name = engine.partition("@")[0]
+    if name == "vllm":
+        return _of_vllm(asked, engine, spec)
+    if name == "sglang":
+        return Matching(1) if asked.method in _OF_HIDDEN_STATES and not has_states(spec) else PLAIN
+    if name == "logical" or (name in ("llama.cpp", "mlx") and asked.method in (DRAFT, NGRAM)):
+        return PLAIN
+    raise UsageError(
+        f"--speculative {asked}: which prefixes {name} finds again with these drafts is not modelled",
+        "leave --speculative out, or use --engine vllm or sglang",
+    )
+
+
+def _of_vllm(asked: Speculation, engine: str, spec: ModelSpec) -> Matching:
+    release = release_of(engine)
+    if release is not None and release < _VLLM_LOOKS_AHEAD:
+        drops = asked.method in (*_OF_HIDDEN_STATES, DFLASH)
+        if drops and (windows(spec) or has_states(spec)):
+            # The block is dropped in the groups of the drafting layers, and the others follow.
+            raise UsageError(
+                f"--speculative {asked}: which prefixes of {spec.name} this release finds again is not modelled",
+                "use vLLM 0.33, or leave --speculative out",
+            )
+        return Matching(drops_block=drops)
+    if asked.method == MTP and min(spec.num_draft_layers or 1, asked.num_tokens) > 1:
+        return Matching(asked.num_tokens)
+    return Matching(1) if asked.method in _OF_HIDDEN_STATES else PLAIN

@@ -1,0 +1,127 @@
+"""A prefix that is found again while tokens are drafted, against a small cache of hashed blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import UsageError
+from kvcalc.model.drafting import Speculation
+from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.planning.reuse import CacheReuse
+from kvcalc.throughput.hardware import find_devices
+from tests.documents import estimate
+
+PREFIX, CONTEXT, BATCH = 8000, 16384, 8
+EAGLE3 = Speculation("eagle", 3, 2.0)
+
+
+def ask(name: str, engine: str, drafts: Speculation | None, prefix: int = PREFIX, **asked: Any) -> dict[str, Any]:
+    reuse = asked.pop("reuse", CacheReuse(prefix))
+    return estimate(
+        kvcalc.load_model(name), engine=engine, context_tokens=CONTEXT, batch_size=BATCH, speculative=drafts,
+        reuse=reuse, **asked,
+    )  # fmt: skip
+
+
+def found_in_blocks(common: int, prompt: int, block: int, ahead: int, drops: bool) -> int:
+    """The tokens that a second prompt finds of a first one with `common` equal tokens.
+
+    The key of a block is all text up to its end and the `ahead` tokens after it.
+    """
+    first, second = ([*range(common), *range(start, start + prompt - common)] for start in (10**6, 2 * 10**6))
+    cached = {tuple(first[: end + ahead]) for end in range(block, prompt - ahead + 1, block)}
+    blocks = 0
+    while (end := (blocks + 1) * block) < prompt and tuple(second[: end + ahead]) in cached:
+        blocks += 1
+    return max(blocks - drops, 0) * block
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "drafts", "block", "ahead", "drops"),
+    [
+        ("llama-3.1-8b", "vllm", EAGLE3, 16, 1, False),
+        ("llama-3.1-8b", "vllm", Speculation("ngram", 3, 2.0), 16, 0, False),
+        ("llama-3.1-8b", "vllm@0.30", EAGLE3, 16, 0, True),
+        ("llama-3.1-8b", "vllm@0.30", Speculation("ngram", 3, 2.0), 16, 0, False),
+        ("deepseek-v3", "vllm", Speculation("mtp", 3, 2.0), 16, 1, False),
+        ("minimax-m2.5", "vllm", Speculation("mtp", 3, 2.0), 16, 3, False),  # three modules
+        ("deepseek-v3", "sglang", Speculation("mtp", 1, 1.5), 1, 1, False),
+        ("llama-3.1-8b", "sglang", Speculation("ngram", 3, 2.0), 1, 0, False),
+    ],
+)
+def test_as_many_tokens_are_found_as_in_a_cache_of_blocks(
+    name: str, engine: str, drafts: Speculation, block: int, ahead: int, drops: bool
+) -> None:
+    for prefix in (15, 16, 17, 18, 19, 33, 176):
+        prefix_part = ask(name, engine, drafts, prefix)["reuse"]["prefix"]
+        assert prefix_part["found_tokens"] == found_in_blocks(prefix, 256, block, ahead, drops), prefix
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "drafts"),
+    [
+        ("llama-3.1-8b", "logical", EAGLE3),
+        ("llama-3.1-8b", "vllm", EAGLE3),
+        ("llama-3.1-8b", "vllm@0.30", EAGLE3),
+        ("gemma-3-12b", "vllm", Speculation("ngram", 3, 2.0)),
+        ("qwen3.5-27b", "vllm", Speculation("mtp", 2, 2.0)),
+        ("llama-3.1-8b", "sglang", EAGLE3),
+        ("llama-3.1-8b", "sglang", Speculation("draft", 3, 2.0, kvcalc.load_model("llama-3.2-1b"))),
+        ("qwen3.5-27b", "sglang", Speculation("mtp", 2, 2.0)),
+    ],
+)
+def test_the_batch_keeps_the_prefix_of_all_layers_once(name: str, engine: str, drafts: Speculation) -> None:
+    alone = estimate(
+        kvcalc.load_model(name), engine=engine, context_tokens=CONTEXT, batch_size=BATCH, speculative=drafts
+    )
+    shared = ask(name, engine, drafts)
+    prefix, cache = shared["reuse"]["prefix"], shared["kv_cache"]
+    assert prefix["saved_bytes"] == alone["kv_cache"]["bytes_per_device"] - cache["bytes_per_device"] > 0
+    lines = shared["engine"].get("pool_lines")
+    if lines is not None:
+        assert sum(line["bytes"] for line in lines) == cache["bytes_per_device"]
+    one = shared["engine"].get("request_lines")
+    if one is not None:
+        assert sum(line["bytes"] for line in one) == shared["engine"]["request_bytes"]
+    # Without the drafting layers the same prefix takes less.
+    if drafts.method != "ngram":
+        plain = ask(name, engine, None)["reuse"]["prefix"]
+        assert prefix["saved_bytes"] / prefix["shared_tokens"] > plain["saved_bytes"] / plain["shared_tokens"]
+
+
+def test_a_dropped_block_must_be_kept_to_be_matched() -> None:
+    old, new = (ask("llama-3.1-8b", engine, EAGLE3)["reuse"]["prefix"] for engine in ("vllm@0.30", "vllm"))
+    block = 16 * 33 * 2 * 8 * 128 * 2  # K and V of 32 layers and the head, in bf16
+    assert (old["found_tokens"], old["kept_bytes"] - new["kept_bytes"]) == (new["found_tokens"], block)
+
+
+def test_a_session_finds_less_and_its_prefill_takes_longer() -> None:
+    speed, devices = SpeedQuestion(None, 16_000, 384), find_devices("h100")
+    plain, drafted = (
+        estimate(
+            kvcalc.load_model("llama-3.1-8b"), engine="vllm@0.30", reuse=CacheReuse(1024, 4), speculative=drafts,
+            speed=speed, devices=devices,
+        )
+        for drafts in (None, EAGLE3)
+    )  # fmt: skip
+    sessions = [answer["reuse"]["sessions"] for answer in (plain, drafted)]
+    assert sessions[0]["reused_tokens"] - sessions[1]["reused_tokens"] == 16
+    assert sessions[1]["prefill_seconds"] > sessions[0]["prefill_seconds"]
+    assert drafted["throughput"]["serving"]["ttft_seconds"] > 0
+    assert sum(line["bytes"] for line in drafted["fit"]["lines"]) == drafted["fit"]["device_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "drafts", "text"),
+    [
+        ("llama-3.1-8b", "tensorrt-llm", EAGLE3, "which prefixes tensorrt-llm finds again"),
+        ("llama-3.1-8b", "llama.cpp", EAGLE3, r"which prefixes llama\.cpp finds again"),
+        ("qwen3.5-27b", "vllm@0.30", Speculation("mtp", 2, 2.0), "this release finds again"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(name: str, engine: str, drafts: Speculation, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        ask(name, engine, drafts)
