@@ -4,7 +4,7 @@
     python benchmarks/fit_reserve.py --markdown # the table of docs/fit.md
 
 The reserve is the memory that vLLM requests, less the weights that it loaded and the memory left for the cache. The
-constants in kvcalc/memory/reserve.py follow from vLLM's source, from the rows of the report and from those marked
+constants in kvcalc/memory/reserve follow from vLLM's source, from the rows of the report and from those marked
 `used`; the range comes from the other logs. For each release and family, the range is computed without its logs and
 then checked with them.
 """
@@ -19,7 +19,7 @@ from statistics import median
 from typing import NamedTuple
 
 import kvcalc
-from kvcalc.memory import reserve
+from kvcalc.memory.reserve import vllm
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import make_case
 from kvcalc.planning.question import Question
@@ -141,8 +141,8 @@ def main() -> int:
         )
     if not asked.markdown:
         low, high = range_of([log.ratio for log in held_out])
-        print(f"\nrange {low:.2f} to {high:.2f} times the estimate; used {reserve._VLLM_LOW} to {reserve._VLLM_HIGH}")
-        within = sum(reserve._VLLM_LOW <= log.ratio <= reserve._VLLM_HIGH for log in held_out)
+        print(f"\nrange {low:.2f} to {high:.2f} times the estimate; used {vllm._LOW} to {vllm._HIGH}")
+        within = sum(vllm._LOW <= log.ratio <= vllm._HIGH for log in held_out)
         print(f"{len(held_out)} logs that set no constant: {within} within the range used;")
         print(f"{covered(held_out, release_and_family)} within the range of other releases and families;")
         print(f"{covered(held_out, lambda log: log.family)} within the range of the other families")

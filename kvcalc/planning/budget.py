@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import release_of
-from kvcalc.memory.reserve import ACTIVATION, RESERVE, Held, Question, Reserve, reserve_of
+from kvcalc.memory.reserve import reserve_of
+from kvcalc.memory.reserve.parts import ACTIVATION, RESERVE, Held, Question, Reserve
 from kvcalc.model.caches import IndexerKeys
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches

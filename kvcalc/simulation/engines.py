@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.memory.engines.options import Given
-from kvcalc.memory.reserve import sglang_prefill_tokens
+from kvcalc.memory.reserve.by_device import sglang_prefill_tokens
 from kvcalc.planning.admission import most_at_once
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case

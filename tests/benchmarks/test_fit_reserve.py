@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from benchmarks.fit_reserve import Log, covered, range_of, read_logs, release_and_family
-from kvcalc.memory import reserve
+from kvcalc.memory.reserve import vllm
 
 
 @pytest.fixture(scope="module")
@@ -35,5 +35,5 @@ def test_logs_that_set_no_constant_are_near(logs: list[Log]) -> None:
 def test_the_range_covers_eight_of_ten_logs_that_did_not_set_it(logs: list[Log]) -> None:
     held_out = [log for log in logs if log.is_held_out]
     assert covered(held_out, release_and_family) >= 0.8 * len(held_out)
-    used = (reserve._VLLM_LOW, reserve._VLLM_HIGH)
+    used = (vllm._LOW, vllm._HIGH)
     assert tuple(round(end, 2) for end in range_of([log.ratio for log in held_out])) == used

@@ -9,7 +9,9 @@ import pytest
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import Release, release_of
-from kvcalc.memory.reserve import GIB, MIB, Question, device_settings, reserve_of
+from kvcalc.memory.reserve import reserve_of
+from kvcalc.memory.reserve.by_device import device_settings
+from kvcalc.memory.reserve.parts import GIB, MIB, Question
 from kvcalc.memory.sharding import Width
 from kvcalc.model.towers.images import ImageRule
 
