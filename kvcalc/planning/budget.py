@@ -239,6 +239,7 @@ def _divide(
         has_sparse_latent=_has_sparse_latent(spec),
         shares_memory=(gpu.memory_type or "").startswith("LPDDR"),
         tensor_parallel_size=workload.tensor_parallel_size,
+        multimodal=case.model.multimodal,
     )
     reserve = reserve_of(case.engine_name, question)
     left = gpu.memory_bytes - weights.bytes - reserve.held_bytes()

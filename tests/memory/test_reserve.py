@@ -136,8 +136,44 @@ def test_sglang_default_share() -> None:
     share = round((81920 - reserved) / 81920, 3)
     found = ask("sglang")
     assert found.settings == {"mem_fraction_static": share}
-    free = MEMORY - 512 * MIB
+    free = MEMORY - 640 * MIB
     assert lines(found)[f"activations and graphs (1 - {share:g})"] == free - int(free * share)
+
+
+def test_sglang_default_share_follows_the_step_and_the_requests() -> None:
+    # A log of SGLang on an RTX 5090 (32,607 MiB) with decode graphs of up to 32 requests chose 0.778 itself: a step has
+    # 4,096 tokens there, and 50 prefill sizes are captured.
+    row = {"chunked-prefill-size": "4096", "max-running-requests": "32"}
+    assert ask("sglang", settings=row, memory_bytes=32607 * MIB).settings == {"mem_fraction_static": 0.778}
+    # A step of 2,048 tokens or fewer counts as 2,048, and has 38 sizes.
+    reserved = 512 + 1.5 * 2048 + 128 + 2 * 32 + 8 * 42
+    small = ask("sglang", settings={**row, "chunked-prefill-size": "2048"}, memory_bytes=32607 * MIB)
+    assert small.settings == {"mem_fraction_static": round((32607 - reserved) / 32607, 3)}
+
+
+@pytest.mark.parametrize(
+    ("vision", "factor"),
+    [({"num_hidden_layers": 27, "hidden_size": 1152}, 0.95 * (1 - 0.1 * (27 * 1152**2 / (24 * 1024**2) - 1))),
+     ({"depth": 32, "hidden_size": 1280}, 0.95 * (1 - 0.1 * (1280**2 / 1024**2 - 1))),
+     ({"num_hidden_layers": 2, "hidden_size": 64}, 0.95 * 1.05), ({"hidden_size": 8192}, 0.95 * 0.8), ({}, 0.95)],
+)  # fmt: skip
+def test_sglang_keeps_more_free_for_a_vision_tower(vision: dict[str, int], factor: float) -> None:
+    text = ask("sglang").settings["mem_fraction_static"]
+    found = ask("sglang", multimodal={"vision_config": vision})
+    assert found.settings["mem_fraction_static"] == pytest.approx(text * factor, abs=1e-5)
+    assert lines(found)["embeddings of images"] == 100 * MIB
+    # Audio alone leaves the share as it is.
+    assert ask("sglang", multimodal={"audio_config": {}}).settings["mem_fraction_static"] == text
+
+
+def test_sglang_counts_the_driver_and_the_host_before_it_loads() -> None:
+    assert lines(ask("sglang", ranks=4, has_fast_links=False)).keys() & {"NCCL buffers"} == set()
+    assert lines(ask("sglang", shares_memory=True))["CUDA context"] == 10 * GIB
+    for part in ask("sglang", ranks=2, multimodal={}).held:
+        assert part.low is not None
+        assert part.high is not None
+        is_estimated = part.name in ("CUDA context", "NCCL buffers")
+        assert (part.low < part.bytes < part.high) if is_estimated else part.low == part.bytes == part.high
 
 
 def test_sglang_default_share_of_mla() -> None:
@@ -149,7 +185,7 @@ def test_sglang_default_share_of_mla() -> None:
 
 def test_sglang_given_a_share() -> None:
     found = lines(ask("sglang", settings={"mem-fraction-static": "0.9"}, ranks=2))
-    free = MEMORY - 512 * MIB - GIB
+    free = MEMORY - (640 + 1152) * MIB
     assert found["activations and graphs (1 - 0.9)"] == free - int(free * 0.9)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvcalc.memory.engines.release import Release
@@ -31,6 +32,14 @@ class Held(NamedTuple):
     low: int | None = None
     high: int | None = None
 
+    def within(self, low: float, high: float) -> Held:
+        """The part with a range of `low` to `high` times its bytes."""
+        return self._replace(low=int(self.bytes * low), high=ceil(self.bytes * high))
+
+    def exact(self) -> Held:
+        """The part as one that the engine's settings determine: both ends of the range are its bytes."""
+        return self._replace(low=self.bytes, high=self.bytes)
+
 
 class Question(NamedTuple):
     """A device's memory, the workload on it, and the engine's own settings (option name to text).
@@ -39,7 +48,8 @@ class Question(NamedTuple):
     manages the memory. `release` is the engine's release, or None for the newest. `batch_size` is that of one of the
     `attention_replicas`. `has_fast_links` is whether the devices are joined by more than PCIe. `images` is set if the
     engine loads a vision tower, and `has_sparse_latent` for MLA with an indexer.
-    `shares_memory` is whether the host uses the device's memory.
+    `shares_memory` is whether the host uses the device's memory. `multimodal` is the published config of a model with
+    vision or audio towers.
     """
 
     memory_bytes: int
@@ -58,6 +68,7 @@ class Question(NamedTuple):
     has_sparse_latent: bool = False
     shares_memory: bool = False
     tensor_parallel_size: int = 1
+    multimodal: Mapping[str, object] | None = None
 
     def driver(self, context_mib: int, nccl_mib: int = 0) -> list[Held]:
         """The memory outside the engine: the driver's context, and NCCL's buffers if there are several ranks."""

@@ -68,8 +68,8 @@ def vllm(question: Question) -> Reserve:
         a_layer = _EXPERTS_GRAPH_BYTES if width.has_experts else _GRAPH_BYTES
         sizes = _graph_sizes(requests)
         estimated.append(Held(RESERVE, "CUDA graphs", width.num_layers * a_layer * sizes // _GRAPH_SIZES))
-    estimated = [part._replace(low=int(part.bytes * _LOW), high=ceil(part.bytes * _HIGH)) for part in estimated]
-    held = [Held(RESERVE, f"unused share (1 - {utilization:g})", left, left, left), *estimated]
+    unused = Held(RESERVE, f"unused share (1 - {utilization:g})", left).exact()
+    held = [unused, *(part.within(_LOW, _HIGH) for part in estimated)]
     settings: dict[str, object] = {
         "gpu_memory_utilization": utilization,
         "max_num_seqs": requests,

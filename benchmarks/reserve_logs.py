@@ -1,0 +1,137 @@
+"""Public logs of what engines keep beside weights and cache, each with kvcalc's estimate: vLLM's and SGLang's.
+
+`range_of` and `covered` compute the 80 % range of an estimate and check it with logs that it was not computed from.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import kvcalc
+from kvcalc.memory.reserve import parts
+from kvcalc.memory.reserve.sglang import sglang
+from kvcalc.memory.sharding import Width
+from kvcalc.planning.budget import Budget, budget
+from kvcalc.planning.case import make_case
+from kvcalc.planning.question import Question
+from kvcalc.throughput.hardware import Devices, find_gpu, own_gpu
+
+GIB = 2**30
+FOLDER = Path(__file__).parent
+# The ends of the range as shares of the sorted ratios. They are wider than 10 % and 90 %, so that the range also covers
+# four of five logs that it was not computed from. Above the estimate it is wider still: there a server does not start.
+_LOW, _HIGH = 0.05, 0.975
+
+
+class Log(NamedTuple):
+    """A log, the GiB that the engine reserved according to it, and kvcalc's estimate of them."""
+
+    family: str
+    model: str
+    device: str
+    release: str
+    source: str
+    memory: float
+    actual: float
+    estimate: float
+
+    @property
+    def ratio(self) -> float:
+        return self.actual / self.estimate
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether the log set no constant."""
+        return not self.source.startswith(("report", "used"))
+
+
+def read_table(name: str) -> list[dict[str, str]]:
+    """The rows of a table in this folder."""
+    lines = [line for line in (FOLDER / name).read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return list(csv.DictReader(lines, delimiter="\t"))
+
+
+def read_vllm_logs() -> list[Log]:
+    """The memory that vLLM requests, less the weights that it loaded and the memory left for the cache."""
+    return [_vllm_log(row) for row in read_table("vllm_memory.tsv")]
+
+
+def read_sglang_logs() -> list[Log]:
+    """The memory that is not free before SGLang loads the weights.
+
+    If a log does not print it, it follows from the share: (weights + pool) / share is the memory that was free.
+    """
+    return [_sglang_log(row) for row in read_table("sglang_memory.tsv")]
+
+
+def _vllm_log(row: dict[str, str]) -> Log:
+    memory, ranks, stages = float(row["memory"]), int(row["tp"]), int(row["pp"])
+    settings = {
+        "gpu-memory-utilization": row["utilization"],
+        **({"max-num-batched-tokens": row["tokens"]} if row["tokens"] else {}),
+        **({"max-num-seqs": row["requests"]} if row["requests"] else {}),
+    }
+    gpu = own_gpu(find_gpu(row["device"]), int(memory * GIB), None, None)
+    found = budget(
+        make_case(
+            Question(
+                kvcalc.load_model(row["model"]),
+                context_tokens=int(row["context"]),
+                dtype=row["dtype"] or None,
+                engine=f"vllm@{row['release']}",
+                engine_settings=settings,
+                tensor_parallel_size=ranks,
+                pipeline_parallel_size=stages,
+                devices=Devices(gpu, ranks * stages),
+            )
+        )
+    )
+    assert isinstance(found, Budget), found
+    loaded = float(row["loaded"]) if row["loaded"] else (found.weights.bytes or 0) / GIB
+    actual = memory * float(row["utilization"]) - loaded - float(row["available"])
+    estimate = sum(part.bytes for part in found.reserve.held if part.low != part.bytes) / GIB
+    return Log(row["family"], row["model"], row["device"], row["release"], row["source"], memory, actual, estimate)
+
+
+def _sglang_log(row: dict[str, str]) -> Log:
+    gpu, ranks = find_gpu(row["device"]), int(row["tp"])
+    memory = gpu.memory_bytes / GIB
+    before = row["before"] or (float(row["loaded"]) + float(row["pool"])) / float(row["share"])
+    question = parts.Question(
+        memory_bytes=gpu.memory_bytes, width=Width(0, 0, 0, 0, False), ranks=ranks, context_tokens=1, batch_size=1,
+        settings={}, has_fast_links=gpu.interconnect is not None,
+        shares_memory=(gpu.memory_type or "").startswith("LPDDR"),
+    )  # fmt: skip
+    estimate = sum(part.bytes for part in sglang(question).held if part.low != part.bytes) / GIB
+    actual = memory - float(before)
+    return Log(row["family"], row["model"], row["device"], row["date"], row["source"], memory, actual, estimate)
+
+
+def range_of(ratios: Sequence[float]) -> tuple[float, float]:
+    """The ends of the 80 % range of these ratios, by linear interpolation."""
+    ordered = sorted(ratios)
+
+    def at(share: float) -> float:
+        place = share * (len(ordered) - 1)
+        low = int(place)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+    return at(_LOW), at(_HIGH)
+
+
+def covered(logs: Sequence[Log], group: Callable[[Log], object]) -> int:
+    """How many logs are within the range that the logs of the other groups give."""
+    count = 0
+    for log in logs:
+        low, high = range_of([other.ratio for other in logs if group(other) != group(log)])
+        count += low <= log.ratio <= high
+    return count
+
+
+def release_and_family(log: Log) -> tuple[str, str]:
+    """What the logs that may err together have in common."""
+    return log.release, log.family
