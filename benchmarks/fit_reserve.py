@@ -1,7 +1,7 @@
 """Compare the memory that kvcalc reserves for an engine with public logs, and compute its 80 % range.
 
-    python benchmarks/fit_reserve.py [ENGINE]            # vllm or sglang: a row per log, the range, what it covers
-    python benchmarks/fit_reserve.py [ENGINE] --markdown # the table of docs/fit.md
+    python benchmarks/fit_reserve.py [ENGINE]             # a row per log, the range, and how many logs it covers
+    python benchmarks/fit_reserve.py [ENGINE] --markdown  # the table of docs/fit.md
 
 The constants in kvcalc/memory/reserve follow from the engine's source, and from the rows of the tables that are marked
 `report` or `used`; the range comes from the other logs. For each release and family, the range is computed without its
@@ -13,12 +13,20 @@ from __future__ import annotations
 import argparse
 from statistics import median
 
-from benchmarks.reserve_logs import covered, range_of, read_sglang_logs, read_vllm_logs, release_and_family
-from kvcalc.memory.reserve import sglang, vllm
+from benchmarks.reserve_logs import (
+    covered,
+    range_of,
+    read_llama_cpp_logs,
+    read_sglang_logs,
+    read_vllm_logs,
+    release_and_family,
+)
+from kvcalc.memory.reserve import llama_cpp, sglang, vllm
 
 ENGINES = {
     "vllm": (read_vllm_logs, (vllm._LOW, vllm._HIGH)),
     "sglang": (read_sglang_logs, (sglang._LOW, sglang._HIGH)),
+    "llama.cpp": (read_llama_cpp_logs, (llama_cpp._LOW, llama_cpp._HIGH)),
 }
 
 

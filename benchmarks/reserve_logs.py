@@ -1,4 +1,4 @@
-"""Public logs of what engines keep beside weights and cache, each with kvcalc's estimate: vLLM's and SGLang's.
+"""Public logs of what engines keep beside weights and cache, each with kvcalc's estimate.
 
 `range_of` and `covered` compute the 80 % range of an estimate and check it with logs that it was not computed from.
 """
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import kvcalc
 from kvcalc.memory.reserve import parts
+from kvcalc.memory.reserve.llama_cpp import llama_cpp
 from kvcalc.memory.reserve.sglang import sglang
 from kvcalc.memory.sharding import Width
 from kvcalc.planning.budget import Budget, budget
@@ -67,6 +68,11 @@ def read_sglang_logs() -> list[Log]:
     return [_sglang_log(row) for row in read_table("sglang_memory.tsv")]
 
 
+def read_llama_cpp_logs() -> list[Log]:
+    """The compute buffer and the memory outside llama.cpp's buffers. Logs of the buffer alone set a constant."""
+    return [_llama_cpp_log(row) for row in read_table("llama_cpp_memory.tsv")]
+
+
 def _vllm_log(row: dict[str, str]) -> Log:
     memory, ranks, stages = float(row["memory"]), int(row["tp"]), int(row["pp"])
     settings = {
@@ -108,6 +114,18 @@ def _sglang_log(row: dict[str, str]) -> Log:
     estimate = sum(part.bytes for part in sglang(question).held if part.low != part.bytes) / GIB
     actual = memory - float(before)
     return Log(row["family"], row["model"], row["device"], row["date"], row["source"], memory, actual, estimate)
+
+
+def _llama_cpp_log(row: dict[str, str]) -> Log:
+    question = parts.Question(
+        memory_bytes=0, width=Width(int(row["elements"]), int(row["hidden"]), int(row["vocab"]), 0, False),
+        ranks=int(row["devices"] or 1), context_tokens=int(row["context"]), batch_size=1,
+        settings={"ubatch-size": row["ubatch"], "parallel": "1"}, is_apple=row["device"].startswith("m3"),
+    )  # fmt: skip
+    held = llama_cpp(question).held[: 2 if row["other"] else 1]
+    memory, actual = float(row["memory"] or 80 * 1024) / 1024, (float(row["buffer"]) + float(row["other"] or 0)) / 1024
+    estimate = sum(part.bytes for part in held) / GIB
+    return Log(row["family"], row["model"], row["device"], row["build"], row["source"], memory, actual, estimate)
 
 
 def range_of(ratios: Sequence[float]) -> tuple[float, float]:

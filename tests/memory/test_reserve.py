@@ -129,6 +129,12 @@ def test_vllm_takes_its_step_and_its_prefill_from_the_device(
     assert found == {**sizes, "gdn-prefill-backend": prefill}
 
 
+def test_vllm_has_larger_blocks_on_gpus_of_intel() -> None:
+    older = release_of("vllm@0.31")
+    assert device_settings("vllm", 12 * GIB, "arc-b580", "xe2", None)["block-size"] == "64"
+    assert "block-size" not in device_settings("vllm", 12 * GIB, "arc-b580", "xe2", older)
+
+
 def test_sglang_default_share() -> None:
     # 81,920 MiB: 512 + 1.5 x 8,192 + 1/8 x 1,024 + 2 x 256 + 8 x the number of prefill sizes up to 8,192, which is
     # 8 + 14 + 8 + 8 + 12 + 8 = 58.
@@ -195,10 +201,32 @@ def test_llama_cpp_buffers_as_its_logs_print_them() -> None:
     assert lines(ask("llama.cpp", LLAMA_2_7B))["compute buffer of 512 tokens"] == int(70.5 * MIB)
 
 
-def test_llama_cpp_without_flash_attention_holds_scores() -> None:
+def test_llama_cpp_without_flash_attention_holds_scores_and_the_mask() -> None:
     found = ask("llama.cpp", settings={"flash-attn": "off"}, num_heads=32, context_tokens=65536)
-    assert lines(found)["compute buffer of 512 tokens"] > 512 * 65536 * 32 * 4
-    assert found.varies
+    assert lines(found)["compute buffer of 512 tokens"] == 512 * (3 * 14336 + 65536 * (32 + 1)) * 4
+
+
+def test_llama_cpp_holds_a_mask_that_grows_with_the_cells() -> None:
+    # With flash attention, 2 bytes per token and cell. The logits are larger up to (128,256 + 4,096 - 43,008) x 4 / 2.
+    until = (128256 + 4096 - 3 * 14336) * 2
+    short, long = (ask("llama.cpp", context_tokens=tokens) for tokens in (until, 2**19))
+    assert short.same_until == long.same_until == until
+    assert lines(short)["compute buffer of 512 tokens"] == int(258.5 * MIB)
+    assert lines(long)["compute buffer of 512 tokens"] == 512 * (3 * 14336 * 4 + 2**19 * 2)
+    # Slots that share one stream see the cells of all; several devices prepare four micro-batches.
+    four = ask("llama.cpp", context_tokens=2**17, batch_size=4)
+    assert lines(four) == lines(long)
+    own = ask("llama.cpp", context_tokens=2**17, batch_size=4, settings={"parallel": "4"})
+    assert lines(own)["compute buffer of 512 tokens"] == int(258.5 * MIB)
+    assert lines(ask("llama.cpp", context_tokens=2**17, ranks=2))["compute buffer of 512 tokens"] > 2**28
+
+
+def test_metal_has_no_context_of_a_driver() -> None:
+    assert set(lines(ask("llama.cpp", is_apple=True))) == {"compute buffer of 512 tokens", "reserved by macOS (25 %)"}
+    for part in ask("llama.cpp").held:
+        assert part.low is not None
+        assert part.high is not None
+        assert part.low < part.bytes < part.high
 
 
 def test_tensorrt_llm_shares_what_is_free() -> None:

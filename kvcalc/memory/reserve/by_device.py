@@ -17,6 +17,10 @@ _SGLANG_LARGEST = (16384, 512, 512)
 _FLASHINFER_DELTA_NETS = ("hopper", "blackwell", "blackwell-rtx")
 
 
+# Intel's GPUs, on which every block is a multiple of 64 tokens since this release (XPU_BLOCK of engines/vllm).
+_XPU, _XPU_BLOCKS_SINCE, _XPU_BLOCK = ("xe-hpg", "xe2"), Release.of(0, 32), "64"
+
+
 class _Batches(NamedTuple):
     """The tokens in one step and the requests of vLLM's API server, on the `devices` with at least this memory."""
 
@@ -59,9 +63,12 @@ def device_settings(
     rows = [row for row in _vllm_batches(release) if memory_bytes >= row.memory_bytes]
     row = rows[-1] if device_name.startswith(_SMALL_BATCHES) else rows[0]
     prefill = "flashinfer" if device_class in _FLASHINFER_DELTA_NETS else "triton"
-    return {
+    found = {
         "max-num-batched-tokens": str(row.tokens), "max-num-seqs": str(row.requests), "gdn-prefill-backend": prefill
     }  # fmt: skip
+    if device_class in _XPU and (release or NEWEST) >= _XPU_BLOCKS_SINCE:
+        found["block-size"] = _XPU_BLOCK
+    return found
 
 
 def device_defaults(engine: str, release: Release | None) -> list[DeviceDefault]:

@@ -49,7 +49,7 @@ class Question(NamedTuple):
     `attention_replicas`. `has_fast_links` is whether the devices are joined by more than PCIe. `images` is set if the
     engine loads a vision tower, and `has_sparse_latent` for MLA with an indexer.
     `shares_memory` is whether the host uses the device's memory. `multimodal` is the published config of a model with
-    vision or audio towers.
+    vision or audio towers, and `keeps_tokens` is false for one without a cache of tokens.
     """
 
     memory_bytes: int
@@ -69,6 +69,7 @@ class Question(NamedTuple):
     shares_memory: bool = False
     tensor_parallel_size: int = 1
     multimodal: Mapping[str, object] | None = None
+    keeps_tokens: bool = True
 
     def driver(self, context_mib: int, nccl_mib: int = 0) -> list[Held]:
         """The memory outside the engine: the driver's context, and NCCL's buffers if there are several ranks."""
@@ -90,13 +91,15 @@ class Reserve(NamedTuple):
     """The memory that is not available to the cache, and the settings that determine it.
 
     `share` is the cache's fraction of the memory left after weights and `held` (TensorRT-LLM's fraction of free
-    memory). `varies` is whether `held` grows with the context or the batch.
+    memory). `varies` is whether `held` grows with the context or the batch, and `same_until` the tokens of all
+    sequences together up to which it does not.
     """
 
     held: list[Held]
     settings: dict[str, object]
     share: float = 1.0
     varies: bool = False
+    same_until: int = 0
 
     def held_bytes(self) -> int:
         """The bytes of all parts."""
