@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvcalc import load_model
 from tests.documents import audit, texts
 from tests.memory.engines.models import gated_delta, gpt_oss, latent, plain, sparse
 
@@ -688,5 +687,5 @@ def test_an_intel_gpu_has_blocks_of_64_beside_states() -> None:
     line = "Setting attention block size to {} tokens to ensure that attention page size is >= mamba page size."
     start = "vLLM API server version 0.24.0\ndevice_config={}, enable_prefix_caching=True\n"
     for platform, block in (("xpu", 832), ("cuda", 784)):
-        found = audit(start.format(platform) + line.format(block), load_model("qwen3.6-27b"))
+        found = audit(start.format(platform) + line.format(block), model="qwen3.6-27b")
         assert [figure["verdict"] for figure in found["figures"]] == ["equal"], platform
