@@ -15,6 +15,7 @@ from statistics import median
 
 from benchmarks.reserve_logs import (
     covered,
+    is_within,
     range_of,
     read_llama_cpp_logs,
     read_sglang_logs,
@@ -57,9 +58,9 @@ def main() -> int:
             else "  ".join(f"{field:20}" for field in [*fields, f"{log.ratio:.2f}"])
         )
     if not asked.markdown:
-        low, high = range_of([log.ratio for log in held_out])
+        low, high = range_of(held_out)
         print(f"\nrange {low:.2f} to {high:.2f} times the estimate; used {used[0]} to {used[1]}")
-        within = sum(used[0] <= log.ratio <= used[1] for log in held_out)
+        within = sum(is_within(log, used) for log in held_out)
         print(f"{len(held_out)} logs that set no constant: {within} within the range used;")
         print(f"{covered(held_out, release_and_family)} within the range of other releases and families;")
         print(f"{covered(held_out, lambda log: log.family)} within the range of the other families")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import kvcalc
-from kvcalc.memory.reserve import parts
+from kvcalc.memory.reserve import parts, vllm
 from kvcalc.memory.reserve.llama_cpp import llama_cpp
 from kvcalc.memory.reserve.sglang import sglang
 from kvcalc.memory.sharding import Width
@@ -22,13 +22,17 @@ from kvcalc.throughput.hardware import Devices, find_gpu, own_gpu
 
 GIB = 2**30
 FOLDER = Path(__file__).parent
-# The ends of the range as shares of the sorted ratios. They are wider than 10 % and 90 %, so that the range also covers
-# four of five logs that it was not computed from. Above the estimate it is wider still: there a server does not start.
-_LOW, _HIGH = 0.05, 0.975
+# The ends of the range as shares of the sorted ratios. They are wider than 10 % and 90 %, so that the range covers four
+# of five logs that it was not computed from.
+_LOW, _HIGH = 0.025, 0.975
 
 
 class Log(NamedTuple):
-    """A log, the GiB that the engine reserved according to it, and kvcalc's estimate of them."""
+    """A log, the GiB that the engine reserved according to it, and kvcalc's estimate of them.
+
+    `floor` is what the low end of the range is a multiple of: the estimate, or a smaller one if the engine may do
+    without some of it.
+    """
 
     family: str
     model: str
@@ -38,6 +42,7 @@ class Log(NamedTuple):
     memory: float
     actual: float
     estimate: float
+    floor: float
 
     @property
     def ratio(self) -> float:
@@ -98,8 +103,12 @@ def _vllm_log(row: dict[str, str]) -> Log:
     assert isinstance(found, Budget), found
     loaded = float(row["loaded"]) if row["loaded"] else (found.weights.bytes or 0) / GIB
     actual = memory * float(row["utilization"]) - loaded - float(row["available"])
-    estimate = sum(part.bytes for part in found.reserve.held if part.low != part.bytes) / GIB
-    return Log(row["family"], row["model"], row["device"], row["release"], row["source"], memory, actual, estimate)
+    estimated = [part for part in found.reserve.held if part.low != part.bytes]
+    estimate = sum(part.bytes for part in estimated) / GIB
+    floor = sum(part.low or 0 for part in estimated) / vllm._LOW / GIB
+    return Log(
+        row["family"], row["model"], row["device"], row["release"], row["source"], memory, actual, estimate, floor
+    )
 
 
 def _sglang_log(row: dict[str, str]) -> Log:
@@ -113,7 +122,7 @@ def _sglang_log(row: dict[str, str]) -> Log:
     )  # fmt: skip
     estimate = sum(part.bytes for part in sglang(question).held if part.low != part.bytes) / GIB
     actual = memory - float(before)
-    return Log(row["family"], row["model"], row["device"], row["date"], row["source"], memory, actual, estimate)
+    return Log(row["family"], row["model"], row["device"], row["date"], row["source"], memory, actual, *2 * [estimate])
 
 
 def _llama_cpp_log(row: dict[str, str]) -> Log:
@@ -125,29 +134,31 @@ def _llama_cpp_log(row: dict[str, str]) -> Log:
     held = llama_cpp(question).held[: 2 if row["other"] else 1]
     memory, actual = float(row["memory"] or 80 * 1024) / 1024, (float(row["buffer"]) + float(row["other"] or 0)) / 1024
     estimate = sum(part.bytes for part in held) / GIB
-    return Log(row["family"], row["model"], row["device"], row["build"], row["source"], memory, actual, estimate)
+    return Log(row["family"], row["model"], row["device"], row["build"], row["source"], memory, actual, *2 * [estimate])
 
 
-def range_of(ratios: Sequence[float]) -> tuple[float, float]:
-    """The ends of the 80 % range of these ratios, by linear interpolation."""
+def range_of(logs: Sequence[Log]) -> tuple[float, float]:
+    """The ends of the 80 % range: of the ratios to the floor below, of those to the estimate above."""
+    return _at([log.actual / log.floor for log in logs], _LOW), _at([log.ratio for log in logs], _HIGH)
+
+
+def _at(ratios: Sequence[float], share: float) -> float:
+    """The value at this share of the sorted ratios, by linear interpolation."""
     ordered = sorted(ratios)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
-    def at(share: float) -> float:
-        place = share * (len(ordered) - 1)
-        low = int(place)
-        high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
-    return at(_LOW), at(_HIGH)
+def is_within(log: Log, ends: tuple[float, float]) -> bool:
+    """Whether the log is within a range."""
+    return ends[0] * log.floor <= log.actual <= ends[1] * log.estimate
 
 
 def covered(logs: Sequence[Log], group: Callable[[Log], object]) -> int:
     """How many logs are within the range that the logs of the other groups give."""
-    count = 0
-    for log in logs:
-        low, high = range_of([other.ratio for other in logs if group(other) != group(log)])
-        count += low <= log.ratio <= high
-    return count
+    return sum(is_within(log, range_of([other for other in logs if group(other) != group(log)])) for log in logs)
 
 
 def release_and_family(log: Log) -> tuple[str, str]:

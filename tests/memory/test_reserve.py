@@ -182,6 +182,18 @@ def test_sglang_counts_the_driver_and_the_host_before_it_loads() -> None:
         assert (part.low < part.bytes < part.high) if is_estimated else part.low == part.bytes == part.high
 
 
+def test_vllm_may_sample_without_a_sort_before_0_17() -> None:
+    # With FlashInfer: 10 bytes per logit at the low end, not 39. The peak is then that of a layer.
+    ends = {}
+    for name in ("0.7", "0.8", "0.16", "0.17"):
+        peak = ask("vllm", release=release_of(f"vllm@{name}")).held[1]
+        assert peak.low is not None
+        ends[name] = peak.low / peak.bytes
+    assert [ends["0.7"], ends["0.17"]] == pytest.approx([0.7, 0.7])
+    assert ends["0.8"] < 0.5
+    assert ends["0.16"] < 0.5
+
+
 def test_sglang_default_share_of_mla() -> None:
     # The same, but 1,536 MiB for the prefill graphs.
     reserved = 512 + 1.5 * 8192 + 128 + 2 * 256 + 1536

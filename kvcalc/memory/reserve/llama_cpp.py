@@ -16,7 +16,7 @@ _SLOTS = 4
 _COPIES = 4
 # The 80 % range of buffer and context together, as multiples of the estimate. benchmarks/fit_reserve.py computes it
 # from the logs in benchmarks/llama_cpp_memory.tsv.
-_LOW, _HIGH = 0.63, 2.18
+_LOW, _HIGH = 0.58, 2.18
 
 
 def llama_cpp(question: Question) -> Reserve:

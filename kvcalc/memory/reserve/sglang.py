@@ -16,7 +16,7 @@ _MLA_GRAPHS_MIB = 1536
 # memory with the host, SGLang counts what is available there.
 _CONTEXT_MIB, _SHARED_CONTEXT_MIB, _NCCL_MIB = 640, 10240, 1152
 # The 80 % range of these parts together, as multiples of the estimate, computed as for vLLM.
-_LOW, _HIGH = 0.57, 2.04
+_LOW, _HIGH = 0.52, 2.04
 # Memory for the embeddings of images, which are allocated after the pool (SGLANG_VLM_CACHE_SIZE_MB, srt/environ.py).
 _EMBEDDINGS_MIB = 100
 # The layers and the width of the vision tower that leaves the share as it is, times 0.95 (adjust_mem_fraction_for_vlm).

@@ -13,6 +13,9 @@ from kvcalc.memory.reserve.parts import ACTIVATION, MIB, NEWEST, RESERVE, Held, 
 # Bytes per logit while the dummy step samples. 39 with PyTorch's sort, which V0 and V1 before 0.17 use without
 # FlashInfer; 14 since 0.17 (19 families on an H100, 0.19); 10 with the second model runner, which 0.33 prefers.
 _LOGIT_BYTES = {Release.of(0, 33): 10, Release.of(0, 17): 14, Release.of(0): 39}
+# From 0.8 on, V1 samples with FlashInfer if it is installed, and then sorts nothing: the model's logits, a copy in fp32
+# and the probabilities (flashinfer_sample, v1/sample/ops/topk_topp_sampler.py). Until 0.17, this is the low end.
+_UNSORTED_LOGIT_BYTES, _UNSORTED_SINCE, _UNSORTED_UNTIL = 2 + 4 + 4, Release.of(0, 8), Release.of(0, 17)
 # The driver's context. On devices that share their memory with the host, vLLM also counts what its host processes
 # take: 0.1 to 5.7 GiB in six logs of GB10.
 _CONTEXT_MIB, _SHARED_CONTEXT_MIB = 256, 4096
@@ -23,9 +26,9 @@ _GRAPH_BYTES, _EXPERTS_GRAPH_BYTES, _GRAPH_SIZES = 12 * MIB, 20 * MIB, 51
 # NCCL and all-reduce buffers. With fast links, 0.17 and later prepare more kinds of all-reduce (2.07 to 2.21 GiB with
 # the context on an H100, 0.19).
 _NCCL_MIB, _FAST_NCCL_MIB, _SECOND_ALL_REDUCE = 704, 1843, Release.of(0, 17)
-# The 80 % range of all estimated parts together, as multiples of the estimate. It comes from the logs that set no
-# constant, checked without the logs of the same release and family.
-_LOW, _HIGH = 0.4, 1.63
+# The 80 % range of all estimated parts together, as multiples of the estimate, and at its low end of that without a
+# sort. It comes from the logs that set no constant, checked without the logs of the same family.
+_LOW, _HIGH = 0.7, 1.63
 # Since this release, vLLM also estimates the graphs by default and has a new default share (config/cache.py; the log
 # says "default since v0.21.0").
 _GRAPHS_SINCE = Release.of(0, 21)
@@ -51,8 +54,9 @@ def vllm(question: Question) -> Reserve:
     requests = min(given.count("max-num-seqs"), tokens)
     left = question.memory_bytes - ceil(question.memory_bytes * utilization)
     nccl = _nccl_mib(question.has_fast_links, release)
+    peak, low_peak = (_peak(question, tokens, requests, size) for size in _logit_bytes(release))
     estimated = [
-        Held(ACTIVATION, f"activations of {tokens:,} tokens", _peak(question, tokens, requests, release)),
+        Held(ACTIVATION, f"activations of {tokens:,} tokens", peak),
         *question.driver(_SHARED_CONTEXT_MIB if question.shares_memory else _CONTEXT_MIB, nccl),
     ]
     if question.images is not None:
@@ -70,6 +74,7 @@ def vllm(question: Question) -> Reserve:
         estimated.append(Held(RESERVE, "CUDA graphs", width.num_layers * a_layer * sizes // _GRAPH_SIZES))
     unused = Held(RESERVE, f"unused share (1 - {utilization:g})", left).exact()
     held = [unused, *(part.within(_LOW, _HIGH) for part in estimated)]
+    held[1] = held[1]._replace(low=int(low_peak * _LOW))
     settings: dict[str, object] = {
         "gpu_memory_utilization": utilization,
         "max_num_seqs": requests,
@@ -95,14 +100,19 @@ def _sparse_workspace(context_tokens: int, release: Release) -> int:
     return factor * context_tokens * 576 * 2
 
 
-def _peak(question: Question, tokens: int, requests: int, release: Release) -> int:
+def _logit_bytes(release: Release) -> tuple[int, int]:
+    """The bytes per logit, and those at the low end of the range."""
+    found = next(size for since, size in _LOGIT_BYTES.items() if release >= since)
+    return found, _UNSORTED_LOGIT_BYTES if _UNSORTED_SINCE <= release < _UNSORTED_UNTIL else found
+
+
+def _peak(question: Question, tokens: int, requests: int, logit_bytes: int) -> int:
     """The peak of the dummy step: that of a layer, of sampling or of the vision tower."""
     width, element = question.width, 2
     row = width.hidden_size * element
     gathered = (question.attention_replicas - 1) * row
     module = tokens * width.module_elements * element
     layer = tokens * (_ROWS * row + gathered) + module
-    logit_bytes = next(size for since, size in _LOGIT_BYTES.items() if release >= since)
     sampling = requests * width.vocab_size * logit_bytes + tokens * _ROWS_WHILE_SAMPLING * row
     sampling += module if width.has_experts else 0
     if question.images is None:
