@@ -13,7 +13,7 @@ from kvcalc.memory.reserve import reserve_of
 from kvcalc.memory.reserve.by_device import device_settings
 from kvcalc.memory.reserve.parts import GIB, MIB, Question
 from kvcalc.memory.sharding import Width
-from kvcalc.model.towers.images import ImageRule
+from kvcalc.model.towers.image_rule import ImageRule
 
 LLAMA_8B = Width(3 * 14336, 4096, 128256, 32, False)
 LLAMA_2_7B = Width(3 * 11008, 4096, 32000, 32, False)

@@ -10,7 +10,7 @@ from kvcalc.memory.engines.release import Release
 from kvcalc.memory.sharding import Width
 
 if TYPE_CHECKING:
-    from kvcalc.model.towers.images import ImageRule
+    from kvcalc.model.towers.image_rule import ImageRule
 
 GIB = 2**30
 MIB = 2**20

@@ -65,5 +65,6 @@ def body(vision: ConfigReader, default: str) -> Counted:
 
 
 def body_width(vision: ConfigReader, default: str) -> int:
+    """The width of that tower."""
     kind = vision.config.get("model_type") or default
     return integer(vision, 1024 if kind == "pixtral" else 768, "hidden_size")

@@ -6,33 +6,15 @@ published preprocessor_config.json states where they differ from the class (Qwen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import ceil, floor, sqrt
-from typing import NamedTuple
 
 from kvcalc.errors import ModelError
 from kvcalc.model.memo import remembered
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.towers.blocks import integer, side
-
-
-class ImageRule(NamedTuple):
-    """`tokens(width, height)` is the tokens of an image in pixels. `most` is that of the largest image, and each token
-    takes `patches_per_token` patches of the vision tower. `width` and `elements` are the tower's width and the values
-    that a patch needs in the widest module of a layer. vLLM tries videos of up to `most_frames` times as many tokens.
-    """
-
-    tokens: Callable[[int, int], int]
-    most: int
-    patches_per_token: int
-    width: int
-    elements: int
-    most_frames: int = 1
-
-    def most_at(self, context_tokens: int) -> int:
-        """The tokens of the largest image or video that is no longer than the context, and at least one image."""
-        return self.most * max(1, min(self.most_frames, context_tokens // max(self.most, 1)))
+from kvcalc.model.towers.image_rule import ImageRule, Make, tower_size
 
 
 @remembered
@@ -68,16 +50,6 @@ def image_tokens(spec: ModelSpec, width: int, height: int) -> int:
         kind = "takes no images" if spec.multimodal is None else "has images whose tokens are not known"
         raise ModelError(f"--images: {spec.name} ({spec.model_type}) {kind}")
     return rule.tokens(width, height)
-
-
-Make = Callable[[ConfigReader, ConfigReader], ImageRule]
-
-
-def tower_size(vision: ConfigReader, matrices: int = 2, width: int = 1152, inner: int = 4304) -> tuple[int, int]:
-    """The tower's width, and the values of a patch in its widest module: in and out of the MLP."""
-    size = integer(vision, width, "embed_dim", "hidden_size", "vt_hidden_size")
-    middle = integer(vision, inner, "intermediate_size", "vt_intermediate_size")
-    return size, matrices * middle
 
 
 def _of_pixels(least: int, most: int, patch: int, *, frames: int = 1, matrices: int = 2, video: int = 1) -> Make:

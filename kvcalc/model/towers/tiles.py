@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import integer, side
-from kvcalc.model.towers.images import ImageRule, Make, tower_size
+from kvcalc.model.towers.image_rule import ImageRule, Make, tower_size
 
 
 def _internvl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
