@@ -38,7 +38,7 @@ def prefill_step_tokens(case: Case) -> int:
     SGLang divides its number among the attention replicas (arg_groups/parallel_hook.py).
     """
     # Imported here because most questions do not need it.
-    from kvcalc.memory.reserve import sglang_prefill_tokens
+    from kvcalc.memory.reserve.by_device import sglang_prefill_tokens
     from kvcalc.throughput.serving import STEP_TOKENS
 
     given = Given(case.engine_name, case.settings)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import release_of
-from kvcalc.memory.reserve import ACTIVATION, RESERVE, Held, Question, Reserve, reserve_of
-from kvcalc.model.caches import IndexerKeys
+from kvcalc.memory.reserve import reserve_of
+from kvcalc.memory.reserve.parts import ACTIVATION, RESERVE, Held, Question, Reserve
+from kvcalc.model.caches import IndexerKeys, RecurrentState
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.model.towers import tower_parameters
@@ -72,9 +73,21 @@ class Budget(NamedTuple):
     @property
     def pool_shrinkage(self) -> PoolShrinkage | None:
         """How many bytes the pool shrinks at another context or batch. None if its size does not change."""
-        if not self.reserve.varies:
+        if not self.reserve.varies or self._is_full_before_it_varies():
             return None
         return lambda tokens, sequences: self.pool_bytes - self.pool_at(tokens, sequences)
+
+    def _is_full_before_it_varies(self) -> bool:
+        """Whether no cache that fits is so large that the reserve grows, neither by its context nor by its batch."""
+        workload, most = self.case.workload, self.reserve.same_until
+        tokens, batch = workload.context_tokens, workload.attention_batch(workload.batch_size)
+        if tokens * batch > most:
+            return False
+        rules, share, dtype = self.case.rules, self.case.share, workload.kv_dtype
+        return all(
+            rules.batch_bytes(share, dtype, *size) > self.pool_bytes
+            for size in ((most // batch, batch), (tokens, most // tokens))
+        )
 
 
 def budget(case: Case) -> Budget | str:
@@ -92,14 +105,19 @@ def budget(case: Case) -> Budget | str:
     )  # fmt: skip
     known = _budgets_of(case.model, case.spec)
     found = known.get(key)
-    if found is not None:
+    if found is not None and _is_same(found.reserve, case):
         return Budget(case, *found[1:])
     computed = _budget(case)
-    if isinstance(computed, Budget) and not computed.reserve.varies:
+    if isinstance(computed, Budget) and _is_same(computed.reserve, case):
         if len(known) >= _MOST_BUDGETS:
             known.clear()
         known[key] = computed  # it holds the rules and the device, so that their id() is not reused
     return computed
+
+
+def _is_same(reserve: Reserve, case: Case) -> bool:
+    """Whether the reserve is that of this layout at every context and batch up to those of the case."""
+    return not reserve.varies or case.workload.context_tokens * case.workload.batch_size <= reserve.same_until
 
 
 @remembered_of_two
@@ -244,6 +262,8 @@ def _divide(
         has_sparse_latent=_has_sparse_latent(spec),
         shares_memory=(gpu.memory_type or "").startswith("LPDDR"),
         tensor_parallel_size=workload.tensor_parallel_size,
+        multimodal=case.model.multimodal,
+        keeps_tokens=_keeps_tokens(spec),
     )
     reserve = reserve_of(case.engine_name, question)
     left = gpu.memory_bytes - weights.bytes - reserve.held_bytes()
@@ -256,6 +276,12 @@ def _divide(
 def _has_sparse_latent(spec: ModelSpec) -> bool:
     """Whether the model has MLA whose keys an indexer chooses."""
     return spec.attention.is_latent and any(isinstance(cache, IndexerKeys) for cache in all_caches(spec))
+
+
+@remembered
+def _keeps_tokens(spec: ModelSpec) -> bool:
+    """Whether the model has a cache of tokens. Encoders and models with states alone have none."""
+    return not spec.is_encoder and any(not isinstance(cache, RecurrentState) for cache in all_caches(spec))
 
 
 def describe_hardware(case: Case) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from kvcalc.planning.case import Case
 # The code of the note that memory does not limit the context.
 NO_LIMIT = "no-limit"
 
+# A batch that no memory holds, if each sequence takes any at all.
+_UNBOUNDED_SEQUENCES = 2**60
+
 PoolShrinkage = Callable[[int, int], int]
 """How many bytes the pool shrinks at a number of tokens and sequences, compared with its size at the workload."""
 
@@ -103,6 +106,8 @@ def _largest_attention_batch(
     else:
         while held(tokens, too_many) <= kv_memory_bytes:
             too_many *= 2
+            if too_many > _UNBOUNDED_SEQUENCES:
+                return None
     return kv_cache.most_that_fit(lambda sequences: held(tokens, sequences), kv_memory_bytes, too_many)
 
 

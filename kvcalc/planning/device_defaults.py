@@ -12,7 +12,7 @@ from kvcalc.memory.dtypes import Dtype, parse_dtype
 from kvcalc.memory.engines import resolve_kv_dtype
 from kvcalc.memory.engines.place import DISTINGUISHED
 from kvcalc.memory.engines.release import release_of
-from kvcalc.memory.reserve import device_defaults
+from kvcalc.memory.reserve.by_device import device_defaults
 from kvcalc.model.spec import ModelSpec
 
 

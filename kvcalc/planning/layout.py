@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import release_of
-from kvcalc.memory.reserve import device_settings
+from kvcalc.memory.reserve.by_device import device_settings
 from kvcalc.memory.workload import Workload
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import Devices

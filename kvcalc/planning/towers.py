@@ -7,7 +7,8 @@ from typing import NamedTuple
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.towers import towers_of
-from kvcalc.model.towers.images import ImageRule, image_rule
+from kvcalc.model.towers.image_rule import ImageRule
+from kvcalc.model.towers.images import image_rule
 from kvcalc.notes import Note
 from kvcalc.planning.case import Case
 

@@ -1,4 +1,4 @@
-"""The constants of vLLM's reserve against public logs, and the range that is printed beside the estimate."""
+"""The constants of an engine's reserve against public logs, and the range that is printed beside the estimate."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from statistics import median
 
 import pytest
 
-from benchmarks.fit_reserve import Log, covered, range_of, read_logs, release_and_family
-from kvcalc.memory import reserve
+from benchmarks.fit_reserve import ENGINES
+from benchmarks.reserve_logs import Log, covered, range_of, read_table, read_vllm_logs, release_and_family
+from kvcalc.memory.reserve.parts import Question
+from kvcalc.memory.reserve.sglang import sglang
+from kvcalc.memory.sharding import Width
+from kvcalc.throughput.hardware import find_gpu
 
 
 @pytest.fixture(scope="module")
 def logs() -> list[Log]:
-    return read_logs()
+    return read_vllm_logs()
 
 
 def errors(logs: list[Log]) -> list[float]:
@@ -32,8 +36,26 @@ def test_logs_that_set_no_constant_are_near(logs: list[Log]) -> None:
     assert max(errors(held_out)) < 0.035
 
 
-def test_the_range_covers_eight_of_ten_logs_that_did_not_set_it(logs: list[Log]) -> None:
-    held_out = [log for log in logs if log.is_held_out]
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_range_covers_eight_of_ten_logs_that_did_not_set_it(engine: str) -> None:
+    read, used = ENGINES[engine]
+    held_out = [log for log in read() if log.is_held_out]
+    assert len(held_out) >= 10
     assert covered(held_out, release_and_family) >= 0.8 * len(held_out)
-    used = (reserve._VLLM_LOW, reserve._VLLM_HIGH)
-    assert tuple(round(end, 2) for end in range_of([log.ratio for log in held_out])) == used
+    assert tuple(round(end, 2) for end in range_of(held_out)) == used
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_range_covers_other_families(engine: str) -> None:
+    held_out = [log for log in ENGINES[engine][0]() if log.is_held_out]
+    assert covered(held_out, lambda log: log.family) >= 0.8 * len(held_out)
+
+
+def test_sglang_chooses_the_share_that_its_logs_show() -> None:
+    # What is left of the free memory after the pool is the share: models of text with no flag.
+    rows = [row for row in read_table("sglang_memory.tsv") if row["pool"] and not row["share"] and row["tp"] == "1"]
+    assert len(rows) >= 2
+    for row in rows:
+        memory = find_gpu(row["device"]).memory_bytes
+        found = sglang(Question(memory, Width(0, 0, 0, 0, False), 1, 1, 1, {})).settings["mem_fraction_static"]
+        assert found == pytest.approx((float(row["loaded"]) + float(row["pool"])) / float(row["before"]), abs=0.003)

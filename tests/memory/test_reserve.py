@@ -9,9 +9,11 @@ import pytest
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import Release, release_of
-from kvcalc.memory.reserve import GIB, MIB, Question, device_settings, reserve_of
+from kvcalc.memory.reserve import reserve_of
+from kvcalc.memory.reserve.by_device import device_settings
+from kvcalc.memory.reserve.parts import GIB, MIB, Question
 from kvcalc.memory.sharding import Width
-from kvcalc.model.towers.images import ImageRule
+from kvcalc.model.towers.image_rule import ImageRule
 
 LLAMA_8B = Width(3 * 14336, 4096, 128256, 32, False)
 LLAMA_2_7B = Width(3 * 11008, 4096, 32000, 32, False)
@@ -127,6 +129,12 @@ def test_vllm_takes_its_step_and_its_prefill_from_the_device(
     assert found == {**sizes, "gdn-prefill-backend": prefill}
 
 
+def test_vllm_has_larger_blocks_on_gpus_of_intel() -> None:
+    older = release_of("vllm@0.31")
+    assert device_settings("vllm", 12 * GIB, "arc-b580", "xe2", None)["block-size"] == "64"
+    assert "block-size" not in device_settings("vllm", 12 * GIB, "arc-b580", "xe2", older)
+
+
 def test_sglang_default_share() -> None:
     # 81,920 MiB: 512 + 1.5 x 8,192 + 1/8 x 1,024 + 2 x 256 + 8 x the number of prefill sizes up to 8,192, which is
     # 8 + 14 + 8 + 8 + 12 + 8 = 58.
@@ -134,8 +142,56 @@ def test_sglang_default_share() -> None:
     share = round((81920 - reserved) / 81920, 3)
     found = ask("sglang")
     assert found.settings == {"mem_fraction_static": share}
-    free = MEMORY - 512 * MIB
+    free = MEMORY - 640 * MIB
     assert lines(found)[f"activations and graphs (1 - {share:g})"] == free - int(free * share)
+
+
+def test_sglang_default_share_follows_the_step_and_the_requests() -> None:
+    # A log of SGLang on an RTX 5090 (32,607 MiB) with decode graphs of up to 32 requests chose 0.778 itself: a step has
+    # 4,096 tokens there, and 50 prefill sizes are captured.
+    row = {"chunked-prefill-size": "4096", "max-running-requests": "32"}
+    assert ask("sglang", settings=row, memory_bytes=32607 * MIB).settings == {"mem_fraction_static": 0.778}
+    # A step of 2,048 tokens or fewer counts as 2,048, and has 38 sizes.
+    reserved = 512 + 1.5 * 2048 + 128 + 2 * 32 + 8 * 42
+    small = ask("sglang", settings={**row, "chunked-prefill-size": "2048"}, memory_bytes=32607 * MIB)
+    assert small.settings == {"mem_fraction_static": round((32607 - reserved) / 32607, 3)}
+
+
+@pytest.mark.parametrize(
+    ("vision", "factor"),
+    [({"num_hidden_layers": 27, "hidden_size": 1152}, 0.95 * (1 - 0.1 * (27 * 1152**2 / (24 * 1024**2) - 1))),
+     ({"depth": 32, "hidden_size": 1280}, 0.95 * (1 - 0.1 * (1280**2 / 1024**2 - 1))),
+     ({"num_hidden_layers": 2, "hidden_size": 64}, 0.95 * 1.05), ({"hidden_size": 8192}, 0.95 * 0.8), ({}, 0.95)],
+)  # fmt: skip
+def test_sglang_keeps_more_free_for_a_vision_tower(vision: dict[str, int], factor: float) -> None:
+    text = ask("sglang").settings["mem_fraction_static"]
+    found = ask("sglang", multimodal={"vision_config": vision})
+    assert found.settings["mem_fraction_static"] == pytest.approx(text * factor, abs=1e-5)
+    assert lines(found)["embeddings of images"] == 100 * MIB
+    # Audio alone leaves the share as it is.
+    assert ask("sglang", multimodal={"audio_config": {}}).settings["mem_fraction_static"] == text
+
+
+def test_sglang_counts_the_driver_and_the_host_before_it_loads() -> None:
+    assert lines(ask("sglang", ranks=4, has_fast_links=False)).keys() & {"NCCL buffers"} == set()
+    assert lines(ask("sglang", shares_memory=True))["CUDA context"] == 10 * GIB
+    for part in ask("sglang", ranks=2, multimodal={}).held:
+        assert part.low is not None
+        assert part.high is not None
+        is_estimated = part.name in ("CUDA context", "NCCL buffers")
+        assert (part.low < part.bytes < part.high) if is_estimated else part.low == part.bytes == part.high
+
+
+def test_vllm_may_sample_without_a_sort_before_0_17() -> None:
+    # With FlashInfer: 10 bytes per logit at the low end, not 39. The peak is then that of a layer.
+    ends = {}
+    for name in ("0.7", "0.8", "0.16", "0.17"):
+        peak = ask("vllm", release=release_of(f"vllm@{name}")).held[1]
+        assert peak.low is not None
+        ends[name] = peak.low / peak.bytes
+    assert [ends["0.7"], ends["0.17"]] == pytest.approx([0.7, 0.7])
+    assert ends["0.8"] < 0.5
+    assert ends["0.16"] < 0.5
 
 
 def test_sglang_default_share_of_mla() -> None:
@@ -147,7 +203,7 @@ def test_sglang_default_share_of_mla() -> None:
 
 def test_sglang_given_a_share() -> None:
     found = lines(ask("sglang", settings={"mem-fraction-static": "0.9"}, ranks=2))
-    free = MEMORY - 512 * MIB - GIB
+    free = MEMORY - (640 + 1152) * MIB
     assert found["activations and graphs (1 - 0.9)"] == free - int(free * 0.9)
 
 
@@ -157,10 +213,32 @@ def test_llama_cpp_buffers_as_its_logs_print_them() -> None:
     assert lines(ask("llama.cpp", LLAMA_2_7B))["compute buffer of 512 tokens"] == int(70.5 * MIB)
 
 
-def test_llama_cpp_without_flash_attention_holds_scores() -> None:
+def test_llama_cpp_without_flash_attention_holds_scores_and_the_mask() -> None:
     found = ask("llama.cpp", settings={"flash-attn": "off"}, num_heads=32, context_tokens=65536)
-    assert lines(found)["compute buffer of 512 tokens"] > 512 * 65536 * 32 * 4
-    assert found.varies
+    assert lines(found)["compute buffer of 512 tokens"] == 512 * (3 * 14336 + 65536 * (32 + 1)) * 4
+
+
+def test_llama_cpp_holds_a_mask_that_grows_with_the_cells() -> None:
+    # With flash attention, 2 bytes per token and cell. The logits are larger up to (128,256 + 4,096 - 43,008) x 4 / 2.
+    until = (128256 + 4096 - 3 * 14336) * 2
+    short, long = (ask("llama.cpp", context_tokens=tokens) for tokens in (until, 2**19))
+    assert short.same_until == long.same_until == until
+    assert lines(short)["compute buffer of 512 tokens"] == int(258.5 * MIB)
+    assert lines(long)["compute buffer of 512 tokens"] == 512 * (3 * 14336 * 4 + 2**19 * 2)
+    # Slots that share one stream see the cells of all; several devices prepare four micro-batches.
+    four = ask("llama.cpp", context_tokens=2**17, batch_size=4)
+    assert lines(four) == lines(long)
+    own = ask("llama.cpp", context_tokens=2**17, batch_size=4, settings={"parallel": "4"})
+    assert lines(own)["compute buffer of 512 tokens"] == int(258.5 * MIB)
+    assert lines(ask("llama.cpp", context_tokens=2**17, ranks=2))["compute buffer of 512 tokens"] > 2**28
+
+
+def test_metal_has_no_context_of_a_driver() -> None:
+    assert set(lines(ask("llama.cpp", is_apple=True))) == {"compute buffer of 512 tokens", "reserved by macOS (25 %)"}
+    for part in ask("llama.cpp").held:
+        assert part.low is not None
+        assert part.high is not None
+        assert part.low < part.bytes < part.high
 
 
 def test_tensorrt_llm_shares_what_is_free() -> None:

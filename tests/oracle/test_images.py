@@ -23,7 +23,7 @@ SIZES += [(random.Random(seed).randint(28, 5000), random.Random(seed + 1).randin
 
 
 @cache
-def rows_and_columns(name: str, function: str) -> Any:
+def rows_and_columns(name: str, function: str, **given: Any) -> Any:
     """A function of an image processor, without the module's imports: some need torchvision."""
     found = find_spec("transformers")
     assert found is not None
@@ -37,7 +37,7 @@ def rows_and_columns(name: str, function: str) -> Any:
         node.decorator_list, node.returns = [], None
         for argument in node.args.args:
             argument.annotation = None
-    names: dict[str, Any] = {"math": math, "get_image_size": lambda image, _: image.shape[:2]}
+    names: dict[str, Any] = {**given, "math": math, "get_image_size": lambda image, _: image.shape[:2]}
     exec(compile(tree, str(path), "exec"), names)
     return names[function]
 
@@ -74,6 +74,19 @@ def pixtral(width: int, height: int) -> int:
     return int((columns // 28 + 1) * (rows // 28))
 
 
+def llama4(width: int, height: int) -> int:
+    import torch
+
+    supported = torch.tensor(
+        [(rows * 336, number // rows * 336) for number in range(16, 0, -1) for rows in range(1, number + 1)
+         if number % rows == 0]
+    )  # fmt: skip
+    best = rows_and_columns("llama4.image_processing_llama4", "get_best_fit", torch=torch)
+    rows, columns = (int(length) // 336 for length in best((height, width), supported))
+    # Llama4Processor._prompt_split_image: 144 tokens and a separator for each tile, then the whole image.
+    return 147 + (rows * columns * 145 if rows * columns > 1 else 0)
+
+
 def internvl(width: int, height: int) -> int:
     canvas = rows_and_columns("got_ocr2.image_processing_got_ocr2", "get_optimal_tiled_canvas")
     x, y = canvas((height, width), (448, 448), 1, 12)
@@ -86,6 +99,7 @@ ORACLES = {
     "qwen3.6-27b": lambda w, h: qwen(w, h, 32, 65536, 16777216),
     "gemma-4-31b": gemma4,
     "kimi-k2.5": kimi,
+    "llama-4-scout": llama4,
     "ministral-3-3b": pixtral,
     "gemma-3-27b": lambda w, h: 256,
     "llava-1.5-7b": lambda w, h: 576,

@@ -689,3 +689,12 @@ def test_every_format(kvcalc: Any, tmp_path: Path) -> None:
     assert "2 equal, 0 unexplained, 1 taken as inputs" in human
     assert run(kvcalc, tmp_path, None, VLLM_LOG, "--get", "figures.1.computed").out == "432512\n"
     assert run(kvcalc, tmp_path, None, VLLM_LOG, "--get", "figure").status == 2
+
+
+def test_an_intel_gpu_has_blocks_of_64_beside_states() -> None:
+    # A public log of vLLM 0.24 with Qwen3.6-27B on an XPU. On other devices, blocks are multiples of 16: 784.
+    line = "Setting attention block size to {} tokens to ensure that attention page size is >= mamba page size."
+    start = "vLLM API server version 0.24.0\ndevice_config={}, enable_prefix_caching=True\n"
+    for platform, block in (("xpu", 832), ("cuda", 784)):
+        found = audit(start.format(platform) + line.format(block), model="qwen3.6-27b")
+        assert [figure["verdict"] for figure in found["figures"]] == ["equal"], platform

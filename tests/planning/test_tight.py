@@ -43,7 +43,18 @@ def test_a_given_memory_is_never_tight() -> None:
     assert (found["verdict"], found["free_low_bytes"]) == ("fits", None)
 
 
-@pytest.mark.parametrize("engine", ["logical", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("engine", ["sglang", "llama.cpp"])
+def test_other_engines_with_a_range_are_tight_where_the_memory_ends(engine: str) -> None:
+    model, devices = kvcalc.load_model("llama-3.1-8b"), find_devices("rtx-4090")
+    asked: dict[str, Any] = {"devices": devices, "engine": engine, "dtype": "int8"}
+    longest = estimate(model, context_tokens=1024, **asked)["fit"]["max_context_tokens"]
+    found = estimate(model, context_tokens=longest, **asked)["fit"]
+    assert found["verdict"] == "tight"
+    assert found["free_low_bytes"] < 0 < found["free_high_bytes"]
+    assert estimate(model, context_tokens=longest // 2, **asked)["fit"]["verdict"] == "fits"
+
+
+@pytest.mark.parametrize("engine", ["logical", "tensorrt-llm"])
 def test_engines_without_a_range_are_never_tight(engine: str) -> None:
     model, devices = kvcalc.load_model("llama-3.1-8b"), find_devices("rtx-4090")
     asked: dict[str, Any] = {"devices": devices, "engine": engine}

@@ -157,17 +157,20 @@ def _parse(settings: Mapping[str, str]) -> Settings:
 def _refuse(spec: ModelSpec) -> None:
     """Raise ModelError for a model that does not fit into the pool.
 
-    The pool has one head_dim, one row for MLA, and one indexer per layer.
+    KVCacheManager's pool has one head_dim, one row for MLA, and one indexer per layer. A head_dim per layer (Gemma 4)
+    needs KVCacheManagerV2 (head_dim_per_layer, _torch/pyexecutor/kv_cache/kv_cache_manager_v2.py, October 2026).
     """
     caches = all_caches(spec)
-    widths = {width for c in caches if isinstance(c, HEADS_CACHES) for width in (c.k_head_dim, c.v_head_dim)}
+    rows = {(c.k_head_dim, c.v_head_dim) for c in caches if isinstance(c, HEADS_CACHES)}
+    if len(rows) > 1:
+        raise not_established(spec, "TensorRT-LLM", "head dims that differ between layers (KVCacheManagerV2)")
     has_latent = any(isinstance(cache, LatentAttention) for cache in caches)
     if not caches or (spec.model_type not in _HEADS_BY_LAYER and any(not group.caches for group in spec.layers)):
         raise not_established(spec, "TensorRT-LLM", "layers without a cache")
     for cache in caches:
         if isinstance(cache, CrossAttention) or not isinstance(cache, (*HEADS_CACHES, LatentAttention, IndexerKeys)):
             raise not_established(spec, "TensorRT-LLM", cache.kind)
-    if len(widths) > 1 or (widths and has_latent):
+    if any(k != v for k, v in rows) or (rows and has_latent):
         raise ModelError(f"{spec.name}: TensorRT-LLM has one head_dim for K and V of all layers; the model has several")
     indexed = [any(isinstance(cache, IndexerKeys) for cache in group.caches) for group in spec.layers]
     if any(indexed) and not (all(indexed) and has_latent):

@@ -59,6 +59,20 @@ def _qwen3_omni(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(body, (0, whole + projection(width, width) + projection(width, integer(audio, 3584, "output_dim"))))
 
 
+def _audio_flamingo(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Two linear layers behind the tower."""
+    bias = outer.boolean("projector_bias", True)
+    inputs = integer(audio, 1280, "d_model", "hidden_size")
+    return added(_whisper(audio), (0, projection(inputs, text, bias) + projection(text, text, bias)))
+
+
+def _glm_asr(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Rotary positions, and four frames that become a token. Queries, values and outputs have biases."""
+    inputs = integer(audio, 5120, "intermediate_size", "encoder_ffn_dim")
+    whole = projection(inputs, 2 * text) + projection(2 * text, text)
+    return added(_whisper(audio, has_positions=False), (0, whole))
+
+
 def _gemma4(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A conformer: two MLPs, attention and a convolution in every layer. Its kernels are not split."""
     width, number = integer(audio, 1024, "hidden_size"), integer(audio, 12, "num_hidden_layers")
@@ -84,6 +98,8 @@ _BY_TOWER: Mapping[str, Rule] = {
         _qwen3_omni,
     ),
     **dict.fromkeys(("voxtral_encoder", "voxtral"), _voxtral),
+    **dict.fromkeys(("audioflamingo3_encoder", "audioflamingo3", "musicflamingo"), _audio_flamingo),
+    **dict.fromkeys(("glmasr_encoder", "glmasr"), _glm_asr),
     **dict.fromkeys(("gemma4_audio", "gemma4"), _gemma4),
     **dict.fromkeys(("gemma4_unified_audio", "gemma4_unified"), _gemma4_unified),
 }

@@ -6,33 +6,15 @@ published preprocessor_config.json states where they differ from the class (Qwen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import ceil, floor, sqrt
-from typing import NamedTuple
 
 from kvcalc.errors import ModelError
 from kvcalc.model.memo import remembered
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.towers.blocks import integer, side
-
-
-class ImageRule(NamedTuple):
-    """`tokens(width, height)` is the tokens of an image in pixels. `most` is that of the largest image, and each token
-    takes `patches_per_token` patches of the vision tower. `width` and `elements` are the tower's width and the values
-    that a patch needs in the widest module of a layer. vLLM tries videos of up to `most_frames` times as many tokens.
-    """
-
-    tokens: Callable[[int, int], int]
-    most: int
-    patches_per_token: int
-    width: int
-    elements: int
-    most_frames: int = 1
-
-    def most_at(self, context_tokens: int) -> int:
-        """The tokens of the largest image or video that is no longer than the context, and at least one image."""
-        return self.most * max(1, min(self.most_frames, context_tokens // max(self.most, 1)))
+from kvcalc.model.towers.image_rule import ImageRule, Make, tower_size
 
 
 @remembered
@@ -50,6 +32,10 @@ def image_rule(spec: ModelSpec) -> ImageRule | None:
         return None
     make = _BY_MODEL.get(outer) or _BY_TOWER.get(str(vision.get("model_type") or outer))
     if make is None:
+        from kvcalc.model.towers.tiles import BY_MODEL
+
+        make = BY_MODEL.get(outer)
+    if make is None:
         return None
     try:
         return make(ConfigReader(vision, "vision_config", spec.source), ConfigReader(config, spec.name, spec.source))
@@ -66,17 +52,7 @@ def image_tokens(spec: ModelSpec, width: int, height: int) -> int:
     return rule.tokens(width, height)
 
 
-_Make = Callable[[ConfigReader, ConfigReader], ImageRule]
-
-
-def _tower(vision: ConfigReader, matrices: int = 2, width: int = 1152, inner: int = 4304) -> tuple[int, int]:
-    """The tower's width, and the values of a patch in its widest module: in and out of the MLP."""
-    size = integer(vision, width, "embed_dim", "hidden_size", "vt_hidden_size")
-    middle = integer(vision, inner, "intermediate_size", "vt_intermediate_size")
-    return size, matrices * middle
-
-
-def _of_pixels(least: int, most: int, patch: int, *, frames: int = 1, matrices: int = 2, video: int = 1) -> _Make:
+def _of_pixels(least: int, most: int, patch: int, *, frames: int = 1, matrices: int = 2, video: int = 1) -> Make:
     """Both sides become multiples of a merged patch, and the area is kept between two limits.
 
     `frames` frames share the limits. A side is rounded to the nearest multiple, or down or up if a limit applies.
@@ -101,13 +77,13 @@ def _of_pixels(least: int, most: int, patch: int, *, frames: int = 1, matrices: 
             size = integer(vision, 1280, "embed_dim")
             elements = 2 * int(size * vision.number("mlp_ratio", 4))
         else:
-            size, elements = _tower(vision, matrices)
+            size, elements = tower_size(vision, matrices)
         return ImageRule(tokens, most // (frames * unit * unit), merge * merge, size, elements, video)
 
     return make
 
 
-def _fixed(tokens: int | None = None) -> _Make:
+def _fixed(tokens: int | None = None) -> Make:
     """Every image is resized to one size. Without `tokens`, each patch of it is a token."""
 
     def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -115,7 +91,7 @@ def _fixed(tokens: int | None = None) -> _Make:
         taken = integer(outer, tokens, "mm_tokens_per_image") if tokens is not None else number
         if outer.config.get("vision_feature_select_strategy") == "full":
             taken += 1
-        size, elements = _tower(vision)
+        size, elements = tower_size(vision)
         return ImageRule(lambda width, height: taken, taken, max(number // max(taken, 1), 1), size, elements)
 
     return make
@@ -135,7 +111,7 @@ def _gemma4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
             return min(height // width, most)
         return rows * columns
 
-    size, elements = _tower(vision, 3)
+    size, elements = tower_size(vision, 3)
     return ImageRule(tokens, most, pool * pool, size, elements)
 
 
@@ -149,29 +125,8 @@ def _pixtral(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
         rows, columns = ceil(floor(height / ratio) / unit), ceil(floor(width / ratio) / unit)
         return rows * (columns + 1)
 
-    size, elements = _tower(vision, 3, 1024, 4096)
+    size, elements = tower_size(vision, 3, 1024, 4096)
     return ImageRule(tokens, tokens(longest, longest), merge * merge, size, elements)
-
-
-def _internvl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
-    """1 to 12 tiles in the shape closest to the image's, and a thumbnail if there are several; two tokens around."""
-    tile = side(vision, "image_size", 448)
-    patches = (tile // side(vision, "patch_size", 14)) ** 2
-    each = int(patches * outer.number("downsample_ratio", 0.5) ** 2)
-    most = integer(outer, 12, "max_dynamic_patch")
-    shapes = [(x, y) for x in range(1, most + 1) for y in range(1, most + 1) if x * y <= most]
-
-    def tokens(width: int, height: int) -> int:
-        best, difference = (1, 1), float("inf")
-        for x, y in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
-            off = abs(width / height - x / y)
-            if off < difference or (off == difference and width * height > 0.5 * tile * tile * x * y):
-                best, difference = (x, y), off
-        tiles = best[0] * best[1]
-        return 2 + each * (tiles + 1 if tiles > 1 else 1)
-
-    size, elements = _tower(vision, 2, 1024, 4096)
-    return ImageRule(tokens, 2 + each * (most + 1), patches // max(each, 1), size, elements)
 
 
 def _moonvit(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -184,7 +139,7 @@ def _moonvit(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
         by = min(1.0, sqrt(most / number), sides * patch / width, sides * patch / height)
         return ceil(max(1, int(height * by)) / unit) * ceil(max(1, int(width * by)) / unit)
 
-    size, elements = _tower(vision)
+    size, elements = tower_size(vision)
     return ImageRule(tokens, most // 4, 4, size, elements)
 
 
@@ -194,15 +149,14 @@ _QWEN2 = _of_pixels(56 * 56, 16384 * 28 * 28, 14, matrices=3, video=7)
 _QWEN3 = _of_pixels(65536, 16777216, 16)
 _GLM = _of_pixels(112 * 112, 28 * 28 * 15000, 14, frames=2, matrices=3)
 
-_BY_MODEL: Mapping[str, _Make] = {
+_BY_MODEL: Mapping[str, Make] = {
     **dict.fromkeys(("gemma3", "gemma3_text", "shieldgemma2"), _fixed(256)),
     **dict.fromkeys(("gemma4", "gemma4_text"), _gemma4),
-    **dict.fromkeys(("internvl", "internvl_chat"), _internvl),
     **dict.fromkeys(("kimi_k25", "kimi_k3"), _moonvit),
     **dict.fromkeys(("llama", "llava", "paligemma"), _fixed()),
     **dict.fromkeys(("ministral3", "mistral3"), _pixtral),
 }
-_BY_TOWER: Mapping[str, _Make] = {
+_BY_TOWER: Mapping[str, Make] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_vision", "qwen2_5_vl", "qwen2_5_vl_vision"), _QWEN2),
     **dict.fromkeys(
         ("qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_5", "qwen3_5_vision",

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, patches, projection, side
+from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, patches, projection
+from kvcalc.model.towers.bodies import body, body_width, patches_3d, siglip
 
 
 def rule_of(outer: str, kind: str) -> Rule | None:
     """The rule of a vision tower of type `kind` in a model of type `outer`, or None if it is not known."""
-    return _BY_MODEL.get(outer) or _BY_TOWER.get(kind)
+    found = _BY_MODEL.get(outer) or _BY_TOWER.get(kind)
+    if found is None:
+        from kvcalc.model.towers.projected import RULES
+
+        found = RULES.get(outer)
+    return found
 
 
 def _qwen2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -23,7 +28,7 @@ def _qwen2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     width = integer(vision, 1280, "embed_dim")
     inner = int(width * vision.number("mlp_ratio", 4))
     body = layers(integer(vision, 32, "depth"), width, inner, biases=5 * width + inner, norms=4 * width)
-    return added(body, (0, _patches_3d(vision, width, 14) + _merger(vision, width, text, 2 * width)))
+    return added(body, (0, patches_3d(vision, width, 14) + _merger(vision, width, text, 2 * width)))
 
 
 def _qwen2_5_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -35,7 +40,7 @@ def _qwen2_5_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted
         integer(vision, 32, "depth"), width, inner, matrices=3, kv=kv, biases=3 * width + 2 * kv + 2 * inner,
         norms=2 * width,
     )  # fmt: skip
-    return added(body, (0, _patches_3d(vision, width, 14) + _merger(vision, width, text, width)))
+    return added(body, (0, patches_3d(vision, width, 14) + _merger(vision, width, text, width)))
 
 
 def _qwen3_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -55,13 +60,7 @@ def _qwen3(vision: ConfigReader, text: int, levels: int) -> Counted:
     positions = integer(vision, 2304, "num_position_embeddings") * width
     mergers = _merger(vision, width, text, 2 * width)
     mergers += levels * _merger(vision, width, text, 2 * width * integer(vision, 2, "spatial_merge_size") ** 2)
-    return added(body, (0, _patches_3d(vision, width, 16) + width + positions + mergers))
-
-
-def _patches_3d(vision: ConfigReader, width: int, patch: int) -> int:
-    """A convolution over patches of two frames, without its bias."""
-    size, frames = integer(vision, patch, "patch_size"), integer(vision, 2, "temporal_patch_size")
-    return integer(vision, 3, "in_channels", "in_chans", "num_channels") * frames * size * size * width
+    return added(body, (0, patches_3d(vision, width, 16) + width + positions + mergers))
 
 
 def _merger(vision: ConfigReader, width: int, text: int, norm: int) -> int:
@@ -70,109 +69,58 @@ def _merger(vision: ConfigReader, width: int, text: int, norm: int) -> int:
     return norm + projection(merged, merged) + projection(merged, integer(vision, text, "out_hidden_size"))
 
 
-def _siglip(vision: ConfigReader) -> Counted:
-    """SigLIP, with its pooling head if vision_use_head is set. SigLIP 2 states its number of positions."""
-    width, inner = integer(vision, 768, "hidden_size"), integer(vision, 3072, "intermediate_size")
-    body = layers(
-        integer(vision, 12, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=4 * width
-    )  # fmt: skip
-    number, patch = patches(vision, 224, 16)
-    number = integer(vision, number, "num_patches")
-    whole = projection(integer(vision, 3, "num_channels") * patch * patch, width) + number * width + 2 * width
-    if vision.boolean("vision_use_head", True):
-        whole += width + projection(width, 3 * width) + projection(width, width) + 2 * width
-        whole += projection(width, inner) + projection(inner, width)
-    return added(body, (0, whole))
-
-
-def _clip(vision: ConfigReader) -> Counted:
-    """CLIP: a class token, and norms before and after the layers."""
-    width, inner = integer(vision, 768, "hidden_size"), integer(vision, 3072, "intermediate_size")
-    body = layers(
-        integer(vision, 12, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=4 * width
-    )  # fmt: skip
-    number, patch = patches(vision, 224, 32)
-    channels = integer(vision, 3, "num_channels")
-    return added(body, (0, channels * patch * patch * width + (number + 2) * width + 4 * width))
-
-
-def _pixtral(vision: ConfigReader) -> Counted:
-    """Pixtral: Llama's layers, without biases."""
-    width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 4096, "intermediate_size")
-    body = layers(integer(vision, 24, "num_hidden_layers"), width, inner, matrices=3, norms=2 * width)
-    patch = side(vision, "patch_size", 16)
-    return added(body, (0, integer(vision, 3, "num_channels") * patch * patch * width + width))
-
-
-_BODIES = {
-    "siglip_vision_model": _siglip, "siglip2_vision_model": _siglip, "clip_vision_model": _clip, "pixtral": _pixtral,
-}  # fmt: skip
-
-
-def _body(vision: ConfigReader, default: str) -> Counted:
-    """The tower of the type that its config names. Raises ModelError for a type that is not counted."""
-    kind = vision.config.get("model_type") or default
-    found = _BODIES.get(str(kind))
-    if found is None:
-        raise ModelError(f"the weights of a vision tower of type {str(kind)[:80]} are not counted")
-    return found(vision)
-
-
-def _width(vision: ConfigReader, default: str) -> int:
-    kind = vision.config.get("model_type") or default
-    return integer(vision, 1024 if kind == "pixtral" else 768, "hidden_size")
-
-
 def _gemma3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    width = _width(vision, "siglip_vision_model")
-    return added(_body(vision, "siglip_vision_model"), (0, width * text + width))
+    width = body_width(vision, "siglip_vision_model")
+    return added(body(vision, "siglip_vision_model"), (0, width * text + width))
 
 
 def _paligemma(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    return added(_siglip(vision), (0, projection(_width(vision, "siglip_vision_model"), text)))
+    return added(siglip(vision), (0, projection(body_width(vision, "siglip_vision_model"), text)))
 
 
 def _llava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Two linear layers behind the tower. The models for several tiles also have a vector that ends a row of tiles."""
     taken = outer.config.get("vision_feature_layer")
-    inputs = _width(vision, "clip_vision_model") * (len(taken) if isinstance(taken, list) else 1)
+    inputs = body_width(vision, "clip_vision_model") * (len(taken) if isinstance(taken, list) else 1)
     bias = outer.boolean("multimodal_projector_bias", True)
     whole = projection(inputs, text, bias) + projection(text, text, bias)
     whole += 0 if outer.config.get("model_type") in ("llama", "llava") else text
-    return added(_body(vision, "clip_vision_model"), (0, whole))
+    return added(body(vision, "clip_vision_model"), (0, whole))
 
 
 def _mistral3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A norm, a merger of neighbouring patches, and two linear layers."""
-    width, merged = _width(vision, "pixtral"), integer(outer, 2, "spatial_merge_size") ** 2
+    width, merged = body_width(vision, "pixtral"), integer(outer, 2, "spatial_merge_size") ** 2
     taken = outer.config.get("vision_feature_layer")
     inputs = width * (len(taken) if isinstance(taken, list) else 1)
     bias = outer.boolean("multimodal_projector_bias", False)
     whole = width + merged * width * width + projection(inputs, text, bias) + projection(text, text, bias)
-    return added(_body(vision, "pixtral"), (0, whole))
+    return added(body(vision, "pixtral"), (0, whole))
 
 
 def _idefics3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP without a head, and one linear layer over the patches that become a token."""
     width = integer(vision, 1152, "hidden_size")
     stated = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32, **vision.config}
-    body = _siglip(ConfigReader({**stated, "vision_use_head": False}, vision.name, vision.source))
+    body = siglip(ConfigReader({**stated, "vision_use_head": False}, vision.name, vision.source))
     return added(body, (0, width * integer(outer, 2, "scale_factor") ** 2 * text))
 
 
 def _lfm2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    merged = _width(vision, "siglip2_vision_model") * integer(outer, 2, "downsample_factor") ** 2
+    merged = body_width(vision, "siglip2_vision_model") * integer(outer, 2, "downsample_factor") ** 2
     inner = integer(outer, 2560, "projector_hidden_size")
     bias = outer.boolean("projector_bias", True)
     whole = projection(merged, inner, bias) + projection(inner, text, bias)
     whole += 2 * merged if outer.boolean("projector_use_layernorm", True) else 0
-    return added(_body(vision, "siglip2_vision_model"), (0, whole))
+    return added(body(vision, "siglip2_vision_model"), (0, whole))
 
 
 def _internvl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """InternViT. The keys of OpenGVLab's own code (qkv_bias, qk_normalization) mean the same."""
     width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 4096, "intermediate_size")
-    has_bias = vision.boolean("qkv_bias", vision.boolean("attention_bias", False))
+    has_bias = vision.boolean(
+        "qkv_bias", vision.boolean("attention_bias", outer.config.get("model_type") == "qianfan_ocr")
+    )
     has_norms = vision.boolean("qk_normalization", vision.boolean("use_qk_norm", False))
     is_rms = vision.config.get("norm_type") == "rms_norm"
     norms = (2 if is_rms else 4) * width + 2 * width + (2 * width if has_norms else 0)
@@ -245,7 +193,7 @@ def _glm4v(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     bias = 3 * width if vision.boolean("attention_bias", False) else 0
     body = layers(integer(vision, 24, "depth"), width, out, matrices=3, biases=bias, norms=2 * width)
     merged = integer(vision, 2, "spatial_merge_size") ** 2
-    whole = _patches_3d(vision, width, patch) + width + number * width + 2 * width
+    whole = patches_3d(vision, width, patch) + width + number * width + 2 * width
     whole += merged * width * out + out + out * out + 2 * out
     return added(body, (3 * out * integer(vision, 13696, "intermediate_size"), whole))
 
@@ -282,7 +230,7 @@ def _minimax_m3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted
     hidden = integer(outer, text, "projector_hidden_size")
     merged = hidden * integer(vision, 2, "spatial_merge_size") ** 2
     projector = projection(width, hidden) + projection(hidden, text) + projection(merged, hidden)
-    return added(body, (0, _patches_3d(vision, width, 14) + 2 * width + projector + projection(hidden, text)))
+    return added(body, (0, patches_3d(vision, width, 14) + 2 * width + projector + projection(hidden, text)))
 
 
 # By the type of the whole model. A preset states the type of the language model instead (llama: LLaVA's).
@@ -290,11 +238,11 @@ _BY_MODEL: Mapping[str, Rule] = {
     **dict.fromkeys(("gemma3", "gemma3_text", "shieldgemma2"), _gemma3),
     **dict.fromkeys(("gemma4", "gemma4_text"), _gemma4),
     **dict.fromkeys(("gemma4_unified", "gemma4_unified_text"), _gemma4_unified),
-    **dict.fromkeys(("internvl", "internvl_chat"), _internvl),
+    **dict.fromkeys(("internvl", "internvl_chat", "qianfan_ocr"), _internvl),
     **dict.fromkeys(("kimi_k25", "kimi_k3", "kimi_vl"), _moonvit),
     **dict.fromkeys(("llama", "llava", "llava_next", "llava_next_video", "llava_onevision"), _llava),
     **dict.fromkeys(("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), _minimax_m3),
-    **dict.fromkeys(("ministral3", "mistral3"), _mistral3),
+    **dict.fromkeys(("lighton_ocr", "ministral3", "mistral3", "mistral_large4"), _mistral3),
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
     "lfm2_vl": _lfm2_vl,
     "paligemma": _paligemma,

@@ -17,6 +17,7 @@ from kvcalc.memory.engines.vllm import Vllm
 from kvcalc.memory.engines.vllm.layers import layers_of
 from kvcalc.memory.engines.vllm.pages import STATE
 from kvcalc.memory.engines.vllm.releases import RELEASES, Rules, rules_of
+from kvcalc.memory.engines.vllm.settings import XPU_BLOCK
 from kvcalc.memory.engines.vllm.states import caches_prefixes, uses_qwen_delta_nets
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention
@@ -181,6 +182,8 @@ def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], 
     if log.named("attention_block_size"):
         # The log prints the block size after it was raised. The size before that is the default.
         plain.pop("block-size", None)
+    if (log.text("platform") or "").casefold() == "xpu" and has_states(spec) and "block-size" not in plain:
+        plain["block-size"] = str(XPU_BLOCK)
     choices: list[list[_Choice]] = []
     if "block-size" not in plain and latent_of(spec) is not None:
         choices.append([("block-size", n, f"blocks of {n} tokens") for n in _LATENT_BLOCKS])

@@ -57,6 +57,8 @@ FACTS = (
     pattern(
         "no_hybrid_manager", "--disable-hybrid-kv-cache-manager", r"(?<!no)--(?P<value>disable)-hybrid-kv-cache-manager"
     ),
+    pattern("platform", "device_config=", r"device_config=(?P<value>[a-z]{1,16})\b"),
+    pattern("platform", "[XPU]", r"\[(?P<value>XPU)\]"),
     *option("swap_space_gib", "swap_space", "--swap-space", value=r"\d+(?:\.\d+)?"),
 )
 
@@ -73,7 +75,7 @@ RECORDS = (
     pattern("num_gpu_blocks", "CUDA blocks:", r"CUDA blocks: (?P<gpu_blocks>\d+)"),
     pattern("num_cpu_blocks", "CPU blocks:", r"CPU blocks: (?P<cpu_blocks>\d+)"),
     pattern("attention_block_size", "attention block size to",
-            r"Setting attention block size to (?P<block_size>\d+) tokens"),
+            r"(?<!\])Setting attention block size to (?P<block_size>\d+) tokens"),
     pattern("request_bytes", "KV cache is needed", rf"(?<![\d.,])(?P<needed>{_SIZE}) KV cache is needed"),
     pattern("max_model_len", "estimated maximum model length",
             r"estimated maximum model length is (?P<longest>\d+)"),

@@ -70,7 +70,7 @@ def test_blocks_of_the_memory(settings: dict[str, str], blocks: int) -> None:
 
 
 def test_what_tensorrt_llm_refuses() -> None:
-    with pytest.raises(ModelError, match="TensorRT-LLM's layout of layers without a cache is not modelled"):
+    with pytest.raises(ModelError, match=r"head dims that differ between layers \(KVCacheManagerV2\) is not modelled"):
         ask(gemma4(), "tensorrt-llm", 32)
     with pytest.raises(UsageError, match="below 1"):
         ask(plain(), "tensorrt-llm", 32, settings={"free-gpu-memory-fraction": "1"})

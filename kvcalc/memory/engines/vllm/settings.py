@@ -22,6 +22,9 @@ _DEFAULT_BATCHED_TOKENS = 8192
 # Of most kernels, and of MiniMax-M3's: a block has 128 tokens, like the blocks that the indexer selects
 # (MiniMaxM3IndexerCache of models/minimax_m3/common/indexer.py).
 BLOCK, M3_BLOCK = 16, 128
+# On Intel's GPUs, blocks are multiples of 64 tokens: beside gated delta nets since 0.20 (update_block_size_for_backend,
+# platforms/xpu.py), and for every model since 0.32 (get_supported_kernel_block_sizes, flash_attn.py).
+XPU_BLOCK = 64
 MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
 
 

@@ -1,0 +1,50 @@
+"""What llama.cpp needs beside weights and cache."""
+
+from __future__ import annotations
+
+from kvcalc.memory.engines.options import Given
+from kvcalc.memory.reserve.parts import ACTIVATION, Held, Question, Reserve
+
+_FP32, _FP16 = 4, 2
+# The driver's context with cuBLAS workspaces, in addition to the buffers in the log. Metal has none ("unaccounted" is 0
+# in the memory breakdown of an M1, an M3 Max and an M5).
+_CONTEXT_MIB = 400
+# llama-server without --parallel has four slots, which share one stream of cells.
+_SLOTS = 4
+# Several devices prepare this many micro-batches at once, with inputs of their own (GGML_SCHED_MAX_COPIES,
+# ggml/src/ggml-backend.cpp, "sched copies" in the log).
+_COPIES = 4
+# The 80 % range of buffer and context together, as multiples of the estimate. benchmarks/fit_reserve.py computes it
+# from the logs in benchmarks/llama_cpp_memory.tsv.
+_LOW, _HIGH = 0.58, 2.18
+
+
+def llama_cpp(question: Question) -> Reserve:
+    """A compute buffer for one micro-batch. llama.cpp keeps no other reserve.
+
+    At the end of a micro-batch, the buffer holds its logits and embeddings in fp32. With 512 tokens, llama.cpp's logs
+    print ("compute buffer size") 258.50 MiB for Llama 3 8B (128,256 + 4,096 wide) and 70.50 MiB for Llama 2 7B (32,000
+    + 4,096). In a layer, it holds the mask (a value per token and cell: build_attn_inp_kq_mask, llama-graph.cpp of
+    llama-cpp-python 0.3.36) and the layer's values. Without flash attention, it also holds the scores of all heads
+    (build_attn_mha).
+    """
+    given, width = Given("llama.cpp", question.settings), question.width
+    tokens = given.count("ubatch-size")
+    cells = question.context_tokens * (question.batch_size if _has_one_stream(question) else 1) * question.keeps_tokens
+    logits, layer = (width.vocab_size + width.hidden_size) * _FP32, width.module_elements * _FP32
+    if given.settings.get("flash-attn") == "off":
+        of_cell = _FP32 * (1 + question.num_heads)
+    else:
+        of_cell = _FP16 * (_COPIES if question.ranks > 1 else 1)
+    held = [Held(ACTIVATION, f"compute buffer of {tokens:,} tokens", tokens * max(logits, layer + cells * of_cell))]
+    if not question.is_apple:
+        held += question.driver(_CONTEXT_MIB)
+    same_until = max(logits - layer, 0) // of_cell
+    return Reserve([part.within(_LOW, _HIGH) for part in held], {}, varies=question.keeps_tokens, same_until=same_until)
+
+
+def _has_one_stream(question: Question) -> bool:
+    """Whether the sequences of a batch share one stream of cells, so that the mask has the cells of all."""
+    if "kv-unified" in question.settings:
+        return True
+    return "parallel" not in question.settings and question.batch_size <= _SLOTS

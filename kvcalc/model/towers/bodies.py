@@ -1,0 +1,70 @@
+"""The parameters of vision towers that several models share: SigLIP, CLIP and Pixtral.
+
+Source: the modeling files of Transformers 5.23.0 (`tests/oracle/test_towers.py` builds each class).
+"""
+
+from __future__ import annotations
+
+from kvcalc.errors import ModelError
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, patches, projection, side
+
+
+def patches_3d(vision: ConfigReader, width: int, patch: int) -> int:
+    """A convolution over patches of two frames, without its bias."""
+    size, frames = integer(vision, patch, "patch_size"), integer(vision, 2, "temporal_patch_size")
+    return integer(vision, 3, "in_channels", "in_chans", "num_channels") * frames * size * size * width
+
+
+def siglip(vision: ConfigReader) -> Counted:
+    """SigLIP, with its pooling head if vision_use_head is set. SigLIP 2 states its number of positions."""
+    width, inner = integer(vision, 768, "hidden_size"), integer(vision, 3072, "intermediate_size")
+    body = layers(
+        integer(vision, 12, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=4 * width
+    )  # fmt: skip
+    number, patch = patches(vision, 224, 16)
+    number = integer(vision, number, "num_patches")
+    whole = projection(integer(vision, 3, "num_channels") * patch * patch, width) + number * width + 2 * width
+    if vision.boolean("vision_use_head", True):
+        whole += width + projection(width, 3 * width) + projection(width, width) + 2 * width
+        whole += projection(width, inner) + projection(inner, width)
+    return added(body, (0, whole))
+
+
+def clip(vision: ConfigReader) -> Counted:
+    """CLIP: a class token, and norms before and after the layers."""
+    width, inner = integer(vision, 768, "hidden_size"), integer(vision, 3072, "intermediate_size")
+    body = layers(
+        integer(vision, 12, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=4 * width
+    )  # fmt: skip
+    number, patch = patches(vision, 224, 32)
+    channels = integer(vision, 3, "num_channels")
+    return added(body, (0, channels * patch * patch * width + (number + 2) * width + 4 * width))
+
+
+def pixtral(vision: ConfigReader) -> Counted:
+    """Pixtral: Llama's layers, without biases."""
+    width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 4096, "intermediate_size")
+    body = layers(integer(vision, 24, "num_hidden_layers"), width, inner, matrices=3, norms=2 * width)
+    patch = side(vision, "patch_size", 16)
+    return added(body, (0, integer(vision, 3, "num_channels") * patch * patch * width + width))
+
+
+_BODIES = {
+    "siglip_vision_model": siglip, "siglip2_vision_model": siglip, "clip_vision_model": clip, "pixtral": pixtral,
+}  # fmt: skip
+
+
+def body(vision: ConfigReader, default: str) -> Counted:
+    """The tower of the type that its config names. Raises ModelError for a type that is not counted."""
+    kind = vision.config.get("model_type") or default
+    found = _BODIES.get(str(kind))
+    if found is None:
+        raise ModelError(f"the weights of a vision tower of type {str(kind)[:80]} are not counted")
+    return found(vision)
+
+
+def body_width(vision: ConfigReader, default: str) -> int:
+    """The width of that tower."""
+    kind = vision.config.get("model_type") or default
+    return integer(vision, 1024 if kind == "pixtral" else 768, "hidden_size")

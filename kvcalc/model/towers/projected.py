@@ -1,0 +1,115 @@
+"""The parameters of more vision towers and their projectors, by the type of the model.
+
+Source: the modeling files of Transformers 5.23.0 (`tests/oracle/test_towers.py` builds each class). The defaults are
+those of the configuration classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, patches, projection
+from kvcalc.model.towers.bodies import body, body_width, patches_3d, siglip
+
+_SIGLIP, _CLIP = "siglip_vision_model", "clip_vision_model"
+
+
+def _with(vision: ConfigReader, **stated: object) -> ConfigReader:
+    """The tower's config with other defaults, or with keys that its class does not have."""
+    return ConfigReader({**stated, **vision.config}, vision.name, vision.source)
+
+
+def _two_layers(inputs: int, inner: int, outputs: int) -> int:
+    """Two linear layers with biases."""
+    return projection(inputs, inner) + projection(inner, outputs)
+
+
+def _aya_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Neighbouring patches become one, then a norm and a gated MLP."""
+    merged = body_width(vision, _SIGLIP) * integer(outer, 2, "downsample_factor") ** 2
+    inner = integer(outer, text, "alignment_intermediate_size")
+    whole = 2 * merged + projection(merged, inner) + projection(inner // 2, text)
+    return added(body(vision, _SIGLIP), (0, whole))
+
+
+def _cohere2_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Aya Vision's projector without the norm."""
+    merged = body_width(vision, _SIGLIP) * integer(outer, 2, "downsample_factor") ** 2
+    inner = integer(outer, 36864, "alignment_intermediate_size")
+    return added(body(vision, _SIGLIP), (0, projection(merged, inner) + projection(inner // 2, text)))
+
+
+def _deepseek_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    return added(body(vision, _SIGLIP), (0, _two_layers(body_width(vision, _SIGLIP), text, text)))
+
+
+def _vipllava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """The outputs of several layers, side by side."""
+    taken = outer.config.get("vision_feature_layers")
+    inputs = body_width(vision, _CLIP) * (len(taken) if isinstance(taken, list) else 1 if taken else 5)
+    return added(body(vision, _CLIP), (0, 2 * inputs + _two_layers(inputs, text, text)))
+
+
+def _video_llava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """A tower for images, and one for videos."""
+    bias = outer.boolean("multimodal_projector_bias", True)
+    whole = projection(body_width(vision, _CLIP), text, bias) + projection(text, text, bias)
+    tower = body(vision, _CLIP)
+    return added(tower, tower, (0, whole))
+
+
+def _video_llama_3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """SigLIP with computed positions, and without a head."""
+    width = integer(vision, 768, "hidden_size")
+    tower = siglip(_with(vision, vision_use_head=False, num_patches=0))
+    return added(tower, (0, _two_layers(width, text, text)))
+
+
+def _paddleocr_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """SigLIP without a head, a norm, and a merger of neighbouring patches."""
+    vision = _with(
+        vision, hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, image_size=384, patch_size=14,
+        vision_use_head=False,
+    )  # fmt: skip
+    width = integer(vision, 1152, "hidden_size")
+    merged = width * integer(vision, 2, "spatial_merge_size") ** 2
+    return added(siglip(vision), (0, 2 * width + _two_layers(merged, merged, text)))
+
+
+def _glm_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """GLM-4V's tower, where attention_bias also sets the biases of the MLPs, and with norms on queries and keys."""
+    width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 4096, "intermediate_size")
+    out, channels = integer(vision, 1536, "out_hidden_size"), integer(vision, 3, "in_channels")
+    head = width // max(integer(vision, 16, "num_heads"), 1)
+    biases = 2 * inner + 5 * width if vision.boolean("attention_bias", True) else 0
+    tower = layers(
+        integer(vision, 24, "depth"), width, inner, matrices=3, biases=biases, norms=2 * width + 2 * head
+    )  # fmt: skip
+    merged = integer(vision, 2, "spatial_merge_size") ** 2
+    whole = patches_3d(vision, width, 14) + 2 * width + merged * width * out + out + out * out + 2 * out
+    return added(tower, (3 * out * out * channels, whole))
+
+
+def _ovis2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Every patch becomes a mixture of visual words, whose embeddings are as wide as `hidden_size` of the model."""
+    width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 2816, "intermediate_size")
+    biases = (4 * width if vision.boolean("qkv_bias", False) else 0) + (
+        2 * inner + width if vision.boolean("mlp_bias", False) else 0
+    )
+    tower = layers(
+        integer(vision, 24, "num_hidden_layers"), width, inner, matrices=3, biases=biases, norms=2 * width
+    )  # fmt: skip
+    number, patch = patches(vision, 224, 14)
+    words = integer(vision, 16384, "vocab_size")
+    out = words - integer(vision, 5, "num_visual_indicator_tokens")
+    whole = projection(integer(vision, 3, "num_channels") * patch * patch, width) + number * width + 2 * width
+    whole += width * integer(vision, 1, "hidden_stride") ** 2 * out + 2 * out
+    return added(tower, (0, whole + words * integer(outer, 1536, "hidden_size")))
+
+
+RULES: Mapping[str, Rule] = {
+    "aya_vision": _aya_vision, "cohere2_vision": _cohere2_vision, "deepseek_vl": _deepseek_vl, "glm_ocr": _glm_ocr,
+    "ovis2": _ovis2, "paddleocr_vl": _paddleocr_vl, "video_llama_3": _video_llama_3, "video_llava": _video_llava,
+    "vipllava": _vipllava,
+}  # fmt: skip
