@@ -28,7 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "llama.cpp": {"cache-type-k": "q8_0", "kv-unified": True, "parallel": "4"},
     "transformers": {"cache": "static"},
 }
-NUM_QUESTIONS = 2000
+NUM_QUESTIONS = 200
 
 
 def random_question(random: Random) -> dict[str, Any]:
