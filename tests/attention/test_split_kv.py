@@ -110,8 +110,9 @@ def test_the_interpreted_step_gives_the_bits_of_the_operations(interpreted: Any,
     kept = {"layout": layout, "block_size": 4, "tokens": 20}
     cases = [
         {"dtype": dtype, "stored": stored, "window": window, **kept, **shape}
-        for dtype, stored in kinds
-        for window, shape in shapes
+        for first, (dtype, stored) in enumerate(kinds)
+        for second, (window, shape) in enumerate(shapes)
+        if (first + second) % 2 == (layout == "paged")  # each type with each shape once, and with each layout
     ]
     assert interpreted(cases) == [1.0] * len(cases)
 
