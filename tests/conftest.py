@@ -89,7 +89,7 @@ def kvcalc(capsys: pytest.CaptureFixture[str]) -> Any:
         status = run([str(a) for a in arguments])
         captured = capsys.readouterr()
         if "batch" in arguments[:1]:  # writes its answers without `Output.emit`
-            _check("batch", captured.out)
+            check_output("batch", captured.out)
         return Result(status, captured.out, without_progress(captured.err))
 
     return call
@@ -107,11 +107,11 @@ def spawn(*arguments: object, stdin: str | bytes = "", env: dict[str, str] | Non
         **options,
     )
     out = done.stdout.decode()
-    _check(next((str(word) for word in arguments if not str(word).startswith("-")), ""), out)
+    check_output(next((str(word) for word in arguments if not str(word).startswith("-")), ""), out)
     return Result(done.returncode, out, done.stderr.decode())
 
 
-def _check(command: str, out: str) -> None:
+def check_output(command: str, out: str) -> None:
     """Check the documents that a command printed, in this process or in another, against the schema."""
     if out.startswith("{"):
         from tests.documents import check_printed

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, Result, spawn
+from tests.conftest import ROOT, Result, check_output, spawn
 
 TOO_LARGE = ("llama-3-70b", "--gpu", "h100")
 PLAN = ("llama-3-70b", "--input-tokens", "1k", "--output-tokens", "100", "--concurrency", "8", "--gpu", "h100")
@@ -46,7 +46,9 @@ def run(*arguments: object, env: dict[str, str] | None = None, module: str = "kv
         [sys.executable, "-m", module, *map(str, arguments)],
         env={**os.environ, **(env or {})}, timeout=300, check=False, cwd=ROOT, **streams,
     )  # fmt: skip
-    return Result(done.returncode, (done.stdout or b"").decode(), (done.stderr or b"").decode())
+    out = (done.stdout or b"").decode()
+    check_output(str(arguments[0]), out)
+    return Result(done.returncode, out, (done.stderr or b"").decode())
 
 
 @cache
