@@ -32,13 +32,15 @@ class StoredWeights(NamedTuple):
 
     `bytes` is the size of all tensors, or None if there are only adapters or the files are not complete; then `trouble`
     says what is missing. `name` is the file that stands for them (an index for several files). `adapters` has a remark
-    about each adapter beside the weights.
+    about each adapter beside the weights. `tower_bytes` is the part of `bytes` in vision and audio towers, by the names
+    of the tensors.
     """
 
     bytes: int | None
     name: str
     trouble: str | None = None
     adapters: tuple[str, ...] = ()
+    tower_bytes: int = 0
 
 
 def read_checkpoint(folder: str) -> StoredWeights | None:
@@ -73,6 +75,7 @@ def _read_indexed(folder: str) -> StoredWeights:
     shards = sorted(set(places.values()))
     held = {shard: read_tensors(os.path.join(folder, shard)) for shard in shards}
     total = sum(tensors.bytes for tensors in held.values() if tensors is not None)
+    towers = sum(tensors.tower_bytes for tensors in held.values() if tensors is not None)
     missing = [shard for shard, tensors in held.items() if tensors is None]
     if missing:
         return StoredWeights(None, INDEX, _missing(missing, len(shards)))
@@ -80,7 +83,7 @@ def _read_indexed(folder: str) -> StoredWeights:
         tensors = held[shard]
         if tensors is None or name not in tensors.names:
             return StoredWeights(None, INDEX, f"tensor {name[:100]!a} is not in {shard}")
-    return StoredWeights(total, INDEX)
+    return StoredWeights(total, INDEX, tower_bytes=towers)
 
 
 def _read_index(path: str) -> dict[str, str]:
@@ -134,18 +137,21 @@ def _forms(entries: Sequence[str]) -> list[tuple[str, list[str], str | None]]:
 
 def _read_files(folder: str, name: str, files: Sequence[str], trouble: str | None) -> StoredWeights:
     """One form of a checkpoint. `trouble` says that files are missing."""
-    total, missing = 0, []
+    total, towers, missing = 0, 0, []
     for file in files:
         held = read_tensors(os.path.join(folder, file))
         if held is None:
             missing.append(file)
         else:
             total += held.bytes
+            towers += held.tower_bytes
     if trouble is None and missing:
         trouble = _missing(missing, len(files))
     elif trouble is None and not total:
         trouble = "it has no tensors"
-    return StoredWeights(total if trouble is None else None, name, trouble)
+    if trouble is not None:
+        return StoredWeights(None, name, trouble)
+    return StoredWeights(total, name, tower_bytes=towers)
 
 
 def _missing(files: Sequence[str], count: int) -> str:

@@ -22,11 +22,23 @@ MAX_VALUES = 1_500_000
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
+# Modules of vision and audio towers and of their projectors: a part of a tensor's name. Sources: the classes of
+# Transformers 5.23 (Qwen-VL: visual; LLaVA, Gemma 3, Mistral 3: vision_tower, multi_modal_projector; Llama 4:
+# vision_model; Gemma 3n: embed_vision, embed_audio; Qwen2-Audio, Qwen-Omni: audio_tower; Kimi K2.5: mm_projector;
+# Idefics3: connector; Gemma 4: multimodal_embedder), and the published tensors of InternVL (mlp1) and Mistral's own
+# format (vision_encoder, vision_language_adapter, patch_merger).
+_TOWER_MODULES = frozenset(
+    "visual vision_tower vision_model vision_encoder vision_language_adapter audio_tower audio_encoder audio_model "
+    "multi_modal_projector mm_projector mlp1 connector patch_merger multimodal_embedder embed_vision embed_audio".split()
+)
+
+
 class Tensors(NamedTuple):
-    """The tensors of one file: their names, and the bytes of all of them."""
+    """The tensors of one file: their names, the bytes of all of them, and of those in vision and audio towers."""
 
     names: frozenset[str]
     bytes: int
+    tower_bytes: int
 
 
 def read_tensors(path: str) -> Tensors | None:
@@ -46,7 +58,7 @@ def read_tensors(path: str) -> Tensors | None:
         if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
             raise UsageError(f"{path}: damaged: the header's length is {length:,} bytes, the file's {size:,}")
         header = file.read(length)
-    end = total = 0
+    end = total = towers = 0
     names = []
     for name, tensor in json_object(header, path, MAX_VALUES).items():
         if name == "__metadata__":
@@ -54,13 +66,15 @@ def read_tensors(path: str) -> Tensors | None:
         offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
         if not _are_offsets(offsets):
             raise UsageError(f"{path}: damaged: tensor {name[:60]!a} has no data_offsets")
-        total += offsets[1] - offsets[0]  # type: ignore[index]  # checked above
+        size_of_tensor: int = offsets[1] - offsets[0]  # type: ignore[index]  # checked above
+        total += size_of_tensor
+        towers += 0 if _TOWER_MODULES.isdisjoint(name.split(".")) else size_of_tensor
         end = max(end, offsets[1])  # type: ignore[index]
         names.append(name)
     data = size - 8 - length
     if end != total or end != data:
         raise UsageError(f"{path}: damaged: the header describes {end:,} bytes of tensors, the file holds {data:,}")
-    return Tensors(frozenset(names), total)
+    return Tensors(frozenset(names), total, towers)
 
 
 def json_object(data: bytes, path: str, most_values: int) -> dict[str, object]:

@@ -60,7 +60,7 @@ def _described(
         if stored is not None:
             from kvcalc.planning.stored_files import believed_bytes
 
-            held, said = believed_bytes(stored, total)
+            held, said = believed_bytes(stored, total, _tower_bytes(model))
             notes += said
             if held is not None:
                 # The size is known, so it does not matter if the config's quantization is not supported.
@@ -69,6 +69,18 @@ def _described(
     notes += remarks
     parameters = (None,) * 3 if counted is None else (counted.total, counted.active_per_token, counted.input_embedding)
     return _document(parameters, (total, active), name, source, reason), notes
+
+
+def _tower_bytes(model: ModelSpec) -> int | None:
+    """The bytes of the model's towers in 16 bits. None if the files may hold them in fewer, or a rule is not known."""
+    if model.multimodal is None:
+        return 0
+    from kvcalc.planning.towers import described_towers
+
+    sizes = [tower["bytes"] for tower in described_towers(model)]
+    if model.quantization or not all(isinstance(size, int) for size in sizes):
+        return None
+    return sum(size for size in sizes if isinstance(size, int))
 
 
 class DeviceWeights(NamedTuple):

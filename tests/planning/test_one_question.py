@@ -136,7 +136,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 def test_every_path_gives_the_same_figures_or_the_same_refusal(kvcalc: Any, pytestconfig: pytest.Config) -> None:
     number_asked = max(1, pytestconfig.getoption("--cases") // CASES_PER_QUESTION)
-    random, questions, names = Random(20261121), Questions(), preset_names()
+    random, questions, names = Random(20261105 + pytestconfig.getoption("--fuzz-seed")), Questions(), preset_names()
     answered = 0
     for number in range(number_asked):
         model, asked = random.choice(names), random_question(random)
