@@ -29,7 +29,8 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 # format (vision_encoder, vision_language_adapter, patch_merger).
 _TOWER_MODULES = frozenset(
     "visual vision_tower vision_model vision_encoder vision_language_adapter audio_tower audio_encoder audio_model "
-    "multi_modal_projector mm_projector mlp1 connector patch_merger multimodal_embedder embed_vision embed_audio".split()
+    "multi_modal_projector mm_projector mlp1 connector patch_merger multimodal_embedder embed_vision "
+    "embed_audio".split()
 )
 
 
