@@ -7,6 +7,7 @@ dtype, shape and data_offsets; the data. Source: the safetensors format, https:/
 from __future__ import annotations
 
 import os
+import re
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
@@ -34,18 +35,29 @@ _TOWER_MODULES = frozenset(
 )
 
 
+# Layers for multi-token prediction: modules of their own (mtp.layers.0 in Qwen3-Next and Qwen3.5, model.mtp_layers.0 in
+# MiMo), or layers of the decoder after its last one (model.layers.61 in DeepSeek-V3, as its README_WEIGHTS.md says).
+_DRAFTING = re.compile(r"(?:.*\.)?mtp(?:_\w+)?\..*")
+_LAYER = re.compile(r"(?:language_model\.)?model\.(?:language_model\.)?layers\.(\d{1,6})\..*")
+
+
 class Tensors(NamedTuple):
-    """The tensors of one file: their names, the bytes of all of them, and of those in vision and audio towers."""
+    """The tensors of one file: their names and the bytes of all of them.
+
+    `tower_bytes` are in vision and audio towers, and `draft_bytes` in layers for multi-token prediction.
+    """
 
     names: frozenset[str]
     bytes: int
-    tower_bytes: int
+    tower_bytes: int = 0
+    draft_bytes: int = 0
 
 
-def read_tensors(path: str) -> Tensors | None:
+def read_tensors(path: str, num_layers: int | None = None) -> Tensors | None:
     """The tensors of the file at `path`, or None if it is missing or a pointer that Git LFS has not replaced yet.
 
-    Only the header is read. The file's length must match it. Raises UsageError (exit 2) for an unreadable or damaged
+    `num_layers` is the number of the decoder's layers if its further layers are for multi-token prediction. Only the
+    header is read. The file's length must match it. Raises UsageError (exit 2) for an unreadable or damaged
     file, and for a header with more than MAX_VALUES values.
     """
     if not os.path.lexists(path):
@@ -59,7 +71,7 @@ def read_tensors(path: str) -> Tensors | None:
         if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
             raise UsageError(f"{path}: damaged: the header's length is {length:,} bytes, the file's {size:,}")
         header = file.read(length)
-    end = total = towers = 0
+    end = total = towers = drafting = 0
     names = []
     for name, tensor in json_object(header, path, MAX_VALUES).items():
         if name == "__metadata__":
@@ -69,13 +81,24 @@ def read_tensors(path: str) -> Tensors | None:
             raise UsageError(f"{path}: damaged: tensor {name[:60]!a} has no data_offsets")
         size_of_tensor: int = offsets[1] - offsets[0]  # type: ignore[index]  # checked above
         total += size_of_tensor
-        towers += 0 if _TOWER_MODULES.isdisjoint(name.split(".")) else size_of_tensor
+        if not _TOWER_MODULES.isdisjoint(name.split(".")):
+            towers += size_of_tensor
+        elif _drafts(name, num_layers):
+            drafting += size_of_tensor
         end = max(end, offsets[1])  # type: ignore[index]
         names.append(name)
     data = size - 8 - length
     if end != total or end != data:
         raise UsageError(f"{path}: damaged: the header describes {end:,} bytes of tensors, the file holds {data:,}")
-    return Tensors(frozenset(names), total, towers)
+    return Tensors(frozenset(names), total, towers, drafting)
+
+
+def _drafts(name: str, num_layers: int | None) -> bool:
+    """Whether a tensor of this name is in a layer for multi-token prediction."""
+    if _DRAFTING.fullmatch(name):
+        return True
+    layer = _LAYER.fullmatch(name) if num_layers is not None else None
+    return layer is not None and num_layers is not None and int(layer[1]) >= num_layers
 
 
 def json_object(data: bytes, path: str, most_values: int) -> dict[str, object]:

@@ -19,10 +19,11 @@ def believed_bytes(stored: StoredWeights, counted: int | None, towers: int | Non
     `counted` and `towers` are the sizes of the language model and of its towers according to the config, or None if
     they are not known. Files are not believed if their tensors outside towers are below 97 % of `counted`, or if they
     have tensors of towers, but below 97 % of `towers`: without any, they are a checkpoint of the language model alone.
-    More is believed: layers for multi-token prediction, weights in another type.
+    More is believed: weights in another type. Layers for multi-token prediction do not count, as in a config: only
+    drafting loads them.
     """
     notes = [Note("weights", "adapter", remark) for remark in stored.adapters]
-    size = stored.bytes
+    size = None if stored.bytes is None else stored.bytes - stored.draft_bytes
     if size is None:
         if stored.trouble is not None:
             notes.append(_not_believed(f"{stored.name}: incomplete: {stored.trouble}", counted))
@@ -41,7 +42,7 @@ def believed_bytes(stored: StoredWeights, counted: int | None, towers: int | Non
     more = size - counted
     if more * 1000 > counted * _EXCESS_PER_MILLE:
         text = f"{stored.name}: has {format_size(more)} more than the language model of the config, for example a "
-        text += "vision tower, layers for multi-token prediction, or weights of another type"
+        text += "vision tower, or weights of another type"
         notes.append(Note("weights", "larger-files", text))
     return size, notes
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, GGUF_TYPES, MLX_TYPES, Dtype, gguf_type, parse_weight_dtype
 from kvcalc.memory.sharding import NOT_SPREAD, Bounds, Spread, Width, shard, stage_weights, width_of
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
-from kvcalc.model.memo import remembered_of_two
+from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import ModelWeights
 from kvcalc.notes import Note
 
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme
+    from kvcalc.model.checkpoint import StoredWeights as FoundFiles
     from kvcalc.throughput.speed import StoredWeights
 
 
@@ -54,9 +55,7 @@ def _described(
     total, active = (None, None) if size is None else size
     source = None if total is None else "config"
     if asked is None and spec.attention == model.attention and spec.checkpoint is not None:
-        from kvcalc.model.checkpoint import read_checkpoint
-
-        stored = read_checkpoint(spec.checkpoint)
+        stored = files_of(model)
         if stored is not None:
             from kvcalc.planning.stored_files import believed_bytes
 
@@ -69,6 +68,16 @@ def _described(
     notes += remarks
     parameters = (None,) * 3 if counted is None else (counted.total, counted.active_per_token, counted.input_embedding)
     return _document(parameters, (total, active), name, source, reason), notes
+
+
+@remembered
+def files_of(model: ModelSpec) -> FoundFiles | None:
+    """The checkpoint in the model's folder, or None if there is none."""
+    if model.checkpoint is None:
+        return None
+    from kvcalc.model.checkpoint import read_checkpoint
+
+    return read_checkpoint(model.checkpoint, model.num_layers if model.num_draft_layers else None)
 
 
 def _tower_bytes(model: ModelSpec) -> int | None:
