@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -142,6 +143,11 @@ def preset_names() -> list[str]:
     from kvcalc.model.presets import presets_folder
 
     return [name for name, _ in shipped_files(presets_folder())]
+
+
+def pytest_collection_finish() -> None:
+    """Exclude modules and thousands of collected tests from garbage collection: `measure` collects after every run."""
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
