@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- records: python benchmarks/records.py table --write docs/measure.md -->", "<!-- end of records -->"
 
+COMMAND = (sys.executable, "-m", "kvcalc")
+
 # One model for every kind of attention, with 10 to 100 MB of cache. A CPU takes minutes for the prompts.
 CASES = {
     "llama-7b": ("llama-7b", "--layers", "2", "--context", "4k"),
@@ -56,7 +58,7 @@ def take(cases: list[str], device: str, options: list[str]) -> None:
     RESULTS.mkdir(exist_ok=True)
     for case in cases or CASES:
         new = RESULTS / f".{case}.new"
-        command = [sys.executable, "-m", "kvcalc", "measure", *CASES[case], "--device", device, *options]
+        command = [*COMMAND, "measure", *CASES[case], "--device", device, *options]
         subprocess.run([*command, "--save", str(new), "--format", "human"], check=True, cwd=ROOT)
         name = name_of(json.loads(new.read_text()), case)
         new.replace(RESULTS / name)

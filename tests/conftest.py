@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -89,7 +90,7 @@ def kvcalc(capsys: pytest.CaptureFixture[str]) -> Any:
         status = run([str(a) for a in arguments])
         captured = capsys.readouterr()
         if "batch" in arguments[:1]:  # writes its answers without `Output.emit`
-            _check("batch", captured.out)
+            check_output("batch", captured.out)
         return Result(status, captured.out, without_progress(captured.err))
 
     return call
@@ -107,11 +108,11 @@ def spawn(*arguments: object, stdin: str | bytes = "", env: dict[str, str] | Non
         **options,
     )
     out = done.stdout.decode()
-    _check(next((str(word) for word in arguments if not str(word).startswith("-")), ""), out)
+    check_output(next((str(word) for word in arguments if not str(word).startswith("-")), ""), out)
     return Result(done.returncode, out, done.stderr.decode())
 
 
-def _check(command: str, out: str) -> None:
+def check_output(command: str, out: str) -> None:
     """Check the documents that a command printed, in this process or in another, against the schema."""
     if out.startswith("{"):
         from tests.documents import check_printed
@@ -144,8 +145,13 @@ def preset_names() -> list[str]:
     return [name for name, _ in shipped_files(presets_folder())]
 
 
+def pytest_collection_finish() -> None:
+    """Exclude modules and thousands of collected tests from garbage collection: `measure` collects after every run."""
+    gc.freeze()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cases", type=int, default=5000, help="mutated inputs of the fuzz tests (-m fuzz), in all")
+    parser.addoption("--cases", type=int, default=2000, help="mutated inputs of the fuzz tests (-m fuzz), in all")
     parser.addoption("--fuzz-seed", type=int, default=16, help="the first seed of the fuzz tests")
     parser.addoption("--pairs", type=int, default=40, help="pairs of a command and an environment to run")
     parser.addoption("--pairs-seed", type=int, default=16, help="the seed of the sample of pairs")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
 
-import jsonschema
+import jsonschema_rs
 
 import kvcalc
 from kvcalc.notes import sentence
@@ -16,13 +16,13 @@ from kvcalc.schema import load_schema
 
 
 @cache
-def _validator(kind: str) -> Any:
+def _validator(kind: str) -> jsonschema_rs.Draft202012Validator:
     schema = load_schema()
-    return jsonschema.Draft202012Validator({**schema, "$ref": f"#/$defs/{definition_of(schema, kind)}"})
+    return jsonschema_rs.Draft202012Validator({**schema, "$ref": f"#/$defs/{definition_of(schema, kind)}"})
 
 
 def validate(document: Mapping[str, Any], kind: str) -> None:
-    """Check a document against the schema in the wheel. Raises jsonschema.ValidationError."""
+    """Check a document against the schema in the wheel. Raises jsonschema_rs.ValidationError."""
     _validator(kind).validate(document)
 
 
@@ -41,7 +41,7 @@ _MOST_LINES = 100
 def check_printed(command: str, out: str) -> None:
     """Check what a command printed on stdout, if that is a document, or a document on each line.
 
-    Raises jsonschema.ValidationError. Text, single values and output that was cut are not documents.
+    Raises jsonschema_rs.ValidationError. Text, single values and output that was cut are not documents.
     """
     if not out.startswith("{"):
         return

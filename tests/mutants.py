@@ -213,7 +213,7 @@ def main() -> int:
     options = parser.parse_args()
     os.chdir(ROOT)
     # Import once, for every fork, the modules that all tests need and no mutant changes.
-    for name in ("_hypothesis_pytestplugin", "hypothesis", "jsonschema", "pytest_timeout", "rich", "typer", "yaml"):
+    for name in ("_hypothesis_pytestplugin", "hypothesis", "jsonschema_rs", "pytest_timeout", "rich", "typer", "yaml"):
         __import__(name)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ["OMP_NUM_THREADS"] = "1"

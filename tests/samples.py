@@ -16,13 +16,13 @@ import importlib.util
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from tests import json_reference
-from tests.conftest import ROOT, spawn
+from tests.conftest import ROOT, Result, spawn
 
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 REFERENCE = ROOT / "docs" / "json-reference.md"
@@ -72,14 +72,21 @@ def all_samples() -> list[Sample]:
     return [sample for page in PAGES for sample in samples_of(page)]
 
 
-def output_of(command: str) -> str:
+TERMINAL = {"COLUMNS": "80", "TERM": "dumb"}
+
+
+def _in_a_process(*arguments: str) -> Result:
+    return spawn(*arguments, env=TERMINAL, cwd=ROOT, timeout=1200)
+
+
+def output_of(command: str, call: Callable[..., Result] = _in_a_process) -> str:
     """What the command prints on a terminal of 80 columns, without blanks at the ends of lines.
 
-    RuntimeError if it prints nothing: then it is no sample.
+    `call` runs kvcalc in ROOT with the variables of TERMINAL. RuntimeError if it prints nothing: then it is no sample.
     """
     arguments = arguments_of(command)
     options = () if _SCRIPTED & set(arguments) else ("--format", "human")
-    result = spawn(*arguments, *options, env={"COLUMNS": "80", "TERM": "dumb"}, cwd=ROOT, timeout=1200)
+    result = call(*arguments, *options)
     if not result.out.strip():
         raise RuntimeError(f"{command}: exit code {result.status}, no output\n{result.err}")
     return "\n".join(line.rstrip() for line in result.out.rstrip().splitlines()) + "\n"

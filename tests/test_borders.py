@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ THIRD_PARTY = {
 }
 
 
+@cache
 def imports(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -98,6 +100,10 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+MODULES = {name_of(source) for source in SOURCES}
+
+
+@cache
 def in_circles() -> set[str]:
     """Modules in import cycles or between them. Imports in functions and for type checking count too."""
     modules = {name_of(path): imports(path) for path in SOURCES}
@@ -118,7 +124,7 @@ def test_no_module_imports_in_a_circle(folder: str) -> None:
 
 def private_names(path: Path) -> Iterator[str]:
     """Private names that a module uses from another one, as `from x import _y` or `x._y`."""
-    tree, modules = ast.parse(path.read_text()), {name_of(source) for source in SOURCES}
+    tree, modules = ast.parse(path.read_text()), MODULES
     known: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvcalc"):

@@ -16,7 +16,7 @@ import pytest
 
 from kvcalc.cli.app import COMMANDS
 from tests import json_reference, samples
-from tests.conftest import ROOT, spawn
+from tests.conftest import ROOT
 from tests.documents import estimate
 from tests.samples import PAGES, Sample
 
@@ -38,15 +38,25 @@ def blocks(language: str) -> list[tuple[Path, str]]:
     return [(page, block) for page, text in TEXTS.items() for block in fence.findall(text)]
 
 
-def examples_of(command: str) -> list[str]:
-    out = spawn(command, "--help", env={"COLUMNS": "200", "TERM": "dumb"}).out
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables of the terminal of the samples."""
+    for name, value in samples.TERMINAL.items():
+        monkeypatch.setenv(name, value)
+
+
+def examples_of(command: str, kvcalc: Any) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        patch.setenv("TERM", "dumb")
+        out = kvcalc(command, "--help").out
     return [line.strip() for line in out.splitlines() if line.strip().startswith(f"kvcalc {command}")]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_in_the_readme_and_has_help_with_examples(command: str) -> None:
+def test_every_command_is_in_the_readme_and_has_help_with_examples(kvcalc: Any, command: str) -> None:
     assert f"kvcalc {command}" in README
-    assert examples_of(command)
+    assert examples_of(command, kvcalc)
 
 
 def test_every_option_has_help() -> None:
@@ -73,27 +83,31 @@ def measured(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "measure"])
-def test_the_examples_in_help_run(command: str, tmp_path: Path) -> None:
+def test_the_examples_in_help_run(kvcalc: Any, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(LOGS, tmp_path, dirs_exist_ok=True)
-    for example in examples_of(command):
-        result = spawn(*shlex.split(example)[1:], cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for example in examples_of(command, kvcalc):
+        result = kvcalc(*shlex.split(example)[1:])
         assert result.status == 0, (example, result.err)
         assert result.out
 
 
-def test_the_examples_in_measures_help_run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_in_measures_help_run(
+    kvcalc: Any, measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     # The record from before, of which an example speaks.
     assert measured("gpt2", *SHORT, "--save", "before.json").status == 0
-    for example in examples_of("measure"):
+    for example in examples_of("measure", kvcalc):
         arguments = shlex.split(example)[2:]
         result = measured(*arguments, *(() if "--compare" in arguments else SHORT))
         assert result.status == 0, (example, result.err)
         assert result.out
 
 
-def test_the_torchrun_example_in_help_runs() -> None:
-    out = spawn("measure", "--help", env={"COLUMNS": "200", "TERM": "dumb"}).out
+def test_the_torchrun_example_in_help_runs(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    out = kvcalc("measure", "--help").out
     (example,) = (line.strip() for line in out.splitlines() if line.strip().startswith("torchrun "))
     assert example in MANUAL
     options, kvcalc, arguments = example.removeprefix("torchrun ").partition(" -m kvcalc ")
@@ -137,8 +151,12 @@ def test_the_bytes_shown_are_those_a_run_holds(sample: Sample, measured: Any) ->
 
 
 @pytest.mark.parametrize("sample", [sample for sample in SAMPLES if not sample.is_measured], ids=str)
-def test_the_output_shown_is_the_output_printed(sample: Sample) -> None:
-    assert sample.shown.rstrip() == samples.output_of(sample.command).rstrip(), "python -m tests.samples --write"
+@pytest.mark.usefixtures("terminal")
+def test_the_output_shown_is_the_output_printed(kvcalc: Any, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert sample.shown.rstrip() == samples.output_of(sample.command, kvcalc).rstrip(), (
+        "python -m tests.samples --write"
+    )
 
 
 def test_a_sample_is_written_in_place(tmp_path: Path) -> None:

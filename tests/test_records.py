@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,6 +70,7 @@ def test_taking_names_the_file_by_what_the_record_says(
 ) -> None:
     short = ["--context", "64", "--batch", "1", "--steps", "2", "--layers", "1", "--dtype", "fp32"]
     monkeypatch.setattr(records, "RESULTS", tmp_path)
+    monkeypatch.setattr(records, "COMMAND", (sys.executable, "-m", "tests.measure.quick"))
     monkeypatch.setitem(records.CASES, "tiny", ("gpt2",))
     records.take(["tiny"], "cpu", short)
     (path,) = tmp_path.iterdir()

@@ -73,7 +73,7 @@ def describe_device(device: torch.device) -> dict[str, Any]:
         "free_bytes": free_bytes(device),
         "last_level_cache_bytes": last_level_cache_bytes(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        "torch_version": torch.__version__,
+        "torch_version": str(torch.__version__),  # of a class of its own
     }
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.model.files import list_folder, opened
-from kvcalc.model.safetensors import json_object, read_tensors
+from kvcalc.model.safetensors import Tensors, json_object, read_tensors
 from kvcalc.units import format_size
 
 INDEX = "model.safetensors.index.json"
@@ -32,17 +32,22 @@ class StoredWeights(NamedTuple):
 
     `bytes` is the size of all tensors, or None if there are only adapters or the files are not complete; then `trouble`
     says what is missing. `name` is the file that stands for them (an index for several files). `adapters` has a remark
-    about each adapter beside the weights.
+    about each adapter beside the weights. `tower_bytes` is the part of `bytes` in vision and audio towers, and
+    `draft_bytes` the part in layers for multi-token prediction, by the names of the tensors.
     """
 
     bytes: int | None
     name: str
     trouble: str | None = None
     adapters: tuple[str, ...] = ()
+    tower_bytes: int = 0
+    draft_bytes: int = 0
 
 
-def read_checkpoint(folder: str) -> StoredWeights | None:
+def read_checkpoint(folder: str, num_layers: int | None = None) -> StoredWeights | None:
     """The checkpoint in the folder's safetensors files, or None if there are no such files.
+
+    `num_layers` is the number of the decoder's layers if its further layers are for multi-token prediction.
 
     With an index, the files that it names count, and no others. Its metadata.total_size is not read, because files that
     are missing cannot be loaded. Without an index, model.safetensors comes first, then a set of shards
@@ -52,11 +57,11 @@ def read_checkpoint(folder: str) -> StoredWeights | None:
     entries = [entry for entry in list_folder(folder) if entry.endswith(_SUFFIX)]
     adapters = [entry for entry in entries if _ADAPTER.fullmatch(entry)]
     if os.path.lexists(os.path.join(folder, INDEX)):
-        found: StoredWeights | None = _read_indexed(folder)
+        found: StoredWeights | None = _read_indexed(folder, num_layers)
     else:
         found = None
         for name, files, trouble in _forms([entry for entry in entries if entry not in adapters]):
-            form = _read_files(folder, name, files, trouble)
+            form = _read_files(folder, name, files, trouble, num_layers)
             if found is None or form.bytes is not None:
                 found = form
             if form.bytes is not None:
@@ -67,12 +72,11 @@ def read_checkpoint(folder: str) -> StoredWeights | None:
     return (found or StoredWeights(None, adapters[0]))._replace(adapters=remarks)
 
 
-def _read_indexed(folder: str) -> StoredWeights:
+def _read_indexed(folder: str, num_layers: int | None) -> StoredWeights:
     """The checkpoint that the folder's index describes."""
     places = _read_index(os.path.join(folder, INDEX))
     shards = sorted(set(places.values()))
-    held = {shard: read_tensors(os.path.join(folder, shard)) for shard in shards}
-    total = sum(tensors.bytes for tensors in held.values() if tensors is not None)
+    held = {shard: read_tensors(os.path.join(folder, shard), num_layers) for shard in shards}
     missing = [shard for shard, tensors in held.items() if tensors is None]
     if missing:
         return StoredWeights(None, INDEX, _missing(missing, len(shards)))
@@ -80,7 +84,7 @@ def _read_indexed(folder: str) -> StoredWeights:
         tensors = held[shard]
         if tensors is None or name not in tensors.names:
             return StoredWeights(None, INDEX, f"tensor {name[:100]!a} is not in {shard}")
-    return StoredWeights(total, INDEX)
+    return _summed(INDEX, [tensors for tensors in held.values() if tensors is not None])
 
 
 def _read_index(path: str) -> dict[str, str]:
@@ -132,20 +136,31 @@ def _forms(entries: Sequence[str]) -> list[tuple[str, list[str], str | None]]:
     return forms
 
 
-def _read_files(folder: str, name: str, files: Sequence[str], trouble: str | None) -> StoredWeights:
+def _read_files(
+    folder: str, name: str, files: Sequence[str], trouble: str | None, num_layers: int | None
+) -> StoredWeights:
     """One form of a checkpoint. `trouble` says that files are missing."""
-    total, missing = 0, []
+    found: list[Tensors] = []
+    missing = []
     for file in files:
-        held = read_tensors(os.path.join(folder, file))
+        held = read_tensors(os.path.join(folder, file), num_layers)
         if held is None:
             missing.append(file)
         else:
-            total += held.bytes
+            found.append(held)
     if trouble is None and missing:
         trouble = _missing(missing, len(files))
-    elif trouble is None and not total:
+    elif trouble is None and not any(tensors.bytes for tensors in found):
         trouble = "it has no tensors"
-    return StoredWeights(total if trouble is None else None, name, trouble)
+    if trouble is not None:
+        return StoredWeights(None, name, trouble)
+    return _summed(name, found)
+
+
+def _summed(name: str, found: Sequence[Tensors]) -> StoredWeights:
+    """The weights in several files together."""
+    size, towers, drafting = (sum(sizes) for sizes in zip(*(tensors[1:] for tensors in found)))
+    return StoredWeights(size, name, tower_bytes=towers, draft_bytes=drafting)
 
 
 def _missing(files: Sequence[str], count: int) -> str:

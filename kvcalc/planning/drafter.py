@@ -10,7 +10,7 @@ from kvcalc.memory.weights import plain_bytes, quantized_bytes
 from kvcalc.model.drafting import DFLASH, DRAFT, Drafter, Speculation
 from kvcalc.planning.case import Case
 from kvcalc.planning.drafting import drafter_of
-from kvcalc.planning.weights import describe_weights, stored_weights
+from kvcalc.planning.weights import describe_weights, files_of, stored_weights
 
 if TYPE_CHECKING:
     from kvcalc.throughput.roofline import SpeedModel
@@ -33,7 +33,7 @@ def draft_weights(case: Case) -> int | str:
     if isinstance(stored, str):
         return stored
     if drafter.like_model and _counts_files(case):
-        # The size of the files includes the MTP layers.
+        # The size of the files includes the MTP layers, because no tensor's name tells them apart.
         return 0
     held = drafter.held
     if held is None:
@@ -93,6 +93,9 @@ def _stored(case: Case, drafter: Drafter) -> StoredWeights | str:
 
 
 def _counts_files(case: Case) -> bool:
-    """Whether the bytes of the model's weights are those of its files."""
+    """Whether the bytes of the model's weights are those of its files, with the MTP layers."""
+    files = files_of(case.model)
+    if files is None or files.draft_bytes:
+        return False
     found = describe_weights(case.model, case.spec, case.question.dtype, case.workload.model_dtype, [])
     return bool(found["bytes_source"] == "safetensors")

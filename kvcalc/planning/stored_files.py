@@ -13,28 +13,36 @@ _LEAST_PERCENT = 97
 _EXCESS_PER_MILLE = 5
 
 
-def believed_bytes(stored: StoredWeights, counted: int | None) -> tuple[int | None, list[Note]]:
+def believed_bytes(stored: StoredWeights, counted: int | None, towers: int | None) -> tuple[int | None, list[Note]]:
     """The bytes of the files if they are complete and plausible, else None; and notes that name the files.
 
-    `counted` is the size of the weights according to the config, or None if it is not known. Files below 97 % of it
-    are not believed. More is: a vision tower, layers for multi-token prediction, weights in another type.
+    `counted` and `towers` are the sizes of the language model and of its towers according to the config, or None if
+    they are not known. Files are not believed if their tensors outside towers are below 97 % of `counted`, or if they
+    have tensors of towers, but below 97 % of `towers`: without any, they are a checkpoint of the language model alone.
+    More is believed: weights in another type. Layers for multi-token prediction do not count, as in a config: only
+    drafting loads them.
     """
     notes = [Note("weights", "adapter", remark) for remark in stored.adapters]
-    size = stored.bytes
+    size = None if stored.bytes is None else stored.bytes - stored.draft_bytes
     if size is None:
         if stored.trouble is not None:
             notes.append(_not_believed(f"{stored.name}: incomplete: {stored.trouble}", counted))
         return None, notes
     if counted is None:
         return size, notes
-    if size * 100 < counted * _LEAST_PERCENT:
-        text = f"{stored.name}: has {format_size(size)} of the {format_size(counted)} that the config describes"
-        notes.append(_not_believed(text, counted))
-        return None, notes
+    text_bytes = size - stored.tower_bytes
+    for found, described, of_what in (
+        (text_bytes, counted, ""),
+        (stored.tower_bytes, towers if towers and stored.tower_bytes else 0, " for its towers"),
+    ):
+        if found * 100 < described * _LEAST_PERCENT:
+            text = f"{stored.name}: has {format_size(found)} of the {format_size(described)} that the config describes"
+            notes.append(_not_believed(text + of_what, counted))
+            return None, notes
     more = size - counted
     if more * 1000 > counted * _EXCESS_PER_MILLE:
         text = f"{stored.name}: has {format_size(more)} more than the language model of the config, for example a "
-        text += "vision tower, layers for multi-token prediction, or weights of another type"
+        text += "vision tower, or weights of another type"
         notes.append(Note("weights", "larger-files", text))
     return size, notes
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, GGUF_TYPES, MLX_TYPES, Dtype, gguf_type, parse_weight_dtype
 from kvcalc.memory.sharding import NOT_SPREAD, Bounds, Spread, Width, shard, stage_weights, width_of
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
-from kvcalc.model.memo import remembered_of_two
+from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import ModelWeights
 from kvcalc.notes import Note
 
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme
+    from kvcalc.model.checkpoint import StoredWeights as FoundFiles
     from kvcalc.throughput.speed import StoredWeights
 
 
@@ -54,13 +55,11 @@ def _described(
     total, active = (None, None) if size is None else size
     source = None if total is None else "config"
     if asked is None and spec.attention == model.attention and spec.checkpoint is not None:
-        from kvcalc.model.checkpoint import read_checkpoint
-
-        stored = read_checkpoint(spec.checkpoint)
+        stored = files_of(model)
         if stored is not None:
             from kvcalc.planning.stored_files import believed_bytes
 
-            held, said = believed_bytes(stored, total)
+            held, said = believed_bytes(stored, total, _tower_bytes(model))
             notes += said
             if held is not None:
                 # The size is known, so it does not matter if the config's quantization is not supported.
@@ -69,6 +68,28 @@ def _described(
     notes += remarks
     parameters = (None,) * 3 if counted is None else (counted.total, counted.active_per_token, counted.input_embedding)
     return _document(parameters, (total, active), name, source, reason), notes
+
+
+@remembered
+def files_of(model: ModelSpec) -> FoundFiles | None:
+    """The checkpoint in the model's folder, or None if there is none."""
+    if model.checkpoint is None:
+        return None
+    from kvcalc.model.checkpoint import read_checkpoint
+
+    return read_checkpoint(model.checkpoint, model.num_layers if model.num_draft_layers else None)
+
+
+def _tower_bytes(model: ModelSpec) -> int | None:
+    """The bytes of the model's towers in 16 bits. None if the files may hold them in fewer, or a rule is not known."""
+    if model.multimodal is None:
+        return 0
+    from kvcalc.planning.towers import described_towers
+
+    sizes = [tower["bytes"] for tower in described_towers(model)]
+    if model.quantization or not all(isinstance(size, int) for size in sizes):
+        return None
+    return sum(size for size in sizes if isinstance(size, int))
 
 
 class DeviceWeights(NamedTuple):

@@ -1,6 +1,7 @@
-"""Run kvcalc's Triton kernels in Triton's interpreter, and print the result of each case as JSON: a separate process.
+"""Run kvcalc's Triton kernels in Triton's interpreter: a separate process, which answers until its stdin ends.
 
-The interpreter is chosen by a variable when Triton is imported, so it cannot be in the process of the other tests.
+It reads a line with a JSON list of cases, and prints a line with the list of their results. The interpreter is chosen
+by a variable when Triton is imported, so it cannot be in the process of the other tests.
 """
 
 from __future__ import annotations
@@ -117,10 +118,11 @@ def is_same_step(case: dict[str, Any]) -> bool:
 if __name__ == "__main__":
     mend_interpreter()
     assert fused_step.is_right(CPU)
-    results: list[float] = []
     own: Any = split_kv.device_of
-    for case in json.load(sys.stdin):
-        device = case.get("device")
-        vars(split_kv)["device_of"] = (lambda _, found=device: tuple(found)) if device else own
-        results.append(float(is_same_step(case)) if "rope_dim" in case else error_of(case))
-    json.dump(results, sys.stdout)
+    for line in sys.stdin:
+        results: list[float] = []
+        for case in json.loads(line):
+            device = case.get("device")
+            vars(split_kv)["device_of"] = (lambda _, found=device: tuple(found)) if device else own
+            results.append(float(is_same_step(case)) if "rope_dim" in case else error_of(case))
+        print(json.dumps(results), flush=True)

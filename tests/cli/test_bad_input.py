@@ -225,9 +225,14 @@ def check_refused(result: Any, statuses: tuple[int, ...] = (2, 3)) -> None:
 
 
 @pytest.mark.parametrize("command", ANSWERED)
-def test_the_questions_below_are_answered_without_the_bad_option(command: str, tmp_path: Path, kvcalc: Any) -> None:
+def test_the_questions_below_are_answered_without_the_bad_option(
+    command: str, tmp_path: Path, kvcalc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if command == "measure":
         pytest.importorskip("torch")
+        from tests.measure.quick import quicken
+
+        quicken(monkeypatch)
     result = kvcalc(*in_place(ANSWERED[command], tmp_path))
     assert result.status in (0, 5), result.err
     assert result.out != ""

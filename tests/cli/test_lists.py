@@ -11,7 +11,7 @@ from kvcalc.cli import options as o
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.json_lines import Line
 from kvcalc.errors import UsageError
-from kvcalc.schema import load_schema
+from tests.documents import validate
 
 
 def parse(*arguments: str, default: str | None = None) -> object:
@@ -110,10 +110,7 @@ def test_commas_and_repetition_ask_the_same(kvcalc: Any, command: str, options: 
 
 
 def test_the_document_of_several_engines_has_their_releases_and_its_schema(kvcalc: Any) -> None:
-    from jsonschema import Draft202012Validator
-
-    schema = load_schema()
     document = kvcalc("estimate", "llama-3-8b", "--engine", "vllm@0.8.5,sglang", "--json").json
-    Draft202012Validator({**schema, "$ref": "#/$defs/engines"}).validate(document)
+    validate(document, "engines")
     line = Line(1, b'{"model": "llama-3-8b", "engine": "vllm@0.8.5,sglang"}')
     assert Questions().answer(line) == document

@@ -75,7 +75,7 @@ def wait_for_torch(process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("delay", [None, 0.0, 3.0, 6.0], ids=["at the start", "loading", "3 s later", "6 s later"])
+@pytest.mark.parametrize("delay", [None, 0.0, 3.0], ids=["at the start", "loading", "3 s later"])
 def test_ctrl_c_leaves_with_130_and_without_a_trace(delay: float | None) -> None:
     command = [
         sys.executable,

@@ -9,12 +9,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, Result, spawn
+from tests.conftest import ROOT, Result, check_output, spawn
 
 TOO_LARGE = ("llama-3-70b", "--gpu", "h100")
 PLAN = ("llama-3-70b", "--input-tokens", "1k", "--output-tokens", "100", "--concurrency", "8", "--gpu", "h100")
@@ -38,14 +39,22 @@ def without_reader() -> Iterator[int]:
         os.close(writer)
 
 
-def run(*arguments: object, env: dict[str, str] | None = None, **streams: Any) -> Result:
+def run(*arguments: object, env: dict[str, str] | None = None, module: str = "kvcalc", **streams: Any) -> Result:
     """`kvcalc` with other streams: `stdout` and `stderr` as subprocess takes them, captured by default."""
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     done = subprocess.run(
-        [sys.executable, "-m", "kvcalc", *map(str, arguments)],
-        env={**os.environ, **(env or {})}, timeout=300, check=False, **streams,
+        [sys.executable, "-m", module, *map(str, arguments)],
+        env={**os.environ, **(env or {})}, timeout=300, check=False, cwd=ROOT, **streams,
     )  # fmt: skip
-    return Result(done.returncode, (done.stdout or b"").decode(), (done.stderr or b"").decode())
+    out = (done.stdout or b"").decode()
+    check_output(str(arguments[0]), out)
+    return Result(done.returncode, out, (done.stderr or b"").decode())
+
+
+@cache
+def as_usual(question: tuple[str, ...]) -> Result:
+    """The result with streams that work."""
+    return run(*question)
 
 
 def run_in_shell(words: str, redirections: str) -> Result:
@@ -94,11 +103,16 @@ import sys
 import kvcalc.memory.kv_cache
 kvcalc.memory.kv_cache.stored_bytes = lambda *args: 12345
 from kvcalc.__main__ import main
+from tests.measure.quick import quicken
+import pytest
+quicken(pytest.MonkeyPatch())
 sys.exit(main())
 """
     words = ("measure", "gpt2", "--layers", "1", "--context", "8", "--steps", "1", "--device", "cpu")
     with without_reader() as pipe:
-        done = subprocess.run([sys.executable, "-c", code, *words], stdout=pipe, stderr=subprocess.PIPE, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], stdout=pipe, stderr=subprocess.PIPE, check=False, cwd=ROOT
+        )
     assert done.returncode == 5, done.stderr
 
 
@@ -107,7 +121,7 @@ def test_a_measurement_is_saved_even_if_nobody_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     words = ("measure", "gpt2", "--layers", "1", "--context", "8", "--steps", "1", "--device", "cpu", "--save", path)
     with without_reader() as pipe:
-        result = run(*words, stdout=pipe)
+        result = run(*words, module="tests.measure.quick", stdout=pipe)
     assert (result.status, path.exists()) == (0, True), result.err
 
 
@@ -162,7 +176,7 @@ def test_a_full_disk_is_1(question: tuple[str, ...], env: dict[str, str]) -> Non
 def test_messages_that_cannot_be_written_change_nothing(
     status: int, question: tuple[str, ...], env: dict[str, str]
 ) -> None:
-    read = run(*question)
+    read = as_usual(question)
     assert read.status == status
     with open("/dev/full", "w") as full:
         assert run(*question, stderr=full, env=env)[:2] == read[:2]

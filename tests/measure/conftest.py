@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from kvcalc.cli.app import run
 from kvcalc.measure import runner
 from tests.measure.processes import commands
 from tests.measure.quick import FAST, quicken
-
-# For such small runs, threads cost more than they save.
-torch.set_num_threads(1)
-# Every run ends with a garbage collection, which should not scan torch's modules.
-gc.freeze()
 
 
 @pytest.fixture(autouse=True)

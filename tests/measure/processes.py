@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, Result, without_progress
+from tests.conftest import ROOT, Result, check_output, without_progress
 
 # Two runs of the tests on one machine begin at different ports.
 _PORTS = itertools.count(os.getpid())
@@ -75,6 +75,7 @@ class Command:
         self._process.join(timeout)
         assert self._process.exitcode is not None, f"still running after {timeout} s"
         out, err = (Path(self._streams.name, name) for name in ("out", "err"))
+        check_output("measure", out.read_text())
         return Result(self._process.exitcode, out.read_text(), without_progress(err.read_text()))
 
     def end(self) -> None:

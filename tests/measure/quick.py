@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 
 import pytest
 
-from kvcalc.measure import runner
+from kvcalc.measure import runner  # before torch, whose warning it silences
 from kvcalc.measure.timing import Effort
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.spec import ModelSpec, map_attention
+
+# isort: split
+import torch
+
+# For such small runs, threads cost more than they save.
+torch.set_num_threads(1)
+# Every run ends with a garbage collection, which should not scan torch's modules.
+gc.freeze()
 
 # A model with two narrow layers, and the options of a short run.
 SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64", "--layers", "2")

@@ -9,13 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from kvcalc.measure.compare import compare
-from kvcalc.schema import load_schema
 from tests.conftest import ROOT
-from tests.documents import texts
+from tests.documents import texts, validate
 
 
 @pytest.fixture
@@ -28,7 +26,7 @@ def ratios(document: dict[str, Any], kind: str | None) -> dict[str, Any]:
 
 
 def check(document: dict[str, Any]) -> None:
-    jsonschema.validate(document, {**load_schema(), "$ref": "#/$defs/measure_compare"})
+    validate(document, "measure_compare")
 
 
 def test_a_record_and_itself_have_ratio_one_in_every_figure(pair: Any) -> None:

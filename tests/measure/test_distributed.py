@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 
@@ -19,8 +18,8 @@ import kvcalc as library
 from kvcalc.measure import distributed, runner, signals
 from kvcalc.measure.ranks import Place
 from kvcalc.model.variants import side_by_side
-from kvcalc.schema import load_schema
 from tests.conftest import ROOT, Result
+from tests.documents import validate
 from tests.measure.processes import Command, free_port, places, wait_for
 from tests.measure.quick import FAST
 
@@ -62,7 +61,7 @@ def test_every_kind_is_sharded_and_rank_0_reports_all_ranks(ranks: Any, tmp_path
     result, other = ranks(*FAST, "--attention", "all", "--tp", 2, "--json", "--save", record).results()
     assert (result.status, other) == (0, Result(0, "", "")), result.err
     document = json.loads(result.out)
-    jsonschema.validate(document, {**load_schema(), "$ref": "#/$defs/measure"})
+    validate(document, "measure")
     assert json.loads(record.read_text()) == document
     assert document["workload"]["tensor_parallel_size"] == 2
     spec = library.read_config(

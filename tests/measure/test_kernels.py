@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 
@@ -20,8 +19,7 @@ from kvcalc.measure.parts import parts_of
 from kvcalc.measure.stack import Request, Stack, make_caches
 from kvcalc.measure.sweep import parse_sweep
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.schema import load_schema
-from tests.documents import texts
+from tests.documents import texts, validate
 from tests.measure.quick import EFFORT, SMALL, narrow
 
 FAST = (*SMALL, "--context", "40", "--steps", "3", "--device", "cpu", "--dtype", "fp32")
@@ -29,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def check(document: dict[str, Any]) -> None:
-    jsonschema.validate(document, {**load_schema(), "$ref": "#/$defs/measure"})
+    validate(document, "measure")
 
 
 # 40 tokens, 2 layers, 2 KV heads of 16, K and V in fp32. Blocks of 16 round up to 48. int8 has a 4-byte scale per row.

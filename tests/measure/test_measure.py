@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 
@@ -18,14 +17,13 @@ from kvcalc.measure import run as one_run
 from kvcalc.measure.build import build_layer
 from kvcalc.measure.stack import Request
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.schema import load_schema
 from tests.conftest import PLAIN_PRESETS, ROOT
-from tests.documents import texts
+from tests.documents import texts, validate
 from tests.measure.quick import FAST, narrow
 
 
 def test_all_four_kinds_hold_what_the_formula_says(taken: dict[str, Any]) -> None:
-    jsonschema.validate(taken, {**load_schema(), "$ref": "#/$defs/measure"})
+    validate(taken, "measure")
     assert [run["attention"] for run in taken["runs"]] == ["mha", "mqa", "gqa", "mla"]
     elements = {"mha": 2 * 8 * 16, "mqa": 2 * 16, "gqa": 2 * 2 * 16, "mla": 4 * 16 + 8}
     for run in taken["runs"]:

@@ -48,6 +48,7 @@ print(status, needs[0].total_bytes, peak)
         "llama-3-8b --layers 2 --context 8192",
         "deepseek-v3 --layers 1 --context 512",
         "bert-base --batch 8 --dtype fp32",
+        "qwen3-next-80b-a3b --layers 3 --context 512",
     ],
 )
 def test_the_peak_is_within_a_tenth_of_the_need(arguments: str) -> None:

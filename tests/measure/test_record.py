@@ -13,13 +13,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from kvcalc.errors import KvcalcError, RunError
 from kvcalc.measure import environment, record
-from kvcalc.schema import load_schema
 from tests.conftest import ROOT
+from tests.documents import validate
 from tests.measure.quick import FAST
 
 DOCUMENT: dict[str, Any] = {"schema_version": 1, "model": {}, "workload": {}, "device": {}, "roof": {}, "runs": []}
@@ -33,7 +32,7 @@ def test_a_record_is_the_json_document(kvcalc: Any, tmp_path: Path) -> None:
     assert result.status == 0, result.err
     assert path.read_text() == result.out
     document = record.load(str(path))
-    jsonschema.validate(document, {**load_schema(), "$ref": "#/$defs/measure"})
+    validate(document, "measure")
     assert document["workload"]["seed"] == 7
     # The package has no suffix such as +cu130, which torch.__version__ has.
     assert document["environment"]["libraries"]["torch"] == metadata.version("torch")

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 import torch._dynamo  # flex loads it. Its first import must not run on a simulated device, half of it would stay.
@@ -25,9 +24,9 @@ import kvcalc as library
 from kvcalc.attention import rope
 from kvcalc.attention.backends import BACKENDS, Backend
 from kvcalc.measure import run, runner
-from kvcalc.schema import load_schema
 from tests.attention.library_stubs import STUBS, install
 from tests.conftest import ROOT
+from tests.documents import validate
 from tests.measure.quick import narrow
 from tests.simulated_cuda import Machine, simulated_cuda
 from tests.simulated_cuda.graphs import Graph
@@ -76,7 +75,7 @@ def allocations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def check(document: dict[str, Any], machine: Machine, allocations: list[int], method: str = "CUDA graph") -> None:
-    jsonschema.validate(document, {**load_schema(), "$ref": "#/$defs/measure"})
+    validate(document, "measure")
     assert [capture.failure for capture in machine.captures if capture.failure] == []
     for number, row in enumerate(document["runs"]):
         assert row["predicted_bytes"] == row["held_bytes"] > 0

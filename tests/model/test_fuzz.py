@@ -92,7 +92,7 @@ def mutated(draw: st.DrawFn) -> dict[str, Any]:
     return config
 
 
-@settings(max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
 @given(mutated(), st.sampled_from([1, 100, 10**6]), st.sampled_from(["logical", "transformers"]))
 def test_an_answer_or_a_clean_refusal(config: dict[str, Any], tokens: int, engine: str) -> None:
     refusal = answer = None

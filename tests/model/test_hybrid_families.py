@@ -227,7 +227,12 @@ def test_gpt_oss_120b() -> None:
     ],
     ids=lambda config: config["model_type"],
 )
-def test_measure_holds_what_is_predicted_of_a_hybrid(kvcalc: Any, tmp_path: Any, config: dict[str, Any]) -> None:
+def test_measure_holds_what_is_predicted_of_a_hybrid(
+    kvcalc: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
+) -> None:
+    from tests.measure.quick import quicken
+
+    quicken(monkeypatch)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     result = kvcalc("measure", path, "--context", "64", "--steps", "2", "--device", "cpu", "--json")

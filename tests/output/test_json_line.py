@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from kvcalc.output.json_line import encode
 
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+TEXTS = st.text(max_size=20)
 VALUES = st.recursive(
-    st.none() | st.booleans() | NUMBERS | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
 )
 
 
-@given(st.dictionaries(st.text(), VALUES))
+@given(st.dictionaries(TEXTS, VALUES, max_size=5))
 def test_a_line_reads_back_as_the_same_document(document: dict[str, Any]) -> None:
     line = encode(document)
     assert json.loads(line) == document

@@ -152,15 +152,17 @@ def test_the_weights_that_draft_take_memory() -> None:
     assert drafted["fit"]["max_batch_size"] < plain["max_batch_size"]
 
 
+MTP_CONFIG: dict[str, Any] = {
+    "model_type": "deepseek_v3", "num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8,
+    "kv_lora_rank": 64, "q_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
+    "intermediate_size": 1024, "moe_intermediate_size": 256, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "vocab_size": 1000, "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16", "num_nextn_predict_layers": 1,
+}  # fmt: skip
+
+
 def test_the_files_of_a_checkpoint_hold_the_mtp_layers_already(tmp_path: Path) -> None:
-    config = {
-        "model_type": "deepseek_v3", "num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8,
-        "kv_lora_rank": 64, "q_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
-        "intermediate_size": 1024, "moe_intermediate_size": 256, "n_routed_experts": 8, "num_experts_per_tok": 2,
-        "n_shared_experts": 1, "first_k_dense_replace": 1, "vocab_size": 1000, "max_position_embeddings": 4096,
-        "torch_dtype": "bfloat16", "num_nextn_predict_layers": 1,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(MTP_CONFIG))
     asked = Speculation("mtp", 2, 1.5)
     counted = ask(str(tmp_path), asked, "h100")
     assert counted["speculative"]["weights_bytes"] > 0
@@ -169,6 +171,26 @@ def test_the_files_of_a_checkpoint_hold_the_mtp_layers_already(tmp_path: Path) -
     held = ask(str(tmp_path), asked, "h100")
     assert held["speculative"]["weights_bytes"] == 0
     assert held["fit"]["weights_bytes"] == size
+
+
+@pytest.mark.parametrize("name", ["model.layers.4.mlp.x", "mtp.layers.0.x", "model.mtp_layers.0.x"])
+def test_mtp_layers_in_files_count_only_if_they_draft(tmp_path: Path, name: str) -> None:
+    """As in the config alone, whose weights the folder then has."""
+    (tmp_path / "config.json").write_text(json.dumps(MTP_CONFIG))
+    asked = Speculation("mtp", 2, 1.5)
+    counted = [ask(str(tmp_path), how, "h100") for how in (None, asked)]
+    size, more = counted[0]["weights"]["bytes"], counted[1]["speculative"]["weights_bytes"]
+    sizes = {"model.layers.3.mlp.x": size, name: more}
+    header, end = dict[str, Any](), 0
+    for tensor, length in sizes.items():
+        header[tensor] = {"dtype": "U8", "shape": [length], "data_offsets": [end, end + length]}
+        end += length
+    write(tmp_path / "model.safetensors", header=header, data=end)
+    held = [ask(str(tmp_path), how, "h100") for how in (None, asked)]
+    assert [answer["weights"]["bytes_source"] for answer in held] == ["safetensors", "safetensors"]
+    for mine, theirs in zip(held, counted):
+        assert mine["weights"]["bytes"] == theirs["weights"]["bytes"] == size
+        assert mine["fit"]["weights_bytes"] == theirs["fit"]["weights_bytes"]
 
 
 def test_the_speed_and_its_parts() -> None:

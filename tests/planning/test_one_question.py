@@ -28,7 +28,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "llama.cpp": {"cache-type-k": "q8_0", "kv-unified": True, "parallel": "4"},
     "transformers": {"cache": "static"},
 }
-NUM_QUESTIONS = 2000
+# One random question for so many cases of the other fuzz tests: it takes five answers.
+CASES_PER_QUESTION = 4
 
 
 def random_question(random: Random) -> dict[str, Any]:
@@ -131,11 +132,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LazyGroup, "get_command", get_command)
 
 
+@pytest.mark.fuzz
 @pytest.mark.usefixtures("quick")
-def test_every_path_gives_the_same_figures_or_the_same_refusal(kvcalc: Any) -> None:
-    random, questions, names = Random(20261121), Questions(), preset_names()
+def test_every_path_gives_the_same_figures_or_the_same_refusal(kvcalc: Any, pytestconfig: pytest.Config) -> None:
+    number_asked = max(1, pytestconfig.getoption("--cases") // CASES_PER_QUESTION)
+    random, questions, names = Random(20261105 + pytestconfig.getoption("--fuzz-seed")), Questions(), preset_names()
     answered = 0
-    for number in range(NUM_QUESTIONS):
+    for number in range(number_asked):
         model, asked = random.choice(names), random_question(random)
         batch = questions.answer(Line(number, json.dumps({"model": model, **asked}).encode()))
         estimate = kvcalc("estimate", model, *words(asked), "--json")
@@ -159,4 +162,4 @@ def test_every_path_gives_the_same_figures_or_the_same_refusal(kvcalc: Any) -> N
         assert {name: point[name] for name in wanted} == wanted, (model, asked)
         (row,) = compared.json["models"]
         assert {name: row[name] for name in wanted} == wanted, (model, asked)
-    assert answered > NUM_QUESTIONS / 4
+    assert answered > number_asked / 4

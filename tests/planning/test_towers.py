@@ -59,25 +59,57 @@ def test_a_tower_that_is_not_counted_is_named() -> None:
     assert any("the vision tower is not counted" in text for text in texts(answer))
 
 
+CONFIG: dict[str, Any] = {
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256,
+    },
+    "vision_config": {
+        "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "image_size": 28, "patch_size": 14,
+    },
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def write_tensors(folder: Path, **sizes: int) -> None:
+    """A safetensors file of tensors of these names, with __ for a dot."""
+    header, end = {}, 0
+    for name, size in sizes.items():
+        header[name.replace("__", ".")] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+
+
 def test_files_that_hold_the_tower_are_not_counted_twice(tmp_path: Path) -> None:
-    config = {
-        "model_type": "gemma3",
-        "text_config": {
-            "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256,
-        },
-        "vision_config": {
-            "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-            "image_size": 28, "patch_size": 14,
-        },
-        "torch_dtype": "bfloat16",
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     counted = ask(str(tmp_path))
     total = counted["fit"]["weights_bytes"]
-    header = json.dumps({"x": {"dtype": "U8", "shape": [total], "data_offsets": [0, total]}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(total))
+    write_tensors(tmp_path, x=total)
     stored = ask(str(tmp_path))
     assert stored["weights"]["bytes_source"] == "safetensors"
     assert stored["weights"]["bytes"] == stored["fit"]["weights_bytes"] == total
     assert towers(stored) == towers(counted)
+
+
+def test_files_with_a_part_of_the_tower_are_not_complete(tmp_path: Path) -> None:
+    """Without any tensor of the tower, they are a checkpoint of the language model alone."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    weights = ask(str(tmp_path))["weights"]
+    text, (tower,) = weights["bytes"], (found["bytes"] for found in weights["towers"])
+
+    def source(**sizes: int) -> tuple[str, list[str]]:
+        write_tensors(tmp_path, **sizes)
+        answer = ask(str(tmp_path))
+        return answer["weights"]["bytes_source"], [said for said in texts(answer) if "config describes" in said]
+
+    assert source(model__x=text) == ("safetensors", [])
+    assert source(model__x=text, vision_tower__y=tower) == ("safetensors", [])
+    half = {"vision_tower__y": tower // 2}
+    found, (said,) = source(model__x=text, **half)
+    assert found == "config"
+    assert "for its towers; the size is computed from the config" in said
+    # The tower's tensors do not stand for those that the language model lacks.
+    assert source(model__x=text * 9 // 10, model__vision_tower__y=tower)[0] == "config"

@@ -6,9 +6,10 @@ import json
 import os
 import pickle
 import re
+import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -33,68 +34,96 @@ class _Evil:
         return os.system, ("touch escaped",)
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
+def hostile(folder: Path) -> Path:
     """A folder with everything that other tools would run."""
-    folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "evil.py").write_text("open('escaped', 'w')\n")
-    (folder / "configuration_evil.py").write_text("open('escaped', 'w')\n")
-    (folder / "sitecustomize.py").write_text("open('escaped', 'w')\n")
+    for name in ("evil.py", "configuration_evil.py", "sitecustomize.py"):
+        (folder / name).write_text("open('escaped', 'w')\n")
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Evil()))
     (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ cycler.__init__.__globals__.os }}"}')
     return folder
 
 
-def audited(events: str, *command: object, folder: Path) -> str:
-    """Run a command in a process that prints a line for every audit event of these kinds."""
-    code = f"""
-import sys
+# Runs the commands in one process, which prints what it does that leaves traces elsewhere. Python itself writes the
+# byte code of modules into __pycache__.
+_WATCH = """
+import contextlib, io, json, sys
+from kvcalc.cli.app import run
+
+def is_write(event, details):
+    if event == "open":
+        path, _, flags = details
+        return isinstance(path, str) and isinstance(flags, int) and flags & 3 and path != "/dev/null"
+    return event in ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.truncate")
 
 def hook(event, details):
-    if {events}:
-        sys.__stderr__.write(f"EVENT {{event}} {{details!r}}\\n")
+    if event.startswith(("socket.", "subprocess.", "os.system", "os.exec")):
+        sys.__stdout__.write(f"SOCKET {words} {event} {details!r}\\n")
+    elif is_write(event, details) and "__pycache__" not in str(details):
+        sys.__stdout__.write(f"WRITE {words} {event} {details!r}\\n")
 
-from kvcalc.__main__ import main
+commands = json.loads(sys.argv[1])
+words = []
 sys.addaudithook(hook)
-sys.argv = ["kvcalc", *{[str(word) for word in command]!r}]
-sys.exit(main())
+for words in commands:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        status = run(words)
+    sys.__stdout__.write(f"STATUS {status}\\n")
+
+# The hook hears what it is to hear.
+import os, socket
+words = "control"
+socket.socket().close()
+with contextlib.suppress(OSError):
+    os.mkdir("/dev/null/folder")
 """
-    import subprocess
-
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 2, 3, 4), done.stderr
-    return done.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words)[:40])
-def test_no_socket_is_opened(model: Path, command: tuple[str, ...]) -> None:
-    words = [word.replace("MODEL", str(model)) for word in command]
-    found = audited('event.startswith(("socket.", "subprocess.", "os.system", "os.exec"))', *words, folder=model)
-    assert "EVENT" not in found, found
+class Watched(NamedTuple):
+    """What the process printed, and the hostile folder with the time of each file before it ran."""
+
+    lines: list[str]
+    folder: Path
+    before: dict[Path, int]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words)[:40])
-def test_nothing_is_written(model: Path, command: tuple[str, ...]) -> None:
-    words = [word.replace("MODEL", str(model)) for word in command]
-    before = {path: path.stat().st_mtime_ns for path in model.rglob("*")}
-    # Python itself writes the byte code of modules into __pycache__.
-    is_write = (
-        '"__pycache__" not in str(details) and ('
-        'event in ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.truncate")'
-        ' or event == "open" and isinstance(details[0], str) and isinstance(details[2], int)'
-        ' and details[2] & 3 and details[0] != "/dev/null")'
+def times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """All COMMANDS, run in the hostile folder."""
+    folder = hostile(tmp_path_factory.mktemp("promises") / "model")
+    before = times(folder)
+    commands = [[word.replace("MODEL", str(folder)) for word in command] for command in COMMANDS]
+    done = subprocess.run(
+        [sys.executable, "-c", _WATCH, json.dumps(commands)], cwd=folder, capture_output=True, text=True, check=True
     )
-    found = audited(is_write, *words, folder=model)
-    assert "EVENT" not in found, found
-    assert {path: path.stat().st_mtime_ns for path in model.rglob("*")} == before
+    lines = done.stdout.splitlines()
+    statuses = [int(line.split()[1]) for line in lines if line.startswith("STATUS")]
+    assert len(statuses) == len(COMMANDS)
+    assert set(statuses) <= {0, 2, 3, 4}, statuses
+    assert {" ".join(line.split()[:2]) for line in lines} >= {"SOCKET control", "WRITE control"}
+    return Watched(lines, folder, before)
 
 
-def test_no_code_of_a_model_runs(model: Path) -> None:
-    for command in COMMANDS:
-        spawn(*(word.replace("MODEL", str(model)) for word in command), cwd=model)
-        assert not (model / "escaped").exists(), command
+def test_no_socket_is_opened(watched: Watched) -> None:
+    assert [line for line in watched.lines if line.startswith("SOCKET") and "control" not in line] == []
+
+
+def test_nothing_is_written(watched: Watched) -> None:
+    assert [line for line in watched.lines if line.startswith("WRITE") and "control" not in line] == []
+    assert times(watched.folder) == watched.before
+
+
+def test_no_code_of_a_model_runs(watched: Watched, tmp_path: Path) -> None:
+    assert not (watched.folder / "escaped").exists()
+    # Nor when Python starts in the folder, as the command itself.
+    folder = hostile(tmp_path / "model")
+    assert spawn("estimate", folder, cwd=folder).status == 0
+    assert not (folder / "escaped").exists()
 
 
 def test_every_promise_names_a_test_that_exists() -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, check_output
 
 LOGS = ROOT / "tests" / "logs"
 QUESTION = '{"model": "gpt2", "context": 100000}'
@@ -106,7 +106,9 @@ def run(command: str, place: Place, folder: str) -> Run:
 
 @cache
 def plain(command: str) -> Run:
-    return run(command, PLACES["plain"], "/tmp")
+    found = run(command, PLACES["plain"], "/tmp")
+    check_output(command.split()[0], found.out.decode())
+    return found
 
 
 def sample(config: Any) -> list[tuple[str, str]]:

@@ -22,8 +22,8 @@ LONGEST_LINE = 64 * 1024
 _START_BYTES = 4096
 
 # A start prints a needle at most a few hundred times. If more lines have one, they are requests, and the needle is no
-# longer looked for.
-_MOST_LINES = 10_000
+# longer looked for. This also bounds the time for a log in which every line has some needle: 5 s for all of them.
+_MOST_LINES = 2_000
 
 # Colours, cursor movements and window titles (ECMA-48), which terminals and containers leave in a log.
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
