@@ -93,9 +93,9 @@ _STEP = (
     Parameter("prefill_expert_overhead", 1.0, 0.5, floor=1),
     Parameter("prefill_attention_overhead", 0.8, 0.4, floor=1),
 )  # fmt: skip
-# Servers differ in settings that their points do not state: how often they look for new requests, how many prompts a
-# step computes, what the first wave compiles. A wide prior would take one server's setting for a property of its engine,
-# which other models then inherit: seconds of it least, because they do not scale with the model.
+# Points do not state every setting of a server: how often it looks for new requests, how many tokens of prompts a step
+# computes, what it compiles when the first requests arrive. With wide priors, one server's settings would become a
+# property of its engine for all models. Seconds have the narrowest ones: unlike steps, they do not follow the model.
 _FIRST_TOKEN = (
     Parameter("ttft_seconds", 0.02, 0.3, {**_each(_ENGINES, 0.3), **_each(_OLDER, 0.3), "blackwell": 0.5}),
     Parameter("ttft_steps", 3.0, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), "blackwell": 0.5}),
