@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from fit_throughput import Fitted, Predicted
 
 _ENGINES = ("vllm", "sglang", "tensorrt-llm", "logical", "llama.cpp", "mlx")
-# A region needs this many rows for a range of its own.
+# A region needs this many rows for a range of its own. With fewer families than these, the range is at least that of
+# the region around it: two or three families say too little about the next one.
 _LEAST_ROWS = 40
+_LEAST_FAMILIES = 4
 # Noise between equal points of one release, family, device and type, so no range is narrower.
 _FLOOR = 0.09
 # A wider range would say nothing. It would come from a family that alone shows how an engine's requests wait.
@@ -109,15 +111,18 @@ def _fitted(own: Sequence[Row]) -> dict[str, Any]:
 def _ranges(ratios: Sequence[tuple[Row, float]]) -> dict[str, list[float]]:
     """The 10th and 90th percentiles of measured / predicted by region, each at least the noise between equal points."""
     found: dict[str, list[float]] = {}
-    regional: dict[str, list[float]] = {}
+    regional: dict[str, list[tuple[float, str]]] = {}
     for row, ratio in ratios:
         for region in regions(row.kind, row.weights, row.running):
-            regional.setdefault(region, []).append(ratio)
-    for region, values in sorted(regional.items()):
-        if region and len(values) < _LEAST_ROWS:
+            regional.setdefault(region, []).append((ratio, row.family))
+    for region, rows in sorted(regional.items()):  # a region comes after the one around it
+        if region and len(rows) < _LEAST_ROWS:
             continue
-        values.sort()
+        values = sorted(ratio for ratio, _ in rows)
         low, high = max(_quantile(values, 0.1), 1 / _MOST), min(_quantile(values, 0.9), _MOST)
+        if region and len({family for _, family in rows}) < _LEAST_FAMILIES:
+            around = found[region.rpartition(" ")[0]]
+            low, high = min(low, around[0]), max(high, around[1])
         found[region] = [round(min(low, 1 - _FLOOR), 3), round(max(high, 1 + _FLOOR), 3)]
     return found or {"": [0.7, 1.4]}
 

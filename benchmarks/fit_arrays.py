@@ -37,7 +37,7 @@ Ask = Callable[[Mapping[str, Any]], Values]
 
 CLASSES = ("fp32", "bf16", "fp8", "nvfp4", "mxfp4", "int8", "int4")
 _NOISE = 0.12
-_TTFT_NOISE = 0.3
+_TTFT_NOISE = 0.2
 
 
 def _stack(rows: Sequence[tuple[MatrixTimes, ...]]) -> tuple[MatrixTimes, ...]:

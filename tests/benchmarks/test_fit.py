@@ -11,6 +11,7 @@ import pytest
 
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.serving import first_token
 from tests.conftest import ROOT
 
 np = pytest.importorskip("numpy")
@@ -134,3 +135,34 @@ def test_a_folder_without_the_measurements_is_refused(data: ModuleType, tmp_path
     with pytest.raises(SystemExit) as stopped:
         data.data_folder(str(tmp_path))
     assert stopped.value.code == 2
+
+
+def test_a_range_of_few_families_is_not_narrower_than_that_of_the_region_around_it(
+    data: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = module("constants_document", monkeypatch)
+    row = rows_of(data)[0]
+    few = [(row._replace(family=f"family {i % 3}", weight_dtype="bf16"), 1.0) for i in range(60)]
+    others = [(row._replace(family=f"family {i}", weight_dtype="int4"), 2.0) for i in range(60)]
+    found = document._ranges([*few, *others])
+    assert found["hopper"] == found[""] == [0.91, 2.0]
+    assert found["hopper bf16"] == [0.91, 2.0]
+    fourth = (row._replace(family="family 3", weight_dtype="bf16"), 1.0)
+    assert document._ranges([*few, fourth, *others])["hopper bf16"] == [0.91, 1.09]
+
+
+def test_first_tokens_of_all_rows_at_once_are_those_of_each_row_alone(
+    data: ModuleType, parameters: ModuleType, arrays: ModuleType
+) -> None:
+    rows, model = rows_of(data), parameters.SERVERS
+    step = [constants(parameters, row, model.prior[0]) for row in rows]
+    first = model.first_token
+    theta = first.prior[0] + 0.5 * first.prior[1]
+    together = arrays.ttft_seconds_of(rows, step)(first.arrays_of(rows)(theta))
+    for row, c, seconds_together in zip(rows, step, together):
+        own = c._replace(**first.values(theta, row.engine, first.labels_of(row)))
+        used = SpeedModel(row.model.counts, row.model.gpu, own)
+        prefill, work = used.prefill(row.input_tokens).seconds, used.prefill_work(row.input_tokens).seconds
+        alone = first_token(own, prefill, work, row.seconds, row.input_tokens, row.running)
+        assert alone == pytest.approx(seconds_together, rel=1e-9)
+        assert own.ttft_request_seconds == 0.01
