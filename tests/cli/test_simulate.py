@@ -44,6 +44,16 @@ def test_the_same_seed_gives_the_same_answer_and_another_seed_another(kvcalc: An
     assert json.loads(first)["results"] != json.loads(other)["results"]
 
 
+def test_lengths_have_the_names_of_other_commands_too(kvcalc: Any, tmp_path: Path) -> None:
+    load = ("--requests-per-second", "5", "--json")
+    expected = kvcalc(*ASK, *load).json
+    assert kvcalc(*ASK[:-4], "--input-tokens", "1000", "--output-tokens", "200", *load).json == expected
+    question = {"command": "simulate", "model": MODEL, "gpu": "h100", "requests": 200, "requests_per_second": 5}
+    path = tmp_path / "question.jsonl"
+    path.write_text(json.dumps({**question, "input_tokens": 1000, "output_tokens": 200}))
+    assert kvcalc("batch", path).json == expected
+
+
 def test_a_higher_rate_waits_longer_and_keeps_fewer_limits(kvcalc: Any) -> None:
     found = [
         kvcalc(*ASK, "--requests-per-second", rate, "--max-tpot", "9ms", "--json").json for rate in ("2", "20", "60")
