@@ -163,7 +163,7 @@ def test_older_builds_keep_what_pull_requests_took_away() -> None:
     oldest = {"before-pull": "13194"}
     assert total(gpt_oss(36), "llama.cpp", 32768, settings=oldest) == 36 * 32768 * 2048
     assert total(plain(), "llama.cpp", 100, 2, settings=oldest) == 224 * ELEMENTS * 2
-    with pytest.raises(UsageError, match="no known change of the cache in this pull"):
+    with pytest.raises(UsageError, match="no known change of memory in this pull"):
         ask(plain(), "llama.cpp", 256, settings={"before-pull": "1"})
     with pytest.raises(ModelError, match="sparse attention in older builds"):
         ask(sparse(), "llama.cpp", 256, settings={"before-pull": "19067"})
