@@ -692,8 +692,9 @@ def test_flex_compiles_for_every_capacity_and_never_runs_unfused(monkeypatch: py
         cache.append((torch.randn(2, 2, 13, 32), torch.randn(2, 2, 13, 32)))
         query = torch.randn(2, 8, 1, 32)
         torch.testing.assert_close(kernel.decode(query, cache), reference(query, cache.views(), None, None))
-    monkeypatch.setattr(torch._dynamo.config, "disable", True)
-    with pytest.raises(RuntimeError, match="TORCH_COMPILE_DISABLE"):
+    # monkeypatch would delete the value when it restores it: torch's configs are no plain modules.
+    settings: Any = torch._dynamo.config
+    with settings.patch(disable=True), pytest.raises(RuntimeError, match="TORCH_COMPILE_DISABLE"):
         type(BACKENDS["flex"])().decode(query, cache)
 
 
