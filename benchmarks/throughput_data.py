@@ -20,7 +20,7 @@ from kvcalc.cli.batch import Questions
 from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.engines.release import Release, parse_release
-from kvcalc.planning.admission import running_requests
+from kvcalc.planning.admission import running_requests, wanted_requests
 from kvcalc.planning.case import make_case
 from kvcalc.planning.load import at_load
 from kvcalc.planning.question import Question
@@ -181,7 +181,7 @@ def _row(asks: Questions, point: dict[str, Any]) -> Row | None:
     if not isinstance(speed, Speed):
         return None
     served = fields.get("output_tokens", 0)
-    running = running_requests(case, speed.model.constants.max_sequences)
+    running = running_requests(case, wanted_requests(case, speed.model.constants.max_sequences))
     concurrency = fields.get("concurrency", running)
     context = fields["input_tokens"] + served / 2 if served else case.workload.context_tokens
     first, seconds, decoding = point["ttft"], point["seconds"], float(running)

@@ -79,8 +79,8 @@ def wanted_requests(case: Case, max_sequences: int) -> int:
     return most if question is None or question.concurrency is None else min(question.concurrency, most)
 
 
-def running_requests(case: Case, max_sequences: int) -> int:
-    """The mean number of requests that run at once. The others wait.
+def running_requests(case: Case, wanted: int) -> int:
+    """The mean number of requests that run at once, of `wanted_requests`. The others wait.
 
     `case` is at its load: its batch is the number of requests that fit at their full length. An engine that reserves
     the full length runs these. The others admit a request as long as its prompt fits, so in a steady load the cache
@@ -90,7 +90,6 @@ def running_requests(case: Case, max_sequences: int) -> int:
     fitting, question = case.workload.batch_size, case.question.speed
     if question is None or question.input_tokens is None or question.output_tokens is None:
         return fitting
-    wanted = wanted_requests(case, max_sequences)
     if case.rules.reserves_full_length or fitting >= wanted:
         return min(fitting, wanted)
     found = budget(case)

@@ -75,7 +75,7 @@ def largest_batch(
 ) -> int | None:
     """The most sequences of `tokens` tokens whose cache fits in `kv_memory_bytes` on each device. None if memory sets
     no limit. Every attention replica runs as many."""
-    if case.encoder_follows_context and tokens != case.workload.context_tokens:
+    if tokens != case.workload.context_tokens and case.encoder_follows_context:
         case = case.of_length(tokens)
     most = _largest_attention_batch(case, kv_memory_bytes, tokens, pool_shrinkage)
     return None if most is None else most * case.workload.data_parallel_size
@@ -87,7 +87,7 @@ def _largest_attention_batch(
     if pool_shrinkage is None:
         line = case.rules.batch_line(case.share, case.workload.kv_dtype, tokens)
         if line is not None and line.bytes_of_each:
-            if case.rules.start_bytes(case.share, case.workload.kv_dtype, tokens) > max(kv_memory_bytes, 0):
+            if line.start_bytes and line.start_bytes > kv_memory_bytes:
                 return 0
             return max((kv_memory_bytes - line.fixed_bytes) // line.bytes_of_each, 0)
     held = _needed(case, pool_shrinkage)

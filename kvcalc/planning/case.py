@@ -122,7 +122,8 @@ class Case(NamedTuple):
 
     def needed_bytes(self, tokens: int, sequences: int) -> int:
         """`cache_bytes`, or what the engine asks of a device before it starts, if that is more."""
-        there = self.of_length(tokens) if self.encoder_follows_context else self
+        is_other = tokens != self.workload.context_tokens and self.encoder_follows_context
+        there = self.of_length(tokens) if is_other else self
         sizes = there.share, there.workload.kv_dtype, tokens
         return max(there.rules.batch_bytes(*sizes, sequences), there.rules.start_bytes(*sizes))
 

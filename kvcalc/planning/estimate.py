@@ -15,7 +15,7 @@ from kvcalc.model.variants import WhatIf, layer_parameters, side_by_side
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.capacity import capacity
 from kvcalc.planning.case import Case, make_case
-from kvcalc.planning.figures import FIGURES, cache_figures
+from kvcalc.planning.figures import FIGURES, CacheFigures, cache_figures
 from kvcalc.planning.formula import formulas
 from kvcalc.planning.question import Question
 from kvcalc.planning.weights import describe_weights
@@ -84,6 +84,7 @@ def answer_case(case: Case) -> Answer:
         from kvcalc.planning.speculative import describe_speculative
 
         speculative = describe_speculative(case, served)
+    figures = cache_figures(case)
     document = {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(case.spec),
@@ -101,8 +102,8 @@ def answer_case(case: Case) -> Answer:
             "device_defaults": case.device_defaults,
             **_describe_blocks(case, kv_memory_bytes),
         },
-        "kv_cache": _describe_cache(case),
-        "variants": _describe_variants(case),
+        "kv_cache": _describe_cache(case, figures),
+        "variants": _describe_variants(case, figures),
         "weights": weights,
         "hardware": hardware,
         "fit": fit,
@@ -176,13 +177,13 @@ def _describe_workload(case: Case) -> dict[str, Any]:
     }
 
 
-def _describe_cache(case: Case) -> dict[str, Any]:
+def _describe_cache(case: Case, figures: CacheFigures) -> dict[str, Any]:
     workload = case.workload
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
     rows = kv_cache.cache_rows(case.cached, dtype, tokens, case.rules.cache_bytes)
     return {
         "dtype": dtype.name,
-        **dict(zip(FIGURES, cache_figures(case))),
+        **dict(zip(FIGURES, figures)),
         "formulas": formulas(case.cached, tokens, batch, dtype),
         "layers": [
             {"first": first, "last": last, "kind": cache.kind, "window": cache.window, "bytes_per_layer": size}
@@ -207,12 +208,15 @@ def _describe_blocks(case: Case, memory: int | None) -> dict[str, Any]:
     return found
 
 
-def _describe_variants(case: Case) -> list[dict[str, Any]]:
-    """The four kinds of attention side by side. The row of the what-if's kind shows the what-if."""
+def _describe_variants(case: Case, figures: CacheFigures) -> list[dict[str, Any]]:
+    """The four kinds of attention side by side. The row of the what-if's kind shows the what-if.
+
+    `figures` are those of the case, whose cache is one of them.
+    """
     model = bind_workload(case.model, case.workload)
     rows = _variants_of(model, case.question.what_if, case.question.speculative is not None)
     mha_bytes = _mha_bytes(rows[0].spec, case.workload)
-    return [_describe_variant(row, mha_bytes, case) for row in rows]
+    return [_describe_variant(row, mha_bytes, case, figures) for row in rows]
 
 
 def _mha_bytes(mha: ModelSpec | None, workload: Workload) -> int:
@@ -269,11 +273,16 @@ def _variant(kind: str, spec: ModelSpec, model: ModelSpec, drafts: bool) -> _Var
     )
 
 
-def _describe_variant(variant: _Variant, mha_bytes: int, case: Case) -> dict[str, Any]:
+def _describe_variant(variant: _Variant, mha_bytes: int, case: Case, figures: CacheFigures) -> dict[str, Any]:
     spec, row = variant.spec, dict(variant.row)
     if spec is None:
         return row
     workload, rules = case.workload, case.rules
+    if spec is case.cached and workload.data_parallel_size == 1:
+        row["bytes_per_token"], row["total_bytes"] = figures.bytes_per_token, figures.total_bytes
+        stored = figures.stored_bytes // workload.batch_size
+        row["ratio_to_mha"] = stored / mha_bytes if mha_bytes else None
+        return row
     dtype, tokens = workload.kv_dtype, workload.context_tokens
     try:
         row["bytes_per_token"] = rules.growth(spec, dtype, tokens).bytes_per_token

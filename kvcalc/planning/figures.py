@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from kvcalc.memory.curves import read_sequence_bytes, stored_sequence_bytes
 from kvcalc.planning.case import Case
 
-FIGURES = (
-    "stored_bytes", "total_bytes", "bytes_per_sequence", "bytes_per_token", "fixed_bytes_per_sequence",
-    "bytes_per_device", "devices_total_bytes", "decode_read_bytes",
-)  # fmt: skip
+
+class CacheFigures(NamedTuple):
+    """The bytes of a case: the keys of `kv_cache` in the JSON document."""
+
+    stored_bytes: int
+    total_bytes: int
+    bytes_per_sequence: int
+    bytes_per_token: int
+    fixed_bytes_per_sequence: int
+    bytes_per_device: int
+    devices_total_bytes: int
+    decode_read_bytes: int
 
 
-def cache_figures(case: Case) -> tuple[int, ...]:
-    """The bytes of a case, in the order of `FIGURES`."""
+FIGURES = CacheFigures._fields
+
+
+def cache_figures(case: Case) -> CacheFigures:
+    """The bytes of a case."""
     spec, workload, rules, device = case.cached, case.workload, case.rules, case.share
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
     growth = rules.growth(spec, dtype, tokens)
     batches = workload.attention_batches(batch).items()
-    return (
+    return CacheFigures(
         batch * stored_sequence_bytes(spec, dtype, tokens),
         sum([replicas * rules.replica_bytes(spec, dtype, tokens, each) for each, replicas in batches]),
         growth.bytes_at(tokens),

@@ -79,11 +79,11 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
     serving = None
     if question.input_tokens is not None and question.output_tokens is not None:
         lengths = question.input_tokens, question.output_tokens
-        running = running_requests(case, model.constants.max_sequences)
+        wanted = wanted_requests(case, model.constants.max_sequences)
+        running = running_requests(case, wanted)
         load = question.concurrency or running, running
         first = range_factors(model, speed.regime.ttft_ranges, speed.weight_dtype, running, is_outside)
         cached = question.prefix_hit_rate * lengths[0]
-        wanted = wanted_requests(case, model.constants.max_sequences)
         waits = cached, scheduled_steps(case), recomputed_tokens(case, running, wanted)
         serving = _describe_serving(model, lengths, load, (low, high), first, waits)
         if may_preempt(case, wanted):

@@ -182,5 +182,7 @@ def _times_of(metric: str, lengths: Lengths, serving: Mapping[str, Any]) -> tupl
 
 
 def seconds_text(seconds: float) -> str:
-    """A time for a message: milliseconds below one second."""
+    """A time for a message: milliseconds below one second, and whole seconds from 1,000 on."""
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
     return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"

@@ -11,6 +11,7 @@ from kvcalc.errors import DoesNotFitError, GpuError, ModelError, UsageError
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths, one_length
 from kvcalc.planning.plan import ROW, Targets, parse_price, plan, refuse_empty
+from kvcalc.planning.traffic import seconds_text
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from tests.documents import estimate, texts
 
@@ -281,3 +282,11 @@ def test_one_remark_about_several_devices_is_one_line_that_names_them() -> None:
 def test_the_preset_taken_for_a_pasted_name_is_said() -> None:
     found = ask("Qwen/Qwen3-32B-FP8", ("h100",), concurrency=4)
     assert any("is taken as the preset qwen3-32b" in said["text"] for said in found["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.0423, "42.3 ms"), (0.9996, "1 s"), (116.4, "116 s"), (999.6, "1,000 s"), (2491.0, "2,491 s")],
+)
+def test_times_in_messages_have_no_exponents(seconds: float, shown: str) -> None:
+    assert seconds_text(seconds) == shown

@@ -88,10 +88,14 @@ def lines_of(sizes: Mapping[str, int]) -> list[Line]:
 
 
 class BatchLine(NamedTuple):
-    """The bytes of a batch on one rank: `fixed_bytes`, and `bytes_of_each` for every sequence."""
+    """The bytes of a batch on one rank: `fixed_bytes`, and `bytes_of_each` for every sequence.
+
+    `start_bytes` is what the engine asks of a device before it starts (`Engine.start_bytes`).
+    """
 
     fixed_bytes: int
     bytes_of_each: int
+    start_bytes: int = 0
 
 
 class BlockPool(NamedTuple):

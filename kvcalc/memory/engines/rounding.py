@@ -10,4 +10,4 @@ def ceil_div(numerator: int, denominator: int) -> int:
 
 def round_up(count: int, step: int) -> int:
     """`count` rounded up to a multiple of `step`."""
-    return ceil_div(count, step) * step
+    return -(-count // step) * step

@@ -103,4 +103,4 @@ class Reserve(NamedTuple):
 
     def held_bytes(self) -> int:
         """The bytes of all parts."""
-        return sum(part.bytes for part in self.held)
+        return sum([part.bytes for part in self.held])

@@ -94,6 +94,7 @@ class Sglang(Engine):
         self.encoder = encoder_tokens(spec)
         self.notes = _notes(spec, self.chosen)
         self._found: dict[tuple[int, int], tuple[ModelSpec, Dtype, Pools]] = {}
+        self._last: tuple[ModelSpec, Dtype, Pools] | None = None
 
     @classmethod
     def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
@@ -263,9 +264,10 @@ class Sglang(Engine):
         sizes["dummy page"] = page * (pools.full + pools.window)
         sizes["dummy state"] = pools.state
         sizes["request table"] = self.table_bytes(tokens)
-        slot, requests = self._draft_slot(share, dtype), self._draft_requests(batch)
-        sizes["states for checking drafts"] = requests * slot.states
-        sizes["convolution inputs for checking drafts"] = requests * slot.inputs
+        if self.chosen.speculative_num_draft_tokens is not None:
+            slot, requests = self._draft_slot(share, dtype), self._draft_requests(batch)
+            sizes["states for checking drafts"] = requests * slot.states
+            sizes["convolution inputs for checking drafts"] = requests * slot.inputs
         return lines_of(sizes)
 
     def _draft_slot(self, share: ModelSpec, dtype: Dtype) -> DraftSlot:
@@ -286,10 +288,14 @@ class Sglang(Engine):
         return max(self.chosen.max_mamba_cache_size or 0, batch * self.states_each)
 
     def _pools(self, share: ModelSpec, dtype: Dtype) -> Pools:
+        # Most questions are about the share of the one before.
+        if self._last is not None and self._last[0] is share and self._last[1] is dtype:
+            return self._last[2]
         found = self._found.get((id(share), id(dtype)))
         if found is None:
             # Keep the share and the dtype too, so that their id() is not reused.
             found = self._found[id(share), id(dtype)] = share, dtype, pools_of(share, dtype)
+        self._last = found
         return found[2]
 
     def _pool_tokens(self, pools: Pools, tokens: int, batch: int) -> tuple[int, int]:

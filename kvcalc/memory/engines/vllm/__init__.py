@@ -128,7 +128,9 @@ class Vllm(Engine):
         )
 
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine:
-        return BatchLine(0, self.held_bytes(share, dtype, tokens, 1))
+        plan = self.plan(share, dtype)
+        start = plan.checked_bytes(tokens) if plan.checked_block_bytes > plan.block_bytes else 0
+        return BatchLine(0, plan.request_blocks(tokens) * plan.block_bytes, start)
 
     def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         # Every stage takes the same number of blocks. On each stage a block is as large as the largest group there.
