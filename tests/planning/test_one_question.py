@@ -29,7 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "transformers": {"cache": "static"},
 }
 # One random question for so many cases of the other fuzz tests: it takes five answers.
-CASES_PER_QUESTION = 4
+CASES_PER_QUESTION = 10
 
 
 def random_question(random: Random) -> dict[str, Any]:
