@@ -138,7 +138,7 @@ def _llama_cpp_log(row: dict[str, str]) -> Log:
 
 
 def range_of(logs: Sequence[Log]) -> tuple[float, float]:
-    """The ends of the 80 % range: of the ratios to the floor below, of those to the estimate above."""
+    """The ends of the 80 % range: the low end of the ratios to the floor, the high end of those to the estimate."""
     return _at([log.actual / log.floor for log in logs], _LOW), _at([log.ratio for log in logs], _HIGH)
 
 

@@ -192,7 +192,7 @@ class Questions:
         return answer_asked(case).document
 
     def _answer_command(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The document of a question that names its command: estimate, plan or simulate."""
+        """The answer to a line with a `command` key: estimate, plan or simulate."""
         others = {field: value for field, value in fields.items() if field != "command"}
         command = fields["command"]
         if command == "estimate":

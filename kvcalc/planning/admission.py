@@ -100,7 +100,7 @@ def running_requests(case: Case, wanted: int) -> int:
 
 
 def recomputed_tokens(case: Case, running: int, wanted: int) -> float:
-    """The tokens of a request that are computed again after preemptions, in the mean of a steady load.
+    """The mean number of tokens per request that are computed again after preemptions, in a steady load.
 
     vLLM starts a request as soon as its prompt of P tokens fits. Between the ends of two requests, the others grow by
     an answer of A tokens, and the last ones are preempted for what was free but went to prompts. So nearly A tokens are

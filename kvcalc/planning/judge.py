@@ -76,11 +76,7 @@ class Finalist(NamedTuple):
         return {
             "gpu": kind.gpu.name,
             "engine": kind.engine,
-            "tensor_parallel_size": shape.tensor,
-            "pipeline_parallel_size": shape.stages,
-            "data_parallel_size": shape.attention_replicas,
-            "expert_parallel_size": self.option.probe.expert_parallel_size,
-            "decode_context_parallel_size": shape.token_ranks,
+            **shape.describe(self.option.probe.expert_parallel_size),
             "replicas": replicas,
             "num_devices": None if replicas is None else self.num_devices,
             "cost_per_hour": (kind.price or 0.0) * self.num_devices if has_cost else None,

@@ -13,9 +13,7 @@ from kvcalc.planning.traffic import Kind, Traffic, probe
 _MOST_RUNNING = 1024
 
 
-def front(
-    traffic: Traffic, kinds: Sequence[Kind], prices: Mapping[str, float], transfer: int | str | None = None
-) -> list[dict[str, Any]]:
+def front(traffic: Traffic, kinds: Sequence[Kind], transfer: int | str | None = None) -> list[dict[str, Any]]:
     """The Pareto front over kinds of device, layouts and running requests, the fastest for one user first.
 
     A point is one replica with a power of two of running requests that fits and meets the targets. It is compared by
@@ -23,15 +21,13 @@ def front(
     tokens per second of one device. With `transfer`, the link between them, there are points with prefill and decode on
     separate instances too.
     """
-    priced = all(kind.gpu.name in prices for kind in kinds)
-    points = [point for kind in kinds for point in _points(traffic, kind, prices.get(kind.gpu.name))]
+    priced = all(kind.price is not None for kind in kinds)
+    points = [point for kind in kinds for point in _points(traffic, kind)]
     if transfer is not None:
         from kvcalc.planning.disaggregated.front import split_points
 
         points = [{**point, "layout": None} for point in points]
-        points += (
-            point for kind in kinds for point in split_points(traffic, kind, prices.get(kind.gpu.name), transfer)
-        )
+        points += (point for kind in kinds for point in split_points(traffic, kind, transfer))
     points.sort(key=lambda point: (-point["tokens_per_second_per_user"], _burden(point, priced)))
     found: list[dict[str, Any]] = []
     for point in points:
@@ -45,7 +41,7 @@ def _burden(point: Mapping[str, Any], priced: bool) -> float:
     return float(point["cost_per_million_output_tokens"]) if priced else -float(point["tokens_per_second_per_device"])
 
 
-def _points(traffic: Traffic, kind: Kind, price: float | None) -> Iterator[dict[str, Any]]:
+def _points(traffic: Traffic, kind: Kind) -> Iterator[dict[str, Any]]:
     for shape in shapes_of(traffic, kind):
         own, running = traffic.of(shape), 1
         while running <= _MOST_RUNNING:
@@ -61,17 +57,13 @@ def _points(traffic: Traffic, kind: Kind, price: float | None) -> Iterator[dict[
             yield {
                 "gpu": kind.gpu.name,
                 "engine": kind.engine,
-                "tensor_parallel_size": shape.tensor,
-                "pipeline_parallel_size": shape.stages,
-                "data_parallel_size": shape.attention_replicas,
-                "expert_parallel_size": one.expert_parallel_size,
-                "decode_context_parallel_size": shape.token_ranks,
+                **shape.describe(one.expert_parallel_size),
                 "num_devices": shape.devices,
                 "requests_per_replica": running,
                 "ttft_seconds": serving["ttft_seconds"],
                 "tpot_seconds": serving["tpot_seconds"],
                 "tokens_per_second_per_user": 1 / serving["tpot_seconds"],
                 "tokens_per_second_per_device": each,
-                "cost_per_million_output_tokens": None if price is None else price / (each * 3600 / 1e6),
+                "cost_per_million_output_tokens": None if kind.price is None else kind.price / (each * 3600 / 1e6),
             }
             running *= 2

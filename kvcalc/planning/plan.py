@@ -25,7 +25,7 @@ from kvcalc.planning.pareto import front
 from kvcalc.planning.question import Question
 from kvcalc.planning.replicas import Option, find_layout
 from kvcalc.planning.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
-from kvcalc.planning.traffic import Kind, Traffic, Trouble
+from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 
@@ -111,7 +111,7 @@ def plan(
     ]  # fmt: skip
     split_notes: list[Note] = []
     if transfer is not None:
-        rows, split_notes = with_splits(traffic, kinds, rows, prices, checkpoint, transfer)
+        rows, split_notes = with_splits(traffic, kinds, rows, checkpoint, transfer)
     best = _best(rows)
     reuse = question.reuse
     return {
@@ -132,7 +132,7 @@ def plan(
         "finalists": None
         if simulation is None
         else [one.describe(judge.kind, simulation.seed) for judge in judges if judge for one in judge.finalists()],
-        "pareto": front(traffic, kinds, prices, transfer) if with_front else None,
+        "pareto": front(traffic, kinds, transfer) if with_front else None,
         "warnings": describe_notes([*_notes(traffic, kinds, found, checkpoint if best else None), *split_notes]),
     }
 
@@ -238,19 +238,15 @@ def _notes(
 def _row(
     traffic: Traffic, kind: Kind, found: Option | Trouble | KvcalcError, judge: Judge | None, checkpoint: Checkpoint
 ) -> dict[str, Any]:
-    row, price = dict[str, Any](dict.fromkeys(ROW)), kind.price
-    row.update(model=traffic.question.model.name, gpu=kind.gpu.name, engine=kind.engine, price_per_hour=price)
+    row = dict[str, Any](dict.fromkeys(ROW))
+    row.update(model=traffic.question.model.name, gpu=kind.gpu.name, engine=kind.engine, price_per_hour=kind.price)
     if isinstance(found, KvcalcError):
         return {**row, "fits": False, "verdict": "does_not_fit", "reason": found.message, "hint": found.hint}
     if isinstance(found, Trouble):
         return {**row, "fits": False, "verdict": "does_not_fit", **found._asdict()}
     question, memory, serving = traffic.of(found.shape).question, found.probe.memory.document, found.probe.serving
     row.update(
-        tensor_parallel_size=found.shape.tensor,
-        pipeline_parallel_size=found.shape.stages,
-        data_parallel_size=found.shape.attention_replicas,
-        expert_parallel_size=found.probe.expert_parallel_size,
-        decode_context_parallel_size=found.shape.token_ranks,
+        **found.shape.describe(found.probe.expert_parallel_size),
         replicas=found.replicas,
         fits=True,
         verdict="tight" if found.probe.is_tight else "fits",
@@ -275,15 +271,7 @@ def _row(
         row.update(
             watts=found.replicas * energy["watts"], kwh_per_million_output_tokens=energy["kwh_per_million_tokens"]
         )
-    if price is not None:
-        hourly = price * found.num_devices
-        outputs = row["tokens_per_second"] * 3600 / 1e6
-        share = traffic.lengths.output_tokens / (traffic.lengths.input_tokens + traffic.lengths.output_tokens)
-        row.update(
-            cost_per_hour=hourly,
-            cost_per_million_output_tokens=hourly / outputs,
-            cost_per_million_tokens=hourly / outputs * share,
-        )
+    row.update(describe_cost(kind, traffic.lengths, found.num_devices, row["tokens_per_second"]))
     layout = Layout(
         found.shape.tensor, found.shape.stages, traffic.lengths.longest_tokens,
         found.most_running or found.probe.running,
@@ -296,7 +284,7 @@ def _row(
 
 
 def _simulated(judge: Judge, found: Option) -> dict[str, Any]:
-    """The simulated times of a layout that its targets limit, and the number of requests."""
+    """The simulated times that have a target, and the number of simulated requests."""
     one = judge.at(found, found.replicas)
     times = {
         f"simulated_{limit.metric}_seconds": one.seconds(limit.metric, limit.statistic)

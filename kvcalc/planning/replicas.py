@@ -169,7 +169,7 @@ def smallest(traffic: Traffic, kind: Kind, shape: Shape, most_devices: int | Non
 
 
 def with_replicas(traffic: Traffic, kind: Kind, shape: Shape, replicas: int) -> Probe:
-    """One of `replicas` replicas of a shape that is known to hold a request. It may be too slow for the load."""
+    """One of `replicas` replicas. The shape is known to hold a request, but may be too slow for the load."""
     own = traffic.of(shape)
 
     def at(running: int) -> Probe:
@@ -179,7 +179,7 @@ def with_replicas(traffic: Traffic, kind: Kind, shape: Shape, replicas: int) -> 
 
 
 def _wanted(traffic: Traffic) -> int:
-    """The most running requests of a replica that are of use."""
+    """The largest number of running requests worth trying for one replica."""
     return traffic.targets.concurrency or _MOST_RUNNING * traffic.question.data_parallel_size
 
 

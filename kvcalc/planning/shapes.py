@@ -55,6 +55,16 @@ class Shape(NamedTuple):
         replicas = self.attention_replicas
         return question._replace(data_parallel_size=replicas, engine_settings=settings, speed=speed)
 
+    def describe(self, expert_parallel_size: int) -> dict[str, int]:
+        """The keys of a row that say how a replica is split. The number of experts' devices may be a default."""
+        return {
+            "tensor_parallel_size": self.tensor,
+            "pipeline_parallel_size": self.stages,
+            "data_parallel_size": self.attention_replicas,
+            "expert_parallel_size": expert_parallel_size,
+            "decode_context_parallel_size": self.token_ranks,
+        }
+
     def __str__(self) -> str:
         parts = [f"dp {self.attention_replicas}"] if self.attention_replicas > 1 else []
         parts += [f"tp {self.tensor}", *([f"pp {self.stages}"] if self.stages > 1 else [])]

@@ -32,6 +32,18 @@ class Kind(NamedTuple):
     price: float | None = None
 
 
+def describe_cost(kind: Kind, lengths: Lengths, num_devices: int, tokens_per_second: float) -> dict[str, float]:
+    """The costs of a row of a plan. Empty if the price of the device is not known."""
+    if kind.price is None:
+        return {}
+    hourly = kind.price * num_devices
+    each = hourly / (tokens_per_second * 3600 / 1e6)
+    share = lengths.output_tokens / (lengths.input_tokens + lengths.output_tokens)
+    return {
+        "cost_per_hour": hourly, "cost_per_million_output_tokens": each, "cost_per_million_tokens": each * share
+    }  # fmt: skip
+
+
 class Trouble(NamedTuple):
     """Why a layout does not serve the traffic, and what to try next, or None."""
 

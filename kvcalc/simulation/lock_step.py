@@ -60,7 +60,7 @@ class LockStep:
         while True:
             self.router.queue.extend(self.arrivals.receive(self._visible))
             self.router.route()
-            plans = [rank._plan() for rank in self.ranks]
+            plans = [rank.plan() for rank in self.ranks]
             if any(chunks for chunks, _ in plans):
                 self._step(plans)
             elif any(steps for _, steps in plans):
@@ -91,13 +91,13 @@ class LockStep:
         """One step, in which some replica computes a part of a prompt."""
         began = self.now
         decoding = [
-            rank.decoding if not chunks or rank._decodes_with_prompts() else 0
+            rank.decoding if not chunks or rank.decodes_with_prompts() else 0
             for rank, (chunks, _) in zip(self.ranks, plans)
         ]
         seconds = self._slowest([[chunk for _, chunk in chunks] for chunks, _ in plans], decoding)
         for rank, (chunks, _), number in zip(self.ranks, plans, decoding):
             if chunks or number:
-                rank._run_step(chunks, seconds, number)
+                rank.run_step(chunks, seconds, number)
             if not number and any(decoding):
                 rank.pace.advance(1)
         self.now = began + seconds
@@ -123,7 +123,7 @@ class LockStep:
         began = last = self.now
         active = [rank for rank in self.ranks if rank.decoding]
         running = [len(rank.running) for rank in active]
-        steps = min(steps, *(rank._steps_to_finish() for rank in active))
+        steps = min(steps, *(rank.steps_to_finish() for rank in active))
         pace, total = active[0].pace, sum(rank.decoding for rank in active)
         upcoming = self.arrivals.next_arrival if self.router.needs_arrivals() else None
         while steps:
@@ -143,14 +143,14 @@ class LockStep:
             end = first + line.slope * batch * pace.tokens(part - 1)
             for rank in self.ranks:
                 if rank.decoding:
-                    rank._run_steps(first, end, part, seconds)
+                    rank.run_steps(first, end, part, seconds)
                 else:
                     rank.pace.advance(part)
             self.now += seconds
             steps -= part
         self._visible = last if self._is_overlapped else self.now
         for rank, number in zip(active, running):
-            rank._end_event(began, number)
+            rank.end_event(began, number)
 
     def _lead(self, active: Sequence[Replica], lines: Sequence[Line]) -> tuple[Line, Replica, int]:
         """The line of the slowest replica, that replica, and for how many steps it is the slowest on this line."""

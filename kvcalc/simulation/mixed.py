@@ -22,10 +22,10 @@ from kvcalc.simulation.times import Chunk
 class MixedReplica(Replica):
     """Running requests first, then prompts in the same step."""
 
-    def _decodes_with_prompts(self) -> bool:
+    def decodes_with_prompts(self) -> bool:
         return True
 
-    def _plan(self) -> Plan:
+    def plan(self) -> Plan:
         has_preempted = self._make_room()
         chunks = []
         budget = self._prompt_budget()
@@ -56,7 +56,7 @@ class MixedReplica(Replica):
         return [], 1 if has_preempted else self._possible_steps()
 
     def _prompt_budget(self) -> int:
-        """The tokens of a step that the decoding requests leave."""
+        """The tokens of a step that are left for prompts."""
         return self.rules.step_tokens - self.decoding * self.rules.checked_tokens
 
     def _partial(self) -> Request | None:

@@ -77,6 +77,6 @@ def _drawn_together(pairs: Sequence[tuple[int, int]], lengths: PlannedLengths) -
 
 
 def _check(question: Question) -> None:
-    """UsageError (exit 2) for parts of a question that a simulation would leave out."""
+    """Raise UsageError (exit 2) if the question has parts that the simulation ignores."""
     if question.reuse is not None:
         raise UsageError("--prefix-tokens: is not simulated", "--prefix-hit-rate is")

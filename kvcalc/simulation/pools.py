@@ -218,7 +218,7 @@ def _rate(transfer: int | str, devices: Devices) -> int:
 
 
 def _bytes_of(prefill: Case, decode: Case) -> Any:
-    """The bytes of a prompt that the busiest device sends or receives, by the prompt's tokens."""
+    """A function from a prompt's tokens to the bytes that the busiest device sends or receives."""
     return lru_cache(maxsize=65_536)(lambda tokens: transfer_bytes(sent_of(prefill, tokens), sent_of(decode, tokens)))
 
 

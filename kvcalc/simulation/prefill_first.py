@@ -46,10 +46,10 @@ class PrefillFirstReplica(Replica):
         self._is_full = False
         self._chunked: Request | None = None
 
-    def _decodes_with_prompts(self) -> bool:
+    def decodes_with_prompts(self) -> bool:
         return False
 
-    def _plan(self) -> Plan:
+    def plan(self) -> Plan:
         if not self.decoding:
             self._is_full = False
         if self._chunked is not None or (self.waiting and not self._is_full):

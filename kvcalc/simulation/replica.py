@@ -4,7 +4,7 @@ The clock advances all decode steps between two events at once. Events are the a
 admitted, the end of one, a chunk of a prompt, and a pool without blocks for the next step. The context of the steps
 grows by the tokens of a step (`pace`) per request, and their times are summed in closed form.
 
-A subclass has the rules by which one engine schedules: `_plan`.
+A subclass has the rules by which one engine schedules: `plan`.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Replica(ABC):
         self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
 
     @abstractmethod
-    def _plan(self) -> Plan:
+    def plan(self) -> Plan:
         """What the next step does. Takes the blocks of the chunks."""
 
     @abstractmethod
-    def _decodes_with_prompts(self) -> bool:
+    def decodes_with_prompts(self) -> bool:
         """Whether decoding requests run in the steps that compute prompts."""
 
     @property
@@ -77,7 +77,7 @@ class Replica(ABC):
         while True:
             for request in self.arrivals.receive(self._visible):
                 self.waiting.append(request)
-            chunks, steps = self._plan()
+            chunks, steps = self.plan()
             if chunks:
                 self._compute(chunks)
             elif steps:
@@ -122,15 +122,15 @@ class Replica(ABC):
 
     def _compute(self, chunks: list[tuple[Request, Chunk]]) -> None:
         """Run one step with chunks of prompts."""
-        began, decoding = self.now, self.decoding if self._decodes_with_prompts() else 0
+        began, decoding = self.now, self.decoding if self.decodes_with_prompts() else 0
         seconds = self.times.prompts([chunk for _, chunk in chunks], decoding)
         if decoding:
             line = self.times.line(decoding, self.context)
             seconds += line.base + line.slope * self.context
-        self._run_step(chunks, seconds, decoding)
+        self.run_step(chunks, seconds, decoding)
         self._visible = began if self.rules.is_overlapped else self.now
 
-    def _run_step(self, chunks: list[tuple[Request, Chunk]], seconds: float, decoding: int) -> None:
+    def run_step(self, chunks: list[tuple[Request, Chunk]], seconds: float, decoding: int) -> None:
         """One step of `seconds` computes chunks of prompts, and the next tokens of `decoding` requests: all or none."""
         began = self.now
         self.now += seconds
@@ -149,12 +149,12 @@ class Replica(ABC):
                 joined += self._first_token(request)
         if self._stalls and joined:
             self._stalls.append([joined, 0.0])
-        self._end_event(began, running)
+        self.end_event(began, running)
 
     def _decode(self, steps: int) -> None:
         """Run up to `steps` decode steps, in which no prompt can be computed and no request waits for admission."""
         began, running = self.now, len(self.running)
-        steps = min(steps, self._steps_to_finish())
+        steps = min(steps, self.steps_to_finish())
         upcoming = None if self.waiting or running >= self.rules.max_running else self.arrivals.next_arrival
         last = self.now
         while steps:
@@ -172,18 +172,18 @@ class Replica(ABC):
             seconds = run_seconds(line, decoding, context, part, self.pace)
             last = self.now + run_seconds(line, decoding, context, part - 1, self.pace)
             first, step = line.base + line.slope * context, line.slope * decoding
-            self._run_steps(first, first + step * self.pace.tokens(part - 1), part, seconds)
+            self.run_steps(first, first + step * self.pace.tokens(part - 1), part, seconds)
             steps -= part
         self._visible = last if self.rules.is_overlapped else self.now
-        self._end_event(began, running)
+        self.end_event(began, running)
 
-    def _run_steps(self, first: float, last: float, steps: int, seconds: float) -> None:
+    def run_steps(self, first: float, last: float, steps: int, seconds: float) -> None:
         """`steps` decode steps take `seconds` together, the first one `first` and the last one `last`."""
         self._record_gaps(first, last, steps)
         self.now += seconds
         self._advance(steps)
 
-    def _steps_to_finish(self) -> int:
+    def steps_to_finish(self) -> int:
         """The decode steps until the next request has its answer."""
         while self._finishing[0][2].finish_step != self._finishing[0][0]:
             heappop(self._finishing)  # it was preempted, and ends later
@@ -200,7 +200,8 @@ class Replica(ABC):
         self.context += tokens * self.decoding
         self.pool.advance(tokens)
 
-    def _end_event(self, began: float, running: int) -> None:
+    def end_event(self, began: float, running: int) -> None:
+        """Take the requests that have their answers out of the batch. The event began with `running` requests."""
         ended: dict[int, Request] = {}
         while self._finishing and self._finishing[0][0] <= self.pool.steps:
             step, number, request = heappop(self._finishing)

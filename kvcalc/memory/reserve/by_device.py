@@ -16,7 +16,6 @@ _SGLANG_LARGEST = (16384, 512, 512)
 # every Qwen model (_resolve_gdn_prefill_backend, layers/mamba/gdn/qwen_gdn_linear_attn.py, vLLM 0.33.0).
 _FLASHINFER_DELTA_NETS = ("hopper", "blackwell", "blackwell-rtx")
 
-
 # Intel's GPUs, on which every block is a multiple of 64 tokens since this release (XPU_BLOCK of engines/vllm).
 _XPU, _XPU_BLOCKS_SINCE, _XPU_BLOCK = ("xe-hpg", "xe2"), Release.of(0, 32), "64"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvcalc.memory.engines.llama_cpp.settings import AUTO_SLOTS
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.reserve.parts import ACTIVATION, Held, Question, Reserve
 
@@ -9,8 +10,6 @@ _FP32, _FP16 = 4, 2
 # The driver's context with cuBLAS workspaces, in addition to the buffers in the log. Metal has none ("unaccounted" is 0
 # in the memory breakdown of an M1, an M3 Max and an M5).
 _CONTEXT_MIB = 400
-# llama-server without --parallel has four slots, which share one stream of cells.
-_SLOTS = 4
 # Several devices prepare this many micro-batches at once, with inputs of their own (GGML_SCHED_MAX_COPIES,
 # ggml/src/ggml-backend.cpp, "sched copies" in the log).
 _COPIES = 4
@@ -47,4 +46,4 @@ def _has_one_stream(question: Question) -> bool:
     """Whether the sequences of a batch share one stream of cells, so that the mask has the cells of all."""
     if "kv-unified" in question.settings:
         return True
-    return "parallel" not in question.settings and question.batch_size <= _SLOTS
+    return "parallel" not in question.settings and question.batch_size <= AUTO_SLOTS

@@ -16,7 +16,7 @@ _MOST_RUNNING, _MOST_DECODES = 1024, 4
 _MOST_UTILIZATION = 0.9
 
 
-def split_points(traffic: Traffic, kind: Kind, price: float | None, transfer: int | str) -> Iterator[dict[str, Any]]:
+def split_points(traffic: Traffic, kind: Kind, transfer: int | str) -> Iterator[dict[str, Any]]:
     """For every pair of layouts and a power of two of running requests: the ratio of instances that wastes the least.
 
     A point has 1 to 4 decode instances, each with this number of requests in its batch, and the fewest prefill
@@ -45,27 +45,23 @@ def split_points(traffic: Traffic, kind: Kind, price: float | None, transfer: in
                     found.append(Split(prefill, decode, link, moved, match))
             if found:
                 best = max(found, key=lambda split: split.tokens_per_second / split.num_devices)
-                yield _point(kind, best, running, price)
+                yield _point(kind, best, running)
             running *= 2
 
 
-def _point(kind: Kind, split: Split, running: int, price: float | None) -> dict[str, Any]:
+def _point(kind: Kind, split: Split, running: int) -> dict[str, Any]:
     times, shape = split.match.times, split.decode.shape
     each = split.tokens_per_second / split.num_devices
     return {
         "gpu": kind.gpu.name,
         "engine": kind.engine,
-        "tensor_parallel_size": shape.tensor,
-        "pipeline_parallel_size": shape.stages,
-        "data_parallel_size": shape.attention_replicas,
-        "expert_parallel_size": split.decode.case.workload.expert_parallel_size,
-        "decode_context_parallel_size": shape.token_ranks,
+        **shape.describe(split.decode.case.workload.expert_parallel_size),
         "num_devices": split.num_devices,
         "requests_per_replica": running,
         "ttft_seconds": times.ttft_seconds,
         "tpot_seconds": times.tpot_seconds,
         "tokens_per_second_per_user": 1 / times.tpot_seconds,
         "tokens_per_second_per_device": each,
-        "cost_per_million_output_tokens": None if price is None else price / (each * 3600 / 1e6),
+        "cost_per_million_output_tokens": None if kind.price is None else kind.price / (each * 3600 / 1e6),
         "layout": split.text,
     }

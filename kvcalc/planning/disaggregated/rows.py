@@ -19,7 +19,7 @@ from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.question import Question
 from kvcalc.planning.targets import Targets
-from kvcalc.planning.traffic import Kind, Traffic, Trouble, seconds_text
+from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost, seconds_text
 from kvcalc.planning.transfer import check_link
 
 # An instance runs at most so many prompts at once, however many fit.
@@ -58,14 +58,14 @@ def check_disaggregated(
 
 
 def with_splits(
-    traffic: Traffic, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]], prices: Mapping[str, float],
-    checkpoint: Checkpoint, transfer: int | str,
+    traffic: Traffic, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]], checkpoint: Checkpoint,
+    transfer: int | str,
 ) -> SplitRows:  # fmt: skip
     """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost."""
     found = [_find(traffic, kind, transfer) for kind in kinds]
     all_rows, about_rows = [], []
     for kind, row, one in zip(kinds, rows, found):
-        split, notes = _row(traffic, kind, row, one, prices.get(kind.gpu.name), checkpoint)
+        split, notes = _row(traffic, kind, row, one, checkpoint)
         row = {**row, "disaggregated": None, "next_mode": None}
         all_rows += _in_order(row, split, traffic.targets)
         about_rows += [RowNote((kind.engine, kind.gpu.name), note, kind.gpu) for note in notes]
@@ -110,10 +110,10 @@ def _why_lost(first: Mapping[str, Any], second: Mapping[str, Any], is_rate: bool
 
 def _row(
     traffic: Traffic, kind: Kind, beside: Mapping[str, Any], found: Split | Trouble | KvcalcError,
-    price: float | None, checkpoint: Checkpoint,
+    checkpoint: Checkpoint,
 ) -> tuple[dict[str, Any], list[Note]]:  # fmt: skip
     row: dict[str, Any] = dict.fromkeys((*beside, "disaggregated", "next_mode"))
-    row.update({name: beside[name] for name in ("model", "gpu", "engine")}, price_per_hour=price)
+    row.update({name: beside[name] for name in ("model", "gpu", "engine")}, price_per_hour=kind.price)
     if not isinstance(found, Split):
         trouble = Trouble(found.message, found.hint) if isinstance(found, KvcalcError) else found
         return {**row, "fits": False, "verdict": "does_not_fit", **trouble._asdict()}, []
@@ -151,18 +151,8 @@ def _row(
             "commands": commands_of(kind.engine, _pools_of(traffic, found, checkpoint)),
         },
     )  # fmt: skip
-    if price is not None:
-        row.update(_cost(traffic, row, price))
+    row.update(describe_cost(kind, traffic.lengths, found.num_devices, tokens_per_second))
     return row, _notes(kind, answers)
-
-
-def _cost(traffic: Traffic, row: Mapping[str, Any], price: float) -> dict[str, float]:
-    lengths, hourly = traffic.lengths, price * row["num_devices"]
-    each = hourly / (row["tokens_per_second"] * 3600 / 1e6)
-    share = lengths.output_tokens / (lengths.input_tokens + lengths.output_tokens)
-    return {
-        "cost_per_hour": hourly, "cost_per_million_output_tokens": each, "cost_per_million_tokens": each * share
-    }  # fmt: skip
 
 
 def _prompts_held(found: Split) -> int:
