@@ -64,7 +64,8 @@ class LockStep:
             if any(chunks for chunks, _ in plans):
                 self._step(plans)
             elif any(steps for _, steps in plans):
-                self._decode(min(steps for _, steps in plans if steps))
+                made_room = self.router.queue and any(rank.made_room for rank in self.ranks)
+                self._decode(1 if made_room else min(steps for _, steps in plans if steps))
             elif not self._wait():
                 break
             for rank in self.ranks:
@@ -82,6 +83,8 @@ class LockStep:
 
     def _wait(self) -> bool:
         upcoming = self.arrivals.next_arrival
+        if self.router.queue:
+            upcoming = self.now  # places became free when the last step was known to have ended requests
         if upcoming is None:
             return False
         self.now = self._visible = max(self.now, upcoming)

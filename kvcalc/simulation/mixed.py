@@ -4,7 +4,8 @@
   next chunk of its prompt. If one finds no block, the last running request is preempted: it goes to the head of the
   queue and its cache is computed again. If none was preempted, requests start in the order of their arrival while there
   are tokens in the step, fewer than max_num_seqs run, and there are free blocks for the whole prompt
-  (scheduler_reserve_full_isl). max_num_batched_tokens is at least max_num_seqs.
+  (scheduler_reserve_full_isl). max_num_batched_tokens is at least max_num_seqs. With asynchronous scheduling, the
+  default, requests that end with a step keep their places and blocks until the next step is scheduled.
 - TensorRT-LLM 1.3, GuaranteedNoEvictPolicy and PyMicroBatchScheduler (_torch/pyexecutor/scheduler/scheduler.py, which
   follow capacityScheduler.cpp and microBatchScheduler.cpp of cpp/tensorrt_llm/batch_manager): a request starts if there
   are blocks for its prompt and its longest answer beside those that all running ones may still take; if not, no later
@@ -25,7 +26,32 @@ class MixedReplica(Replica):
     def decodes_with_prompts(self) -> bool:
         return True
 
+    def frees_late(self) -> bool:
+        return self.rules.is_overlapped
+
     def plan(self) -> Plan:
+        self.made_room = bool(self._leaving)
+        if not self._leaving:
+            return self._schedule()
+        # The step is scheduled before the results of the last one are there, and so are the next ones if it is empty.
+        chunks, steps = self._schedule()
+        self._let_go()
+        if chunks:
+            return chunks, steps
+        if self.decoding:
+            return [], 1 if self.waiting else self._possible_steps()
+        self.waiting.extend(self.arrivals.receive(self.now))
+        return self._schedule()
+
+    def _let_go(self) -> None:
+        """Requests that ended with the last step give their places and blocks back. The next step has its blocks."""
+        if self.prefixes is not None:
+            self.prefixes.make_room(self.pool.growth(self.pace.tokens(1)))
+        for request in self._leaving:
+            self._release(request)
+        self._leaving.clear()
+
+    def _schedule(self) -> Plan:
         has_preempted = self._make_room()
         chunks = []
         budget = self._prompt_budget()
@@ -61,7 +87,7 @@ class MixedReplica(Replica):
 
     def _partial(self) -> Request | None:
         """The running request whose prompt is not computed completely. It started last, so there is only one."""
-        if len(self.running) == self.decoding:
+        if len(self.running) == self.decoding + len(self._leaving):
             return None
         return next(reversed(self.running))
 
@@ -78,7 +104,10 @@ class MixedReplica(Replica):
                 break
             last = next(reversed(self.running))
             self._preempt(last)
-            self.waiting.appendleft(last)
+            if last.finish is None:
+                self.waiting.appendleft(last)
+            else:
+                self._leaving.remove(last)
             has_preempted = True
         return has_preempted
 

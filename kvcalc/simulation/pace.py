@@ -26,6 +26,10 @@ class Pace:
         """The tokens of the next `steps` steps."""
         return (self._done + steps) * self._p // self._q - self._given
 
+    def last_tokens(self) -> int:
+        """The tokens of the step before the next one."""
+        return self._given - (self._done - 1) * self._p // self._q
+
     def steps_within(self, tokens: int) -> int:
         """The most steps that give at most `tokens` tokens."""
         return ((self._given + tokens + 1) * self._q - 1) // self._p - self._done

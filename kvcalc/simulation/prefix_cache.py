@@ -2,9 +2,10 @@
 
 Blocks have the names that a trace gives them. A block that running requests use is counted once, among the used units.
 A block that no request uses stays until its units are needed; the one that was used longest ago goes first. So do the
-units of answers, which have no names, but take their turn in the queue: in vLLM, blocks are freed from the last one to
-the first, to the end of the queue (free in v1/core/kv_cache_manager.py, FreeKVCacheBlockQueue in
-v1/core/kv_cache_utils.py); SGLang's radix cache evicts leaves by their last access (mem_cache/radix_cache.py).
+whole blocks of answers, which have no names, but take their turn in the queue. A block that is not full does not stay.
+In vLLM, whole blocks are freed from the last one to the first, to the end of the queue, and others to its front (free
+in v1/core/single_type_kv_cache_manager.py, free_blocks in v1/core/block_pool.py). SGLang's radix cache keeps whole
+pages and evicts leaves by their last access (mem_cache/radix_cache.py).
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from kvcalc.simulation.requests import Request
 class PrefixCache:
     """The blocks that stay in the cache of one replica. Named ones have `tokens` tokens and `units` units.
 
-    A preempted request without names finds its own blocks again with `finds_own`, as far as they are still there.
+    A preempted request finds its own blocks again with `finds_own`, as far as they are still there.
     """
 
     def __init__(self, pool: BlockPool, tokens: int, units: int, *, finds_own: bool = False) -> None:
         self.tokens, self.units, self._finds_own = tokens, units, finds_own
-        self._pool = pool
+        self._pool, self._block_units = pool, units * pool.block_tokens // tokens
         self._users: dict[int, int] = {}  # name -> running requests
         # Units without users, the first ones to go at the front. A key is whether they have a name, and it or a number.
         self._unused: OrderedDict[tuple[bool, int], int] = OrderedDict()
@@ -39,36 +40,44 @@ class PrefixCache:
 
         `promised` units are taken in this step besides those in use.
         """
-        self._trim(promised)
-        if not request.names:
-            if self._finds_own and request.kept:
-                # Blocks are freed from the last one to the first, so what is left is the beginning.
-                self._set_cached(request, self._unused.get((False, request.kept), 0) // self.units * self.tokens)
-            return 0
-        found = pinned = 0
+        self.make_room(promised)
+        found = pinned = tokens = 0
         for name in request.names:
-            if name in self._users:
-                pinned += self.units
-            elif (True, name) not in self._unused:
+            units = self.units if name in self._users else self._unused.get((True, name), 0)
+            tokens += self._tokens(units)
+            if units < self.units:
                 break
             found += 1
-        self._set_cached(request, found * self.tokens)
-        request.shared = found
-        return pinned
-
-    def _set_cached(self, request: Request, tokens: int) -> None:
+            pinned += self.units if name in self._users else 0
+        else:
+            if self._finds_own and request.kept:
+                # Blocks are freed from the last one to the first, so what is left is the beginning.
+                tokens += self._tokens(self._unused.get((False, request.kept), 0))
         # The last token is always computed, and with it its block (max_cache_hit_length).
         size = self._pool.block_tokens
         request.cached_tokens = min(tokens, (request.target - 1) // size * size)
+        request.shared = min(found, request.cached_tokens // self.tokens)
+        if request.shared < found and request.names[found - 1] in self._users:
+            pinned -= self.units
+        return pinned
+
+    def make_room(self, promised: int) -> None:
+        """Forget what the used and the promised units have displaced. Needed before units are given back."""
+        if self._pool.capacity is None:
+            return
+        excess = promised + self._pool.used + self._unused_units - self._pool.capacity
+        while excess > 0:
+            key, units = self._unused.popitem(last=False)
+            gone = min(units, excess)
+            if gone < units:
+                self._unused[key] = units - gone
+                self._unused.move_to_end(key, last=False)
+            self._unused_units -= gone
+            excess -= gone
 
     def start(self, request: Request) -> None:
         """A request runs, and uses the blocks that it found."""
         taken = 0
-        if self._finds_own and request.kept and not request.names:
-            taken = request.held = request.cached_tokens // self.tokens * self.units
-            self._unused_units -= taken
-            if taken:
-                self._unused[False, request.kept] -= taken
         for name in request.names[: request.shared]:
             if name in self._users:
                 self._users[name] += 1
@@ -76,7 +85,16 @@ class PrefixCache:
                 self._users[name] = 1
                 self._unused_units -= self._unused.pop((True, name))
                 taken += self.units
-        self._pool.take(taken)
+        own_tokens = request.cached_tokens - request.shared * self.tokens
+        if own_tokens > 0:
+            # Blocks of its own, or a part of a named block.
+            request.held = own_tokens // self._pool.block_tokens * self._block_units
+            names = request.names
+            key = (True, names[request.shared]) if request.shared < len(names) else (False, request.kept)
+            if key in self._unused:
+                self._unused[key] -= request.held
+                self._unused_units -= request.held
+        self._pool.take(taken + request.held)
 
     def add(self, request: Request, tokens: int) -> None:
         """The first `tokens` tokens of a request have units of its own: the new whole blocks get their names.
@@ -92,12 +110,15 @@ class PrefixCache:
             request.shared += 1
             request.held -= self.units
 
-    def release(self, request: Request, own_units: int) -> None:
-        """A request ends. Its own units and its blocks stay until they are needed."""
-        if own_units:
+    def release(self, request: Request, tokens: int) -> None:
+        """A request gives its units back. Of these, the whole blocks of `tokens` tokens stay until they are needed."""
+        self.make_room(0)
+        size = self._pool.block_tokens
+        whole = self._pool.units(tokens // size * size) - self.shared_units(request)
+        if kept := min(request.held, whole):
             self._nameless += 1
             request.kept = self._nameless
-            self._keep((False, self._nameless), own_units)
+            self._keep((False, self._nameless), kept)
         given = 0
         for name in reversed(request.names[: request.shared]):
             self._users[name] -= 1
@@ -108,6 +129,10 @@ class PrefixCache:
         request.shared = 0
         self._pool.give(given)
 
+    def _tokens(self, units: int) -> int:
+        """The tokens in whole blocks of `units` units."""
+        return units // self._block_units * self._pool.block_tokens
+
     def shared_units(self, request: Request) -> int:
         """The units of the blocks that a request shares."""
         return request.shared * self.units
@@ -115,17 +140,3 @@ class PrefixCache:
     def _keep(self, key: tuple[bool, int], units: int) -> None:
         self._unused[key] = units
         self._unused_units += units
-
-    def _trim(self, promised: int) -> None:
-        """Forget what the used and the promised units have displaced since the last look."""
-        if self._pool.capacity is None:
-            return
-        excess = promised + self._pool.used + self._unused_units - self._pool.capacity
-        while excess > 0:
-            key, units = self._unused.popitem(last=False)
-            gone = units if key[0] else min(units, excess)
-            if gone < units:
-                self._unused[key] = units - gone
-                self._unused.move_to_end(key, last=False)
-            self._unused_units -= gone
-            excess -= gone

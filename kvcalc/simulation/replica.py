@@ -55,6 +55,9 @@ class Replica(ABC):
         self.timeline, self.gaps = Timeline(), TokenGaps()
         self.preemptions = self.finished = 0
         self._finishing: list[tuple[int, int, Request]] = []
+        self._ended: list[Request] = []  # by the prompt alone, in this step
+        self._leaving: list[Request] = []  # they have ended, but the scheduler does not know it yet
+        self.made_room = False  # requests left after the coming step was scheduled, so the one after it has more room
         self._visible = 0.0  # the scheduler knows the requests that arrived by then
         self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
 
@@ -65,6 +68,10 @@ class Replica(ABC):
     @abstractmethod
     def decodes_with_prompts(self) -> bool:
         """Whether decoding requests run in the steps that compute prompts."""
+
+    def frees_late(self) -> bool:
+        """Whether the next step is scheduled before the scheduler knows which requests ended with the last one."""
+        return False
 
     @property
     def ranks(self) -> Sequence[Replica]:
@@ -202,19 +209,21 @@ class Replica(ABC):
 
     def end_event(self, began: float, running: int) -> None:
         """Take the requests that have their answers out of the batch. The event began with `running` requests."""
-        ended: dict[int, Request] = {}
+        ended, self._ended = self._ended, []
         while self._finishing and self._finishing[0][0] <= self.pool.steps:
-            step, number, request = heappop(self._finishing)
+            step, _, request = heappop(self._finishing)
             if request.finish_step == step:
-                ended[number] = request
-        # A step may give several tokens, so answers of several lengths may end with it.
-        for number in sorted(ended):
-            request = ended[number]
-            request.outputs = request.answer_tokens
-            self._stop_decoding(request)
+                request.outputs = request.answer_tokens
+                self._stop_decoding(request)
+                ended.append(request)
+        if len(ended) > 1:  # a step may give several tokens, and ends answers of several lengths
+            places = {request: place for place, request in enumerate(self.running)}
+            ended.sort(key=places.__getitem__)
+        for request in ended:
             self._finish(request)
         waiting = len(self.waiting) + self.arrivals.waiting(self.now)
-        self.timeline.add(Sample(self.now, waiting, len(self.running), self.pool.used), began, running)
+        left = len(self.running) - len(self._leaving)
+        self.timeline.add(Sample(self.now, waiting, left, self.pool.used), began, running)
 
     def _first_token(self, request: Request) -> int:
         """A prompt is computed, which gives a token. Returns 1 if the request now decodes, 0 if it has ended."""
@@ -226,7 +235,7 @@ class Replica(ABC):
             self.gaps.add(self.now - request.last_token, 1)
         left = request.answer_tokens - request.outputs
         if not left:
-            self._finish(request)
+            self._ended.append(request)
             return 0
         request.key = request.computed - self.pool.steps
         request.finish_step = self.pool.steps + left
@@ -249,7 +258,10 @@ class Replica(ABC):
 
     def _finish(self, request: Request) -> None:
         request.finish = self.now
-        self._release(request)
+        if self.frees_late():
+            self._leaving.append(request)
+        else:
+            self._release(request)
         self.finished += 1
         self.arrivals.finished(self.now + request.lag)
 
@@ -264,22 +276,29 @@ class Replica(ABC):
 
     def _preempt(self, request: Request) -> None:
         """Stop a running request. It gives its blocks back, and its cache is computed again later."""
+        named_tokens = None
         if request.finish_step >= 0:
             request.outputs = request.answer_tokens - (request.finish_step - self.pool.steps)
             self._stop_decoding(request)
             request.last_token = self.now
-        self._release(request)
+            if self.frees_late():
+                # Blocks get names when the tokens are known: those of the prompt at the start, others a step later.
+                named_tokens = max(request.target, request.computed - self.pace.last_tokens())
+        self._release(request, named_tokens)
         request.computed = 0
         request.target = request.prompt_tokens + request.outputs
         request.preemptions += 1
         self.preemptions += 1
 
-    def _release(self, request: Request) -> None:
-        """A request runs no longer, and gives its units back."""
+    def _release(self, request: Request, named_tokens: int | None = None) -> None:
+        """A request runs no longer, and gives its units back.
+
+        The cache keeps whole blocks of its first `named_tokens` tokens, or of all that are computed if None.
+        """
         del self.running[request]
-        self.pool.give(request.held)
         if self.prefixes is not None:
-            self.prefixes.release(request, request.held)
+            self.prefixes.release(request, request.computed if named_tokens is None else named_tokens)
+        self.pool.give(request.held)
         request.held = 0
 
     def _found_in_use(self, request: Request, promised: int) -> int:

@@ -99,8 +99,8 @@ def make_case(seed: int) -> Case:
         step_tokens = draw.randrange(page, 60)
     rules = Rules(
         step_tokens, max_running, "prompt" if engine in ("vllm", "sglang") else "answer",
-        is_chunked=engine != "tensorrt-llm", is_overlapped=draw.random() < 0.5, tokens_per_step=drafted,
-        checked_tokens=1 + num_drafts, lookahead_tokens=num_drafts,
+        is_chunked=engine != "tensorrt-llm", is_overlapped=draw.random() < 0.5 and engine != "slots",
+        tokens_per_step=drafted, checked_tokens=1 + num_drafts, lookahead_tokens=num_drafts,
         ends_chunks=drafts.choice([(), (12, 4)]) if engine == "slots" else (),
     )  # fmt: skip
     concurrency = draw.randrange(1, 12) if draw.random() < 0.4 else None

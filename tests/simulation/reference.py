@@ -26,6 +26,7 @@ class Job:
     target: int = 0
     blocks: int = 0
     computed: int = 0
+    named: int = 0  # the tokens whose whole blocks can be found again
     outputs: int = 0
     preemptions: int = 0
     started: float | None = None
@@ -61,11 +62,14 @@ def serve(
         while coming and coming[0].arrival <= visible:
             arrived.append(coming.pop(0))
         route(arrived, servers)
-        plans = [server.plan() for server in servers]
+        plans = [server.plan(is_alone=len(servers) == 1) for server in servers]
         if not any(decoding or chunks for decoding, chunks in plans):
-            assert coming
             assert not any(server.running for server in servers)
-            now = visible = max(now, coming[0].arrival)
+            if arrived or any(server.has_let_go for server in servers):
+                visible = now
+            else:
+                assert coming
+                now = visible = max(now, coming[0].arrival)
             continue
         for server in servers:
             for job in server.running:
@@ -112,13 +116,31 @@ class Server:
         self.last_used = [-1] * self.rules.max_running
         self.releases = 0
         self.most_used = 0
+        # With overlap, a step is scheduled before it is known which jobs ended with the one before it.
+        self.is_late = self.rules.is_overlapped and self.engine in ("vllm", "tensorrt-llm")
+        self.leaving: list[Job] = []
+        self.has_let_go = False
         # With `keeps_blocks`, blocks of one unit that nothing uses, the next one to go first: (job, place in it).
         self.queue: deque[tuple[int, int] | None] = deque([None] * (self.capacity or 0))
 
-    def plan(self) -> tuple[list[Job], list[tuple[Job, tuple[int, int]]]]:
+    def plan(self, *, is_alone: bool) -> tuple[list[Job], list[tuple[Job, tuple[int, int]]]]:
         """The jobs that decode in the next step, and the chunks that it computes."""
         plans = {"sglang": self.plan_prefill_first, "slots": self.plan_slots}
         decoding, chunks = plans.get(self.engine, self.plan_mixed)(self.waiting, self.running)
+        self.has_let_go = bool(self.leaving)
+        if self.leaving:
+            new = sum(self.units(self.slots(job, end)) - self.held(job) for job, (_, end) in chunks)
+            self.most_used = max(
+                self.most_used, self.used(self.running) + (new if self.rules.reserves == "prompt" else 0)
+            )
+        for job in self.leaving:
+            self.running.remove(job)
+            self.give_back(job)
+        self.leaving = []
+        if self.has_let_go and not (is_alone or decoding or chunks):
+            found = self.plan(is_alone=is_alone)
+            self.has_let_go = True
+            return found
         if not decoding and not chunks:
             self.ratio = 0.7
         return decoding, chunks
@@ -127,23 +149,24 @@ class Server:
         """A step ends. Gives the jobs that end with it."""
         running = self.running
         for job in decoding:
+            job.named = max(job.target, job.computed) if self.is_late else job.computed + self.next_tokens()
             job.computed += self.next_tokens()
             job.outputs = min(job.outputs + self.next_tokens(), job.answer)
             job.tokens_at.append(now)
         for job, (_, end) in chunks:
-            job.computed = end
+            job.computed = job.named = end
             if end == job.known:
                 job.outputs += 1
                 job.tokens_at.append(now)
                 job.first_token = now if job.first_token is None else job.first_token
         self.most_used = max(self.most_used, self.used(running))
-        ended = sorted((j for j in running if j.outputs == j.answer), key=lambda j: j.number)
-        # Requests whose answer is one token end with their prompt, the others after them.
-        done = [job for job, _ in chunks if job.answer == 1 and job in ended]
-        for job in [*done, *(job for job in ended if job.answer > 1)]:
-            job.finish = now
-            running.remove(job)
-            self.give_back(job)
+        for job in [job for job in running if job.outputs == job.answer and job.finish is None]:
+            job.finish, job.named = now, job.computed
+            if self.is_late:
+                self.leaving.append(job)
+            else:
+                running.remove(job)
+                self.give_back(job)
             self.is_full = False
             if job in self.slots_used:
                 self.last_used[self.slots_used.index(job)] = self.releases
@@ -179,7 +202,10 @@ class Server:
         return True
 
     def give_back(self, job: Job) -> None:
-        self.queue.extend((job.number, place) for place in reversed(range(job.blocks)))
+        """Whole blocks with names go last, the others first."""
+        whole = job.named // self.page
+        self.queue.extendleft(None for _ in range(whole, job.blocks))
+        self.queue.extend((job.number, place) for place in reversed(range(min(whole, job.blocks))))
         job.blocks = 0
 
     def find_own(self, job: Job) -> None:
@@ -201,6 +227,8 @@ class Server:
         self.give_back(job)
         job.computed = 0
         job.preemptions += 1
+        if job in self.leaving:
+            self.leaving.remove(job)
 
     def free(self, running: list[Job]) -> int:
         return 10**18 if self.capacity is None else self.capacity - self.used(running)
@@ -214,6 +242,9 @@ class Server:
         place = 0
         while place < len(running) and budget > 0:
             job = running[place]
+            if job in self.leaving:
+                place += 1
+                continue
             tokens = min(budget, job.known - job.computed) if job.is_prefilling else self.next_tokens()
             while self.rules.reserves == "prompt":
                 after = self.units(self.slots(job, job.computed + tokens))
@@ -225,8 +256,9 @@ class Server:
                     promised += needed
                     break
                 last = running[-1]
+                if last not in self.leaving:
+                    waiting.insert(0, last)
                 self.preempt(last, running)
-                waiting.insert(0, last)
                 preempted = True
                 if last is job:
                     break

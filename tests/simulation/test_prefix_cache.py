@@ -54,7 +54,9 @@ def by_blocks(requests: list[Request], capacity: int) -> list[int]:
         held = -(-(request.prompt_tokens + request.answer_tokens - 1) // PAGE)
         for _ in range(held - hits):
             free.popleft()
-        own: list[int | None] = [*request.names, *[None] * (held - len(request.names))]
+        whole = (request.prompt_tokens + request.answer_tokens - 1) // PAGE
+        own: list[int | None] = [*request.names, *[None] * (whole - len(request.names))]
+        free.extendleft([None] * (held - whole))
         free.extend(reversed(own))
     return found
 
