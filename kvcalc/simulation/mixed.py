@@ -30,8 +30,8 @@ class MixedReplica(Replica):
         return self.rules.is_overlapped
 
     def plan(self) -> Plan:
-        self.made_room = bool(self._leaving)
-        if not self._leaving:
+        self.made_room = bool(self._leaving or self._shrinking)
+        if not self.made_room:
             return self._schedule()
         # The step is scheduled before the results of the last one are there, and so are the next ones if it is empty.
         chunks, steps = self._schedule()
@@ -44,12 +44,16 @@ class MixedReplica(Replica):
         return self._schedule()
 
     def _let_go(self) -> None:
-        """Requests that ended with the last step give their places and blocks back. The next step has its blocks."""
+        """Requests give back what they did not need after the last step. The next step has its blocks."""
         if self.prefixes is not None:
             self.prefixes.make_room(self.pool.growth(self.pace.tokens(1)))
         for request in self._leaving:
             self._release(request)
         self._leaving.clear()
+        for request in self._shrinking:
+            self.pool.give(request.extra)
+            request.extra = 0
+        self._shrinking.clear()
 
     def _schedule(self) -> Plan:
         has_preempted = self._make_room()
@@ -64,7 +68,7 @@ class MixedReplica(Replica):
             request = self.waiting[0]
             reserves_answer = self.rules.reserves == "answer"
             needed = request.total_tokens if reserves_answer else request.target
-            needed = self.pool.units(needed + self.rules.lookahead_tokens)
+            needed = self.pool.prompt_units(needed + self.rules.lookahead_tokens)
             needed -= self._found_in_use(request, growth)
             tokens = request.target - request.cached_tokens
             if not self.rules.is_chunked and budget < tokens <= self.rules.step_tokens:
@@ -99,7 +103,7 @@ class MixedReplica(Replica):
             if partial is not None:
                 end = min(partial.target, partial.computed + self._prompt_budget())
                 end += self.rules.lookahead_tokens if end == partial.target else 0
-                needed += max(self._own_units(partial, end) - partial.held, 0)
+                needed += max(self._prompt_units(partial, end) - partial.held, 0)
             if needed <= self.pool.free:
                 break
             last = next(reversed(self.running))

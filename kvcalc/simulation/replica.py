@@ -56,6 +56,7 @@ class Replica(ABC):
         self.preemptions = self.finished = 0
         self._finishing: list[tuple[int, int, Request]] = []
         self._ended: list[Request] = []  # by the prompt alone, in this step
+        self._shrinking: list[Request] = []  # they decode, but still hold blocks that only their prompts needed
         self._leaving: list[Request] = []  # they have ended, but the scheduler does not know it yet
         self.made_room = False  # requests left after the coming step was scheduled, so the one after it has more room
         self._visible = 0.0  # the scheduler knows the requests that arrived by then
@@ -110,12 +111,16 @@ class Replica(ABC):
     def _held(self, request: Request) -> int:
         if request.finish_step < 0 or self.rules.reserves == "answer":
             return request.held
-        return self._own_units(request, request.key + self.pool.steps + self.rules.lookahead_tokens)
+        return request.extra + self._own_units(request, request.key + self.pool.steps + self.rules.lookahead_tokens)
 
     def _own_units(self, request: Request, tokens: int) -> int:
         """The units of `tokens` tokens of a request, without the blocks that it shares."""
         units = self.pool.units(tokens)
         return units if self.prefixes is None else units - self.prefixes.shared_units(request)
+
+    def _prompt_units(self, request: Request, tokens: int) -> int:
+        """The same while its prompt is computed."""
+        return self._own_units(request, tokens) + self.pool.prompt_units(tokens) - self.pool.units(tokens)
 
     def _wait(self) -> bool:
         """Nothing runs: go to the next arrival. False if there is none."""
@@ -244,7 +249,18 @@ class Replica(ABC):
         self.context += request.computed + 1
         if self.rules.reserves == "prompt":
             self.pool.enter(request.key + self.rules.lookahead_tokens)
+            if self.pool.prompt_table is not None:
+                self._shrink(request)
         return 1
+
+    def _shrink(self, request: Request) -> None:
+        """A request begins to decode. It gives back what only its prompt needed, or holds it for one more step."""
+        extra = request.held - self._own_units(request, request.computed + self.rules.lookahead_tokens)
+        if self.frees_late():
+            request.extra = extra
+            self._shrinking.append(request)
+        else:
+            self.pool.give(extra)
 
     def _stop_decoding(self, request: Request) -> None:
         """Take a request out of the decoding ones. Its blocks stay taken, and `held` says how many."""
@@ -253,7 +269,8 @@ class Replica(ABC):
         self.context -= tokens + 1
         if self.rules.reserves == "prompt":
             self.pool.leave(request.key + self.rules.lookahead_tokens)
-            request.held = self._own_units(request, tokens + self.rules.lookahead_tokens)
+            request.held = self._own_units(request, tokens + self.rules.lookahead_tokens) + request.extra
+            request.extra = 0
         request.computed, request.finish_step = tokens, -1
 
     def _finish(self, request: Request) -> None:
@@ -310,7 +327,7 @@ class Replica(ABC):
 
     def _hold(self, request: Request, tokens: int) -> None:
         """A running request takes the units for `tokens` tokens, and if it then decodes, for what it may draft."""
-        units = self._own_units(request, tokens + (self.rules.lookahead_tokens if tokens >= request.target else 0))
+        units = self._prompt_units(request, tokens + (self.rules.lookahead_tokens if tokens >= request.target else 0))
         self.pool.take(units - request.held)
         request.held = units
         if self.prefixes is not None:
