@@ -1620,6 +1620,8 @@ class SimulatePrefill(TypedDict):
 
     replicas: int
     tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
     link: str | None
     bandwidth_bytes_per_second: int
     sent_bytes: int

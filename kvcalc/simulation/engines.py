@@ -25,6 +25,7 @@ from kvcalc.simulation.replica import Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.routing import FewestTokens, LeastLoaded, RoundRobin, Router
 from kvcalc.simulation.rules import Lag, Rules
+from kvcalc.simulation.server import Server
 from kvcalc.simulation.slots import SlotsReplica
 from kvcalc.simulation.times import ModelTimes
 from kvcalc.throughput.constants import Constants
@@ -36,7 +37,6 @@ SIMULATED = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 # n_batch of llama.cpp (common/common.h).
 _LLAMA_CPP_TOKENS = 2048
 
-_ROUTERS: dict[str, type[Router]] = {"prefill first": RoundRobin, "guaranteed no evict": FewestTokens}
 _KINDS: dict[str, type[Replica]] = {"prefill first": PrefillFirstReplica, "slots": SlotsReplica}
 
 
@@ -53,6 +53,7 @@ class Scheduler(NamedTuple):
     table: Sequence[int]
     finds_own: bool = False
     attention_replicas: int = 1
+    router: type[Router] = LeastLoaded
 
     def units(self, tokens: int) -> int:
         """The blocks that a request of `tokens` tokens holds. It is the capacity + 1 beyond the table."""
@@ -78,18 +79,12 @@ class Scheduler(NamedTuple):
             return f"blocks of {self.block_tokens} tokens do not make up those of {tokens} tokens in the trace"
         return None if isinstance(self.table, range) else "layers with windows or states share other blocks"
 
-    def replica(
-        self, times: ModelTimes, requests: Sequence[Request], concurrency: int | None, shared_tokens: int | None = None
-    ) -> Replica | LockStep:
-        """A replica that serves `requests`, in a closed loop if there is a `concurrency`.
-
-        They share named blocks of `shared_tokens` tokens, or none.
-        """
-        arrivals = Arrivals(requests, concurrency)
+    def server(self, times: ModelTimes, arrivals: Arrivals, shared_tokens: int | None = None) -> Server:
+        """A replica for the requests of `arrivals`. They share named blocks of `shared_tokens` tokens, or none."""
         if self.attention_replicas == 1:
             return self._rank(times, arrivals, shared_tokens)
         ranks = [self._rank(times, OfRank(arrivals), shared_tokens) for _ in range(self.attention_replicas)]
-        return LockStep(_ROUTERS.get(self.name, LeastLoaded)(ranks), times, arrivals)
+        return LockStep(self.router(ranks), times, arrivals)
 
     def _rank(self, times: ModelTimes, arrivals: Arrivals, shared_tokens: int | None) -> Replica:
         pool = BlockPool(self.capacity, self.block_tokens, self.table)
@@ -139,7 +134,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
     if engine == "sglang":
         tokens = max(prefill_step_tokens(case), block_tokens)
         rules = Rules(tokens, running, is_overlapped=overlaps, lag=lag, **drafts)
-        return Scheduler("prefill first", rules, capacity, block_tokens, table, attention_replicas=replicas)
+        return Scheduler("prefill first", rules, capacity, block_tokens, table, False, replicas, RoundRobin)
     # With pipeline stages, each of them has a step of its own in the time of one step of the model.
     if engine == "vllm":
         tokens = max(prefill_step_tokens(case) * stages, running * checked)
@@ -151,7 +146,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
     # A prompt that is not divided must fit into a step, beside the requests that decode.
     tokens = max(prefill_step_tokens(case) * stages, longest_tokens + running * checked)
     rules = Rules(tokens, running, "answer", is_chunked=False, is_overlapped=overlaps, lag=lag, **drafts)
-    return Scheduler("guaranteed no evict", rules, capacity, block_tokens, table, attention_replicas=replicas)
+    return Scheduler("guaranteed no evict", rules, capacity, block_tokens, table, False, replicas, FewestTokens)
 
 
 def _saved_at(case: Case) -> tuple[int, ...]:

@@ -7,13 +7,15 @@ takes as long as that of the slowest one. A replica without requests computes a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from kvcalc.simulation.arrivals import Arrivals
+from kvcalc.simulation.pace import Pace
 from kvcalc.simulation.replica import Plan, Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.routing import Router
-from kvcalc.simulation.times import Chunk, Line, RankTimes, run_seconds, steps_until
+from kvcalc.simulation.server import Run, Server
+from kvcalc.simulation.times import Chunk, Line, RankTimes, decode_run, run_seconds, steps_until
 
 
 class OfRank(Arrivals):
@@ -33,59 +35,45 @@ class OfRank(Arrivals):
     def waiting(self, now: float) -> int:
         return 0 if self.router is None else self._group.waiting(now) + len(self.router.queue)
 
-    def finished(self, now: float) -> None:
-        self._group.finished(now)
+    def finished(self, request: Request) -> None:
+        self._group.finished(request)
 
 
-class LockStep:
+class LockStep(Server):
     """Attention replicas (`ranks`) that serve the requests of `arrivals`."""
 
     def __init__(self, router: Router, times: RankTimes, arrivals: Arrivals) -> None:
         self.router, self.times, self.arrivals = router, times, arrivals
         self.ranks: Sequence[Replica] = router.ranks
-        self.now = self._visible = 0.0
         self._is_overlapped = self.ranks[0].rules.is_overlapped
         first = self.ranks[0].arrivals
         if isinstance(first, OfRank):
             first.router = router
 
     @property
-    def finished(self) -> int:
-        """The number of finished requests."""
+    def finished(self) -> int:  # type: ignore[override]
         return sum(rank.finished for rank in self.ranks)
 
-    def run(self, progress: Callable[[int], None] | None = None) -> None:
-        """Run until all requests have finished. `progress` is called with the number of finished requests."""
-        events = 0
-        while True:
-            self.router.queue.extend(self.arrivals.receive(self._visible))
-            self.router.route()
-            plans = [rank.plan() for rank in self.ranks]
-            if any(chunks for chunks, _ in plans):
-                self._step(plans)
-            elif any(steps for _, steps in plans):
-                self._decode(min(steps for _, steps in plans if steps))
-            elif not self._wait():
-                break
-            for rank in self.ranks:
-                rank.now = self.now
-            events += 1
-            if events % Replica.recount_every == 0:
-                self._check()
-                if progress is not None:
-                    progress(self.finished)
-        self._check()
+    def begin(self) -> bool:
+        self.router.queue.extend(self.arrivals.receive(self._visible))
+        self.router.route()
+        plans = [rank.plan() for rank in self.ranks]
+        if any(chunks for chunks, _ in plans):
+            self._step(plans)
+            return True
+        self._planned = min([steps for _, steps in plans if steps], default=0)
+        if not self._planned and not self._wait():
+            return False
+        for rank in self.ranks:
+            rank.now = self.now
+        return True
 
-    def _check(self) -> None:
+    def check(self) -> None:
         for rank in self.ranks:
             rank.check()
 
-    def _wait(self) -> bool:
-        upcoming = self.arrivals.next_arrival
-        if upcoming is None:
-            return False
-        self.now = self._visible = max(self.now, upcoming)
-        return True
+    def _has_work(self) -> bool:
+        return bool(self.router.queue) or any(rank.waiting or rank.running for rank in self.ranks)
 
     def _step(self, plans: Sequence[Plan]) -> None:
         """One step, in which some replica computes a part of a prompt."""
@@ -101,6 +89,8 @@ class LockStep:
             if not number and any(decoding):
                 rank.pace.advance(1)
         self.now = began + seconds
+        for rank in self.ranks:
+            rank.now = self.now
         self._visible = began if self._is_overlapped else self.now
 
     def _slowest(self, chunks: Sequence[Sequence[Chunk]], decoding: Sequence[int]) -> float:
@@ -118,48 +108,64 @@ class LockStep:
             slowest = max(slowest, seconds)
         return slowest
 
-    def _decode(self, steps: int) -> None:
-        """Run up to `steps` decode steps, in which no prompt can be computed and no request waits for admission."""
+    def end(self) -> None:
         began = last = self.now
         active = [rank for rank in self.ranks if rank.decoding]
         running = [len(rank.running) for rank in active]
-        steps = min(steps, *(rank.steps_to_finish() for rank in active))
-        pace, total = active[0].pace, sum(rank.decoding for rank in active)
-        upcoming = self.arrivals.next_arrival if self.router.needs_arrivals() else None
-        while steps:
-            lines = [self.times.rank_line(rank.decoding, rank.context, total) for rank in active]
-            line, slowest, part = self._lead(active, lines)
-            batch, context, part = slowest.decoding, slowest.context, min(steps, part)
-            if upcoming is not None:
-                there = 0
-                if upcoming > self.now:
-                    there = steps_until(line, batch, context, self.now, upcoming, part, pace)
-                if self.now + run_seconds(line, batch, context, there, pace) >= upcoming:
-                    steps = min(steps, max(there + self._is_overlapped, 1))
-                    part, upcoming = min(part, steps), None
-            seconds = run_seconds(line, batch, context, part, pace)
-            last = self.now + run_seconds(line, batch, context, part - 1, pace)
-            first = line.base + line.slope * context
-            end = first + line.slope * batch * pace.tokens(part - 1)
+        for run in self._runs():
+            last = self.now + run.all_but_last
+            self.now += run.all
             for rank in self.ranks:
                 if rank.decoding:
-                    rank.run_steps(first, end, part, seconds)
+                    rank.run_steps(run)
                 else:
-                    rank.pace.advance(part)
-            self.now += seconds
-            steps -= part
+                    rank.pace.advance(run.steps)
+        self._planned, self._foreseen = 0, None
         self._visible = last if self._is_overlapped else self.now
         for rank, number in zip(active, running):
             rank.end_event(began, number)
+        for rank in self.ranks:
+            rank.now = self.now
 
-    def _lead(self, active: Sequence[Replica], lines: Sequence[Line]) -> tuple[Line, Replica, int]:
-        """The line of the slowest replica, that replica, and for how many steps it is the slowest on this line."""
-        pace = active[0].pace
-        costs = [(line.base + line.slope * r.context, line.slope * r.decoding) for line, r in zip(lines, active)]
-        place = max(range(len(active)), key=costs.__getitem__)
+    def _upcoming(self) -> float | None:
+        return self.arrivals.next_arrival if self.router.needs_arrivals() else None
+
+    def _find_runs(self, upcoming: float | None) -> list[Run]:
+        """No prompt can be computed in these steps, and no request waits for admission."""
+        active = [rank for rank in self.ranks if rank.decoding]
+        steps = min(self._planned, *(rank.steps_to_finish() for rank in active))
+        batches, contexts = [rank.decoding for rank in active], [rank.context for rank in active]
+        now, pace, total, runs = self.now, active[0].pace, sum(batches), list[Run]()
+        while steps:
+            line, place, most = self._lead(batches, contexts, total, pace)
+            batch, context, part = batches[place], contexts[place], min(steps, most)
+            if upcoming is not None:
+                there = 0
+                if upcoming > now:
+                    there = steps_until(line, batch, context, now, upcoming, part, pace)
+                if now + run_seconds(line, batch, context, there, pace) >= upcoming:
+                    steps = min(steps, max(there + self._is_overlapped, 1))
+                    part, upcoming = min(part, steps), None
+            runs.append(decode_run(line, batch, context, part, pace))
+            steps -= part
+            if steps:
+                now += runs[-1].all
+                tokens = pace.tokens(part)
+                contexts = [context + tokens * batch for context, batch in zip(contexts, batches)]
+                pace = pace.after(part)
+        return runs
+
+    def _lead(self, batches: Sequence[int], contexts: Sequence[int], total: int, pace: Pace) -> tuple[Line, int, int]:
+        """The line of the slowest replica, its place, and for how many steps it is the slowest on this line."""
+        lines = [self.times.rank_line(batch, context, total) for batch, context in zip(batches, contexts)]
+        costs = [
+            (line.base + line.slope * context, line.slope * batch)
+            for line, batch, context in zip(lines, batches, contexts)
+        ]
+        place = max(range(len(lines)), key=costs.__getitem__)
         (seconds, growth), tokens = costs[place], 2**62
-        for line, rank, (other, faster) in zip(lines, active, costs):
-            tokens = min(tokens, (line.end - rank.context) // rank.decoding)
+        for line, batch, context, (other, faster) in zip(lines, batches, contexts, costs):
+            tokens = min(tokens, (line.end - context) // batch)
             if faster > growth:
                 tokens = min(tokens, int((seconds - other) / (faster - growth)))
-        return lines[place], active[place], pace.steps_within(tokens) + 1
+        return lines[place], place, pace.steps_within(tokens) + 1

@@ -9,9 +9,8 @@ A subclass has the rules by which one engine schedules: `plan`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from kvcalc.simulation.arrivals import Arrivals
@@ -20,8 +19,9 @@ from kvcalc.simulation.pool import BlockPool, PoolError
 from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Rules
+from kvcalc.simulation.server import Run, Server
 from kvcalc.simulation.timeline import Sample, Timeline, TokenGaps
-from kvcalc.simulation.times import Chunk, StepTimes, run_seconds, steps_until
+from kvcalc.simulation.times import Chunk, StepTimes, decode_run, run_seconds, steps_until
 
 VERY_MANY = 2**62
 
@@ -32,15 +32,12 @@ The steps are 1 if there are chunks, and 0 if nothing can run.
 """
 
 
-class Replica(ABC):
+class Replica(Server):
     """The state of an engine, and its run until no request is left.
 
     `running` has the running requests in the order in which they started: those that decode, and those whose prompts
     are not computed completely. `context` is the summed tokens of all decoding requests in the next step.
     """
-
-    # The units of all requests are added up again after so many events.
-    recount_every = 512
 
     def __init__(
         self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals, prefixes: PrefixCache | None = None
@@ -48,14 +45,13 @@ class Replica(ABC):
         self.rules, self.times, self.pool, self.arrivals = rules, times, pool, arrivals
         self.prefixes = prefixes
         self.pace = Pace(rules.tokens_per_step)
-        self.now = 0.0
+        self.ranks = (self,)
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
         self.decoding = self.context = 0
         self.timeline, self.gaps = Timeline(), TokenGaps()
         self.preemptions = self.finished = 0
         self._finishing: list[tuple[int, int, Request]] = []
-        self._visible = 0.0  # the scheduler knows the requests that arrived by then
         self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
 
     @abstractmethod
@@ -66,33 +62,20 @@ class Replica(ABC):
     def decodes_with_prompts(self) -> bool:
         """Whether decoding requests run in the steps that compute prompts."""
 
-    @property
-    def ranks(self) -> Sequence[Replica]:
-        """The attention replicas: this one alone."""
-        return (self,)
+    def begin(self) -> bool:
+        for request in self.arrivals.receive(self._visible):
+            self.waiting.append(request)
+        chunks, steps = self.plan()
+        if chunks:
+            self._compute(chunks)
+            return True
+        self._planned = steps
+        return steps > 0 or self._wait()
 
-    def run(self, progress: Callable[[int], None] | None = None) -> None:
-        """Run until all requests have finished. `progress` is called with the number of finished requests."""
-        events = 0
-        while True:
-            for request in self.arrivals.receive(self._visible):
-                self.waiting.append(request)
-            chunks, steps = self.plan()
-            if chunks:
-                self._compute(chunks)
-            elif steps:
-                self._decode(steps)
-            elif not self._wait():
-                break
-            events += 1
-            if events % self.recount_every == 0:
-                self.check()
-                if progress is not None:
-                    progress(self.finished)
-        self.check()
+    def _has_work(self) -> bool:
+        return bool(self.waiting or self.running)
 
     def check(self) -> None:
-        """Add up the blocks of all requests. PoolError if the sum is not what the pool counted."""
         if self.pool.capacity is None:
             return
         held = sum([self._held(request) for request in self.running])
@@ -111,14 +94,9 @@ class Replica(ABC):
         return units if self.prefixes is None else units - self.prefixes.shared_units(request)
 
     def _wait(self) -> bool:
-        """Nothing runs: go to the next arrival. False if there is none."""
-        upcoming = self.arrivals.next_arrival
-        if upcoming is None:
-            if self.waiting:
-                raise PoolError(f"{len(self.waiting)} requests can never start")
-            return False
-        self.now = self._visible = max(self.now, upcoming)
-        return True
+        if self.waiting and self.arrivals.next_arrival is None:
+            raise PoolError(f"{len(self.waiting)} requests can never start")
+        return super()._wait()
 
     def _compute(self, chunks: list[tuple[Request, Chunk]]) -> None:
         """Run one step with chunks of prompts."""
@@ -151,37 +129,47 @@ class Replica(ABC):
             self._stalls.append([joined, 0.0])
         self.end_event(began, running)
 
-    def _decode(self, steps: int) -> None:
-        """Run up to `steps` decode steps, in which no prompt can be computed and no request waits for admission."""
+    def end(self) -> None:
         began, running = self.now, len(self.running)
-        steps = min(steps, self.steps_to_finish())
-        upcoming = None if self.waiting or running >= self.rules.max_running else self.arrivals.next_arrival
         last = self.now
-        while steps:
-            decoding, context = self.decoding, self.context
-            line = self.times.line(decoding, context)
-            part = min(steps, self.pace.steps_within((line.end - context) // decoding) + 1)
-            if upcoming is not None:
-                # The request arrives in step `there`. With overlap, the step after it is scheduled already.
-                there = 0
-                if upcoming > self.now:
-                    there = steps_until(line, decoding, context, self.now, upcoming, part, self.pace)
-                if self.now + run_seconds(line, decoding, context, there, self.pace) >= upcoming:
-                    steps = min(steps, max(there + self.rules.is_overlapped, 1))
-                    part, upcoming = min(part, steps), None
-            seconds = run_seconds(line, decoding, context, part, self.pace)
-            last = self.now + run_seconds(line, decoding, context, part - 1, self.pace)
-            first, step = line.base + line.slope * context, line.slope * decoding
-            self.run_steps(first, first + step * self.pace.tokens(part - 1), part, seconds)
-            steps -= part
+        for run in self._runs():
+            last = self.now + run.all_but_last
+            self.run_steps(run)
+        self._planned, self._foreseen = 0, None
         self._visible = last if self.rules.is_overlapped else self.now
         self.end_event(began, running)
 
-    def run_steps(self, first: float, last: float, steps: int, seconds: float) -> None:
-        """`steps` decode steps take `seconds` together, the first one `first` and the last one `last`."""
-        self._record_gaps(first, last, steps)
-        self.now += seconds
-        self._advance(steps)
+    def _upcoming(self) -> float | None:
+        return None if self.waiting or len(self.running) >= self.rules.max_running else self.arrivals.next_arrival
+
+    def _find_runs(self, upcoming: float | None) -> list[Run]:
+        """No prompt can be computed in these steps, and no request waits for admission."""
+        decoding, context, now, pace, runs = self.decoding, self.context, self.now, self.pace, list[Run]()
+        steps = min(self._planned, self.steps_to_finish())
+        while steps:
+            line = self.times.line(decoding, context)
+            part = min(steps, pace.steps_within((line.end - context) // decoding) + 1)
+            if upcoming is not None:
+                # The request arrives in step `there`. With overlap, the step after it is scheduled already.
+                there = 0
+                if upcoming > now:
+                    there = steps_until(line, decoding, context, now, upcoming, part, pace)
+                if now + run_seconds(line, decoding, context, there, pace) >= upcoming:
+                    steps = min(steps, max(there + self.rules.is_overlapped, 1))
+                    part, upcoming = min(part, steps), None
+            runs.append(decode_run(line, decoding, context, part, pace))
+            steps -= part
+            if steps:
+                now += runs[-1].all
+                context += decoding * pace.tokens(part)
+                pace = pace.after(part)
+        return runs
+
+    def run_steps(self, run: Run) -> None:
+        """Decode steps of all decoding requests."""
+        self._record_gaps(run.first, run.last, run.steps)
+        self.now += run.all
+        self._advance(run.steps)
 
     def steps_to_finish(self) -> int:
         """The decode steps until the next request has its answer."""
@@ -251,7 +239,7 @@ class Replica(ABC):
         request.finish = self.now
         self._release(request)
         self.finished += 1
-        self.arrivals.finished(self.now + request.lag)
+        self.arrivals.finished(request)
 
     def _lag(self, request: Request) -> float:
         lag = self.rules.lag
