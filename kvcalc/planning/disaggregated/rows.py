@@ -12,12 +12,14 @@ from kvcalc.planning.attention_replicas import most_experts
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.commands import Layout
 from kvcalc.planning.disaggregated.commands import Pools, commands_of
+from kvcalc.planning.disaggregated.energy import describe_energy
 from kvcalc.planning.disaggregated.engines import RULES, rules_of
 from kvcalc.planning.disaggregated.instances import Instance, buffer_tokens
 from kvcalc.planning.disaggregated.search import Split, find_split
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.question import Question
+from kvcalc.planning.replicas import more_devices
 from kvcalc.planning.targets import Targets
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost, seconds_text
 from kvcalc.planning.transfer import check_link
@@ -67,7 +69,7 @@ def with_splits(
     for kind, row, one in zip(kinds, rows, found):
         split, notes = _row(traffic, kind, row, one, checkpoint)
         row = {**row, "disaggregated": None, "next_mode": None}
-        all_rows += _in_order(row, split, traffic.targets)
+        all_rows += _in_order(kind, row, split, traffic.targets)
         about_rows += [RowNote((kind.engine, kind.gpu.name), note, kind.gpu) for note in notes]
     return SplitRows(all_rows, group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds]))
 
@@ -79,7 +81,7 @@ def _find(traffic: Traffic, kind: Kind, transfer: int | str) -> Split | Trouble 
         return error
 
 
-def _in_order(row: dict[str, Any], split: dict[str, Any], targets: Targets) -> list[dict[str, Any]]:
+def _in_order(kind: Kind, row: dict[str, Any], split: dict[str, Any], targets: Targets) -> list[dict[str, Any]]:
     """The better row first. Its `next_mode` says why the other one lost.
 
     With as many devices, it is the one with more tokens per second, or with a shorter TPOT if both serve a given rate.
@@ -92,15 +94,16 @@ def _in_order(row: dict[str, Any], split: dict[str, Any], targets: Targets) -> l
 
     (first, _), (second, name) = sorted(((row, _AGGREGATED), (split, _SPLIT)), key=rank)
     if first["fits"]:
-        first["next_mode"] = f"{name}: {_why_lost(first, second, is_rate)}"
+        first["next_mode"] = f"{name}: {_why_lost(kind, first, second, is_rate)}"
     return [first, second]
 
 
-def _why_lost(first: Mapping[str, Any], second: Mapping[str, Any], is_rate: bool) -> str:
+def _why_lost(kind: Kind, first: Mapping[str, Any], second: Mapping[str, Any], is_rate: bool) -> str:
     if not second["fits"]:
         return str(second["reason"])
     if second["num_devices"] > first["num_devices"]:
-        return f"{second['num_devices']:,} devices instead of {first['num_devices']:,}"
+        more, comma = more_devices(kind, second["num_devices"]), "" if kind.price is None else ","
+        return f"{more}{comma} instead of {first['num_devices']:,}"
     if is_rate:
         slower, faster = (seconds_text(row["tpot_seconds"]) for row in (second, first))
         return f"as many devices, but TPOT is {slower} instead of {faster}"
@@ -152,6 +155,7 @@ def _row(
         },
     )  # fmt: skip
     row.update(describe_cost(kind, traffic.lengths, found.num_devices, tokens_per_second))
+    row.update(describe_energy(found, traffic.lengths))
     return row, _notes(kind, answers)
 
 

@@ -19,7 +19,7 @@ from kvcalc.planning.disaggregated.instances import (
     transfer_bytes,
 )
 from kvcalc.planning.disaggregated.matching import Load, Match, Pair, Times
-from kvcalc.planning.replicas import shapes_of
+from kvcalc.planning.replicas import more_devices, shapes_of
 from kvcalc.planning.shapes import Shape
 from kvcalc.planning.targets import RANGE_CONFIDENCE, Targets
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, seconds_text
@@ -116,7 +116,7 @@ def find_split(traffic: Traffic, kind: Kind, transfer: int | str) -> Split | Tro
             del found[2:]
     if not found:
         return _why_none(traffic.targets, prefills, decodes, kind, link, most)
-    return found[0]._replace(next_layout=_why_not(*found) if len(found) > 1 else None)
+    return found[0]._replace(next_layout=_why_not(kind, *found) if len(found) > 1 else None)
 
 
 def pairs_of(
@@ -191,9 +191,9 @@ def _devices_then_speed(split: Split) -> tuple[int, float, float]:
     return split.num_devices, -split.tokens_per_second, split.match.times.ttft_seconds
 
 
-def _why_not(first: Split, second: Split) -> str:
+def _why_not(kind: Kind, first: Split, second: Split) -> str:
     if second.num_devices > first.num_devices:
-        return f"{second.text}: {second.num_devices:,} devices"
+        return f"{second.text}: {more_devices(kind, second.num_devices)}"
     slower, faster = second.tokens_per_second, first.tokens_per_second
     if round(slower) < round(faster):
         return f"{second.text}: as many devices, but {slower:,.0f} tokens per second instead of {faster:,.0f}"
