@@ -51,8 +51,8 @@ class Prefills(NamedTuple):
     """
 
     replicas: int
-    tensor_parallel_size: int | None
     transfer: int | str
+    tensor_parallel_size: int | None = None
     data_parallel_size: int | None = None
     pipeline_parallel_size: int = 1
     expert_parallel_size: int | None = None

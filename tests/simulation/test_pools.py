@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.model.drafting import Speculation
 from kvcalc.simulation import pools
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.results import describe_times, ttft_of
+from tests.conftest import ROOT
 
 LINK = "infiniband-400g"
 
@@ -89,6 +91,51 @@ def test_requests_that_are_too_long_for_the_cache_are_left_out_of_both_pools() -
     refused, served = found["load"]["refused_requests"], found["results"]["requests"]
     assert min(refused, served) > 40
     assert refused + served == 200
+
+
+POOLS: dict[str, Any] = {"requests_per_second": 2, "requests": 100, "prompt_tokens": 2048, "answer_tokens": 300,
+                         "prefill_replicas": 2, "transfer": LINK}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_drafts_speed_decode_steps_and_a_drafter_is_on_both_instances(engine: str) -> None:
+    plain, drafted = (
+        kvcalc.simulate("deepseek-v3", "h200", engine=engine, tensor_parallel_size=8, speculative=asked, **POOLS)
+        for asked in (None, Speculation("mtp", 1, 1.8))
+    )
+    times, without = ({row["metric"]: row["mean_seconds"] or 0.0 for row in one["times"]} for one in (drafted, plain))
+    assert times["tpot"] == pytest.approx(times["itl"] / 1.8, rel=0.01)
+    assert times["tpot"] < 0.7 * without["tpot"]
+    # Its layer has a cache on the decode instance, is computed by the prefill instance, and its cache is sent.
+    assert (drafted["engine"]["blocks"] or 0) < (plain["engine"]["blocks"] or 0)
+    assert drafted["prefill"]["mean_prefill_seconds"] > plain["prefill"]["mean_prefill_seconds"]
+    assert drafted["prefill"]["sent_bytes"] * 61 == plain["prefill"]["sent_bytes"] * 62
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_attention_replicas_are_in_either_pool(engine: str) -> None:
+    found = kvcalc.simulate(
+        "deepseek-v3", "h200", engine=engine, data_parallel_size=8, prefill_data_parallel_size=1,
+        prefill_tensor_parallel_size=8, **POOLS,
+    )  # fmt: skip
+    assert (found["engine"]["data_parallel_size"], found["prefill"]["data_parallel_size"]) == (8, 1)
+    assert found["hardware"]["num_devices"] == 8 + 2 * 8
+    both = kvcalc.simulate("deepseek-v3", "h200", engine=engine, data_parallel_size=8, **POOLS)
+    assert (both["prefill"]["data_parallel_size"], both["prefill"]["tensor_parallel_size"]) == (8, 1)
+    # A prompt is on one of eight attention replicas, which takes longer than on eight ranks.
+    assert both["prefill"]["mean_prefill_seconds"] > found["prefill"]["mean_prefill_seconds"]
+
+
+def test_prompts_find_the_blocks_of_earlier_ones_on_their_prefill_instance() -> None:
+    trace = str(ROOT / "tests" / "traces" / "files" / "mooncake.jsonl")
+    asked: dict[str, Any] = {"trace": trace, "scale_rate": 0.01}
+    alone = kvcalc.simulate("qwen3-8b", "l40s", **asked)["results"]["cached_tokens"]
+    one, two = (
+        kvcalc.simulate("qwen3-8b", "l40s", prefill_replicas=number, transfer=LINK, **asked) for number in (1, 2)
+    )
+    assert one["results"]["cached_tokens"] == alone > two["results"]["cached_tokens"]
+    assert one["prefill"]["sent_bytes"] == two["prefill"]["sent_bytes"]
+    assert not [warning for warning in one["warnings"] if warning["code"] == "not-shared"]
 
 
 def test_the_command_line_and_batch_ask_the_same(kvcalc: Any, tmp_path: Any) -> None:
