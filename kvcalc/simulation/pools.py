@@ -58,6 +58,15 @@ class Prefills(NamedTuple):
     expert_parallel_size: int | None = None
     engine_settings: Mapping[str, str] = {}
 
+    @classmethod
+    def like(cls, question: Question, replicas: int, transfer: int | str) -> Prefills:
+        """So many prefill instances, of which each is that of a question."""
+        return cls(
+            replicas, transfer, question.tensor_parallel_size, question.data_parallel_size,
+            question.pipeline_parallel_size, None if question.speed is None else question.speed.expert_parallel_size,
+            question.engine_settings or {},
+        )  # fmt: skip
+
     def of(self, question: Question, tensor_parallel_size: int) -> Question:
         """The question about one prefill instance. `question` is about one decode instance."""
         speed = question.speed

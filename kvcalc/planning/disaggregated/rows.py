@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.memory.engines import RELEASE
@@ -24,6 +24,10 @@ from kvcalc.planning.targets import Targets
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost, seconds_text
 from kvcalc.planning.transfer import check_link
 
+if TYPE_CHECKING:
+    from kvcalc.planning.disaggregated.judge import SplitJudge
+    from kvcalc.planning.judge import Simulates
+
 # An instance runs at most so many prompts at once, however many fit.
 _MOST_PROMPTS = 256
 # Names of the two kinds of row, in sentences.
@@ -31,10 +35,14 @@ _AGGREGATED, _SPLIT = "aggregated", "disaggregated"
 
 
 class SplitRows(NamedTuple):
-    """All rows of a plan, those for the same device and engine side by side, and the notes of the added ones."""
+    """All rows of a plan, those for the same device and engine side by side, and the notes of the added ones.
+
+    `finalists` are the pools that were simulated.
+    """
 
     rows: list[dict[str, Any]]
     notes: list[Note]
+    finalists: list[dict[str, Any]]
 
 
 def check_disaggregated(
@@ -61,21 +69,38 @@ def check_disaggregated(
 
 def with_splits(
     traffic: Traffic, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]], checkpoint: Checkpoint,
-    transfer: int | str,
+    transfer: int | str, simulation: Simulates | None, num_simulated: int | None,
 ) -> SplitRows:  # fmt: skip
     """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost."""
-    found = [_find(traffic, kind, transfer) for kind in kinds]
+    judges: list[SplitJudge | None] = [None] * len(kinds)
+    if simulation is not None:
+        from kvcalc.planning.disaggregated.judge import SplitJudge
+
+        judges = [SplitJudge(traffic, kind, transfer, simulation) for kind in kinds]
     all_rows, about_rows = [], []
-    for kind, row, one in zip(kinds, rows, found):
+    for kind, row, judge in zip(kinds, rows, judges):
+        one = _find(traffic, kind, transfer, judge, num_simulated)
         split, notes = _row(traffic, kind, row, one, checkpoint)
+        if judge is not None and isinstance(one, Split):
+            simulated = judge.at(one, one.match.prefills, one.match.decodes)
+            split.update({} if simulated is None else simulated.judged.describe_limits(judge.targets))
         row = {**row, "disaggregated": None, "next_mode": None}
         all_rows += _in_order(kind, row, split, traffic.targets)
         about_rows += [RowNote((kind.engine, kind.gpu.name), note, kind.gpu) for note in notes]
-    return SplitRows(all_rows, group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds]))
+    finalists = [
+        one.describe(judge.kind, judge.simulation.seed) for judge in judges if judge for one in judge.finalists()
+    ]
+    return SplitRows(all_rows, group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds]), finalists)
 
 
-def _find(traffic: Traffic, kind: Kind, transfer: int | str) -> Split | Trouble | KvcalcError:
+def _find(
+    traffic: Traffic, kind: Kind, transfer: int | str, judge: SplitJudge | None, num_simulated: int | None
+) -> Split | Trouble | KvcalcError:
     try:
+        if judge is not None:
+            from kvcalc.planning.disaggregated.finalists import find_simulated_split
+
+            return find_simulated_split(judge, num_simulated)
         return find_split(traffic, kind, transfer)
     except KvcalcError as error:
         return error
