@@ -45,6 +45,9 @@ class LockStep(Server):
     def __init__(self, router: Router, times: RankTimes, arrivals: Arrivals) -> None:
         self.router, self.times, self.arrivals = router, times, arrivals
         self.ranks: Sequence[Replica] = router.ranks
+        self.pace = self.ranks[0].pace  # one for all of them
+        for rank in self.ranks:
+            rank.pace = self.pace
         self._is_overlapped = self.ranks[0].rules.is_overlapped
         first = self.ranks[0].arrivals
         if isinstance(first, OfRank):
@@ -57,7 +60,7 @@ class LockStep(Server):
     def begin(self) -> bool:
         self.router.queue.extend(self.arrivals.receive(self._visible))
         self.router.route()
-        plans = [rank.plan() for rank in self.ranks]
+        plans: list[Plan] = [([], steps) if (steps := rank.quiet_steps()) > 0 else rank.plan() for rank in self.ranks]
         if any(chunks for chunks, _ in plans):
             self._step(plans)
             return True
@@ -83,26 +86,39 @@ class LockStep(Server):
             for rank, (chunks, _) in zip(self.ranks, plans)
         ]
         seconds = self._slowest([[chunk for _, chunk in chunks] for chunks, _ in plans], decoding)
+        tokens, gaps = self.pace.tokens(1) if any(decoding) else 0, 0
         for rank, (chunks, _), number in zip(self.ranks, plans, decoding):
             if chunks or number:
-                rank.run_step(chunks, seconds, number)
-            if not number and any(decoding):
-                rank.pace.advance(1)
+                gaps += rank.run_step(chunks, seconds, tokens if number else 0)
+        self._count(Run(1, seconds, seconds, seconds, 0.0) if tokens else None, gaps)
         self.now = began + seconds
         for rank in self.ranks:
             rank.now = self.now
         self._visible = began if self._is_overlapped else self.now
 
+    def _count(self, run: Run | None, gaps: int) -> None:
+        """`gaps` decoding requests of all replicas get their tokens in these steps. None if none decodes."""
+        if run is not None:
+            self.ranks[0].gaps.add_run(run.first, run.last, run.steps, gaps)
+            self.pace.advance(run.steps)
+
     def _slowest(self, chunks: Sequence[Sequence[Chunk]], decoding: Sequence[int]) -> float:
         """The seconds of a step of the slowest replica."""
         total, slowest = sum(decoding), 0.0
-        for place, rank in enumerate(self.ranks):
-            if not chunks[place] and not decoding[place]:
+        of_all = [chunk for found in chunks for chunk in found]
+        others_alone: float | None = None
+        for rank, own, number in zip(self.ranks, chunks, decoding):
+            if own:
+                others = [chunk for found in chunks if found is not own for chunk in found]
+                seconds = self.times.rank_prompts(own, others, total)
+            elif number:
+                if others_alone is None:
+                    others_alone = self.times.rank_prompts([], of_all, total)
+                seconds = others_alone
+            else:
                 continue
-            others = [chunk for other, found in enumerate(chunks) if other != place for chunk in found]
-            seconds = self.times.rank_prompts(chunks[place], others, total)
             if total:
-                batch, context = max(decoding[place], 1), rank.context if decoding[place] else 1
+                batch, context = max(number, 1), rank.context if number else 1
                 line = self.times.rank_line(batch, context, total)
                 seconds += line.base + line.slope * context
             slowest = max(slowest, seconds)
@@ -115,11 +131,8 @@ class LockStep(Server):
         for run in self._runs():
             last = self.now + run.all_but_last
             self.now += run.all
-            for rank in self.ranks:
-                if rank.decoding:
-                    rank.run_steps(run)
-                else:
-                    rank.pace.advance(run.steps)
+            tokens = self.pace.tokens(run.steps)
+            self._count(run, sum([rank.run_steps(run, tokens) for rank in active]))
         self._planned, self._foreseen = 0, None
         self._visible = last if self._is_overlapped else self.now
         for rank, number in zip(active, running):
@@ -135,7 +148,7 @@ class LockStep(Server):
         active = [rank for rank in self.ranks if rank.decoding]
         steps = min(self._planned, *(rank.steps_to_finish() for rank in active))
         batches, contexts = [rank.decoding for rank in active], [rank.context for rank in active]
-        now, pace, total, runs = self.now, active[0].pace, sum(batches), list[Run]()
+        now, pace, total, runs = self.now, self.pace, sum(batches), list[Run]()
         while steps:
             line, place, most = self._lead(batches, contexts, total, pace)
             batch, context, part = batches[place], contexts[place], min(steps, most)

@@ -26,6 +26,7 @@ class BlockPool:
     def __init__(self, capacity: int | None, block_tokens: int = 1, table: Sequence[int] = ()) -> None:
         self.capacity, self.block_tokens, self._table = capacity, block_tokens, table
         self.used = self.most_used = self.steps = 0
+        self.changes = 0  # counts what is not the growth of decoding requests
         self._slopes = [0] * block_tokens
         self._growth = 0  # the sum of the slopes
         # The block from which on a request grows by another number of units; none if it always grows by the same.
@@ -45,11 +46,13 @@ class BlockPool:
     def take(self, units: int) -> None:
         """Take units. PoolError if they are not there."""
         self.used += units
+        self.changes += 1
         self._check()
 
     def give(self, units: int) -> None:
         """Return units."""
         self.used -= units
+        self.changes += 1
         self._check()
 
     def enter(self, key: int) -> None:
@@ -117,6 +120,7 @@ class BlockPool:
         self.steps += steps
 
     def _add(self, key: int, sign: int) -> None:
+        self.changes += 1
         block = -(-(key + self.steps) // self.block_tokens)
         slope = sign * (self._table[block + 1] - self._table[block])
         self._slopes[key % self.block_tokens] += slope

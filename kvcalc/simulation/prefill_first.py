@@ -138,8 +138,8 @@ class PrefillFirstReplica(Replica):
         self._is_full = False
         return True
 
-    def _advance(self, steps: int) -> None:
-        super()._advance(steps)
+    def advance_tokens(self, steps: int, tokens: int) -> None:
+        super().advance_tokens(steps, tokens)
         self.ratio = max(self.ratio - _DECAY * steps, _LEAST_RATIO)
 
     def _finish(self, request: Request) -> None:

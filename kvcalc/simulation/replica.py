@@ -52,6 +52,7 @@ class Replica(Server):
         self.timeline, self.gaps = Timeline(), TokenGaps()
         self.preemptions = self.finished = 0
         self._finishing: list[tuple[int, int, Request]] = []
+        self._quiet = -1, 0  # the changes of the pool, and its steps until which it has blocks, at the last plan
         self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
 
     @abstractmethod
@@ -105,17 +106,23 @@ class Replica(Server):
         if decoding:
             line = self.times.line(decoding, self.context)
             seconds += line.base + line.slope * self.context
-        self.run_step(chunks, seconds, decoding)
+        gaps = self.run_step(chunks, seconds, self.pace.tokens(1) if decoding else 0)
+        if decoding:
+            self.gaps.add_run(seconds, seconds, 1, gaps)
+            self.pace.advance(1)
         self._visible = began if self.rules.is_overlapped else self.now
 
-    def run_step(self, chunks: list[tuple[Request, Chunk]], seconds: float, decoding: int) -> None:
-        """One step of `seconds` computes chunks of prompts, and the next tokens of `decoding` requests: all or none."""
+    def run_step(self, chunks: list[tuple[Request, Chunk]], seconds: float, tokens: int) -> int:
+        """One step of `seconds` computes chunks of prompts, and the next `tokens` tokens of all decoding requests.
+
+        Returns the requests of which the time since their last token is `seconds` and is not counted yet.
+        """
         began = self.now
         self.now += seconds
-        running = len(self.running)
-        if decoding:
-            self._record_gaps(seconds, seconds, 1)
-            self._advance(1)
+        running, gaps = len(self.running), 0
+        if tokens:
+            gaps = self.uncounted_gaps(seconds, seconds, 1)
+            self.advance_tokens(1, tokens)
         elif decoding_now := self.decoding:
             self._stalls = self._stalls or [[decoding_now, 0.0]]
             for stall in self._stalls:
@@ -128,13 +135,15 @@ class Replica(Server):
         if self._stalls and joined:
             self._stalls.append([joined, 0.0])
         self.end_event(began, running)
+        return gaps
 
     def end(self) -> None:
         began, running = self.now, len(self.running)
         last = self.now
         for run in self._runs():
             last = self.now + run.all_but_last
-            self.run_steps(run)
+            self.gaps.add_run(run.first, run.last, run.steps, self.run_steps(run, self.pace.tokens(run.steps)))
+            self.pace.advance(run.steps)
         self._planned, self._foreseen = 0, None
         self._visible = last if self.rules.is_overlapped else self.now
         self.end_event(began, running)
@@ -165,11 +174,12 @@ class Replica(Server):
                 pace = pace.after(part)
         return runs
 
-    def run_steps(self, run: Run) -> None:
-        """Decode steps of all decoding requests."""
-        self._record_gaps(run.first, run.last, run.steps)
+    def run_steps(self, run: Run, tokens: int) -> int:
+        """Decode steps in which all decoding requests get `tokens` tokens. Returns what `run_step` returns."""
+        gaps = self.uncounted_gaps(run.first, run.last, run.steps)
         self.now += run.all
-        self._advance(run.steps)
+        self.advance_tokens(run.steps, tokens)
+        return gaps
 
     def steps_to_finish(self) -> int:
         """The decode steps until the next request has its answer."""
@@ -179,17 +189,31 @@ class Replica(Server):
 
     def _possible_steps(self) -> int:
         """The decode steps that may follow without another plan. There are blocks for the first one."""
-        return max(1, self.pace.steps_within(self.pool.possible_steps(VERY_MANY)))
+        tokens = self.pool.possible_steps(VERY_MANY)
+        self._quiet = self.pool.changes, self.pool.steps + tokens
+        return max(1, self.pace.steps_within(tokens))
 
-    def _advance(self, steps: int) -> None:
+    def quiet_steps(self) -> int:
+        """The decode steps that the last plan still allows. 0 if another plan is needed, because something changed."""
+        changes, last = self._quiet
+        if self.waiting or changes != self.pool.changes:
+            return 0
+        return self.pace.steps_within(last - self.pool.steps)
+
+    def advance_tokens(self, steps: int, tokens: int) -> None:
         """All decoding requests have got the tokens of `steps` steps."""
-        tokens = self.pace.tokens(steps)
-        self.pace.advance(steps)
         self.context += tokens * self.decoding
         self.pool.advance(tokens)
 
     def end_event(self, began: float, running: int) -> None:
         """Take the requests that have their answers out of the batch. The event began with `running` requests."""
+        if self._finishing and self._finishing[0][0] <= self.pool.steps:
+            self._end_answers()
+        if self.timeline.spend(self.now - began, running):
+            waiting = len(self.waiting) + self.arrivals.waiting(self.now)
+            self.timeline.add(Sample(self.now, waiting, len(self.running), self.pool.used))
+
+    def _end_answers(self) -> None:
         ended: dict[int, Request] = {}
         while self._finishing and self._finishing[0][0] <= self.pool.steps:
             step, number, request = heappop(self._finishing)
@@ -201,8 +225,6 @@ class Replica(Server):
             request.outputs = request.answer_tokens
             self._stop_decoding(request)
             self._finish(request)
-        waiting = len(self.waiting) + self.arrivals.waiting(self.now)
-        self.timeline.add(Sample(self.now, waiting, len(self.running), self.pool.used), began, running)
 
     def _first_token(self, request: Request) -> int:
         """A prompt is computed, which gives a token. Returns 1 if the request now decodes, 0 if it has ended."""
@@ -294,15 +316,20 @@ class Replica(Server):
             request.started, request.found_tokens = self.now, request.cached_tokens
         request.computed = request.cached_tokens
 
-    def _record_gaps(self, first: float, last: float, steps: int) -> None:
-        """Each decoding request gets a token in each of `steps` steps, whose seconds rise from `first` to `last`."""
-        if self._stalls:
-            # The first step comes after steps in which these requests stood still. Some may have been retracted.
-            left = self.decoding
-            for requests, stalled in self._stalls:
-                self.gaps.add(first + stalled, min(int(requests), left))
-                left -= min(int(requests), left)
-            self._stalls.clear()
-            steps, first = steps - 1, first + (last - first) / steps
-        if steps:
-            self.gaps.add_run(first, last, steps, self.decoding)
+    def uncounted_gaps(self, first: float, last: float, steps: int) -> int:
+        """Each decoding request gets a token in each of `steps` steps, whose seconds rise from `first` to `last`.
+
+        Returns the number of these requests if all of these times are still to be counted in `gaps`. It is 0 if the
+        requests stood still before, because then the first times are longer and all are counted here.
+        """
+        if not self._stalls:
+            return self.decoding
+        # Some may have been retracted.
+        left = self.decoding
+        for requests, stalled in self._stalls:
+            self.gaps.add(first + stalled, min(int(requests), left))
+            left -= min(int(requests), left)
+        self._stalls.clear()
+        if steps > 1:
+            self.gaps.add_run(first + (last - first) / steps, last, steps - 1, self.decoding)
+        return 0
