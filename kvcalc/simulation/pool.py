@@ -78,13 +78,13 @@ class BlockPool:
 
     def advance(self, steps: int) -> None:
         """All decoding requests grow by `steps` tokens. PoolError if there are too few units."""
-        self._move(steps)
+        if self._changes:
+            self._move(steps)
+        else:
+            self._grow(steps)
         self._check()
 
     def _move(self, steps: int) -> None:
-        if self.capacity is None:
-            self.steps += steps
-            return
         while self._changes and self._changes[0][0] <= self.steps + steps:
             part = self._changes[0][0] - self.steps
             self._grow(part)
@@ -113,10 +113,14 @@ class BlockPool:
 
     def _grow(self, steps: int) -> None:
         rounds, rest = divmod(steps, self.block_tokens)
-        taken = rounds * self._growth
-        for step in range(self.steps, self.steps + rest):
-            taken += self._slopes[-step % self.block_tokens]
-        self.used += taken
+        self.used += rounds * self._growth
+        if rest:
+            # The steps take the slopes of these remainders, from the highest one down, and then from the top again.
+            high = -self.steps % self.block_tokens
+            low = high + 1 - rest
+            self.used += sum(self._slopes[max(low, 0) : high + 1])
+            if low < 0:
+                self.used += sum(self._slopes[low:])
         self.steps += steps
 
     def _add(self, key: int, sign: int) -> None:

@@ -140,7 +140,8 @@ class PrefillFirstReplica(Replica):
 
     def advance_tokens(self, steps: int, tokens: int) -> None:
         super().advance_tokens(steps, tokens)
-        self.ratio = max(self.ratio - _DECAY * steps, _LEAST_RATIO)
+        if self.ratio > _LEAST_RATIO:
+            self.ratio = max(self.ratio - _DECAY * steps, _LEAST_RATIO)
 
     def _finish(self, request: Request) -> None:
         super()._finish(request)
