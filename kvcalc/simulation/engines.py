@@ -95,9 +95,10 @@ class Scheduler(NamedTuple):
         return kind(self.rules, times, pool, arrivals, prefixes)
 
 
-def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Scheduler:
+def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_bytes: int = 0) -> Scheduler:
     """The scheduler of the case's engine for requests of up to `longest_tokens` tokens.
 
+    `buffer_bytes` of a device's memory are not for the cache, such as buffers for sending it.
     Raises UsageError (exit 2) for an engine or a layout that is not simulated, ModelError (exit 3) if the memory for
     the cache is not known, and DoesNotFitError (exit 4) if there is none.
     """
@@ -105,6 +106,9 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
     found = budget(case)
     if isinstance(found, str):
         raise ModelError(f"{case.model.name} cannot be simulated: {found}")
+    if buffer_bytes:
+        left = found.pool_bytes - buffer_bytes, found.offered_bytes - buffer_bytes
+        found = found._replace(pool_bytes=left[0], offered_bytes=left[1])
     if found.pool_bytes <= 0:
         raise DoesNotFitError(
             f"{case.model.name} leaves no memory for the cache on {case.devices.gpu.name}",

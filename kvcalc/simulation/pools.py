@@ -19,7 +19,7 @@ from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.budget import describe_hardware
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.disaggregated.engines import SplitRules, rules_of
-from kvcalc.planning.disaggregated.instances import sent_of, transfer_bytes
+from kvcalc.planning.disaggregated.instances import buffer_bytes, sent_of, transfer_bytes
 from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed
 from kvcalc.planning.transfer import link_bytes_per_second
@@ -97,12 +97,13 @@ def simulate_pools(
     UsageError (exit 2) for an unknown link, or for what the engine's separate instances cannot do.
     """
     question, requests, named_tokens, notes = ask_about(model, load, asked)
-    rules, longest, replicas = rules_of(question.engine), longest_of(requests), replicas or 1
+    rules, replicas = rules_of(question.engine), replicas or 1
+    longest = longest_of(requests), max(request.prompt_tokens for request in requests)
     devices = asked["devices"]
     _check_stages(rules, question, prefills)
     alone = question._replace(devices=Devices(devices.gpu, 1))
     decode = _decode_pool(alone, rules, longest, notes)
-    prefill = _prefill_pool(prefills.of(alone, decode.case.workload.tensor_parallel_size), longest)
+    prefill = _prefill_pool(prefills.of(alone, decode.case.workload.tensor_parallel_size), rules, longest)
     needed = prefills.replicas * prefill.case.workload.num_devices + replicas * decode.case.workload.num_devices
     if devices.num_devices not in (1, needed):
         raise UsageError(
@@ -168,27 +169,29 @@ def _join(prompt: Request, answer: Request) -> None:
     answer.preemptions += prompt.preemptions
 
 
-def _prefill_pool(question: Question, longest: int) -> _Pool:
-    case, speed, scheduler = _scheduled(question, longest, [])
+def _prefill_pool(question: Question, rules: SplitRules, longest: tuple[int, int]) -> _Pool:
+    case, speed, scheduler = _scheduled(question, rules, longest, [])
     lag = Lag(speed.model.constants.ttft_seconds, 0.0, 0.0, 0.0)
     return _Pool(case, speed, scheduler._replace(rules=scheduler.rules._replace(lag=lag), finds_own=False))
 
 
-def _decode_pool(question: Question, rules: SplitRules, longest: int, notes: list[Note]) -> _Pool:
+def _decode_pool(question: Question, rules: SplitRules, longest: tuple[int, int], notes: list[Note]) -> _Pool:
     settings = {**(question.engine_settings or {}), **dict.fromkeys(rules.decode_settings, True)}
-    case, speed, scheduler = _scheduled(question._replace(engine_settings=settings), longest, notes)
+    case, speed, scheduler = _scheduled(question._replace(engine_settings=settings), rules, longest, notes)
     host = (rules.host_passes - 1) * speed.model.constants.ttft_seconds
     lag = (scheduler.rules.lag or Lag(0.0, 0.0, 0.0, 0.0))._replace(seconds=host, prompt_steps=0.0, request_seconds=0.0)
     # No engine stops decoding for a cache that is received: the request joins the next step.
     name = "running first" if scheduler.name == "prefill first" else scheduler.name
-    return _Pool(case, speed, scheduler._replace(name=name, rules=scheduler.rules._replace(lag=lag), finds_own=False))
+    rules_there = scheduler.rules._replace(lag=lag, keeps=rules.preempted_keep)
+    return _Pool(case, speed, scheduler._replace(name=name, rules=rules_there))
 
 
-def _scheduled(question: Question, longest: int, notes: list[Note]) -> _Pool:
+def _scheduled(question: Question, rules: SplitRules, longest: tuple[int, int], notes: list[Note]) -> _Pool:
+    """An instance for requests of up to `longest` tokens: in all, and in the prompt."""
     case = make_case(question)
     speed = known_speed(case, notes)
     notes += case.notes
-    return _Pool(case, speed, scheduler_of(case, speed.model, longest))
+    return _Pool(case, speed, scheduler_of(case, speed.model, longest[0], buffer_bytes(rules, case, longest[1])))
 
 
 def _times(pool: _Pool, factor: float) -> ModelTimes:

@@ -281,6 +281,8 @@ class Replica(Server):
         self._release(request)
         request.computed = 0
         request.target = request.prompt_tokens + request.outputs
+        if self.rules.keeps != "found":
+            request.cached_tokens = request.target - 1 if self.rules.keeps == "all" else 0
         request.preemptions += 1
         self.preemptions += 1
 

@@ -135,6 +135,7 @@ class Pool:
             draw.randrange(8, 60) + running + 50 * (engine == "tensorrt-llm"), running,
             "answer" if engine == "tensorrt-llm" else "prompt", is_chunked=engine != "tensorrt-llm",
             is_overlapped=draw.random() < 0.5, lag=Lag(lag, 0.0, 0.0, 0.0),
+            keeps=draw.choice(["found", "nothing", "all"]),
         )  # fmt: skip
 
     def server(self, arrivals: Arrivals) -> Server:

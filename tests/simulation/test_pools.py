@@ -126,6 +126,16 @@ def test_attention_replicas_are_in_either_pool(engine: str) -> None:
     assert both["prefill"]["mean_prefill_seconds"] > found["prefill"]["mean_prefill_seconds"]
 
 
+def test_tensorrt_llm_has_two_buffers_for_the_transfer_beside_its_blocks() -> None:
+    asked: dict[str, Any] = {"engine": "tensorrt-llm", "requests_per_second": 2, "requests": 20, "answer_tokens": 100}
+    alone, split = (
+        kvcalc.simulate("qwen3-32b", "h100", tensor_parallel_size=2, prompt_tokens=4000, **asked, **more)["engine"]
+        for more in ({"replicas": 1}, {"prefill_replicas": 1, "transfer": LINK})
+    )
+    # A prompt has 125 blocks of 32 tokens, and a buffer one more.
+    assert (alone["blocks"] or 0) - (split["blocks"] or 0) == pytest.approx(2 * 126, abs=1)
+
+
 def test_prompts_find_the_blocks_of_earlier_ones_on_their_prefill_instance() -> None:
     trace = str(ROOT / "tests" / "traces" / "files" / "mooncake.jsonl")
     asked: dict[str, Any] = {"trace": trace, "scale_rate": 0.01}

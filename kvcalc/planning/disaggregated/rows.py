@@ -12,6 +12,7 @@ from kvcalc.planning.attention_replicas import most_experts
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.commands import Layout
 from kvcalc.planning.disaggregated.commands import Pools, commands_of
+from kvcalc.planning.disaggregated.describe import describe_pools, describe_transfer, prompts_held
 from kvcalc.planning.disaggregated.energy import describe_energy
 from kvcalc.planning.disaggregated.engines import RULES, rules_of
 from kvcalc.planning.disaggregated.instances import Instance, buffer_tokens
@@ -147,9 +148,9 @@ def _row(
         return {**row, "fits": False, "verdict": "does_not_fit", **trouble._asdict()}, []
     times, rates = found.match.times, found.decode.rates
     held = max(1, rates.held(times.decoding, times.transfer_seconds))
-    prompts = _prompts_held(found)
+    prompts = prompts_held(found)
     answers = found.prefill.answer(prompts), found.decode.answer(held)
-    pools = _describe_pools(found, answers, (prompts, held))
+    pools = describe_pools(found, answers, (prompts, held))
     tokens_per_second = found.tokens_per_second
     ttft, tpot = found.ttft_range(), found.tpot_range()
     is_tight = any(one.free_bytes(answer)[1] < 0 for one, answer in zip((found.prefill, found.decode), answers))
@@ -170,7 +171,7 @@ def _row(
         tokens_per_second_per_device=tokens_per_second / found.num_devices,
         disaggregated={
             **pools,
-            "transfer": _describe_transfer(traffic, found),
+            "transfer": describe_transfer(traffic, found),
             "ttft_parts": {
                 "host_seconds": times.host_seconds, "queue_seconds": times.queue_seconds,
                 "prefill_seconds": times.prefill_seconds, "transfer_seconds": times.transfer_seconds,
@@ -182,56 +183,6 @@ def _row(
     row.update(describe_cost(kind, traffic.lengths, found.num_devices, tokens_per_second))
     row.update(describe_energy(found, traffic.lengths))
     return row, _notes(kind, answers)
-
-
-def _prompts_held(found: Split) -> int:
-    """The prompts in the cache of a prefill instance: those of a step, and those being sent."""
-    times = found.match.times
-    sent = times.requests_per_second / found.match.prefills * times.transfer_seconds
-    held = times.prompts + -int(-sent // 1)
-    return held if found.prefill.slots is None else min(held, found.prefill.slots)
-
-
-def _describe_pools(found: Split, answers: tuple[Answer, Answer], held: tuple[int, int]) -> dict[str, dict[str, Any]]:
-    match, times = found.match, found.match.times
-    rate, transfer = times.requests_per_second, times.transfer_seconds
-    answered = found.decode.rates.rate(found.decode.rates.largest(transfer))
-    capacities = (
-        match.prefills / found.prefill.rates.interval(transfer),
-        match.decodes * (min(answered, 1 / transfer) if transfer else answered),
-    )
-    rows = zip(
-        ("prefill", "decode"), (found.prefill, found.decode), (match.prefills, match.decodes), answers, held, capacities
-    )
-    return {
-        role: {
-            "instances": number,
-            "tensor_parallel_size": one.shape.tensor,
-            "pipeline_parallel_size": one.shape.stages,
-            "data_parallel_size": one.shape.attention_replicas,
-            "expert_parallel_size": one.case.workload.expert_parallel_size,
-            "num_devices": number * one.shape.devices,
-            "requests_per_instance": times.prompts if role == "prefill" else times.decoding,
-            "requests_held": in_cache,
-            "max_requests_held": one.slots,
-            "max_requests_per_second": capacity,
-            "utilization": min(1.0, rate / capacity),
-            "transfer_buffer_bytes": one.buffer_bytes,
-            "free_bytes": one.free_bytes(answer)[0],
-        }
-        for role, one, number, answer, in_cache, capacity in rows
-    }
-
-
-def _describe_transfer(traffic: Traffic, found: Split) -> dict[str, Any]:
-    return {
-        "link": found.link.name,
-        "bandwidth_bytes_per_second": found.link.bytes_per_second,
-        "prompt_tokens": traffic.lengths.input_tokens,
-        "bytes_per_device": found.transfer_bytes,
-        "request_bytes": found.decode.sent.total_bytes,
-        "seconds": found.match.times.transfer_seconds,
-    }
 
 
 def _pools_of(traffic: Traffic, found: Split, checkpoint: Checkpoint) -> Pools:
