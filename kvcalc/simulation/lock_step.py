@@ -65,11 +65,13 @@ class LockStep(Server):
             self._step(plans)
             return True
         self._planned = min([steps for _, steps in plans if steps], default=0)
-        if not self._planned and not self._wait():
-            return False
+        return self._planned > 0 or self._wait()
+
+    def _wait(self) -> bool:
+        found = super()._wait()
         for rank in self.ranks:
             rank.now = self.now
-        return True
+        return found
 
     def check(self) -> None:
         for rank in self.ranks:
@@ -90,10 +92,10 @@ class LockStep(Server):
         for rank, (chunks, _), number in zip(self.ranks, plans, decoding):
             if chunks or number:
                 gaps += rank.run_step(chunks, seconds, tokens if number else 0)
+            else:
+                rank.now += seconds
         self._count(Run(1, seconds, seconds, seconds, 0.0) if tokens else None, gaps)
         self.now = began + seconds
-        for rank in self.ranks:
-            rank.now = self.now
         self._visible = began if self._is_overlapped else self.now
 
     def _count(self, run: Run | None, gaps: int) -> None:
@@ -135,10 +137,11 @@ class LockStep(Server):
             self._count(run, sum([rank.run_steps(run, tokens) for rank in active]))
         self._planned, self._foreseen = 0, None
         self._visible = last if self._is_overlapped else self.now
+        if len(active) < len(self.ranks):
+            for rank in self.ranks:
+                rank.now = self.now
         for rank, number in zip(active, running):
             rank.end_event(began, number)
-        for rank in self.ranks:
-            rank.now = self.now
 
     def _upcoming(self) -> float | None:
         return self.arrivals.next_arrival if self.router.needs_arrivals() else None

@@ -176,7 +176,7 @@ class Replica(Server):
 
     def run_steps(self, run: Run, tokens: int) -> int:
         """Decode steps in which all decoding requests get `tokens` tokens. Returns what `run_step` returns."""
-        gaps = self.uncounted_gaps(run.first, run.last, run.steps)
+        gaps = self.uncounted_gaps(run.first, run.last, run.steps) if self._stalls else self.decoding
         self.now += run.all
         self.advance_tokens(run.steps, tokens)
         return gaps
