@@ -100,8 +100,8 @@ def _larger(judge: SplitJudge, found: SplitFinalist, most: int) -> SplitFinalist
     others = (match.prefills, match.decodes + max(1, match.decodes // 4))
     best: SplitFinalist | None = None
     for numbers in (others, more) if found.judged.worst_metric == "tpot" else (more, others):
-        one = judge.at(found.split, *numbers)
-        if one is None or one.split.num_devices > most:
+        one = judge.at(found.split, *numbers) if found.split.devices_of(*numbers) <= most else None
+        if one is None:
             continue
         if one.missed is None or one.judged.worst < _HELPS * found.judged.worst:
             return one

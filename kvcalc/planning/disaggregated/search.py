@@ -62,9 +62,12 @@ class Split(NamedTuple):
     def with_numbers(self, prefills: int, decodes: int, load: Load) -> Split | None:
         """The same layouts with other numbers of instances. None if these cannot serve the load."""
         pair = Pair(self.prefill.rates, self.decode.rates, self.match.times.transfer_seconds)
-        times = pair.times(prefills, decodes, load)
-        devices = prefills * pair.prefill.devices + decodes * pair.decode.devices
+        times, devices = pair.times(prefills, decodes, load), self.devices_of(prefills, decodes)
         return None if times is None else self._replace(match=Match(prefills, decodes, devices, times))
+
+    def devices_of(self, prefills: int, decodes: int) -> int:
+        """The devices of other numbers of instances."""
+        return prefills * self.prefill.shape.devices + decodes * self.decode.shape.devices
 
     def ttft_range(self) -> tuple[float, float]:
         """The low and high end of the time to first token."""
