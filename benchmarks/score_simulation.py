@@ -25,6 +25,7 @@ from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.load import at_load
 from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.engines import scheduler_of
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.results import tpot_of, ttft_of
@@ -71,7 +72,7 @@ def score(asks: Questions, row: Row, spread: float) -> Scored | None:
     requests = [Request(i, 0.0, about(row.input_tokens), about(row.output_tokens)) for i in range(number)]
     if not all(map(scheduler.fits, requests)):
         return None
-    scheduler.replica(ModelTimes(speed.model), requests, row.concurrency).run()
+    scheduler.server(ModelTimes(speed.model), Arrivals(requests, row.concurrency)).run()
     found = Times(statistics.mean(map(ttft_of, requests)), statistics.mean(tpot_of(r) or 0.0 for r in requests))
     measured = Times(row.ttft_seconds, row.seconds)
     return Scored(row.engine, measured, Times(closed.ttft_seconds, closed.tpot_seconds), found)

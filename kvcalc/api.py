@@ -290,6 +290,7 @@ def simulate(
     replicas: int | None = None,
     prefill_replicas: int | None = None,
     prefill_tensor_parallel_size: int | None = None,
+    prefill_data_parallel_size: int | None = None,
     transfer: int | str | None = None,
     step_factor: float = 1.0,
     **asked: Any,
@@ -331,7 +332,7 @@ def simulate(
     if prefill_replicas is not None and transfer is not None:
         from kvcalc.simulation.pools import Prefills, simulate_pools
 
-        prefills = Prefills(prefill_replicas, prefill_tensor_parallel_size, transfer)
+        prefills = Prefills(prefill_replicas, transfer, prefill_tensor_parallel_size, prefill_data_parallel_size)
         ask = partial(simulate_pools, prefills=prefills)
     document = ask(
         _model(model), load, limits=limits, replicas=replicas, step_factor=step_factor, devices=found, **asked

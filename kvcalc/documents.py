@@ -1416,11 +1416,12 @@ class PlanFinalist(TypedDict):
 
     gpu: str
     engine: str
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    data_parallel_size: int
-    expert_parallel_size: int
-    decode_context_parallel_size: int
+    tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
+    data_parallel_size: int | None
+    expert_parallel_size: int | None
+    decode_context_parallel_size: int | None
+    disaggregated: FinalistPools | None
     replicas: int | None
     num_devices: int | None
     cost_per_hour: float | None
@@ -1446,6 +1447,24 @@ class PlanFinalist(TypedDict):
     e2e_p90_seconds: float | None
     e2e_p95_seconds: float | None
     e2e_p99_seconds: float | None
+
+
+class FinalistPool(TypedDict):
+    """the instances of one pool that was simulated, and how each is split."""
+
+    instances: int | None
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    expert_parallel_size: int
+    decode_context_parallel_size: int
+
+
+class FinalistPools(TypedDict):
+    """both pools of a layout that was simulated."""
+
+    prefill: FinalistPool
+    decode: FinalistPool
 
 
 class PrefixTrace(TypedDict):
@@ -1620,6 +1639,8 @@ class SimulatePrefill(TypedDict):
 
     replicas: int
     tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
     link: str | None
     bandwidth_bytes_per_second: int
     sent_bytes: int

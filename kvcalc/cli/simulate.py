@@ -1,6 +1,6 @@
 """`kvcalc simulate`: what do clients see when requests arrive at random, in bursts or as in a trace?"""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
 import typer
@@ -71,6 +71,7 @@ OPTIONS = [
         "decode instances.",
     ),
     o.value("--prefill-tp", "N", "Tensor-parallel size of a prefill instance. Default: --tp."),
+    o.value("--prefill-dp", "N", "Attention replicas of a prefill instance. Default: --dp."),
     *o.shared("transfer-bandwidth"),
     o.value("--step-factor", "F", "Multiply the times of all steps by F. step_range has the ends of their range.", "1"),
     o.engine("vllm, sglang, tensorrt-llm or llama.cpp.", "vllm", "NAME[@RELEASE]"),
@@ -111,7 +112,7 @@ def answer(model: ModelSpec, given: Mapping[str, Any], progress: Any = None) -> 
     from kvcalc.simulation.simulate import simulate
 
     prefills = _prefills_of(given)
-    ask = partial(simulate, progress=progress)
+    ask: Callable[..., dict[str, Any]] = simulate
     if prefills is not None:
         from kvcalc.simulation.pools import simulate_pools
 
@@ -122,6 +123,7 @@ def answer(model: ModelSpec, given: Mapping[str, Any], progress: Any = None) -> 
         limits=Limits(parsed(given, "--max-ttft", parse_seconds), parsed(given, "--max-tpot", parse_seconds)),
         replicas=parsed(given, "--replicas", parse_count),
         step_factor=parse_rate(given["step_factor"], "--step-factor"),
+        progress=progress,
         engine=_engine_of(given),
         engine_settings=settings_of(given),
         dtype=given["dtype"],
@@ -142,7 +144,7 @@ def _prefills_of(given: Mapping[str, Any]) -> "Optional[Prefills]":
     """The prefill instances, or None. UsageError (exit 2) for an option that needs another one."""
     replicas, transfer = parsed(given, "--prefill-replicas", parse_count), transfer_of(given)
     if replicas is None:
-        for name in ("prefill_tp", "transfer_bandwidth"):
+        for name in ("prefill_tp", "prefill_dp", "transfer_bandwidth"):
             if given[name] is not None:
                 raise UsageError(f"--{name.replace('_', '-')} needs --prefill-replicas", "--prefill-replicas 2")
         return None
@@ -150,7 +152,8 @@ def _prefills_of(given: Mapping[str, Any]) -> "Optional[Prefills]":
         raise UsageError("--prefill-replicas needs the link between the instances", "--transfer-bandwidth nvlink")
     from kvcalc.simulation.pools import Prefills
 
-    return Prefills(replicas, parsed(given, "--prefill-tp", parse_count), transfer)
+    tensor, attention = (parsed(given, option, parse_count) for option in ("--prefill-tp", "--prefill-dp"))
+    return Prefills(replicas, transfer, tensor, attention)
 
 
 def _engine_of(given: Mapping[str, Any]) -> str:

@@ -34,6 +34,18 @@ class Simulated(NamedTuple):
     most_running: int
 
 
+class Pools(NamedTuple):
+    """The questions about one prefill and one decode instance, and their numbers. None: requests one after the other.
+
+    `transfer` is the link between them: bytes per second, or a name.
+    """
+
+    prefill: Question
+    decode: Question
+    numbers: tuple[int, int] | None
+    transfer: int | str
+
+
 class Simulates(Protocol):
     """Simulates the requests of a plan. `planning` does not import `simulation`, which has one of these."""
 
@@ -53,33 +65,45 @@ class Simulates(Protocol):
         The times of all steps are multiplied by `step_factor`. UsageError (exit 2) for what is not simulated.
         """
 
+    def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
+        """The same on separate prefill and decode instances."""
 
-class Finalist(NamedTuple):
-    """A layout that was simulated. `replicas` is None for requests one after the other, on one replica.
+
+class Judged(NamedTuple):
+    """A simulation and what it says about the targets.
 
     `missed` says which target is missed, None if all are met. `worst` is the largest of the times as a share of its
-    target.
+    target, and `worst_metric` says which time that is.
     """
 
-    option: Option
-    replicas: int | None
     simulated: Simulated
     step_factor: float
     ttft_factor: float
-    missed: str | None
-    worst: float
+    missed: str | None = None
+    worst: float = 0.0
+    worst_metric: str | None = None
 
-    def describe(self, kind: Kind, seed: int | None) -> dict[str, Any]:
-        """The row of this layout in the document of `kvcalc plan`. Times are those at the end that is judged."""
-        shape, replicas = self.option.shape, self.replicas
-        has_cost = replicas is not None and kind.price is not None
+    def seconds(self, metric: str, statistic: str) -> float | None:
+        """A simulated time, at the end of its range that is judged."""
+        found = self.simulated.times[metric][statistic]
+        return found * self.ttft_factor if found is not None and metric == "ttft" else found
+
+    def against(self, targets: Targets, *, is_alone: bool) -> Judged:
+        """The same, with the target that is missed most."""
+        judged, simulated = self, self.simulated
+        for limit in targets.limits:
+            share = (self.seconds(limit.metric, limit.statistic) or 0.0) / limit.seconds
+            if share > judged.worst:
+                missed = _missed(limit, share, is_alone) if share > 1 else None
+                judged = judged._replace(missed=missed, worst=share, worst_metric=limit.metric)
+        if simulated.refused:
+            text = f"{simulated.refused:,} of {simulated.requests:,} requests are too long for the cache"
+            judged = judged._replace(missed=text)
+        return judged
+
+    def describe(self, seed: int | None) -> dict[str, Any]:
+        """Its part of a row. Times are those at the end that is judged."""
         return {
-            "gpu": kind.gpu.name,
-            "engine": kind.engine,
-            **shape.describe(self.option.probe.expert_parallel_size),
-            "replicas": replicas,
-            "num_devices": None if replicas is None else self.num_devices,
-            "cost_per_hour": (kind.price or 0.0) * self.num_devices if has_cost else None,
             "passes": self.missed is None,
             "reason": self.missed,
             "requests": self.simulated.requests,
@@ -94,14 +118,47 @@ class Finalist(NamedTuple):
             },
         }
 
+    def describe_limits(self, targets: Targets) -> dict[str, Any]:
+        """The times that have a target, and the number of simulated requests, for a row of the plan."""
+        times = {
+            f"simulated_{limit.metric}_seconds": self.seconds(limit.metric, limit.statistic) for limit in targets.limits
+        }
+        return {**times, "simulated_requests": self.simulated.requests}
+
+
+class Finalist(NamedTuple):
+    """A layout that was simulated. `replicas` is None for requests one after the other, on one replica."""
+
+    option: Option
+    replicas: int | None
+    judged: Judged
+
+    @property
+    def missed(self) -> str | None:
+        return self.judged.missed
+
+    @property
+    def worst(self) -> float:
+        return self.judged.worst
+
+    def describe(self, kind: Kind, seed: int | None) -> dict[str, Any]:
+        """The row of this layout in the document of `kvcalc plan`. Times are those at the end that is judged."""
+        shape, replicas = self.option.shape, self.replicas
+        has_cost = replicas is not None and kind.price is not None
+        return {
+            "gpu": kind.gpu.name,
+            "engine": kind.engine,
+            **shape.describe(self.option.probe.expert_parallel_size),
+            "replicas": replicas,
+            "num_devices": None if replicas is None else self.num_devices,
+            "cost_per_hour": (kind.price or 0.0) * self.num_devices if has_cost else None,
+            **self.judged.describe(seed),
+            "disaggregated": None,
+        }
+
     @property
     def num_devices(self) -> int:
         return (self.replicas or 1) * self.option.shape.devices
-
-    def seconds(self, metric: str, statistic: str) -> float | None:
-        """A simulated time, at the end of its range that is judged."""
-        found = self.simulated.times[metric][statistic]
-        return found * self.ttft_factor if found is not None and metric == "ttft" else found
 
     def __str__(self) -> str:
         return str(self.option._replace(replicas=self.replicas or 1))
@@ -160,41 +217,42 @@ class Judge:
 
     def _new(self, option: Option, replicas: int | None) -> Finalist:
         shape = option.shape
-        step, ttft = _factors(option.probe.serving, self.targets.confidence)
+        serving = option.probe.serving
+        step, ttft = factors_of((_highest(serving, "tpot"), _highest(serving, "ttft")), self.targets.confidence)
         question = replica_of(self.free.of(shape), self.kind, shape.tensor, shape.stages, replicas or 1)
         found = self.simulation.run(question, self.targets, replicas, self._num_requests, step)
         option = option._replace(most_running=found.most_running)
-        one = Finalist(option, replicas, found, step, ttft, None, 0.0)
-        for limit in self.targets.limits:
-            share = (one.seconds(limit.metric, limit.statistic) or 0.0) / limit.seconds
-            if share > one.worst:
-                missed = _missed(limit, share, is_alone=replicas is None) if share > 1 else None
-                one = one._replace(missed=missed, worst=share)
-        if found.refused:
-            one = one._replace(missed=f"{found.refused:,} of {found.requests:,} requests are too long for the cache")
-        return one
+        return Finalist(option, replicas, Judged(found, step, ttft).against(self.targets, is_alone=replicas is None))
 
     def _count(self, option: Option) -> int:
         """Enough requests for the highest percentile, and for a run that is much longer than a request.
 
         `option` is the first guess, so that about as many requests run at once as when the targets are met.
         """
-        if self.simulation.num_requests is not None:
-            return self.simulation.num_requests
-        beyond = ceil(_BEYOND / (1 - (self.targets.highest_percentile or 50) / 100))
-        in_flight = option.replicas * option.probe.running
-        return min(max(beyond, _TURNOVERS * in_flight, _FEWEST_REQUESTS), _MOST_REQUESTS)
+        return count_requests(self.simulation, self.targets, option.replicas * option.probe.running)
 
 
-def _factors(serving: Mapping[str, Any], confidence: int) -> tuple[float, float]:
-    """The factor on the seconds of a step, and the factor that is left for TTFT. Both are 1 without a range."""
-    step, ttft = (
-        serving[f"{name}_high_seconds"] / serving[f"{name}_seconds"]
-        if confidence == RANGE_CONFIDENCE and serving.get(f"{name}_high_seconds") is not None
-        else 1.0
-        for name in ("tpot", "ttft")
-    )
+def count_requests(simulation: Simulates, targets: Targets, in_flight: float) -> int:
+    """The number that was asked for, or enough for the highest percentile if `in_flight` requests run at once."""
+    if simulation.num_requests is not None:
+        return simulation.num_requests
+    beyond = ceil(_BEYOND / (1 - (targets.highest_percentile or 50) / 100))
+    return min(max(beyond, ceil(_TURNOVERS * in_flight), _FEWEST_REQUESTS), _MOST_REQUESTS)
+
+
+def factors_of(highest: tuple[float, float], confidence: int) -> tuple[float, float]:
+    """The factor on the seconds of a step, and the factor that is left for TTFT. Both are 1 for the point estimate.
+
+    `highest` are the factors on TPOT and TTFT for the upper ends of their ranges.
+    """
+    step, ttft = highest if confidence == RANGE_CONFIDENCE else (1.0, 1.0)
     return step, max(1.0, ttft / step)
+
+
+def _highest(serving: Mapping[str, Any], name: str) -> float:
+    """The factor on a time for the upper end of its range. 1 without a range."""
+    high = serving.get(f"{name}_high_seconds")
+    return 1.0 if high is None else float(high / serving[f"{name}_seconds"])
 
 
 def _missed(limit: Limit, share: float, is_alone: bool) -> str:

@@ -90,11 +90,6 @@ def plan(
         from kvcalc.planning.disaggregated.rows import check_disaggregated, with_splits
 
         check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
-        if simulation is not None:
-            raise UsageError(
-                "--disaggregate cannot be combined with percentiles or --simulate",
-                "limit the means; kvcalc simulate --prefill-replicas gives percentiles",
-            )
     traffic = Traffic(question, lengths, targets, allow_beyond_limit, strict, all_layouts)
     checkpoint = checkpoint_of(model, question.dtype)
     judges: list[Judge | None] = [None] * len(kinds)
@@ -109,9 +104,14 @@ def plan(
     rows = [
         _row(traffic, kind, one, judge, checkpoint) for kind, one, judge in zip(kinds, found, judges)
     ]  # fmt: skip
-    split_notes: list[Note] = []
+    split_notes, finalists = list[Note](), [
+        one.describe(judge.kind, judge.simulation.seed) for judge in judges if judge for one in judge.finalists()
+    ]  # fmt: skip
     if transfer is not None:
-        rows, split_notes = with_splits(traffic, kinds, rows, checkpoint, transfer)
+        rows, split_notes, simulated = with_splits(
+            traffic, kinds, rows, checkpoint, transfer, simulation, num_simulated
+        )  # fmt: skip
+        finalists += simulated
     best = _best(rows)
     reuse = question.reuse
     return {
@@ -129,9 +129,7 @@ def plan(
         "ranked_by": _ranked_by(rows),
         "best": best,
         "plans": rows,
-        "finalists": None
-        if simulation is None
-        else [one.describe(judge.kind, simulation.seed) for judge in judges if judge for one in judge.finalists()],
+        "finalists": None if simulation is None else finalists,
         "pareto": front(traffic, kinds, transfer) if with_front else None,
         "warnings": describe_notes([*_notes(traffic, kinds, found, checkpoint if best else None), *split_notes]),
     }
@@ -265,7 +263,7 @@ def _row(
         tokens_per_second_per_device=found.replicas * serving["tokens_per_second"] / found.num_devices,
     )
     if judge is not None:
-        row.update(_simulated(judge, found))
+        row.update(judge.at(found, found.replicas).judged.describe_limits(judge.targets))
     energy = found.probe.energy
     if energy is not None:
         row.update(
@@ -281,16 +279,6 @@ def _row(
         has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes),
     )  # fmt: skip
     return {**row, **{engine: command(checkpoint, layout) for engine, command in _COMMANDS.items()}}
-
-
-def _simulated(judge: Judge, found: Option) -> dict[str, Any]:
-    """The simulated times that have a target, and the number of simulated requests."""
-    one = judge.at(found, found.replicas)
-    times = {
-        f"simulated_{limit.metric}_seconds": one.seconds(limit.metric, limit.statistic)
-        for limit in judge.targets.limits
-    }
-    return {**times, "simulated_requests": one.simulated.requests}
 
 
 _COMMANDS: dict[str, Callable[[Checkpoint, Layout], str | None]] = {

@@ -46,18 +46,19 @@ class Arrivals:
             found += 1
         return found
 
-    def finished(self, now: float) -> None:
-        """A client has its answer at `now`, and in a closed loop sends the next request."""
+    def finished(self, request: Request) -> None:
+        """A client has its answer, and in a closed loop sends the next request."""
         if self._is_closed:
-            self._next(now)
+            following = next(self._later, None)
+            if following is not None:
+                following.arrival = (request.finish or 0.0) + request.lag
+                self.add(following)
 
-    def _next(self, now: float) -> None:
-        request = next(self._later, None)
-        if request is None:
-            return
-        request.arrival, place = now, len(self._coming)
-        while place and self._coming[place - 1].arrival > now:
-            place -= 1  # an answer with a longer way to its client ended before
+    def add(self, request: Request) -> None:
+        """A request will arrive. Those that were added before may arrive later."""
+        place = len(self._coming)
+        while place and self._coming[place - 1].arrival > request.arrival:
+            place -= 1
         self._coming.insert(place, request)
 
 

@@ -26,6 +26,7 @@ from kvcalc.simulation.replica import Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.routing import FewestTokens, LeastLoaded, RoundRobin, Router
 from kvcalc.simulation.rules import Lag, Rules
+from kvcalc.simulation.server import Server
 from kvcalc.simulation.slots import SlotsReplica
 from kvcalc.simulation.times import ModelTimes
 from kvcalc.throughput.constants import Constants
@@ -37,7 +38,6 @@ SIMULATED = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 # n_batch of llama.cpp (common/common.h).
 _LLAMA_CPP_TOKENS = 2048
 
-_ROUTERS: dict[str, type[Router]] = {"prefill first": RoundRobin, "guaranteed no evict": FewestTokens}
 _KINDS: dict[str, type[Replica]] = {"prefill first": PrefillFirstReplica, "slots": SlotsReplica}
 
 
@@ -55,6 +55,7 @@ class Scheduler(NamedTuple):
     prompt_table: Sequence[int] | None = None
     finds_own: bool = False
     attention_replicas: int = 1
+    router: type[Router] = LeastLoaded
 
     def most_units(self, tokens: int) -> int:
         """The most blocks that a request of `tokens` tokens holds. It is the capacity + 1 beyond the table."""
@@ -80,18 +81,12 @@ class Scheduler(NamedTuple):
             return f"blocks of {self.block_tokens} tokens do not make up those of {tokens} tokens in the trace"
         return None if isinstance(self.table, range) else "layers with windows or states share other blocks"
 
-    def replica(
-        self, times: ModelTimes, requests: Sequence[Request], concurrency: int | None, shared_tokens: int | None = None
-    ) -> Replica | LockStep:
-        """A replica that serves `requests`, in a closed loop if there is a `concurrency`.
-
-        They share named blocks of `shared_tokens` tokens, or none.
-        """
-        arrivals = Arrivals(requests, concurrency)
+    def server(self, times: ModelTimes, arrivals: Arrivals, shared_tokens: int | None = None) -> Server:
+        """A replica for the requests of `arrivals`. They share named blocks of `shared_tokens` tokens, or none."""
         if self.attention_replicas == 1:
             return self._rank(times, arrivals, shared_tokens)
         ranks = [self._rank(times, OfRank(arrivals), shared_tokens) for _ in range(self.attention_replicas)]
-        return LockStep(_ROUTERS.get(self.name, LeastLoaded)(ranks), times, arrivals)
+        return LockStep(self.router(ranks), times, arrivals)
 
     def _rank(self, times: ModelTimes, arrivals: Arrivals, shared_tokens: int | None) -> Replica:
         pool = BlockPool(self.capacity, self.block_tokens, self.table, self.prompt_table)
@@ -102,9 +97,10 @@ class Scheduler(NamedTuple):
         return kind(self.rules, times, pool, arrivals, prefixes)
 
 
-def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Scheduler:
+def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_bytes: int = 0) -> Scheduler:
     """The scheduler of the case's engine for requests of up to `longest_tokens` tokens.
 
+    `buffer_bytes` of a device's memory are not for the cache, such as buffers for sending it.
     Raises UsageError (exit 2) for an engine or a layout that is not simulated, ModelError (exit 3) if the memory for
     the cache is not known, and DoesNotFitError (exit 4) if there is none.
     """
@@ -112,6 +108,9 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
     found = budget(case)
     if isinstance(found, str):
         raise ModelError(f"{case.model.name} cannot be simulated: {found}")
+    if buffer_bytes:
+        left = found.pool_bytes - buffer_bytes, found.offered_bytes - buffer_bytes
+        found = found._replace(pool_bytes=left[0], offered_bytes=left[1])
     if found.pool_bytes <= 0:
         raise DoesNotFitError(
             f"{case.model.name} leaves no memory for the cache on {case.devices.gpu.name}",
@@ -141,7 +140,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
     if engine == "sglang":
         tokens = max(prefill_step_tokens(case), block_tokens)
         rules = Rules(tokens, running, is_overlapped=overlaps, lag=lag, **drafts)
-        return Scheduler("prefill first", rules, capacity, block_tokens, table, attention_replicas=replicas)
+        return Scheduler("prefill first", rules, capacity, block_tokens, table, None, False, replicas, RoundRobin)
     # With pipeline stages, each of them has a step of its own in the time of one step of the model.
     if engine == "vllm":
         tokens = max(prefill_step_tokens(case) * stages, running * checked)
@@ -153,7 +152,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
     # A prompt that is not divided must fit into a step, beside the requests that decode.
     tokens = max(prefill_step_tokens(case) * stages, longest_tokens + running * checked)
     rules = Rules(tokens, running, "answer", is_chunked=False, is_overlapped=overlaps, lag=lag, **drafts)
-    return Scheduler("guaranteed no evict", rules, capacity, block_tokens, table, attention_replicas=replicas)
+    return Scheduler("guaranteed no evict", rules, capacity, block_tokens, table, None, False, replicas, FewestTokens)
 
 
 def _saved_at(case: Case) -> tuple[int, ...]:

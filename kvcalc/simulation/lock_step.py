@@ -7,13 +7,15 @@ takes as long as that of the slowest one. A replica without requests computes a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from kvcalc.simulation.arrivals import Arrivals
+from kvcalc.simulation.pace import Pace
 from kvcalc.simulation.replica import Plan, Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.routing import Router
-from kvcalc.simulation.times import Chunk, Line, RankTimes, run_seconds, steps_until
+from kvcalc.simulation.server import Run, Server
+from kvcalc.simulation.times import Chunk, Line, RankTimes, decode_run, run_seconds, steps_until
 
 
 class OfRank(Arrivals):
@@ -33,62 +35,55 @@ class OfRank(Arrivals):
     def waiting(self, now: float) -> int:
         return 0 if self.router is None else self._group.waiting(now) + len(self.router.queue)
 
-    def finished(self, now: float) -> None:
-        self._group.finished(now)
+    def finished(self, request: Request) -> None:
+        self._group.finished(request)
 
 
-class LockStep:
+class LockStep(Server):
     """Attention replicas (`ranks`) that serve the requests of `arrivals`."""
 
     def __init__(self, router: Router, times: RankTimes, arrivals: Arrivals) -> None:
         self.router, self.times, self.arrivals = router, times, arrivals
         self.ranks: Sequence[Replica] = router.ranks
-        self.now = self._visible = 0.0
+        self.pace = self.ranks[0].pace  # one for all of them
+        for rank in self.ranks:
+            rank.pace = self.pace
         self._is_overlapped = self.ranks[0].rules.is_overlapped
         first = self.ranks[0].arrivals
         if isinstance(first, OfRank):
             first.router = router
 
     @property
-    def finished(self) -> int:
-        """The number of finished requests."""
+    def finished(self) -> int:  # type: ignore[override]
         return sum(rank.finished for rank in self.ranks)
 
-    def run(self, progress: Callable[[int], None] | None = None) -> None:
-        """Run until all requests have finished. `progress` is called with the number of finished requests."""
-        events = 0
-        while True:
-            self.router.queue.extend(self.arrivals.receive(self._visible))
-            self.router.route()
-            plans = [rank.plan() for rank in self.ranks]
-            if any(chunks for chunks, _ in plans):
-                self._step(plans)
-            elif any(steps for _, steps in plans):
-                made_room = self.router.queue and any(rank.made_room for rank in self.ranks)
-                self._decode(1 if made_room else min(steps for _, steps in plans if steps))
-            elif not self._wait():
-                break
-            for rank in self.ranks:
-                rank.now = self.now
-            events += 1
-            if events % Replica.recount_every == 0:
-                self._check()
-                if progress is not None:
-                    progress(self.finished)
-        self._check()
+    def begin(self) -> bool:
+        self.router.queue.extend(self.arrivals.receive(self._visible))
+        self.router.route()
+        plans: list[Plan] = [([], steps) if (steps := rank.quiet_steps()) > 0 else rank.plan() for rank in self.ranks]
+        if any(chunks for chunks, _ in plans):
+            self._step(plans)
+            return True
+        self._planned = min([steps for _, steps in plans if steps], default=0)
+        if self._planned and self.router.queue and any(rank.made_room for rank in self.ranks):
+            self._planned = 1
+        return self._planned > 0 or self._wait()
 
-    def _check(self) -> None:
+    def _wait(self) -> bool:
+        if self.router.queue:
+            self._visible, found = self.now, True  # requests that ended have just made room for these
+        else:
+            found = super()._wait()
+        for rank in self.ranks:
+            rank.now = self.now
+        return found
+
+    def check(self) -> None:
         for rank in self.ranks:
             rank.check()
 
-    def _wait(self) -> bool:
-        upcoming = self.arrivals.next_arrival
-        if self.router.queue:
-            upcoming = self.now  # places became free when the last step was known to have ended requests
-        if upcoming is None:
-            return False
-        self.now = self._visible = max(self.now, upcoming)
-        return True
+    def _has_work(self) -> bool:
+        return bool(self.router.queue) or any(rank.waiting or rank.running for rank in self.ranks)
 
     def _step(self, plans: Sequence[Plan]) -> None:
         """One step, in which some replica computes a part of a prompt."""
@@ -98,71 +93,100 @@ class LockStep:
             for rank, (chunks, _) in zip(self.ranks, plans)
         ]
         seconds = self._slowest([[chunk for _, chunk in chunks] for chunks, _ in plans], decoding)
+        tokens, gaps = self.pace.tokens(1) if any(decoding) else 0, 0
         for rank, (chunks, _), number in zip(self.ranks, plans, decoding):
             if chunks or number:
-                rank.run_step(chunks, seconds, number)
-            if not number and any(decoding):
-                rank.pace.advance(1)
+                gaps += rank.run_step(chunks, seconds, tokens if number else 0)
+            else:
+                rank.now += seconds
+        self._count(Run(1, seconds, seconds, seconds, 0.0) if tokens else None, gaps)
         self.now = began + seconds
         self._visible = began if self._is_overlapped else self.now
+
+    def _count(self, run: Run | None, gaps: int) -> None:
+        """`gaps` decoding requests of all replicas get their tokens in these steps. None if none decodes."""
+        if run is not None:
+            self.ranks[0].gaps.add_run(run.first, run.last, run.steps, gaps)
+            self.pace.advance(run.steps)
 
     def _slowest(self, chunks: Sequence[Sequence[Chunk]], decoding: Sequence[int]) -> float:
         """The seconds of a step of the slowest replica."""
         total, slowest = sum(decoding), 0.0
-        for place, rank in enumerate(self.ranks):
-            if not chunks[place] and not decoding[place]:
+        of_all = [chunk for found in chunks for chunk in found]
+        others_alone: float | None = None
+        for rank, own, number in zip(self.ranks, chunks, decoding):
+            if own:
+                others = [chunk for found in chunks if found is not own for chunk in found]
+                seconds = self.times.rank_prompts(own, others, total)
+            elif number:
+                if others_alone is None:
+                    others_alone = self.times.rank_prompts([], of_all, total)
+                seconds = others_alone
+            else:
                 continue
-            others = [chunk for other, found in enumerate(chunks) if other != place for chunk in found]
-            seconds = self.times.rank_prompts(chunks[place], others, total)
             if total:
-                batch, context = max(decoding[place], 1), rank.context if decoding[place] else 1
+                batch, context = max(number, 1), rank.context if number else 1
                 line = self.times.rank_line(batch, context, total)
                 seconds += line.base + line.slope * context
             slowest = max(slowest, seconds)
         return slowest
 
-    def _decode(self, steps: int) -> None:
-        """Run up to `steps` decode steps, in which no prompt can be computed and no request waits for admission."""
+    def end(self) -> None:
         began = last = self.now
         active = [rank for rank in self.ranks if rank.decoding]
         running = [len(rank.running) for rank in active]
-        steps = min(steps, *(rank.steps_to_finish() for rank in active))
-        pace, total = active[0].pace, sum(rank.decoding for rank in active)
-        upcoming = self.arrivals.next_arrival if self.router.needs_arrivals() else None
-        while steps:
-            lines = [self.times.rank_line(rank.decoding, rank.context, total) for rank in active]
-            line, slowest, part = self._lead(active, lines)
-            batch, context, part = slowest.decoding, slowest.context, min(steps, part)
-            if upcoming is not None:
-                there = 0
-                if upcoming > self.now:
-                    there = steps_until(line, batch, context, self.now, upcoming, part, pace)
-                if self.now + run_seconds(line, batch, context, there, pace) >= upcoming:
-                    steps = min(steps, max(there + self._is_overlapped, 1))
-                    part, upcoming = min(part, steps), None
-            seconds = run_seconds(line, batch, context, part, pace)
-            last = self.now + run_seconds(line, batch, context, part - 1, pace)
-            first = line.base + line.slope * context
-            end = first + line.slope * batch * pace.tokens(part - 1)
-            for rank in self.ranks:
-                if rank.decoding:
-                    rank.run_steps(first, end, part, seconds)
-                else:
-                    rank.pace.advance(part)
-            self.now += seconds
-            steps -= part
+        for run in self._runs():
+            last = self.now + run.all_but_last
+            self.now += run.all
+            tokens = self.pace.tokens(run.steps)
+            self._count(run, sum([rank.run_steps(run, tokens) for rank in active]))
+        self._planned, self._foreseen = 0, None
         self._visible = last if self._is_overlapped else self.now
+        if len(active) < len(self.ranks):
+            for rank in self.ranks:
+                rank.now = self.now
         for rank, number in zip(active, running):
             rank.end_event(began, number)
 
-    def _lead(self, active: Sequence[Replica], lines: Sequence[Line]) -> tuple[Line, Replica, int]:
-        """The line of the slowest replica, that replica, and for how many steps it is the slowest on this line."""
-        pace = active[0].pace
-        costs = [(line.base + line.slope * r.context, line.slope * r.decoding) for line, r in zip(lines, active)]
-        place = max(range(len(active)), key=costs.__getitem__)
+    def _upcoming(self) -> float | None:
+        return self.arrivals.next_arrival if self.router.needs_arrivals() else None
+
+    def _find_runs(self, upcoming: float | None) -> list[Run]:
+        """No prompt can be computed in these steps, and no request waits for admission."""
+        active = [rank for rank in self.ranks if rank.decoding]
+        steps = min(self._planned, *(rank.steps_to_finish() for rank in active))
+        batches, contexts = [rank.decoding for rank in active], [rank.context for rank in active]
+        now, pace, total, runs = self.now, self.pace, sum(batches), list[Run]()
+        while steps:
+            line, place, most = self._lead(batches, contexts, total, pace)
+            batch, context, part = batches[place], contexts[place], min(steps, most)
+            if upcoming is not None:
+                there = 0
+                if upcoming > now:
+                    there = steps_until(line, batch, context, now, upcoming, part, pace)
+                if now + run_seconds(line, batch, context, there, pace) >= upcoming:
+                    steps = min(steps, max(there + self._is_overlapped, 1))
+                    part, upcoming = min(part, steps), None
+            runs.append(decode_run(line, batch, context, part, pace))
+            steps -= part
+            if steps:
+                now += runs[-1].all
+                tokens = pace.tokens(part)
+                contexts = [context + tokens * batch for context, batch in zip(contexts, batches)]
+                pace = pace.after(part)
+        return runs
+
+    def _lead(self, batches: Sequence[int], contexts: Sequence[int], total: int, pace: Pace) -> tuple[Line, int, int]:
+        """The line of the slowest replica, its place, and for how many steps it is the slowest on this line."""
+        lines = [self.times.rank_line(batch, context, total) for batch, context in zip(batches, contexts)]
+        costs = [
+            (line.base + line.slope * context, line.slope * batch)
+            for line, batch, context in zip(lines, batches, contexts)
+        ]
+        place = max(range(len(lines)), key=costs.__getitem__)
         (seconds, growth), tokens = costs[place], 2**62
-        for line, rank, (other, faster) in zip(lines, active, costs):
-            tokens = min(tokens, (line.end - rank.context) // rank.decoding)
+        for line, batch, context, (other, faster) in zip(lines, batches, contexts, costs):
+            tokens = min(tokens, (line.end - context) // batch)
             if faster > growth:
                 tokens = min(tokens, int((seconds - other) / (faster - growth)))
-        return lines[place], active[place], pace.steps_within(tokens) + 1
+        return lines[place], place, pace.steps_within(tokens) + 1

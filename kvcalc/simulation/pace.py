@@ -6,6 +6,7 @@ them. So the mean is exact, and which sequence has more accepted tokens in one s
 
 from __future__ import annotations
 
+from copy import copy
 from fractions import Fraction
 
 
@@ -43,6 +44,12 @@ class Pace:
         if self._q == 1:
             return self._p * (steps * (steps - 1) // 2)
         return _floor_sum(steps, self._q, self._p, self._done * self._p) - steps * self._given
+
+    def after(self, steps: int) -> Pace:
+        """The tokens that come after the next `steps` steps."""
+        found = copy(self)
+        found.advance(steps)
+        return found
 
     def advance(self, steps: int) -> None:
         """`steps` steps have run."""

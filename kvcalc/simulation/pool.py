@@ -30,6 +30,7 @@ class BlockPool:
         self.capacity, self.block_tokens, self._table = capacity, block_tokens, table
         self.prompt_table = prompt_table
         self.used = self.most_used = self.steps = 0
+        self.changes = 0  # counts what is not the growth of decoding requests
         self._slopes = [0] * block_tokens
         self._growth = 0  # the sum of the slopes
         # The block from which on a request grows by another number of units; none if it always grows by the same.
@@ -55,11 +56,13 @@ class BlockPool:
     def take(self, units: int) -> None:
         """Take units. PoolError if they are not there."""
         self.used += units
+        self.changes += 1
         self._check()
 
     def give(self, units: int) -> None:
         """Return units."""
         self.used -= units
+        self.changes += 1
         self._check()
 
     def enter(self, key: int) -> None:
@@ -85,13 +88,14 @@ class BlockPool:
 
     def advance(self, steps: int) -> None:
         """All decoding requests grow by `steps` tokens. PoolError if there are too few units."""
-        self._move(steps)
-        self._check()
+        if self._changes:
+            self._move(steps)
+        else:
+            self._grow(steps)
+        if self.used > self.most_used:  # with fewer units than ever before, none can be missing
+            self._check()
 
     def _move(self, steps: int) -> None:
-        if self.capacity is None:
-            self.steps += steps
-            return
         while self._changes and self._changes[0][0] <= self.steps + steps:
             part = self._changes[0][0] - self.steps
             self._grow(part)
@@ -120,13 +124,18 @@ class BlockPool:
 
     def _grow(self, steps: int) -> None:
         rounds, rest = divmod(steps, self.block_tokens)
-        taken = rounds * self._growth
-        for step in range(self.steps, self.steps + rest):
-            taken += self._slopes[-step % self.block_tokens]
-        self.used += taken
+        self.used += rounds * self._growth
+        if rest:
+            # The steps take the slopes of these remainders, from the highest one down, and then from the top again.
+            high = -self.steps % self.block_tokens
+            low = high + 1 - rest
+            self.used += sum(self._slopes[max(low, 0) : high + 1])
+            if low < 0:
+                self.used += sum(self._slopes[low:])
         self.steps += steps
 
     def _add(self, key: int, sign: int) -> None:
+        self.changes += 1
         block = -(-(key + self.steps) // self.block_tokens)
         slope = sign * (self._table[block + 1] - self._table[block])
         self._slopes[key % self.block_tokens] += slope

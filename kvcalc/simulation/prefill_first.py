@@ -138,9 +138,10 @@ class PrefillFirstReplica(Replica):
         self._is_full = False
         return True
 
-    def _advance(self, steps: int) -> None:
-        super()._advance(steps)
-        self.ratio = max(self.ratio - _DECAY * steps, _LEAST_RATIO)
+    def advance_tokens(self, steps: int, tokens: int) -> None:
+        super().advance_tokens(steps, tokens)
+        if self.ratio > _LEAST_RATIO:
+            self.ratio = max(self.ratio - _DECAY * steps, _LEAST_RATIO)
 
     def _finish(self, request: Request) -> None:
         super()._finish(request)

@@ -41,6 +41,9 @@ class PrefixCache:
         `promised` units are taken in this step besides those in use.
         """
         self.make_room(promised)
+        finds_own = self._finds_own and request.kept
+        if not request.names and not finds_own:
+            return 0  # it finds the tokens with which it came
         found = pinned = tokens = 0
         for name in request.names:
             units = self.units if name in self._users else self._unused.get((True, name), 0)
@@ -50,7 +53,7 @@ class PrefixCache:
             found += 1
             pinned += self.units if name in self._users else 0
         else:
-            if self._finds_own and request.kept:
+            if finds_own:
                 # Blocks are freed from the last one to the first, so what is left is the beginning.
                 tokens += self._tokens(self._unused.get((False, request.kept), 0))
         # The last token is always computed, and with it its block (max_cache_hit_length).

@@ -9,9 +9,8 @@ A subclass has the rules by which one engine schedules: `plan`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from kvcalc.simulation.arrivals import Arrivals
@@ -20,8 +19,9 @@ from kvcalc.simulation.pool import BlockPool, PoolError
 from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Rules
+from kvcalc.simulation.server import Run, Server
 from kvcalc.simulation.timeline import Sample, Timeline, TokenGaps
-from kvcalc.simulation.times import Chunk, StepTimes, run_seconds, steps_until
+from kvcalc.simulation.times import Chunk, StepTimes, decode_run, run_seconds, steps_until
 
 VERY_MANY = 2**62
 
@@ -32,15 +32,12 @@ The steps are 1 if there are chunks, and 0 if nothing can run.
 """
 
 
-class Replica(ABC):
+class Replica(Server):
     """The state of an engine, and its run until no request is left.
 
     `running` has the running requests in the order in which they started: those that decode, and those whose prompts
     are not computed completely. `context` is the summed tokens of all decoding requests in the next step.
     """
-
-    # The units of all requests are added up again after so many events.
-    recount_every = 512
 
     def __init__(
         self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals, prefixes: PrefixCache | None = None
@@ -48,18 +45,18 @@ class Replica(ABC):
         self.rules, self.times, self.pool, self.arrivals = rules, times, pool, arrivals
         self.prefixes = prefixes
         self.pace = Pace(rules.tokens_per_step)
-        self.now = 0.0
+        self.ranks = (self,)
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
         self.decoding = self.context = 0
         self.timeline, self.gaps = Timeline(), TokenGaps()
         self.preemptions = self.finished = 0
         self._finishing: list[tuple[int, int, Request]] = []
+        self._quiet = -1, 0  # the changes of the pool, and its steps until which it has blocks, at the last plan
         self._ended: list[Request] = []  # by the prompt alone, in this step
         self._shrinking: list[Request] = []  # they decode, but still hold blocks that only their prompts needed
         self._leaving: list[Request] = []  # they have ended, but the scheduler does not know it yet
         self.made_room = False  # requests left after the coming step was scheduled, so the one after it has more room
-        self._visible = 0.0  # the scheduler knows the requests that arrived by then
         self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
 
     @abstractmethod
@@ -74,33 +71,20 @@ class Replica(ABC):
         """Whether the next step is scheduled before the scheduler knows which requests ended with the last one."""
         return False
 
-    @property
-    def ranks(self) -> Sequence[Replica]:
-        """The attention replicas: this one alone."""
-        return (self,)
+    def begin(self) -> bool:
+        for request in self.arrivals.receive(self._visible):
+            self.waiting.append(request)
+        chunks, steps = self.plan()
+        if chunks:
+            self._compute(chunks)
+            return True
+        self._planned = steps
+        return steps > 0 or self._wait()
 
-    def run(self, progress: Callable[[int], None] | None = None) -> None:
-        """Run until all requests have finished. `progress` is called with the number of finished requests."""
-        events = 0
-        while True:
-            for request in self.arrivals.receive(self._visible):
-                self.waiting.append(request)
-            chunks, steps = self.plan()
-            if chunks:
-                self._compute(chunks)
-            elif steps:
-                self._decode(steps)
-            elif not self._wait():
-                break
-            events += 1
-            if events % self.recount_every == 0:
-                self.check()
-                if progress is not None:
-                    progress(self.finished)
-        self.check()
+    def _has_work(self) -> bool:
+        return bool(self.waiting or self.running)
 
     def check(self) -> None:
-        """Add up the blocks of all requests. PoolError if the sum is not what the pool counted."""
         if self.pool.capacity is None:
             return
         held = sum([self._held(request) for request in self.running])
@@ -123,14 +107,9 @@ class Replica(ABC):
         return self._own_units(request, tokens) + self.pool.prompt_units(tokens) - self.pool.units(tokens)
 
     def _wait(self) -> bool:
-        """Nothing runs: go to the next arrival. False if there is none."""
-        upcoming = self.arrivals.next_arrival
-        if upcoming is None:
-            if self.waiting:
-                raise PoolError(f"{len(self.waiting)} requests can never start")
-            return False
-        self.now = self._visible = max(self.now, upcoming)
-        return True
+        if self.waiting and self.arrivals.next_arrival is None:
+            raise PoolError(f"{len(self.waiting)} requests can never start")
+        return super()._wait()
 
     def _compute(self, chunks: list[tuple[Request, Chunk]]) -> None:
         """Run one step with chunks of prompts."""
@@ -139,17 +118,23 @@ class Replica(ABC):
         if decoding:
             line = self.times.line(decoding, self.context)
             seconds += line.base + line.slope * self.context
-        self.run_step(chunks, seconds, decoding)
+        gaps = self.run_step(chunks, seconds, self.pace.tokens(1) if decoding else 0)
+        if decoding:
+            self.gaps.add_run(seconds, seconds, 1, gaps)
+            self.pace.advance(1)
         self._visible = began if self.rules.is_overlapped else self.now
 
-    def run_step(self, chunks: list[tuple[Request, Chunk]], seconds: float, decoding: int) -> None:
-        """One step of `seconds` computes chunks of prompts, and the next tokens of `decoding` requests: all or none."""
+    def run_step(self, chunks: list[tuple[Request, Chunk]], seconds: float, tokens: int) -> int:
+        """One step of `seconds` computes chunks of prompts, and the next `tokens` tokens of all decoding requests.
+
+        Returns the requests of which the time since their last token is `seconds` and is not counted yet.
+        """
         began = self.now
         self.now += seconds
-        running = len(self.running)
-        if decoding:
-            self._record_gaps(seconds, seconds, 1)
-            self._advance(1)
+        running, gaps = len(self.running), 0
+        if tokens:
+            gaps = self.uncounted_gaps(seconds, seconds, 1)
+            self.advance_tokens(1, tokens)
         elif decoding_now := self.decoding:
             self._stalls = self._stalls or [[decoding_now, 0.0]]
             for stall in self._stalls:
@@ -162,38 +147,51 @@ class Replica(ABC):
         if self._stalls and joined:
             self._stalls.append([joined, 0.0])
         self.end_event(began, running)
+        return gaps
 
-    def _decode(self, steps: int) -> None:
-        """Run up to `steps` decode steps, in which no prompt can be computed and no request waits for admission."""
+    def end(self) -> None:
         began, running = self.now, len(self.running)
-        steps = min(steps, self.steps_to_finish())
-        upcoming = None if self.waiting or running >= self.rules.max_running else self.arrivals.next_arrival
         last = self.now
-        while steps:
-            decoding, context = self.decoding, self.context
-            line = self.times.line(decoding, context)
-            part = min(steps, self.pace.steps_within((line.end - context) // decoding) + 1)
-            if upcoming is not None:
-                # The request arrives in step `there`. With overlap, the step after it is scheduled already.
-                there = 0
-                if upcoming > self.now:
-                    there = steps_until(line, decoding, context, self.now, upcoming, part, self.pace)
-                if self.now + run_seconds(line, decoding, context, there, self.pace) >= upcoming:
-                    steps = min(steps, max(there + self.rules.is_overlapped, 1))
-                    part, upcoming = min(part, steps), None
-            seconds = run_seconds(line, decoding, context, part, self.pace)
-            last = self.now + run_seconds(line, decoding, context, part - 1, self.pace)
-            first, step = line.base + line.slope * context, line.slope * decoding
-            self.run_steps(first, first + step * self.pace.tokens(part - 1), part, seconds)
-            steps -= part
+        for run in self._runs():
+            last = self.now + run.all_but_last
+            self.gaps.add_run(run.first, run.last, run.steps, self.run_steps(run, self.pace.tokens(run.steps)))
+            self.pace.advance(run.steps)
+        self._planned, self._foreseen = 0, None
         self._visible = last if self.rules.is_overlapped else self.now
         self.end_event(began, running)
 
-    def run_steps(self, first: float, last: float, steps: int, seconds: float) -> None:
-        """`steps` decode steps take `seconds` together, the first one `first` and the last one `last`."""
-        self._record_gaps(first, last, steps)
-        self.now += seconds
-        self._advance(steps)
+    def _upcoming(self) -> float | None:
+        return None if self.waiting or len(self.running) >= self.rules.max_running else self.arrivals.next_arrival
+
+    def _find_runs(self, upcoming: float | None) -> list[Run]:
+        """No prompt can be computed in these steps, and no request waits for admission."""
+        decoding, context, now, pace, runs = self.decoding, self.context, self.now, self.pace, list[Run]()
+        steps = min(self._planned, self.steps_to_finish())
+        while steps:
+            line = self.times.line(decoding, context)
+            part = min(steps, pace.steps_within((line.end - context) // decoding) + 1)
+            if upcoming is not None:
+                # The request arrives in step `there`. With overlap, the step after it is scheduled already.
+                there = 0
+                if upcoming > now:
+                    there = steps_until(line, decoding, context, now, upcoming, part, pace)
+                if now + run_seconds(line, decoding, context, there, pace) >= upcoming:
+                    steps = min(steps, max(there + self.rules.is_overlapped, 1))
+                    part, upcoming = min(part, steps), None
+            runs.append(decode_run(line, decoding, context, part, pace))
+            steps -= part
+            if steps:
+                now += runs[-1].all
+                context += decoding * pace.tokens(part)
+                pace = pace.after(part)
+        return runs
+
+    def run_steps(self, run: Run, tokens: int) -> int:
+        """Decode steps in which all decoding requests get `tokens` tokens. Returns what `run_step` returns."""
+        gaps = self.uncounted_gaps(run.first, run.last, run.steps) if self._stalls else self.decoding
+        self.now += run.all
+        self.advance_tokens(run.steps, tokens)
+        return gaps
 
     def steps_to_finish(self) -> int:
         """The decode steps until the next request has its answer."""
@@ -203,17 +201,32 @@ class Replica(ABC):
 
     def _possible_steps(self) -> int:
         """The decode steps that may follow without another plan. There are blocks for the first one."""
-        return max(1, self.pace.steps_within(self.pool.possible_steps(VERY_MANY)))
+        tokens = self.pool.possible_steps(VERY_MANY)
+        self._quiet = self.pool.changes, self.pool.steps + tokens
+        return max(1, self.pace.steps_within(tokens))
 
-    def _advance(self, steps: int) -> None:
+    def quiet_steps(self) -> int:
+        """The decode steps that the last plan still allows. 0 if another plan is needed, because something changed."""
+        changes, last = self._quiet
+        if self.waiting or self._leaving or self._shrinking or changes != self.pool.changes:
+            return 0
+        return self.pace.steps_within(last - self.pool.steps)
+
+    def advance_tokens(self, steps: int, tokens: int) -> None:
         """All decoding requests have got the tokens of `steps` steps."""
-        tokens = self.pace.tokens(steps)
-        self.pace.advance(steps)
         self.context += tokens * self.decoding
         self.pool.advance(tokens)
 
     def end_event(self, began: float, running: int) -> None:
         """Take the requests that have their answers out of the batch. The event began with `running` requests."""
+        if self._ended or (self._finishing and self._finishing[0][0] <= self.pool.steps):
+            self._end_answers()
+        if self.timeline.spend(self.now - began, running):
+            waiting = len(self.waiting) + self.arrivals.waiting(self.now)
+            left = len(self.running) - len(self._leaving)
+            self.timeline.add(Sample(self.now, waiting, left, self.pool.used))
+
+    def _end_answers(self) -> None:
         ended, self._ended = self._ended, []
         while self._finishing and self._finishing[0][0] <= self.pool.steps:
             step, _, request = heappop(self._finishing)
@@ -226,9 +239,6 @@ class Replica(ABC):
             ended.sort(key=places.__getitem__)
         for request in ended:
             self._finish(request)
-        waiting = len(self.waiting) + self.arrivals.waiting(self.now)
-        left = len(self.running) - len(self._leaving)
-        self.timeline.add(Sample(self.now, waiting, left, self.pool.used), began, running)
 
     def _first_token(self, request: Request) -> int:
         """A prompt is computed, which gives a token. Returns 1 if the request now decodes, 0 if it has ended."""
@@ -280,7 +290,7 @@ class Replica(ABC):
         else:
             self._release(request)
         self.finished += 1
-        self.arrivals.finished(self.now + request.lag)
+        self.arrivals.finished(request)
 
     def _lag(self, request: Request) -> float:
         lag = self.rules.lag
@@ -304,6 +314,8 @@ class Replica(ABC):
         self._release(request, named_tokens)
         request.computed = 0
         request.target = request.prompt_tokens + request.outputs
+        if self.rules.keeps != "found":
+            request.cached_tokens = request.target - 1 if self.rules.keeps == "all" else 0
         request.preemptions += 1
         self.preemptions += 1
 
@@ -342,15 +354,20 @@ class Replica(ABC):
             request.started, request.found_tokens = self.now, request.cached_tokens
         request.computed = request.cached_tokens
 
-    def _record_gaps(self, first: float, last: float, steps: int) -> None:
-        """Each decoding request gets a token in each of `steps` steps, whose seconds rise from `first` to `last`."""
-        if self._stalls:
-            # The first step comes after steps in which these requests stood still. Some may have been retracted.
-            left = self.decoding
-            for requests, stalled in self._stalls:
-                self.gaps.add(first + stalled, min(int(requests), left))
-                left -= min(int(requests), left)
-            self._stalls.clear()
-            steps, first = steps - 1, first + (last - first) / steps
-        if steps:
-            self.gaps.add_run(first, last, steps, self.decoding)
+    def uncounted_gaps(self, first: float, last: float, steps: int) -> int:
+        """Each decoding request gets a token in each of `steps` steps, whose seconds rise from `first` to `last`.
+
+        Returns the number of these requests if all of these times are still to be counted in `gaps`. It is 0 if the
+        requests stood still before, because then the first times are longer and all are counted here.
+        """
+        if not self._stalls:
+            return self.decoding
+        # Some may have been retracted.
+        left = self.decoding
+        for requests, stalled in self._stalls:
+            self.gaps.add(first + stalled, min(int(requests), left))
+            left -= min(int(requests), left)
+        self._stalls.clear()
+        if steps > 1:
+            self.gaps.add_run(first + (last - first) / steps, last, steps - 1, self.decoding)
+        return 0

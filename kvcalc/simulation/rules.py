@@ -32,6 +32,8 @@ class Rules(NamedTuple):
     - tokens_per_step: the mean number of tokens that a decode step gives a sequence. It computes `checked_tokens`
       tokens of each sequence, which has slots for `lookahead_tokens` beyond its own. More than 1, 1 and 0 if tokens are
       drafted.
+    - keeps: what a preempted request need not compute again: the tokens that it "found" in the prefix cache, "nothing",
+      or "all" but its last token.
     - ends_chunks: how many tokens before the end of a prompt a part of it ends, so that the engine can save the state.
     """
 
@@ -44,4 +46,5 @@ class Rules(NamedTuple):
     tokens_per_step: Fraction = Fraction(1)
     checked_tokens: int = 1
     lookahead_tokens: int = 0
+    keeps: str = "found"
     ends_chunks: tuple[int, ...] = ()

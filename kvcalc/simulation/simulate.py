@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.model.describe import describe_model
@@ -16,11 +16,13 @@ from kvcalc.planning.layout import SpeedQuestion, count_replicas
 from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.engines import Scheduler, scheduler_of
 from kvcalc.simulation.load import Load, check_load, requests_of, split_concurrency, split_requests
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
 from kvcalc.simulation.times import ModelTimes
+from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import range_factors
 
 Progress = Callable[[int, int], None]
@@ -44,33 +46,25 @@ def simulate(
     rate are used. Raises UsageError (exit 2), ModelError (exit 3) if the speed is not known, and DoesNotFitError (exit
     4) if no request can run.
     """
-    check_load(load)
-    if asked.get("devices") is None:
-        raise UsageError("simulate needs a device", "for example --gpu h100")
-    speed_question = asked.pop("speed", None) or SpeedQuestion()
-    of_load: list[Note] = []
-    requests, named_tokens = requests_of(load, speed_question.prefix_hit_rate, of_load)
-    longest = max(request.total_tokens for request in requests)
-    case = make_case(Question(model, **{**asked, "context_tokens": longest, "batch_size": 1}, speed=speed_question))
+    question, requests, named_tokens, of_load = ask_about(model, load, asked)
+    case, longest = make_case(question), longest_of(requests)
     if case.rules.placement is not None:
         from kvcalc.planning.offload import place_layers
 
         case = place_layers(case)
     notes = [*case.notes, *of_load]
-    speed = speed_of(case, notes)
-    if isinstance(speed, str):
-        raise ModelError(f"{model.name} cannot be simulated: {speed}")
+    speed = known_speed(case, notes)
     number = replicas or count_replicas(case.devices.num_devices, case.workload)
-    _check_devices(asked["devices"].num_devices, number, case.workload.num_devices)
+    _check_devices(question.devices, number, case.workload.num_devices)
     scheduler = scheduler_of(case, speed.model, longest)
     fitting = [request for request in requests if scheduler.fits(request)]
     check_fitting(requests, fitting, notes)
-    shared_tokens = _shared_tokens(case, scheduler, named_tokens, notes)
+    shared_tokens = shared_tokens_of(case, scheduler, named_tokens, notes)
     if load.concurrency is not None and load.concurrency < number:
         raise UsageError(f"--concurrency {load.concurrency} is less than {number} replicas", "use fewer --replicas")
     times = ModelTimes(speed.model, step_factor)
     parts = zip(split_requests(fitting, number), split_concurrency(load.concurrency, number))
-    running = [scheduler.replica(times, part, clients, shared_tokens) for part, clients in parts if part]
+    running = [scheduler.server(times, Arrivals(part, clients), shared_tokens) for part, clients in parts if part]
     done = 0
     for replica in running:
         replica.run(None if progress is None else partial(_report, progress, done, len(fitting)))
@@ -93,7 +87,44 @@ def simulate(
     }
 
 
-def _shared_tokens(case: Case, scheduler: Scheduler, named_tokens: int | None, notes: list[Note]) -> int | None:
+class Asked(NamedTuple):
+    """A question for the longest of its requests, the requests, the tokens of their named blocks, and notes on them."""
+
+    question: Question
+    requests: list[Request]
+    named_tokens: int | None
+    notes: list[Note]
+
+
+def ask_about(model: ModelSpec, load: Load, asked: Mapping[str, Any]) -> Asked:
+    """The question of a simulation, whose fields are `asked`, and the requests of its load.
+
+    Raises UsageError (exit 2) for a load that is not complete, or without a device.
+    """
+    check_load(load)
+    if asked.get("devices") is None:
+        raise UsageError("simulate needs a device", "for example --gpu h100")
+    speed = asked.get("speed") or SpeedQuestion()
+    notes: list[Note] = []
+    requests, named_tokens = requests_of(load, speed.prefix_hit_rate, notes)
+    about = {**asked, "context_tokens": longest_of(requests), "batch_size": 1, "speed": speed}
+    return Asked(Question(model, **about), requests, named_tokens, notes)
+
+
+def longest_of(requests: Sequence[Request]) -> int:
+    """The tokens of the longest request."""
+    return max(request.total_tokens for request in requests)
+
+
+def known_speed(case: Case, notes: list[Note]) -> Speed:
+    """The speed of a case. ModelError (exit 3) if it is not known."""
+    speed = speed_of(case, notes)
+    if isinstance(speed, str):
+        raise ModelError(f"{case.model.name} cannot be simulated: {speed}")
+    return speed
+
+
+def shared_tokens_of(case: Case, scheduler: Scheduler, named_tokens: int | None, notes: list[Note]) -> int | None:
     """The tokens in a named block of the trace if requests share such blocks, with a note if they do not."""
     if named_tokens is None:
         return None
@@ -110,8 +141,9 @@ def _report(progress: Progress, before: int, of: int, finished: int) -> None:
     progress(before + finished, of)
 
 
-def _check_devices(num_devices: int, replicas: int, each: int) -> None:
+def _check_devices(devices: Devices | None, replicas: int, each: int) -> None:
     """UsageError (exit 2) if the replicas need more than the devices that were asked for. 1 is no number of its own."""
+    num_devices = 1 if devices is None else devices.num_devices
     if num_devices > 1 and replicas * each > num_devices:
         raise UsageError(
             f"--replicas {replicas}: they need {replicas * each} devices, and there are {num_devices}",
@@ -123,7 +155,7 @@ def check_fitting(requests: Sequence[Request], fitting: Sequence[Request], notes
     """DoesNotFitError (exit 4) if no request can ever run, and a note if some cannot."""
     if len(fitting) == len(requests):
         return
-    longest = max(request.total_tokens for request in requests)
+    longest = longest_of(requests)
     if not fitting:
         raise DoesNotFitError(
             f"no request fits: the longest has {longest:,} tokens", "kvcalc fit says how long a request may be"

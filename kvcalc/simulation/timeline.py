@@ -29,14 +29,18 @@ class Timeline:
         self.running_seconds = self.busy_seconds = 0.0
         self._every = self._skipped = 1
 
-    def add(self, sample: Sample, since: float, running: int) -> None:
-        """The state after an event that began at `since` and ran `running` requests."""
-        self.running_seconds += (sample.seconds - since) * running
-        self.busy_seconds += sample.seconds - since
+    def spend(self, seconds: float, running: int) -> bool:
+        """An event ran `running` requests for so many seconds. Whether the state after it is to be kept."""
+        self.running_seconds += seconds * running
+        self.busy_seconds += seconds
         if self._skipped < self._every:
             self._skipped += 1
-            return
+            return False
         self._skipped = 1
+        return True
+
+    def add(self, sample: Sample) -> None:
+        """Keep a state."""
         self.samples.append(sample)
         if len(self.samples) >= 2 * _MOST_SAMPLES:
             del self.samples[::2]
@@ -57,6 +61,8 @@ class TokenGaps:
 
     def add_run(self, first: float, last: float, steps: int, tokens: int) -> None:
         """`tokens` tokens came in each of `steps` steps, whose seconds rise evenly from `first` to `last`."""
+        if not tokens:
+            return
         parts = 1 if last <= first else min(steps, 1 + int((last - first) / (first * 0.01)))
         for part in range(parts):
             middle = first + (last - first) * (part + 0.5) / parts

@@ -13,6 +13,7 @@ from math import sqrt
 from typing import NamedTuple, Protocol
 
 from kvcalc.simulation.pace import Pace
+from kvcalc.simulation.server import Run
 from kvcalc.throughput.roofline import SpeedModel
 
 # The most times of chunks and of attention replicas that are kept.
@@ -117,6 +118,18 @@ def _piece_ends(model: SpeedModel) -> list[int]:
 def run_seconds(line: Line, batch: int, context: int, steps: int, pace: Pace) -> float:
     """The seconds of `steps` decode steps on one line. The summed context is `context` in the first, and grows."""
     return steps * line.base + line.slope * (steps * context + batch * pace.summed(steps))
+
+
+def decode_run(line: Line, batch: int, context: int, steps: int, pace: Pace) -> Run:
+    """`steps` decode steps on one line. The summed context is `context` in the first."""
+    first = line.base + line.slope * context
+    return Run(
+        steps,
+        first,
+        first + line.slope * batch * pace.tokens(steps - 1),
+        run_seconds(line, batch, context, steps, pace),
+        run_seconds(line, batch, context, steps - 1, pace),
+    )
 
 
 def steps_until(line: Line, batch: int, context: int, now: float, until: float, most: int, pace: Pace) -> int:

@@ -40,7 +40,23 @@ class Energy(NamedTuple):
 
     @property
     def kwh_per_million_tokens(self) -> float:
-        return self.joules_per_token * 1e6 / _JOULES_PER_KWH
+        return kwh_per_million(self.joules_per_token)
+
+
+def kwh_per_million(joules_per_token: float) -> float:
+    """The kWh of a million tokens."""
+    return joules_per_token * 1e6 / _JOULES_PER_KWH
+
+
+def mean_watts(gpu: Gpu, devices: int, compute_share: float, busy_share: float = 1.0) -> float | None:
+    """The mean power of `devices` devices on which steps run for `busy_share` of the time. None without a TDP.
+
+    `compute_share` is the share of this time that is bound by operations. Without a step, a device is idle.
+    """
+    if gpu.tdp_watts is None:
+        return None
+    utilisation = _WAITING + (1 - _WAITING) * min(max(compute_share, 0.0), 1.0)
+    return devices * gpu.tdp_watts * (_IDLE + (1 - _IDLE) * utilisation * min(busy_share, 1.0))
 
 
 def energy_per_token(
@@ -51,10 +67,9 @@ def energy_per_token(
     `compute_share` is the share of the time that is bound by operations. `time_range` are the factors on the time for
     its low and high end. The range of the result combines it with that of the power, as independent errors.
     """
-    if gpu.tdp_watts is None:
+    watts = mean_watts(gpu, devices, compute_share)
+    if watts is None:
         return None
-    utilisation = _WAITING + (1 - _WAITING) * min(max(compute_share, 0.0), 1.0)
-    watts = devices * gpu.tdp_watts * (_IDLE + (1 - _IDLE) * utilisation)
     joules = watts / tokens_per_second
     power_range = _RANGE if gpu.device_class == _FITTED_CLASS else _RANGE_ELSEWHERE
     low = math.hypot(math.log(power_range[0]), math.log(time_range[0]))

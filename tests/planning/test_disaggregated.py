@@ -112,6 +112,28 @@ def test_the_better_row_comes_first_and_says_why_the_other_lost(usual: tuple[Any
     assert set(other) - set(alone) == {"disaggregated", "next_mode"}
 
 
+def test_the_power_is_that_of_both_pools_and_an_idle_instance_draws_less(usual: tuple[Any, Any]) -> None:
+    row = usual[1]
+    pools, tdp = row["disaggregated"], kvcalc.find_devices("h100").gpu.tdp_watts or 0
+    assert row["kwh_per_million_output_tokens"] == pytest.approx(row["watts"] / row["tokens_per_second"] / 3.6)
+    # An idle device draws 11 % of its TDP. A step draws 73 % of the rest, or all of it if operations bound it.
+    prefill, decode = (pools[role]["num_devices"] * tdp for role in ("prefill", "decode"))
+    busy = pools["prefill"]["utilization"]
+    least = prefill * (0.11 + 0.89 * busy) + decode * (0.11 + 0.89 * 0.73)
+    assert 0.98 * least < row["watts"] < prefill * (0.11 + 0.89 * busy) + decode
+
+
+def test_why_a_layout_lost_has_its_price() -> None:
+    document, row = planned(
+        "llama-3.1-8b", requests_per_second=8, max_tpot_seconds=0.012, prices={"h100-sxm": 2.5}, input_tokens=4096,
+        output_tokens=200,
+    )  # fmt: skip
+    first, second = document["plans"]
+    lost = f"{second['num_devices']} devices, {second['cost_per_hour']:.2f} per hour, instead of {first['num_devices']}"
+    assert first["next_mode"].endswith(f": {lost}")
+    assert row["next_layout"].endswith(" per hour")
+
+
 def test_the_front_has_points_of_both_kinds(usual: tuple[Any, Any]) -> None:
     points = usual[0]["pareto"]
     assert {point["layout"] is None for point in points} == {True, False} or all(point["layout"] for point in points)

@@ -103,9 +103,11 @@ def test_a_queue_that_is_played_out_waits_as_long(service: float, transfer: floa
     assert waited / number == pytest.approx(times.queue_seconds, rel=within)
 
 
-@pytest.mark.parametrize(("clients", "prefills"), [(8, 2), (32, 7), (16, 4)])
-def test_clients_that_are_played_out_wait_as_long(clients: int, prefills: int) -> None:
-    """Each client asks again when it has its answer. The lengths of answers are drawn with a mean of 100 tokens."""
+@pytest.mark.parametrize(
+    ("clients", "prefills", "tokens"), [(5, 1, 100), (8, 2, 100), (32, 7, 100), (16, 4, 100), (60, 1, 1500)]
+)
+def test_clients_that_are_played_out_wait_as_long(clients: int, prefills: int, tokens: int) -> None:
+    """Each client asks again when it has its answer. Lengths of answers are drawn with a mean of `tokens`."""
     random, waited, number = Random(1), 0.0, 20_000
     devices, asking = [0.0] * prefills, [0.0] * clients
     for request in range(number):
@@ -114,8 +116,10 @@ def test_clients_that_are_played_out_wait_as_long(clients: int, prefills: int) -
         devices[one] = max(now, devices[one]) + 0.5
         first = devices[one] + 0.01 + 0.02
         waited += first - now
-        heappush(asking, first + 0.02 * random.expovariate(1 / 99))
-    times = Pair(PREFILL, DECODE._replace(most=100), 0.01).times(prefills, 1, Load(concurrency=clients))
+        heappush(asking, first + 0.02 * random.expovariate(1 / (tokens - 1)))
+    times = Pair(PREFILL, DECODE._replace(most=100, output_tokens=tokens), 0.01).times(
+        prefills, 1, Load(concurrency=clients)
+    )
     assert times is not None
     assert times.ttft_seconds == pytest.approx(waited / number, rel=0.08)
     assert times.requests_per_second == pytest.approx(number / now, rel=0.03)

@@ -243,6 +243,7 @@ class Server:
         running.remove(job)
         self.give_back(job)
         job.computed = 0
+        job.cached = {"found": job.cached, "nothing": 0, "all": job.known - 1}[self.rules.keeps]
         job.preemptions += 1
         if job in self.leaving:
             self.leaving.remove(job)

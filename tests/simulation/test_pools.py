@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.simulation.pool import PoolError
-from kvcalc.simulation.pools import check_conservation, send
+from kvcalc.model.drafting import Speculation
+from kvcalc.simulation import pools
 from kvcalc.simulation.requests import Request
+from kvcalc.simulation.results import describe_times, ttft_of
+from tests.conftest import ROOT
 
 LINK = "infiniband-400g"
 
@@ -44,34 +46,106 @@ def test_the_plan_is_what_the_simulation_plays_out(engine: str, prompt: int, ans
     assert here["sent_bytes"] == 3000 * row["disaggregated"]["transfer"]["bytes_per_device"]
 
 
-def finished(number: int, at: float) -> Request:
-    request = Request(number, 0.0, 100, 1)
-    request.started, request.finish = 0.0, at
-    return request
+@pytest.mark.parametrize(
+    ("model", "engine", "lengths", "clients"),
+    [("llama-3.1-8b", "vllm", (8000, 200), 32), ("llama-3-70b", "vllm", (7168, 1024), 64),
+     ("deepseek-v3", "sglang", (2048, 500), 48)],
+)  # fmt: skip
+def test_so_is_a_closed_loop_after_its_start(
+    model: str, engine: str, lengths: tuple[int, int], clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = "h200" if model == "deepseek-v3" else "h100"
+    document: Any = kvcalc.plan(
+        model, [gpu], engine=engine, input_tokens=lengths[0], output_tokens=lengths[1], concurrency=clients,
+        max_tpot_seconds=0.035, disaggregate=True, transfer=LINK,
+    )  # fmt: skip
+    (row,) = [row for row in document["plans"] if row["disaggregated"]]
+    prefill, decode = (row["disaggregated"][name] for name in ("prefill", "decode"))
+    answers: list[Request] = []
+
+    def describe(found: list[Request], ranks: Any) -> Any:
+        answers.extend(found)
+        return describe_times(found, ranks)
+
+    monkeypatch.setattr(pools, "describe_times", describe)
+    # The closed form has requests that arrive at random, so answers differ a lot.
+    found: Any = kvcalc.simulate(
+        model, gpu, engine=engine, prompt_tokens=lengths[0], answer_tokens=f"lognormal:{lengths[1]},0.7",
+        concurrency=clients, requests=80 * clients, tensor_parallel_size=decode["tensor_parallel_size"],
+        replicas=decode["instances"], prefill_replicas=prefill["instances"],
+        prefill_tensor_parallel_size=prefill["tensor_parallel_size"], transfer=LINK,
+    )  # fmt: skip
+    assert found["load"]["arrivals"] == "closed_loop"
+    # All clients send at the start, which takes a while to even out.
+    steady = [ttft_of(request) for request in answers if request.number >= 10 * clients]
+    assert sum(steady) / len(steady) == pytest.approx(row["ttft_seconds"], rel=0.1)
+    tpot = next(times["mean_seconds"] for times in found["times"] if times["metric"] == "tpot")
+    assert tpot == pytest.approx(row["tpot_seconds"], rel=0.05)
 
 
-def test_a_link_carries_one_cache_at_a_time() -> None:
-    prompts = [finished(0, 1.0), finished(1, 1.1), finished(2, 1.2), finished(3, 9.0)]
-    # Two senders: 0 and 2 from the first, 1 and 3 from the second. One receiver, 100 bytes at 50 bytes per second.
-    sent = send(prompts, (2, 1), lambda tokens: tokens, 50)
-    assert [(one.start, one.end) for one in sent] == [(1.0, 3.0), (3.0, 5.0), (5.0, 7.0), (9.0, 11.0)]
-    # With two receivers, the second cache has a link of its own, and the third waits for its sender.
-    sent = send(prompts, (2, 2), lambda tokens: tokens, 50)
-    assert [(one.start, one.end) for one in sent] == [(1.0, 3.0), (1.1, 3.1), (3.0, 5.0), (9.0, 11.0)]
+def test_requests_that_are_too_long_for_the_cache_are_left_out_of_both_pools() -> None:
+    found: Any = kvcalc.simulate(
+        "llama-3.1-8b", "h100", prompt_tokens="uniform:1000..20000", answer_tokens=50, requests_per_second=5,
+        requests=200, kv_memory_bytes=2**30, prefill_replicas=2, transfer=LINK,
+    )  # fmt: skip
+    refused, served = found["load"]["refused_requests"], found["results"]["requests"]
+    assert min(refused, served) > 40
+    assert refused + served == 200
 
 
-def test_a_request_that_is_lost_or_early_is_found() -> None:
-    prompts = [finished(0, 1.0), finished(1, 2.0)]
-    sent = send(prompts, (1, 1), lambda tokens: tokens, 50)
-    answers = [finished(0, 9.0), finished(1, 9.0)]
-    for answer in answers:
-        answer.first_token = 8.0
-    check_conservation(prompts, sent, answers)
-    with pytest.raises(PoolError, match="2 requests arrived, but 1 were sent"):
-        check_conservation(prompts, sent[:1], answers)
-    answers[1].first_token = 3.5  # before its cache has arrived
-    with pytest.raises(PoolError, match="request 1"):
-        check_conservation(prompts, sent, answers)
+POOLS: dict[str, Any] = {"requests_per_second": 2, "requests": 100, "prompt_tokens": 2048, "answer_tokens": 300,
+                         "prefill_replicas": 2, "transfer": LINK}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_drafts_speed_decode_steps_and_a_drafter_is_on_both_instances(engine: str) -> None:
+    plain, drafted = (
+        kvcalc.simulate("deepseek-v3", "h200", engine=engine, tensor_parallel_size=8, speculative=asked, **POOLS)
+        for asked in (None, Speculation("mtp", 1, 1.8))
+    )
+    times, without = ({row["metric"]: row["mean_seconds"] or 0.0 for row in one["times"]} for one in (drafted, plain))
+    assert times["tpot"] == pytest.approx(times["itl"] / 1.8, rel=0.01)
+    assert times["tpot"] < 0.7 * without["tpot"]
+    # Its layer has a cache on the decode instance, is computed by the prefill instance, and its cache is sent.
+    assert (drafted["engine"]["blocks"] or 0) < (plain["engine"]["blocks"] or 0)
+    assert drafted["prefill"]["mean_prefill_seconds"] > plain["prefill"]["mean_prefill_seconds"]
+    assert drafted["prefill"]["sent_bytes"] * 61 == plain["prefill"]["sent_bytes"] * 62
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_attention_replicas_are_in_either_pool(engine: str) -> None:
+    found = kvcalc.simulate(
+        "deepseek-v3", "h200", engine=engine, data_parallel_size=8, prefill_data_parallel_size=1,
+        prefill_tensor_parallel_size=8, **POOLS,
+    )  # fmt: skip
+    assert (found["engine"]["data_parallel_size"], found["prefill"]["data_parallel_size"]) == (8, 1)
+    assert found["hardware"]["num_devices"] == 8 + 2 * 8
+    both = kvcalc.simulate("deepseek-v3", "h200", engine=engine, data_parallel_size=8, **POOLS)
+    assert (both["prefill"]["data_parallel_size"], both["prefill"]["tensor_parallel_size"]) == (8, 1)
+    # A prompt is on one of eight attention replicas, which takes longer than on eight ranks.
+    assert both["prefill"]["mean_prefill_seconds"] > found["prefill"]["mean_prefill_seconds"]
+
+
+def test_tensorrt_llm_has_two_buffers_for_the_transfer_beside_its_blocks() -> None:
+    asked: dict[str, Any] = {"engine": "tensorrt-llm", "requests_per_second": 2, "requests": 20, "answer_tokens": 100}
+    alone, split = (
+        kvcalc.simulate("qwen3-32b", "h100", tensor_parallel_size=2, prompt_tokens=4000, **asked, **more)["engine"]
+        for more in ({"replicas": 1}, {"prefill_replicas": 1, "transfer": LINK})
+    )
+    # A prompt has 125 blocks of 32 tokens, and a buffer one more.
+    assert (alone["blocks"] or 0) - (split["blocks"] or 0) == pytest.approx(2 * 126, abs=1)
+
+
+def test_prompts_find_the_blocks_of_earlier_ones_on_their_prefill_instance() -> None:
+    trace = str(ROOT / "tests" / "traces" / "files" / "mooncake.jsonl")
+    asked: dict[str, Any] = {"trace": trace, "scale_rate": 0.01}
+    alone = kvcalc.simulate("qwen3-8b", "l40s", **asked)["results"]["cached_tokens"]
+    one, two = (
+        kvcalc.simulate("qwen3-8b", "l40s", prefill_replicas=number, transfer=LINK, **asked) for number in (1, 2)
+    )
+    assert one["results"]["cached_tokens"] == alone > two["results"]["cached_tokens"]
+    assert one["prefill"]["sent_bytes"] == two["prefill"]["sent_bytes"]
+    assert not [warning for warning in one["warnings"] if warning["code"] == "not-shared"]
 
 
 def test_the_command_line_and_batch_ask_the_same(kvcalc: Any, tmp_path: Any) -> None:
@@ -93,6 +167,10 @@ def test_the_command_line_and_batch_ask_the_same(kvcalc: Any, tmp_path: Any) -> 
         (("--prefill-tp", "2"), "--prefill-tp needs --prefill-replicas"),
         (("--prefill-replicas", "2", "--transfer-bandwidth", "nvlink", "--engine", "llama.cpp"), "no separate prefill"),
         (("--prefill-replicas", "2", "--transfer-bandwidth", "nvlink", "--num-gpus", "8"), "both pools need 3 devices"),
+        (
+            ("--prefill-replicas", "2", "--transfer-bandwidth", "nvlink", "--pp", "2"),
+            "decode instances of vllm have one",
+        ),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(kvcalc: Any, options: tuple[str, ...], message: str) -> None:

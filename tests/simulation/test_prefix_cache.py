@@ -100,3 +100,11 @@ def test_blocks_that_requests_share_are_counted_once(kind: type[Replica], seed: 
         assert pool.most_used <= capacity
         found[shares] = sum((request.finish or 0.0) - request.arrival for request in requests)
     assert found[True] < found[False]
+
+
+def test_a_request_without_names_finds_the_tokens_with_which_it_came() -> None:
+    pool = BlockPool(100, PAGE, range(102))
+    request = Request(0, 0.0, 40, 5, cached_tokens=32)
+    prefixes = PrefixCache(pool, PAGE, 1, finds_own=True)
+    MixedReplica(Rules(64, 4), PieceTimes(Random(1)), pool, Arrivals([request]), prefixes).run()
+    assert request.found_tokens == 32

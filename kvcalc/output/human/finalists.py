@@ -55,9 +55,14 @@ def finalist_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows of the table: each layout, and whether it meets the targets."""
     rows = []
     for row in document["finalists"]:
-        each = replica_split(row)
-        alone = "one by one, " if row["replicas"] is None else ""
-        layout = f"{row['replicas']} x {each}" if (row["replicas"] or 1) > 1 else f"{alone}{each}"
+        alone = "one by one, " if row["num_devices"] is None else ""
+        if row["disaggregated"] is not None:
+            from kvcalc.output.human.split_pools import pools_text
+
+            layout = f"{alone}{pools_text(row['disaggregated'])}"
+        else:
+            each = replica_split(row)
+            layout = f"{row['replicas']} x {each}" if (row["replicas"] or 1) > 1 else f"{alone}{each}"
         rows.append({**row, "layout": layout, "verdict": "passes" if row["passes"] else "misses"})
     return rows
 
@@ -68,7 +73,7 @@ def print_finalists(document: dict[str, Any], console: Console) -> None:
     if not rows:
         return
     # Requests alone may be fewer, and each kind of device may have its own number.
-    numbers = sorted({row["requests"] for row in rows if row["replicas"] is not None} or {rows[0]["requests"]})
+    numbers = sorted({row["requests"] for row in rows if row["num_devices"] is not None} or {rows[0]["requests"]})
     requests = count(numbers[0]) if len(numbers) == 1 else f"{count(numbers[0])} to {count(numbers[-1])}"
     seed = "" if rows[0]["seed"] is None else f", seed {rows[0]['seed']}"
     console.print(f"\nSimulated with {requests} requests{seed}:\n")

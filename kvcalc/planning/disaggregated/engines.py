@@ -8,7 +8,8 @@
 - SGLang 0.5.23, srt/disaggregation. A decode instance takes the tokens of a prompt before they are sent, and admits a
   request only if `num_reserved_decode_tokens` tokens are left for it and for every other one
   (DecodePreallocQueue._prealloc_required_tokens and _allocatable_token_budgets, decode.py; the default is in
-  arg_groups/fields/disagg.py). It has no radix cache (handle_pd_disaggregation, arg_groups/pd_disaggregation_hook.py).
+  arg_groups/fields/disagg.py). It has no radix cache (handle_pd_disaggregation, arg_groups/pd_disaggregation_hook.py),
+  and loads the cache of a retracted request from its copy in host memory (resume_retracted_reqs, decode.py).
 - TensorRT-LLM 1.3. Every device has one buffer to send and one to receive, each for `max_tokens_in_buffer` tokens and
   one more block (CacheTransBufferManager::preAllocBufferSize, batch_manager/cacheTransBuffer.cpp).
 
@@ -30,7 +31,8 @@ class SplitRules(NamedTuple):
     `staged_prefill` and `staged_decode` say whether an instance may have several pipeline stages. `reserved_tokens` are
     left free for a request when it is admitted to a decode instance. `transfer_buffers` is the number of buffers of one
     prompt on each device. `decode_settings` are the options that a decode instance has in any case. `uncounted` names
-    the memory that is not counted.
+    the memory that is not counted. `preempted_keep` is what a preempted request of a decode instance need not compute
+    again: "nothing" but what it finds in the instance's own prefix cache, or "all", which SGLang copies to the host.
     """
 
     host_passes: int
@@ -40,6 +42,7 @@ class SplitRules(NamedTuple):
     transfer_buffers: int
     decode_settings: tuple[str, ...]
     uncounted: str
+    preempted_keep: str = "nothing"
 
 
 RULES = {
@@ -48,6 +51,7 @@ RULES = {
         1, True, False, 512, 0, ("disable-radix-cache",),
         "the extra slots of a decode instance that runs at most 32 requests (--disaggregation-decode-extra-slots), and "
         "the memory that prefill and decode instances do not need for the other's graphs and activations",
+        "all",
     ),
     "tensorrt-llm": SplitRules(2, True, True, 0, 2, (), "device memory that NIXL and UCX take for themselves"),
 }  # fmt: skip

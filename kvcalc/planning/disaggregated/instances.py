@@ -158,11 +158,7 @@ def _instance(
     room = budget(case.at(held_tokens, 1))
     if isinstance(room, str):
         raise ModelError(f"{case.model.name} cannot be planned for {kind.gpu.name}: {room}")
-    sent, buffers = sent_of(case, lengths.input_tokens), 0
-    if rules.transfer_buffers:
-        # A buffer holds a prompt and one more block.
-        tokens = buffer_tokens(traffic, case)
-        buffers = rules.transfer_buffers * prefixes_of(case).sent_bytes(tokens + prefixes_of(case).block_tokens)
+    sent, buffers = sent_of(case, lengths.input_tokens), buffer_bytes(rules, case, buffer_tokens(traffic, case))
     pool = room.pool_bytes - buffers
     instance = Instance(shape, case, found, None, held_tokens, sent, buffers, None)
     if traffic.strict:
@@ -199,6 +195,15 @@ def buffer_tokens(traffic: Traffic, case: Case) -> int:
     lengths = traffic.lengths
     longest = lengths.input_tokens if lengths.num_requests == 1 else lengths.longest_tokens
     return round_up(longest, prefixes_of(case).block_tokens)
+
+
+def buffer_bytes(rules: SplitRules, case: Case, prompt_tokens: int) -> int:
+    """The bytes of a device's transfer buffers, of which each holds a prompt in whole blocks and one more block."""
+    if not rules.transfer_buffers:
+        return 0
+    prefixes = prefixes_of(case)
+    tokens = round_up(prompt_tokens, prefixes.block_tokens) + prefixes.block_tokens
+    return rules.transfer_buffers * prefixes.sent_bytes(tokens)
 
 
 def transfer_bytes(prefill: Sent, decode: Sent) -> int:

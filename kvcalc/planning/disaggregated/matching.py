@@ -14,7 +14,7 @@ request: the wait is that of M/D/1, utilization x interval / (2 x (1 - utilizati
 Kramer and Langenbach-Belz's approximation (1976) for several, whose requests are more regular by the factor x. A cache
 waits for the link of its decode instance in the same way, because several prefill instances may send to it at once.
 
-With a fixed number of clients, a new request sees the queue without itself (Schweitzer's approximation), and the rate
+With a fixed number of clients, a new request sees the queue without itself (`rates.seen_share`), and the rate
 follows from the time that a request stays. `x` is then at least the number with which the prefill instances are not the
 bottleneck: they complete the prompts that the clients send if no prompt waits.
 """
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from math import ceil, inf
 from typing import NamedTuple
 
-from kvcalc.planning.disaggregated.rates import ROUNDS, TINY, Decode, Prefill, mean_wait
+from kvcalc.planning.disaggregated.rates import ROUNDS, TINY, Decode, Prefill, mean_wait, seen_share
 
 
 class Load(NamedTuple):
@@ -163,7 +163,7 @@ class Pair(NamedTuple):
         largest = self.decode.largest(self.transfer)
         if rate * interval >= prefills or not largest or self.decode.rate(largest) * (1 + TINY) < each:
             return None
-        return self._timed((prefills, decodes), rate, self.decode.decoding(each), 1.0)
+        return self._timed((prefills, decodes), rate, self.decode.decoding(each), None)
 
     def _rate_without_queue(self, decodes: int, clients: int) -> float:
         low, high = 0.0, clients / decodes
@@ -184,26 +184,29 @@ class Pair(NamedTuple):
             return None
         if prefills < self._least_prefills(decodes, Load(concurrency=clients)):
             return None
-        others = (clients - 1) / clients
         low, high = 0.0, clients / decodes
         for _ in range(ROUNDS):
             middle = (low + high) / 2
-            there = self._timed((prefills, decodes), decodes * self.decode.rate(middle), middle, others)
+            there = self._timed((prefills, decodes), decodes * self.decode.rate(middle), middle, clients)
             inside = inf
             if there is not None:
                 beside = there.queue_seconds + there.prefill_seconds + self._beside(middle)
                 inside = there.requests_per_second * beside + decodes * middle
             low, high = (low, middle) if inside >= clients else (middle, high)
-        return self._timed((prefills, decodes), decodes * self.decode.rate(low), low, others)
+        return self._timed((prefills, decodes), decodes * self.decode.rate(low), low, clients)
 
-    def _timed(self, instances: tuple[int, int], rate: float, decoding: float, others: float) -> Times | None:
-        """The times at a rate. `others` is the share of the queue that a new request sees. None for a full queue."""
+    def _timed(self, instances: tuple[int, int], rate: float, decoding: float, clients: int | None) -> Times | None:
+        """The times at a rate, of a number of clients or of requests at random. None for a queue without an end."""
         prefills, decodes = instances
         interval, tpot = self.prefill.interval(self.transfer), self.decode.tpot(max(decoding, 1.0))
         used, received = rate / prefills * interval, rate / decodes * self.transfer
-        if others * max(used, received) >= 1:
+        if max(used, received) >= 1:
             return None
-        queue = mean_wait(others * used, interval, prefills) + mean_wait(others * received, self.transfer, decodes)
+        waits = (
+            mean_wait(load if clients is None else load * seen_share(load, clients, number), service, number)
+            for load, service, number in ((used, interval, prefills), (received, self.transfer, decodes))
+        )
+        queue = sum(waits)
         prompts = min(1 + int(rate / prefills * queue), self.prefill.most_prompts)
         return Times(
             rate, decoding, prompts, used, self.prefill.host_seconds + self.decode.host_seconds, queue,

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from math import ceil, exp
+from math import ceil, exp, sqrt
 from typing import NamedTuple
 
 # A count that is a whole number but for rounding is not rounded up.
 TINY = 1e-9
 # Halvings of the range of decoding requests.
 ROUNDS = 36
+# Rounds after which the share that a new request sees changes by less than 1 %.
+_SHARE_ROUNDS = 12
 
 
 class Prefill(NamedTuple):
@@ -94,6 +96,38 @@ def mean_wait(utilization: float, service: float, turns: int) -> float:
     idle = 1 - utilization
     regular = exp(-2 * idle / (3 * utilization) * (1 - 1 / turns) ** 2 * turns)
     return utilization * service / (2 * idle * turns) * regular
+
+
+def seen_share(utilization: float, clients: int, instances: int) -> float:
+    """The share of an instance's utilization that a new request of a closed loop sees, below (clients - 1) / clients.
+
+    It sees the queue that there would be with one client less (the arrival theorem; for fixed service times Reiser's
+    approximation, A queueing network analysis of computer communication networks with window flow control, 1979). The
+    queue grows with the clients by dq/dU x dU/dclients. Requests that think on average for Z services,
+
+        clients / instances = U (Z + 1) + queue,
+
+    so dU/dclients is 1 / instances / (Z + 1 + dq/dU). The queue is that of M/D/1 at the share c: c U^2 / (2 (1 - c U)).
+    With few clients it shrinks less than this, by 1 / sqrt(clients): then TTFT is within 5 % of queues that are played
+    out, with 5 to 100 clients and 75 to 95 % utilization (tests). Times are in units of the service.
+    """
+    if utilization <= 0 or clients == 1:
+        return 0.0
+    most = share = (clients - 1) / clients
+    for _ in range(_SHARE_ROUNDS):
+        used = share * utilization
+        if used >= 1:
+            return share
+        wait = used / (2 * (1 - used))
+        more = used * (2 - used) / (2 * (1 - used) ** 2)
+        elsewhere = clients / instances / utilization - 1 - wait
+        if elsewhere <= 0:
+            return share
+        less = (more + 0.5) / (instances * (elsewhere + 1 + more)) * (1 - 1 / sqrt(clients))
+        seen = utilization * (wait + 0.5) - less
+        wanted = 2 * max(seen, 0.0) / (1 + 2 * max(seen, 0.0)) / utilization
+        share = (share + min(wanted, most)) / 2
+    return share
 
 
 def between_counts(seconds: Callable[[int], float]) -> Callable[[float], float]:

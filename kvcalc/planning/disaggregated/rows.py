@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.memory.engines import RELEASE
@@ -12,15 +12,22 @@ from kvcalc.planning.attention_replicas import most_experts
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.commands import Layout
 from kvcalc.planning.disaggregated.commands import Pools, commands_of
+from kvcalc.planning.disaggregated.describe import describe_pools, describe_transfer, prompts_held
+from kvcalc.planning.disaggregated.energy import describe_energy
 from kvcalc.planning.disaggregated.engines import RULES, rules_of
 from kvcalc.planning.disaggregated.instances import Instance, buffer_tokens
 from kvcalc.planning.disaggregated.search import Split, find_split
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.question import Question
+from kvcalc.planning.replicas import more_devices
 from kvcalc.planning.targets import Targets
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost, seconds_text
 from kvcalc.planning.transfer import check_link
+
+if TYPE_CHECKING:
+    from kvcalc.planning.disaggregated.judge import SplitJudge
+    from kvcalc.planning.judge import Simulates
 
 # An instance runs at most so many prompts at once, however many fit.
 _MOST_PROMPTS = 256
@@ -29,10 +36,14 @@ _AGGREGATED, _SPLIT = "aggregated", "disaggregated"
 
 
 class SplitRows(NamedTuple):
-    """All rows of a plan, those for the same device and engine side by side, and the notes of the added ones."""
+    """All rows of a plan, those for the same device and engine side by side, and the notes of the added ones.
+
+    `finalists` are the pools that were simulated.
+    """
 
     rows: list[dict[str, Any]]
     notes: list[Note]
+    finalists: list[dict[str, Any]]
 
 
 def check_disaggregated(
@@ -59,27 +70,44 @@ def check_disaggregated(
 
 def with_splits(
     traffic: Traffic, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]], checkpoint: Checkpoint,
-    transfer: int | str,
+    transfer: int | str, simulation: Simulates | None, num_simulated: int | None,
 ) -> SplitRows:  # fmt: skip
     """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost."""
-    found = [_find(traffic, kind, transfer) for kind in kinds]
+    judges: list[SplitJudge | None] = [None] * len(kinds)
+    if simulation is not None:
+        from kvcalc.planning.disaggregated.judge import SplitJudge
+
+        judges = [SplitJudge(traffic, kind, transfer, simulation) for kind in kinds]
     all_rows, about_rows = [], []
-    for kind, row, one in zip(kinds, rows, found):
+    for kind, row, judge in zip(kinds, rows, judges):
+        one = _find(traffic, kind, transfer, judge, num_simulated)
         split, notes = _row(traffic, kind, row, one, checkpoint)
+        if judge is not None and isinstance(one, Split):
+            simulated = judge.at(one, one.match.prefills, one.match.decodes)
+            split.update({} if simulated is None else simulated.judged.describe_limits(judge.targets))
         row = {**row, "disaggregated": None, "next_mode": None}
-        all_rows += _in_order(row, split, traffic.targets)
+        all_rows += _in_order(kind, row, split, traffic.targets)
         about_rows += [RowNote((kind.engine, kind.gpu.name), note, kind.gpu) for note in notes]
-    return SplitRows(all_rows, group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds]))
+    finalists = [
+        one.describe(judge.kind, judge.simulation.seed) for judge in judges if judge for one in judge.finalists()
+    ]
+    return SplitRows(all_rows, group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds]), finalists)
 
 
-def _find(traffic: Traffic, kind: Kind, transfer: int | str) -> Split | Trouble | KvcalcError:
+def _find(
+    traffic: Traffic, kind: Kind, transfer: int | str, judge: SplitJudge | None, num_simulated: int | None
+) -> Split | Trouble | KvcalcError:
     try:
+        if judge is not None:
+            from kvcalc.planning.disaggregated.finalists import find_simulated_split
+
+            return find_simulated_split(judge, num_simulated)
         return find_split(traffic, kind, transfer)
     except KvcalcError as error:
         return error
 
 
-def _in_order(row: dict[str, Any], split: dict[str, Any], targets: Targets) -> list[dict[str, Any]]:
+def _in_order(kind: Kind, row: dict[str, Any], split: dict[str, Any], targets: Targets) -> list[dict[str, Any]]:
     """The better row first. Its `next_mode` says why the other one lost.
 
     With as many devices, it is the one with more tokens per second, or with a shorter TPOT if both serve a given rate.
@@ -92,15 +120,16 @@ def _in_order(row: dict[str, Any], split: dict[str, Any], targets: Targets) -> l
 
     (first, _), (second, name) = sorted(((row, _AGGREGATED), (split, _SPLIT)), key=rank)
     if first["fits"]:
-        first["next_mode"] = f"{name}: {_why_lost(first, second, is_rate)}"
+        first["next_mode"] = f"{name}: {_why_lost(kind, first, second, is_rate)}"
     return [first, second]
 
 
-def _why_lost(first: Mapping[str, Any], second: Mapping[str, Any], is_rate: bool) -> str:
+def _why_lost(kind: Kind, first: Mapping[str, Any], second: Mapping[str, Any], is_rate: bool) -> str:
     if not second["fits"]:
         return str(second["reason"])
     if second["num_devices"] > first["num_devices"]:
-        return f"{second['num_devices']:,} devices instead of {first['num_devices']:,}"
+        more, comma = more_devices(kind, second["num_devices"]), "" if kind.price is None else ","
+        return f"{more}{comma} instead of {first['num_devices']:,}"
     if is_rate:
         slower, faster = (seconds_text(row["tpot_seconds"]) for row in (second, first))
         return f"as many devices, but TPOT is {slower} instead of {faster}"
@@ -119,9 +148,9 @@ def _row(
         return {**row, "fits": False, "verdict": "does_not_fit", **trouble._asdict()}, []
     times, rates = found.match.times, found.decode.rates
     held = max(1, rates.held(times.decoding, times.transfer_seconds))
-    prompts = _prompts_held(found)
+    prompts = prompts_held(found)
     answers = found.prefill.answer(prompts), found.decode.answer(held)
-    pools = _describe_pools(found, answers, (prompts, held))
+    pools = describe_pools(found, answers, (prompts, held))
     tokens_per_second = found.tokens_per_second
     ttft, tpot = found.ttft_range(), found.tpot_range()
     is_tight = any(one.free_bytes(answer)[1] < 0 for one, answer in zip((found.prefill, found.decode), answers))
@@ -142,7 +171,7 @@ def _row(
         tokens_per_second_per_device=tokens_per_second / found.num_devices,
         disaggregated={
             **pools,
-            "transfer": _describe_transfer(traffic, found),
+            "transfer": describe_transfer(traffic, found),
             "ttft_parts": {
                 "host_seconds": times.host_seconds, "queue_seconds": times.queue_seconds,
                 "prefill_seconds": times.prefill_seconds, "transfer_seconds": times.transfer_seconds,
@@ -152,57 +181,8 @@ def _row(
         },
     )  # fmt: skip
     row.update(describe_cost(kind, traffic.lengths, found.num_devices, tokens_per_second))
+    row.update(describe_energy(found, traffic.lengths))
     return row, _notes(kind, answers)
-
-
-def _prompts_held(found: Split) -> int:
-    """The prompts in the cache of a prefill instance: those of a step, and those being sent."""
-    times = found.match.times
-    sent = times.requests_per_second / found.match.prefills * times.transfer_seconds
-    held = times.prompts + -int(-sent // 1)
-    return held if found.prefill.slots is None else min(held, found.prefill.slots)
-
-
-def _describe_pools(found: Split, answers: tuple[Answer, Answer], held: tuple[int, int]) -> dict[str, dict[str, Any]]:
-    match, times = found.match, found.match.times
-    rate, transfer = times.requests_per_second, times.transfer_seconds
-    answered = found.decode.rates.rate(found.decode.rates.largest(transfer))
-    capacities = (
-        match.prefills / found.prefill.rates.interval(transfer),
-        match.decodes * (min(answered, 1 / transfer) if transfer else answered),
-    )
-    rows = zip(
-        ("prefill", "decode"), (found.prefill, found.decode), (match.prefills, match.decodes), answers, held, capacities
-    )
-    return {
-        role: {
-            "instances": number,
-            "tensor_parallel_size": one.shape.tensor,
-            "pipeline_parallel_size": one.shape.stages,
-            "data_parallel_size": one.shape.attention_replicas,
-            "expert_parallel_size": one.case.workload.expert_parallel_size,
-            "num_devices": number * one.shape.devices,
-            "requests_per_instance": times.prompts if role == "prefill" else times.decoding,
-            "requests_held": in_cache,
-            "max_requests_held": one.slots,
-            "max_requests_per_second": capacity,
-            "utilization": min(1.0, rate / capacity),
-            "transfer_buffer_bytes": one.buffer_bytes,
-            "free_bytes": one.free_bytes(answer)[0],
-        }
-        for role, one, number, answer, in_cache, capacity in rows
-    }
-
-
-def _describe_transfer(traffic: Traffic, found: Split) -> dict[str, Any]:
-    return {
-        "link": found.link.name,
-        "bandwidth_bytes_per_second": found.link.bytes_per_second,
-        "prompt_tokens": traffic.lengths.input_tokens,
-        "bytes_per_device": found.transfer_bytes,
-        "request_bytes": found.decode.sent.total_bytes,
-        "seconds": found.match.times.transfer_seconds,
-    }
 
 
 def _pools_of(traffic: Traffic, found: Split, checkpoint: Checkpoint) -> Pools:

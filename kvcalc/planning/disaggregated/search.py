@@ -19,7 +19,7 @@ from kvcalc.planning.disaggregated.instances import (
     transfer_bytes,
 )
 from kvcalc.planning.disaggregated.matching import Load, Match, Pair, Times
-from kvcalc.planning.replicas import shapes_of
+from kvcalc.planning.replicas import more_devices, shapes_of
 from kvcalc.planning.shapes import Shape
 from kvcalc.planning.targets import RANGE_CONFIDENCE, Targets
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, seconds_text
@@ -59,6 +59,16 @@ class Split(NamedTuple):
         pools = (self.match.prefills, self.prefill, "prefill"), (self.match.decodes, self.decode, "decode")
         return " + ".join(f"{count} x {one.shape} {role}" for count, one, role in pools)
 
+    def with_numbers(self, prefills: int, decodes: int, load: Load) -> Split | None:
+        """The same layouts with other numbers of instances. None if these cannot serve the load."""
+        pair = Pair(self.prefill.rates, self.decode.rates, self.match.times.transfer_seconds)
+        times, devices = pair.times(prefills, decodes, load), self.devices_of(prefills, decodes)
+        return None if times is None else self._replace(match=Match(prefills, decodes, devices, times))
+
+    def devices_of(self, prefills: int, decodes: int) -> int:
+        """The devices of other numbers of instances."""
+        return prefills * self.prefill.shape.devices + decodes * self.decode.shape.devices
+
     def ttft_range(self) -> tuple[float, float]:
         """The low and high end of the time to first token."""
         return ttft_range(self.prefill, self.decode, self.match.times)
@@ -90,6 +100,17 @@ def ttft_range(prefill: Instance, decode: Instance, times: Times) -> tuple[float
 def find_split(traffic: Traffic, kind: Kind, transfer: int | str) -> Split | Trouble:
     """The pools with the fewest devices, and among these the most tokens per second, or why there are none.
 
+    Raises what `find_splits` raises.
+    """
+    found = find_splits(traffic, kind, transfer)
+    if isinstance(found, Trouble):
+        return found
+    return found[0]._replace(next_layout=_why_not(kind, *found) if len(found) > 1 else None)
+
+
+def find_splits(traffic: Traffic, kind: Kind, transfer: int | str, keep: int = 2) -> list[Split] | Trouble:
+    """The best `keep` pairs of layouts with their smallest pools, the best first, or why there are none.
+
     Raises UsageError (exit 2) if the engine has no separate instances, or for an unknown link.
     """
     rules_of(kind.engine)
@@ -107,16 +128,15 @@ def find_split(traffic: Traffic, kind: Kind, transfer: int | str) -> Split | Tro
     found: list[Split] = []
     pairs = sorted(pairs_of(prefills, decodes, link), key=lambda pair: pair[2].prefill.devices + pair[2].decode.devices)
     for prefill, decode, pair, moved in pairs:
-        # One more than the best is enough for the second choice.
-        limit = most if len(found) < 2 else min(most, found[1].num_devices)
+        limit = most if len(found) < keep else min(most, found[-1].num_devices)
         match = pair.smallest(load, find_judge(traffic.targets, prefill, decode), limit)
         if match is not None:
             found.append(Split(prefill, decode, link, moved, match))
             found.sort(key=_devices_then_speed)
-            del found[2:]
+            del found[keep:]
     if not found:
         return _why_none(traffic.targets, prefills, decodes, kind, link, most)
-    return found[0]._replace(next_layout=_why_not(*found) if len(found) > 1 else None)
+    return found
 
 
 def pairs_of(
@@ -191,9 +211,9 @@ def _devices_then_speed(split: Split) -> tuple[int, float, float]:
     return split.num_devices, -split.tokens_per_second, split.match.times.ttft_seconds
 
 
-def _why_not(first: Split, second: Split) -> str:
+def _why_not(kind: Kind, first: Split, second: Split) -> str:
     if second.num_devices > first.num_devices:
-        return f"{second.text}: {second.num_devices:,} devices"
+        return f"{second.text}: {more_devices(kind, second.num_devices)}"
     slower, faster = second.tokens_per_second, first.tokens_per_second
     if round(slower) < round(faster):
         return f"{second.text}: as many devices, but {slower:,.0f} tokens per second instead of {faster:,.0f}"

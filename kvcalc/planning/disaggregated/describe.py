@@ -1,0 +1,61 @@
+"""The parts of a row about both pools and the transfer between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcalc.planning.disaggregated.search import Split
+from kvcalc.planning.estimate import Answer
+from kvcalc.planning.traffic import Traffic
+
+
+def prompts_held(found: Split) -> int:
+    """The prompts in the cache of a prefill instance: those of a step, and those being sent."""
+    times = found.match.times
+    sent = times.requests_per_second / found.match.prefills * times.transfer_seconds
+    held = times.prompts + -int(-sent // 1)
+    return held if found.prefill.slots is None else min(held, found.prefill.slots)
+
+
+def describe_pools(found: Split, answers: tuple[Answer, Answer], held: tuple[int, int]) -> dict[str, dict[str, Any]]:
+    """The `prefill` and `decode` parts of a row. `answers` are the estimates with the requests `held` in each cache."""
+    match, times = found.match, found.match.times
+    rate, transfer = times.requests_per_second, times.transfer_seconds
+    answered = found.decode.rates.rate(found.decode.rates.largest(transfer))
+    capacities = (
+        match.prefills / found.prefill.rates.interval(transfer),
+        match.decodes * (min(answered, 1 / transfer) if transfer else answered),
+    )
+    rows = zip(
+        ("prefill", "decode"), (found.prefill, found.decode), (match.prefills, match.decodes), answers, held, capacities
+    )
+    return {
+        role: {
+            "instances": number,
+            "tensor_parallel_size": one.shape.tensor,
+            "pipeline_parallel_size": one.shape.stages,
+            "data_parallel_size": one.shape.attention_replicas,
+            "expert_parallel_size": one.case.workload.expert_parallel_size,
+            "num_devices": number * one.shape.devices,
+            "requests_per_instance": times.prompts if role == "prefill" else times.decoding,
+            "requests_held": in_cache,
+            "max_requests_held": one.slots,
+            "max_requests_per_second": capacity,
+            "utilization": min(1.0, rate / capacity),
+            "transfer_buffer_bytes": one.buffer_bytes,
+            "free_bytes": one.free_bytes(answer)[0],
+        }
+        for role, one, number, answer, in_cache, capacity in rows
+    }
+
+
+def describe_transfer(traffic: Traffic, found: Split) -> dict[str, Any]:
+    """The `transfer` part of a row."""
+    return {
+        "link": found.link.name,
+        "bandwidth_bytes_per_second": found.link.bytes_per_second,
+        "prompt_tokens": traffic.lengths.input_tokens,
+        "bytes_per_device": found.transfer_bytes,
+        "request_bytes": found.decode.sent.total_bytes,
+        "seconds": found.match.times.transfer_seconds,
+    }

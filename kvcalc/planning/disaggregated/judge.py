@@ -1,0 +1,120 @@
+"""Simulate prefill and decode on separate instances, and judge whether they meet the targets of a plan."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvcalc.planning.disaggregated.instances import Instance
+from kvcalc.planning.disaggregated.matching import Load
+from kvcalc.planning.disaggregated.search import Split
+from kvcalc.planning.judge import Judged, Pools, Simulates, count_requests, factors_of
+from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.planning.question import Question
+from kvcalc.planning.traffic import Kind, Traffic
+from kvcalc.throughput.hardware import Devices
+
+
+class SplitFinalist(NamedTuple):
+    """Two pools that were simulated. With `is_alone`, one request after the other, on one instance of each."""
+
+    split: Split
+    judged: Judged
+    is_alone: bool
+
+    @property
+    def missed(self) -> str | None:
+        """The target that is missed most. None if all are met."""
+        return self.judged.missed
+
+    def describe(self, kind: Kind, seed: int | None) -> dict[str, Any]:
+        """The row in the document of `kvcalc plan`. Keys of a layout with one kind of instance are null."""
+        split, devices = self.split, None if self.is_alone else self.split.num_devices
+        pools = zip(
+            ("prefill", "decode"), (split.match.prefills, split.match.decodes), (split.prefill, split.decode)
+        )  # fmt: skip
+        return {
+            "gpu": kind.gpu.name,
+            "engine": kind.engine,
+            **dict.fromkeys(split.decode.shape.describe(1)),
+            "replicas": None,
+            "num_devices": devices,
+            "cost_per_hour": None if devices is None or kind.price is None else kind.price * devices,
+            **self.judged.describe(seed),
+            "disaggregated": {
+                role: {
+                    "instances": None if self.is_alone else number,
+                    **one.shape.describe(one.case.workload.expert_parallel_size),
+                }
+                for role, number, one in pools
+            },
+        }
+
+    def __str__(self) -> str:
+        return self.split.text
+
+
+class SplitJudge:
+    """Simulates pools of one kind of device. Every pair of layouts and numbers is simulated at most once."""
+
+    def __init__(self, traffic: Traffic, kind: Kind, transfer: int | str, simulation: Simulates) -> None:
+        self.traffic, self.kind, self.targets = traffic, kind, traffic.targets
+        self.transfer, self.simulation = transfer, simulation
+        self.load = Load(traffic.targets.requests_per_second, traffic.targets.concurrency)
+        self._found: dict[Any, SplitFinalist] = {}
+        self._num_requests = 0  # of all runs alike
+
+    def at(self, split: Split, prefills: int, decodes: int) -> SplitFinalist | None:
+        """The layouts of `split` with these numbers. None if the closed form has a queue without an end there."""
+        key = split.prefill.shape, split.decode.shape, prefills, decodes
+        if key not in self._found:
+            moved = split.with_numbers(prefills, decodes, self.load)
+            if moved is None:
+                return None
+            self._found[key] = self._new(moved, (prefills, decodes))
+        return self._found[key]
+
+    def alone(self, split: Split) -> SplitFinalist:
+        """Requests one after the other. If they are too slow, no number of instances helps."""
+        key = split.prefill.shape, split.decode.shape
+        if key not in self._found:
+            self._found[key] = self._new(split, None)
+        return self._found[key]
+
+    def finalists(self) -> list[SplitFinalist]:
+        """For each pair of layouts, the fewest devices that meet the targets, and the most that do not."""
+        shown: dict[Any, SplitFinalist] = {}
+        for one in self._found.values():
+            is_met = one.missed is None
+            if one.is_alone and is_met:
+                continue
+            key = one.split.prefill.shape, one.split.decode.shape, is_met
+            other = shown.get(key)
+            if other is None or (_size(one) < _size(other)) == is_met:
+                shown[key] = one
+        return list(shown.values())
+
+    def _new(self, split: Split, numbers: tuple[int, int] | None) -> SplitFinalist:
+        times = split.match.times
+        stay = times.ttft_seconds + split.decode.rates.output_tokens * times.tpot_seconds
+        in_flight = times.requests_per_second * stay
+        self._num_requests = self._num_requests or count_requests(self.simulation, self.targets, in_flight)
+        highest = split.tpot_range()[1] / times.tpot_seconds, split.ttft_range()[1] / times.ttft_seconds
+        step, ttft = factors_of(highest, self.targets.confidence)
+        pools = Pools(_question(split.prefill), _question(split.decode), numbers, self.transfer)
+        found = self.simulation.run_pools(pools, self.targets, self._num_requests, step)
+        judged = Judged(found, step, ttft).against(self.targets, is_alone=numbers is None)
+        return SplitFinalist(split, judged, numbers is None)
+
+
+def _size(one: SplitFinalist) -> int:
+    return 0 if one.is_alone else one.split.num_devices
+
+
+def _question(one: Instance) -> Question:
+    """The question about an instance, without the lengths of its requests."""
+    asked = one.case.question
+    speed = asked.speed or SpeedQuestion()
+    return asked._replace(
+        devices=Devices(asked.devices.gpu, 1) if asked.devices is not None else None,
+        speed=speed._replace(input_tokens=None, output_tokens=None, concurrency=None),
+    )  # fmt: skip

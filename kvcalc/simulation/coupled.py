@@ -1,0 +1,161 @@
+"""Prefill and decode instances that work together: prompts are computed, sent and answered, in the order of time.
+
+Every server runs on its own until it must know what the others do: a server that plans its next step must have all
+requests that arrived before, and decode steps that are planned end early if a request arrives. So the server whose
+`next_event` is the earliest goes on. On a prefill instance, a request ends with its first token. Then its cache is
+sent: the link of every instance carries one cache at a time, in the order in which the prompts are completed. On the
+decode instance, the request starts with the cache of all tokens but the last one, so the first step gives a token. In a
+closed loop, the client then sends its next request. Requests go to the instances of a pool in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from kvcalc.planning.cache_tiers import move_seconds
+from kvcalc.simulation.arrivals import Arrivals
+from kvcalc.simulation.pool import PoolError
+from kvcalc.simulation.requests import Request
+from kvcalc.simulation.server import Server
+
+Progress = Callable[[int, int], None]
+
+
+class Sending(NamedTuple):
+    """The cache of a request on its way: its bytes on the busiest device, and when it starts and arrives."""
+
+    request: Request
+    num_bytes: int
+    start: float
+    end: float
+
+
+class Link(NamedTuple):
+    """The link of each instance: bytes per second, and how many bytes the busiest device moves for a prompt."""
+
+    bytes_per_second: int
+    bytes_of: Callable[[int], int]
+
+
+class Inbox(Arrivals):
+    """The requests of one instance. What it has finished is put on the list of events, with its place in `order`."""
+
+    def __init__(self, events: list[_Event], order: int) -> None:
+        super().__init__(())
+        self._events, self._order = events, order
+
+    def finished(self, request: Request) -> None:
+        heappush(self._events, (request.finish or 0.0, self._order, request.number, request))
+
+
+_Event = tuple[float, int, int, Request]
+# Events at the same time: a cache is sent, a request is answered, a client sends its next request.
+_COMPUTED, _ANSWERED, _READY = range(3)
+_RECOUNT_EVERY = 4096
+
+
+class Coupled:
+    """`requests`, numbered from 0, on both pools. With a `concurrency`, clients send them, else they have times.
+
+    `prefills` and `decodes` make the servers of a pool with these inboxes. After `run`, `prompts`, `sent` and `answers`
+    are what happened on the prefill instances, between them and on the decode instances. A request in `requests` is
+    only the question; its `arrival` is set in a closed loop.
+    """
+
+    def __init__(
+        self, requests: Sequence[Request], prefills: tuple[int, Callable[[Arrivals], Server]],
+        decodes: tuple[int, Callable[[Arrivals], Server]], link: Link, concurrency: int | None = None,
+    ) -> None:  # fmt: skip
+        self._requests, self._link, self._is_closed = requests, link, concurrency is not None
+        self._events: list[_Event] = []
+        self.prefills, self.decodes = (
+            [make(Inbox(self._events, order)) for _ in range(number)]
+            for order, (number, make) in ((_COMPUTED, prefills), (_ANSWERED, decodes))
+        )
+        self.prompts: list[Request] = []
+        self.sent: list[Sending] = []
+        self.answers: list[Request] = []
+        self._senders, self._receivers = [0.0] * len(self.prefills), [0.0] * len(self.decodes)
+        # Decode instances first: of two events at the same time, an answer comes before the next request of a client.
+        self._servers = [*self.decodes, *self.prefills]
+        self._times = [inf] * len(self._servers)
+        for request in requests if concurrency is None else requests[:concurrency]:
+            self._ask(request)
+
+    def run(self, progress: Progress | None = None) -> None:
+        """Run until every request has its answer. PoolError if one is lost, or if blocks are."""
+        events, times, rounds = self._events, self._times, 0
+        while True:
+            first = min(times)
+            if events and events[0][0] <= first:
+                self._handle(*heappop(events))
+            elif first < inf:
+                place = times.index(first)
+                self._servers[place].advance()
+                self._retime(place)
+            else:
+                break
+            rounds += 1
+            if rounds % _RECOUNT_EVERY == 0:
+                self._check()
+                if progress is not None:
+                    progress(sum(server.finished for server in self.decodes), len(self._requests))
+        self._check()
+        check_conservation(self._requests, self.sent, self.answers)
+
+    def _check(self) -> None:
+        for server in self._servers:
+            server.check()
+
+    def _retime(self, place: int) -> None:
+        self._times[place] = self._servers[place].next_event()
+
+    def _ask(self, request: Request) -> None:
+        """A client sends a request to the next prefill instance."""
+        number = len(self.prompts)
+        self.prompts.append(
+            Request(number, request.arrival, request.prompt_tokens, 1, request.cached_tokens, request.names)
+        )
+        place = number % len(self.prefills)
+        self.prefills[place].arrivals.add(self.prompts[-1])
+        self._retime(len(self.decodes) + place)
+
+    def _handle(self, now: float, order: int, number: int, request: Request) -> None:
+        if order == _COMPUTED:
+            self._send(request)
+        elif order == _ANSWERED and self._is_closed:
+            # The client gets the answer later than the engine has it, by the host time of both instances.
+            ready = now + request.lag + self.prompts[number].lag
+            heappush(self._events, (ready, _READY, number, request))
+        elif order == _READY and len(self.prompts) < len(self._requests):
+            following = self._requests[len(self.prompts)]
+            following.arrival = now
+            self._ask(following)
+
+    def _send(self, prompt: Request) -> None:
+        asked, place = self._requests[prompt.number], len(self.sent) % len(self.decodes)
+        sender, num_bytes = prompt.number % len(self.prefills), self._link.bytes_of(prompt.prompt_tokens)
+        start = max(prompt.finish or 0.0, self._senders[sender], self._receivers[place])
+        end = start + move_seconds(num_bytes, self._link.bytes_per_second)
+        self._senders[sender] = self._receivers[place] = end
+        self.sent.append(Sending(prompt, num_bytes, start, end))
+        tokens = asked.prompt_tokens
+        # The cache of the prompt is there, and the last token is computed again.
+        self.answers.append(Request(asked.number, end, tokens, asked.answer_tokens, tokens - 1))
+        self.decodes[place].arrivals.add(self.answers[-1])
+        self._retime(place)
+
+
+def check_conservation(requests: Sequence[Request], sent: Sequence[Sending], answers: Sequence[Request]) -> None:
+    """Every request is computed, sent and answered once, in this order. PoolError if it is not."""
+    numbers = [request.number for request in requests]
+    if sorted(one.request.number for one in sent) != numbers:
+        raise PoolError(f"{len(requests)} requests arrived, but {len(sent)} were sent")
+    for one, answer in zip(sent, answers):
+        times = one.request.arrival, one.request.finish, one.start, one.end, answer.first_token, answer.finish
+        known = [seconds for seconds in times if seconds is not None]
+        if len(known) < len(times) or known != sorted(known):
+            raise PoolError(f"request {one.request.number} was not computed, sent and answered in this order")

@@ -1,0 +1,115 @@
+"""What serves requests in steps: an engine with one scheduler (`Replica`), or attention replicas (`LockStep`).
+
+An event is one step with parts of prompts, or all decode steps until something else happens. Decode steps are planned
+first (`begin`) and run later (`end`), so that a request that arrives in the meantime can still end them earlier.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from kvcalc.simulation.arrivals import Arrivals
+
+
+class Run(NamedTuple):
+    """Decode steps on one straight line. `first`, `last` and `all` are the seconds of the first, the last and all."""
+
+    steps: int
+    first: float
+    last: float
+    all: float
+    all_but_last: float
+
+
+class Server(ABC):
+    """Runs the requests of `arrivals`, event by event. `now` is the time up to which everything has happened."""
+
+    # The units of all requests are added up again after so many events.
+    recount_every = 512
+
+    now = 0.0
+    _planned = 0  # decode steps that may run without another plan, after `begin`
+    _visible = 0.0  # the scheduler knows the requests that arrived by then
+    _foreseen: tuple[float | None, list[Run]] | None = None  # the runs until the planned steps end, and the arrival
+
+    arrivals: Arrivals
+    ranks: Sequence[Any]
+    """The attention replicas, each a `Replica`: itself alone, or several."""
+    finished: int
+    """The number of finished requests."""
+
+    @abstractmethod
+    def begin(self) -> bool:
+        """Run a step with prompts, plan decode steps, or go to the next arrival. False if nothing is left."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Run the planned decode steps."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Add up the blocks of all requests. PoolError if the sum is not what the pool counted."""
+
+    @abstractmethod
+    def _has_work(self) -> bool:
+        """Whether requests run or wait."""
+
+    @abstractmethod
+    def _upcoming(self) -> float | None:
+        """When the next request arrives that ends decode steps early. None if none does."""
+
+    @abstractmethod
+    def _find_runs(self, upcoming: float | None) -> list[Run]:
+        """The planned decode steps until a request ends or arrives."""
+
+    def run(self, progress: Callable[[int], None] | None = None) -> None:
+        """Run until all requests have finished. `progress` is called with the number of finished requests."""
+        events = 0
+        while self.begin():
+            if self._planned:
+                self.end()
+            events += 1
+            if events % self.recount_every == 0:
+                self.check()
+                if progress is not None:
+                    progress(self.finished)
+        self.check()
+
+    def advance(self) -> None:
+        """One event that begins at `next_event`, or the end of the decode steps that are planned."""
+        if self._planned:
+            self.end()
+        else:
+            self.begin()
+
+    def next_event(self) -> float:
+        """When the server next has to know all requests that arrived before. Infinite if there is nothing to do.
+
+        It is the end of the planned decode steps, as far as the arrivals are known, else the time of the next plan.
+        """
+        if self._planned:
+            now = self.now
+            for run in self._runs():
+                now += run.all
+            return now
+        if self._has_work():
+            return self.now
+        upcoming = self.arrivals.next_arrival
+        return inf if upcoming is None else max(self.now, upcoming)
+
+    def _runs(self) -> list[Run]:
+        upcoming = self._upcoming()
+        if self._foreseen is None or self._foreseen[0] != upcoming:
+            self._foreseen = upcoming, self._find_runs(upcoming)
+        return self._foreseen[1]
+
+    def _wait(self) -> bool:
+        """Nothing runs: go to the next arrival. False if there is none."""
+        upcoming = self.arrivals.next_arrival
+        if upcoming is None:
+            return False
+        self.now = self._visible = max(self.now, upcoming)
+        return True

@@ -1,0 +1,105 @@
+"""Targets for percentiles with separate instances: the smallest pools that keep to them in `kvcalc simulate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from tests.test_schema import check
+
+MODEL, LINK = "llama-3.1-8b", "infiniband-400g"
+RATE: dict[str, Any] = {"requests_per_second": 20.0, "requests": 600}
+LENGTHS = (2048, 300)
+
+
+def planned(**asked: Any) -> tuple[Any, Any]:
+    """The document, and its row with separate instances."""
+    document: Any = kvcalc.plan(
+        MODEL, ["h100"], input_tokens=LENGTHS[0], output_tokens=LENGTHS[1], disaggregate=True, transfer=LINK, **asked
+    )
+    check(document, "plan")
+    *_, row = [row for row in document["plans"] if row["disaggregated"] or not row["replicas"]]
+    return document, row
+
+
+def simulated(pools: Any, load: dict[str, Any], factor: float) -> dict[str, Any]:
+    """The rows of `times` of a simulation of its own, by metric."""
+    prefill, decode = pools["prefill"], pools["decode"]
+    found = kvcalc.simulate(
+        MODEL, "h100", prompt_tokens=LENGTHS[0], answer_tokens=LENGTHS[1], replicas=decode["instances"],
+        tensor_parallel_size=decode["tensor_parallel_size"], prefill_replicas=prefill["instances"],
+        prefill_tensor_parallel_size=prefill["tensor_parallel_size"], transfer=LINK, step_factor=factor, **load,
+    )  # fmt: skip
+    return {times["metric"]: times for times in found["times"]}
+
+
+@pytest.mark.parametrize(
+    ("load", "confidence"), [(RATE, 80), ({"concurrency": 48, "requests": 600}, 50)], ids=["rate", "clients"]
+)
+def test_the_pools_are_those_whose_simulated_percentiles_meet_the_targets(
+    load: dict[str, Any], confidence: int
+) -> None:
+    limits = {"max_ttft_seconds": 0.9, "max_tpot_seconds": 0.014}
+    document, row = planned(**load, **limits, ttft_percentile=90, tpot_percentile=95, confidence=confidence)
+    pools = row["disaggregated"]
+    for finalist in document["finalists"]:
+        if finalist["disaggregated"] is None:
+            continue
+        assert (finalist["step_factor"] > 1) == (confidence == 80)
+        if finalist["num_devices"] is None:
+            continue
+        times = simulated(finalist["disaggregated"], load, finalist["step_factor"])
+        ttft, tpot = times["ttft"]["p90_seconds"] * finalist["ttft_factor"], times["tpot"]["p95_seconds"]
+        assert (finalist["ttft_p90_seconds"], finalist["tpot_p95_seconds"]) == pytest.approx((ttft, tpot))
+        assert finalist["passes"] == (ttft <= limits["max_ttft_seconds"] and tpot <= limits["max_tpot_seconds"])
+        same = all(
+            finalist["disaggregated"][role][key] == pools[role][key]
+            for role in ("prefill", "decode")
+            for key in ("instances", "tensor_parallel_size")
+        )
+        if same:
+            assert finalist["passes"]
+            assert (row["simulated_ttft_seconds"], row["simulated_tpot_seconds"]) == pytest.approx((ttft, tpot))
+            break
+    else:
+        pytest.fail("the row is not among the layouts that were simulated")
+
+
+def test_no_smaller_pools_would_pass() -> None:
+    limit = 0.15
+    _, row = planned(**RATE, max_ttft_seconds=limit, ttft_percentile=90, confidence=50)
+    assert row["num_devices"] == 4
+    tried = 0
+    for sizes in ((1, 1), (1, 2), (2, 1)):
+        for prefills in (1, 2):
+            for decodes in (1, 2):
+                if prefills * sizes[0] + decodes * sizes[1] < row["num_devices"]:
+                    pools = {
+                        role: {"instances": number, "tensor_parallel_size": size}
+                        for role, number, size in zip(("prefill", "decode"), (prefills, decodes), sizes)
+                    }
+                    assert simulated(pools, RATE, 1.0)["ttft"]["p90_seconds"] > limit, pools
+                    tried += 1
+    assert tried == 5
+
+
+def test_a_target_that_one_request_misses_is_named() -> None:
+    document, row = planned(**RATE, max_ttft_seconds=0.02, ttft_percentile=50)
+    assert "TTFT p50 of requests alone is" in row["reason"]
+    alone = [one for one in document["finalists"] if one["disaggregated"] is not None]
+    assert {one["disaggregated"]["prefill"]["instances"] for one in alone} == {None}
+
+
+def test_without_a_percentile_a_simulation_changes_no_pools(kvcalc: Any) -> None:
+    words = ("plan", MODEL, "--input-tokens", "2k", "--output-tokens", "300", "--requests-per-second", "20", "--gpu",
+             "h100", "--disaggregate", "--transfer-bandwidth", LINK)  # fmt: skip
+    plain = kvcalc(*words, "--json").json["plans"]
+    looked_at = kvcalc(*words, "--json", "--simulate", "1", "--requests", "200").json
+    assert [row["disaggregated"] for row in plain] == [row["disaggregated"] for row in looked_at["plans"]]
+    assert len(looked_at["finalists"]) == 2
+    out = kvcalc(*words, "--max-ttft", "900ms@p90", "--requests", "200", "--format", "human").out
+    assert " P + tp 1 D" in out
+    assert "Simulated with 200 requests, seed 0" in out
+    assert "TTFT p90" in out
