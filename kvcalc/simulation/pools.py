@@ -83,7 +83,8 @@ def simulate_pools(
     check_load(load)
     rules, replicas = rules_of(asked.get("engine", "vllm")), replicas or 1
     for is_asked, option in (
-        (asked.get("data_parallel_size", 1) > 1, "--dp"), (asked.get("speculative") is not None, "--speculative")
+        (asked.get("data_parallel_size", 1) > 1, "--dp"), (asked.get("speculative") is not None, "--speculative"),
+        (asked.get("reuse") is not None, "--prefix-tokens"),
     ):  # fmt: skip
         if is_asked:
             raise UsageError(f"--prefill-replicas cannot be combined with {option}", "leave one of them out")

@@ -53,6 +53,8 @@ class PrefixCache:
                 break
             found += 1
         self._set_cached(request, found * self.tokens)
+        if found == len(request.names):
+            request.cached_tokens = max(request.cached_tokens, request.given_tokens)
         request.shared = found
         return pinned
 
