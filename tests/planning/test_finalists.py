@@ -122,11 +122,11 @@ def test_bursts_need_more_replicas() -> None:
 def test_a_layout_that_does_not_keep_up_does_not_pass() -> None:
     """Without a limit on the wait, the time per token alone would pass on any number of devices."""
     rate = 200.0
-    document = ask(requests_per_second=rate, requests=3000, max_tpot_seconds=0.1, tpot_percentile=90, confidence=50)
+    document = ask(requests_per_second=rate, requests=3000, max_tpot_seconds=0.3, tpot_percentile=90, confidence=50)
     best = document["best"]
     assert best["requests_per_second"] > 0.9 * rate
     behind = next(row for row in document["finalists"] if "does not keep up" in (row["reason"] or ""))
-    assert behind["tpot_p90_seconds"] <= 0.1
+    assert behind["tpot_p90_seconds"] <= 0.3
     served = kvcalc.simulate(
         MODEL, "h100", prompt_tokens=PROMPT, answer_tokens=ANSWER, replicas=behind["replicas"],
         tensor_parallel_size=behind["tensor_parallel_size"], requests_per_second=rate, requests=3000,
