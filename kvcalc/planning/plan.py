@@ -294,7 +294,7 @@ def _row(
         memory["kv_cache"]["dtype"], question.engine_settings or {}, traffic.limit is not None,
         drafting_of(question.speculative),
         memory["engine"]["data_parallel_size"], memory["engine"]["expert_parallel_size"],
-        has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes),
+        has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes), engine=kind.engine,
     )  # fmt: skip
     return {**row, **{engine: command(checkpoint, layout) for engine, command in _COMMANDS.items()}}
 

@@ -68,6 +68,31 @@ def test_every_flag_is_the_engines(checkpoint: Checkpoint, layout: Layout) -> No
         assert flags <= options_of(file), flags - options_of(file)
 
 
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("sglang", "--attn-dp-size 8"), ("sglang@0.5.22", "--attn-dp-size 8"), ("vllm@0.11", "--attn-dp-size 8"),
+        ("sglang@0.5.21", "--enable-dp-attention --dp-size 8"), ("sglang@2026-10-01", "--enable-dp-attention"),
+    ],
+)  # fmt: skip
+def test_attention_replicas_are_asked_for_as_the_release_wants(engine: str, flags: str) -> None:
+    layout = Layout(2, 1, 8192, 64, "bf16", {}, data_parallel_size=8, expert_parallel_size=16, engine=engine)
+    command = sglang_command(Checkpoint("a/b"), layout)
+    assert flags in command
+    assert ("--enable-dp-attention" in command) == ("--enable" in flags)
+
+
+def test_an_option_without_effect_is_left_out() -> None:
+    settings = {"mamba-cache-mode": "align", "mamba-block-size": "64"}
+    newest, older = (
+        vllm_command(Checkpoint("a/b"), Layout(1, 1, 8192, 64, "bf16", settings, engine=engine))
+        for engine in ("vllm", "vllm@0.32")
+    )
+    assert "--mamba-cache-mode" not in newest
+    assert "--mamba-block-size 64" in newest
+    assert "--mamba-cache-mode align" in older
+
+
 def test_lists_variables_and_vllms_own_types() -> None:
     settings = {"kv-cache-dtype-skip-layers": "0,sliding_window", "pp-layer-partition": "30,50"}
     layout = Layout(1, 2, 8192, 64, "nvfp4", settings)

@@ -221,7 +221,7 @@ def _layout(traffic: Traffic, one: Instance, running: int) -> Layout:
     return Layout(
         one.shape.tensor, one.shape.stages, traffic.lengths.longest_tokens, running,
         workload.kv_dtype.name, one.case.question.engine_settings or {}, traffic.limit is not None, None,
-        one.shape.attention_replicas, workload.expert_parallel_size,
+        one.shape.attention_replicas, workload.expert_parallel_size, engine=one.case.question.engine,
     )  # fmt: skip
 
 
