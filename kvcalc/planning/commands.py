@@ -22,8 +22,8 @@ from kvcalc.planning.drafting_flags import Drafting, sglang_drafting, vllm_draft
 _NOT_FLAGS = ("num-speculative-tokens", "pp-layer-partition")
 # Flags of which vLLM takes several words.
 _LISTS = ("kv-cache-dtype-skip-layers",)
-# SGLang counts attention replicas apart from whole copies since 0.5.22. --enable-dp-attention, which makes --dp-size the
-# number of attention replicas, is deprecated since then (add_cli_args in srt/server_args.py,
+# SGLang counts attention replicas apart from whole copies since 0.5.22. --enable-dp-attention, which makes --dp-size
+# the number of attention replicas, is deprecated since then (add_cli_args in srt/server_args.py,
 # handle_deprecated_dp_attention in srt/arg_groups/parallel_hook.py; 0.5.21 has no --attn-dp-size).
 _ATTENTION_REPLICAS = Release.of(0, 5, 22)
 # Options without an effect, of which an engine says that they will be removed, and the release with which that began
