@@ -1408,6 +1408,7 @@ class SplitPools(TypedDict):
 class SplitPool(TypedDict):
     """the prefill or the decode instances."""
 
+    gpu: str
     instances: int
     tensor_parallel_size: int
     pipeline_parallel_size: int

@@ -66,7 +66,8 @@ def plan(
     longer than the model's limit do not fit unless `allow_beyond_limit` is set. `prefix_hit_rate` is the share of a
     prompt's tokens that the prefix cache has. `strict` leaves out layouts whose fit is tight. `with_front` adds the
     Pareto front. `disaggregate` adds rows with prefill and decode on separate instances, joined by the link `transfer`:
-    bytes per second of one device, or a name. `all_layouts` tries every way to split the model. Targets with a
+    bytes per second of one device, or a name, and with several kinds of device one row for each
+    engine with the pools on two of them. `all_layouts` tries every way to split the model. Targets with a
     percentile need a `simulation`, and `num_simulated` is the most layouts of a kind to simulate, which without such
     targets changes no layout. The simulation of a trace judges means too; its rate in `targets` is that of the busiest
     part. `asked` has the other fields of a `Question`; of its `speed`, only the calibration is
@@ -90,6 +91,7 @@ def plan(
     if disaggregate and simulation is not None and simulation.trace is not None:
         raise UsageError("--disaggregate cannot be combined with --trace", "use the rate and the lengths of the trace")
     if disaggregate or transfer is not None:
+        from kvcalc.planning.disaggregated.mixed_rows import with_mixed
         from kvcalc.planning.disaggregated.rows import check_disaggregated, with_splits
 
         check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
@@ -114,7 +116,8 @@ def plan(
     ]  # fmt: skip
     split_notes: list[Note] = []
     if transfer is not None:
-        rows, split_notes = with_splits(traffic, kinds, rows, checkpoint, transfer)
+        split_rows = with_splits(traffic, kinds, rows, checkpoint, transfer)
+        rows, split_notes = with_mixed(traffic, kinds, split_rows, checkpoint, transfer, max_devices)
     best = _best(rows)
     reuse, trace = question.reuse, None if simulation is None else simulation.trace
     return {

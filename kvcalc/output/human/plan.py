@@ -45,7 +45,8 @@ def render(document: dict[str, Any], console: Console) -> None:
 
         print_pools(best, console)
         for role, command in best["disaggregated"]["commands"].items():
-            _print_command(f"{role}, on {best['gpu']}:" if role != "router" else "router:", command, console)
+            on = "" if role == "router" else f", on {best['disaggregated'][role]['gpu']}"
+            _print_command(f"{role}{on}:", command, console)
     elif best is not None:
         _commands(best, console)
 

@@ -65,7 +65,7 @@ def with_splits(
     found = [_find(traffic, kind, transfer) for kind in kinds]
     all_rows, about_rows = [], []
     for kind, row, one in zip(kinds, rows, found):
-        split, notes = _row(traffic, kind, row, one, checkpoint)
+        split, notes = describe_split(traffic, kind, row, one, checkpoint)
         row = {**row, "disaggregated": None, "next_mode": None}
         all_rows += _in_order(row, split, traffic.targets)
         about_rows += [RowNote((kind.engine, kind.gpu.name), note, kind.gpu) for note in notes]
@@ -108,10 +108,11 @@ def _why_lost(first: Mapping[str, Any], second: Mapping[str, Any], is_rate: bool
     return f"as many devices, but {slower} tokens per second instead of {faster}"
 
 
-def _row(
+def describe_split(
     traffic: Traffic, kind: Kind, beside: Mapping[str, Any], found: Split | Trouble | KvcalcError,
     checkpoint: Checkpoint,
 ) -> tuple[dict[str, Any], list[Note]]:  # fmt: skip
+    """The row of two pools, and its notes. `beside` has the keys of a row, and its model, device and engine."""
     row: dict[str, Any] = dict.fromkeys((*beside, "disaggregated", "next_mode"))
     row.update({name: beside[name] for name in ("model", "gpu", "engine")}, price_per_hour=kind.price)
     if not isinstance(found, Split):
@@ -176,6 +177,7 @@ def _describe_pools(found: Split, answers: tuple[Answer, Answer], held: tuple[in
     )
     return {
         role: {
+            "gpu": one.case.devices.gpu.name,
             "instances": number,
             "tensor_parallel_size": one.shape.tensor,
             "pipeline_parallel_size": one.shape.stages,
