@@ -133,8 +133,19 @@ def test_nvlink_joins_one_kind_and_pcie_a_machine() -> None:
 
 
 def test_manifests_place_each_pool_on_its_kind(kvcalc: Any) -> None:
-    words: tuple[str, ...] = ("plan", "qwen3-32b", "--input-tokens", "4k", "--output-tokens", "500", "--requests-per-second", "8")
-    words += ("--max-tpot", "20ms", "--max-ttft", "1s", "--gpu", "h100,h200", "--price", "h100=2,h200=3")
+    words: tuple[str, ...] = ("plan", "qwen3-32b", "--input-tokens", "4k", "--output-tokens", "500")
+    words += (
+        "--requests-per-second",
+        "8",
+        "--max-tpot",
+        "20ms",
+        "--max-ttft",
+        "1s",
+        "--gpu",
+        "h100,h200",
+        "--price",
+        "h100=2,h200=3",
+    )
     words += ("--disaggregate", "--transfer-bandwidth", LINK)
     text = kvcalc(*words, "--emit", "k8s").out
     pods = [one for one in yaml.safe_load_all(text) if one["kind"] == "StatefulSet"]
