@@ -93,6 +93,7 @@ def plan(
     if disaggregate or transfer is not None:
         from kvcalc.planning.disaggregated.mixed_rows import with_mixed
         from kvcalc.planning.disaggregated.rows import check_disaggregated, with_splits
+        from kvcalc.planning.disaggregated.search import Instances
 
         check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
         if simulation is not None:
@@ -116,8 +117,9 @@ def plan(
     ]  # fmt: skip
     split_notes: list[Note] = []
     if transfer is not None:
-        split_rows = with_splits(traffic, kinds, rows, checkpoint, transfer)
-        rows, split_notes = with_mixed(traffic, kinds, split_rows, checkpoint, transfer, max_devices)
+        instances = Instances(traffic)
+        split_rows = with_splits(traffic, kinds, rows, checkpoint, transfer, instances)
+        rows, split_notes = with_mixed(traffic, kinds, split_rows, checkpoint, transfer, instances, max_devices)
     best = _best(rows)
     reuse, trace = question.reuse, None if simulation is None else simulation.trace
     return {

@@ -12,7 +12,7 @@ from kvcalc.planning.cache_tiers import move_seconds
 from kvcalc.planning.disaggregated.instances import transfer_bytes
 from kvcalc.planning.disaggregated.matching import Load, Pair
 from kvcalc.planning.disaggregated.mixed import Mixed, devices_of, find_mixed, join_caches
-from kvcalc.planning.disaggregated.search import both_pools, find_judge
+from kvcalc.planning.disaggregated.search import Instances, both_pools, find_judge
 from kvcalc.planning.lengths import one_length
 from kvcalc.planning.question import Question
 from kvcalc.planning.targets import Targets
@@ -77,7 +77,7 @@ def test_no_combination_is_cheaper(rate: float | None, clients: int | None, pric
         Kind(find_gpu(name), 12, "vllm", price=None if prices is None else price)
         for name, price in zip(("h100", "h200"), weights)
     ]
-    found = find_mixed(traffic, kinds, LINK, limit)
+    found = find_mixed(Instances(traffic), kinds, LINK, limit)
     cheapest = None
     for prefill_kind, decode_kind in (kinds, kinds[::-1]):
         of_prefill, of_decode = (weights[kinds.index(kind)] for kind in (prefill_kind, decode_kind))

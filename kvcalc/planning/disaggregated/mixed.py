@@ -16,7 +16,7 @@ from kvcalc.errors import KvcalcError
 from kvcalc.planning.cache_tiers import move_seconds
 from kvcalc.planning.disaggregated.instances import Instance, transfer_bytes
 from kvcalc.planning.disaggregated.matching import Load, Match, Pair
-from kvcalc.planning.disaggregated.search import Link, Split, both_pools, find_judge, link_of, most_devices
+from kvcalc.planning.disaggregated.search import Instances, Link, Split, find_judge, link_of, most_devices
 from kvcalc.planning.kept import prefixes_of
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, seconds_text
 from kvcalc.planning.transfer import NVLINK
@@ -58,12 +58,13 @@ def join_caches(first: Kind, second: Kind) -> bool:
     return known is not None and first.gpu.vendor == second.gpu.vendor and known == _architecture(second)
 
 
-def find_mixed(traffic: Traffic, kinds: Sequence[Kind], transfer: int | str, most: int) -> Mixed | Trouble | None:
+def find_mixed(known: Instances, kinds: Sequence[Kind], transfer: int | str, most: int) -> Mixed | Trouble | None:
     """The cheapest pools on two of the `kinds`, all of one engine, with at most `most` devices together.
 
     If a kind has no price, those with the fewest devices; of several, those with the most tokens per second. None if no
     two kinds can be joined.
     """
+    traffic = known.traffic
     pairs = [
         (first, second) for first in kinds for second in kinds
         if first.gpu.name != second.gpu.name and join_caches(first, second)
@@ -72,7 +73,7 @@ def find_mixed(traffic: Traffic, kinds: Sequence[Kind], transfer: int | str, mos
         return None
     # All pairs are compared by cost, or all by their number of devices.
     has_prices = all(kind.price is not None for pair in pairs for kind in pair)
-    pools = {kind.gpu.name: _pools(traffic, kind) for kind in kinds if any(kind in pair for pair in pairs)}
+    pools = {kind.gpu.name: _pools(known, kind) for kind in kinds if any(kind in pair for pair in pairs)}
     found: list[tuple[tuple[float, float, float], Mixed]] = []
     for prefill_kind, decode_kind in pairs:
         link = _link(transfer, prefill_kind, decode_kind)
@@ -105,9 +106,9 @@ def _architecture(kind: Kind) -> str | None:
     return name if name is None else _ALIKE.get(name, name)
 
 
-def _pools(traffic: Traffic, kind: Kind) -> tuple[list[Instance], list[Instance]]:
+def _pools(known: Instances, kind: Kind) -> tuple[list[Instance], list[Instance]]:
     try:
-        return both_pools(traffic, kind)
+        return known.prefills(kind)[0], known.decodes(kind)[0]
     except KvcalcError:  # its own row says why
         return [], []
 

@@ -8,13 +8,15 @@ from typing import Any
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.disaggregated.mixed import Mixed, devices_of, find_mixed
 from kvcalc.planning.disaggregated.rows import SplitRows, describe_split
+from kvcalc.planning.disaggregated.search import Instances
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.traffic import Kind, Traffic
 
 
 def with_mixed(
-    traffic: Traffic, kinds: Sequence[Kind], rows: SplitRows, checkpoint: Checkpoint, transfer: int | str, most: int
-) -> SplitRows:
+    traffic: Traffic, kinds: Sequence[Kind], rows: SplitRows, checkpoint: Checkpoint, transfer: int | str,
+    instances: Instances, most: int,
+) -> SplitRows:  # fmt: skip
     """The rows of a plan and, for each engine, one with the best pools on different kinds of device, if there are any.
 
     `most` is the most devices of all kinds together.
@@ -23,7 +25,7 @@ def with_mixed(
     about_rows: list[RowNote] = []
     for engine in dict.fromkeys(kind.engine for kind in kinds):
         own = [kind for kind in kinds if kind.engine == engine]
-        found = find_mixed(traffic, own, transfer, most) if len(own) > 1 else None
+        found = find_mixed(instances, own, transfer, most) if len(own) > 1 else None
         if not isinstance(found, Mixed):
             continue
         name = f"{found.prefill_kind.gpu.name} + {found.decode_kind.gpu.name}"

@@ -14,7 +14,7 @@ from kvcalc.planning.commands import Layout
 from kvcalc.planning.disaggregated.commands import Pools, commands_of
 from kvcalc.planning.disaggregated.engines import RULES, rules_of
 from kvcalc.planning.disaggregated.instances import Instance, buffer_tokens
-from kvcalc.planning.disaggregated.search import Split, find_split
+from kvcalc.planning.disaggregated.search import Instances, Split, find_split
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.question import Question
@@ -59,10 +59,10 @@ def check_disaggregated(
 
 def with_splits(
     traffic: Traffic, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]], checkpoint: Checkpoint,
-    transfer: int | str,
+    transfer: int | str, instances: Instances,
 ) -> SplitRows:  # fmt: skip
     """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost."""
-    found = [_find(traffic, kind, transfer) for kind in kinds]
+    found = [_find(traffic, kind, transfer, instances) for kind in kinds]
     all_rows, about_rows = [], []
     for kind, row, one in zip(kinds, rows, found):
         split, notes = describe_split(traffic, kind, row, one, checkpoint)
@@ -72,9 +72,11 @@ def with_splits(
     return SplitRows(all_rows, group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds]))
 
 
-def _find(traffic: Traffic, kind: Kind, transfer: int | str) -> Split | Trouble | KvcalcError:
+def _find(
+    traffic: Traffic, kind: Kind, transfer: int | str, instances: Instances
+) -> Split | Trouble | KvcalcError:  # fmt: skip
     try:
-        return find_split(traffic, kind, transfer)
+        return find_split(traffic, kind, transfer, instances)
     except KvcalcError as error:
         return error
 
