@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,7 +133,7 @@ def test_nvlink_joins_one_kind_and_pcie_a_machine() -> None:
     assert row["num_devices"] <= 8
 
 
-def test_manifests_place_each_pool_on_its_kind(kvcalc: Any) -> None:
+def test_manifests_place_each_pool_on_its_kind(kvcalc: Any, tmp_path: Path) -> None:
     words: tuple[str, ...] = ("plan", "qwen3-32b", "--input-tokens", "4k", "--output-tokens", "500")
     words += (
         "--requests-per-second",
@@ -157,5 +158,7 @@ def test_manifests_place_each_pool_on_its_kind(kvcalc: Any) -> None:
     assert "one kind of device" in refused.err
     commands = kvcalc(*words, "--emit", "vllm").out
     assert "on h100-sxm" in commands
-    screen = kvcalc(*words, "--format", "human").out
+    page = tmp_path / "plan.html"
+    screen = kvcalc(*words, "--format", "human", "--report", page).out
     assert "decode, on h200-sxm:" in screen
+    assert "4 x h100-sxm + 4 x h200-sxm" in page.read_text()
