@@ -135,6 +135,8 @@ def _question(document: dict[str, Any]) -> str:
     parts = [f"{count(lengths['input_tokens'])} tokens in, {count(lengths['output_tokens'])} out"]
     if lengths["file"]:
         parts[0] += f" (means of {count(lengths['num_requests'])}; the longest has {count(lengths['longest_tokens'])})"
+    if document.get("prefix_tokens"):
+        parts[0] += f", the first {count(document['prefix_tokens'])} in common"
     if document["trace"]:
         mean, peak = (rate(document["trace"][f"{name}requests_per_second"]) for name in ("", "peak_"))
         parts.append(f"{mean} requests per second" + (f", {peak} in the busiest minute" if peak != mean else ""))
