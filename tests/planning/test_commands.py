@@ -179,8 +179,10 @@ def test_what_trtllm_serve_has_no_option_for_goes_into_its_file() -> None:
     assert json.loads(text) == {
         "kv_cache_config": {"dtype": "fp8", "tokens_per_block": 64, "max_attention_window": [128, 8192]},
         "enable_attention_dp": True,
-        "speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": 3},
+        "speculative_config": {"decoding_type": "MTP", "max_draft_len": 3},
     }
+    older = tensorrt_llm_command(Checkpoint("deepseek-ai/DeepSeek-V3"), layout._replace(engine="tensorrt-llm@1.2"))
+    assert '"num_nextn_predict_layers": 3' in (older or "")
     # The devices of all replicas, and the requests of one.
     assert command == (
         "trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --ep_size 8 --max_seq_len 8192 --max_batch_size 16 "
