@@ -72,7 +72,10 @@ class PlannedLoad(NamedTuple):
             for row in found["times"]
         }
         engine, counts = found["engine"], found["load"]
-        waits, is_open = times["queue"], not are_alone and load.concurrency is None
+        # A trace ends, so a limit on the wait says all. Other requests go on after the simulation.
+        is_limited = targets.max_ttft_seconds is not None or targets.max_e2e_seconds is not None
+        is_open = not are_alone and load.concurrency is None and not (self.recording is not None and is_limited)
+        waits = times["queue"]
         is_behind = is_open and waits["mean"] > _BACKLOG * found["results"]["duration_seconds"]
         return Simulated(
             times, counts["requests"], counts["refused_requests"], engine["max_running_requests"],

@@ -89,6 +89,19 @@ def test_the_rates_of_a_trace() -> None:
     assert record(requests[3:53], "x").peak_requests_per_second == pytest.approx(1.0)
 
 
+def test_a_burst_may_wait_as_long_as_its_limit_allows(tmp_path: Path) -> None:
+    """All of these requests arrive within a second, so nearly all of the run is a queue."""
+    file = tmp_path / "burst.csv"
+    rows = [f"{place / 100},6000,300" for place in range(100)]
+    file.write_text("arrival_seconds,prompt_tokens,answer_tokens\n" + "\n".join(rows))
+    ask: dict[str, Any] = {"trace": str(file), "confidence": 50}
+    waited: Any = kvcalc.plan(MODEL, ["h100"], max_e2e_seconds=60.0, e2e_percentile=99, **ask)
+    assert waited["best"]["num_devices"] == 1
+    # A limit on the time per token alone says nothing about the queue.
+    unlimited: Any = kvcalc.plan(MODEL, ["h100"], max_tpot_seconds=10.0, tpot_percentile=99, **ask)
+    assert any("does not keep up" in (row["reason"] or "") for row in unlimited["finalists"])
+
+
 def test_requests_find_the_prefixes_that_the_trace_names(tmp_path: Path) -> None:
     file, alone = tmp_path / "shared.jsonl", tmp_path / "alone.jsonl"
     for path, common in ((file, 6), (alone, 0)):
