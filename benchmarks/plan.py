@@ -28,6 +28,7 @@ SEARCHES = (
     ("default", "", False),
     ("--all-layouts", ", all_layouts=True", True),
     ("--max-tpot 30ms --all-layouts", ", max_tpot_seconds=0.03, all_layouts=True", True),
+    ("--all-layouts, vllm and sglang", ", all_layouts=True, engines=('vllm', 'sglang')", True),
     ("--max-tpot 30ms@p90", ", max_tpot_seconds=0.03, tpot_percentile=90", False),
 )
 
@@ -45,11 +46,12 @@ def seconds_of(model: str, devices: tuple[str, ...], options: str, repeats: int)
     return found - empty
 
 
-def count_layouts(model: str, devices: tuple[str, ...], is_all: bool) -> int:
+def count_layouts(model: str, devices: tuple[str, ...], options: str) -> int:
     """The layouts of one replica that a search may try."""
     question, gpus = Question(kvcalc.load_model(model)), [find_gpu(name) for name in devices]
-    if is_all:
-        return sum(len(all_shapes(gpu, question, "vllm")) for gpu in gpus)
+    if "all_layouts" in options:
+        engines = ("vllm", "sglang") if "engines" in options else ("vllm",)
+        return sum(len(all_shapes(gpu, question, engine)) for gpu in gpus for engine in engines)
     return sum(len(shapes) for gpu in gpus for shapes in usual_shapes(gpu, 1))
 
 
@@ -64,7 +66,7 @@ def main() -> None:
         for devices in DEVICES:
             for name, options, has_goal in SEARCHES:
                 seconds = seconds_of(model, devices, options, repeats)
-                layouts = count_layouts(model, devices, "all_layouts" in options)
+                layouts = count_layouts(model, devices, options)
                 slow |= has_goal and seconds > GOAL_SECONDS
                 print(f"{model:16s} {len(devices):5d} {name:30s} {layouts:8,d} {seconds:8.2f}", flush=True)
     if slow:

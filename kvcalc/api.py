@@ -176,10 +176,13 @@ def plan(
     model: ModelSpec | str,
     gpus: Sequence[Gpu | str],
     *,
-    input_tokens: int,
-    output_tokens: int,
+    input_tokens: int | None = None,
+    output_tokens: int | None = None,
     concurrency: int | None = None,
     requests_per_second: float | None = None,
+    trace: str | None = None,
+    trace_format: str | None = None,
+    scale_rate: float = 1.0,
     max_ttft_seconds: float | None = None,
     max_tpot_seconds: float | None = None,
     confidence: int = 80,
@@ -195,14 +198,16 @@ def plan(
 ) -> Plan:
     """The document of `kvcalc plan`: for each kind of device, the smallest layout that serves the requests.
 
-    Give either `concurrency` or `requests_per_second`. With a `confidence` of 80, times are judged at the upper end of
-    their range, with 50 at the point estimate. A time limits the mean, or the percentile that is given for it: 50, 90,
-    95 or 99. Percentiles are simulated, with `burstiness`, `requests` and `seed` as in `simulate`. `simulate` is the
-    number of layouts of each kind of device to simulate. `asked` may have `engines` (or `engine`), `engine_settings`,
-    `dtype`, `kv_dtype`, `prices` (device name to price per hour), `max_devices`, `allow_beyond_limit`,
-    `prefix_hit_rate`, `strict`, `all_layouts`, `with_front`, `images`, `speculative`, `reuse` and `speed`, of which
-    only the calibration is used. With `disaggregate=True` there are also rows with prefill and decode on separate
-    instances, joined by the link `transfer`: bytes per second of one device, or a name such as `infiniband-400g`.
+    Give `input_tokens` and `output_tokens` with either `concurrency` or `requests_per_second`, or `trace`, the path of
+    a file with the times and lengths of its requests, as in `simulate`. With a `confidence` of 80, times are judged at
+    the upper end of their range, with 50 at the point estimate. A time limits the mean, or the percentile that is given
+    for it: 50, 90, 95 or 99. Percentiles are simulated, with `burstiness`, `requests` and `seed` as in `simulate`.
+    `simulate` is the number of layouts of each kind of device to simulate. `asked` may have `engines` (or `engine`),
+    `engine_settings`, `dtype`, `kv_dtype`, `prices` (device name to price per hour), `max_devices`,
+    `allow_beyond_limit`, `prefix_hit_rate`, `strict`, `all_layouts`, `with_front`, `images`, `speculative`, `reuse` and
+    `speed`, of which only the calibration is used. With `disaggregate=True` there are also rows with prefill and decode
+    on separate instances, joined by the link `transfer`: bytes per second of one device, or a name such as
+    `infiniband-400g`.
     """
     from kvcalc.errors import UsageError
     from kvcalc.planning.lengths import one_length
@@ -210,15 +215,26 @@ def plan(
     from kvcalc.planning.targets import Targets, check_percentiles
     from kvcalc.throughput.hardware import find_gpu
 
-    if (concurrency is None) == (requests_per_second is None):
+    drawn = (input_tokens, output_tokens, concurrency, requests_per_second)
+    if trace is not None and any(value is not None for value in drawn):
+        raise UsageError("trace has the times and the lengths of its requests: leave out the load and the lengths")
+    if trace is None and (concurrency is None) == (requests_per_second is None):
         raise UsageError("plan needs either concurrency or requests_per_second")
     targets = Targets(
         concurrency, requests_per_second, max_ttft_seconds, max_tpot_seconds, confidence, max_e2e_seconds,
         ttft_percentile, tpot_percentile, e2e_percentile,
     )  # fmt: skip
     check_percentiles(targets)
-    lengths = one_length(input_tokens, output_tokens)
-    if targets.highest_percentile is not None or simulate is not None:
+    if trace is not None:
+        from kvcalc.simulation.planned import planned_trace
+
+        recorded = asked["simulation"] = planned_trace(trace, trace_format, scale_rate, requests)
+        lengths, targets = recorded.lengths, recorded.rated(targets)
+    elif input_tokens is None or output_tokens is None:
+        raise UsageError("plan needs input_tokens and output_tokens, or a trace")
+    else:
+        lengths = one_length(input_tokens, output_tokens)
+    if trace is None and (targets.highest_percentile is not None or simulate is not None):
         from kvcalc.simulation.planned import PlannedLoad
 
         asked["simulation"] = PlannedLoad(lengths, None, burstiness, seed, requests)
@@ -300,10 +316,11 @@ def simulate(
     Give one of `requests_per_second`, `concurrency` and `trace`, the path of a file. Lengths are numbers, or
     distributions as on the command line: `"uniform:100..2000"`. `devices` may be a name: `"h100x4"`. `asked` may have
     the fields of a question: `engine` (default: vllm), `engine_settings`, `dtype`, `kv_dtype`, `tensor_parallel_size`,
-    `pipeline_parallel_size`, `data_parallel_size`, `speculative`, `kv_memory_bytes` and `speed`, of which the hit rate,
-    the calibration and the expert-parallel size are used. With `prefill_replicas`, prompts are computed on instances of
-    their own, and `transfer` is the link to those that answer: bytes per second of one device, or a name such as
-    `infiniband-400g`. The times of all steps are multiplied by `step_factor`.
+    `pipeline_parallel_size`, `data_parallel_size`, `speculative`, `kv_memory_bytes`, `reuse`, of which the common
+    prefix is used, and `speed`, of which the hit rate, the calibration and the expert-parallel size are used. With
+    `prefill_replicas`, prompts are computed on instances of their own, and `transfer` is the link to those that answer:
+    bytes per second of one device, or a name such as `infiniband-400g`. The times of all steps are multiplied by
+    `step_factor`.
     """
     from functools import partial
 

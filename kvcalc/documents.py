@@ -1288,6 +1288,7 @@ class Plan(TypedDict):
     checkpoint: str
     lengths: PlanLengths
     targets: PlanTargets
+    trace: PlanTrace | None
     engines: list[str]
     dtype: str | None
     kv_dtype: str
@@ -1300,6 +1301,17 @@ class Plan(TypedDict):
     finalists: list[PlanFinalist] | None
     pareto: list[ParetoPoint] | None
     warnings: list[Warning]
+
+
+class PlanTrace(TypedDict):
+    """the trace of a plan: its requests with an answer."""
+
+    name: str
+    scale_rate: float
+    requests: int
+    duration_seconds: float
+    requests_per_second: float
+    peak_requests_per_second: float
 
 
 class PlanRow(TypedDict):
@@ -1396,6 +1408,7 @@ class SplitPools(TypedDict):
 class SplitPool(TypedDict):
     """the prefill or the decode instances."""
 
+    gpu: str
     instances: int
     tensor_parallel_size: int
     pipeline_parallel_size: int

@@ -202,7 +202,7 @@ class Questions:
             self._of_commands[command] = _parameters_of((plan if command == "plan" else simulate).app)
         given = _given(others, *self._of_commands[command], command)
         if given.get("trace") is not None:
-            raise UsageError("trace: batch reads no traces", "use kvcalc simulate --trace")
+            raise UsageError("trace: batch reads no traces", f"use kvcalc {command} --trace")
         if given["model"] is None:
             raise UsageError("model is missing", 'for example "model": "llama-3.1-8b"')
 

@@ -38,6 +38,7 @@ Examples:
   kvcalc plan llama-3-70b --input-tokens 7k --output-tokens 1k --concurrency 64 --gpu h100,h200
   kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --requests-per-second 20 --max-tpot 30ms --max-ttft 1s
   kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --requests-per-second 20 --max-ttft 1s@p99
+  kvcalc plan llama-3.1-8b --trace trace.csv --scale-rate 2 --max-ttft 1s@p99 --gpu h100,l40s
   kvcalc plan gpt-oss-120b --input-tokens 2k --output-tokens 500 --concurrency 100 --price h100=2.5 --price l40s=0.9
   kvcalc plan llama-3.1-8b --lengths lengths.csv --concurrency 200 --gpu l40sx8 --engine sglang --json
   kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --concurrency 64 --gpu h100 --emit compose
@@ -54,6 +55,12 @@ OPTIONS = [
         "File with a row per request: prompt tokens, answer tokens; or a trace. Replaces --input-tokens and "
         "--output-tokens.",
     ),
+    o.value(
+        "--trace", "FILE",
+        "File with the times and lengths of requests, as in kvcalc simulate. Layouts are simulated with it.",
+    ),
+    o.value("--trace-format", "NAME", "Format of --trace. Default: recognised by its first line."),
+    o.value("--scale-rate", "F", "Divide the times between the arrivals of --trace by F.", "1"),
     o.value("--concurrency", "N", "Concurrent requests, over all replicas."),
     o.value("--requests-per-second", "R", "Requests per second. Replaces --concurrency."),
     o.value(
@@ -93,7 +100,7 @@ OPTIONS = [
     ),
     o.value(
         "--simulate", "N",
-        "Simulate the N best layouts of each kind of device. Default: 8 with a percentile, else none.",
+        "Simulate the N best layouts of each kind of device. Default: 8 with a percentile, or --trace and a limit.",
         panel="Simulation",
     ),
     o.value(
@@ -101,7 +108,10 @@ OPTIONS = [
         "Shape of the gamma distribution of the times between arrivals: 1 is Poisson, 0.25 comes in bursts.", "1",
         panel="Simulation",
     ),
-    o.value("--requests", "N", "Number of requests. Default: enough for the percentile.", panel="Simulation"),
+    o.value(
+        "--requests", "N", "Number of requests. Default: enough for the percentile, or all of --trace.",
+        panel="Simulation",
+    ),
     o.value("--seed", "N", "Seed of the arrivals and the lengths.", "0", panel="Simulation"),
     *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} prefix-tokens {o.IMAGES} {o.DRAFTING} calibrate"),
     *o.engine_settings(),
@@ -120,6 +130,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Find how many devices a load needs, and at what cost."""
     from kvcalc.model.resolve import load_model
     from kvcalc.planning.plan import refuse_empty
+    from kvcalc.traces import BAD_ROWS
 
     given = ctx.params
     output = output_of(given, "plan")
@@ -130,11 +141,13 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     if kind is None:
         output.emit(document, "plan")
         refuse_empty(document)
-        return
-    from kvcalc.planning.manifests import emit
+    else:
+        from kvcalc.planning.manifests import emit
 
-    refuse_empty(document)
-    output.emit_text(emit(document, kind, given["image"]), document["warnings"])
+        refuse_empty(document)
+        output.emit_text(emit(document, kind, given["image"]), document["warnings"])
+    if any(warning["code"] == BAD_ROWS for warning in document["warnings"]):
+        raise typer.Exit(1)
 
 
 def answer(model: str, given: Mapping[str, Any], load: Callable[[str], ModelSpec]) -> dict[str, Any]:
@@ -144,9 +157,17 @@ def answer(model: str, given: Mapping[str, Any], load: Callable[[str], ModelSpec
     from kvcalc.planning.plan import COMMON_GPUS, parse_price
     from kvcalc.planning.plan import plan as ask
 
-    (lengths, text), targets = _lengths_of(given), _targets_of(given)
     simulated = parsed(given, "--simulate", parse_count)
-    simulation = _simulation_of(given, text, lengths, targets, is_asked=simulated is not None)
+    simulation: Optional[PlannedLoad]
+    if given["trace"] is not None:
+        from kvcalc.cli.plan_trace import load_of_trace
+
+        simulation, targets = load_of_trace(given, _targets_of(given))
+        lengths = simulation.lengths
+    else:
+        (lengths, text), targets = _lengths_of(given), _targets_of(given)
+        _check_load(given, targets)
+        simulation = _simulation_of(given, text, lengths, targets, is_asked=simulated is not None)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
     gpus = _gpus_of(given, names) or _gpus_of(given, COMMON_GPUS)
@@ -261,13 +282,20 @@ def _targets_of(given: Mapping[str, Any]) -> "Targets":
         tpot.percentile,
         e2e.percentile,
     )
+    return targets
+
+
+def _check_load(given: Mapping[str, Any], targets: "Targets") -> None:
+    """Raise UsageError (exit 2) for no load or two, or an option of --trace."""
+    from kvcalc.cli.plan_trace import check_no_trace
+
+    check_no_trace(given)
     if (targets.concurrency is None) == (targets.requests_per_second is None):
         both = "are both given" if targets.concurrency is not None else ": one of them is needed"
         raise UsageError(
             f"--concurrency and --requests-per-second {both}".replace(" :", ":"),
             "--concurrency 64, or --requests-per-second 20",
         )
-    return targets
 
 
 def _gpus_of(given: Mapping[str, Any], names: Sequence[str]) -> "list[Union[Gpu, Devices]]":

@@ -17,7 +17,7 @@ from kvcalc.cli.question import (
     stages_of,
 )
 from kvcalc.cli.report import check_report, write_report
-from kvcalc.cli.reuse import transfer_of
+from kvcalc.cli.reuse import reuse_of, transfer_of
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_size
@@ -77,7 +77,7 @@ OPTIONS = [
     o.engine("vllm, sglang, tensorrt-llm or llama.cpp.", "vllm", "NAME[@RELEASE]"),
     *o.shared("dtype kv-dtype tp pp dp"),
     o.value("--kv-memory", "SIZE", "Cache memory per device: 80G, 80GiB. Default: what the engine leaves on --gpu."),
-    *o.shared(f"{o.DEVICE} {o.SPEED} {o.PREFIX} {o.DRAFTING}"),
+    *o.shared(f"{o.DEVICE} {o.SPEED} {o.PREFIX} prefix-tokens {o.DRAFTING}"),
     *o.engine_settings(),
     *o.shared("report"),
     *o.output(path="results.requests_per_second"),
@@ -134,6 +134,8 @@ def answer(model: ModelSpec, given: Mapping[str, Any], progress: Any = None) -> 
         speculative=speculation_of(given, load_model),
         kv_memory_bytes=parsed(given, "--kv-memory", parse_size),
         devices=devices_of(given),
+        # The link is that of --prefill-replicas here, and no cache that is used again.
+        reuse=reuse_of({**given, "transfer_bandwidth": None}),
         speed=SpeedQuestion(
             parsed(given, "--ep", parse_count), prefix_hit_rate=hit_rate_of(given), calibration=calibration_of(given)
         ),

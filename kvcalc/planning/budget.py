@@ -347,15 +347,13 @@ def _limit_further(found: Budget, fit: dict[str, Any]) -> None:
 
 def _add_range(found: Budget, fit: dict[str, Any], notes: list[Note]) -> None:
     """Add the 80 % range of the free memory to `fit`, and the verdict `tight` if the range includes a lack of it."""
-    more = less = 0
-    for part in found.reserve.held:
-        if part.low is not None and part.high is not None:
-            more, less = more + part.high - part.bytes, less + part.bytes - part.low
-    if not more and not less:
+    low, high = free_range(found, fit["free_bytes"])
+    if low is None:
         return
-    fit["free_low_bytes"], fit["free_high_bytes"] = fit["free_bytes"] - more, fit["free_bytes"] + less
-    if not fit["fits"] or fit["free_low_bytes"] >= 0:
+    fit["free_low_bytes"], fit["free_high_bytes"] = low, high
+    if not fit["fits"] or low >= 0:
         return
+    more = fit["free_bytes"] - low
     if found.case.question.serves_requests:
         # More requests wait if there is less memory. It is tight only if not even one is sure to run.
         workload, rules = found.case.workload, found.case.rules
@@ -366,6 +364,15 @@ def _add_range(found: Budget, fit: dict[str, Any], notes: list[Note]) -> None:
     text = f"tight: the estimated parts may take up to {format_size(more)} more, and "
     text += f"{format_size(fit['free_bytes'], capacity=True)} is free; --strict exits with code 4"
     notes.append(Note("fit", "tight", text))
+
+
+def free_range(found: Budget, free_bytes: int) -> tuple[int | None, int | None]:
+    """The low and high end of the 80 % range of the free memory. None if no part has a range."""
+    more = less = 0
+    for part in found.reserve.held:
+        if part.low is not None and part.high is not None:
+            more, less = more + part.high - part.bytes, less + part.bytes - part.low
+    return (free_bytes - more, free_bytes + less) if more or less else (None, None)
 
 
 def _add_host(host: Host, fit: dict[str, Any], notes: list[Note]) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from kvcalc.memory.engines.options import OPTIONS
 from kvcalc.memory.engines.place import RAW_FP8
+from kvcalc.memory.engines.release import Release, split_engine
 from kvcalc.memory.engines.vllm.cache_dtypes import SINCE
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.drafting_flags import Drafting, sglang_drafting, vllm_drafting
@@ -21,6 +22,13 @@ from kvcalc.planning.drafting_flags import Drafting, sglang_drafting, vllm_draft
 _NOT_FLAGS = ("num-speculative-tokens", "pp-layer-partition")
 # Flags of which vLLM takes several words.
 _LISTS = ("kv-cache-dtype-skip-layers",)
+# SGLang counts attention replicas apart from whole copies since 0.5.22. --enable-dp-attention, which makes --dp-size
+# the number of attention replicas, is deprecated since then (add_cli_args in srt/server_args.py,
+# handle_deprecated_dp_attention in srt/arg_groups/parallel_hook.py; 0.5.21 has no --attn-dp-size).
+_ATTENTION_REPLICAS = Release.of(0, 5, 22)
+# Options without an effect, of which an engine says that they will be removed, and the release with which that began
+# (vllm/engine/arg_utils.py; 0.32.0 does not say so).
+_WITHOUT_EFFECT = {"vllm": {"mamba-cache-mode": Release.of(0, 33)}}
 # kvcalc's name for a type with 16 or 32 bits -> the engines' name.
 _FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # Without these variables the engines refuse a length beyond the model's limit (vllm/envs.py, sglang/srt/environ.py).
@@ -33,7 +41,8 @@ class Layout(NamedTuple):
     `settings` are the engine's own options by name. `beyond_limit` is true if the context exceeds the model's limit.
     `drafting` says how tokens are drafted, or is None if they are not.
     Each of the `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. `has_copies` is
-    whether they are whole copies, because the model has no experts.
+    whether they are whole copies, because the model has no experts. `engine` is the engine of the plan, whose release
+    its command has to suit; other engines' commands suit their newest release.
     """
 
     tensor_parallel_size: int
@@ -47,6 +56,12 @@ class Layout(NamedTuple):
     data_parallel_size: int = 1
     expert_parallel_size: int = 1
     has_copies: bool = False
+    engine: str = ""
+
+    def has_release(self, engine: str, since: Release) -> bool:
+        """Whether the command starts an engine that is not older than `since`."""
+        name, asked = split_engine(self.engine)
+        return name != engine or asked is None or asked.release is None or asked.release >= since
 
 
 def vllm_command(checkpoint: Checkpoint, layout: Layout) -> str:
@@ -69,14 +84,17 @@ def vllm_command(checkpoint: Checkpoint, layout: Layout) -> str:
 def sglang_command(checkpoint: Checkpoint, layout: Layout) -> str:
     """`python -m sglang.launch_server ...` for one replica.
 
-    With --enable-dp-attention, --tp-size counts the devices of all attention replicas, and --max-running-requests the
-    requests of all (ServerArgs, and ModelRunner.max_running_requests divided by dp_size). Without it, --dp-size is the
-    number of whole copies, each with --tp-size devices and these requests.
+    With --attn-dp-size, or --enable-dp-attention before it, --tp-size counts the devices of all attention replicas, and
+    --max-running-requests the requests of all (ServerArgs, and ModelRunner.max_running_requests divided by dp_size).
+    Without it, --dp-size is the number of whole copies, each with --tp-size devices and these requests.
     """
     sizes = ("--tp-size", "--pp-size", "--context-length", "--max-running-requests")
     replicas = layout.data_parallel_size
-    more = ["--dp-size", str(replicas)] if replicas > 1 else []
-    more += ["--enable-dp-attention"] if replicas > 1 and not layout.has_copies else []
+    names = ["--dp-size"]
+    if not layout.has_copies:
+        is_new = layout.has_release("sglang", _ATTENTION_REPLICAS)
+        names = ["--attn-dp-size"] if is_new else ["--enable-dp-attention", "--dp-size"]
+    more = [*names, str(replicas)] if replicas > 1 else []
     more += ["--ep-size", str(layout.expert_parallel_size)] if layout.expert_parallel_size > 1 else []
     if layout.has_copies:
         whole = layout._replace(max_running=-(-layout.max_running // replicas))
@@ -113,8 +131,11 @@ def _flags(
 def _settings(engine: str, layout: Layout, flags: list[str]) -> list[str]:
     """The engine's own options that were given, except those that the layout has set."""
     found = []
+    useless = _WITHOUT_EFFECT.get(engine, {})
     for option in OPTIONS[engine]:
         name = f"--{option.name}"
+        if option.name in useless and layout.has_release(engine, useless[option.name]):
+            continue
         if option.name in layout.settings and name not in flags and option.name not in _NOT_FLAGS:
             text = layout.settings[option.name]
             words = text.split(",") if option.name in _LISTS else [text]

@@ -6,10 +6,11 @@ requests also wait longer. The range of TTFT is wider than that of the steps: th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple, Protocol
 
+from kvcalc.notes import Note
 from kvcalc.planning.question import Question
 from kvcalc.planning.replicas import Option, with_replicas
 from kvcalc.planning.shapes import Shape
@@ -26,12 +27,16 @@ class Simulated(NamedTuple):
     """What one simulation found: for `ttft`, `tpot` and `e2e` the seconds of `mean`, `p50`, `p90`, `p95` and `p99`.
 
     `most_running` is the engine's limit of running requests per replica. `refused` of the `requests` can never run.
+    `backlog_seconds` is the longest wait in the queue if the queue grows without end, None if the replicas keep up.
+    `notes` are about what was simulated in another way than asked.
     """
 
     times: Mapping[str, Mapping[str, float | None]]
     requests: int
     refused: int
     most_running: int
+    backlog_seconds: float | None = None
+    notes: tuple[Note, ...] = ()
 
 
 class Pools(NamedTuple):
@@ -55,7 +60,15 @@ class Simulates(Protocol):
 
     @property
     def num_requests(self) -> int | None:
-        """The number of requests that was asked for, or None."""
+        """The number of requests that was asked for, or that a trace has. None for a default."""
+
+    @property
+    def trace(self) -> Mapping[str, Any] | None:
+        """The `trace` part of the plan's document, with the rates of a trace that has the arrivals. None without."""
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """Notes about rows of a trace that are left out."""
 
     def run(
         self, question: Question, targets: Targets, replicas: int | None, num_requests: int, step_factor: float
@@ -96,6 +109,9 @@ class Judged(NamedTuple):
             if share > judged.worst:
                 missed = _missed(limit, share, is_alone) if share > 1 else None
                 judged = judged._replace(missed=missed, worst=share, worst_metric=limit.metric)
+        if judged.missed is None and simulated.backlog_seconds is not None:
+            wait = seconds_text(simulated.backlog_seconds)
+            judged = judged._replace(missed=f"does not keep up with the requests: they wait up to {wait}")
         if simulated.refused:
             text = f"{simulated.refused:,} of {simulated.requests:,} requests are too long for the cache"
             judged = judged._replace(missed=text)
@@ -196,6 +212,10 @@ class Judge:
             else:
                 low = middle
         return self.at(option, high)
+
+    def notes(self) -> list[Note]:
+        """What was simulated in another way than asked."""
+        return list(dict.fromkeys(note for one in self._found.values() for note in one.judged.simulated.notes))
 
     def finalists(self) -> list[Finalist]:
         """For each layout, the fewest replicas that meet the targets, and the most that do not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
@@ -41,8 +41,13 @@ def parse_lengths(text: str, name: str) -> Lengths:
     In a CSV with two columns, a header and blank rows are skipped. The times of a trace do not matter, but its rows
     are in their order. UsageError (exit 2) with the row's number if a row cannot be read or has 0 tokens.
     """
+    return lengths_of_pairs(pairs_of(text, name), name)
+
+
+def lengths_of_pairs(pairs: Iterable[tuple[int, int]], name: str) -> Lengths:
+    """The lengths of requests with these prompt and answer tokens. UsageError (exit 2) if there are none."""
     inputs = outputs = held = longest = count = 0
-    for prompt, answer in pairs_of(text, name):
+    for prompt, answer in pairs:
         inputs += prompt
         outputs += answer
         held += answer * (prompt + answer)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.engines.place import RAW_FP8
+from kvcalc.memory.engines.release import Release
 from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.commands import Layout
@@ -20,6 +21,9 @@ from kvcalc.planning.drafting_flags import Drafting
 # Where the settings are written that are no options of trtllm-serve. JSON is YAML too.
 SETTINGS_FILE = "trtllm.yaml"
 
+# With MTP, num_nextn_predict_layers was the number of drafted tokens. Pull request 12341 of NVIDIA/TensorRT-LLM (2026)
+# replaces it by max_draft_len and leaves it for the model's own layers; in 1.3.0rc16 it is deprecated.
+_MTP_LENGTH = Release.of(1, 3)._replace(phase=-1, of_phase=16)
 _DECODING = {MTP: "MTP", EAGLE: "Eagle3", DRAFT: "Draft_Target", NGRAM: "NGram"}
 # kvcalc's option -> the key in KvCacheConfig, and how its text is read.
 _KV_CACHE_CONFIG = {"tokens-per-block": "tokens_per_block", "max-tokens": "max_tokens"}
@@ -74,12 +78,13 @@ def _tensorrt_llm_settings(checkpoint: Checkpoint, layout: Layout) -> dict[str, 
     if layout.data_parallel_size > 1:
         settings["enable_attention_dp"] = True
     if layout.drafting is not None:
-        settings["speculative_config"] = _decoding(layout.drafting)
+        settings["speculative_config"] = _decoding(layout, layout.drafting)
     return settings
 
 
-def _decoding(drafting: Drafting) -> dict[str, object]:
-    length = "num_nextn_predict_layers" if drafting.method == MTP else "max_draft_len"
+def _decoding(layout: Layout, drafting: Drafting) -> dict[str, object]:
+    is_old = drafting.method == MTP and not layout.has_release("tensorrt-llm", _MTP_LENGTH)
+    length = "num_nextn_predict_layers" if is_old else "max_draft_len"
     config: dict[str, object] = {"decoding_type": _DECODING[drafting.method], length: drafting.num_tokens}
     return config if drafting.checkpoint is None else {**config, "speculative_model": drafting.checkpoint}
 

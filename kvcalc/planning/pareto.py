@@ -46,7 +46,7 @@ def _points(traffic: Traffic, kind: Kind) -> Iterator[dict[str, Any]]:
         own, running = traffic.of(shape), 1
         while running <= _MOST_RUNNING:
             try:
-                one = probe(own, kind, shape.tensor, shape.stages, running)
+                one = probe(own, kind, shape.tensor, shape.stages, running, is_brief=True)
             except KvcalcError:
                 break
             # More requests are neither smaller nor faster.

@@ -66,9 +66,11 @@ def plan(
     longer than the model's limit do not fit unless `allow_beyond_limit` is set. `prefix_hit_rate` is the share of a
     prompt's tokens that the prefix cache has. `strict` leaves out layouts whose fit is tight. `with_front` adds the
     Pareto front. `disaggregate` adds rows with prefill and decode on separate instances, joined by the link `transfer`:
-    bytes per second of one device, or a name. `all_layouts` tries every way to split the model. Targets with a
+    bytes per second of one device, or a name, and with several kinds of device one row for each
+    engine with the pools on two of them. `all_layouts` tries every way to split the model. Targets with a
     percentile need a `simulation`, and `num_simulated` is the most layouts of a kind to simulate, which without such
-    targets changes no layout. `asked` has the other fields of a `Question`; of its `speed`, only the calibration is
+    targets changes no layout. The simulation of a trace judges means too; its rate in `targets` is that of the busiest
+    part. `asked` has the other fields of a `Question`; of its `speed`, only the calibration is
     used.
 
     Raises UsageError (exit 2) for an invalid question. If every row is refused, the first refusal is raised: ModelError
@@ -86,8 +88,12 @@ def plan(
     )
     speed = None if given == SpeedQuestion() else given
     question = Question(model, engine_settings=settings, speed=speed, **asked)
+    if disaggregate and simulation is not None and simulation.trace is not None:
+        raise UsageError("--disaggregate cannot be combined with --trace", "use the rate and the lengths of the trace")
     if disaggregate or transfer is not None:
+        from kvcalc.planning.disaggregated.mixed_rows import with_mixed
         from kvcalc.planning.disaggregated.rows import check_disaggregated, with_splits
+        from kvcalc.planning.disaggregated.search import Instances
 
         check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
     traffic = Traffic(question, lengths, targets, allow_beyond_limit, strict, all_layouts)
@@ -108,18 +114,23 @@ def plan(
         one.describe(judge.kind, judge.simulation.seed) for judge in judges if judge for one in judge.finalists()
     ]  # fmt: skip
     if transfer is not None:
-        rows, split_notes, simulated = with_splits(
-            traffic, kinds, rows, checkpoint, transfer, simulation, num_simulated
+        instances = Instances(traffic)
+        split_rows = with_splits(
+            traffic, kinds, rows, checkpoint, transfer, instances, simulation, num_simulated
         )  # fmt: skip
+        if simulation is None:
+            split_rows = with_mixed(traffic, kinds, split_rows, checkpoint, transfer, instances, max_devices)
+        rows, split_notes, simulated = split_rows
         finalists += simulated
     best = _best(rows)
-    reuse = question.reuse
+    reuse, trace = question.reuse, None if simulation is None else simulation.trace
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(model),
         "checkpoint": checkpoint.name,
         "lengths": lengths._asdict(),
         "targets": targets._asdict(),
+        "trace": trace,
         "engines": list(dict.fromkeys(kind.engine for kind in kinds)),
         "dtype": question.dtype,
         "kv_dtype": question.kv_dtype,
@@ -131,7 +142,9 @@ def plan(
         "plans": rows,
         "finalists": None if simulation is None else finalists,
         "pareto": front(traffic, kinds, transfer) if with_front else None,
-        "warnings": describe_notes([*_notes(traffic, kinds, found, checkpoint if best else None), *split_notes]),
+        "warnings": describe_notes(
+            [*_notes(traffic, kinds, found, checkpoint if best else None), *_simulation_notes(judges), *split_notes]
+        ),
     }
 
 
@@ -233,6 +246,16 @@ def _notes(
     return notes + group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds])
 
 
+def _simulation_notes(judges: Sequence[Judge | None]) -> list[Note]:
+    found = [
+        RowNote((one.kind.engine, one.kind.gpu.name), note, one.kind.gpu)
+        for one in judges if one is not None
+        for note in one.notes()
+    ]  # fmt: skip
+    rows = [note for one in judges[:1] if one is not None for note in one.simulation.notes]
+    return rows + group_notes(found, [(one.kind.engine, one.kind.gpu.name) for one in judges if one is not None])
+
+
 def _row(
     traffic: Traffic, kind: Kind, found: Option | Trouble | KvcalcError, judge: Judge | None, checkpoint: Checkpoint
 ) -> dict[str, Any]:
@@ -269,16 +292,24 @@ def _row(
         row.update(
             watts=found.replicas * energy["watts"], kwh_per_million_output_tokens=energy["kwh_per_million_tokens"]
         )
-    row.update(describe_cost(kind, traffic.lengths, found.num_devices, row["tokens_per_second"]))
+    row.update(describe_cost(kind, traffic.lengths, found.num_devices, _served_tokens(traffic, judge, row)))
     layout = Layout(
         found.shape.tensor, found.shape.stages, traffic.lengths.longest_tokens,
         found.most_running or found.probe.running,
         memory["kv_cache"]["dtype"], question.engine_settings or {}, traffic.limit is not None,
         drafting_of(question.speculative),
         memory["engine"]["data_parallel_size"], memory["engine"]["expert_parallel_size"],
-        has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes),
+        has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes), engine=kind.engine,
     )  # fmt: skip
     return {**row, **{engine: command(checkpoint, layout) for engine, command in _COMMANDS.items()}}
+
+
+def _served_tokens(traffic: Traffic, judge: Judge | None, row: Mapping[str, Any]) -> float:
+    """The output tokens per second that are paid for: those of the mean rate of a trace, not of its busiest part."""
+    trace = None if judge is None else judge.simulation.trace
+    if trace is None:
+        return float(row["tokens_per_second"])
+    return float(trace["requests_per_second"] * traffic.lengths.output_tokens)
 
 
 _COMMANDS: dict[str, Callable[[Checkpoint, Layout], str | None]] = {
@@ -309,7 +340,7 @@ def _search_or_refuse(
             return find_layout(traffic, kind)
         from kvcalc.planning.finalists import DEFAULT_FINALISTS, find_simulated, simulate_best
 
-        if traffic.targets.highest_percentile is None:
+        if traffic.targets.highest_percentile is None and not (judge.simulation.trace and traffic.targets.limits):
             return simulate_best(traffic, judge, num_simulated or 1)
         return find_simulated(traffic, judge, num_simulated or DEFAULT_FINALISTS)
     except KvcalcError as error:

@@ -10,6 +10,7 @@ Targets for percentiles are judged by a simulation (`planning.finalists`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -142,11 +143,9 @@ def smallest(traffic: Traffic, kind: Kind, shape: Shape, most_devices: int | Non
     None if the model cannot be split this way, or if more than `most_devices` are needed.
     """
 
-    def at(running: int) -> Probe:
-        return probe(traffic, kind, shape.tensor, shape.stages, running)
-
+    at = _brief_probes(traffic, kind, shape)
     try:
-        alone = at(1)
+        alone = probe(traffic, kind, shape.tensor, shape.stages, 1)
     except LayoutError:
         return None
     except KvcalcError:
@@ -165,17 +164,25 @@ def smallest(traffic: Traffic, kind: Kind, shape: Shape, most_devices: int | Non
         more = f"--gpu {kind.gpu.name}x{needed}" if kind.is_named_limit else f"--max-gpus {needed}"
         reason = f"{replicas:,} replicas of {shape} need {needed:,} devices, but the limit is {kind.max_devices:,}"
         return Trouble(reason, more)
-    return Option(shape, replicas, _at_replicas(traffic, at, most, replicas))
+    running = _at_replicas(traffic, at, most, replicas).running
+    return Option(shape, replicas, probe(traffic, kind, shape.tensor, shape.stages, running))
 
 
 def with_replicas(traffic: Traffic, kind: Kind, shape: Shape, replicas: int) -> Probe:
     """One of `replicas` replicas. The shape is known to hold a request, but may be too slow for the load."""
     own = traffic.of(shape)
+    at = _brief_probes(own, kind, shape)
+    running = _at_replicas(own, at, _most_running(at, _wanted(own)), replicas).running
+    return probe(own, kind, shape.tensor, shape.stages, running)
+
+
+def _brief_probes(traffic: Traffic, kind: Kind, shape: Shape) -> Callable[[int], Probe]:
+    """What a search needs of one replica with a number of running requests, each number computed once."""
 
     def at(running: int) -> Probe:
-        return probe(own, kind, shape.tensor, shape.stages, running)
+        return probe(traffic, kind, shape.tensor, shape.stages, running, is_brief=True)
 
-    return _at_replicas(own, at, _most_running(at, _wanted(own)), replicas)
+    return lru_cache(maxsize=None)(at)
 
 
 def _wanted(traffic: Traffic) -> int:

@@ -76,22 +76,7 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
     unfitted = unfitted_of(case, speed, batch_size)
     is_outside = bool(unfitted)
     low, high = range_factors(model, speed.regime.ranges, speed.weight_dtype, batch_size, is_outside)
-    serving = None
-    if question.input_tokens is not None and question.output_tokens is not None:
-        lengths = question.input_tokens, question.output_tokens
-        wanted = wanted_requests(case, model.constants.max_sequences)
-        running = running_requests(case, wanted)
-        load = question.concurrency or running, running
-        first = range_factors(model, speed.regime.ttft_ranges, speed.weight_dtype, running, is_outside)
-        cached = question.prefix_hit_rate * lengths[0]
-        waits = cached, scheduled_steps(case), recomputed_tokens(case, running, wanted)
-        serving = _describe_serving(model, lengths, load, (low, high), first, waits)
-        if may_preempt(case, wanted):
-            text = "not all requests fit at their full length, so some are preempted and computed again"
-            notes.append(Note("throughput", "preemptions", f"{text}: kvcalc simulate follows each of them"))
-        if case.workload.data_parallel_size > 1:
-            text = "a prompt stops all attention replicas, so the speed depends on when requests arrive"
-            notes.append(Note("throughput", "lock-step", f"{text}: kvcalc simulate follows each of them"))
+    serving = _serving_in(case, speed, (low, high), is_outside, notes)
     if unfitted:
         text = f"not fitted for {', '.join(unfitted)}: the range is wider"
         notes.append(Note("throughput", "not-fitted", text))
@@ -112,6 +97,36 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
         "energy": _describe_energy(model, step, tokens_per_second, serving, (low, high)),
         "calibration": None,
     }
+
+
+def describe_serving(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any] | None:
+    """The `serving` part of `describe_speed`, and its notes. None if no requests are served."""
+    batch = case.workload.batch_size
+    is_outside = bool(unfitted_of(case, speed, batch))
+    factors = range_factors(speed.model, speed.regime.ranges, speed.weight_dtype, batch, is_outside)
+    return _serving_in(case, speed, factors, is_outside, notes)
+
+
+def _serving_in(
+    case: Case, speed: Speed, factors: tuple[float, float], is_outside: bool, notes: list[Note]
+) -> dict[str, Any] | None:
+    question, model = case.question.speed or SpeedQuestion(), speed.model
+    if question.input_tokens is None or question.output_tokens is None:
+        return None
+    lengths = question.input_tokens, question.output_tokens
+    wanted = wanted_requests(case, model.constants.max_sequences)
+    running = running_requests(case, wanted)
+    load = question.concurrency or running, running
+    first = range_factors(model, speed.regime.ttft_ranges, speed.weight_dtype, running, is_outside)
+    cached = question.prefix_hit_rate * lengths[0]
+    waits = cached, scheduled_steps(case), recomputed_tokens(case, running, wanted)
+    if may_preempt(case, wanted):
+        text = "not all requests fit at their full length, so some are preempted and computed again"
+        notes.append(Note("throughput", "preemptions", f"{text}: kvcalc simulate follows each of them"))
+    if case.workload.data_parallel_size > 1:
+        text = "a prompt stops all attention replicas, so the speed depends on when requests arrive"
+        notes.append(Note("throughput", "lock-step", f"{text}: kvcalc simulate follows each of them"))
+    return _describe_serving(model, lengths, load, factors, first, waits)
 
 
 def _describe_host(model: SpeedModel, batch: int, tokens: int, notes: list[Note]) -> dict[str, Any] | None:

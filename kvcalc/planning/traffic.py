@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.engines.options import settings_of
-from kvcalc.planning.case import make_case
+from kvcalc.planning.brief import brief_answer
+from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.estimate import Answer, answer_case
 from kvcalc.planning.layout import SpeedQuestion, prompt_ranks_of
 from kvcalc.planning.lengths import Lengths
@@ -132,19 +133,23 @@ def replica_of(traffic: Traffic, kind: Kind, tensor: int, stages: int, replicas:
     )  # fmt: skip
 
 
-def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int) -> Probe:
-    """One replica with `running` requests. LayoutError if the model cannot be split this way."""
+def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int, is_brief: bool = False) -> Probe:
+    """One replica with `running` requests. LayoutError if the model cannot be split this way.
+
+    One that `is_brief` has only what a search needs of the answers (`planning.brief`).
+    """
     lengths, replica = traffic.lengths, replica_of(traffic, kind, tensor, stages)
     total = lengths.input_tokens + lengths.output_tokens
     served = (replica.speed or SpeedQuestion())._replace(
         input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running
     )
+    answer_of = brief_answer if is_brief else _whole
     case = make_case(replica._replace(speed=served))
     if case.rules.placement is not None:
         from kvcalc.planning.offload import place_layers
 
         case = place_layers(case)
-    memory = answer_case(case.at(lengths.held_tokens, running))
+    memory = answer_of(case.at(lengths.held_tokens, running), total == lengths.held_tokens)
     if memory.fit["free_bytes"] < 0:
         short = format_size(-memory.fit["free_bytes"])
         reason = f"a request of {lengths.held_tokens:,} tokens does not fit: {short} more is needed per device"
@@ -154,10 +159,15 @@ def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int) 
         reason = f"{running:,} {'request' if running == 1 else 'requests'} of {lengths.held_tokens:,} tokens may need "
         return Probe(running, memory, None, Trouble(f"{reason}{more} more per device", "--strict leaves this out"))
     longest = lengths.longest_tokens
-    if longest > lengths.held_tokens and not answer_case(case.at(longest, 1)).fit["fits"]:
+    if longest > lengths.held_tokens and not answer_of(case.at(longest, 1), False).fit["fits"]:
         return Probe(running, memory, None, Trouble(f"the longest request, {longest:,} tokens, does not fit"))
     # All these requests run: the memory was checked above with the tokens that running requests hold.
-    speed = memory if total == lengths.held_tokens else answer_case(case.at(total, running))
+    speed = memory
+    if total != lengths.held_tokens:
+        speed = answer_of(case.at(total, running), True)
+        if speed.fit["free_bytes"] < 0:
+            # These requests run, though not all of them have this length. Their speed is in the whole answer.
+            speed = answer_case(case.at(total, running))
     throughput = speed.document["throughput"]
     if throughput is None and speed.fit["max_batch_size"] == 0:
         return Probe(running, memory, None, Trouble(f"a request of {total:,} tokens does not fit"))
@@ -165,6 +175,10 @@ def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int) 
         unknown = "; ".join(note.text for note in speed.notes if note.part == "throughput")
         raise ModelError(f"{traffic.question.model.name} cannot be planned for {kind.gpu.name}: {unknown}")
     return Probe(running, memory, speed, too_slow(traffic.targets, lengths, throughput["serving"]))
+
+
+def _whole(case: Case, needs_speed: bool) -> Answer:
+    return answer_case(case)
 
 
 def too_slow(targets: Targets, lengths: Lengths, serving: Mapping[str, Any]) -> Trouble | None:

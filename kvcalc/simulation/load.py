@@ -95,36 +95,46 @@ def requests_of(load: Load, prefix_hit_rate: float, notes: list[Note]) -> Reques
 
 
 def _traced(load: Load, trace: Iterable[TraceRequest], notes: list[Note]) -> tuple[list[Row], int | None]:
-    """The rows of a trace, and the tokens of their named blocks.
-
-    Rows without an answer are requests that failed, or whose answer is not known.
-    """
+    """The rows of a trace, and the tokens of their named blocks."""
     rows: list[Row] = []
-    without, sizes = 0, set()
-    for row in trace:
-        if not row.answer_tokens:
-            without += 1
-            continue
+    sizes = set()
+    for row in answered(trace, load.trace_name, load.num_requests, notes):
         names: tuple[int, ...] = ()
         if row.block_hashes and row.block_tokens:
             names = row.block_hashes[: row.prompt_tokens // row.block_tokens]
             sizes.add(row.block_tokens)
         rows.append((row.arrival_seconds / load.scale_rate, row.prompt_tokens, row.answer_tokens, names))
-        if len(rows) == load.num_requests:
+    return rows, sizes.pop() if len(sizes) == 1 else None
+
+
+def answered(
+    trace: Iterable[TraceRequest], name: str | None, num_requests: int | None, notes: list[Note]
+) -> list[TraceRequest]:
+    """The requests of a trace that have an answer, in the order of their arrival, and notes about its other rows.
+
+    Rows without an answer are requests that failed, or whose answer is not known. UsageError (exit 2) if there are no
+    others, or if the trace has no times.
+    """
+    rows: list[TraceRequest] = []
+    without = 0
+    for row in trace:
+        if not row.answer_tokens:
+            without += 1
+            continue
+        rows.append(row)
+        if len(rows) == num_requests:
             break
     if not rows:
-        raise UsageError(f"--trace {load.trace_name}: no request has an answer")
+        raise UsageError(f"--trace {name}: no request has an answer")
     if without:
         notes.append(Note("load", "without-answer", f"{rows_text(without)} without an answer skipped"))
     if isinstance(trace, Trace):
         if not trace.has_arrivals:
-            raise UsageError(
-                f"--trace {load.trace_name}: has no times of arrival", "use a trace with times, or --concurrency"
-            )
+            raise UsageError(f"--trace {name}: has no times of arrival", "use a trace with times, or --concurrency")
         if trace.num_bad_rows:
             notes.append(Note("load", BAD_ROWS, trace.bad_rows_text))
-    rows.sort(key=lambda row: row[0])
-    return rows, sizes.pop() if len(sizes) == 1 else None
+    rows.sort(key=lambda row: row.arrival_seconds)
+    return rows
 
 
 def _drawn(load: Load) -> list[Row]:

@@ -6,44 +6,72 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from kvcalc.errors import UsageError
+from kvcalc.notes import Note
 from kvcalc.planning.judge import Pools, Simulated
 from kvcalc.planning.lengths import Lengths as PlannedLengths
 from kvcalc.planning.question import Question
 from kvcalc.planning.targets import Targets
 from kvcalc.simulation.load import Load
+from kvcalc.simulation.recorded import Recording, record
 from kvcalc.simulation.requests import Lengths, lengths_of
 from kvcalc.simulation.simulate import simulate
+from kvcalc.traces import read_trace
+
+# Replicas do not keep up if requests wait in the queue for this share of the run on average. In a queue that grows
+# without end, the mean wait is half of the time that the replicas take longer than the arrivals. In one that does not,
+# it is that of a few requests, and a run has at least a thousand.
+_BACKLOG = 0.01
+# Requests that arrive so many seconds apart are alone.
+_APART_SECONDS = 1e5
 
 
 class PlannedLoad(NamedTuple):
-    """Requests that arrive at random at the rate of a plan, or in a closed loop.
+    """Requests that arrive at random at the rate of a plan, in a closed loop, or as in a `recording`.
 
     `pairs` are the prompt and answer tokens of the requests in a file, from which requests are drawn; without them, all
-    requests have the mean `lengths`.
+    requests have the mean `lengths`. A recording has both, and its number of requests is `num_requests`.
     """
 
     lengths: PlannedLengths
     pairs: Sequence[tuple[int, int]] | None = None
     burstiness: float = 1.0
-    seed: int = 0
+    seed: int | None = 0
     num_requests: int | None = None
+    recording: Recording | None = None
+
+    @property
+    def trace(self) -> Mapping[str, Any] | None:
+        """See `planning.judge.Simulates`."""
+        return None if self.recording is None else self.recording.describe()
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """See `planning.judge.Simulates`."""
+        return () if self.recording is None else self.recording.notes
+
+    def rated(self, targets: Targets) -> Targets:
+        """The targets with the rate of the busiest minute of the recording."""
+        if self.recording is None:
+            return targets
+        return targets._replace(requests_per_second=self.recording.peak_requests_per_second)
 
     def run(
         self, question: Question, targets: Targets, replicas: int | None, num_requests: int, step_factor: float
     ) -> Simulated:
         """See `planning.judge.Simulates`."""
-        _check(question)
-        load = self._load(targets, num_requests, is_alone=replicas is None)
+        load, is_open = self._load(
+            targets, num_requests, is_alone=replicas is None, has_prefix=question.reuse is not None
+        )
         asked = question._asdict()
         model = asked.pop("model")
-        return _simulated(simulate(model, load, replicas=replicas or 1, step_factor=step_factor, **asked))
+        found = simulate(model, load, replicas=replicas or 1, step_factor=step_factor, **asked)
+        return _simulated(found, is_open)
 
     def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
         """See `planning.judge.Simulates`."""
         from kvcalc.simulation.pools import Prefills, simulate_pools
 
-        load = self._load(targets, num_requests, is_alone=pools.numbers is None)
+        load, is_open = self._load(targets, num_requests, is_alone=pools.numbers is None, has_prefix=False)
         prefills, decodes = pools.numbers or (1, 1)
         other, asked = pools.prefill, pools.decode._asdict()
         model = asked.pop("model")
@@ -51,14 +79,25 @@ class PlannedLoad(NamedTuple):
             model, load, Prefills.like(other, prefills, pools.transfer), replicas=decodes, step_factor=step_factor,
             **asked,
         )  # fmt: skip
-        return _simulated(found)
+        return _simulated(found, is_open)
 
-    def _load(self, targets: Targets, num_requests: int, *, is_alone: bool) -> Load:
+    def _load(self, targets: Targets, num_requests: int, *, is_alone: bool, has_prefix: bool) -> tuple[Load, bool]:
+        """The requests, and whether they go on after the simulation, so that the engine must keep up with them."""
+        if self.recording is None:
+            load = self._drawn(targets, num_requests, is_alone, has_prefix)
+        else:
+            load = _recorded(self.recording, is_alone)
+        # A trace ends, so a limit on the wait says all.
+        is_limited = targets.max_ttft_seconds is not None or targets.max_e2e_seconds is not None
+        return load, not is_alone and load.concurrency is None and not (self.recording is not None and is_limited)
+
+    def _drawn(self, targets: Targets, num_requests: int, are_alone: bool, has_prefix: bool) -> Load:
         prompt, answer = self._distributions()
-        load = Load(prompt, answer, num_requests=num_requests, seed=self.seed)
-        if is_alone:
-            # Requests with the same lengths take the same time if each is alone.
-            return load._replace(concurrency=1, num_requests=1 if self.pairs is None else num_requests)
+        load = Load(prompt, answer, num_requests=num_requests, seed=self.seed or 0)
+        if are_alone:
+            # Requests with the same lengths take the same time if each is alone, unless the first computes a prefix.
+            are_alike = self.pairs is None and not has_prefix
+            return load._replace(concurrency=1, num_requests=1 if are_alike else num_requests)
         if targets.concurrency is not None:
             return load._replace(concurrency=targets.concurrency, burstiness=self.burstiness)
         return load._replace(requests_per_second=targets.requests_per_second, burstiness=self.burstiness)
@@ -70,13 +109,34 @@ class PlannedLoad(NamedTuple):
         return _drawn_together(self.pairs, self.lengths)
 
 
-def _simulated(found: Mapping[str, Any]) -> Simulated:
+def _simulated(found: Mapping[str, Any], is_open: bool) -> Simulated:
     times = {
         row["metric"]: {key.removesuffix("_seconds"): value for key, value in row.items() if key != "metric"}
         for row in found["times"]
     }
-    engine, counts = found["engine"], found["load"]
-    return Simulated(times, counts["requests"], counts["refused_requests"], engine["max_running_requests"])
+    engine, counts, waits = found["engine"], found["load"], times["queue"]
+    is_behind = is_open and waits["mean"] > _BACKLOG * found["results"]["duration_seconds"]
+    return Simulated(
+        times, counts["requests"], counts["refused_requests"], engine["max_running_requests"],
+        waits["max"] if is_behind else None,
+        tuple(Note(**row) for row in found["warnings"] if row["code"] == "not-shared"),
+    )  # fmt: skip
+
+
+def planned_trace(
+    path: str, format: str | None = None, scale_rate: float = 1.0, num_requests: int | None = None
+) -> PlannedLoad:
+    """The requests of the trace at `path` (`traces.read_trace`), or its first `num_requests`. Raises what it raises."""
+    found = record(read_trace(path, format), path, scale_rate, num_requests)
+    return PlannedLoad(found.lengths, seed=None, num_requests=len(found.requests), recording=found)
+
+
+def _recorded(recording: Recording, are_alone: bool) -> Load:
+    requests, scale = recording.requests, recording.scale_rate
+    if are_alone:
+        requests = [one._replace(arrival_seconds=place * _APART_SECONDS) for place, one in enumerate(requests)]
+        scale = 1.0
+    return Load(trace=requests, trace_name=recording.name, scale_rate=scale)
 
 
 def _drawn_together(pairs: Sequence[tuple[int, int]], lengths: PlannedLengths) -> tuple[Lengths, Lengths]:
@@ -93,9 +153,3 @@ def _drawn_together(pairs: Sequence[tuple[int, int]], lengths: PlannedLengths) -
         Lengths(name, lengths.input_tokens, None, draw_prompt),
         Lengths(name, lengths.output_tokens, None, lambda _: answer),
     )
-
-
-def _check(question: Question) -> None:
-    """Raise UsageError (exit 2) if the question has parts that the simulation ignores."""
-    if question.reuse is not None:
-        raise UsageError("--prefix-tokens: is not simulated", "--prefix-hit-rate is")

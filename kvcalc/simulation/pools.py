@@ -96,6 +96,8 @@ def simulate_pools(
     `asked` is that of `simulate`; its layout is that of a decode instance. Raises what `simulate` raises, and
     UsageError (exit 2) for an unknown link, or for what the engine's separate instances cannot do.
     """
+    if asked.get("reuse") is not None:
+        raise UsageError("--prefill-replicas cannot be combined with --prefix-tokens", "leave one of them out")
     question, requests, named_tokens, notes = ask_about(model, load, asked)
     rules, replicas = rules_of(question.engine), replicas or 1
     longest = longest_of(requests), max(request.prompt_tokens for request in requests)

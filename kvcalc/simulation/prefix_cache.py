@@ -56,6 +56,7 @@ class PrefixCache:
             if finds_own:
                 # Blocks are freed from the last one to the first, so what is left is the beginning.
                 tokens += self._tokens(self._unused.get((False, request.kept), 0))
+            tokens = max(tokens, request.given_tokens)
         # The last token is always computed, and with it its block (max_cache_hit_length).
         size = self._pool.block_tokens
         request.cached_tokens = min(tokens, (request.target - 1) // size * size)

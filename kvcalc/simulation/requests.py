@@ -22,9 +22,10 @@ class Request:
     """One request, and what happened to it.
 
     `cached_tokens` of its tokens are found in the prefix cache; when it first runs, these are `found_tokens`. `names`
-    are those of the whole blocks of its prompt, of which it shares the first `shared`. `held` are the units of its own,
-    `extra` those of its prompt that it does not need to decode, and `kept` is the number under which the cache keeps
-    those that it gave back. `computed` is the number of tokens
+    are those of the whole blocks of its prompt, of which it shares the first `shared`. `given_tokens` are found without
+    a look at the blocks, if all named ones are found. `held` are the units of its own, `extra` those of its prompt that
+    it does not need to decode, and `kept` is the number under which the cache keeps those that it gave back. `computed`
+    is the number of tokens
     whose cache exists, and `target` the number that a prefill computes: the prompt and, after a preemption, the answer
     so far. While it decodes, it holds the cache of `key` + steps tokens, where steps counts the decode steps of the
     replica. Times are those of the engine, in seconds from the start; None until they happen. The client gets every
@@ -33,8 +34,8 @@ class Request:
 
     __slots__ = (
         "answer_tokens", "arrival", "cached_tokens", "computed", "extra", "finish", "finish_step", "first_token",
-        "found_tokens", "held", "kept", "key", "lag", "last_token", "names", "number", "outputs", "preemptions",
-        "prompt_tokens", "shared", "started", "target",
+        "found_tokens", "given_tokens", "held", "kept", "key", "lag", "last_token", "names", "number", "outputs",
+        "preemptions", "prompt_tokens", "shared", "started", "target",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +44,7 @@ class Request:
     ) -> None:  # fmt: skip
         self.number, self.arrival, self.lag = number, arrival, 0.0
         self.prompt_tokens, self.answer_tokens, self.cached_tokens = prompt_tokens, answer_tokens, cached_tokens
+        self.given_tokens = cached_tokens
         self.names, self.shared, self.kept, self.found_tokens = names, 0, 0, 0
         self.target, self.computed, self.outputs, self.held = prompt_tokens, 0, 0, 0
         self.extra = 0

@@ -11,12 +11,13 @@ from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.budget import describe_hardware
-from kvcalc.planning.case import Case, make_case
+from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion, count_replicas
 from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.arrivals import Arrivals
+from kvcalc.simulation.common_prefix import case_of, share_prefix
 from kvcalc.simulation.engines import Scheduler, scheduler_of
 from kvcalc.simulation.load import Load, check_load, requests_of, split_concurrency, split_requests
 from kvcalc.simulation.requests import Request
@@ -43,11 +44,11 @@ def simulate(
 
     `replicas` are as many as the devices hold if None. The times of all steps are multiplied by `step_factor`. `asked`
     has the other fields of a `Question`: `devices` must be given; of its `speed`, the calibration, --ep and the hit
-    rate are used. Raises UsageError (exit 2), ModelError (exit 3) if the speed is not known, and DoesNotFitError (exit
-    4) if no request can run.
+    rate are used, and of its `reuse` the common prefix. Raises UsageError (exit 2), ModelError (exit 3) if the speed is
+    not known, and DoesNotFitError (exit 4) if no request can run.
     """
     question, requests, named_tokens, of_load = ask_about(model, load, asked)
-    case, longest = make_case(question), longest_of(requests)
+    case, longest = case_of(question), longest_of(requests)
     if case.rules.placement is not None:
         from kvcalc.planning.offload import place_layers
 
@@ -60,6 +61,10 @@ def simulate(
     fitting = [request for request in requests if scheduler.fits(request)]
     check_fitting(requests, fitting, notes)
     shared_tokens = shared_tokens_of(case, scheduler, named_tokens, notes)
+    if question.reuse is not None:
+        if named_tokens is not None:
+            raise UsageError("--prefix-tokens: the trace says which blocks prompts share", "leave it out")
+        shared_tokens = share_prefix(case, scheduler, fitting, question.reuse.prefix_tokens, notes)
     if load.concurrency is not None and load.concurrency < number:
         raise UsageError(f"--concurrency {load.concurrency} is less than {number} replicas", "use fewer --replicas")
     times = ModelTimes(speed.model, step_factor)

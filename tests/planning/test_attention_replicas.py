@@ -261,7 +261,7 @@ def test_a_plan_has_the_commands_of_each_engine() -> None:
     # vLLM's limit is per attention replica, SGLang's is for all of them.
     assert "--max-num-seqs 64 " in row["vllm"]
     assert "--tp-size 8 " in row["sglang"]
-    assert "--max-running-requests 512 --dp-size 8 --enable-dp-attention --ep-size 8" in row["sglang"]
+    assert "--max-running-requests 512 --attn-dp-size 8 --ep-size 8" in row["sglang"]
     answer = ask(speed=SpeedQuestion(None, 2048, 500, row["requests_per_replica"]))
     assert answer["throughput"]["serving"]["tpot_seconds"] == row["tpot_seconds"]
     assert answer["fit"]["free_bytes"] == row["free_bytes"]
@@ -287,6 +287,6 @@ def test_a_plan_of_a_dense_model_starts_whole_copies() -> None:
     assert row["num_devices"] % 8 == 0
     assert "--data-parallel-size 8" in row["vllm"]
     assert "--enable-expert-parallel" not in row["vllm"]
-    assert "--dp-size 8" in row["sglang"]
-    assert "--enable-dp-attention" not in row["sglang"]
+    assert " --dp-size 8" in row["sglang"]
+    assert "--attn-dp-size" not in row["sglang"]
     assert row["tensorrt_llm"] is None

@@ -68,6 +68,31 @@ def test_every_flag_is_the_engines(checkpoint: Checkpoint, layout: Layout) -> No
         assert flags <= options_of(file), flags - options_of(file)
 
 
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("sglang", "--attn-dp-size 8"), ("sglang@0.5.22", "--attn-dp-size 8"), ("vllm@0.11", "--attn-dp-size 8"),
+        ("sglang@0.5.21", "--enable-dp-attention --dp-size 8"), ("sglang@2026-10-01", "--enable-dp-attention"),
+    ],
+)  # fmt: skip
+def test_attention_replicas_are_asked_for_as_the_release_wants(engine: str, flags: str) -> None:
+    layout = Layout(2, 1, 8192, 64, "bf16", {}, data_parallel_size=8, expert_parallel_size=16, engine=engine)
+    command = sglang_command(Checkpoint("a/b"), layout)
+    assert flags in command
+    assert ("--enable-dp-attention" in command) == ("--enable" in flags)
+
+
+def test_an_option_without_effect_is_left_out() -> None:
+    settings = {"mamba-cache-mode": "align", "mamba-block-size": "64"}
+    newest, older = (
+        vllm_command(Checkpoint("a/b"), Layout(1, 1, 8192, 64, "bf16", settings, engine=engine))
+        for engine in ("vllm", "vllm@0.32")
+    )
+    assert "--mamba-cache-mode" not in newest
+    assert "--mamba-block-size 64" in newest
+    assert "--mamba-cache-mode align" in older
+
+
 def test_lists_variables_and_vllms_own_types() -> None:
     settings = {"kv-cache-dtype-skip-layers": "0,sliding_window", "pp-layer-partition": "30,50"}
     layout = Layout(1, 2, 8192, 64, "nvfp4", settings)
@@ -154,8 +179,10 @@ def test_what_trtllm_serve_has_no_option_for_goes_into_its_file() -> None:
     assert json.loads(text) == {
         "kv_cache_config": {"dtype": "fp8", "tokens_per_block": 64, "max_attention_window": [128, 8192]},
         "enable_attention_dp": True,
-        "speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": 3},
+        "speculative_config": {"decoding_type": "MTP", "max_draft_len": 3},
     }
+    older = tensorrt_llm_command(Checkpoint("deepseek-ai/DeepSeek-V3"), layout._replace(engine="tensorrt-llm@1.2"))
+    assert '"num_nextn_predict_layers": 3' in (older or "")
     # The devices of all replicas, and the requests of one.
     assert command == (
         "trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --ep_size 8 --max_seq_len 8192 --max_batch_size 16 "

@@ -79,7 +79,7 @@ def test_leaving_out_early_changes_no_plan(targets: Targets) -> None:
 @pytest.mark.parametrize(("name", "gpu"), [("deepseek-v3", "mi300x"), ("gpt-oss-120b", "h100")])
 def test_the_command_of_a_layout_starts_what_was_counted(name: str, gpu: str) -> None:
     asked: dict[str, Any] = {"concurrency": 256, "max_tpot_seconds": 0.05, **LENGTHS}
-    plain, best = (kvcalc.plan(name, [gpu], **asked, **more)["plans"][0] for more in ({}, {"all_layouts": True}))
+    plain, best = (kvcalc.plan(name, [gpu], **asked, all_layouts=every)["plans"][0] for every in (False, True))
     if plain["fits"]:
         assert (best["num_devices"] or 0) <= (plain["num_devices"] or 0)
     words = shlex.split(best["vllm"] or "")

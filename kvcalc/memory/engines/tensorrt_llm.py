@@ -20,6 +20,7 @@ from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.memory.sharding import longer_first
 from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, IndexerKeys, LatentAttention
+from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, windows
 from kvcalc.notes import Note
 from kvcalc.units import parse_tokens
@@ -189,6 +190,7 @@ def row_bytes(cache: Cache, dtype: Dtype) -> int:
     return bytes_of(sum(cache.token_rows()), dtype)
 
 
+@remembered
 def token_bytes(spec: ModelSpec, dtype: Dtype) -> int:
     """Bytes of one token in all layers."""
     return sum(group.num_layers * row_bytes(cache, dtype) for group in spec.layers for cache in group.caches)

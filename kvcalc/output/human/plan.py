@@ -45,7 +45,8 @@ def render(document: dict[str, Any], console: Console) -> None:
 
         print_pools(best, console)
         for role, command in best["disaggregated"]["commands"].items():
-            _print_command(f"{role}, on {best['gpu']}:" if role != "router" else "router:", command, console)
+            on = "" if role == "router" else f", on {best['disaggregated'][role]['gpu']}"
+            _print_command(f"{role}{on}:", command, console)
     elif best is not None:
         _commands(best, console)
 
@@ -71,7 +72,7 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
         (">GPUs", "num_devices", count), ("layout", "layout", text), (">TTFT", "ttft_seconds", duration),
         (">TPOT", "tpot_seconds", duration), (">80% range", "range", text), (">tok/s", "tokens_per_second", rate),
     ]  # fmt: skip
-    if _has_percentiles(document):
+    if _is_simulated(document):
         # What is judged replaces the means of the closed form.
         columns[-4:-1] = simulated_columns(document["targets"])
     if any(row["verdict"] == "tight" for row in rows):
@@ -95,8 +96,10 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
         console.print(f"* {'cheapest' if document['ranked_by'] == 'cost_per_hour' else fewest}", style="dim")
 
 
-def _has_percentiles(document: dict[str, Any]) -> bool:
-    return any(statistic != "mean" for _, statistic, _ in limits_of(document["targets"]))
+def _is_simulated(document: dict[str, Any]) -> bool:
+    """Whether the simulation chose the layouts: for percentiles, and for every target with a trace."""
+    limits = limits_of(document["targets"])
+    return any(document["trace"] or statistic != "mean" for _, statistic, _ in limits)
 
 
 def _front(document: dict[str, Any], console: Console) -> None:
@@ -132,7 +135,12 @@ def _question(document: dict[str, Any]) -> str:
     parts = [f"{count(lengths['input_tokens'])} tokens in, {count(lengths['output_tokens'])} out"]
     if lengths["file"]:
         parts[0] += f" (means of {count(lengths['num_requests'])}; the longest has {count(lengths['longest_tokens'])})"
-    if targets["concurrency"]:
+    if document.get("prefix_tokens"):
+        parts[0] += f", the first {count(document['prefix_tokens'])} in common"
+    if document["trace"]:
+        mean, peak = (rate(document["trace"][f"{name}requests_per_second"]) for name in ("", "peak_"))
+        parts.append(f"{mean} requests per second" + (f", {peak} in the busiest minute" if peak != mean else ""))
+    elif targets["concurrency"]:
         parts.append(f"{count(targets['concurrency'])} concurrent request{'s' if targets['concurrency'] > 1 else ''}")
     else:
         parts.append(f"{rate(targets['requests_per_second'])} requests per second")

@@ -108,12 +108,22 @@ def _plan(document: Document) -> Answer:
         if targets["concurrency"]
         else f"{rate(targets['requests_per_second'])} per second"
     )
+    if document["trace"]:
+        load = f"{rate(document['trace']['requests_per_second'])} per second, {load} in the busiest minute"
     subtitle = f"{count(lengths['input_tokens'])} tokens in, {count(lengths['output_tokens'])} out; requests: {load}"
     verdict, tone = "Nothing fits.", "bad"
     if best is not None:
-        devices = f"{best['num_devices']} x {best['gpu']}"
+        devices = _devices_of(best)
         verdict, tone = f"{devices}: {rate(best['tokens_per_second'])} output tokens per second.", "good"
     return Answer(document["model"]["name"], subtitle, verdict, tone, sections, warnings_of(document))
+
+
+def _devices_of(row: Document) -> str:
+    """The devices of a layout, such as `8 x h100-sxm`, or those of both pools if they are on different kinds."""
+    pools = [row["disaggregated"][role] for role in ("prefill", "decode")] if row.get("disaggregated") else []
+    if len({pool["gpu"] for pool in pools}) < 2:
+        pools = [row]
+    return " + ".join(f"{pool['num_devices']} x {pool['gpu']}" for pool in pools)
 
 
 def _place(rows: list[Document], best: Document | None) -> int | None:

@@ -31,6 +31,7 @@ def describe_pools(found: Split, answers: tuple[Answer, Answer], held: tuple[int
     )
     return {
         role: {
+            "gpu": one.case.devices.gpu.name,
             "instances": number,
             "tensor_parallel_size": one.shape.tensor,
             "pipeline_parallel_size": one.shape.stages,

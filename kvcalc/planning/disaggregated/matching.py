@@ -87,30 +87,57 @@ class Pair(NamedTuple):
 
     def smallest(self, load: Load, meets: Judge, most_devices: int) -> Match | None:
         """The numbers of instances with the fewest devices, at most `most_devices`. None if there are none."""
-        first = self._fewest_decodes(load)
-        if first is None:
+        decodes = self._first_decodes(load, meets, (most_devices - self.prefill.devices) // self.decode.devices)
+        if decodes is None:
             return None
-        last = (most_devices - self.prefill.devices) // self.decode.devices
-
-        def with_all(decodes: int) -> bool:
-            # As many prefill instances as there are requests: none waits.
-            found = self._at(self._many(decodes, load), decodes, load)
-            return found is not None and meets(found.times)
-
-        if last < first or not with_all(last):
-            return None
-        low = first
-        while low < last:
-            middle = (low + last) // 2
-            low, last = (low, middle) if with_all(middle) else (middle + 1, last)
         best: Match | None = None
-        decodes = low
         while self.prefill.devices + decodes * self.decode.devices <= most_devices:
             found = self.fewest_prefills(decodes, load, meets, most_devices)
             if found is not None and (best is None or found.num_devices < best.num_devices):
                 best, most_devices = found, found.num_devices - 1
             decodes += 1
         return best
+
+    def cheapest(
+        self, load: Load, meets: Judge, weights: tuple[float, float], limits: tuple[int, int, int], most_cost: float
+    ) -> Match | None:
+        """The numbers of instances that cost the least, and at most `most_cost`. None if there are none.
+
+        `weights` are the costs of a device of the prefill and of the decode instances, `limits` the most devices of the
+        prefill instances, of the decode instances, and of both.
+        """
+        of_prefills, of_decodes, of_both = limits
+        costs = weights[0] * self.prefill.devices, weights[1] * self.decode.devices
+        last = min(of_decodes, of_both - self.prefill.devices) // self.decode.devices
+        decodes = self._first_decodes(load, meets, last)
+        if decodes is None:
+            return None
+        best: Match | None = None
+        while decodes <= last and costs[0] + decodes * costs[1] <= most_cost:
+            used = decodes * self.decode.devices
+            found = self.fewest_prefills(decodes, load, meets, min(used + of_prefills, of_both))
+            if found is not None:
+                cost = found.prefills * costs[0] + decodes * costs[1]
+                if cost <= most_cost and (best is None or cost < most_cost):
+                    best, most_cost = found, cost
+            decodes += 1
+        return best
+
+    def _first_decodes(self, load: Load, meets: Judge, last: int) -> int | None:
+        """The fewest decode instances, at most `last`, with which any number of prefill instances meets the target."""
+        low = self._fewest_decodes(load)
+
+        def with_all(decodes: int) -> bool:
+            # As many prefill instances as there are requests: none waits.
+            found = self._at(self._many(decodes, load), decodes, load)
+            return found is not None and meets(found.times)
+
+        if low is None or last < low or not with_all(last):
+            return None
+        while low < last:
+            middle = (low + last) // 2
+            low, last = (low, middle) if with_all(middle) else (middle + 1, last)
+        return low
 
     def _many(self, decodes: int, load: Load) -> int:
         least = self._least_prefills(decodes, load)

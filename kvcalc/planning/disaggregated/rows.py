@@ -16,7 +16,7 @@ from kvcalc.planning.disaggregated.describe import describe_pools, describe_tran
 from kvcalc.planning.disaggregated.energy import describe_energy
 from kvcalc.planning.disaggregated.engines import RULES, rules_of
 from kvcalc.planning.disaggregated.instances import Instance, buffer_tokens
-from kvcalc.planning.disaggregated.search import Split, find_split
+from kvcalc.planning.disaggregated.search import Instances, Split, find_split
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.question import Question
@@ -70,7 +70,7 @@ def check_disaggregated(
 
 def with_splits(
     traffic: Traffic, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]], checkpoint: Checkpoint,
-    transfer: int | str, simulation: Simulates | None, num_simulated: int | None,
+    transfer: int | str, instances: Instances, simulation: Simulates | None, num_simulated: int | None,
 ) -> SplitRows:  # fmt: skip
     """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost."""
     judges: list[SplitJudge | None] = [None] * len(kinds)
@@ -80,8 +80,8 @@ def with_splits(
         judges = [SplitJudge(traffic, kind, transfer, simulation) for kind in kinds]
     all_rows, about_rows = [], []
     for kind, row, judge in zip(kinds, rows, judges):
-        one = _find(traffic, kind, transfer, judge, num_simulated)
-        split, notes = _row(traffic, kind, row, one, checkpoint)
+        one = _find(traffic, kind, transfer, instances, judge, num_simulated)
+        split, notes = describe_split(traffic, kind, row, one, checkpoint)
         if judge is not None and isinstance(one, Split):
             simulated = judge.at(one, one.match.prefills, one.match.decodes)
             split.update({} if simulated is None else simulated.judged.describe_limits(judge.targets))
@@ -95,14 +95,15 @@ def with_splits(
 
 
 def _find(
-    traffic: Traffic, kind: Kind, transfer: int | str, judge: SplitJudge | None, num_simulated: int | None
-) -> Split | Trouble | KvcalcError:
+    traffic: Traffic, kind: Kind, transfer: int | str, instances: Instances, judge: SplitJudge | None,
+    num_simulated: int | None,
+) -> Split | Trouble | KvcalcError:  # fmt: skip
     try:
         if judge is not None:
             from kvcalc.planning.disaggregated.finalists import find_simulated_split
 
             return find_simulated_split(judge, num_simulated)
-        return find_split(traffic, kind, transfer)
+        return find_split(traffic, kind, transfer, instances)
     except KvcalcError as error:
         return error
 
@@ -137,10 +138,11 @@ def _why_lost(kind: Kind, first: Mapping[str, Any], second: Mapping[str, Any], i
     return f"as many devices, but {slower} tokens per second instead of {faster}"
 
 
-def _row(
+def describe_split(
     traffic: Traffic, kind: Kind, beside: Mapping[str, Any], found: Split | Trouble | KvcalcError,
     checkpoint: Checkpoint,
 ) -> tuple[dict[str, Any], list[Note]]:  # fmt: skip
+    """The row of two pools, and its notes. `beside` has the keys of a row, and its model, device and engine."""
     row: dict[str, Any] = dict.fromkeys((*beside, "disaggregated", "next_mode"))
     row.update({name: beside[name] for name in ("model", "gpu", "engine")}, price_per_hour=kind.price)
     if not isinstance(found, Split):
@@ -201,7 +203,7 @@ def _layout(traffic: Traffic, one: Instance, running: int) -> Layout:
     return Layout(
         one.shape.tensor, one.shape.stages, traffic.lengths.longest_tokens, running,
         workload.kv_dtype.name, one.case.question.engine_settings or {}, traffic.limit is not None, None,
-        one.shape.attention_replicas, workload.expert_parallel_size,
+        one.shape.attention_replicas, workload.expert_parallel_size, engine=one.case.question.engine,
     )  # fmt: skip
 
 

@@ -97,18 +97,46 @@ def ttft_range(prefill: Instance, decode: Instance, times: Times) -> tuple[float
     return low, high
 
 
-def find_split(traffic: Traffic, kind: Kind, transfer: int | str) -> Split | Trouble:
+class Instances:
+    """The instances of a plan that can run. Those of each kind of device and engine are computed once."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.traffic = traffic
+        self._found: dict[tuple[str, str, int, str], tuple[list[Instance], Trouble | None]] = {}
+
+    def prefills(self, kind: Kind) -> tuple[list[Instance], Trouble | None]:
+        """The prefill instances of all layouts that can run, and why the largest of the others cannot."""
+        return self._of(kind, prefill_instance)
+
+    def decodes(self, kind: Kind) -> tuple[list[Instance], Trouble | None]:
+        """The decode instances, like `prefills`."""
+        return self._of(kind, decode_instance)
+
+    def _of(
+        self, kind: Kind, make: Callable[[Traffic, Kind, Shape], Instance | Trouble]
+    ) -> tuple[list[Instance], Trouble | None]:
+        key = kind.gpu.name, kind.engine, kind.max_devices, make.__name__
+        if key not in self._found:
+            self._found[key] = _instances(self.traffic, kind, make)
+        return self._found[key]
+
+
+def find_split(
+    traffic: Traffic, kind: Kind, transfer: int | str, instances: Instances | None = None
+) -> Split | Trouble:
     """The pools with the fewest devices, and among these the most tokens per second, or why there are none.
 
-    Raises what `find_splits` raises.
+    `instances` are those of the traffic, if they are shared with other searches. Raises what `find_splits` raises.
     """
-    found = find_splits(traffic, kind, transfer)
+    found = find_splits(traffic, kind, transfer, instances=instances)
     if isinstance(found, Trouble):
         return found
     return found[0]._replace(next_layout=_why_not(kind, *found) if len(found) > 1 else None)
 
 
-def find_splits(traffic: Traffic, kind: Kind, transfer: int | str, keep: int = 2) -> list[Split] | Trouble:
+def find_splits(
+    traffic: Traffic, kind: Kind, transfer: int | str, keep: int = 2, instances: Instances | None = None
+) -> list[Split] | Trouble:
     """The best `keep` pairs of layouts with their smallest pools, the best first, or why there are none.
 
     Raises UsageError (exit 2) if the engine has no separate instances, or for an unknown link.
@@ -118,10 +146,11 @@ def find_splits(traffic: Traffic, kind: Kind, transfer: int | str, keep: int = 2
     if traffic.limit is not None and not traffic.allow_beyond_limit:
         return Trouble(traffic.beyond_limit, "to plan them anyway, add --allow-beyond-limit")
     most = most_devices(kind, link)
-    prefills, trouble = _instances(traffic, kind, prefill_instance)
+    known = instances or Instances(traffic)
+    prefills, trouble = known.prefills(kind)
     if not prefills:
         return _named("prefill", trouble)
-    decodes, trouble = _instances(traffic, kind, decode_instance)
+    decodes, trouble = known.decodes(kind)
     if not decodes:
         return _named("decode", trouble)
     load = Load(traffic.targets.requests_per_second, traffic.targets.concurrency)

@@ -17,6 +17,9 @@ from kvcalc.planning.manifests.text import write
 _ROUTERS = {"vllm": "vllm-router==0.1.17", "sglang": "sglang-router==0.3.2"}
 _EMITTED = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
 
+# The label by which Kubernetes finds the machines of each kind, if there are two.
+_LABEL = "gpu"
+
 
 def emit_pools(document: Mapping[str, Any], kind: str, image: str | None) -> str:
     """What starts the pools of a plan's best row. Raises UsageError (exit 2) if it cannot be started in this way."""
@@ -33,12 +36,19 @@ def emit_pools(document: Mapping[str, Any], kind: str, image: str | None) -> str
     return _compose(best, servers) if kind == "compose" else _kubernetes(best, servers)
 
 
+def _is_mixed(best: Mapping[str, Any]) -> bool:
+    """Whether the pools are on different kinds of device."""
+    pools = best["disaggregated"]
+    return bool(pools[PREFILL]["gpu"] != pools[DECODE]["gpu"])
+
+
 def _commands(best: Mapping[str, Any]) -> str:
     pools, lines = best["disaggregated"], []
     for role in ROLES:
         number = 1 if role == ROUTER else pools[role]["instances"]
         hosts = host_of(role, 0) if number == 1 else f"{host_of(role, 0)} to {host_of(role, number - 1)}"
-        lines += [f"# {role}" if role == ROUTER else f"# {role}: {hosts}", pools["commands"][role]]
+        on = f" on {pools[role]['gpu']}" if role != ROUTER and _is_mixed(best) else ""
+        lines += [f"# {role}" if role == ROUTER else f"# {role}: {hosts}{on}", pools["commands"][role]]
     return "\n".join(lines) + "\n"
 
 
@@ -46,7 +56,12 @@ def _server(document: Mapping[str, Any], kind: str, image: str | None, role: str
     """One instance of a role, or the router, which has no devices."""
     best = document["best"]
     pools, engine = best["disaggregated"], best["engine"].partition("@")[0]
-    used = f"{pools[PREFILL]['num_devices']} + {pools[DECODE]['num_devices']} {best['gpu']}, prefill and decode"
+    used, mixed = f"{pools[PREFILL]['num_devices']} + {pools[DECODE]['num_devices']} {best['gpu']}", _is_mixed(best)
+    if mixed:
+        used = " + ".join(f"{pools[one]['num_devices']} {pools[one]['gpu']}" for one in (PREFILL, DECODE))
+        # Both kinds are from one vendor.
+        document = {**document, "best": {**best, "gpu": pools[PREFILL]["gpu"]}}
+    used += ", prefill and decode"
     command = pools["commands"][role]
     if role == ROUTER:
         found = server_with(document, kind, image, command, 0, used)
@@ -64,6 +79,8 @@ def _compose(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
         raise UsageError(
             f"--emit compose: the pools have {best['num_devices']} devices, and a machine has {DEVICES}", "--emit k8s"
         )
+    if _is_mixed(best):
+        raise UsageError("--emit compose: a compose file is for one machine, with one kind of device", "--emit k8s")
     services, first = {}, 0
     for role in (PREFILL, DECODE):
         server = servers[role]
@@ -86,6 +103,8 @@ def _kubernetes(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
         server = servers[role]
         one = deployment(server)
         spec = {key: value for key, value in one["spec"].items() if key != "progressDeadlineSeconds"}
+        if _is_mixed(best):
+            spec["template"]["spec"]["nodeSelector"] = {_LABEL: best["disaggregated"][role]["gpu"]}
         one.update(kind="StatefulSet", spec={"serviceName": server.name, "podManagementPolicy": "Parallel", **spec})
         for entry in spec["template"]["spec"]["containers"][0]["env"]:
             if entry["name"] == SIDE_CHANNEL:
@@ -100,4 +119,8 @@ def _kubernetes(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
         name = servers[role].name
         text = re.sub(rf"\b{role}-(\d+):", rf"{name}-\1.{name}:", text)
     router = router._replace(command=[*router.command[:-1], text])
-    return write([*router.comments, SEVERAL_KINDS], *documents, deployment(router), service(router))
+    hints = [SEVERAL_KINDS]
+    if _is_mixed(best):
+        kinds = ", or ".join(f"{_LABEL}={best['disaggregated'][role]['gpu']}" for role in (PREFILL, DECODE))
+        hints = [f"Label the machines by their devices: kubectl label nodes NAME {kinds}"]
+    return write([*router.comments, *hints], *documents, deployment(router), service(router))

@@ -1,0 +1,67 @@
+"""Requests whose prompts begin with the same tokens, such as a system prompt (`--prefix-tokens`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvcalc.errors import UsageError
+from kvcalc.notes import Note
+from kvcalc.planning.case import Case, make_case
+from kvcalc.planning.kept import prefixes_of
+from kvcalc.planning.question import Question
+from kvcalc.simulation.engines import Scheduler
+from kvcalc.simulation.requests import Request
+
+# The most names of a prefix. They are looked up again and again.
+_MOST_NAMES = 512
+
+
+def check_reuse(question: Question) -> None:
+    """Raise UsageError (exit 2) if the question has sessions, tiers of memory or a link, which are not simulated."""
+    reuse = question.reuse
+    if reuse is None:
+        return
+    for value, option in (
+        (reuse.turns, "--turns"), (reuse.offload, "--offload"), (reuse.transfer, "--transfer-bandwidth"),
+    ):  # fmt: skip
+        if value:
+            raise UsageError(f"{option}: is not simulated", "--prefix-tokens is, and the prefixes of a --trace")
+
+
+def case_of(question: Question) -> Case:
+    """The case of one request, which has its whole cache itself. The notes are those with the common prefix.
+
+    Raises UsageError (exit 2) if the engine finds no prefixes, or if no request is as long as the prefix.
+    """
+    check_reuse(question)
+    case = make_case(question)
+    return case if question.reuse is None else make_case(question._replace(reuse=None))._replace(notes=case.notes)
+
+
+def share_prefix(
+    case: Case, scheduler: Scheduler, requests: Sequence[Request], prefix_tokens: int, notes: list[Note]
+) -> int | None:
+    """Name the blocks that all `requests` have in common. Returns the tokens in a named block, or None.
+
+    The cache is empty at the start, so the first requests compute the prefix. What is named is kept once. If requests
+    do not share blocks, each of them finds the prefix, and holds all of its cache itself.
+    """
+    prefixes = prefixes_of(case)
+    found, size = prefixes.found, prefixes.found(prefix_tokens)
+    if not size:
+        return None
+    if min(request.prompt_tokens for request in requests) < size:
+        # Shorter prompts have a part of the prefix: whole blocks of it, or 1 / _MOST_NAMES if its blocks are more.
+        size = scheduler.block_tokens * -(-size // (scheduler.block_tokens * _MOST_NAMES))
+    why = scheduler.cannot_share(size)
+    for request in requests:
+        common = found(min(prefix_tokens, request.prompt_tokens))
+        if why is None:
+            request.names = tuple(range(common // size))
+        else:
+            request.given_tokens = max(request.given_tokens, min(common, request.prompt_tokens - 1))
+            request.cached_tokens = request.given_tokens
+    if why is not None and prefixes.shares_memory:
+        text = f"every request finds the common prefix, but holds all of its cache itself: {why}"
+        notes.append(Note("load", "not-shared", text))
+    return size if why is None else None

@@ -1,0 +1,164 @@
+"""Prefill and decode instances on different kinds of device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import kvcalc
+from kvcalc.planning.cache_tiers import move_seconds
+from kvcalc.planning.disaggregated.instances import transfer_bytes
+from kvcalc.planning.disaggregated.matching import Load, Pair
+from kvcalc.planning.disaggregated.mixed import Mixed, devices_of, find_mixed, join_caches
+from kvcalc.planning.disaggregated.search import Instances, both_pools, find_judge
+from kvcalc.planning.lengths import one_length
+from kvcalc.planning.question import Question
+from kvcalc.planning.targets import Targets
+from kvcalc.planning.traffic import Kind, Traffic
+from kvcalc.throughput.hardware import find_gpu
+from tests.test_schema import check
+
+LINK = "infiniband-400g"
+SPLIT: dict[str, Any] = {"disaggregate": True, "transfer": LINK, "input_tokens": 4096, "output_tokens": 500}
+LOAD: dict[str, Any] = {"requests_per_second": 8.0, "max_tpot_seconds": 0.02, "max_ttft_seconds": 1.0}
+PRICES = {"h100-sxm": 2.0, "h200-sxm": 3.0}
+BOTH = "h100-sxm + h200-sxm"
+
+
+def mixed_rows(document: Any) -> list[Any]:
+    return [row for row in document["plans"] if "+" in row["gpu"]]
+
+
+@pytest.fixture(scope="module")
+def usual() -> Any:
+    return kvcalc.plan("qwen3-32b", ["h100", "h200"], prices=PRICES, **SPLIT, **LOAD)
+
+
+def test_cheap_prefill_and_fast_decode_are_combined(usual: Any) -> None:
+    check(usual, "plan")
+    (row,) = mixed_rows(usual)
+    pools = row["disaggregated"]
+    assert (pools["prefill"]["gpu"], pools["decode"]["gpu"], row["gpu"]) == ("h100-sxm", "h200-sxm", BOTH)
+    cost = pools["prefill"]["num_devices"] * 2.0 + pools["decode"]["num_devices"] * 3.0
+    assert row["cost_per_hour"] == pytest.approx(cost)
+    assert row["price_per_hour"] is None
+    assert row["cost_per_million_output_tokens"] == pytest.approx(cost / (row["tokens_per_second"] * 3600 / 1e6))
+    assert cost < min(one["cost_per_hour"] for one in usual["plans"] if one is not row and one["fits"])
+    assert usual["best"] == row
+    assert " on h" in row["next_layout"]
+
+
+def test_the_times_are_those_of_each_kind(usual: Any) -> None:
+    """A decode step is that of the decode instances' device, and the cache has the bytes of the model."""
+    (row,) = mixed_rows(usual)
+    decode, transfer = row["disaggregated"]["decode"], row["disaggregated"]["transfer"]
+    tokens = 2 * 8 * 128 * 2 * 64  # K and V of 8 heads with 128 elements of 2 bytes, in 64 layers
+    assert transfer["request_bytes"] == 4096 * tokens
+    assert transfer["seconds"] == transfer["bytes_per_device"] / 50e9
+    answer: Any = kvcalc.estimate(
+        "qwen3-32b", engine="vllm", devices=kvcalc.find_devices(f"h200x{decode['tensor_parallel_size']}"),
+        context_tokens=4096 + 250, batch_size=int(decode["requests_per_instance"]),
+    )  # fmt: skip
+    assert row["tpot_seconds"] == pytest.approx(answer["throughput"]["decode_step_seconds"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("rate", "clients", "prices", "limit"),
+    [(6.0, None, (2.0, 3.0), 24), (14.0, None, (3.0, 2.0), 24), (None, 48, (2.0, 3.0), 24), (6.0, None, None, 8)],
+)
+def test_no_combination_is_cheaper(rate: float | None, clients: int | None, prices: Any, limit: int) -> None:
+    targets = Targets(clients, rate, 1.5, 0.03)
+    question = Question(kvcalc.load_model("llama-3.1-8b"))
+    traffic = Traffic(question, one_length(4096, 300), targets, False)
+    weights = prices or (1.0, 1.0)
+    kinds = [
+        Kind(find_gpu(name), 12, "vllm", price=None if prices is None else price)
+        for name, price in zip(("h100", "h200"), weights)
+    ]
+    found = find_mixed(Instances(traffic), kinds, LINK, limit)
+    cheapest = None
+    for prefill_kind, decode_kind in (kinds, kinds[::-1]):
+        of_prefill, of_decode = (weights[kinds.index(kind)] for kind in (prefill_kind, decode_kind))
+        for prefill in both_pools(traffic, prefill_kind)[0]:
+            for decode in both_pools(traffic, decode_kind)[1]:
+                seconds = move_seconds(transfer_bytes(prefill.sent, decode.sent), 50_000_000_000)
+                pair, meets = Pair(prefill.rates, decode.rates, seconds), find_judge(targets, prefill, decode)
+                for x in range(1, 12 // prefill.shape.devices + 1):
+                    for y in range(1, 12 // decode.shape.devices + 1):
+                        devices = x * prefill.shape.devices, y * decode.shape.devices
+                        cost = devices[0] * of_prefill + devices[1] * of_decode
+                        if sum(devices) > limit or (cheapest is not None and cost >= cheapest):
+                            continue
+                        times = pair.times(x, y, Load(rate, clients))
+                        if times is not None and meets(times):
+                            cheapest = cost
+    assert cheapest is not None
+    assert isinstance(found, Mixed)
+    used = devices_of(found.split)
+    of = [weights[kinds.index(kind)] for kind in (found.prefill_kind, found.decode_kind)]
+    assert used[0] * of[0] + used[1] * of[1] == pytest.approx(cheapest)
+    assert max(used) <= 12
+    assert sum(used) <= limit
+
+
+def test_without_prices_the_fewest_devices_decide() -> None:
+    document: Any = kvcalc.plan("qwen3-32b", ["h100", "h200"], prices={"h100-sxm": 1.0}, **SPLIT, **LOAD)
+    (row,) = mixed_rows(document)
+    assert row["cost_per_hour"] is None
+    assert document["ranked_by"] == "num_devices"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "are_joined"),
+    [
+        ("h100", "h200", True), ("a100", "l40s", True), ("h100", "b200", False), ("h100", "mi300x", False),
+        ("mi300x", "mi325x", True), ("h100", "a100", False),
+    ],
+)  # fmt: skip
+def test_caches_are_only_sent_between_devices_of_one_architecture(first: str, second: str, are_joined: bool) -> None:
+    one, other = (Kind(find_gpu(name), 8, "vllm") for name in (first, second))
+    assert join_caches(one, other) == join_caches(other, one) == are_joined
+
+
+def test_nvlink_joins_one_kind_and_pcie_a_machine() -> None:
+    load: dict[str, Any] = {"input_tokens": 2048, "output_tokens": 200, "requests_per_second": 4.0}
+    ask: dict[str, Any] = {"disaggregate": True, **load}
+    assert not mixed_rows(kvcalc.plan("llama-3.1-8b", ["h100", "h200"], transfer="nvlink", **ask))
+    (row,) = mixed_rows(kvcalc.plan("llama-3.1-8b", ["a100-pcie", "l40s"], transfer="pcie", **ask))
+    slower = min(find_gpu(name).pcie_bytes_per_second or 0 for name in ("a100-pcie", "l40s"))
+    assert row["disaggregated"]["transfer"]["bandwidth_bytes_per_second"] == slower
+    assert row["num_devices"] <= 8
+
+
+def test_manifests_place_each_pool_on_its_kind(kvcalc: Any, tmp_path: Path) -> None:
+    words: tuple[str, ...] = ("plan", "qwen3-32b", "--input-tokens", "4k", "--output-tokens", "500")
+    words += (
+        "--requests-per-second",
+        "8",
+        "--max-tpot",
+        "20ms",
+        "--max-ttft",
+        "1s",
+        "--gpu",
+        "h100,h200",
+        "--price",
+        "h100=2,h200=3",
+    )
+    words += ("--disaggregate", "--transfer-bandwidth", LINK)
+    text = kvcalc(*words, "--emit", "k8s").out
+    pods = [one for one in yaml.safe_load_all(text) if one["kind"] == "StatefulSet"]
+    selectors = [pod["spec"]["template"]["spec"]["nodeSelector"]["gpu"] for pod in pods]
+    assert selectors == ["h100-sxm", "h200-sxm"]
+    assert "kubectl label nodes NAME gpu=h100-sxm, or gpu=h200-sxm" in text
+    refused = kvcalc(*words, "--emit", "compose")
+    assert refused.status == 2
+    assert "one kind of device" in refused.err
+    commands = kvcalc(*words, "--emit", "vllm").out
+    assert "on h100-sxm" in commands
+    page = tmp_path / "plan.html"
+    screen = kvcalc(*words, "--format", "human", "--report", page).out
+    assert "decode, on h200-sxm:" in screen
+    assert "4 x h100-sxm + 4 x h200-sxm" in page.read_text()
