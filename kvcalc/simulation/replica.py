@@ -4,7 +4,7 @@ The clock advances all decode steps between two events at once. Events are the a
 admitted, the end of one, a chunk of a prompt, and a pool without blocks for the next step. The context of the steps
 grows by the tokens of a step (`pace`) per request, and their times are summed in closed form.
 
-A subclass has the rules by which one engine schedules: `plan`.
+A subclass has the rules by which one engine schedules: `_schedule`.
 """
 
 from __future__ import annotations
@@ -61,9 +61,32 @@ class Replica(ABC):
         self._visible = 0.0  # the scheduler knows the requests that arrived by then
         self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
 
-    @abstractmethod
     def plan(self) -> Plan:
         """What the next step does. Takes the blocks of the chunks."""
+        self.made_room = bool(self._leaving)
+        if not self._leaving:
+            return self._schedule()
+        # The step is scheduled before the results of the last one are there, and so are the next ones if it is empty.
+        chunks, steps = self._schedule()
+        self._let_go()
+        if chunks:
+            return chunks, steps
+        if steps:
+            return [], 1 if self.waiting else self._possible_steps()
+        self.waiting.extend(self.arrivals.receive(self.now))
+        return self._schedule()
+
+    @abstractmethod
+    def _schedule(self) -> Plan:
+        """What the next step does, by what the scheduler knows."""
+
+    def _let_go(self) -> None:
+        """Requests that ended with the last step give their places and blocks back. The next step has its blocks."""
+        if self.prefixes is not None:
+            self.prefixes.make_room(self.pool.growth(self.pace.tokens(1)))
+        for request in self._leaving:
+            self._release(request)
+        self._leaving.clear()
 
     @abstractmethod
     def decodes_with_prompts(self) -> bool:
