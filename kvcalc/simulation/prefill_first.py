@@ -10,10 +10,14 @@ enable_mixed_chunk is off by default.
 - A request starts if its prompt, its answer and a page are fewer tokens than are free, without the part of the answers
   of decoding requests that they are expected to take: new_token_ratio, which is 0.7 at first and falls to 0.098 in 600
   decode steps. It is 0.7 again when nothing is left to run. If a request may not start, no other is tried until one
-  has finished. The answers of requests with ignore_eos count in full since 0.5.23 (and not yet in 0.5.20), but
-  simulated requests end as those of users do.
+  has left, unless no request decodes: the batch that notes it is then replaced. The answers of requests with ignore_eos
+  count in full since 0.5.23 (and not yet in 0.5.20), but simulated requests end as those of users do.
 - If the next decode step finds no room, the requests with the shortest answers so far are retracted. They wait at the
-  end of the queue, and the ratio rises to what the others were seen to take.
+  end of the queue, and the ratio rises to what the others were seen to take. What may be left of them in the radix
+  cache is not found here.
+- With overlap (event_loop_overlap), a step is scheduled while the one before it runs. Requests that end with that one
+  keep their places and tokens until then, but decode no further (_reqs_finishing_inflight), and if the next decode step
+  finds no room, it waits for their tokens. A retracted request loses its token of the step that runs.
 """
 
 from __future__ import annotations
@@ -185,8 +189,8 @@ class PrefillFirstReplica(Replica):
         super()._release(request, named_tokens)
         self._is_full = False
 
-    def _let_go(self) -> None:
-        super()._let_go()
+    def _let_go(self, promised: int) -> None:
+        super()._let_go(promised)
         self._unread_tokens = 0
         self._joined.clear()
 

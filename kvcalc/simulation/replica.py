@@ -68,7 +68,8 @@ class Replica(ABC):
             return self._schedule()
         # The step is scheduled before the results of the last one are there, and so are the next ones if it is empty.
         chunks, steps = self._schedule()
-        self._let_go()
+        decodes = steps and (not chunks or self.decodes_with_prompts())
+        self._let_go(self.pool.growth(self.pace.tokens(1)) if decodes else 0)
         if chunks:
             return chunks, steps
         if steps:
@@ -80,10 +81,13 @@ class Replica(ABC):
     def _schedule(self) -> Plan:
         """What the next step does, by what the scheduler knows."""
 
-    def _let_go(self) -> None:
-        """Requests that ended with the last step give their places and blocks back. The next step has its blocks."""
+    def _let_go(self, promised: int) -> None:
+        """Requests that ended with the last step give their places and blocks back.
+
+        The next step takes `promised` units before, besides those of its prompts, which are taken already.
+        """
         if self.prefixes is not None:
-            self.prefixes.make_room(self.pool.growth(self.pace.tokens(1)))
+            self.prefixes.make_room(promised)
         for request in self._leaving:
             self._release(request)
         self._leaving.clear()
