@@ -9,10 +9,12 @@ requests ([arrival, prompt tokens, answer tokens]), the names of the blocks that
   one group of full attention.
 - SGLang 0.5.23: the methods of Scheduler (srt/managers/scheduler.py) from get_next_batch_to_run to the results of a
   batch (SchedulerBatchResultProcessor), with PrefillAdder, ScheduleBatch, UnifiedRadixCache, ReqToTokenPool and the
-  allocators of tokens and of pages, in the order of event_loop_normal or, with overlap, event_loop_overlap. `blocks` are
-  tokens. Where requests are retracted, the radix cache is off: the simulation does not find what is left of them.
-- TensorRT-LLM 1.3: PyCapacityScheduler with GuaranteedNoEvictPolicy, and PyMicroBatchScheduler
-  (_torch/pyexecutor/scheduler/scheduler.py), with a counter of blocks, in the order of PyExecutor's loops.
+  allocators of tokens and of pages, in the order of event_loop_normal or, with overlap, event_loop_overlap. Its
+  `blocks` are tokens. Where requests are retracted, the radix cache is off: the simulation does not find what is left
+  of them.
+- TensorRT-LLM at commit 5f480b7: PyCapacityScheduler with GuaranteedNoEvictPolicy, and PyMicroBatchScheduler
+  (_torch/pyexecutor/scheduler/scheduler.py) without their parts for LoRA, chunks and reused blocks, with a counter of
+  blocks, in the order of PyExecutor's loops.
 """
 
 from __future__ import annotations
