@@ -42,6 +42,8 @@ _MOST_NEW_TOKENS = 4096
 class PrefillFirstReplica(Replica):
     """Steps with prompts alone, then steps that decode. A unit of the pool is a token, and a block is a page."""
 
+    names_early = False
+
     def __init__(
         self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals, prefixes: PrefixCache | None = None
     ) -> None:
@@ -52,7 +54,7 @@ class PrefillFirstReplica(Replica):
         # What the scheduler does not know yet: the tokens that each decoding request got in the last step or, if that
         # step computed prompts, the requests that got their first tokens.
         self._unread_tokens = 0
-        self._joined: set[Request] = set()
+        self._joined: dict[Request, None] = {}
 
     def decodes_with_prompts(self) -> bool:
         return False
@@ -60,7 +62,20 @@ class PrefillFirstReplica(Replica):
     def frees_late(self) -> bool:
         return self.rules.is_overlapped
 
+    def plan(self) -> Plan:
+        found = super().plan()
+        self._read_prompts()
+        return found
+
+    def _read_prompts(self) -> None:
+        """Requests find the blocks of the prompts that the last step computed."""
+        for request in self._joined:
+            if request in self.running:
+                self._name_blocks(request, request.target)
+
     def _schedule(self) -> Plan:
+        if self._chunked is not None:
+            self._name_blocks(self._chunked, self._chunked.computed)
         if self._chunked is not None or not self._batch_size():
             self._is_full = False
         if self._chunked is not None or (self.waiting and not self._is_full):
@@ -171,10 +186,16 @@ class PrefillFirstReplica(Replica):
         if not request.outputs:
             request.first_token = request.last_token = None
 
+    def _first_token(self, request: Request) -> int:
+        if not self.frees_late():
+            self._name_blocks(request, request.computed)
+        return super()._first_token(request)
+
     def run_step(self, chunks: list[tuple[Request, Chunk]], seconds: float, decoding: int) -> None:
         super().run_step(chunks, seconds, decoding)
         if chunks and self.frees_late():
-            self._unread_tokens, self._joined = 0, {request for request, (_, end) in chunks if end == request.target}
+            self._unread_tokens = 0
+            self._joined = {request: None for request, (_, end) in chunks if end == request.target}
 
     def _advance(self, steps: int) -> None:
         super()._advance(steps)
@@ -190,6 +211,7 @@ class PrefillFirstReplica(Replica):
         self._is_full = False
 
     def _let_go(self, promised: int) -> None:
+        self._read_prompts()
         super()._let_go(promised)
         self._unread_tokens = 0
         self._joined.clear()

@@ -42,6 +42,9 @@ class Replica(ABC):
     # The units of all requests are added up again after so many events.
     recount_every = 512
 
+    # Whether requests find the blocks of a prompt as soon as the step that computes them is scheduled.
+    names_early = True
+
     def __init__(
         self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals, prefixes: PrefixCache | None = None
     ) -> None:
@@ -340,6 +343,11 @@ class Replica(ABC):
         units = self._own_units(request, tokens + (self.rules.lookahead_tokens if tokens >= request.target else 0))
         self.pool.take(units - request.held)
         request.held = units
+        if self.names_early:
+            self._name_blocks(request, tokens)
+
+    def _name_blocks(self, request: Request, tokens: int) -> None:
+        """Other requests find the whole blocks of the first `tokens` tokens from now on."""
         if self.prefixes is not None:
             self.prefixes.add(request, min(tokens, request.prompt_tokens))
 

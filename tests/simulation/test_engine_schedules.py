@@ -2,8 +2,8 @@
 
 Each row of engine_schedules is what an engine's scheduler did on a CPU without a model: every step takes one second and
 gives a token. With overlap, a step is scheduled when the one before it begins. A row has the blocks of the pool, the
-requests ([arrival, prompt tokens, answer tokens]), the names of the blocks that prompts share, and for each request
-[start, first token, end, preemptions]. These ran:
+requests ([arrival, prompt tokens, answer tokens]), the names of the blocks that prompts share (`named_tokens` tokens
+each), and for each request [start, first token, end, preemptions]. These ran:
 
 - vLLM 0.33.0: Scheduler, or AsyncScheduler where `is_overlapped` is true (v1/core/sched), with its KVCacheManager and
   one group of full attention.
@@ -11,7 +11,7 @@ requests ([arrival, prompt tokens, answer tokens]), the names of the blocks that
   batch (SchedulerBatchResultProcessor), with PrefillAdder, ScheduleBatch, UnifiedRadixCache, ReqToTokenPool and the
   allocators of tokens and of pages, in the order of event_loop_normal or, with overlap, event_loop_overlap. Its
   `blocks` are tokens. Where requests are retracted, the radix cache is off: the simulation does not find what is left
-  of them.
+  of them. Where prompts share blocks, there is room for all: the tree evicts whole nodes, the simulation blocks.
 - TensorRT-LLM at commit 5f480b7: PyCapacityScheduler with GuaranteedNoEvictPolicy, and PyMicroBatchScheduler
   (_torch/pyexecutor/scheduler/scheduler.py) without their parts for LoRA, chunks and reused blocks, with a counter of
   blocks, in the order of PyExecutor's loops.
@@ -60,10 +60,12 @@ def scheduled(row: dict[str, Any]) -> list[list[float]]:
     is_sglang = row["engine"] == "sglang"
     units = page if is_sglang else 1
     pool = BlockPool(row["blocks"], page, range(0, 10_000 * units, units))
-    prefixes = PrefixCache(pool, page, units, finds_own=not is_sglang) if row["caching"] else None
+    named = row.get("named_tokens", page)
+    prefixes = PrefixCache(pool, named, pool.units(named), finds_own=not is_sglang, merges=is_sglang)
     requests = [Request(n, float(a), p, o, names=tuple(names[n])) for n, (a, p, o) in enumerate(row["requests"])]
     kind = PrefillFirstReplica if is_sglang else MixedReplica
-    kind(Rules(**row["rules"]), OneSecond(), pool, Arrivals(requests), prefixes).run()
+    rules = Rules(**row["rules"])
+    kind(rules, OneSecond(), pool, Arrivals(requests), prefixes if row["caching"] else None).run()
     return [[r.started or 0.0, r.first_token or 0.0, r.finish or 0.0, r.preemptions] for r in requests]
 
 
