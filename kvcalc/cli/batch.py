@@ -1,6 +1,5 @@
 """`kvcalc batch`: answer the questions in a file of JSON lines."""
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -126,8 +125,6 @@ def _answer_all(stream: BinaryIO, write: Callable[[dict[str, Any]], str]) -> tup
     """
     from kvcalc.cli.json_lines import read_lines
 
-    # An answer is a tree without cycles. Searching it for cycles takes 3 % of the time.
-    gc.set_threshold(100_000, 50, 50)
     questions = Questions()
     failed, first = 0, ""
     for lines in read_lines(stream):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.memory.engines.llama_cpp import LlamaCpp
 from kvcalc.memory.engines.options import Given
+from kvcalc.memory.engines.vllm import Vllm
 from kvcalc.model.caches import ChunkedAttention, SlidingWindowAttention
 from kvcalc.model.spec import all_caches, has_states
 from kvcalc.planning.admission import most_at_once, overlaps_steps, prefill_step_tokens, scheduled_steps
@@ -51,15 +52,16 @@ class Scheduler(NamedTuple):
     capacity: int | None
     block_tokens: int
     table: Sequence[int]
+    prompt_table: Sequence[int] | None = None
     finds_own: bool = False
     attention_replicas: int = 1
 
-    def units(self, tokens: int) -> int:
-        """The blocks that a request of `tokens` tokens holds. It is the capacity + 1 beyond the table."""
+    def most_units(self, tokens: int) -> int:
+        """The most blocks that a request of `tokens` tokens holds. It is the capacity + 1 beyond the table."""
         if self.capacity is None:
             return 0
-        place = -(-tokens // self.block_tokens)
-        return self.table[place] if place < len(self.table) else self.capacity + 1
+        place, table = -(-tokens // self.block_tokens), self.prompt_table or self.table
+        return table[place] if place < len(table) else self.capacity + 1
 
     def fits(self, request: Request) -> bool:
         """Whether a request can ever run to its end."""
@@ -68,7 +70,7 @@ class Scheduler(NamedTuple):
         tokens = request.total_tokens + self.rules.lookahead_tokens
         if self.name == "prefill first":
             return tokens + self.block_tokens < self.capacity
-        return self.units(tokens) <= self.capacity
+        return self.most_units(tokens) <= self.capacity
 
     def cannot_share(self, tokens: int) -> str | None:
         """Why named blocks of `tokens` tokens are not shared between requests. None if they are."""
@@ -92,7 +94,7 @@ class Scheduler(NamedTuple):
         return LockStep(_ROUTERS.get(self.name, LeastLoaded)(ranks), times, arrivals)
 
     def _rank(self, times: ModelTimes, arrivals: Arrivals, shared_tokens: int | None) -> Replica:
-        pool = BlockPool(self.capacity, self.block_tokens, self.table)
+        pool = BlockPool(self.capacity, self.block_tokens, self.table, self.prompt_table)
         kind = _KINDS.get(self.name, MixedReplica)
         prefixes, tokens = None, shared_tokens or self.block_tokens
         if shared_tokens is not None or self.finds_own:
@@ -137,7 +139,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
 
         drafts["lookahead_tokens"] = slots_of(drafted, engine, serves_requests=True)
         longest_tokens += 2 * checked + drafts["lookahead_tokens"]
-    capacity, block_tokens, table = _blocks(case, found, longest_tokens)
+    capacity, block_tokens, table, prompt_table = _blocks(case, found, longest_tokens)
     if engine == "sglang":
         tokens = max(prefill_step_tokens(case), block_tokens)
         rules = Rules(tokens, running, is_overlapped=overlaps, lag=lag, **drafts)
@@ -149,7 +151,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int) -> Schedule
         # A preempted request is looked up in the prefix cache when it starts again. SGLang's retracted requests are not
         # kept in its radix cache (release_req, srt/managers/schedule_batch.py).
         finds_own = bool(case.rules.settings.get("enable_prefix_caching")) and isinstance(table, range)
-        return Scheduler("running first", rules, capacity, block_tokens, table, finds_own, replicas)
+        return Scheduler("running first", rules, capacity, block_tokens, table, prompt_table, finds_own, replicas)
     # A prompt that is not divided must fit into a step, beside the requests that decode.
     tokens = max(prefill_step_tokens(case) * stages, longest_tokens + running * checked)
     rules = Rules(tokens, running, "answer", is_chunked=False, is_overlapped=overlaps, lag=lag, **drafts)
@@ -192,10 +194,13 @@ def _check(case: Case) -> None:
         raise UsageError("prefill context parallelism is not simulated", "leave out --prefill-context-parallel-size")
 
 
-def _blocks(case: Case, found: Budget, longest_tokens: int) -> tuple[int | None, int, Sequence[int]]:
+_Blocks = tuple[int | None, int, Sequence[int], Sequence[int] | None]
+
+
+def _blocks(case: Case, found: Budget, longest_tokens: int) -> _Blocks:
     """The blocks of a replica, the tokens in one, and the blocks of a request by its number of blocks of tokens.
 
-    For SGLang a unit is a token.
+    For SGLang a unit is a token. The last table is that of requests whose prompts are computed, if it differs.
     """
     rules, dtype = case.rules, case.workload.kv_dtype
     device = rules.largest_stage(case.share, dtype, longest_tokens, 1)
@@ -203,18 +208,30 @@ def _blocks(case: Case, found: Budget, longest_tokens: int) -> tuple[int | None,
     numbers = -(-longest_tokens // size) + 2
     whole = rules.blocks(device, dtype, longest_tokens, 1, found.offered_bytes)
     if case.engine_name == "sglang":
-        return whole["kv_cache_tokens"], size, range(0, (numbers + 1) * size, size)
-    capacity, block_bytes = whole["num_gpu_blocks"], whole["bytes_per_block"]
+        return whole["kv_cache_tokens"], size, range(0, (numbers + 1) * size, size), None
+    capacity = whole["num_gpu_blocks"]
     if capacity is None:
-        return None, 1, ()
-    if case.engine_name == "tensorrt-llm":
-        return capacity, size, range(numbers + 1)
+        return None, 1, (), None
+    if not isinstance(rules, Vllm):
+        return capacity, size, range(numbers + 1), None
     # One block is never given to a request (null_block, v1/core/block_pool.py).
+    capacity -= 1
+    prompt_table = _table(
+        lambda tokens: rules.running_blocks(device, dtype, tokens, decodes=False), size, numbers, capacity
+    )
+    numbers = len(prompt_table) - 1
+    table = _table(lambda tokens: rules.running_blocks(device, dtype, tokens, decodes=True), size, numbers, capacity)
+    if table == prompt_table:
+        even = range(0, len(table) * table[1], table[1])
+        return capacity, size, even if table == list(even) else table, None
+    return capacity, size, table, prompt_table
+
+
+def _table(blocks: Callable[[int], int], size: int, numbers: int, capacity: int) -> list[int]:
+    """The blocks of a request with 0 to `numbers` blocks of `size` tokens, up to the first one that does not fit."""
     table = [0]
     for number in range(1, numbers + 1):
-        held = rules.blocks(device, dtype, number * size, 1, None)["request_bytes"]
-        table.append(held // block_bytes)
+        table.append(blocks(number * size))
         if table[-1] > capacity:
             break
-    even = range(0, len(table) * table[1], table[1])
-    return capacity - 1, size, even if table == list(even) else table
+    return table

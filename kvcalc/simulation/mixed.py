@@ -42,7 +42,7 @@ class MixedReplica(Replica):
             request = self.waiting[0]
             reserves_answer = self.rules.reserves == "answer"
             needed = request.total_tokens if reserves_answer else request.target
-            needed = self.pool.units(needed + self.rules.lookahead_tokens)
+            needed = self.pool.prompt_units(needed + self.rules.lookahead_tokens)
             needed -= self._found_in_use(request, growth)
             tokens = request.target - request.cached_tokens
             if not self.rules.is_chunked and budget < tokens <= self.rules.step_tokens:
@@ -77,7 +77,7 @@ class MixedReplica(Replica):
             if partial is not None:
                 end = min(partial.target, partial.computed + self._prompt_budget())
                 end += self.rules.lookahead_tokens if end == partial.target else 0
-                needed += max(self._own_units(partial, end) - partial.held, 0)
+                needed += max(self._prompt_units(partial, end) - partial.held, 0)
             if needed <= self.pool.free:
                 break
             last = next(reversed(self.running))

@@ -20,11 +20,15 @@ class BlockPool:
     """`capacity` units, or None if memory sets no limit. `table[b]` are the units of a request with b blocks of tokens.
 
     `steps` counts the tokens that every decoding request has got so far. A decoding request has a key: it holds
-    key + steps tokens.
+    key + steps tokens. `prompt_table` is that of requests whose prompts are computed, if it differs.
     """
 
-    def __init__(self, capacity: int | None, block_tokens: int = 1, table: Sequence[int] = ()) -> None:
+    def __init__(
+        self, capacity: int | None, block_tokens: int = 1, table: Sequence[int] = (),
+        prompt_table: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         self.capacity, self.block_tokens, self._table = capacity, block_tokens, table
+        self.prompt_table = prompt_table
         self.used = self.most_used = self.steps = 0
         self._slopes = [0] * block_tokens
         self._growth = 0  # the sum of the slopes
@@ -41,6 +45,12 @@ class BlockPool:
     def units(self, tokens: int) -> int:
         """The units of a request that holds `tokens` tokens."""
         return self._table[-(-tokens // self.block_tokens)] if self.capacity is not None else 0
+
+    def prompt_units(self, tokens: int) -> int:
+        """The units of a request with a prompt of which `tokens` tokens are computed."""
+        if self.prompt_table is None or self.capacity is None:
+            return self.units(tokens)
+        return self.prompt_table[-(-tokens // self.block_tokens)]
 
     def take(self, units: int) -> None:
         """Take units. PoolError if they are not there."""

@@ -59,6 +59,7 @@ class Replica(ABC):
         self.preemptions = self.finished = 0
         self._finishing: list[tuple[int, int, Request]] = []
         self._ended: list[Request] = []  # by the prompt alone, in this step
+        self._shrinking: list[Request] = []  # they decode, but still hold blocks that only their prompts needed
         self._leaving: list[Request] = []  # they have ended, but the scheduler does not know it yet
         self.made_room = False  # requests left after the coming step was scheduled, so the one after it has more room
         self._visible = 0.0  # the scheduler knows the requests that arrived by then
@@ -66,8 +67,8 @@ class Replica(ABC):
 
     def plan(self) -> Plan:
         """What the next step does. Takes the blocks of the chunks."""
-        self.made_room = bool(self._leaving)
-        if not self._leaving:
+        self.made_room = bool(self._leaving or self._shrinking)
+        if not self.made_room:
             return self._schedule()
         # The step is scheduled before the results of the last one are there, and so are the next ones if it is empty.
         chunks, steps = self._schedule()
@@ -85,7 +86,7 @@ class Replica(ABC):
         """What the next step does, by what the scheduler knows."""
 
     def _let_go(self, promised: int) -> None:
-        """Requests that ended with the last step give their places and blocks back.
+        """Requests give back what they did not need after the last step: places and blocks, if they ended with it.
 
         The next step takes `promised` units before, besides those of its prompts, which are taken already.
         """
@@ -94,6 +95,10 @@ class Replica(ABC):
         for request in self._leaving:
             self._release(request)
         self._leaving.clear()
+        for request in self._shrinking:
+            self.pool.give(request.extra)
+            request.extra = 0
+        self._shrinking.clear()
 
     @abstractmethod
     def decodes_with_prompts(self) -> bool:
@@ -140,12 +145,16 @@ class Replica(ABC):
     def _held(self, request: Request) -> int:
         if request.finish_step < 0 or self.rules.reserves == "answer":
             return request.held
-        return self._own_units(request, request.key + self.pool.steps + self.rules.lookahead_tokens)
+        return request.extra + self._own_units(request, request.key + self.pool.steps + self.rules.lookahead_tokens)
 
     def _own_units(self, request: Request, tokens: int) -> int:
         """The units of `tokens` tokens of a request, without the blocks that it shares."""
         units = self.pool.units(tokens)
         return units if self.prefixes is None else units - self.prefixes.shared_units(request)
+
+    def _prompt_units(self, request: Request, tokens: int) -> int:
+        """The same while its prompt is computed."""
+        return self._own_units(request, tokens) + self.pool.prompt_units(tokens) - self.pool.units(tokens)
 
     def _wait(self) -> bool:
         """Nothing runs: go to the next arrival. False if there is none."""
@@ -274,7 +283,18 @@ class Replica(ABC):
         self.context += request.computed + 1
         if self.rules.reserves == "prompt":
             self.pool.enter(request.key + self.rules.lookahead_tokens)
+            if self.pool.prompt_table is not None:
+                self._shrink(request)
         return 1
+
+    def _shrink(self, request: Request) -> None:
+        """A request begins to decode. It gives back what only its prompt needed, or holds it for one more step."""
+        extra = request.held - self._own_units(request, request.computed + self.rules.lookahead_tokens)
+        if self.frees_late():
+            request.extra = extra
+            self._shrinking.append(request)
+        else:
+            self.pool.give(extra)
 
     def _stop_decoding(self, request: Request) -> None:
         """Take a request out of the decoding ones. Its blocks stay taken, and `held` says how many."""
@@ -283,7 +303,8 @@ class Replica(ABC):
         self.context -= tokens + 1
         if self.rules.reserves == "prompt":
             self.pool.leave(request.key + self.rules.lookahead_tokens)
-            request.held = self._own_units(request, tokens + self.rules.lookahead_tokens)
+            request.held = self._own_units(request, tokens + self.rules.lookahead_tokens) + request.extra
+            request.extra = 0
         request.computed, request.finish_step = tokens, -1
 
     def _finish(self, request: Request) -> None:
@@ -340,7 +361,7 @@ class Replica(ABC):
 
     def _hold(self, request: Request, tokens: int) -> None:
         """A running request takes the units for `tokens` tokens, and if it then decodes, for what it may draft."""
-        units = self._own_units(request, tokens + (self.rules.lookahead_tokens if tokens >= request.target else 0))
+        units = self._prompt_units(request, tokens + (self.rules.lookahead_tokens if tokens >= request.target else 0))
         self.pool.take(units - request.held)
         request.held = units
         if self.names_early:

@@ -23,7 +23,8 @@ class Request:
 
     `cached_tokens` of its tokens are found in the prefix cache; when it first runs, these are `found_tokens`. `names`
     are those of the whole blocks of its prompt, of which it shares the first `shared`. `held` are the units of its own,
-    and `kept` is the number under which the cache keeps those that it gave back. `computed` is the number of tokens
+    `extra` those of its prompt that it does not need to decode, and `kept` is the number under which the cache keeps
+    those that it gave back. `computed` is the number of tokens
     whose cache exists, and `target` the number that a prefill computes: the prompt and, after a preemption, the answer
     so far. While it decodes, it holds the cache of `key` + steps tokens, where steps counts the decode steps of the
     replica. Times are those of the engine, in seconds from the start; None until they happen. The client gets every
@@ -31,9 +32,9 @@ class Request:
     """
 
     __slots__ = (
-        "answer_tokens", "arrival", "cached_tokens", "computed", "finish", "finish_step", "first_token", "found_tokens",
-        "held", "kept", "key", "lag", "last_token", "names", "number", "outputs", "preemptions", "prompt_tokens",
-        "shared", "started", "target",
+        "answer_tokens", "arrival", "cached_tokens", "computed", "extra", "finish", "finish_step", "first_token",
+        "found_tokens", "held", "kept", "key", "lag", "last_token", "names", "number", "outputs", "preemptions",
+        "prompt_tokens", "shared", "started", "target",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +45,7 @@ class Request:
         self.prompt_tokens, self.answer_tokens, self.cached_tokens = prompt_tokens, answer_tokens, cached_tokens
         self.names, self.shared, self.kept, self.found_tokens = names, 0, 0, 0
         self.target, self.computed, self.outputs, self.held = prompt_tokens, 0, 0, 0
+        self.extra = 0
         self.key, self.finish_step, self.preemptions = 0, -1, 0
         self.started: float | None = None
         self.first_token: float | None = None

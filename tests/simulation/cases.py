@@ -113,16 +113,24 @@ def make_case(seed: int) -> Case:
     cached = [draw.randrange(prompt) if hits else 0 for prompt, _ in lengths]
     requests = [Request(n, at, *pair, kept) for n, (at, pair, kept) in enumerate(zip(arrivals, lengths, cached))]
     jobs = [Job(at, *pair, kept, n) for n, (at, pair, kept) in enumerate(zip(arrivals, lengths, cached))]
-    pool = BlockPool(capacity, page, table) if capacity is not None else BlockPool(None)
+    # In layers with windows, vLLM holds more blocks while it computes a prompt.
+    more = drafts.choice([0, 0, 0, 2]) if engine == "vllm" and capacity is not None and not hits else 0
+    prompt_table = [units + min(more * number, 7) for number, units in enumerate(table)] if more else None
+    if prompt_table is not None and capacity is not None:
+        capacity += 7
+    pool = BlockPool(capacity, page, table, prompt_table) if capacity is not None else BlockPool(None)
     kinds: dict[str, type[Replica]] = {"sglang": PrefillFirstReplica, "slots": SlotsReplica}
     kind = kinds.get(engine, MixedReplica)
     # A preempted request of vLLM finds its own blocks again, if no tokens are said to be found anyway.
-    keeps = engine == "vllm" and capacity is not None and table == range(len(table)) and not hits
+    keeps = engine == "vllm" and capacity is not None and table == range(len(table)) and not hits and not more
     prefixes = PrefixCache(pool, page, 1, finds_own=True) if keeps else None
     replica = kind(rules, times, pool, Arrivals(requests, concurrency), prefixes)
 
     def units(tokens: int) -> int:
         return 0 if capacity is None else table[-(-tokens // page)]
 
-    server = Server(rules, capacity, page, units, engine, keeps)
+    def prompt_units(tokens: int) -> int:
+        return 0 if prompt_table is None else prompt_table[-(-tokens // page)]
+
+    server = Server(rules, capacity, page, units, engine, keeps, prompt_units if more else None)
     return Case(replica, requests, server, jobs, lambda: serve([server], jobs, concurrency, times.step, one_by_one))

@@ -25,6 +25,7 @@ class Job:
     number: int = 0
     target: int = 0
     blocks: int = 0
+    extra: int = 0  # blocks that the prompt needed, and the answer does not
     computed: int = 0
     named: int = 0  # the tokens whose whole blocks can be found again
     outputs: int = 0
@@ -97,7 +98,7 @@ def one_by_one(arrived: list[Job], servers: Sequence[Server]) -> None:
 
 @dataclass
 class Server:
-    """One scheduler. `units(tokens)` are the blocks of a request."""
+    """One scheduler. `units(tokens)` are the blocks of a request, `prompt_units` those while its prompt is computed."""
 
     rules: Rules
     capacity: int | None
@@ -105,6 +106,7 @@ class Server:
     units: Callable[[int], int]
     engine: str
     keeps_blocks: bool = False
+    prompt_units: Callable[[int], int] | None = None
 
     def __post_init__(self) -> None:
         self.waiting: list[Job] = []
@@ -120,6 +122,7 @@ class Server:
         # With overlap, a step is scheduled before it is known which jobs ended with the one before it.
         self.is_late = self.rules.is_overlapped and self.engine != "slots"
         self.leaving: list[Job] = []
+        self.shrinking: list[Job] = []
         self.has_let_go = False
         # With `keeps_blocks`, blocks of one unit that nothing uses, the next one to go first: (job, place in it).
         self.queue: deque[tuple[int, int] | None] = deque([None] * (self.capacity or 0))
@@ -128,17 +131,19 @@ class Server:
         """The jobs that decode in the next step, and the chunks that it computes."""
         plans = {"sglang": self.plan_prefill_first, "slots": self.plan_slots}
         decoding, chunks = plans.get(self.engine, self.plan_mixed)(self.waiting, self.running)
-        self.has_let_go = bool(self.leaving)
-        if self.leaving:
-            new = sum(self.units(self.slots(job, end)) - self.held(job) for job, (_, end) in chunks)
+        self.has_let_go = bool(self.leaving or self.shrinking)
+        if self.has_let_go:
+            new = sum(self.of_prompt(job, end) - self.held(job) for job, (_, end) in chunks)
             self.most_used = max(
                 self.most_used, self.used(self.running) + (new if self.rules.reserves == "prompt" else 0)
             )
         for job in self.leaving:
             self.running.remove(job)
             self.give_back(job)
+        for job in self.shrinking:
+            job.extra = 0
         self.is_full = self.is_full and not self.leaving
-        self.leaving = []
+        self.leaving, self.shrinking = [], []
         if self.has_let_go and not (is_alone or decoding or chunks):
             for job in self.running:
                 job.unread = 0
@@ -165,11 +170,18 @@ class Server:
         for job, (_, end) in chunks:
             job.computed = job.named = end
             if end == job.known:
+                if self.prompt_units is not None:
+                    job.extra = self.of_prompt(job, end) - self.units(self.slots(job, end))
+                    self.shrinking.append(job)
                 job.outputs += 1
                 job.unread = int(self.is_late)
                 job.tokens_at.append(now)
                 job.first_token = now if job.first_token is None else job.first_token
         self.most_used = max(self.most_used, self.used(running))
+        if not self.is_late:
+            for job in self.shrinking:
+                job.extra = 0
+            self.shrinking = []
         for job in [job for job in running if job.outputs == job.answer and job.finish is None]:
             job.finish, job.named = now, job.computed
             if self.is_late:
@@ -196,7 +208,12 @@ class Server:
     def held(self, job: Job) -> int:
         if self.rules.reserves == "answer":
             return self.units(self.slots(job, job.prompt + job.answer))
-        return self.units(self.slots(job, job.computed))
+        if job.is_prefilling:
+            return self.of_prompt(job, job.computed)
+        return self.units(self.slots(job, job.computed)) + job.extra
+
+    def of_prompt(self, job: Job, tokens: int) -> int:
+        return (self.prompt_units or self.units)(self.slots(job, tokens))
 
     def used(self, running: list[Job]) -> int:
         return sum(map(self.held, running))
@@ -216,7 +233,7 @@ class Server:
         whole = job.named // self.page
         self.queue.extendleft(None for _ in range(whole, job.blocks))
         self.queue.extend((job.number, place) for place in reversed(range(min(whole, job.blocks))))
-        job.blocks = 0
+        job.blocks = job.extra = 0
 
     def find_own(self, job: Job) -> None:
         """Set the tokens of a preempted job that are still in its old blocks."""
@@ -257,8 +274,10 @@ class Server:
                 continue
             tokens = min(budget, job.known - job.computed) if job.is_prefilling else self.next_tokens()
             while self.rules.reserves == "prompt":
-                after = self.units(self.slots(job, job.computed + tokens))
-                needed = after - self.units(self.slots(job, job.computed))
+                if job.is_prefilling:
+                    needed = self.of_prompt(job, job.computed + tokens) - self.held(job)
+                else:
+                    needed = self.units(self.slots(job, job.computed + tokens)) - self.held(job) + job.extra
                 if self.keeps_blocks:
                     if self.allocate(job, self.slots(job, job.computed + tokens)):
                         break
@@ -289,7 +308,9 @@ class Server:
                 break
             wanted = job.prompt + job.answer if self.rules.reserves == "answer" else job.known
             wanted += self.rules.lookahead_tokens
-            if self.units(wanted) > (len(self.queue) if self.keeps_blocks else self.free(running) - promised):
+            if (self.prompt_units or self.units)(wanted) > (
+                len(self.queue) if self.keeps_blocks else self.free(running) - promised
+            ):
                 break
             if self.keeps_blocks:
                 self.take_own(job)
@@ -300,7 +321,7 @@ class Server:
                 assert self.allocate(job, self.slots(job, min(job.known, job.cached + budget)))
             end = min(job.known, job.cached + budget)
             if self.rules.reserves == "prompt":
-                promised += self.units(self.slots(job, end))
+                promised += self.of_prompt(job, end)
             chunks.append((job, (job.cached, end)))
             budget -= end - job.cached
         return decoding, chunks

@@ -36,7 +36,7 @@ def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
 
 def test_the_cases_include_preemptions_chunks_and_full_pools() -> None:
     preempted = chunked = full = found = 0
-    for seed in range(200):
+    for seed in range(300):
         case = make_case(seed)
         case.replica.run()
         preempted += any(request.preemptions for request in case.requests)

@@ -171,6 +171,13 @@ class Vllm(Engine):
             found = BlockPool(*found[:3], fitting, printed, concurrency)
         return found._asdict()
 
+    def running_blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, *, decodes: bool) -> int:
+        """The blocks of a running request of `tokens` tokens. In windows, a prompt holds those of steps in flight too.
+
+        `blocks` has what vLLM reserves for a request at the start: the most that it may hold at any time.
+        """
+        return self.plan(share, dtype).running_blocks(tokens, self.chosen.steps_in_flight - 1 if decodes else None)
+
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
         return account(self.plan(share, dtype), tokens)
 

@@ -14,7 +14,7 @@ from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.engines.vllm.groups import Group, block_bytes, is_packed, kinds_of_groups, request_blocks
 from kvcalc.memory.engines.vllm.layers import Layer
 from kvcalc.memory.engines.vllm.packed import BUCKETS, SLOTS, TUPLES, packed_block_bytes, tuples_bytes
-from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, EVERY_TOKEN, SLIDING, STATE, Demand, Page
+from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, EVERY_TOKEN, SLIDING, STATE, Demand, Page, running_blocks
 from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.model.caches import Cache, CompressedAttention
 
@@ -69,6 +69,16 @@ class Plan:
                 blocks += count * -(-tokens // block_tokens)
             self._asked, self._blocks = tokens, blocks
         return self._blocks
+
+    def running_blocks(self, tokens: int, in_flight_tokens: int | None) -> int:
+        """The blocks that a running request of `tokens` tokens holds, with so many in flight. None: the most."""
+        if not self._other_kinds:
+            return self.request_blocks(tokens)
+        demand = self.demand(tokens)
+        if in_flight_tokens is not None:
+            demand = demand._replace(max_in_flight_tokens=in_flight_tokens)
+        blocks = sum([n * max([running_blocks(page, demand) for page in pages]) for pages, n in self._other_kinds])
+        return blocks + sum([count * -(-tokens // block_tokens) for block_tokens, count in self._every_token])
 
     def checked_bytes(self, tokens: int) -> int:
         """The bytes that a stage must have before the engine starts, and that it names if they are not there.

@@ -78,6 +78,17 @@ class Page(NamedTuple):
         return -(-self.tokens(demand) // self.block_size) + (self.kind == SLIDING)
 
 
+def running_blocks(page: Page, demand: Demand) -> int:
+    """The most pages that a request with `demand.max_model_len` tokens holds, while so many tokens are in flight.
+
+    Blocks that a window has left behind are given back (remove_skipped_blocks, core/single_type_kv_cache_manager.py).
+    """
+    found = page.blocks(demand)
+    if page.kind in (SLIDING, CHUNKED):
+        return min(found, -(-demand.max_model_len // page.block_size))
+    return found
+
+
 def need_the_same_tokens(pages: list[Page]) -> bool:
     """Whether layers with these pages can share one block table: same tokens per block, kept for the same time."""
     if len({page.block_size for page in pages}) > 1:

@@ -53,10 +53,14 @@ class Settings(NamedTuple):
     prefill_context_parallel_size: int = 1
 
     @property
-    def max_in_flight_tokens(self) -> int:
+    def steps_in_flight(self) -> int:
+        """The steps that are scheduled and not yet finished."""
         stages = self.pipeline_parallel_size
-        steps = stages if stages > 1 else 2 if self.async_scheduling else 1
-        return steps * self.max_num_batched_tokens
+        return stages if stages > 1 else 2 if self.async_scheduling else 1
+
+    @property
+    def max_in_flight_tokens(self) -> int:
+        return self.steps_in_flight * self.max_num_batched_tokens
 
 
 def _block_of(spec: ModelSpec) -> int:
