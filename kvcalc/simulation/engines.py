@@ -93,7 +93,9 @@ class Scheduler(NamedTuple):
         kind = _KINDS.get(self.name, MixedReplica)
         prefixes, tokens = None, shared_tokens or self.block_tokens
         if shared_tokens is not None or self.finds_own:
-            prefixes = PrefixCache(pool, tokens, pool.units(tokens), finds_own=self.finds_own)
+            # SGLang's radix cache keeps one copy of a prefix (insert in mem_cache/radix_cache.py); vLLM's blocks stay.
+            merges = self.name == "prefill first"
+            prefixes = PrefixCache(pool, tokens, pool.units(tokens), finds_own=self.finds_own, merges=merges)
         return kind(self.rules, times, pool, arrivals, prefixes)
 
 

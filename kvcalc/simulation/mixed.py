@@ -29,32 +29,6 @@ class MixedReplica(Replica):
     def frees_late(self) -> bool:
         return self.rules.is_overlapped
 
-    def plan(self) -> Plan:
-        self.made_room = bool(self._leaving or self._shrinking)
-        if not self.made_room:
-            return self._schedule()
-        # The step is scheduled before the results of the last one are there, and so are the next ones if it is empty.
-        chunks, steps = self._schedule()
-        self._let_go()
-        if chunks:
-            return chunks, steps
-        if self.decoding:
-            return [], 1 if self.waiting else self._possible_steps()
-        self.waiting.extend(self.arrivals.receive(self.now))
-        return self._schedule()
-
-    def _let_go(self) -> None:
-        """Requests give back what they did not need after the last step. The next step has its blocks."""
-        if self.prefixes is not None:
-            self.prefixes.make_room(self.pool.growth(self.pace.tokens(1)))
-        for request in self._leaving:
-            self._release(request)
-        self._leaving.clear()
-        for request in self._shrinking:
-            self.pool.give(request.extra)
-            request.extra = 0
-        self._shrinking.clear()
-
     def _schedule(self) -> Plan:
         has_preempted = self._make_room()
         chunks = []

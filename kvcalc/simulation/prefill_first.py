@@ -10,10 +10,14 @@ enable_mixed_chunk is off by default.
 - A request starts if its prompt, its answer and a page are fewer tokens than are free, without the part of the answers
   of decoding requests that they are expected to take: new_token_ratio, which is 0.7 at first and falls to 0.098 in 600
   decode steps. It is 0.7 again when nothing is left to run. If a request may not start, no other is tried until one
-  has finished. The answers of requests with ignore_eos count in full since 0.5.23 (and not yet in 0.5.20), but
-  simulated requests end as those of users do.
+  has left, unless no request decodes: the batch that notes it is then replaced. The answers of requests with ignore_eos
+  count in full since 0.5.23 (and not yet in 0.5.20), but simulated requests end as those of users do.
 - If the next decode step finds no room, the requests with the shortest answers so far are retracted. They wait at the
-  end of the queue, and the ratio rises to what the others were seen to take.
+  end of the queue, and the ratio rises to what the others were seen to take. What may be left of them in the radix
+  cache is not found here.
+- With overlap (event_loop_overlap), a step is scheduled while the one before it runs. Requests that end with that one
+  keep their places and tokens until then, but decode no further (_reqs_finishing_inflight), and if the next decode step
+  finds no room, it waits for their tokens. A retracted request loses its token of the step that runs.
 """
 
 from __future__ import annotations
@@ -38,36 +42,72 @@ _MOST_NEW_TOKENS = 4096
 class PrefillFirstReplica(Replica):
     """Steps with prompts alone, then steps that decode. A unit of the pool is a token, and a block is a page."""
 
+    names_early = False
+
     def __init__(
         self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals, prefixes: PrefixCache | None = None
     ) -> None:
         super().__init__(rules, times, pool, arrivals, prefixes)
         self.ratio = _FIRST_RATIO
-        self._is_full = False
+        self._is_full = self._has_retracted = False
         self._chunked: Request | None = None
+        # What the scheduler does not know yet: the tokens that each decoding request got in the last step or, if that
+        # step computed prompts, the requests that got their first tokens.
+        self._unread_tokens = 0
+        self._joined: dict[Request, None] = {}
 
     def decodes_with_prompts(self) -> bool:
         return False
 
+    def frees_late(self) -> bool:
+        return self.rules.is_overlapped
+
     def plan(self) -> Plan:
-        if not self.decoding:
+        found = super().plan()
+        self._read_prompts()
+        return found
+
+    def _read_prompts(self) -> None:
+        """Requests find the blocks of the prompts that the last step computed."""
+        for request in self._joined:
+            if request in self.running:
+                self._name_blocks(request, request.target)
+
+    def _schedule(self) -> Plan:
+        if self._chunked is not None:
+            self._name_blocks(self._chunked, self._chunked.computed)
+        if self._chunked is not None or not self._batch_size():
             self._is_full = False
         if self._chunked is not None or (self.waiting and not self._is_full):
             chunks = self._prompts()
             if chunks:
                 return chunks, 1
         if not self.decoding:
-            self.ratio = _FIRST_RATIO
+            if not self._leaving:
+                self.ratio = _FIRST_RATIO
             return [], 0
-        has_retracted = self._make_room()
-        return [], 1 if has_retracted else self._possible_steps()
+        if self.pool.growth(self.pace.tokens(1)) <= self.pool.free:
+            return [], self._possible_steps()
+        if self._leaving:
+            return [], 0  # they give their tokens back first
+        self._retract()
+        return [], 1
+
+    def _batch_size(self) -> int:
+        """The requests of the decoding batch, as far as the scheduler knows."""
+        return self.decoding + len(self._leaving)
+
+    def _unread(self, request: Request) -> int:
+        """The tokens of a request in the decoding batch that the scheduler does not know yet."""
+        return 1 if request in self._joined else self._unread_tokens
 
     def _prompts(self) -> list[tuple[Request, Chunk]]:
         """The chunks of a step with prompts. Their tokens are taken."""
         page, left = self.pool.block_tokens, self.rules.step_tokens
         more = page + self.rules.lookahead_tokens
         free = self.pool.free - self._expected()
-        chunks = []
+        # A batch that is full without decoding requests is forgotten: the requests that start now take its place.
+        fills, has_started, chunks = self._batch_size() > 0, False, []
         if self._chunked is not None:
             request, self._chunked = self._chunked, None
             limit = min(left, int(free)) if int(free) > 0 else left
@@ -77,15 +117,17 @@ class PrefillFirstReplica(Replica):
             free -= 0 if self._chunked else min(request.answer_tokens, _MOST_NEW_TOKENS)
         while self.waiting and left > 0 and free > 0:
             request = self.waiting[0]
-            if self._chunked is not None or len(self.running) >= self.rules.max_running:
-                self._is_full = self._chunked is None
+            if self._chunked is not None:
+                break
+            if len(self.running) >= self.rules.max_running:
+                self._is_full = fills
                 break
             needed = request.target - self._found_in_use(request, 0)
             missed = request.target - request.cached_tokens
             most_new = min(request.answer_tokens - request.outputs, _MOST_NEW_TOKENS)
             # The tokens that are found in the prefix cache take memory too, if no other request uses them.
             if needed + most_new + more >= free:
-                self._is_full = bool(self.running)
+                self._is_full = fills
                 break
             taken = missed if _pages(missed, page) <= left else left // page * page
             if not taken:
@@ -94,10 +136,11 @@ class PrefillFirstReplica(Replica):
             before = self.pool.free
             self._start(request)
             chunks.append(self._chunk(request, taken))
+            has_started = True
             left, free = left - _pages(taken, page), free - (before - self.pool.free) - page
             free -= 0 if self._chunked else min(request.answer_tokens, _MOST_NEW_TOKENS)
-        if free <= 0 and (chunks or self.waiting):
-            self._is_full = bool(self.running)
+        if free <= 0 and (self.waiting or has_started):
+            self._is_full = fills
         return chunks
 
     def _chunk(self, request: Request, tokens: int) -> tuple[Request, Chunk]:
@@ -108,44 +151,72 @@ class PrefillFirstReplica(Replica):
         return request, (request.computed, end)
 
     def _expected(self) -> float:
-        """The tokens that decoding requests are expected to take. Nothing without a limit of the pool."""
+        """The tokens that the decoding batch is expected to take. Nothing without a limit of the pool."""
         if self.pool.capacity is None:
             return 0.0
-        left = [
-            min(request.finish_step - self.pool.steps, _MOST_NEW_TOKENS)
-            for request in self.running if request.finish_step >= 0
-        ]  # fmt: skip
-        return self.ratio * sum(left)
-
-    def _make_room(self) -> bool:
-        """Retract requests until the others have room for the next step. Whether any was retracted."""
-        tokens = self.pace.tokens(1)
-        if self.pool.growth(tokens) <= self.pool.free:
-            return False
         steps = self.pool.steps
-        kept = sorted(
-            self.running, key=lambda r: (r.answer_tokens - (r.finish_step - steps), -r.prompt_tokens), reverse=True
-        )
+        left = [
+            request.finish_step - steps + self._unread(request) for request in self.running if request.finish_step >= 0
+        ]
+        left += [self._unread(request) for request in self._leaving]
+        return sum([min(tokens, _MOST_NEW_TOKENS) * self.ratio for tokens in left])
+
+    def _retract(self) -> None:
+        """Retract requests until the others have room for the next step."""
+        tokens = self.pace.tokens(1)
+        known = {r: r.answer_tokens - (r.finish_step - self.pool.steps) - self._unread(r) for r in self.running}
+        kept = sorted(known, key=lambda r: (known[r], -r.prompt_tokens), reverse=True)
         while len(kept) > 1:
             request = kept.pop()
             self._preempt(request)
             self.waiting.append(request)
             if self.pool.growth(tokens) <= self.pool.free:
                 break
-        outputs = sum(request.answer_tokens - (request.finish_step - steps) for request in kept)
+        outputs = sum(known[request] for request in kept)
         longest = sum(request.answer_tokens for request in kept)
         self.ratio = min(1.0, (outputs + _RETRACT_STEPS * len(kept)) / (longest + 1))
-        self._is_full = False
-        return True
+        self._has_retracted = True
+
+    def _preempt(self, request: Request) -> None:
+        unread = self._unread(request)
+        super()._preempt(request)
+        # The tokens of the step that still runs are thrown away.
+        request.outputs -= unread
+        request.target -= unread
+        if not request.outputs:
+            request.first_token = request.last_token = None
+
+    def _first_token(self, request: Request) -> int:
+        if not self.frees_late():
+            self._name_blocks(request, request.computed)
+        return super()._first_token(request)
+
+    def run_step(self, chunks: list[tuple[Request, Chunk]], seconds: float, tokens: int) -> int:
+        gaps = super().run_step(chunks, seconds, tokens)
+        if chunks and self.frees_late():
+            self._unread_tokens = 0
+            self._joined = {request: None for request, (_, end) in chunks if end == request.target}
+        return gaps
 
     def advance_tokens(self, steps: int, tokens: int) -> None:
         super().advance_tokens(steps, tokens)
+        # The step that retracts leaves the ratio as it is.
         if self.ratio > _LEAST_RATIO:
-            self.ratio = max(self.ratio - _DECAY * steps, _LEAST_RATIO)
+            self.ratio = max(self.ratio - _DECAY * (steps - self._has_retracted), _LEAST_RATIO)
+        self._has_retracted = False
+        if self.frees_late():
+            self._unread_tokens = tokens - self.pace.tokens(steps - 1)
+            self._joined.clear()
 
-    def _finish(self, request: Request) -> None:
-        super()._finish(request)
+    def _release(self, request: Request, named_tokens: int | None = None) -> None:
+        super()._release(request, named_tokens)
         self._is_full = False
+
+    def _let_go(self, promised: int) -> None:
+        self._read_prompts()
+        super()._let_go(promised)
+        self._unread_tokens = 0
+        self._joined.clear()
 
 
 def _pages(tokens: int, page: int) -> int:

@@ -19,11 +19,14 @@ from kvcalc.simulation.requests import Request
 class PrefixCache:
     """The blocks that stay in the cache of one replica. Named ones have `tokens` tokens and `units` units.
 
-    A preempted request finds its own blocks again with `finds_own`, as far as they are still there.
+    A preempted request finds its own blocks again with `finds_own`, as far as they are still there. With `merges`,
+    blocks that two requests computed at the same time become one.
     """
 
-    def __init__(self, pool: BlockPool, tokens: int, units: int, *, finds_own: bool = False) -> None:
-        self.tokens, self.units, self._finds_own = tokens, units, finds_own
+    def __init__(
+        self, pool: BlockPool, tokens: int, units: int, *, finds_own: bool = False, merges: bool = False
+    ) -> None:
+        self.tokens, self.units, self._finds_own, self._merges = tokens, units, finds_own, merges
         self._pool, self._block_units = pool, units * pool.block_tokens // tokens
         self._users: dict[int, int] = {}  # name -> running requests
         # Units without users, the first ones to go at the front. A key is whether they have a name, and it or a number.
@@ -103,14 +106,22 @@ class PrefixCache:
     def add(self, request: Request, tokens: int) -> None:
         """The first `tokens` tokens of a request have units of its own: the new whole blocks get their names.
 
-        A block that another request computed in the meantime stays without a name.
+        A block that another request computed in the meantime stays without a name or, if the cache `merges`, is given
+        back for the one with the name.
         """
         names = request.names
         while request.shared < len(names) and (request.shared + 1) * self.tokens <= tokens:
             name = names[request.shared]
-            if name in self._users or (True, name) in self._unused:
-                return
-            self._users[name] = 1
+            if name in self._users:
+                if not self._merges:
+                    return
+                self.make_room(0)
+                self._pool.give(self.units)
+            elif (True, name) in self._unused:
+                if not self._merges:
+                    return
+                self._unused_units -= self._unused.pop((True, name))
+            self._users[name] = self._users.get(name, 0) + 1
             request.shared += 1
             request.held -= self.units
 

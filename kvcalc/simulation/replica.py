@@ -4,7 +4,7 @@ The clock advances all decode steps between two events at once. Events are the a
 admitted, the end of one, a chunk of a prompt, and a pool without blocks for the next step. The context of the steps
 grows by the tokens of a step (`pace`) per request, and their times are summed in closed form.
 
-A subclass has the rules by which one engine schedules: `plan`.
+A subclass has the rules by which one engine schedules: `_schedule`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ class Replica(Server):
     are not computed completely. `context` is the summed tokens of all decoding requests in the next step.
     """
 
+    # Whether requests find the blocks of a prompt as soon as the step that computes them is scheduled.
+    names_early = True
+
     def __init__(
         self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals, prefixes: PrefixCache | None = None
     ) -> None:
@@ -59,9 +62,40 @@ class Replica(Server):
         self.made_room = False  # requests left after the coming step was scheduled, so the one after it has more room
         self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
 
-    @abstractmethod
     def plan(self) -> Plan:
         """What the next step does. Takes the blocks of the chunks."""
+        self.made_room = bool(self._leaving or self._shrinking)
+        if not self.made_room:
+            return self._schedule()
+        # The step is scheduled before the results of the last one are there, and so are the next ones if it is empty.
+        chunks, steps = self._schedule()
+        decodes = steps and (not chunks or self.decodes_with_prompts())
+        self._let_go(self.pool.growth(self.pace.tokens(1)) if decodes else 0)
+        if chunks:
+            return chunks, steps
+        if steps:
+            return [], 1 if self.waiting else self._possible_steps()
+        self.waiting.extend(self.arrivals.receive(self.now))
+        return self._schedule()
+
+    @abstractmethod
+    def _schedule(self) -> Plan:
+        """What the next step does, by what the scheduler knows."""
+
+    def _let_go(self, promised: int) -> None:
+        """Requests give back what they did not need after the last step: places and blocks, if they ended with it.
+
+        The next step takes `promised` units before, besides those of its prompts, which are taken already.
+        """
+        if self.prefixes is not None:
+            self.prefixes.make_room(promised)
+        for request in self._leaving:
+            self._release(request)
+        self._leaving.clear()
+        for request in self._shrinking:
+            self.pool.give(request.extra)
+            request.extra = 0
+        self._shrinking.clear()
 
     @abstractmethod
     def decodes_with_prompts(self) -> bool:
@@ -342,6 +376,11 @@ class Replica(Server):
         units = self._prompt_units(request, tokens + (self.rules.lookahead_tokens if tokens >= request.target else 0))
         self.pool.take(units - request.held)
         request.held = units
+        if self.names_early:
+            self._name_blocks(request, tokens)
+
+    def _name_blocks(self, request: Request, tokens: int) -> None:
+        """Other requests find the whole blocks of the first `tokens` tokens from now on."""
         if self.prefixes is not None:
             self.prefixes.add(request, min(tokens, request.prompt_tokens))
 

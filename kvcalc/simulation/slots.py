@@ -34,7 +34,7 @@ class SlotsReplica(MixedReplica):
         self._slot_of: dict[Request, int] = {}
         self._prompts: dict[int, Request] = {}  # slot -> the request whose prompt is not computed completely
 
-    def plan(self) -> Plan:
+    def _schedule(self) -> Plan:
         while self.waiting and self._free:
             request = self.waiting.popleft()
             slot = self._slot_of[request] = self._free.pop()

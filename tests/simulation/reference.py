@@ -29,6 +29,7 @@ class Job:
     computed: int = 0
     named: int = 0  # the tokens whose whole blocks can be found again
     outputs: int = 0
+    unread: int = 0  # of these, in the step that still runs when the next one is scheduled
     preemptions: int = 0
     started: float | None = None
     first_token: float | None = None
@@ -65,7 +66,7 @@ def serve(
         route(arrived, servers)
         plans = [server.plan(is_alone=len(servers) == 1) for server in servers]
         if not any(decoding or chunks for decoding, chunks in plans):
-            assert not any(server.running for server in servers)
+            assert all(server.has_let_go for server in servers if server.running)
             if arrived or any(server.has_let_go for server in servers):
                 visible = now
             else:
@@ -119,7 +120,7 @@ class Server:
         self.releases = 0
         self.most_used = 0
         # With overlap, a step is scheduled before it is known which jobs ended with the one before it.
-        self.is_late = self.rules.is_overlapped and self.engine in ("vllm", "tensorrt-llm")
+        self.is_late = self.rules.is_overlapped and self.engine != "slots"
         self.leaving: list[Job] = []
         self.shrinking: list[Job] = []
         self.has_let_go = False
@@ -141,19 +142,27 @@ class Server:
             self.give_back(job)
         for job in self.shrinking:
             job.extra = 0
+        self.is_full = self.is_full and not self.leaving
         self.leaving, self.shrinking = [], []
         if self.has_let_go and not (is_alone or decoding or chunks):
+            for job in self.running:
+                job.unread = 0
             found = self.plan(is_alone=is_alone)
             self.has_let_go = True
             return found
         if not decoding and not chunks:
-            self.ratio = 0.7
+            self.ratio = self.ratio if self.has_let_go else 0.7
+            for job in self.running:
+                job.unread = 0
         return decoding, chunks
 
     def apply(self, decoding: list[Job], chunks: list[tuple[Job, tuple[int, int]]], now: float) -> Iterator[Job]:
         """A step ends. Gives the jobs that end with it."""
         running = self.running
+        for job in running:
+            job.unread = 0
         for job in decoding:
+            job.unread = self.next_tokens() if self.is_late else 0
             job.named = max(job.target, job.computed) if self.is_late else job.computed + self.next_tokens()
             job.computed += self.next_tokens()
             job.outputs = min(job.outputs + self.next_tokens(), job.answer)
@@ -165,6 +174,7 @@ class Server:
                     job.extra = self.of_prompt(job, end) - self.units(self.slots(job, end))
                     self.shrinking.append(job)
                 job.outputs += 1
+                job.unread = int(self.is_late)
                 job.tokens_at.append(now)
                 job.first_token = now if job.first_token is None else job.first_token
         self.most_used = max(self.most_used, self.used(running))
@@ -179,7 +189,7 @@ class Server:
             else:
                 running.remove(job)
                 self.give_back(job)
-            self.is_full = False
+                self.is_full = False
             if job in self.slots_used:
                 self.last_used[self.slots_used.index(job)] = self.releases
                 self.slots_used[self.slots_used.index(job)] = None
@@ -344,32 +354,39 @@ class Server:
     def plan_prefill_first(
         self, waiting: list[Job], running: list[Job]
     ) -> tuple[list[Job], list[tuple[Job, tuple[int, int]]]]:
-        decoding = [job for job in running if job is not self.chunked]
-        if not decoding:
+        decoding = [job for job in running if job is not self.chunked and job not in self.leaving]
+        if self.chunked is not None or not (decoding or self.leaving):
             self.is_full = False
         if self.chunked is not None or (waiting and not self.is_full):
-            chunks = self.admit(waiting, running, decoding)
+            chunks = self.admit(waiting, running, [*decoding, *self.leaving])
             if chunks:
                 return [], chunks
-        if not decoding:
-            return [], []
 
         def growth() -> int:
             after = [self.units(self.slots(j, j.computed + self.next_tokens())) for j in decoding]
             return sum(after) - sum(map(self.held, decoding))
 
-        if growth() > self.free(running):
-            decoding.sort(key=lambda j: (j.outputs, -j.prompt), reverse=True)
-            while len(decoding) > 1:
-                job = decoding.pop()
-                self.preempt(job, running)
-                waiting.append(job)
-                if growth() <= self.free(running):
-                    break
-            wanted = sum(job.answer for job in decoding)
-            self.ratio = min(1.0, (sum(j.outputs for j in decoding) + 20 * len(decoding)) / (wanted + 1))
-            self.is_full = False
-        self.ratio = max(self.ratio - (0.7 - 0.098) / 600, 0.098)
+        if not decoding or growth() <= self.free(running):
+            self.ratio = max(self.ratio - (0.7 - 0.098) / 600, 0.098) if decoding else self.ratio
+            return decoding, []
+        if self.leaving:
+            return [], []
+        decoding.sort(key=lambda j: (j.outputs - j.unread, -j.prompt), reverse=True)
+        while len(decoding) > 1:
+            job = decoding.pop()
+            self.preempt(job, running)
+            waiting.append(job)
+            # The scheduler throws away what it has not read.
+            job.outputs -= job.unread
+            if not job.outputs:
+                job.first_token = None
+                job.tokens_at.clear()
+            if growth() <= self.free(running):
+                break
+        wanted = sum(job.answer for job in decoding)
+        known = sum(job.outputs - job.unread for job in decoding)
+        self.ratio = min(1.0, (known + 20 * len(decoding)) / (wanted + 1))
+        self.is_full = False
         return decoding, []
 
     def admit(self, waiting: list[Job], running: list[Job], decoding: list[Job]) -> list[tuple[Job, tuple[int, int]]]:
@@ -379,7 +396,7 @@ class Server:
         chunk_left, chunks = self.rules.step_tokens, []
         total: float = self.free(running)
         if self.capacity is not None:
-            total -= self.ratio * sum(min(j.answer - j.outputs, 4096) for j in decoding)
+            total -= sum(min(j.answer - j.outputs + j.unread, 4096) * self.ratio for j in decoding)
 
         def add(job: Job, tokens: int) -> None:
             nonlocal chunk_left, total
@@ -394,6 +411,7 @@ class Server:
             total -= paged(self.slots(job, end)) + page if is_new else paged(tokens) + more
             total -= 0 if self.chunked else min(job.answer, 4096)
 
+        continued = self.chunked
         if self.chunked is not None:
             job = self.chunked
             limit = min(chunk_left, int(total)) if int(total) > 0 else chunk_left
@@ -403,17 +421,17 @@ class Server:
             if self.chunked is not None:
                 break
             if len(running) >= self.rules.max_running:
-                self.is_full = True
+                self.is_full = bool(decoding)
                 break
             missed = job.known - job.cached
             if job.known + min(job.answer - job.outputs, 4096) + more >= total:
-                self.is_full = bool(running)
+                self.is_full = bool(decoding)
                 break
             tokens = missed if paged(missed) <= chunk_left else chunk_left // page * page
             if not tokens:
                 break
             waiting.pop(0)
             add(job, tokens)
-        if total <= 0 and (chunks or waiting):
-            self.is_full = bool(running)
+        if total <= 0 and (waiting or any(job is not continued for job, _ in chunks)):
+            self.is_full = bool(decoding)
         return chunks
