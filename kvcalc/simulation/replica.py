@@ -257,10 +257,18 @@ class Replica(ABC):
         lag = self.rules.lag
         if lag is None:
             return 0.0
+        alone, beside = self.times.whole_prompt(request.prompt_tokens, request.found_tokens)
         line = self.times.line(max(self.decoding, 1), max(self.context, request.computed))
-        steps = lag.steps + lag.prompt_steps * (request.prompt_tokens - request.found_tokens)
-        step_seconds = line.base + line.slope * max(self.context, request.computed)
-        return lag.seconds + steps * step_seconds + lag.request_seconds * (len(self.running) - 1)
+        # A request that is alone waits for no steps of others.
+        steps = lag.steps if self.decoding else max(lag.steps, 0.0)
+        steps += lag.prompt_steps * (request.prompt_tokens - request.found_tokens)
+        # While a request decodes, each of the others is replaced once.
+        prompts = self.decoding * self.pace.mean_tokens / request.answer_tokens
+        step_seconds = line.base + line.slope * max(self.context, request.computed) + prompts * beside
+        found = lag.seconds + steps * step_seconds + lag.request_seconds * (len(self.running) - 1)
+        if self.decoding and self.decodes_with_prompts():
+            found += alone - beside
+        return max(found, 0.0)
 
     def _preempt(self, request: Request) -> None:
         """Stop a running request. It gives its blocks back, and its cache is computed again later."""
