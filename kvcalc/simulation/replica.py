@@ -257,17 +257,15 @@ class Replica(ABC):
         lag = self.rules.lag
         if lag is None:
             return 0.0
-        alone, beside = self.times.whole_prompt(request.prompt_tokens, request.found_tokens)
         line = self.times.line(max(self.decoding, 1), max(self.context, request.computed))
         # A request that is alone waits for no steps of others.
         steps = lag.steps if self.decoding else max(lag.steps, 0.0)
         steps += lag.prompt_steps * (request.prompt_tokens - request.found_tokens)
-        # While a request decodes, each of the others is replaced once.
-        prompts = self.decoding * self.pace.mean_tokens / request.answer_tokens
-        step_seconds = line.base + line.slope * max(self.context, request.computed) + prompts * beside
+        # The prompts of others stop the steps of a request too, but the simulation has these waits already.
+        step_seconds = line.base + line.slope * max(self.context, request.computed)
         found = lag.seconds + steps * step_seconds + lag.request_seconds * (len(self.running) - 1)
         if self.decoding and self.decodes_with_prompts():
-            found += alone - beside
+            found += self.times.alone_seconds(request.prompt_tokens, request.found_tokens)
         return max(found, 0.0)
 
     def _preempt(self, request: Request) -> None:

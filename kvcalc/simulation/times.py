@@ -39,8 +39,8 @@ class StepTimes(Protocol):
     def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         """The seconds that chunks of prompts add to a decode step of `batch` requests, or take alone if it is 0."""
 
-    def whole_prompt(self, tokens: int, found_tokens: int) -> tuple[float, float]:
-        """The seconds that a prompt takes alone, and those that it adds to decode steps."""
+    def alone_seconds(self, tokens: int, found_tokens: int) -> float:
+        """How much longer a prompt takes alone than it makes decode steps: about the reading of the weights."""
 
 
 class RankTimes(Protocol):
@@ -65,7 +65,7 @@ class ModelTimes:
         self._lines: dict[tuple[int, int], Line] = {}
         self._rank_lines: dict[tuple[int, int, int], Line] = {}
         self._chunks: dict[tuple[Chunk, float | None], float] = {}
-        self._prompts: dict[Chunk, tuple[float, float]] = {}
+        self._prompts: dict[Chunk, float] = {}
 
     def line(self, batch: int, context: int) -> Line:
         place = bisect_right(self._ends, context / batch, 0, len(self._ends) - 1)
@@ -88,17 +88,17 @@ class ModelTimes:
             return self._factor * self._model.prefill_chunks(chunks).seconds
         return sum(map(self._work, chunks))
 
-    def whole_prompt(self, tokens: int, found_tokens: int) -> tuple[float, float]:
-        # A few tokens hardly change them, so that all lengths have few values.
-        unit = 1 << max(0, tokens.bit_length() - 6)
+    def alone_seconds(self, tokens: int, found_tokens: int) -> float:
+        # A few tokens hardly change it, so that all lengths have few values.
+        unit = 1 << max(0, tokens.bit_length() - 5)
         end, start = tokens // unit * unit, found_tokens // unit * unit
         start = min(start, end - 1)
         found = self._prompts.get((start, end))
         if found is None:
             if len(self._prompts) >= _MOST_KEPT:
                 self._prompts.clear()
-            steps = self._model.prefill(end, 1, start), self._model.prefill_work(end, start)
-            found = self._prompts[start, end] = (self._factor * steps[0].seconds, self._factor * steps[1].seconds)
+            alone, beside = self._model.prefill(end, 1, start), self._model.prefill_work(end, start)
+            found = self._prompts[start, end] = self._factor * (alone.seconds - beside.seconds)
         return found
 
     def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], total: int) -> float:

@@ -39,7 +39,7 @@ class PieceTimes:
         work = sum((end - start) * self.per_token + (end * end - start * start) / 65536 for start, end in chunks)
         return work if batch else work + self.alone
 
-    def whole_prompt(self, tokens: int, found_tokens: int) -> tuple[float, float]:
+    def alone_seconds(self, tokens: int, found_tokens: int) -> float:
         raise AssertionError("only the way to the clients needs it")
 
     def step(self, parts: list[tuple[list[int], list[tuple[int, int]]]]) -> float:

@@ -29,7 +29,7 @@ class PromptTimes:
     def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         return sum(end - start for start, end in chunks) * SERVICE / TOKENS
 
-    def whole_prompt(self, tokens: int, found_tokens: int) -> tuple[float, float]:
+    def alone_seconds(self, tokens: int, found_tokens: int) -> float:
         raise AssertionError("only the way to the clients needs it")
 
 
