@@ -34,9 +34,8 @@ def test_means_are_those_of_the_closed_form(engine: str, load: tuple[int, int, i
     assert found["results"]["requests"] == max(100, 15 * load[2])
     assert times["tpot"] == pytest.approx(closed["tpot_seconds"], rel=0.05)
     assert found["results"]["requests_per_second"] == pytest.approx(closed["requests_per_second"], rel=0.05)
-    # Prompts that fill a step wait for each other one by one, which the closed form has only in the mean of the fit.
-    fills_steps = load[0] >= (2000 if engine == "llama.cpp" else 8000)
-    within = 0.3 if fills_steps else 0.1
+    # Prompts of several batches wait for each other one by one. llama.cpp's constants are not fitted to such runs.
+    within = 0.25 if engine == "llama.cpp" and load[0] > 2048 else 0.1
     assert times["ttft"] == pytest.approx(closed["ttft_seconds"], rel=within)
     assert found["results"]["steady_ttft_seconds"] == pytest.approx(closed["steady_ttft_seconds"], rel=within)
 
