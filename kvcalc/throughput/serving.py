@@ -47,10 +47,9 @@ _MOST_ROUNDS = 8
 # The prompt tokens of one step by default in vLLM 0.33 and SGLang 0.5.23 on large devices, and in TensorRT-LLM 1.3.
 STEP_TOKENS = 8192
 
-
 # The requests per client of a benchmark. InferenceX's scripts send 10 x concurrency prompts, but many published runs do
-# not say how many. 15 explains their times to the first token best: the loss of the fit is 1,156 with 14 to 16, 1,181
-# with 10 and 1,177 with 30.
+# not say how many. 14 to 16 explain their times to the first token best: with 10 or 30, the loss of the fit is 2 %
+# higher.
 REQUESTS_PER_CLIENT = 15
 
 
