@@ -102,7 +102,7 @@ def _fitted(own: Sequence[Row]) -> dict[str, Any]:
         "sources": sorted({row.source for row in own}),
         "device_kinds": sorted(kinds),
         "weight_classes": sorted({row.weights for row in own}),
-        "largest_batch": max((row.running for row in own), default=0),
+        "largest_batch": int(max((row.running for row in own), default=0)),
         "largest_tensor_parallel_size": max((row.model.layout.tensor_parallel_size for row in own), default=1),
         "has_experts": any(row.model.counts.experts for row in own),
     }

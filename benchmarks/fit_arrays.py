@@ -1,7 +1,7 @@
 """The arithmetic of a step for all rows at once, and the fit itself.
 
-kvcalc's own functions (`costs_of`, `step_parts`, `prompt_parts`, `first_token`) run on arrays with one element per row,
-so that the fit and the answers share one formula.
+kvcalc's own functions (`costs_of`, `step_parts`, `prompt_parts`, `first_token`, `burst_wait`) run on arrays with one
+element per row, so that the fit and the answers share one formula.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvcalc.throughput.roofline import (
     step_parts,
     together,
 )
-from kvcalc.throughput.serving import first_token
+from kvcalc.throughput.serving import burst_wait, first_token
 
 if TYPE_CHECKING:
     from fit_parameters import Model
@@ -118,9 +118,10 @@ def ttft_seconds_of(rows: Sequence[Row], step: Sequence[Constants]) -> Ask:
     tpot = np.array([row.seconds for row in rows])
     prompt = np.array([row.input_tokens for row in rows], float)
     running = np.array([row.running for row in rows], float)
+    burst = burst_wait(work, prompt, running)
 
     def ask(constants: Mapping[str, Any]) -> Values:
-        return np.asarray(first_token(_namespace(constants), prefill, work, tpot, prompt, running))
+        return np.asarray(first_token(_namespace(constants), prefill, tpot, prompt, running) + burst)
 
     return ask
 

@@ -100,8 +100,7 @@ _FIRST_TOKEN = (
     Parameter("ttft_seconds", 0.02, 0.3, {**_each(_ENGINES, 0.3), **_each(_OLDER, 0.3), "blackwell": 0.5}),
     Parameter("ttft_steps", 3.0, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), "blackwell": 0.5}),
     Parameter("ttft_prompt_steps", 4.0, 0.7, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3)}),
-    # Benchmarks send ten requests per client. The first of them arrive together, and wait for half of the others.
-    Parameter("ttft_wave", 0.05, 0.2, {**_each(_ENGINES, 0.2), **_each(_OLDER, 0.2)}),
+    Parameter("ttft_request_seconds", 5e-4, 0.3, {**_each(_ENGINES, 0.3), **_each(_OLDER, 0.3)}),
 )
 _KINDS = (
     "ada", "ampere", "ampere-hbm", "apple-m", "blackwell-rtx", "gb10", "rdna3.5", "rdna4", "turing", "blackwell",
@@ -142,8 +141,6 @@ _TABLES: dict[str, dict[str, tuple[float, float]]] = {
 _FIXED = {
     "head_seconds": 20e-9, "kv_token_seconds": 0.0, "stage_seconds": 2e-5,
 }  # fmt: skip
-# The host time of each request that arrives together with others. Fitted, it is 6 to 17 ms for vLLM.
-_FIRST_TOKEN_FIXED = {"ttft_request_seconds": 0.01}
 # The default limit of running sequences: max_num_seqs of vLLM's server (0.33, on large devices), and max_batch_size of
 # TensorRT-LLM 1.0. In SGLang and the others, only memory limits it.
 _MAX_SEQUENCES = {"vllm": 1024, "tensorrt-llm": 2048, "sglang": 4096, "logical": 4096, "llama.cpp": 256, "mlx": 256}
@@ -239,7 +236,7 @@ class Model:
     def likely(self, engine: str) -> dict[str, Any]:
         """The constants that this fit does not determine, with their likely values."""
         if self.is_first_token:
-            return {**_FIRST_TOKEN_FIXED, **{p.name: p.likely for p in self.parameters}}
+            return {p.name: p.likely for p in self.parameters}
         parameters = (*_STEP, *self.parameters)
         found = _of_sums({(p.name, p.of): math.log(p.likely) for p in parameters}, parameters)
         return {**found, **_FIXED, "max_sequences": _MAX_SEQUENCES[engine]}

@@ -2,7 +2,7 @@
 
     python benchmarks/score_simulation.py --data FOLDER [--every N] [--spread S]
 
-FOLDER is that of benchmarks/score_throughput.py. Every run has ten requests per client, whose lengths vary by S around
+FOLDER is that of benchmarks/score_throughput.py. Every run has 15 requests per client, whose lengths vary by S around
 those of the run (0.1: 0.9 to 1.1 times), because real lengths do, and equal ones keep requests in step. Errors are
 |predicted / measured - 1| of the mean TTFT and TPOT. `gap` is how far the two predictions are apart.
 """
@@ -30,9 +30,7 @@ from kvcalc.simulation.engines import scheduler_of
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.results import tpot_of, ttft_of
 from kvcalc.simulation.times import ModelTimes
-from kvcalc.throughput.serving import serve
-
-_PER_CLIENT = 10
+from kvcalc.throughput.serving import REQUESTS_PER_CLIENT, serve
 
 
 class Times(NamedTuple):
@@ -68,7 +66,7 @@ def score(asks: Questions, row: Row, spread: float) -> Scored | None:
     def about(tokens: int) -> int:
         return max(2, round(tokens * draw.uniform(1 - spread, 1 + spread)))
 
-    number = max(_PER_CLIENT * row.concurrency, 40)
+    number = max(REQUESTS_PER_CLIENT * row.concurrency, 60)
     requests = [Request(i, 0.0, about(row.input_tokens), about(row.output_tokens)) for i in range(number)]
     if not all(map(scheduler.fits, requests)):
         return None

@@ -74,7 +74,7 @@ class Row(NamedTuple):
     input_tokens: int
     output_tokens: int
     concurrency: int
-    running: int
+    running: float
     decoding: float
     seconds: float
     ttft_seconds: float | None

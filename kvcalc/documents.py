@@ -1079,6 +1079,7 @@ class Serving(TypedDict):
     ttft_seconds: float
     ttft_low_seconds: float
     ttft_high_seconds: float
+    steady_ttft_seconds: float
     tokens_per_second: float
     tokens_per_second_low: float
     tokens_per_second_high: float
@@ -1631,6 +1632,7 @@ class SimulateResults(TypedDict):
     tokens_per_second: float
     good_requests: int | None
     goodput_requests_per_second: float | None
+    steady_ttft_seconds: float | None
     mean_running_requests: float
     mean_waiting_requests: float
     busy_share: float

@@ -58,7 +58,7 @@ OPTIONS = [
     o.value("--scale-rate", "F", "Divide the times between the arrivals of --trace by F.", "1"),
     o.value("--prompt-tokens --input-tokens", "LENGTH", _LENGTHS.format("prompt")),
     o.value("--answer-tokens --output-tokens", "LENGTH", _LENGTHS.format("answer")),
-    o.value("--requests", "N", "Number of requests. Default: 1,000, or all of --trace."),
+    o.value("--requests", "N", "Number of requests. Default: 1,000, 15 for each client, or all of --trace."),
     o.value("--seed", "N", "Seed of the arrivals and the lengths. The same seed gives the same answer.", "0"),
     o.value("--max-ttft", "TIME", "Longest time to first token of a good request: 1s."),
     o.value("--max-tpot", "TIME", "Longest time per output token of a good request: 50ms."),

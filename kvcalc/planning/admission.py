@@ -54,10 +54,13 @@ def scheduled_steps(case: Case) -> float:
     """The decode steps that a request waits for because others run: a part of the fitted `ttft_steps`.
 
     The rest of the step that runs when it arrives, half a step on average; the next one if it is scheduled already; and
-    the step that computes the prompt. 0 for engines whose scheduler is not known.
+    the step that computes the prompt, if it computes the others' tokens too, which SGLang's does not. 0 for engines
+    whose scheduler is not known.
     """
     overlaps = overlaps_steps(case)
-    return 0.0 if overlaps is None else 2.5 if overlaps else 1.5
+    if overlaps is None:
+        return 0.0
+    return 0.5 + overlaps + (case.engine_name != "sglang")
 
 
 def overlaps_steps(case: Case) -> bool | None:
@@ -79,13 +82,14 @@ def wanted_requests(case: Case, max_sequences: int) -> int:
     return most if question is None or question.concurrency is None else min(question.concurrency, most)
 
 
-def running_requests(case: Case, wanted: int) -> int:
+def running_requests(case: Case, wanted: int) -> float:
     """The mean number of requests that run at once, of `wanted_requests`. The others wait.
 
     `case` is at its load: its batch is the number of requests that fit at their full length. An engine that reserves
     the full length runs these. The others admit a request as long as its prompt fits, so in a steady load the cache
     is full of requests of all ages, which have half of their answer on average. If a request then finds no room, the
-    engine stops another one and computes it again later (`recomputed_tokens`).
+    engine stops another one and computes it again later (`kvcalc.planning.preemption`), and SGLang
+    keeps some room free for that.
     """
     fitting, question = case.workload.batch_size, case.question.speed
     if question is None or question.input_tokens is None or question.output_tokens is None:
@@ -96,23 +100,15 @@ def running_requests(case: Case, wanted: int) -> int:
     if not isinstance(found, Budget):
         return fitting
     limit = found.running_limit(question.input_tokens + question.output_tokens // 2)
-    return wanted if limit is None else max(fitting, min(wanted, limit))
+    if limit is None:
+        return wanted
+    most = max(fitting, min(wanted, limit))
+    if case.engine_name != "sglang":
+        return most
+    # Imported here because most questions do not need it.
+    from kvcalc.planning.preemption import sglang_running
 
-
-def recomputed_tokens(case: Case, running: int, wanted: int) -> float:
-    """The mean number of tokens per request that are computed again after preemptions, in a steady load.
-
-    vLLM starts a request as soon as its prompt of P tokens fits. Between the ends of two requests, the others grow by
-    an answer of A tokens, and the last ones are preempted for what was free but went to prompts. So nearly A tokens are
-    computed again if answers are long, and few if A is less than P, because a prompt rarely fits then. The two numbers
-    are those of simulated servers with A / P from 1/4 to 8, with and without prefix caching. 0 if the cache has room
-    for all requests, or if the engine reserves the answer.
-    """
-    question = case.question.speed
-    if case.engine_name != "vllm" or running >= wanted or question is None or not question.output_tokens:
-        return 0.0
-    ratio = question.output_tokens / (question.input_tokens or 1)
-    return 0.8 * question.output_tokens * ratio / (ratio + 1 / 3)
+    return min(most, max(fitting, sglang_running(found, question.input_tokens, question.output_tokens)))
 
 
 def may_preempt(case: Case, wanted: int) -> bool:

@@ -8,13 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.admission import (
-    may_preempt,
-    recomputed_tokens,
-    running_requests,
-    scheduled_steps,
-    wanted_requests,
-)
 from kvcalc.planning.attention_replicas import spread_of, whole_copies
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion, layout_of
@@ -25,6 +18,7 @@ from kvcalc.throughput.roofline import SpeedModel, Step
 from kvcalc.throughput.speed import StoredWeights, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
+    from kvcalc.planning.served import Served
     from kvcalc.throughput.applied import Applied
     from kvcalc.throughput.counts import Layout
     from kvcalc.throughput.hardware import Gpu
@@ -110,23 +104,16 @@ def describe_serving(case: Case, speed: Speed, notes: list[Note]) -> dict[str, A
 def _serving_in(
     case: Case, speed: Speed, factors: tuple[float, float], is_outside: bool, notes: list[Note]
 ) -> dict[str, Any] | None:
-    question, model = case.question.speed or SpeedQuestion(), speed.model
-    if question.input_tokens is None or question.output_tokens is None:
+    if case.question.speed is None or case.question.speed.request_tokens is None:
         return None
-    lengths = question.input_tokens, question.output_tokens
-    wanted = wanted_requests(case, model.constants.max_sequences)
-    running = running_requests(case, wanted)
-    load = question.concurrency or running, running
-    first = range_factors(model, speed.regime.ttft_ranges, speed.weight_dtype, running, is_outside)
-    cached = question.prefix_hit_rate * lengths[0]
-    waits = cached, scheduled_steps(case), recomputed_tokens(case, running, wanted)
-    if may_preempt(case, wanted):
-        text = "not all requests fit at their full length, so some are preempted and computed again"
-        notes.append(Note("throughput", "preemptions", f"{text}: kvcalc simulate follows each of them"))
-    if case.workload.data_parallel_size > 1:
-        text = "a prompt stops all attention replicas, so the speed depends on when requests arrive"
-        notes.append(Note("throughput", "lock-step", f"{text}: kvcalc simulate follows each of them"))
-    return _describe_serving(model, lengths, load, factors, first, waits)
+    # Imported here because most questions are about one step and do not need it.
+    from kvcalc.planning.served import served
+
+    found = served(case, speed.model, notes)
+    if found is None:
+        return None
+    first = range_factors(speed.model, speed.regime.ttft_ranges, speed.weight_dtype, found.running, is_outside)
+    return _describe_serving(speed.model, found, factors, first)
 
 
 def _describe_host(model: SpeedModel, batch: int, tokens: int, notes: list[Note]) -> dict[str, Any] | None:
@@ -175,26 +162,21 @@ def _describe_energy(
 
 
 def _describe_serving(
-    model: SpeedModel, lengths: tuple[int, int], load: tuple[int, int], factors: tuple[float, float],
-    ttft_factors: tuple[float, float], waits: tuple[float, float, float],
-) -> dict[str, Any]:  # fmt: skip
-    # Imported here because most questions are about one step and do not need it.
-    from kvcalc.throughput.serving import serve
-
-    concurrency, running = load
-    found = serve(model, *lengths, concurrency, running, *waits)
-    low, high = factors
+    model: SpeedModel, load: Served, factors: tuple[float, float], ttft_factors: tuple[float, float]
+) -> dict[str, Any]:
+    found, (low, high) = load.serving, factors
     return {
-        "input_tokens": lengths[0],
-        "output_tokens": lengths[1],
-        "concurrency": concurrency,
-        "running_requests": running,
+        "input_tokens": load.input_tokens,
+        "output_tokens": load.output_tokens,
+        "concurrency": load.concurrency,
+        "running_requests": round(load.running),
         "tpot_seconds": found.tpot_seconds,
         "tpot_low_seconds": found.tpot_seconds * low,
         "tpot_high_seconds": found.tpot_seconds * high,
         "ttft_seconds": found.ttft_seconds,
         "ttft_low_seconds": found.ttft_seconds * ttft_factors[0],
         "ttft_high_seconds": found.ttft_seconds * ttft_factors[1],
+        "steady_ttft_seconds": found.steady_ttft_seconds,
         "tokens_per_second": found.tokens_per_second,
         "tokens_per_second_low": found.tokens_per_second / high,
         "tokens_per_second_high": found.tokens_per_second / low,

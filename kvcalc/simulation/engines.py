@@ -7,15 +7,13 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
-from kvcalc.memory.engines.llama_cpp import LlamaCpp
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.vllm import Vllm
-from kvcalc.model.caches import ChunkedAttention, SlidingWindowAttention
-from kvcalc.model.spec import all_caches, has_states
 from kvcalc.planning.admission import most_at_once, overlaps_steps, prefill_step_tokens, scheduled_steps
 from kvcalc.planning.attention_replicas import whole_copies
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
+from kvcalc.planning.prompt_parts import BATCH_TOKENS, saved_at
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.lock_step import LockStep, OfRank
 from kvcalc.simulation.mixed import MixedReplica
@@ -34,9 +32,6 @@ from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.serving import STEP_TOKENS
 
 SIMULATED = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
-
-# n_batch of llama.cpp (common/common.h).
-_LLAMA_CPP_TOKENS = 2048
 
 _KINDS: dict[str, type[Replica]] = {"prefill first": PrefillFirstReplica, "slots": SlotsReplica}
 
@@ -131,7 +126,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
         slots = found.running_limit(longest_tokens)
         given = Given(engine, case.settings).optional_count("parallel")
         running = running if slots is None else min(given or running, slots)
-        rules = Rules(_LLAMA_CPP_TOKENS, max(running, 1), "answer", lag=lag, ends_chunks=_saved_at(case), **drafts)
+        rules = Rules(BATCH_TOKENS, max(running, 1), "answer", lag=lag, ends_chunks=saved_at(case), **drafts)
         return Scheduler("slots", rules, None, 1, ())
     if drafted is not None:
         from kvcalc.planning.drafting import slots_of
@@ -157,16 +152,6 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
     return Scheduler("guaranteed no evict", rules, capacity, block_tokens, table, None, False, replicas, FewestTokens)
 
 
-def _saved_at(case: Case) -> tuple[int, ...]:
-    """Where llama.cpp ends a part of a prompt to save the state, in tokens before its end."""
-    rules = case.rules
-    if not isinstance(rules, LlamaCpp):
-        return ()
-    slides = any(isinstance(cache, (SlidingWindowAttention, ChunkedAttention)) for cache in all_caches(case.spec))
-    needs_states = has_states(case.spec) or (slides and not rules.chosen.swa_full)
-    return (rules.chosen.ubatch_size + 4, 4) if needs_states else ()
-
-
 def _lag(constants: Constants, scheduled: float) -> Lag:
     """The part of the fitted waiting time (kvcalc.throughput.serving) that is not scheduling.
 
@@ -174,9 +159,9 @@ def _lag(constants: Constants, scheduled: float) -> Lag:
     """
     return Lag(
         constants.ttft_seconds,
-        max(0.0, constants.ttft_steps - scheduled),
+        constants.ttft_steps - scheduled,
         constants.ttft_prompt_steps / STEP_TOKENS,
-        constants.ttft_wave * constants.ttft_request_seconds,
+        constants.ttft_request_seconds,
     )
 
 

@@ -11,9 +11,12 @@ from kvcalc.errors import UsageError
 from kvcalc.notes import Note
 from kvcalc.simulation.arrivals import poisson_times
 from kvcalc.simulation.requests import Lengths, Request
+from kvcalc.throughput.serving import REQUESTS_PER_CLIENT
 from kvcalc.traces import BAD_ROWS, Trace, TraceRequest, rows_text
 
 DEFAULT_REQUESTS, MOST_REQUESTS = 1000, 1_000_000
+# The fewest requests of a closed loop by default, which has REQUESTS_PER_CLIENT.
+_FEWEST_REQUESTS = 100
 
 Row = tuple[float, int, int, tuple[int, ...]]
 """The arrival of a request in seconds, the tokens of its prompt and its answer, and the names of its whole blocks."""
@@ -30,7 +33,7 @@ class Load(NamedTuple):
     """The load, as it was asked for.
 
     One of `requests_per_second`, `concurrency` and `trace`, which `trace_name` names. `num_requests` is None for the
-    default: 1,000, or all of a trace.
+    default: 1,000, REQUESTS_PER_CLIENT for each client, or all of a trace.
     """
 
     prompt: Lengths | None = None
@@ -142,11 +145,17 @@ def _drawn(load: Load) -> list[Row]:
         raise ValueError("check_load was not called")
     # Times and lengths have generators of their own, so that another rate gets the same requests.
     times, lengths = Random(load.seed), Random(load.seed + 1)  # noqa: S311 - not for secrets
-    number = DEFAULT_REQUESTS if load.num_requests is None else load.num_requests
+    number = load.num_requests or _default_requests(load)
     arrivals: Iterable[float] = [0.0] * number
     if load.requests_per_second is not None:
         arrivals = islice(poisson_times(load.requests_per_second, times, load.burstiness), number)
     return [(seconds, load.prompt.draw(lengths), load.answer.draw(lengths), ()) for seconds in arrivals]
+
+
+def _default_requests(load: Load) -> int:
+    if load.concurrency is None:
+        return DEFAULT_REQUESTS
+    return min(max(REQUESTS_PER_CLIENT * load.concurrency, _FEWEST_REQUESTS), MOST_REQUESTS)
 
 
 def split_requests(requests: Sequence[Request], replicas: int) -> list[list[Request]]:

@@ -181,7 +181,7 @@ def _decode_pool(question: Question, rules: SplitRules, longest: tuple[int, int]
     settings = {**(question.engine_settings or {}), **dict.fromkeys(rules.decode_settings, True)}
     case, speed, scheduler = _scheduled(question._replace(engine_settings=settings), rules, longest, notes)
     host = (rules.host_passes - 1) * speed.model.constants.ttft_seconds
-    lag = (scheduler.rules.lag or Lag(0.0, 0.0, 0.0, 0.0))._replace(seconds=host, prompt_steps=0.0, request_seconds=0.0)
+    lag = Lag(host, scheduler.rules.lag.steps if scheduler.rules.lag else 0.0, 0.0, 0.0, has_prompt=False)
     # No engine stops decoding for a cache that is received: the request joins the next step.
     name = "running first" if scheduler.name == "prefill first" else scheduler.name
     rules_there = scheduler.rules._replace(lag=lag, keeps=rules.preempted_keep)

@@ -331,9 +331,15 @@ class Replica(Server):
         if lag is None:
             return 0.0
         line = self.times.line(max(self.decoding, 1), max(self.context, request.computed))
-        steps = lag.steps + lag.prompt_steps * (request.prompt_tokens - request.found_tokens)
+        # A request that is alone waits for no steps of others.
+        steps = lag.steps if self.decoding else max(lag.steps, 0.0)
+        steps += lag.prompt_steps * (request.prompt_tokens - request.found_tokens)
+        # The prompts of others stop the steps of a request too, but the simulation has these waits already.
         step_seconds = line.base + line.slope * max(self.context, request.computed)
-        return lag.seconds + steps * step_seconds + lag.request_seconds * (len(self.running) - 1)
+        found = lag.seconds + steps * step_seconds + lag.request_seconds * (len(self.running) - 1)
+        if lag.has_prompt and self.decoding and self.decodes_with_prompts():
+            found += self.times.alone_seconds(request.prompt_tokens, request.found_tokens)
+        return max(found, 0.0)
 
     def _preempt(self, request: Request) -> None:
         """Stop a running request. It gives its blocks back, and its cache is computed again later."""

@@ -67,12 +67,15 @@ def is_good(request: Request, limits: Limits) -> bool:
     )
 
 
-def describe_results(requests: Sequence[Request], replicas: Sequence[Replica], limits: Limits) -> dict[str, Any]:
-    """The `results` part of the document."""
+def describe_results(
+    requests: Sequence[Request], replicas: Sequence[Replica], limits: Limits, *, is_closed_loop: bool = False
+) -> dict[str, Any]:
+    """The `results` part of the document. In a closed loop, clients send their first requests together, at 0."""
     first = min(request.arrival for request in requests)
     seconds = max(request.arrival + e2e_of(request) for request in requests) - first
     good = sum(is_good(request, limits) for request in requests) if any(limit is not None for limit in limits) else None
     pools = [replica.pool for replica in replicas]
+    later = [ttft_of(request) for request in requests if request.arrival > 0] if is_closed_loop else []
     return {
         "duration_seconds": seconds,
         "requests": len(requests),
@@ -80,6 +83,7 @@ def describe_results(requests: Sequence[Request], replicas: Sequence[Replica], l
         "tokens_per_second": sum(request.answer_tokens for request in requests) / seconds,
         "good_requests": good,
         "goodput_requests_per_second": None if good is None else good / seconds,
+        "steady_ttft_seconds": sum(later) / len(later) if later else None,
         "mean_running_requests": sum(replica.timeline.running_seconds for replica in replicas) / seconds,
         "mean_waiting_requests": sum(_since(request, request.started) for request in requests) / seconds,
         "busy_share": sum(replica.timeline.busy_seconds for replica in replicas) / (seconds * len(replicas)),

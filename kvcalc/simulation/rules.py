@@ -9,14 +9,17 @@ from typing import NamedTuple
 class Lag(NamedTuple):
     """What a request waits for its first token besides what the engine does, which the simulation has.
 
-    - seconds: host time. steps: decode steps in the server's pipeline; prompt_steps: those per token of the prompt.
+    - seconds: host time. steps: decode steps in the server's pipeline, without those that the simulation has; it may be
+      negative, if the fitted steps are fewer. prompt_steps: steps per token of the prompt.
     - request_seconds: host time for each other running request.
+    - has_prompt: whether a prompt is computed, which the constants were fitted to as if it were alone.
     """
 
     seconds: float
     steps: float
     prompt_steps: float
     request_seconds: float
+    has_prompt: bool = True
 
 
 class Rules(NamedTuple):

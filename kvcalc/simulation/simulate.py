@@ -75,7 +75,7 @@ def simulate(
         replica.run(None if progress is None else partial(_report, progress, done, len(fitting)))
         done += replica.finished
     ranks = [rank for replica in running for rank in replica.ranks]
-    results = describe_results(fitting, ranks, limits)
+    results = describe_results(fitting, ranks, limits, is_closed_loop=load.concurrency is not None)
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(case.spec),

@@ -40,6 +40,9 @@ class StepTimes(Protocol):
     def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         """The seconds that chunks of prompts add to a decode step of `batch` requests, or take alone if it is 0."""
 
+    def alone_seconds(self, tokens: int, found_tokens: int) -> float:
+        """How much longer a prompt takes alone than it makes decode steps: about the reading of the weights."""
+
 
 class RankTimes(Protocol):
     """How long steps of attention replicas take, each with its own requests."""
@@ -63,6 +66,7 @@ class ModelTimes:
         self._lines: dict[tuple[int, int], Line] = {}
         self._rank_lines: dict[tuple[int, int, int], Line] = {}
         self._chunks: dict[tuple[Chunk, float | None], float] = {}
+        self._prompts: dict[Chunk, float] = {}
 
     def line(self, batch: int, context: int) -> Line:
         place = bisect_right(self._ends, context / batch, 0, len(self._ends) - 1)
@@ -84,6 +88,19 @@ class ModelTimes:
         if not batch:
             return self._factor * self._model.prefill_chunks(chunks).seconds
         return sum(map(self._work, chunks))
+
+    def alone_seconds(self, tokens: int, found_tokens: int) -> float:
+        # A few tokens hardly change it, so that all lengths have few values.
+        unit = 1 << max(0, tokens.bit_length() - 5)
+        end, start = tokens // unit * unit, found_tokens // unit * unit
+        start = min(start, end - 1)
+        found = self._prompts.get((start, end))
+        if found is None:
+            if len(self._prompts) >= _MOST_KEPT:
+                self._prompts.clear()
+            alone, beside = self._model.prefill(end, 1, start), self._model.prefill_work(end, start)
+            found = self._prompts[start, end] = self._factor * (alone.seconds - beside.seconds)
+        return found
 
     def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], total: int) -> float:
         if not total:

@@ -40,8 +40,7 @@ class Constants(NamedTuple):
       prefill_attention_overhead: computing its scores.
     - ttft_seconds: host time before and after the prefill. ttft_steps: decode steps that a request waits, in the
       engine's pipeline and for the step that runs. ttft_prompt_steps: those for each 8,192 tokens of its prompt.
-      ttft_wave, ttft_request_seconds: the share of the other requests that arrive at the same time, and the host time
-      for each of them besides its prefill.
+      ttft_request_seconds: host time for each other running request.
     - max_sequences: the engine's default limit of running sequences.
     """
 
@@ -73,7 +72,6 @@ class Constants(NamedTuple):
     ttft_seconds: float
     ttft_steps: float
     ttft_prompt_steps: float
-    ttft_wave: float
     ttft_request_seconds: float
     max_sequences: int
 

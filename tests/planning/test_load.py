@@ -64,8 +64,10 @@ def served(engine: str, concurrency: int | None, *more: str, lengths: tuple[int,
 def test_engines_that_do_not_reserve_the_answer_run_requests_of_mean_length(engine: str, reserves: bool) -> None:
     batch, running, most = served(engine, 200)
     assert batch == most < 200
-    # A request of full length has 9,216 tokens, and one of mean length 5,120.
-    expected = batch if reserves else pytest.approx(batch * 9216 / 5120, rel=0.03)
+    # A request of full length has 9,216 tokens, and one of mean length 5,120. SGLang keeps 9.8 % of the answers still
+    # to come free, 401 tokens of each request, and most of one request.
+    mean = 5521 if engine == "sglang" else 5120
+    expected = batch if reserves else pytest.approx((batch * 9216 - (engine == "sglang") * 8302) / mean, rel=0.03)
     assert running == expected
 
 

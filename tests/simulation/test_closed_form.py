@@ -13,24 +13,45 @@ MODEL, DEVICE = "llama-3.1-8b", "h100"
 LOADS = [(1000, 1000, 1), (1000, 1000, 8), (1000, 1000, 64), (8000, 500, 16), (2000, 500, 32)]
 
 
-def simulated(engine: str, prompt: int, answer: int, concurrency: int) -> kvcalc.documents.Simulate:
+def about(tokens: int) -> str:
+    return f"uniform:{int(tokens * 0.7)}..{int(tokens * 1.3)}"
+
+
+def simulated(
+    engine: str, prompt: int, answer: int, concurrency: int, requests: int | None = None, model: str = MODEL
+) -> kvcalc.documents.Simulate:
     return kvcalc.simulate(
-        MODEL, DEVICE, engine=engine, prompt_tokens=f"uniform:{int(prompt * 0.9)}..{int(prompt * 1.1)}",
-        answer_tokens=f"uniform:{int(answer * 0.9)}..{int(answer * 1.1)}", concurrency=concurrency,
-        requests=max(300, 10 * concurrency),
+        model, DEVICE, engine=engine, prompt_tokens=about(prompt), answer_tokens=about(answer), concurrency=concurrency,
+        requests=requests,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp"])
 @pytest.mark.parametrize("load", LOADS, ids=str)
 def test_means_are_those_of_the_closed_form(engine: str, load: tuple[int, int, int]) -> None:
-    found, (ttft, tpot, rate) = simulated(engine, *load), estimated(MODEL, DEVICE, engine, *load)
+    closed, found = estimated(MODEL, DEVICE, engine, *load), simulated(engine, *load)
     times = {row["metric"]: row["mean_seconds"] for row in found["times"]}
-    assert times["tpot"] == pytest.approx(tpot, rel=0.05)
-    assert found["results"]["tokens_per_second"] == pytest.approx(rate, rel=0.1)
-    # A request that is alone waits for nothing. Otherwise, the simulation has all the requests that arrive at the
-    # start, and the closed form the mean of many servers for them.
-    assert times["ttft"] == pytest.approx(ttft, rel=0.01 if load[2] == 1 else 0.35)
+    assert found["results"]["requests"] == max(100, 15 * load[2])
+    assert times["tpot"] == pytest.approx(closed["tpot_seconds"], rel=0.05)
+    assert found["results"]["requests_per_second"] == pytest.approx(closed["requests_per_second"], rel=0.05)
+    # Prompts of several batches wait for each other one by one. llama.cpp's constants are not fitted to such runs.
+    within = 0.25 if engine == "llama.cpp" and load[0] > 2048 else 0.1
+    assert times["ttft"] == pytest.approx(closed["ttft_seconds"], rel=within)
+    assert found["results"]["steady_ttft_seconds"] == pytest.approx(closed["steady_ttft_seconds"], rel=within)
+
+
+@pytest.mark.parametrize("load", [(1000, 1000, 120), (4000, 1000, 60), (200, 2000, 200)], ids=str)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_so_are_those_of_requests_that_wait_for_memory(engine: str, load: tuple[int, int, int]) -> None:
+    # After 30 requests of each client, the start of a full server hardly counts.
+    closed = estimated("qwen3-30b-a3b", DEVICE, engine, *load)
+    found = simulated(engine, *load, model="qwen3-30b-a3b", requests=30 * load[2])
+    times, results = {row["metric"]: row["mean_seconds"] for row in found["times"]}, found["results"]
+    assert closed["running_requests"] < load[2]
+    assert results["preemptions"] > 0
+    assert results["requests_per_second"] == pytest.approx(closed["requests_per_second"], rel=0.1)
+    assert times["tpot"] == pytest.approx(closed["tpot_seconds"], rel=0.1)
+    assert results["steady_ttft_seconds"] == pytest.approx(closed["steady_ttft_seconds"], rel=0.12)
 
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -52,25 +73,16 @@ def test_so_are_those_of_other_layouts_and_of_drafts(name: str) -> None:
     number = 8 if "host" in name else 32
     lengths: dict[str, Any] = {"prompt_tokens": "uniform:900..1100", "answer_tokens": "uniform:450..550"}
     found = kvcalc.simulate(model, gpu, **lengths, concurrency=number, requests=10 * number, **asked)
-    _, tpot, rate = estimated(model, gpu, asked.pop("engine"), 1000, 500, number, **asked)
+    closed = estimated(model, gpu, asked.pop("engine"), 1000, 500, number, **asked)
     times = {row["metric"]: row["mean_seconds"] for row in found["times"]}
-    assert times["tpot"] == pytest.approx(tpot, rel=0.05)
-    assert found["results"]["tokens_per_second"] == pytest.approx(rate, rel=0.1)
+    assert times["tpot"] == pytest.approx(closed["tpot_seconds"], rel=0.05)
+    assert found["results"]["tokens_per_second"] == pytest.approx(closed["tokens_per_second"], rel=0.1)
     # The server gives the tokens of a step at once, and then nothing until the next one.
     if times["tpot"] is not None:
         assert times["itl"] == pytest.approx(times["tpot"] * found["engine"]["tokens_per_step"], rel=0.01)
 
 
-def test_what_preempted_requests_compute_again_is_counted_and_the_answer_names_the_simulation() -> None:
-    found, (ttft, tpot, rate) = simulated("vllm", 1000, 1000, 512), estimated(MODEL, DEVICE, "vllm", 1000, 1000, 512)
-    times = {row["metric"]: row["mean_seconds"] for row in found["times"]}
-    assert found["results"]["tokens_per_second"] == pytest.approx(rate, rel=0.02)
-    assert times["tpot"] is not None
-    assert times["ttft"] is not None
-    # A preempted request waits between two of its tokens, which only the simulation follows.
-    assert tpot < times["tpot"] == pytest.approx(tpot, rel=0.2)
-    # The first 300 of 5,120 requests find an empty server.
-    assert ttft > times["ttft"] == pytest.approx(ttft, rel=0.25)
+def test_an_answer_whose_requests_are_preempted_names_the_simulation() -> None:
     for engine, load, is_named in (("vllm", 512, True), ("vllm", 64, False), ("tensorrt-llm", 512, False)):
         question = kvcalc.SpeedQuestion(input_tokens=1000, output_tokens=1000, concurrency=load)
         answer = kvcalc.estimate(MODEL, devices=kvcalc.find_devices(DEVICE), engine=engine, speed=question)
@@ -81,23 +93,22 @@ def test_what_preempted_requests_compute_again_is_counted_and_the_answer_names_t
 
 def estimated(
     model: str, device: str, engine: str, prompt: int, answer: int, concurrency: int, **more: Any
-) -> tuple[float, float, float]:
-    """The TTFT, the TPOT and the tokens per second of the closed form."""
+) -> kvcalc.documents.Serving:
+    """The closed form's answer."""
     asked = kvcalc.SpeedQuestion(input_tokens=prompt, output_tokens=answer, concurrency=concurrency)
     devices = kvcalc.find_devices(device)
     throughput = kvcalc.estimate(model, devices=devices, engine=engine, speed=asked, **more)["throughput"]
     assert throughput is not None
-    serving = throughput["serving"]
-    assert serving is not None
-    return serving["ttft_seconds"], serving["tpot_seconds"], serving["tokens_per_second"]
+    assert throughput["serving"] is not None
+    return throughput["serving"]
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 def test_a_full_cache_is_never_overfull_and_loses_no_request(engine: str) -> None:
-    found = simulated(engine, 1000, 1000, 512)
+    found = simulated(engine, 1000, 1000, 512, 2000)
     engine_part, results = found["engine"], found["results"]
     assert engine_part["blocks"] is not None
     assert results["most_used_blocks"] is not None
     assert 0.95 * engine_part["blocks"] < results["most_used_blocks"] <= engine_part["blocks"]
-    assert results["requests"] == 5120
+    assert results["requests"] == 2000
     assert (results["preemptions"] > 0) == (engine != "tensorrt-llm")

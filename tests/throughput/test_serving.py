@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcalc.throughput.serving import serve
+from kvcalc.throughput.serving import REQUESTS_PER_CLIENT, serve
 from tests.throughput.conftest import MakeModel
 
 
@@ -12,7 +12,7 @@ def test_of_the_running_requests_those_past_their_first_token_decode(model_of: M
     model = model_of("llama-3-70b", tensor_parallel_size=4)
     found = serve(model, 1000, 200, 32, 32)
     decode = 200 * found.tpot_seconds
-    # Little's law: 32 requests are running, and each of them decodes for a part of the time it stays.
+    # Little's law: there are 32 requests, and each of them decodes for a part of the time it stays.
     assert found.decoding == pytest.approx(32 * decode / (found.ttft_seconds + decode), rel=0.01)
     assert 1 < found.decoding < 32
 
@@ -56,7 +56,10 @@ def test_tokens_that_are_computed_again_stop_the_others_and_are_waited_for_after
     stall = after.decoding * model.prefill_work(1000).seconds * 1.6 / 500
     assert after.tpot_seconds == pytest.approx(step + stall, rel=0.01)
     assert after.tokens_per_second < before.tokens_per_second
-    assert after.ttft_seconds == pytest.approx(before.ttft_seconds, rel=0.02)
+    # Every request holds its cache for as long as its prompts are computed and its answer lasts, and 40 of 60 do.
+    for found, again in ((before, 1.0), (after, 1.6)):
+        held = again * model.prefill(1000).seconds + 500 * found.tpot_seconds
+        assert found.requests_per_second == pytest.approx(40 / held, rel=0.01)
 
 
 def test_more_requests_are_more_tokens_a_second_and_each_slower(model_of: MakeModel) -> None:
@@ -69,9 +72,42 @@ def test_more_requests_are_more_tokens_a_second_and_each_slower(model_of: MakeMo
 
 def test_requests_without_room_wait_before_their_first_token(model_of: MakeModel) -> None:
     model = model_of("llama-3-70b", tensor_parallel_size=4)
-    free, full = serve(model, 1000, 500, 40, 40), serve(model, 1000, 500, 60, 40)
-    assert full.tpot_seconds == free.tpot_seconds
-    assert full.tokens_per_second == free.tokens_per_second
+    full = serve(model, 1000, 500, 60, 40)
+    # A request takes no memory while it waits for the step that computes its prompt, so nearly all of the 40 decode.
+    decode = 500 * full.tpot_seconds
+    assert full.decoding == pytest.approx(40 * decode / (model.prefill(1000).seconds + decode), rel=0.001)
     # Little's law: the rate of finished requests is 60 requests in flight divided by the time each stays.
-    stay = free.ttft_seconds + 500 * free.tpot_seconds
-    assert full.ttft_seconds == pytest.approx(free.ttft_seconds + 20 / 40 * stay)
+    assert full.requests_per_second == pytest.approx(60 / (full.ttft_seconds + decode), rel=0.01)
+    # There is no first burst: those that find no room start one by one.
+    assert full.ttft_seconds == full.steady_ttft_seconds
+
+
+def test_requests_that_are_put_at_the_end_of_the_queue_wait_there_again(model_of: MakeModel) -> None:
+    model = model_of("llama-3-70b", tensor_parallel_size=4)
+    once, again = (serve(model, 1000, 500, 160, 40, requeued=share) for share in (0.0, 0.25))
+    assert again.tokens_per_second == once.tokens_per_second
+    assert again.tpot_seconds > 1.5 * once.tpot_seconds
+    # The time of a request in the system is the same: less of it is before the first token.
+    stays = [found.ttft_seconds + 500 * found.tpot_seconds for found in (once, again)]
+    assert stays[1] == pytest.approx(stays[0], rel=0.001)
+
+
+@pytest.mark.parametrize("tokens", [100, 1000, 20_000])
+def test_a_benchmark_waits_longer_by_its_first_requests(model_of: MakeModel, tokens: int) -> None:
+    model, number = model_of("llama-3-70b", tensor_parallel_size=4), 64
+    found, work = serve(model, tokens, 500, number, number), model.prefill_work(tokens).seconds
+    # Prompt by prompt, or as many together as a step has tokens for: when each of them is computed.
+    together = min(number, max(1, 8192 // tokens))
+    ends = [work * together * (place // together + 1) for place in range(number)]
+    wait = sum(min(end, work * number) for end in ends) / number - work
+    assert found.ttft_seconds - found.steady_ttft_seconds == pytest.approx(wait / REQUESTS_PER_CLIENT, rel=0.02)
+
+
+def test_a_prompt_that_is_computed_in_parts_reads_the_weights_for_each_part(model_of: MakeModel) -> None:
+    model = model_of("llama-3-70b", tensor_parallel_size=4)
+    whole, parts = (
+        serve(model, 1000, 200, 1, 1),
+        serve(model, 1000, 200, 1, 1, parts=[(0, 400), (400, 996), (996, 1000)]),
+    )
+    read = model.prefill(4).seconds
+    assert parts.ttft_seconds > whole.ttft_seconds + 1.2 * read

@@ -91,6 +91,9 @@ def describe_state(document: Mapping[str, Any]) -> list[str]:
         # The chart shows the sum over the replicas.
         whose = " of a replica" if document["hardware"]["replicas"] > 1 else ""
         lines.append(f"at most {used:.0%} of {count(engine['blocks'])} {name}{whose} are used")
+    if results["steady_ttft_seconds"] is not None:
+        mean = duration(results["steady_ttft_seconds"])
+        lines.append(f"mean TTFT without the first request of each client: {mean}")
     if results["preemptions"]:
         lines.append(
             f"{count(results['preempted_requests'])} requests are preempted, {count(results['preemptions'])} times"

@@ -80,6 +80,8 @@ def _serving(serving: dict[str, Any], console: Console) -> None:
     spread = f"{duration(serving['tpot_low_seconds'])} to {duration(serving['tpot_high_seconds'])}"
     table.add_row("  time per output token", duration(serving["tpot_seconds"]), spread)
     spread = f"{duration(serving['ttft_low_seconds'])} to {duration(serving['ttft_high_seconds'])}"
+    if serving["steady_ttft_seconds"] < 0.95 * serving["ttft_seconds"]:
+        spread += f"; {duration(serving['steady_ttft_seconds'])} in a steady load"
     table.add_row("  time to first token", duration(serving["ttft_seconds"]), spread)
     each = f"{number(serving['tokens_per_second_low'])} to {number(serving['tokens_per_second_high'])}"
     if serving["tokens_per_second_per_device"] != serving["tokens_per_second"]:

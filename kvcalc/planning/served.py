@@ -1,0 +1,58 @@
+"""The requests that a case serves: how many run, what they wait for, and how fast they are."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvcalc.notes import Note
+from kvcalc.planning.admission import (
+    may_preempt,
+    running_requests,
+    scheduled_steps,
+    wanted_requests,
+)
+from kvcalc.planning.case import Case
+from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.serving import Serving, serve
+
+
+class Served(NamedTuple):
+    """The load, and the closed form's answer to it. `running` is the mean number of requests that have memory."""
+
+    input_tokens: int
+    output_tokens: int
+    concurrency: int
+    running: float
+    serving: Serving
+
+
+def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
+    """The requests of a case at its load. None if it serves none. Adds notes about what only a simulation follows."""
+    question = case.question.speed or SpeedQuestion()
+    prompt, answer = question.input_tokens, question.output_tokens
+    if prompt is None or answer is None:
+        return None
+    wanted = wanted_requests(case, model.constants.max_sequences)
+    running = running_requests(case, wanted)
+    concurrency = question.concurrency or int(running)
+    running = min(running, concurrency)
+    cached = question.prefix_hit_rate * prompt
+    waits: dict[str, Any] = {}
+    # Imported here because most questions do not need them.
+    if running < concurrency:
+        from kvcalc.planning.preemption import preemption
+
+        waits = preemption(case, running, concurrency)._asdict()
+    if case.engine_name == "llama.cpp":
+        from kvcalc.planning.prompt_parts import parts_of
+
+        waits["parts"] = parts_of(case, prompt, int(cached))
+    found = serve(model, prompt, answer, concurrency, running, cached, scheduled_steps(case), **waits)
+    if may_preempt(case, wanted):
+        text = "not all requests fit at their full length, so some are preempted and computed again"
+        notes.append(Note("throughput", "preemptions", f"{text}: kvcalc simulate follows each of them"))
+    if case.workload.data_parallel_size > 1:
+        text = "a prompt stops all attention replicas, so the speed depends on when requests arrive"
+        notes.append(Note("throughput", "lock-step", f"{text}: kvcalc simulate follows each of them"))
+    return Served(prompt, answer, concurrency, running, found)
