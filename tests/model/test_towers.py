@@ -29,6 +29,15 @@ def test_the_language_model_and_its_towers_are_the_whole_checkpoint(name: str) -
     assert count_parameters(weights).total + tower_parameters(model) == PUBLISHED[name]
 
 
+def test_gemma_3n_and_its_towers_are_the_whole_checkpoint() -> None:
+    """MobileNet V5 is known by its name. The checkpoint also has K and V projections of the 15 layers that share."""
+    model = kvcalc.load_model("gemma-3n-e4b")
+    weights = weights_of(model)
+    assert weights is not None
+    unused = 15 * (2 * 2048 * 512 + 256)
+    assert count_parameters(weights).total + tower_parameters(model) + unused == 7_849_978_192
+
+
 def test_a_text_model_has_no_tower() -> None:
     assert towers_of(kvcalc.load_model("llama-3.1-8b")) == ()
     assert tower_parameters(kvcalc.load_model("gemma-3-1b")) == 0
@@ -46,7 +55,8 @@ def test_both_towers_are_named() -> None:
     [
         ({"vision_config": {"model_type": "dinov9"}}, "dinov9"),
         ({"vision_config": {"model_type": "qwen3_vl", "depth": "27"}}, "depth is '27'"),
-        ({"mm_vision_tower": "openai/clip-vit-large-patch14-336"}, "without its dimensions"),
+        ({"mm_vision_tower": "own/tower"}, "without its dimensions"),
+        ({"model_type": "gemma3n_text", "vision_config": {"architecture": "resnet50"}}, "resnet50"),
         ({"audio_config": {"model_type": "unheard"}}, "unheard"),
     ],
 )

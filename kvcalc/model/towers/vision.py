@@ -7,28 +7,34 @@ kimi_k25_vit.py of vLLM 0.33.0. The defaults are those of the configuration clas
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, patches, projection
 from kvcalc.model.towers.bodies import body, body_width, patches_3d, siglip
 
+# Modules with rules by the type of the model, imported only if no rule of this module applies.
+_MORE = ("projected", "merging", "queried", "sam", "named")
+
 
 def rule_of(outer: str, kind: str) -> Rule | None:
     """The rule of a vision tower of type `kind` in a model of type `outer`, or None if it is not known."""
     found = _BY_MODEL.get(outer) or _BY_TOWER.get(kind)
-    if found is None:
-        from kvcalc.model.towers.projected import RULES
-
-        found = RULES.get(outer)
+    for module in _MORE if found is None else ():
+        rules: Mapping[str, Rule] = import_module(f"kvcalc.model.towers.{module}").RULES
+        found = found or rules.get(outer)
     return found
 
 
 def _qwen2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """Here hidden_size is the width of the language model. Biases everywhere, layer norms."""
+    """Here hidden_size is the width of the output. Biases everywhere, layer norms."""
     width = integer(vision, 1280, "embed_dim")
     inner = int(width * vision.number("mlp_ratio", 4))
     body = layers(integer(vision, 32, "depth"), width, inner, biases=5 * width + inner, norms=4 * width)
-    return added(body, (0, patches_3d(vision, width, 14) + _merger(vision, width, text, 2 * width)))
+    return added(
+        body,
+        (0, patches_3d(vision, width, 14) + _merger(vision, width, integer(vision, 3584, "hidden_size"), 2 * width)),
+    )
 
 
 def _qwen2_5_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -262,7 +268,10 @@ _BY_TOWER: Mapping[str, Rule] = {
          "qwen3_omni_moe", "qwen3_omni_moe_thinker"),
         _qwen3_vl,
     ),
+    **dict.fromkeys(("cohere_compass", "cohere_compass_vision", "cosmos3_omni"), _qwen3_vl),
     **dict.fromkeys(("qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"), _qwen3_5),
+    **dict.fromkeys(("qwen4_exp", "qwen4_exp_vision"), _qwen3_5),
+    "gemma4_vision": _gemma4,
     **dict.fromkeys(("kimi_k25_vision", "moonvit"), _moonvit),
     **dict.fromkeys(("llama4_vision_model", "llama4"), _llama4),
     **dict.fromkeys(("mllama_vision_model", "mllama"), _mllama),
