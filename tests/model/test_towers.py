@@ -56,7 +56,10 @@ def test_both_towers_are_named() -> None:
         ({"vision_config": {"model_type": "dinov9"}}, "dinov9"),
         ({"vision_config": {"model_type": "qwen3_vl", "depth": "27"}}, "depth is '27'"),
         ({"mm_vision_tower": "own/tower"}, "without its dimensions"),
-        ({"model_type": "gemma3n_text", "vision_config": {"architecture": "resnet50"}}, "resnet50"),
+        (
+            {"model_type": "gemma3n_text", "num_kv_shared_layers": 0, "vision_config": {"architecture": "resnet50"}},
+            "resnet50",
+        ),
         ({"audio_config": {"model_type": "unheard"}}, "unheard"),
     ],
 )

@@ -56,7 +56,10 @@ OCR = {
     "n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 8,
     "mlp_layer_types": ["dense", "sparse"], "head_dim": 12,
 }  # fmt: skip
-RADIO = {"model_type": "radio", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+RADIO = {
+    "model_type": "radio", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "video_temporal_patch_size": 2,
+}  # fmt: skip
 PARAKEET = {
     "model_type": "parakeet_encoder", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 40, "conv_kernel_size": 5, "subsampling_conv_channels": 6, "num_mel_bins": 16,
@@ -177,8 +180,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
                  "vision_config": {**VIT, "num_key_value_heads": 2, "conv_kernel_size": 5}}),
     ("hunyuan_vl", {"text_config": {"model_type": "hunyuan_vl_text", **TEXT, "pad_token_id": 0},
                     "vision_config": {**VIT, "max_image_size": 64, "text_hidden_size": 48}}),
-    ("cosmos3_edge", {"text_config": {"model_type": "cosmos3_edge_text", **TEXT, "head_dim": 128}, "projector_hidden_size": 10,
-                      "vision_config": {**VIT, "num_patches": 9}}),
+    ("cosmos3_edge", {"text_config": {"model_type": "cosmos3_edge_text", **TEXT, "head_dim": 128},
+                      "projector_hidden_size": 10, "vision_config": {**VIT, "num_patches": 9}}),
     ("cosmos3_omni", {"text_config": {"model_type": "qwen3_vl_text", **TEXT}, "vision_config": QWEN}),
     ("muse_glimmer", {"text_config": {"model_type": "muse_glimmer_text", **TEXT}, "out_hidden_size": 128,
                       "projector_hidden_size": 20,
@@ -187,11 +190,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
                                          "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 1,
                                          "ssm_state_size": 4, "num_nextn_predict_layers": 1},
                          "vision_hidden_size": 32,
-                         "vision_config": {**RADIO, "video_temporal_patch_size": 2, "mlp_ratio": 2.0, "max_img_size": 64, "qkv_bias": False},
+                         "vision_config": {**RADIO, "mlp_ratio": 2.0, "max_img_size": 64, "qkv_bias": False},
                          "audio_config": {**PARAKEET, "attention_bias": False, "projection_hidden_size": 9,
                                           "projection_bias": False}}),
     ("ernie4_5_vl_moe", {"text_config": {"model_type": "ernie4_5_vl_moe_text", **TEXT, "head_dim": 128,
-                                         "moe_num_experts": 2, "moe_intermediate_size": [8, 8]}, "vision_config": QWEN}),
+                                         "moe_num_experts": 2, "moe_intermediate_size": [8, 8]},
+                         "vision_config": QWEN}),
     ("florence2", {"text_config": {"model_type": "bart", "d_model": 48, "encoder_layers": 1, "decoder_layers": 1,
                                    "encoder_attention_heads": 4, "decoder_attention_heads": 4},
                    "vision_config": {"depths": [1, 2], "patch_size": [7, 3], "patch_stride": [4, 2],
