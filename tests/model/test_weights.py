@@ -122,7 +122,7 @@ def test_a_family_that_is_not_counted_gives_no_number() -> None:
         ("mixtral", {"num_local_experts": 2, "num_experts": 4}, "num_experts"),
         ("llama4_text", {"moe_layers": [6]}, "moe_layers"),
         ("gemma3n_text", {"intermediate_size": [48], "num_kv_shared_layers": 0}, "intermediate_size"),
-        ("llava", {"num_hidden_layers": 2}, "LLaVA's flat config"),
+        ("llava", {"num_hidden_layers": 2}, "flat llava config"),
     ],
 )
 def test_what_is_damaged_is_refused(model_type: str, config: dict[str, Any], message: str) -> None:

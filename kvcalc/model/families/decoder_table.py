@@ -523,9 +523,9 @@ DECODERS: dict[str, dict[str, Any]] = {
     ),
     # haotian-liu/LLaVA: flat configs, with the keys of the language model and of the vision tower on one level.
     "llava": row(_LLAMA, check=_check_flat_llava, is_remote=True),
-    "llava_llama": _REMOTE,
-    "llava_mistral": row(_MISTRAL, is_remote=True),
-    "llava_qwen": row(_QWEN2, vocab_size=None, is_remote=True),
+    "llava_llama": row(_LLAMA, is_remote=True),
+    "llava_mistral": row(_MISTRAL, bias=False, vocab_size=32000, intermediate_size=14336, is_remote=True),
+    "llava_qwen": row(_QWEN2, is_remote=True),
     # BAAI/AquilaChat2-7B, inclusionAI/Ling-lite and OrionStarAI/Orion-14B-Base.
     "aquila": _STATED,
     "bailing_moe": row(_STATED, gguf="bailingmoe"),

@@ -90,7 +90,11 @@ def _llava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     inputs = body_width(vision, "clip_vision_model") * (len(taken) if isinstance(taken, list) else 1)
     bias = outer.boolean("multimodal_projector_bias", True)
     whole = projection(inputs, text, bias) + projection(text, text, bias)
-    whole += 0 if outer.config.get("model_type") in ("llama", "llava") else text
+    kind, merged = outer.config.get("model_type"), outer.config.get("mm_patch_merge_type")
+    if outer.config.get("mm_projector_type", "mlp2x_gelu") != "mlp2x_gelu":
+        raise outer.error("mm_projector_type: only mlp2x_gelu is counted")
+    ends_rows = "unpad" in str(merged) if kind in _FLAT_LLAVA else kind not in ("llama", "llava")
+    whole += text if ends_rows else 0
     return added(body(vision, "clip_vision_model"), (0, whole))
 
 
@@ -239,6 +243,9 @@ def _minimax_m3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted
     return added(body, (0, patches_3d(vision, width, 14) + 2 * width + projector + projection(hidden, text)))
 
 
+# haotian-liu/LLaVA's own types, whose config is flat. They have the vector if mm_patch_merge_type says so.
+_FLAT_LLAVA = ("llava_llama", "llava_mistral", "llava_qwen")
+
 # By the type of the whole model. A preset states the type of the language model instead (llama: LLaVA's).
 _BY_MODEL: Mapping[str, Rule] = {
     **dict.fromkeys(("gemma3", "gemma3_text", "shieldgemma2"), _gemma3),
@@ -246,7 +253,7 @@ _BY_MODEL: Mapping[str, Rule] = {
     **dict.fromkeys(("gemma4_unified", "gemma4_unified_text"), _gemma4_unified),
     **dict.fromkeys(("internvl", "internvl_chat", "qianfan_ocr"), _internvl),
     **dict.fromkeys(("kimi_k25", "kimi_k3", "kimi_vl"), _moonvit),
-    **dict.fromkeys(("llama", "llava", "llava_next", "llava_next_video", "llava_onevision"), _llava),
+    **dict.fromkeys(("llama", "llava", *_FLAT_LLAVA, "llava_next", "llava_next_video", "llava_onevision"), _llava),
     **dict.fromkeys(("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), _minimax_m3),
     **dict.fromkeys(("lighton_ocr", "ministral3", "mistral3", "mistral_large4"), _mistral3),
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
