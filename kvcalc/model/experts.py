@@ -75,7 +75,7 @@ def choose(
 def moe(config: ConfigReader, rule: Experts, width: int) -> tuple[Weight, ...]:
     """Return the router, the experts and (if the family has them) the shared experts of one layer."""
     count, inner = config.integer(rule.number, *_EXPERT_KEYS), config.integer(rule.inner)
-    read = config.integer("num_experts_per_tok")
+    read = config.integer("num_experts_per_tok", "moe_topk")
     if read > count:
         raise config.error(f"num_experts_per_tok {read} is more than {rule.number} {count}")
     one = f"{rule.prefix}.experts.0"
@@ -87,7 +87,7 @@ def moe(config: ConfigReader, rule: Experts, width: int) -> tuple[Weight, ...]:
     )
     found = (router(f"{rule.prefix}.{rule.router}", width, count, rule.bias), *experts(matrices, count, read))
     if rule.shared:
-        shared = config.integer("n_shared_experts", least=0)
+        shared = config.integer("n_shared_experts", "moe_num_shared_experts", least=0)
         found += gated_mlp(f"{rule.prefix}.shared_experts", width, inner * shared) if shared else ()
     if rule.gated_shared:
         wide = config.integer("shared_expert_intermediate_size")

@@ -106,7 +106,7 @@ def test_qwen3_vl_is_tied_where_the_outer_config_says_so() -> None:
 
 
 def test_a_family_that_is_not_counted_gives_no_number() -> None:
-    for model_type in ("generic", "internlm3", "glm4v_moe_text"):
+    for model_type in ("generic", "internlm3", "flex_olmo"):
         spec = kvcalc.read_config({"model_type": model_type, **LLAMA}, model_type, "test")
         assert weights_of(spec) is None
         assert spec.weights_reason == f"the weights of model_type {model_type} are not counted"

@@ -17,6 +17,7 @@ from kvcalc.model.hf_config import FAMILIES
 from kvcalc.model.spec import ModelSpec, weights_of
 from tests.oracle.test_hybrids import BARE, KDA, MAMBA2, SEQUENCES, SPARSE, T5, V4
 from tests.oracle.test_hybrids import CASES as HYBRIDS
+from tests.oracle.test_towers import CASES as TOWERS
 from tests.oracle.test_transformers import CASES, DELTA, GQA, INDEXED, MLA, MOE, SMALL, WINDOW
 
 pytest.importorskip("transformers", reason="the oracle tests need the extra `oracle`")
@@ -146,6 +147,8 @@ WEIGHT_CASES: list[tuple[str, dict[str, Any]]] = [
     ("cwm", {**GQA, **WINDOW}),
     ("solar_open", {**GQA, **ROUTED, **BIAS}),
     ("nemotron", {**KV, **BIAS, "mlp_bias": True}),
+    ("persimmon", {**SMALL, "qk_layernorm": False}),
+    ("persimmon", SMALL),
     ("opt", OPT),
     ("opt", {**OPT, "word_embed_proj_dim": 16, "enable_bias": False, "_remove_final_layer_norm": True}),
     ("opt", {**OPT, "layer_norm_elementwise_affine": False, "do_layer_norm_before": False}),
@@ -270,8 +273,9 @@ NOT_COUNTED = set(
 
 def test_every_counted_family_is_compared() -> None:
     compared = {model_type for model_type, _ in ALL} | {case[0] for case in TEXT_MODELS}
+    compared |= {config.get("text_config", {}).get("model_type", outer) for outer, config in TOWERS}
     counted = {model_type for model_type, facts in DECODERS.items() if facts.get("vocab_size")} | set(FAMILIES)
-    # These are read as another type that is compared: DeepSeek-V3, LLaMA, Qwen2.
+    # These are read as another type that is compared: DeepSeek-V3, LLaMA, Phi-3, Qwen2.
     assert counted - compared - NOT_COUNTED == {
-        "kimi_k2", "llava", "llava_llama", "llava_mistral", "llava_qwen", "mimo"
+        "kimi_k2", "llava", "llava_llama", "llava_mistral", "llava_qwen", "mimo", "phi3_v", "phi4", "phi4mm"
     }  # fmt: skip

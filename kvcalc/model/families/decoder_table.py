@@ -180,6 +180,19 @@ _GLM = row(
     qkv_bias="attention_bias", output_bias=False, kv_heads=2, head_dim=128, mlp="fused",
     vocab_size=151552, intermediate_size=13696, defaults={"attention_bias": True},
 )  # fmt: skip
+_GLM4_NORMS = ("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm")
+_GLM4_MOE = row(
+    kv_heads=8, floors_head_dim=True, qkv_bias="attention_bias", output_bias=False, vocab_size=151552,
+    intermediate_size=10944, experts=Experts("n_routed_experts", layers="first_dense", shared=True),
+    defaults={
+        "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408,
+        "n_shared_experts": 1, "first_k_dense_replace": 1,
+    },
+)  # fmt: skip
+_PHI3 = row(
+    slides=_ALL, bias=False, mlp="fused", attention_names={"fused": "qkv_proj"}, vocab_size=32064,
+    intermediate_size=8192,
+)  # fmt: skip
 _ERNIE = row(own_keys=("compression_ratio",))  # in ERNIE it scales the rotary positions
 _EXAONE = row(
     slides=pattern.full_every(4, "sliding_window_pattern"), has_layer_types=True, kv_heads=32, window=4096,
@@ -261,11 +274,8 @@ DECODERS: dict[str, dict[str, Any]] = {
         attention_names={"output": "dense", "qk_norms": ("q_layernorm", "k_layernorm")}, head_bias=True,
         vocab_size=51200, intermediate_size=8192, gguf="phi2",
     ),
-    "phi3": row(
-        slides=_ALL, bias=False, mlp="fused", attention_names={"fused": "qkv_proj"}, vocab_size=32064,
-        intermediate_size=8192,
-    ),
-    "phi4_multimodal": row(slides=_ALL, kv_heads=8),
+    "phi3": _PHI3,
+    "phi4_multimodal": row(_PHI3, kv_heads=8, vocab_size=200064),
     "phimoe": row(
         slides=_ALL, kv_heads=8, norm_bias=True, head_bias="lm_head_bias", vocab_size=32064, intermediate_size=6400,
         experts=Experts(inner="intermediate_size", prefix="block_sparse_moe", names=_W),
@@ -300,7 +310,10 @@ DECODERS: dict[str, dict[str, Any]] = {
         _QWEN3_MOE, kv_heads=16, intermediate_size=5632,
         defaults={"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}, gguf="qwen3vlmoe",
     ),
-    "cosmos3_edge_text": row(kv_heads=8, head_dim=128),
+    "cosmos3_edge_text": row(
+        kv_heads=8, head_dim=128, mlp="plain", mlp_bias="mlp_bias", mlp_names=("mlp.fc1", "mlp.fc2"), vocab_size=131072,
+        intermediate_size=9216,
+    ),
     "gemma": row(_GEMMA, kv_heads=16, gguf="gemma"),
     "gemma2": _GEMMA2,
     # Gemma 3 4B's published config leaves out even the number of heads.
@@ -341,22 +354,17 @@ DECODERS: dict[str, dict[str, Any]] = {
     ),
     "glm": _GLM,
     "glm4": row(
-        _GLM, norms=("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"),
-        gguf="glm4",
+        _GLM, norms=_GLM4_NORMS, gguf="glm4"
     ),
-    "glm4v_text": row(kv_heads=2, qkv_bias=True),
-    "glm4_moe": row(
-        kv_heads=8, floors_head_dim=True, qkv_bias="attention_bias", output_bias=False, qk_norm="head",
-        qk_norm_key="use_qk_norm", vocab_size=151552, intermediate_size=10944,
-        experts=Experts("n_routed_experts", layers="first_dense", shared=True),
-        defaults={
-            "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408,
-            "n_shared_experts": 1, "first_k_dense_replace": 1,
-        },
-        gguf="glm4moe",
+    "glm4v_text": row(
+        kv_heads=2, qkv_bias=True, output_bias=False, mlp="fused", norms=_GLM4_NORMS, vocab_size=151552,
+        intermediate_size=13696,
     ),
-    "glm4v_moe_text": row(kv_heads=8, floors_head_dim=True),
-    "glm_ocr_text": row(kv_heads=8),
+    "glm4_moe": row(_GLM4_MOE, qk_norm="head", qk_norm_key="use_qk_norm", gguf="glm4moe"),
+    "glm4v_moe_text": row(_GLM4_MOE, vocab_size=151424, defaults={"attention_bias": True}),
+    "glm_ocr_text": row(
+        kv_heads=8, bias=False, mlp="fused", norms=_GLM4_NORMS, vocab_size=59392, intermediate_size=4096
+    ),
     "granite": row(_LLAMA, gguf="granite"),
     "granitemoe": row(
         vocab_size=32000, intermediate_size=11008,
@@ -364,8 +372,8 @@ DECODERS: dict[str, dict[str, Any]] = {
         defaults={"num_local_experts": 8, "num_experts_per_tok": 2}, gguf="granitemoe",
     ),
     "granitemoeshared": row(),
-    "granite4_vision_text": row(),
-    "granite_docling_text": row(kv_heads=4),
+    "granite4_vision_text": _LLAMA,
+    "granite_docling_text": row(_LLAMA, kv_heads=4, tied=True, vocab_size=133800, intermediate_size=2048),
     "granite_swa": row(slides=pattern.full_first_of(4), has_layer_types=True, kv_heads=4, window=128),
     "granitemoe_swa": row(slides=pattern.full_first_of(4), has_layer_types=True, window=128),
     "exaone4": row(
@@ -402,7 +410,11 @@ DECODERS: dict[str, dict[str, Any]] = {
         slides=pattern.full_last_of(4), has_layer_types=True, kv_heads=2, head_dim=128, window=2048
     ),
     "muse_spark_text": row(slides=pattern.full_last_of(4), has_layer_types=True, kv_heads=16, head_dim=64, window=2048),
-    "aria_text": row(),
+    "aria_text": row(
+        mlp_bias="mlp_bias", vocab_size=32000, intermediate_size=4096,
+        experts=Experts("moe_num_experts", "intermediate_size", router="router", shared=True),
+        defaults={"moe_num_experts": 8, "moe_topk": 2, "moe_num_shared_experts": 2},
+    ),
     "arcee": row(_LLAMA, intermediate_size=18432, mlp="plain", gguf="arcee"),
     "apertus": row(
         norms=("attention_layernorm", "feedforward_layernorm"), qk_norm="head", mlp="xielu", vocab_size=131072,
@@ -455,8 +467,16 @@ DECODERS: dict[str, dict[str, Any]] = {
     "nemotron": row(
         _LLAMA, vocab_size=256000, intermediate_size=24576, norm_bias=True, mlp="plain", gguf="nemotron"
     ),
-    "paddleocr_vl_text": row(kv_heads=2, head_dim=128, gguf="paddleocr"),
-    "persimmon": row(_MULTI_HEAD, defaults={"attention_bias": True}),
+    "paddleocr_vl_text": row(
+        kv_heads=2, head_dim=128, bias="use_bias", mlp_bias="use_bias", tied=True, vocab_size=103424,
+        intermediate_size=3072, gguf="paddleocr",
+    ),
+    "persimmon": row(
+        _MULTI_HEAD, bias=True, qk_norm="head_bias", qk_norm_key="qk_layernorm", mlp="plain", mlp_bias=True,
+        mlp_names=_4H, norm_bias=True, final_norms=("model.final_layernorm",), vocab_size=262144,
+        attention_names={**_FUSED, "prefix": "self_attn", "qk_norms": ("q_layernorm", "k_layernorm")},
+        intermediate_size=16384, defaults={"attention_bias": True, "qk_layernorm": True},
+    ),
     "seed_oss": row(
         kv_heads=8, head_dim=128, output_bias="attention_out_bias", mlp_bias="mlp_bias", vocab_size=155136,
         intermediate_size=27648, defaults={"attention_bias": True}, gguf="seed_oss",
@@ -553,7 +573,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "step1": row(_STATED, kv_heads_key="num_attention_groups"),
     "step3_text": row(_REMOTE, kv_heads_key="num_attention_groups", num_kv_heads=1, head_dim=256),
     # microsoft/Phi-3-vision-128k-instruct and Phi-4-multimodal-instruct; pytorch/executorch's configs of Phi-4-mini.
-    "phi3_v": row(_REMOTE, slides=_ALL),
-    "phi4": row(_REMOTE, slides=_ALL),
-    "phi4mm": row(_REMOTE, slides=_ALL),
+    "phi3_v": row(_PHI3, is_remote=True),
+    "phi4": row(_PHI3, is_remote=True, vocab_size=200064),
+    "phi4mm": row(_PHI3, is_remote=True, vocab_size=200064),
 }  # fmt: skip
