@@ -558,6 +558,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "baichuan": row(_REMOTE_MULTI_HEAD, gguf="baichuan"),
     "internlm": _REMOTE_MULTI_HEAD,
     "xverse": row(_REMOTE_MULTI_HEAD, gguf="xverse"),
+    # allenai/Molmo-7B-D-0924 (MolmoAttention, vLLM 0.33.0).
+    "molmo": _REMOTE,
     # deepseek-ai/deepseek-moe-16b-base, internlm/internlm2-7b and openbmb/MiniCPM-2B-sft-bf16.
     "deepseek": row(_REMOTE, gguf="deepseek"),
     "internlm2": row(_REMOTE, gguf="internlm2"),
