@@ -24,6 +24,10 @@ _INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embedding
 _TIED_OUTSIDE = ("qwen3_vl", "qwen3_vl_moe")
 
 
+# Types under which language models were published first. Source: Exaone4_5Config, Transformers 5.23.0.
+_RENAMED = {"exaone4_5_text": "exaone4"}
+
+
 class Wrapper(NamedTuple):
     """A model around a language model.
 
@@ -191,8 +195,8 @@ def language_model(
     if config.get(wrapper.keys[0]) is None and reads_outer:
         return config, outer
     if is_flat(config, outer):
-        own = _minicpm(config, name) if outer in ("minicpmo", "minicpmv") else str(wrapper.inner)
-        return {**config, "model_type": own}, own
+        chosen = _minicpm(config, name) if outer in ("minicpmo", "minicpmv") else str(wrapper.inner)
+        return {**config, "model_type": chosen}, chosen
     found = config
     own: Mapping[str, object] = {}
     for key in wrapper.keys:
@@ -205,6 +209,7 @@ def language_model(
         found = {**{inherited: found[inherited] for inherited in _INHERITED if inherited in found}, **inner}
     stated = found.get("model_type")
     model_type = wrapper.inner if wrapper.forced or stated in (None, "", outer) else stated
+    model_type = _RENAMED.get(str(model_type), model_type)
     if not isinstance(model_type, str):
         raise ModelError(f"{name}: {wrapper.keys[-1]}.model_type is missing or not a string")
     sizes = INNER_SIZES.get(model_type)

@@ -148,6 +148,12 @@ def test_flat_configs_with_their_own_code_are_their_language_model(
     assert spec.as_transformers is None
 
 
+def test_a_type_of_the_first_release_is_the_present_one() -> None:
+    assert (
+        read_config(wrapped("exaone4_5", {**SMALL, "model_type": "exaone4_5_text"}), "x", "x").model_type == "exaone4"
+    )
+
+
 def test_an_unknown_version_of_minicpm_is_refused() -> None:
     with pytest.raises(ModelError, match=r"version '3\.0'"):
         read_config({"model_type": "minicpmv", **SMALL, "version": "3.0"}, "x", "x")

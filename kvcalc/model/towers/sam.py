@@ -88,6 +88,17 @@ def _clip_over_sam(encoder: ConfigReader) -> ConfigReader:
     return ConfigReader({**stated, "patch_size": 14, **encoder.config}, encoder.name, encoder.source)
 
 
+def _deepseek_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """DeepSeek-OCR's own code: SAM-B and CLIP-L, whose patch embedding is in the checkpoint but is not used.
+
+    Source: deepseek_ocr.py and deepencoder.py, model_executor/models, vLLM 0.33.0.
+    """
+    if vision.config.get("model_name") != "deeplip_b_l":
+        raise ModelError(f"the weights of DeepSeek-VL2's {str(vision.config.get('model_name'))[:80]} are not counted")
+    none = ConfigReader({}, vision.name, vision.source)
+    return added(_unlimited_ocr(none, text, outer), (0, 3 * 14 * 14 * 1024))
+
+
 def _deepseek_ocr2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SAM, then the layers of Qwen2 with learned queries: 144 for a tile, and 256 for the whole image."""
     sam, encoder = vision.nested("sam_config"), vision.nested("encoder_config")
@@ -102,6 +113,6 @@ def _deepseek_ocr2(vision: ConfigReader, text: int, outer: ConfigReader) -> Coun
 
 
 RULES: Mapping[str, Rule] = {
-    "deepseek_ocr2": _deepseek_ocr2, "deepseek_vl_hybrid": _deepseek_vl_hybrid, "got_ocr2": _got_ocr2,
+    "deepseek_ocr2": _deepseek_ocr2, "deepseek_vl_v2": _deepseek_ocr, "deepseek_vl_hybrid": _deepseek_vl_hybrid, "got_ocr2": _got_ocr2,
     "pp_chart2table": _got_ocr2, "unlimited_ocr": _unlimited_ocr,
 }  # fmt: skip
