@@ -380,7 +380,14 @@ DECODERS: dict[str, dict[str, Any]] = {
         _EXAONE, bias=False, norms=("post_attention_layernorm", "post_feedforward_layernorm"), qk_norm="head",
         vocab_size=102400, intermediate_size=16384,
     ),
-    "exaone_moe": _EXAONE,
+    "exaone_moe": row(
+        _EXAONE, bias=False, qk_norm="head", vocab_size=102400, intermediate_size=16384,
+        experts=Experts("num_experts", layers="listed", shared=True),
+        defaults={
+            "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "num_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
     "smollm3": row(
         _LLAMA, slides=pattern.without_rope, has_layer_types=True, kv_heads=4, vocab_size=128256, tied=True,
         defaults={"no_rope_layer_interval": 4}, own_keys=("use_sliding_window", "max_window_layers"), gguf="smollm3",
@@ -438,7 +445,18 @@ DECODERS: dict[str, dict[str, Any]] = {
         _ERNIE, kv_heads=2, head_dim=128, bias="use_bias", mlp_bias="use_bias", tied=True, vocab_size=103424,
         intermediate_size=3072, gguf="ernie4_5",
     ),
-    "ernie4_5_moe": row(_ERNIE, kv_heads=4, gguf="ernie4_5-moe"),
+    "ernie4_5_moe": row(
+        _ERNIE, kv_heads=4, bias="use_bias", mlp_bias="use_bias", tied=True, vocab_size=103424, intermediate_size=12288,
+        experts=Experts(
+            "moe_num_experts", layers="interval", shared=True, corrects=True, shared_bias="use_bias"
+        ),
+        head_bias="use_bias",
+        defaults={
+            "moe_num_experts": 64, "moe_k": 6, "moe_num_shared_experts": 2, "moe_intermediate_size": 1536,
+            "moe_layer_start_index": 1, "moe_layer_interval": 1,
+        },
+        gguf="ernie4_5-moe",
+    ),
     "ernie4_5_vl_moe_text": row(_ERNIE, kv_heads=4),
     "gpt_neox": row(
         _MULTI_HEAD, norm_bias=True, mlp="plain", mlp_bias=True, mlp_names=_4H,
@@ -459,7 +477,10 @@ DECODERS: dict[str, dict[str, Any]] = {
     "hunyuan_vl_text": row(_HUNYUAN, gguf="hunyuan_vl"),
     "hy_v3": row(kv_heads=8, head_dim=128, gguf="hy_v3"),
     "hyperclovax": row(),
-    "internlm3": row(kv_heads=2, head_dim=128),
+    "internlm3": row(
+        kv_heads=2, head_dim=128, qkv_bias="qkv_bias", output_bias="bias", mlp_bias="bias", vocab_size=128512,
+        intermediate_size=10240,
+    ),
     "iquestcoder": row(kv_heads=8, head_dim=128),
     "jais2": row(gguf="jais2"),
     "molmo2_text": row(kv_heads=8, head_dim=128),

@@ -113,6 +113,9 @@ def _deepseek_ocr2(vision: ConfigReader, text: int, outer: ConfigReader) -> Coun
 
 
 RULES: Mapping[str, Rule] = {
-    "deepseek_ocr2": _deepseek_ocr2, "deepseek_vl_v2": _deepseek_ocr, "deepseek_vl_hybrid": _deepseek_vl_hybrid, "got_ocr2": _got_ocr2,
-    "pp_chart2table": _got_ocr2, "unlimited_ocr": _unlimited_ocr,
-}  # fmt: skip
+    "deepseek_ocr2": _deepseek_ocr2,
+    "deepseek_vl_hybrid": _deepseek_vl_hybrid,
+    "deepseek_vl_v2": _deepseek_ocr,
+    **dict.fromkeys(("got_ocr2", "pp_chart2table"), _got_ocr2),
+    "unlimited_ocr": _unlimited_ocr,
+}
