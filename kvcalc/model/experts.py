@@ -17,9 +17,9 @@ class Experts:
     `layers` is `all`, `step` (by decoder_sparse_step and mlp_only_layers), `first_dense` (all layers after the first
     first_k_dense_replace), `listed` (the same, unless mlp_layer_types lists them) or `interval` (every
     moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index). `shared`: each layer also has
-    n_shared_experts experts that every token reads. `gated_shared`: each layer also has one expert of
-    shared_expert_intermediate_size, with a gate. `corrects`: each layer adds a number per expert to the scores. `shared_bias` is the key
-    for biases in the shared experts.
+    n_shared_experts experts that every token reads; `shared_bias` is the key for their biases. `gated_shared`: each
+    layer also has one expert of shared_expert_intermediate_size, with a gate. `corrects`: each layer adds a number per
+    expert to the scores.
     """
 
     def __init__(

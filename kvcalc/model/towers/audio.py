@@ -16,9 +16,9 @@ def rule_of(outer: str, kind: str) -> Rule | None:
     """The rule of an audio tower of type `kind` in a model of type `outer`, or None if it is not known."""
     found = _BY_TOWER.get(kind)
     if found is None:
-        from kvcalc.model.towers.conformers import RULES
+        from kvcalc.model.towers import conformers, rare
 
-        found = RULES.get(kind)
+        found = conformers.RULES.get(kind) or rare.AUDIO.get(kind)
     return found
 
 

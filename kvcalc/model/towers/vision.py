@@ -14,7 +14,7 @@ from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, pa
 from kvcalc.model.towers.bodies import body, body_width, patches_3d, siglip
 
 # Modules with rules by the type of the model, imported only if no rule of this module applies.
-_MORE = ("projected", "merging", "queried", "sam", "named")
+_MORE = ("projected", "merging", "queried", "sam", "named", "rare")
 
 
 def rule_of(outer: str, kind: str) -> Rule | None:
