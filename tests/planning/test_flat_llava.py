@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.model.towers.images import image_tokens
 from tests.documents import estimate, texts
 
 CLIP = {
@@ -45,6 +46,10 @@ def test_a_flat_config_of_another_size_says_which_engine_counts_its_weights() ->
     assert weights["parameters"] is None
     assert "--engine transformers counts" in weights["reason"]
     assert estimate(model, engine="transformers")["weights"]["parameters"] == 6_738_415_616
+
+
+def test_the_tokens_of_an_image_are_those_of_the_tower_that_is_named() -> None:
+    assert image_tokens(kvcalc.read_config({"model_type": "llava", **FLAT}, "own", "test"), 1920, 1080) == 576
 
 
 def test_llava_1_5_13b_is_the_whole_checkpoint() -> None:

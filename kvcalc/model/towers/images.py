@@ -28,6 +28,10 @@ def image_rule(spec: ModelSpec) -> ImageRule | None:
     if isinstance(thinker, Mapping):
         config = thinker
     vision = config.get("vision_config")
+    if vision is None and outer == "llava":
+        from kvcalc.model.towers.named import REPOSITORIES
+
+        vision = REPOSITORIES.get(str(config.get("mm_vision_tower")))
     if not isinstance(vision, Mapping):
         return None
     make = _BY_MODEL.get(outer) or _BY_TOWER.get(str(vision.get("model_type") or outer))
