@@ -16,9 +16,10 @@ def rule_of(outer: str, kind: str) -> Rule | None:
     """The rule of an audio tower of type `kind` in a model of type `outer`, or None if it is not known."""
     found = _BY_TOWER.get(kind)
     if found is None:
-        from kvcalc.model.towers import conformers, rare
+        from kvcalc.model.towers.conformers import RULES
+        from kvcalc.model.towers.rare import AUDIO
 
-        found = conformers.RULES.get(kind) or rare.AUDIO.get(kind)
+        found = RULES.get(kind) or AUDIO.get(kind)
     return found
 
 

@@ -36,9 +36,10 @@ def image_rule(spec: ModelSpec) -> ImageRule | None:
         return None
     make = _BY_MODEL.get(outer) or _BY_TOWER.get(str(vision.get("model_type") or outer))
     if make is None:
-        from kvcalc.model.towers import grids, tiles
+        from kvcalc.model.towers.grids import BY_MODEL as GRIDS
+        from kvcalc.model.towers.tiles import BY_MODEL as TILES
 
-        make = tiles.BY_MODEL.get(outer) or grids.BY_MODEL.get(outer)
+        make = TILES.get(outer) or GRIDS.get(outer)
     if make is None:
         return None
     try:
