@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.tensors import Weight, experts, gated_mlp, linear, router
+from kvcalc.model.tensors import Weight, experts, gated_mlp, linear, other, router
 
 # All keys for the number of experts. Source: attribute_map of the configuration classes, Transformers 5.23.0.
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -14,9 +14,12 @@ _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 class Experts:
     """The experts of a family: the keys for their sizes, the names of their weights, and which layers have experts.
 
-    `layers` is `all`, `step` (by decoder_sparse_step and mlp_only_layers) or `first_dense` (all layers after the first
-    first_k_dense_replace). `shared`: each layer also has n_shared_experts experts that every token reads.
-    `gated_shared`: each layer also has one expert of shared_expert_intermediate_size, with a gate.
+    `layers` is `all`, `step` (by decoder_sparse_step and mlp_only_layers), `first_dense` (all layers after the first
+    first_k_dense_replace), `listed` (the same, unless mlp_layer_types lists them) or `interval` (every
+    moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index). `shared`: each layer also has
+    n_shared_experts experts that every token reads; `shared_bias` is the key for their biases. `gated_shared`: each
+    layer also has one expert of shared_expert_intermediate_size, with a gate. `corrects`: each layer adds a number per
+    expert to the scores.
     """
 
     def __init__(
@@ -30,11 +33,14 @@ class Experts:
         layers: str = "all",
         shared: bool = False,
         gated_shared: bool = False,
+        corrects: bool = False,
+        shared_bias: str = "",
     ) -> None:
         self.number, self.inner = number, inner
         self.prefix, self.router, self.names = prefix, router, names
         self.bias, self.layers = bias, layers
-        self.shared, self.gated_shared = shared, gated_shared
+        self.shared, self.gated_shared, self.corrects = shared, gated_shared, corrects
+        self.shared_bias = shared_bias
 
 
 def with_defaults(config: ConfigReader, defaults: Mapping[str, object]) -> ConfigReader:
@@ -49,8 +55,14 @@ def with_defaults(config: ConfigReader, defaults: Mapping[str, object]) -> Confi
 
 def sparse_layers(config: ConfigReader, rule: Experts, num_layers: int) -> Collection[int]:
     """Return the numbers of the layers that have experts, by the keys of `rule`."""
-    if rule.layers == "first_dense":
-        return range(min(config.integer("first_k_dense_replace", least=0), num_layers), num_layers)
+    if rule.layers in ("first_dense", "listed"):
+        after = range(min(config.integer("first_k_dense_replace", least=0), num_layers), num_layers)
+        return listed_sparse_layers(config, num_layers, after) if rule.layers == "listed" else after
+    if rule.layers == "interval":
+        step, first = config.integer("moe_layer_interval"), config.integer("moe_layer_start_index", least=0)
+        last = config.optional_integer("moe_layer_end_index", least=-1)
+        stop = num_layers if last is None or last < 0 else min(last + 1, num_layers)
+        return [number for number in range(first, stop) if (number + 1) % step == 0]
     if rule.layers == "step":
         step = config.optional_integer("decoder_sparse_step", least=1) or 1
         dense = frozenset(number for number in config.items("mlp_only_layers") if type(number) is int)
@@ -75,7 +87,7 @@ def choose(
 def moe(config: ConfigReader, rule: Experts, width: int) -> tuple[Weight, ...]:
     """Return the router, the experts and (if the family has them) the shared experts of one layer."""
     count, inner = config.integer(rule.number, *_EXPERT_KEYS), config.integer(rule.inner)
-    read = config.integer("num_experts_per_tok")
+    read = config.integer("num_experts_per_tok", "moe_topk", "moe_k")
     if read > count:
         raise config.error(f"num_experts_per_tok {read} is more than {rule.number} {count}")
     one = f"{rule.prefix}.experts.0"
@@ -86,9 +98,12 @@ def moe(config: ConfigReader, rule: Experts, width: int) -> tuple[Weight, ...]:
         linear(f"{one}.{down}", inner, width, rule.bias),
     )
     found = (router(f"{rule.prefix}.{rule.router}", width, count, rule.bias), *experts(matrices, count, read))
+    if rule.corrects:
+        found += (other(f"{rule.prefix}.{rule.router}.e_score_correction_bias", count),)
     if rule.shared:
-        shared = config.integer("n_shared_experts", least=0)
-        found += gated_mlp(f"{rule.prefix}.shared_experts", width, inner * shared) if shared else ()
+        shared = config.integer("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", least=0)
+        bias = bool(rule.shared_bias) and config.boolean(rule.shared_bias, default=False)
+        found += gated_mlp(f"{rule.prefix}.shared_experts", width, inner * shared, bias) if shared else ()
     if rule.gated_shared:
         wide = config.integer("shared_expert_intermediate_size")
         found += gated_mlp(f"{rule.prefix}.shared_expert", width, wide)

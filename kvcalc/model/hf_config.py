@@ -85,7 +85,9 @@ REMOTE_FAMILIES: dict[str, str] = {
     "deci": "nas",
     "deepseek_ref": "deepseek_v4",
     "mimo_v2": "mimo",
+    "minimax_m1": "minimax",
     "minimax_m3": "minimax_m3",
+    "minimax_text_01": "minimax",
     "nemotron-nas": "nas",
     "openelm": "openelm",
     "plamo3": "plamo3",
@@ -211,10 +213,11 @@ def _read_any(config: Mapping[str, object], name: str, source: str, strict: bool
     if whole is not None:
         spec = with_transformers_reading(spec, read_config(whole, name, source))
         spec = spec._replace(with_its_classes=_WITH_CLASSES)
-        if spec.as_transformers is None or spec.around is None:
+        if spec.as_transformers is None:
             return spec
         # What reads such a config decides which model it is, so nothing can confirm the weights.
-        reason = f"the weights of a flat {outer} config are not counted: Transformers builds another model from it"
+        reason = f"the weights of a flat {outer} config are not counted: Transformers builds another model from it, "
+        reason += "which --engine transformers counts"
         return spec._replace(around=None, weights_reason=reason)
     return spec._replace(in_transformers=False) if is_remote(model_type) or outer in REMOTE_WRAPPERS else spec
 

@@ -135,7 +135,7 @@ _FIRST_HAND = (
     _Names("meta-llama/Meta-Llama-3-{}-Instruct", "llama-3-{}", "8B 70B", "Instruct"),
     _Names("meta-llama/Meta-Llama-3.1-{}-Instruct", "llama-3.1-{}", "405B", "Instruct"),
     # The preset has the vocabulary of the 7B and 13B models. 34B has no infilling tokens.
-    _Names("codellama/CodeLlama-34b-Instruct-hf", "codellama-34b", aside="Instruct", changes={"vocab_size": 32000}),
+    _Names("codellama/CodeLlama-34b-Instruct-hf", "codellama-34b", aside="Instruct"),
     _Names("mistralai/Mistral-7B-Instruct-v0.1", "mistral-7b-v0.1", aside="Instruct"),
     _Names("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3", aside="Instruct"),
     _Names("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b", aside="Instruct"),

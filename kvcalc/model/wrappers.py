@@ -24,6 +24,10 @@ _INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embedding
 _TIED_OUTSIDE = ("qwen3_vl", "qwen3_vl_moe")
 
 
+# Types under which language models were published first. Source: Exaone4_5Config, Transformers 5.23.0.
+_RENAMED = {"exaone4_5_text": "exaone4"}
+
+
 class Wrapper(NamedTuple):
     """A model around a language model.
 
@@ -84,16 +88,32 @@ _TRANSFORMERS: dict[str, Wrapper] = {
 
 # Published with their own code. Sources: moonshotai/Kimi-K3, moonshotai/Kimi-VL-A3B-Instruct, microsoft/maira-2,
 # OpenGVLab/InternVL2-8B, deepseek-ai/deepseek-vl2, deepseek-ai/Janus-Pro-7B, nvidia/NVLM-D-72B and
-# h2oai/h2ovl-mississippi-2b; Step3VLConfig and Step5VLConfig of vLLM 0.33.0.
+# h2oai/h2ovl-mississippi-2b; Step3VLConfig and Step5VLConfig of vLLM 0.33.0; and the classes of vLLM 0.33.0 for the
+# others (for example dots_ocr.py and keye.py in model_executor/models, which begin their language models as Qwen2 and
+# Qwen3). MiniCPM-V and MiniCPM-o are flat, and their version decides (`_minicpm`).
 REMOTE_WRAPPERS: dict[str, Wrapper] = {
+    "Keye": Wrapper("qwen3"),
+    "Llama_Nemotron_Nano_VL": Wrapper("llama", ("llm_config",)),
     "NVLM_D": Wrapper(None, ("llm_config",)),
+    "NemotronH_Nano_Omni_Reasoning_V3": Wrapper("nemotron_h", ("llm_config",)),
+    "NemotronH_Nano_VL_V2": Wrapper("nemotron_h", ("llm_config",)),
     "deepseek_vl_v2": Wrapper("deepseek_v2", ("language_config",)),
+    "dots_ocr": Wrapper("qwen2"),
     "h2ovl_chat": Wrapper(None, ("llm_config",)),
+    "interns1": Wrapper(None),
     "internvl_chat": Wrapper(None, ("llm_config",)),
+    "kimi_audio": Wrapper("qwen2"),
     "kimi_k3": Wrapper("kimi_linear"),
     "kimi_vl": Wrapper("deepseek_v3"),
     "maira2": Wrapper(None),
+    "minicpmo": Wrapper("qwen2"),
+    "minicpmv": Wrapper("llama"),
     "multi_modality": Wrapper("llama", ("language_config",)),
+    "opencua": Wrapper(None),
+    "openvla": Wrapper("llama"),
+    "ovis": Wrapper(None, ("llm_config",)),
+    "ovis2_5": Wrapper(None, ("llm_config",)),
+    "skywork_chat": Wrapper(None, ("llm_config",)),
     "step3_vl": Wrapper("step3_text"),
     "step5_vl": Wrapper("step5"),
 }
@@ -131,12 +151,27 @@ def is_flat(config: Mapping[str, object], outer: str) -> bool:
     )  # fmt: skip
 
 
+# The language models of MiniCPM-V and MiniCPM-o by version. Source: _SUPPORT_VERSION of minicpmv.py and of minicpmo.py,
+# model_executor/models, vLLM 0.33.0; without a version, get_version_by_config.
+_MINICPM = {"2.0": "minicpm", "2.5": "llama", "2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}
+
+
+def _minicpm(config: Mapping[str, object], name: str) -> str:
+    """The type of the language model in a flat config of MiniCPM-V or MiniCPM-o."""
+    oldest = "2.0" if (config.get("hidden_size"), config.get("query_num")) == (2304, 64) else "2.5"
+    version = config.get("version", oldest)
+    found = _MINICPM.get(str(version))
+    if found is None:
+        raise ModelError(f"{name}: version {str(version)[:40]!r} of MiniCPM-V is not known", ", ".join(_MINICPM))
+    return found
+
+
 def without_flat_keys(config: Mapping[str, object], outer: str) -> Mapping[str, object] | None:
     """Return the wrapper that Transformers' class makes of a flat config; None if that reads the keys, too.
 
     Most classes take a missing inner config as the defaults of its class, and ignore the other keys.
     """
-    if not is_flat(config, outer) or outer in _FLAT:
+    if not is_flat(config, outer) or outer in _FLAT or outer in REMOTE_WRAPPERS:
         return None
     wrapper = WRAPPERS[outer]
     inner: Mapping[str, object] = {}
@@ -160,7 +195,8 @@ def language_model(
     if config.get(wrapper.keys[0]) is None and reads_outer:
         return config, outer
     if is_flat(config, outer):
-        return {**config, "model_type": wrapper.inner}, str(wrapper.inner)
+        chosen = _minicpm(config, name) if outer in ("minicpmo", "minicpmv") else str(wrapper.inner)
+        return {**config, "model_type": chosen}, chosen
     found = config
     own: Mapping[str, object] = {}
     for key in wrapper.keys:
@@ -173,6 +209,7 @@ def language_model(
         found = {**{inherited: found[inherited] for inherited in _INHERITED if inherited in found}, **inner}
     stated = found.get("model_type")
     model_type = wrapper.inner if wrapper.forced or stated in (None, "", outer) else stated
+    model_type = _RENAMED.get(str(model_type), model_type)
     if not isinstance(model_type, str):
         raise ModelError(f"{name}: {wrapper.keys[-1]}.model_type is missing or not a string")
     sizes = INNER_SIZES.get(model_type)

@@ -75,6 +75,7 @@ def test_a_folder_is_compared(script: ModuleType, tmp_path: Path, capsys: pytest
         ("minimax-m2.5", 3),
         ("minimax-m2.7", 3),
         ("minimax-m3", 1),
+        ("qwen3-next-80b-a3b", 1),  # by the family: the published config does not state it
     ],
 )
 def test_presets_know_the_layers_that_draft(name: str, layers: int) -> None:

@@ -29,6 +29,35 @@ def test_the_language_model_and_its_towers_are_the_whole_checkpoint(name: str) -
     assert count_parameters(weights).total + tower_parameters(model) == PUBLISHED[name]
 
 
+def test_gemma_3n_and_its_towers_are_the_whole_checkpoint() -> None:
+    """MobileNet V5 is known by its name. The checkpoint also has K and V projections of the 15 layers that share."""
+    model = kvcalc.load_model("gemma-3n-e4b")
+    weights = weights_of(model)
+    assert weights is not None
+    unused = 15 * (2 * 2048 * 512 + 256)
+    assert count_parameters(weights).total + tower_parameters(model) + unused == 7_849_978_192
+
+
+def test_deepseek_ocr_and_its_tower_are_the_whole_checkpoint() -> None:
+    """Its config is that of DeepSeek-VL2, with DeepSeek-V2's experts and plain attention."""
+    language = {
+        "hidden_size": 1280, "intermediate_size": 6848, "moe_intermediate_size": 896, "num_hidden_layers": 12,
+        "num_attention_heads": 10, "num_key_value_heads": 10, "n_routed_experts": 64, "n_shared_experts": 2,
+        "num_experts_per_tok": 6, "first_k_dense_replace": 1, "kv_lora_rank": None, "q_lora_rank": None,
+        "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0, "use_mla": False, "vocab_size": 129280,
+    }  # fmt: skip
+    config = {
+        "model_type": "deepseek_vl_v2", "language_config": language,
+        "vision_config": {"model_type": "vision", "model_name": "deeplip_b_l", "image_size": 1024},
+    }  # fmt: skip
+    model = kvcalc.read_config(config, "own", "test")
+    weights = weights_of(model)
+    assert weights is not None
+    assert count_parameters(weights).total + tower_parameters(model) == 3_336_106_240
+    # 12 layers x 2 x 10 heads x 128 x 2 bytes.
+    assert kvcalc.estimate(model, context_tokens=1, dtype="bf16")["kv_cache"]["total_bytes"] == 61_440
+
+
 def test_a_text_model_has_no_tower() -> None:
     assert towers_of(kvcalc.load_model("llama-3.1-8b")) == ()
     assert tower_parameters(kvcalc.load_model("gemma-3-1b")) == 0
@@ -46,7 +75,11 @@ def test_both_towers_are_named() -> None:
     [
         ({"vision_config": {"model_type": "dinov9"}}, "dinov9"),
         ({"vision_config": {"model_type": "qwen3_vl", "depth": "27"}}, "depth is '27'"),
-        ({"mm_vision_tower": "openai/clip-vit-large-patch14-336"}, "without its dimensions"),
+        ({"mm_vision_tower": "own/tower"}, "without its dimensions"),
+        (
+            {"model_type": "gemma3n_text", "num_kv_shared_layers": 0, "vision_config": {"architecture": "resnet50"}},
+            "resnet50",
+        ),
         ({"audio_config": {"model_type": "unheard"}}, "unheard"),
     ],
 )

@@ -37,6 +37,7 @@ def parameters(model_type: str, **config: Any) -> int:
     [
         ("llama-7b", 6_738_415_616, 6_607_343_616, 131_072_000),
         ("llama-2-70b", 68_976_648_192, 68_714_504_192, 262_144_000),
+        ("codellama-34b", 33_743_970_304, 33_481_826_304, 262_144_000),
         ("llama-3-8b", 8_030_261_248, 7_504_924_672, 525_336_576),
         ("llama-3-70b", 70_553_706_496, 69_503_033_344, 1_050_673_152),
         ("mistral-7b-v0.1", 7_241_732_096, 7_110_660_096, 131_072_000),
@@ -104,8 +105,24 @@ def test_qwen3_vl_is_tied_where_the_outer_config_says_so() -> None:
     assert totals[0] - totals[1] == 64 * 32
 
 
+def test_published_sizes_of_models_that_are_no_presets() -> None:
+    minimax = {
+        "attn_type_list": ([0] * 7 + [1]) * 10, "head_dim": 128, "hidden_size": 6144, "intermediate_size": 9216,
+        "num_attention_heads": 64, "num_experts_per_tok": 2, "num_hidden_layers": 80, "num_key_value_heads": 8,
+        "num_local_experts": 32, "shared_intermediate_size": 0, "vocab_size": 200064,
+    }  # fmt: skip
+    assert parameters("minimax_text_01", **minimax) == 456_089_655_296
+    ernie = {
+        "hidden_size": 2560, "intermediate_size": 12288, "num_attention_heads": 20, "num_hidden_layers": 28,
+        "num_key_value_heads": 4, "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_k": 6,
+        "moe_intermediate_size": 1536, "moe_layer_start_index": 1, "moe_layer_end_index": 28, "moe_layer_interval": 1,
+        "tie_word_embeddings": True, "use_bias": False, "vocab_size": 103424,
+    }  # fmt: skip
+    assert parameters("ernie4_5_moe", **ernie) == 21_825_437_888
+
+
 def test_a_family_that_is_not_counted_gives_no_number() -> None:
-    for model_type in ("generic", "internlm3", "glm4v_moe_text"):
+    for model_type in ("generic", "jais2", "flex_olmo"):
         spec = kvcalc.read_config({"model_type": model_type, **LLAMA}, model_type, "test")
         assert weights_of(spec) is None
         assert spec.weights_reason == f"the weights of model_type {model_type} are not counted"
@@ -121,7 +138,7 @@ def test_a_family_that_is_not_counted_gives_no_number() -> None:
         ("mixtral", {"num_local_experts": 2, "num_experts": 4}, "num_experts"),
         ("llama4_text", {"moe_layers": [6]}, "moe_layers"),
         ("gemma3n_text", {"intermediate_size": [48], "num_kv_shared_layers": 0}, "intermediate_size"),
-        ("llava", {"num_hidden_layers": 2}, "LLaVA's flat config"),
+        ("llava", {"num_hidden_layers": 2}, "flat llava config"),
     ],
 )
 def test_what_is_damaged_is_refused(model_type: str, config: dict[str, Any], message: str) -> None:

@@ -127,6 +127,38 @@ def test_other_flat_configs_are_the_language_model_which_transformers_ignores() 
     assert any("does not read all keys" in note["text"] for note in answer["warnings"])
 
 
+@pytest.mark.parametrize(
+    ("outer", "more", "inner"),
+    [
+        ("minicpmv", {"version": 2.6}, "qwen2"),
+        ("minicpmv", {"version": "4.5"}, "qwen3"),
+        ("minicpmv", {"query_num": 96}, "llama"),
+        ("minicpmo", {"version": "2.6"}, "qwen2"),
+        ("dots_ocr", {}, "qwen2"),
+        ("Keye", {}, "qwen3"),
+    ],
+)
+def test_flat_configs_with_their_own_code_are_their_language_model(
+    outer: str, more: dict[str, object], inner: str
+) -> None:
+    spec = read_config({"model_type": outer, **SMALL, **more}, "x", "x")
+    alone = read_config({"model_type": inner, **SMALL}, "x", "x")
+    assert (spec.model_type, spec.layers, spec.around) == (inner, alone.layers, alone.around)
+    assert not spec.in_transformers
+    assert spec.as_transformers is None
+
+
+def test_a_type_of_the_first_release_is_the_present_one() -> None:
+    assert (
+        read_config(wrapped("exaone4_5", {**SMALL, "model_type": "exaone4_5_text"}), "x", "x").model_type == "exaone4"
+    )
+
+
+def test_an_unknown_version_of_minicpm_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"version '3\.0'"):
+        read_config({"model_type": "minicpmv", **SMALL, "version": "3.0"}, "x", "x")
+
+
 @pytest.mark.parametrize("outer", ["llama4", "gemma3n"])
 def test_an_inner_config_may_repeat_the_type_of_the_wrapper(outer: str) -> None:
     inner = {**SMALL, **OWN.get(str(WRAPPERS[outer].inner), {}), "model_type": outer}

@@ -17,6 +17,7 @@ from kvcalc.model.hf_config import FAMILIES
 from kvcalc.model.spec import ModelSpec, weights_of
 from tests.oracle.test_hybrids import BARE, KDA, MAMBA2, SEQUENCES, SPARSE, T5, V4
 from tests.oracle.test_hybrids import CASES as HYBRIDS
+from tests.oracle.test_towers import CASES as TOWERS
 from tests.oracle.test_transformers import CASES, DELTA, GQA, INDEXED, MLA, MOE, SMALL, WINDOW
 
 pytest.importorskip("transformers", reason="the oracle tests need the extra `oracle`")
@@ -146,6 +147,16 @@ WEIGHT_CASES: list[tuple[str, dict[str, Any]]] = [
     ("cwm", {**GQA, **WINDOW}),
     ("solar_open", {**GQA, **ROUTED, **BIAS}),
     ("nemotron", {**KV, **BIAS, "mlp_bias": True}),
+    ("exaone_moe", {**GQA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+                    "num_shared_experts": 2, "first_k_dense_replace": 2}),
+    ("exaone_moe", {**GQA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+                    "mlp_layer_types": ["dense", "sparse"] * 3}),
+    ("ernie4_5_moe", {**GQA, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8, "moe_layer_interval": 2,
+                      "moe_layer_end_index": 4, "moe_num_shared_experts": 1, "use_bias": True}),
+    ("ernie4_5_moe", {**GQA, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 0, **UNTIED}),
+    ("internlm3", GQA),
+    ("persimmon", {**SMALL, "qk_layernorm": False}),
+    ("persimmon", SMALL),
     ("opt", OPT),
     ("opt", {**OPT, "word_embed_proj_dim": 16, "enable_bias": False, "_remove_final_layer_norm": True}),
     ("opt", {**OPT, "layer_norm_elementwise_affine": False, "do_layer_norm_before": False}),
@@ -270,6 +281,9 @@ NOT_COUNTED = set(
 
 def test_every_counted_family_is_compared() -> None:
     compared = {model_type for model_type, _ in ALL} | {case[0] for case in TEXT_MODELS}
+    compared |= {config.get("text_config", {}).get("model_type", outer) for outer, config in TOWERS}
     counted = {model_type for model_type, facts in DECODERS.items() if facts.get("vocab_size")} | set(FAMILIES)
-    # These are read as another type that is compared: DeepSeek-V3, LLaMA, Qwen2.
-    assert counted - compared - NOT_COUNTED == {"kimi_k2", "llava", "mimo"}
+    # These are read as another type that is compared: DeepSeek-V3, LLaMA, Phi-3, Qwen2.
+    assert counted - compared - NOT_COUNTED == {
+        "kimi_k2", "llava", "llava_llama", "llava_mistral", "llava_qwen", "mimo", "phi3_v", "phi4", "phi4mm"
+    }  # fmt: skip

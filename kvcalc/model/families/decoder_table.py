@@ -180,6 +180,19 @@ _GLM = row(
     qkv_bias="attention_bias", output_bias=False, kv_heads=2, head_dim=128, mlp="fused",
     vocab_size=151552, intermediate_size=13696, defaults={"attention_bias": True},
 )  # fmt: skip
+_GLM4_NORMS = ("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm")
+_GLM4_MOE = row(
+    kv_heads=8, floors_head_dim=True, qkv_bias="attention_bias", output_bias=False, vocab_size=151552,
+    intermediate_size=10944, experts=Experts("n_routed_experts", layers="first_dense", shared=True),
+    defaults={
+        "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408,
+        "n_shared_experts": 1, "first_k_dense_replace": 1,
+    },
+)  # fmt: skip
+_PHI3 = row(
+    slides=_ALL, bias=False, mlp="fused", attention_names={"fused": "qkv_proj"}, vocab_size=32064,
+    intermediate_size=8192,
+)  # fmt: skip
 _ERNIE = row(own_keys=("compression_ratio",))  # in ERNIE it scales the rotary positions
 _EXAONE = row(
     slides=pattern.full_every(4, "sliding_window_pattern"), has_layer_types=True, kv_heads=32, window=4096,
@@ -261,11 +274,8 @@ DECODERS: dict[str, dict[str, Any]] = {
         attention_names={"output": "dense", "qk_norms": ("q_layernorm", "k_layernorm")}, head_bias=True,
         vocab_size=51200, intermediate_size=8192, gguf="phi2",
     ),
-    "phi3": row(
-        slides=_ALL, bias=False, mlp="fused", attention_names={"fused": "qkv_proj"}, vocab_size=32064,
-        intermediate_size=8192,
-    ),
-    "phi4_multimodal": row(slides=_ALL, kv_heads=8),
+    "phi3": _PHI3,
+    "phi4_multimodal": row(_PHI3, kv_heads=8, vocab_size=200064),
     "phimoe": row(
         slides=_ALL, kv_heads=8, norm_bias=True, head_bias="lm_head_bias", vocab_size=32064, intermediate_size=6400,
         experts=Experts(inner="intermediate_size", prefix="block_sparse_moe", names=_W),
@@ -300,7 +310,10 @@ DECODERS: dict[str, dict[str, Any]] = {
         _QWEN3_MOE, kv_heads=16, intermediate_size=5632,
         defaults={"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}, gguf="qwen3vlmoe",
     ),
-    "cosmos3_edge_text": row(kv_heads=8, head_dim=128),
+    "cosmos3_edge_text": row(
+        kv_heads=8, head_dim=128, mlp="plain", mlp_bias="mlp_bias", mlp_names=("mlp.fc1", "mlp.fc2"), vocab_size=131072,
+        intermediate_size=9216,
+    ),
     "gemma": row(_GEMMA, kv_heads=16, gguf="gemma"),
     "gemma2": _GEMMA2,
     # Gemma 3 4B's published config leaves out even the number of heads.
@@ -341,22 +354,17 @@ DECODERS: dict[str, dict[str, Any]] = {
     ),
     "glm": _GLM,
     "glm4": row(
-        _GLM, norms=("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"),
-        gguf="glm4",
+        _GLM, norms=_GLM4_NORMS, gguf="glm4"
     ),
-    "glm4v_text": row(kv_heads=2, qkv_bias=True),
-    "glm4_moe": row(
-        kv_heads=8, floors_head_dim=True, qkv_bias="attention_bias", output_bias=False, qk_norm="head",
-        qk_norm_key="use_qk_norm", vocab_size=151552, intermediate_size=10944,
-        experts=Experts("n_routed_experts", layers="first_dense", shared=True),
-        defaults={
-            "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408,
-            "n_shared_experts": 1, "first_k_dense_replace": 1,
-        },
-        gguf="glm4moe",
+    "glm4v_text": row(
+        kv_heads=2, qkv_bias=True, output_bias=False, mlp="fused", norms=_GLM4_NORMS, vocab_size=151552,
+        intermediate_size=13696,
     ),
-    "glm4v_moe_text": row(kv_heads=8, floors_head_dim=True),
-    "glm_ocr_text": row(kv_heads=8),
+    "glm4_moe": row(_GLM4_MOE, qk_norm="head", qk_norm_key="use_qk_norm", gguf="glm4moe"),
+    "glm4v_moe_text": row(_GLM4_MOE, vocab_size=151424, defaults={"attention_bias": True}),
+    "glm_ocr_text": row(
+        kv_heads=8, bias=False, mlp="fused", norms=_GLM4_NORMS, vocab_size=59392, intermediate_size=4096
+    ),
     "granite": row(_LLAMA, gguf="granite"),
     "granitemoe": row(
         vocab_size=32000, intermediate_size=11008,
@@ -364,15 +372,22 @@ DECODERS: dict[str, dict[str, Any]] = {
         defaults={"num_local_experts": 8, "num_experts_per_tok": 2}, gguf="granitemoe",
     ),
     "granitemoeshared": row(),
-    "granite4_vision_text": row(),
-    "granite_docling_text": row(kv_heads=4),
+    "granite4_vision_text": _LLAMA,
+    "granite_docling_text": row(_LLAMA, kv_heads=4, tied=True, vocab_size=133800, intermediate_size=2048),
     "granite_swa": row(slides=pattern.full_first_of(4), has_layer_types=True, kv_heads=4, window=128),
     "granitemoe_swa": row(slides=pattern.full_first_of(4), has_layer_types=True, window=128),
     "exaone4": row(
         _EXAONE, bias=False, norms=("post_attention_layernorm", "post_feedforward_layernorm"), qk_norm="head",
         vocab_size=102400, intermediate_size=16384,
     ),
-    "exaone_moe": _EXAONE,
+    "exaone_moe": row(
+        _EXAONE, bias=False, qk_norm="head", vocab_size=102400, intermediate_size=16384,
+        experts=Experts("num_experts", layers="listed", shared=True),
+        defaults={
+            "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "num_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
     "smollm3": row(
         _LLAMA, slides=pattern.without_rope, has_layer_types=True, kv_heads=4, vocab_size=128256, tied=True,
         defaults={"no_rope_layer_interval": 4}, own_keys=("use_sliding_window", "max_window_layers"), gguf="smollm3",
@@ -402,7 +417,11 @@ DECODERS: dict[str, dict[str, Any]] = {
         slides=pattern.full_last_of(4), has_layer_types=True, kv_heads=2, head_dim=128, window=2048
     ),
     "muse_spark_text": row(slides=pattern.full_last_of(4), has_layer_types=True, kv_heads=16, head_dim=64, window=2048),
-    "aria_text": row(),
+    "aria_text": row(
+        mlp_bias="mlp_bias", vocab_size=32000, intermediate_size=4096,
+        experts=Experts("moe_num_experts", "intermediate_size", router="router", shared=True),
+        defaults={"moe_num_experts": 8, "moe_topk": 2, "moe_num_shared_experts": 2},
+    ),
     "arcee": row(_LLAMA, intermediate_size=18432, mlp="plain", gguf="arcee"),
     "apertus": row(
         norms=("attention_layernorm", "feedforward_layernorm"), qk_norm="head", mlp="xielu", vocab_size=131072,
@@ -426,7 +445,18 @@ DECODERS: dict[str, dict[str, Any]] = {
         _ERNIE, kv_heads=2, head_dim=128, bias="use_bias", mlp_bias="use_bias", tied=True, vocab_size=103424,
         intermediate_size=3072, gguf="ernie4_5",
     ),
-    "ernie4_5_moe": row(_ERNIE, kv_heads=4, gguf="ernie4_5-moe"),
+    "ernie4_5_moe": row(
+        _ERNIE, kv_heads=4, bias="use_bias", mlp_bias="use_bias", tied=True, vocab_size=103424, intermediate_size=12288,
+        experts=Experts(
+            "moe_num_experts", layers="interval", shared=True, corrects=True, shared_bias="use_bias"
+        ),
+        head_bias="use_bias",
+        defaults={
+            "moe_num_experts": 64, "moe_k": 6, "moe_num_shared_experts": 2, "moe_intermediate_size": 1536,
+            "moe_layer_start_index": 1, "moe_layer_interval": 1,
+        },
+        gguf="ernie4_5-moe",
+    ),
     "ernie4_5_vl_moe_text": row(_ERNIE, kv_heads=4),
     "gpt_neox": row(
         _MULTI_HEAD, norm_bias=True, mlp="plain", mlp_bias=True, mlp_names=_4H,
@@ -447,7 +477,10 @@ DECODERS: dict[str, dict[str, Any]] = {
     "hunyuan_vl_text": row(_HUNYUAN, gguf="hunyuan_vl"),
     "hy_v3": row(kv_heads=8, head_dim=128, gguf="hy_v3"),
     "hyperclovax": row(),
-    "internlm3": row(kv_heads=2, head_dim=128),
+    "internlm3": row(
+        kv_heads=2, head_dim=128, qkv_bias="qkv_bias", output_bias="bias", mlp_bias="bias", vocab_size=128512,
+        intermediate_size=10240,
+    ),
     "iquestcoder": row(kv_heads=8, head_dim=128),
     "jais2": row(gguf="jais2"),
     "molmo2_text": row(kv_heads=8, head_dim=128),
@@ -455,8 +488,16 @@ DECODERS: dict[str, dict[str, Any]] = {
     "nemotron": row(
         _LLAMA, vocab_size=256000, intermediate_size=24576, norm_bias=True, mlp="plain", gguf="nemotron"
     ),
-    "paddleocr_vl_text": row(kv_heads=2, head_dim=128, gguf="paddleocr"),
-    "persimmon": row(_MULTI_HEAD, defaults={"attention_bias": True}),
+    "paddleocr_vl_text": row(
+        kv_heads=2, head_dim=128, bias="use_bias", mlp_bias="use_bias", tied=True, vocab_size=103424,
+        intermediate_size=3072, gguf="paddleocr",
+    ),
+    "persimmon": row(
+        _MULTI_HEAD, bias=True, qk_norm="head_bias", qk_norm_key="qk_layernorm", mlp="plain", mlp_bias=True,
+        mlp_names=_4H, norm_bias=True, final_norms=("model.final_layernorm",), vocab_size=262144,
+        attention_names={**_FUSED, "prefix": "self_attn", "qk_norms": ("q_layernorm", "k_layernorm")},
+        intermediate_size=16384, defaults={"attention_bias": True, "qk_layernorm": True},
+    ),
     "seed_oss": row(
         kv_heads=8, head_dim=128, output_bias="attention_out_bias", mlp_bias="mlp_bias", vocab_size=155136,
         intermediate_size=27648, defaults={"attention_bias": True}, gguf="seed_oss",
@@ -523,9 +564,9 @@ DECODERS: dict[str, dict[str, Any]] = {
     ),
     # haotian-liu/LLaVA: flat configs, with the keys of the language model and of the vision tower on one level.
     "llava": row(_LLAMA, check=_check_flat_llava, is_remote=True),
-    "llava_llama": _REMOTE,
-    "llava_mistral": row(_MISTRAL, is_remote=True),
-    "llava_qwen": row(_QWEN2, vocab_size=None, is_remote=True),
+    "llava_llama": row(_LLAMA, is_remote=True),
+    "llava_mistral": row(_MISTRAL, bias=False, vocab_size=32000, intermediate_size=14336, is_remote=True),
+    "llava_qwen": row(_QWEN2, is_remote=True),
     # BAAI/AquilaChat2-7B, inclusionAI/Ling-lite and OrionStarAI/Orion-14B-Base.
     "aquila": _STATED,
     "bailing_moe": row(_STATED, gguf="bailingmoe"),
@@ -538,6 +579,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "baichuan": row(_REMOTE_MULTI_HEAD, gguf="baichuan"),
     "internlm": _REMOTE_MULTI_HEAD,
     "xverse": row(_REMOTE_MULTI_HEAD, gguf="xverse"),
+    # allenai/Molmo-7B-D-0924 (MolmoAttention, vLLM 0.33.0).
+    "molmo": _REMOTE,
     # deepseek-ai/deepseek-moe-16b-base, internlm/internlm2-7b and openbmb/MiniCPM-2B-sft-bf16.
     "deepseek": row(_REMOTE, gguf="deepseek"),
     "internlm2": row(_REMOTE, gguf="internlm2"),
@@ -553,7 +596,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "step1": row(_STATED, kv_heads_key="num_attention_groups"),
     "step3_text": row(_REMOTE, kv_heads_key="num_attention_groups", num_kv_heads=1, head_dim=256),
     # microsoft/Phi-3-vision-128k-instruct and Phi-4-multimodal-instruct; pytorch/executorch's configs of Phi-4-mini.
-    "phi3_v": row(_REMOTE, slides=_ALL),
-    "phi4": row(_REMOTE, slides=_ALL),
-    "phi4mm": row(_REMOTE, slides=_ALL),
+    "phi3_v": row(_PHI3, is_remote=True),
+    "phi4": row(_PHI3, is_remote=True, vocab_size=200064),
+    "phi4mm": row(_PHI3, is_remote=True, vocab_size=200064),
 }  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from kvcalc.errors import ModelError
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
-from kvcalc.model.families.common import decoder_body, latent_shape
+from kvcalc.model.families.common import decoder_body, grouped_shape, latent_shape
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
@@ -80,7 +80,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """
     config = with_defaults(config, _DEFAULTS.get(model_type, {}))
     if not config.boolean("use_mla", default=True):
-        raise ModelError(f"{config.name}: use_mla is false: {model_type} without its latent is not supported")
+        return _without_latent(config, model_type)
     num_layers = _num_layers(config, model_type)
     num_heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
@@ -103,6 +103,19 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         mixers = [indexed if has else shared for has in has_indexer(config, model_type, num_layers)]
     body = None if model_type in _NOT_COUNTED else lambda: _body(config, model_type, num_layers)
     return config.model(model_type, mixers, body)
+
+
+def _without_latent(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Read DeepSeek-OCR and the smallest DeepSeek-VL2: DeepSeek-V2's experts, and K and V in every layer.
+
+    The type is that of DeepSeek's first model with experts, whose attention it has. Source: DeepseekV2DecoderLayer
+    (use_mha), model_executor/models/deepseek_v2.py, vLLM 0.33.0.
+    """
+    if model_type != "deepseek_v2":
+        raise ModelError(f"{config.name}: use_mla is false: {model_type} without its latent is not supported")
+    num_layers, shape = _num_layers(config, model_type), grouped_shape(config)
+    mixers = [(Attention(shape),)] * num_layers
+    return config.model("deepseek", mixers, lambda: _body(config, model_type, num_layers), attention=shape)
 
 
 def _indexer(config: ConfigReader, shape: AttentionShape) -> Indexer:

@@ -22,7 +22,8 @@ KEYS = frozenset(
     ).split()
 )
 
-# Source: Qwen3NextConfig, Qwen3_5TextConfig and Qwen3_5MoeTextConfig, Transformers 5.23.0.
+# Source: Qwen3NextConfig, Qwen3_5TextConfig and Qwen3_5MoeTextConfig, Transformers 5.23.0. The configs of Qwen3-Next do
+# not state the one MTP layer that its checkpoints have (Qwen3NextMultiTokenPredictor, qwen3_next_mtp.py, vLLM 0.33.0).
 _SHARED = {
     "head_dim": 256, "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
     "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
@@ -31,6 +32,7 @@ _QWEN: dict[str, dict[str, object]] = {
     "qwen3_next": {
         **_SHARED, "num_key_value_heads": 2, "vocab_size": 151936, "intermediate_size": 5632, "num_experts": 512,
         "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        "num_nextn_predict_layers": 1,
     },
     "qwen3_5_text": {**_SHARED, "num_key_value_heads": 4, "vocab_size": 248320, "intermediate_size": 12288},
     "qwen3_5_moe_text": {

@@ -13,7 +13,10 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import linear, norm
 
 KEYS = frozenset(
-    ("num_key_value_heads head_dim layer_types sliding_window linear_attn_alpha_factor linear_attn_beta_factor").split()
+    (
+        "num_key_value_heads head_dim layer_types sliding_window linear_attn_alpha_factor linear_attn_beta_factor "
+        "attn_type_list"
+    ).split()
 )
 
 # Source: MiniMaxConfig, Transformers 5.23.0.
@@ -28,7 +31,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """Lightning attention keeps head_dim x head_dim elements per head in the model's dtype. It has no convolution.
 
     Without layer_types, layers of full attention and of lightning attention alternate. Source: MiniMaxConfig and
-    MiniMaxLightningAttention, Transformers 5.23.0.
+    MiniMaxLightningAttention, Transformers 5.23.0. The published configs (minimax_text_01 and minimax_m1) have ones for
+    full attention in attn_type_list instead.
     """
     config = with_defaults(config, _DEFAULTS)
     config.refuse("sliding_window", "windows are not supported for this family")
@@ -39,7 +43,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         "full_attention": (Attention(shape),), "linear_attention": (_lightning(shape),),
     }  # fmt: skip
     mixers = [kept[kind] for kind in _layer_types(config, num_layers)]
-    return config.model(model_type, mixers, lambda: _body(config, num_layers), attention=shape)
+    return config.model("minimax", mixers, lambda: _body(config, num_layers), attention=shape)
 
 
 def _lightning(shape: AttentionShape) -> Recurrence:
@@ -66,4 +70,7 @@ def _layer_types(config: ConfigReader, num_layers: int) -> list[str]:
     kinds = config.strings("layer_types", num_layers, ("full_attention", "linear_attention"))
     if kinds is not None:
         return kinds
+    if config.config.get("attn_type_list") is not None:
+        flags = config.flags("attn_type_list", num_layers)
+        return ["full_attention" if flag else "linear_attention" for flag in flags]
     return ["linear_attention" if number % 2 else "full_attention" for number in range(num_layers)]

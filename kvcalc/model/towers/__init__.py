@@ -64,6 +64,10 @@ def _tower(modality: str, config: Mapping[str, object], outer: str, spec: ModelS
     if key is None:
         return None
     name, stated = f"{modality} tower", config[key]
+    if isinstance(stated, str):
+        from kvcalc.model.towers.named import REPOSITORIES
+
+        stated = REPOSITORIES.get(stated, stated)
     if not isinstance(stated, Mapping):
         return Tower(name, str(stated)[:80], None, None, f"{key} names a tower without its dimensions")
     kind = str(stated.get("model_type") or outer)
@@ -73,7 +77,7 @@ def _tower(modality: str, config: Mapping[str, object], outer: str, spec: ModelS
     else:
         from kvcalc.model.towers.audio import rule_of
     rule = rule_of(outer, kind)
-    if rule is None or key not in ("vision_config", "audio_config") or width is None:
+    if rule is None or width is None:
         return Tower(name, kind, None, None, f"the weights of a tower of type {kind} in {outer} are not counted")
     try:
         split, whole = rule(ConfigReader(stated, key, spec.source), width, ConfigReader(config, spec.name, spec.source))

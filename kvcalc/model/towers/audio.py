@@ -14,7 +14,13 @@ from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, pr
 
 def rule_of(outer: str, kind: str) -> Rule | None:
     """The rule of an audio tower of type `kind` in a model of type `outer`, or None if it is not known."""
-    return _BY_TOWER.get(kind)
+    found = _BY_TOWER.get(kind)
+    if found is None:
+        from kvcalc.model.towers.conformers import RULES
+        from kvcalc.model.towers.rare import AUDIO
+
+        found = RULES.get(kind) or AUDIO.get(kind)
+    return found
 
 
 def _whisper(audio: ConfigReader, *, has_positions: bool = True) -> Counted:
@@ -90,6 +96,15 @@ def _gemma4_unified(audio: ConfigReader, text: int, outer: ConfigReader) -> Coun
     return 0, integer(audio, 640, "audio_embed_dim") * text
 
 
+def _moss(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Several frames become a token: two linear layers and a norm."""
+    inputs = integer(audio, 1024, "hidden_size") * integer(outer, 4, "audio_merge_size")
+    bias, stated = outer.boolean("projector_bias", True), {"hidden_size": 1024, "intermediate_size": 4096}
+    more = {"num_hidden_layers": 24, "num_mel_bins": 80}
+    audio = ConfigReader({**stated, **more, **audio.config}, audio.name, audio.source)
+    return added(_whisper(audio), (0, projection(inputs, text, bias) + projection(text, text, bias) + 2 * text))
+
+
 _BY_TOWER: Mapping[str, Rule] = {
     **dict.fromkeys(("qwen2_audio_encoder", "qwen2_audio"), _qwen2_audio),
     **dict.fromkeys(("qwen2_5_omni_audio_encoder", "qwen2_5_omni", "qwen2_5_omni_thinker"), _qwen2_5_omni),
@@ -99,6 +114,7 @@ _BY_TOWER: Mapping[str, Rule] = {
     ),
     **dict.fromkeys(("voxtral_encoder", "voxtral"), _voxtral),
     **dict.fromkeys(("audioflamingo3_encoder", "audioflamingo3", "musicflamingo"), _audio_flamingo),
+    **dict.fromkeys(("moss_transcribe_diarize", "moss_transcribe_diarize_audio"), _moss),
     **dict.fromkeys(("glmasr_encoder", "glmasr"), _glm_asr),
     **dict.fromkeys(("gemma4_audio", "gemma4"), _gemma4),
     **dict.fromkeys(("gemma4_unified_audio", "gemma4_unified"), _gemma4_unified),

@@ -16,7 +16,7 @@ def patches_3d(vision: ConfigReader, width: int, patch: int) -> int:
     return integer(vision, 3, "in_channels", "in_chans", "num_channels") * frames * size * size * width
 
 
-def _vit(vision: ConfigReader) -> tuple[int, int, Counted]:
+def vit(vision: ConfigReader) -> tuple[int, int, Counted]:
     """The width, the MLP's width, and the layers of a vision transformer with biases and norms in every layer."""
     width, inner = integer(vision, 768, "hidden_size"), integer(vision, 3072, "intermediate_size")
     number = integer(vision, 12, "num_hidden_layers")
@@ -25,7 +25,7 @@ def _vit(vision: ConfigReader) -> tuple[int, int, Counted]:
 
 def siglip(vision: ConfigReader) -> Counted:
     """SigLIP, with its pooling head if vision_use_head is set. SigLIP 2 states its number of positions."""
-    width, inner, body = _vit(vision)
+    width, inner, body = vit(vision)
     number, patch = patches(vision, 224, 16)
     number = integer(vision, number, "num_patches")
     whole = projection(integer(vision, 3, "num_channels") * patch * patch, width) + number * width + 2 * width
@@ -37,7 +37,7 @@ def siglip(vision: ConfigReader) -> Counted:
 
 def clip(vision: ConfigReader) -> Counted:
     """CLIP: a class token, and norms before and after the layers."""
-    width, _, body = _vit(vision)
+    width, _, body = vit(vision)
     number, patch = patches(vision, 224, 32)
     channels = integer(vision, 3, "num_channels")
     return added(body, (0, channels * patch * patch * width + (number + 2) * width + 4 * width))

@@ -28,13 +28,18 @@ def image_rule(spec: ModelSpec) -> ImageRule | None:
     if isinstance(thinker, Mapping):
         config = thinker
     vision = config.get("vision_config")
+    if vision is None and outer == "llava":
+        from kvcalc.model.towers.named import REPOSITORIES
+
+        vision = REPOSITORIES.get(str(config.get("mm_vision_tower")))
     if not isinstance(vision, Mapping):
         return None
     make = _BY_MODEL.get(outer) or _BY_TOWER.get(str(vision.get("model_type") or outer))
     if make is None:
-        from kvcalc.model.towers.tiles import BY_MODEL
+        from kvcalc.model.towers.grids import BY_MODEL as GRIDS
+        from kvcalc.model.towers.tiles import BY_MODEL as TILES
 
-        make = BY_MODEL.get(outer)
+        make = TILES.get(outer) or GRIDS.get(outer)
     if make is None:
         return None
     try:
@@ -97,6 +102,12 @@ def _fixed(tokens: int | None = None) -> Make:
     return make
 
 
+def _gemma3n(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+    """Every image takes the same number of tokens, whatever its size. MobileNet's layers are convolutions."""
+    taken = integer(outer, 256, "vision_soft_tokens_per_image")
+    return ImageRule(lambda width, height: taken, taken, 1, integer(vision, 2048, "hidden_size"), 0)
+
+
 def _gemma4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """The largest image of the same shape that takes at most 280 tokens."""
     pool, patch = integer(vision, 3, "pooling_kernel_size"), integer(vision, 16, "patch_size")
@@ -147,17 +158,28 @@ def _moonvit(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
 # of Qwen2.5-VL-7B with a context of 128,000 tokens prints 114,688 tokens, 7 times those of an image.
 _QWEN2 = _of_pixels(56 * 56, 16384 * 28 * 28, 14, matrices=3, video=7)
 _QWEN3 = _of_pixels(65536, 16777216, 16)
+_MINIMAX = _of_pixels(4 * 28 * 28, 451584, 14)
 _GLM = _of_pixels(112 * 112, 28 * 28 * 15000, 14, frames=2, matrices=3)
 
 _BY_MODEL: Mapping[str, Make] = {
+    **dict.fromkeys(("deepseek_vl", "deepseek_vl_hybrid", "janus"), _fixed()),
     **dict.fromkeys(("gemma3", "gemma3_text", "shieldgemma2"), _fixed(256)),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), _gemma3n),
+    **dict.fromkeys(("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), _MINIMAX),
+    "ernie4_5_vl_moe": _of_pixels(56 * 56, 28 * 28 * 6177, 14),
+    "paddleocr_vl": _of_pixels(384 * 384, 1536 * 1536, 14),
     **dict.fromkeys(("gemma4", "gemma4_text"), _gemma4),
     **dict.fromkeys(("kimi_k25", "kimi_k3"), _moonvit),
     **dict.fromkeys(("llama", "llava", "paligemma"), _fixed()),
-    **dict.fromkeys(("ministral3", "mistral3"), _pixtral),
+    **dict.fromkeys(("lighton_ocr", "ministral3", "mistral3", "mistral_large4"), _pixtral),
 }
 _BY_TOWER: Mapping[str, Make] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_vl_vision", "qwen2_5_vl", "qwen2_5_vl_vision"), _QWEN2),
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_vl_vision", "qwen2_5_vl", "qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder",
+         "qwen2_5_omni"),
+        _QWEN2,
+    ),
+    **dict.fromkeys(("qwen3_omni_moe_vision_encoder", "qwen3_omni_moe"), _of_pixels(56 * 56, 16384 * 28 * 28, 16)),
     **dict.fromkeys(
         ("qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_5", "qwen3_5_vision",
          "qwen3_5_moe", "qwen3_5_moe_vision"),

@@ -78,7 +78,10 @@ def _paddleocr_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Count
 
 
 def _glm_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """GLM-4V's tower, where attention_bias also sets the biases of the MLPs, and with norms on queries and keys."""
+    """GLM-4V's tower, where attention_bias also sets the biases of the MLPs, and with norms on queries and keys.
+
+    GLM-5's merger states its width.
+    """
     width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 4096, "intermediate_size")
     out, channels = integer(vision, 1536, "out_hidden_size"), integer(vision, 3, "in_channels")
     head = width // max(integer(vision, 16, "num_heads"), 1)
@@ -88,7 +91,8 @@ def _glm_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     )  # fmt: skip
     merged = integer(vision, 2, "spatial_merge_size") ** 2
     whole = patches_3d(vision, width, 14) + 2 * width + merged * width * out + out + out * out + 2 * out
-    return added(tower, (3 * out * out * channels, whole))
+    inner = 10240 if outer.config.get("model_type") == "glm5_next" else out * channels
+    return added(tower, (3 * out * integer(vision, inner, "projection_intermediate_size"), whole))
 
 
 def _ovis2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -108,8 +112,25 @@ def _ovis2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, whole + words * integer(outer, 1536, "hidden_size")))
 
 
+def _phi4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """SigLIP with a head, vectors that end a row and the whole image, and two linear layers."""
+    vision = _with(
+        vision, hidden_size=1152, intermediate_size=4304, num_hidden_layers=27,
+        image_size=448, patch_size=14,
+    )  # fmt: skip
+    width = integer(vision, 1152, "hidden_size")
+    return added(siglip(vision), (0, 2 * width + _two_layers(width, text, text)))
+
+
 RULES: Mapping[str, Rule] = {
-    "aya_vision": _aya_vision, "cohere2_vision": _cohere2_vision, "deepseek_vl": _deepseek_vl, "glm_ocr": _glm_ocr,
-    "ovis2": _ovis2, "paddleocr_vl": _paddleocr_vl, "video_llama_3": _video_llama_3, "video_llava": _video_llava,
+    "aya_vision": _aya_vision,
+    "cohere2_vision": _cohere2_vision,
+    "deepseek_vl": _deepseek_vl,
+    **dict.fromkeys(("glm5_next", "glm_ocr"), _glm_ocr),
+    "ovis2": _ovis2,
+    "paddleocr_vl": _paddleocr_vl,
+    "phi4_multimodal": _phi4,
+    "video_llama_3": _video_llama_3,
+    "video_llava": _video_llava,
     "vipllava": _vipllava,
-}  # fmt: skip
+}

@@ -7,28 +7,34 @@ kimi_k25_vit.py of vLLM 0.33.0. The defaults are those of the configuration clas
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, patches, projection
 from kvcalc.model.towers.bodies import body, body_width, patches_3d, siglip
 
+# Modules with rules by the type of the model, imported only if no rule of this module applies.
+_MORE = ("projected", "merging", "queried", "sam", "named", "rare")
+
 
 def rule_of(outer: str, kind: str) -> Rule | None:
     """The rule of a vision tower of type `kind` in a model of type `outer`, or None if it is not known."""
     found = _BY_MODEL.get(outer) or _BY_TOWER.get(kind)
-    if found is None:
-        from kvcalc.model.towers.projected import RULES
-
-        found = RULES.get(outer)
+    for module in _MORE if found is None else ():
+        rules: Mapping[str, Rule] = import_module(f"kvcalc.model.towers.{module}").RULES
+        found = found or rules.get(outer)
     return found
 
 
 def _qwen2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """Here hidden_size is the width of the language model. Biases everywhere, layer norms."""
+    """Here hidden_size is the width of the output. Biases everywhere, layer norms."""
     width = integer(vision, 1280, "embed_dim")
     inner = int(width * vision.number("mlp_ratio", 4))
     body = layers(integer(vision, 32, "depth"), width, inner, biases=5 * width + inner, norms=4 * width)
-    return added(body, (0, patches_3d(vision, width, 14) + _merger(vision, width, text, 2 * width)))
+    return added(
+        body,
+        (0, patches_3d(vision, width, 14) + _merger(vision, width, integer(vision, 3584, "hidden_size"), 2 * width)),
+    )
 
 
 def _qwen2_5_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -84,7 +90,11 @@ def _llava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     inputs = body_width(vision, "clip_vision_model") * (len(taken) if isinstance(taken, list) else 1)
     bias = outer.boolean("multimodal_projector_bias", True)
     whole = projection(inputs, text, bias) + projection(text, text, bias)
-    whole += 0 if outer.config.get("model_type") in ("llama", "llava") else text
+    kind, merged = outer.config.get("model_type"), outer.config.get("mm_patch_merge_type")
+    if outer.config.get("mm_projector_type", "mlp2x_gelu") != "mlp2x_gelu":
+        raise outer.error("mm_projector_type: only mlp2x_gelu is counted")
+    ends_rows = "unpad" in str(merged) if kind in _FLAT_LLAVA else kind not in ("llama", "llava")
+    whole += text if ends_rows else 0
     return added(body(vision, "clip_vision_model"), (0, whole))
 
 
@@ -233,6 +243,9 @@ def _minimax_m3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted
     return added(body, (0, patches_3d(vision, width, 14) + 2 * width + projector + projection(hidden, text)))
 
 
+# haotian-liu/LLaVA's own types, whose config is flat. They have the vector if mm_patch_merge_type says so.
+_FLAT_LLAVA = ("llava_llama", "llava_mistral", "llava_qwen")
+
 # By the type of the whole model. A preset states the type of the language model instead (llama: LLaVA's).
 _BY_MODEL: Mapping[str, Rule] = {
     **dict.fromkeys(("gemma3", "gemma3_text", "shieldgemma2"), _gemma3),
@@ -240,7 +253,7 @@ _BY_MODEL: Mapping[str, Rule] = {
     **dict.fromkeys(("gemma4_unified", "gemma4_unified_text"), _gemma4_unified),
     **dict.fromkeys(("internvl", "internvl_chat", "qianfan_ocr"), _internvl),
     **dict.fromkeys(("kimi_k25", "kimi_k3", "kimi_vl"), _moonvit),
-    **dict.fromkeys(("llama", "llava", "llava_next", "llava_next_video", "llava_onevision"), _llava),
+    **dict.fromkeys(("llama", "llava", *_FLAT_LLAVA, "llava_next", "llava_next_video", "llava_onevision"), _llava),
     **dict.fromkeys(("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), _minimax_m3),
     **dict.fromkeys(("lighton_ocr", "ministral3", "mistral3", "mistral_large4"), _mistral3),
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
@@ -262,7 +275,10 @@ _BY_TOWER: Mapping[str, Rule] = {
          "qwen3_omni_moe", "qwen3_omni_moe_thinker"),
         _qwen3_vl,
     ),
+    **dict.fromkeys(("cohere_compass", "cohere_compass_vision", "cosmos3_omni"), _qwen3_vl),
     **dict.fromkeys(("qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"), _qwen3_5),
+    **dict.fromkeys(("qwen4_exp", "qwen4_exp_vision"), _qwen3_5),
+    "gemma4_vision": _gemma4,
     **dict.fromkeys(("kimi_k25_vision", "moonvit"), _moonvit),
     **dict.fromkeys(("llama4_vision_model", "llama4"), _llama4),
     **dict.fromkeys(("mllama_vision_model", "mllama"), _mllama),

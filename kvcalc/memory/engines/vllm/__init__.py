@@ -65,7 +65,9 @@ class Vllm(Engine):
         _refuse(spec)
         self.chosen, self.settings = chosen, {"rules": self.rules.name, **chosen._asdict()}
         self.notes = (
-            *_notes(spec, chosen, self.states, "enable-prefix-caching" in settings), *_stage_notes(self.rules, stages)
+            *_model_notes(spec),
+            *_notes(spec, chosen, self.states, "enable-prefix-caching" in settings),
+            *_stage_notes(self.rules, stages),
         )  # fmt: skip
         # vLLM assumes an encoder output as long as a batch can be (SchedulerConfig.max_num_encoder_input_tokens).
         batched = chosen.max_num_batched_tokens
@@ -219,6 +221,18 @@ class Vllm(Engine):
         return Plan(layers, groups, stages, of_any_length, dtype, self.rules)
 
 
+# LLaVA's flat configs name classes (LlavaLlamaForCausalLM) that vLLM does not have (model_executor/models/registry.py).
+_FLAT_LLAVA = ("llava", "llava_llama", "llava_mistral", "llava_qwen")
+
+
+def _model_notes(spec: ModelSpec) -> tuple[Note, ...]:
+    """A checkpoint that vLLM does not load as it is: the figures are those of its converted version."""
+    if spec.model_type not in _FLAT_LLAVA:
+        return ()
+    text = "vLLM does not load this checkpoint; the figures are those of its converted version (-hf)"
+    return (Note("engine", "converted-checkpoint", text),)
+
+
 def _notes(spec: ModelSpec, chosen: Settings, states: States, is_asked: bool) -> tuple[Note, ...]:
     """The default that a user may not expect: prefix caching takes more states than a request needs."""
     if is_asked or not chosen.enable_prefix_caching or not has_states(spec):
@@ -251,7 +265,5 @@ def _resolve(spec: ModelSpec, asked: str, dtype: str | None, place: Place) -> Re
 
 def _refuse(spec: ModelSpec) -> None:
     """Raise ModelError for models that vLLM reads in a way that is not modelled."""
-    if spec.model_type == "llava":
-        raise ModelError(f"{spec.name}: vLLM has no class that reads LLaVA's flat config", "use the -hf version")
     if spec.model_type == "falcon" and spec.attention.num_kv_heads > 1:
         raise ModelError(f"{spec.name}: vLLM's layout of Falcon's new architecture is not modelled")

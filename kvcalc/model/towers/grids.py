@@ -1,0 +1,169 @@
+"""How many tokens an image takes in models that fit it into one of several grids: LLaVA-NeXT, Idefics 3, Cohere, LFM2.
+
+Source: the processors of Transformers 5.23.0 (`tests/oracle/test_image_grids.py` asks them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil, floor, sqrt
+
+from kvcalc.errors import ModelError
+from kvcalc.model.reader import ConfigReader
+from kvcalc.model.towers.blocks import integer, side
+from kvcalc.model.towers.image_rule import ImageRule, Make, tower_size
+
+_NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+_ONEVISION = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
+
+
+def _pinpoints(outer: ConfigReader, default: list[list[int]]) -> list[tuple[int, int]]:
+    """The heights and widths of image_grid_pinpoints."""
+    stated = outer.config.get("image_grid_pinpoints") or default
+    pairs = stated if isinstance(stated, (list, tuple)) else []
+    if not pairs or any(not isinstance(pair, (list, tuple)) or len(pair) != 2 for pair in pairs):
+        raise ModelError(f"{outer.name}: image_grid_pinpoints must be a list of heights and widths")
+    if any(not isinstance(length, int) or not 0 < length < 10**6 for pair in pairs for length in pair):
+        raise ModelError(f"{outer.name}: image_grid_pinpoints must be integers above zero")
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _best(points: Sequence[tuple[int, int]], width: int, height: int) -> tuple[int, int]:
+    """The resolution that keeps the most of the image, then the one that wastes the least."""
+
+    def kept(point: tuple[int, int]) -> tuple[int, int]:
+        by = min(point[1] / width, point[0] / height)
+        effective = min(int(width * by) * int(height * by), width * height)
+        return effective, effective - point[0] * point[1]
+
+    return max(points, key=kept)
+
+
+def _any_resolution(default: list[list[int]], *, image: int, patch: int, strategy: str, limit: int = 0) -> Make:
+    """The whole image, and the same image in a grid of tiles without its padding, where a token ends each row.
+
+    With `limit`, the patches of the grid are reduced to that many tiles (vision_aspect_ratio: anyres_max_9).
+    """
+
+    def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+        points, tile = _pinpoints(outer, default), side(vision, "image_size", image)
+        patches = tile // side(vision, "patch_size", patch)
+        chosen = outer.config.get("vision_feature_select_strategy") or strategy
+        # CLIP's class token is one more if all features are taken. SigLIP has none.
+        has_class = chosen == "full" and "siglip" not in str(vision.config.get("model_type"))
+        most_tiles = limit and _limit(outer, limit)
+
+        def tokens(width: int, height: int) -> int:
+            rows, columns = (length // tile * patches for length in _best(points, width, height))
+            if width / height > columns / rows:
+                rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+            else:
+                columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+            if most_tiles:
+                ratio = sqrt(rows * columns / (most_tiles * patches**2))
+                if ratio > 1.1:
+                    rows, columns = int(rows // ratio), int(columns // ratio)
+            return rows * columns + rows + patches * patches + has_class
+
+        size, elements = tower_size(vision, 2, 1024, 4096)
+        return ImageRule(tokens, max(tokens(width, height) for height, width in points), 1, size, elements)
+
+    return make
+
+
+def _limit(outer: ConfigReader, default: int) -> int:
+    stated = str(outer.config.get("vision_aspect_ratio") or "").removeprefix("anyres_max_")
+    return int(stated) if stated.isdecimal() and 0 < int(stated) < 10**4 else default
+
+
+def _idefics3(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+    """The longest side becomes four tiles, and each tile and the whole image have tokens around them.
+
+    Published processors have tiles of the tower's image size.
+    """
+    tile, scale = side(vision, "image_size", 224), integer(outer, 2, "scale_factor")
+    each = (tile // side(vision, "patch_size", 32)) ** 2 // scale**2
+    longest = 4 * tile
+
+    def tokens(width: int, height: int) -> int:
+        long, short = longest, int(longest / (max(width, height) / min(width, height)))
+        if height > width:
+            short = int(longest * (width / height))
+        short = max(short + short % 2, 1)
+        across, down = ceil(long / tile), ceil(short / tile)
+        rows, columns = (down, across) if width >= height else (across, down)
+        return each + 3 + rows * ((each + 2) * columns + 1)
+
+    size, elements = tower_size(vision, 2, 1152, 3072)
+    return ImageRule(tokens, tokens(longest, longest), scale * scale, size, elements)
+
+
+def _cohere(*, image: int, patch: int) -> Make:
+    """1 to 12 tiles, and the whole image if there are several. A token follows each, and two are around."""
+
+    def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+        tile, by = side(vision, "image_size", image), integer(outer, 2, "downsample_factor")
+        each = (tile // (side(vision, "patch_size", patch) * by)) ** 2
+        shapes = sorted(
+            ((x, y) for x in range(1, 13) for y in range(1, 13) if x * y <= 12), key=lambda shape: shape[0] * shape[1]
+        )
+
+        def tokens(width: int, height: int) -> int:
+            scales = [min(x * tile / width, y * tile / height) for x, y in shapes]
+            larger = [scale for scale in scales if scale >= 1]
+            x, y = shapes[scales.index(min(larger) if larger else max(scales))]
+            return 2 + (each + 1) * (x * y + 1 if x * y > 1 else 1)
+
+        size, elements = tower_size(vision)
+        return ImageRule(tokens, 2 + (each + 1) * 13, by * by, size, elements)
+
+    return make
+
+
+def _lfm2_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+    """64 to 256 tokens, or 2 to 10 tiles and a thumbnail for an image of more than twice that."""
+    least, most = integer(outer, 64, "min_image_tokens"), integer(outer, 256, "max_image_tokens")
+    fewest, tiles, tile = (
+        integer(outer, 2, "min_tiles"), integer(outer, 10, "max_tiles"), integer(outer, 512, "tile_size")
+    )  # fmt: skip
+    unit = integer(outer, 16, "encoder_patch_size") * integer(outer, 2, "downsample_factor")
+    marks, splits = outer.boolean("use_image_special_tokens", True), outer.boolean("do_image_splitting", True)
+    thumbnail = outer.boolean("use_thumbnail", True)
+    each = ceil(tile / unit) ** 2
+    shapes = [(x, y) for x in range(1, tiles + 1) for y in range(1, tiles + 1) if fewest <= x * y <= tiles]
+
+    def whole(width: int, height: int) -> int:
+        rows, columns = (max(1, round(length / unit)) for length in (height, width))
+        if rows * columns > most:
+            by = sqrt(height * width / (most * unit * unit))
+            rows, columns = (max(1, floor(length / by / unit)) for length in (height, width))
+        elif rows * columns < least:
+            by = sqrt(least * unit * unit / (height * width))
+            rows, columns = (ceil(length * by / unit) for length in (height, width))
+        return rows * columns
+
+    def tokens(width: int, height: int) -> int:
+        alone = whole(width, height) + 2 * marks
+        area = max(unit // 2, round(height / unit) * unit) * max(unit // 2, round(width / unit) * unit)
+        if not splits or area <= 2 * most * unit * unit or not shapes:
+            return alone
+        best, difference = (1, 1), float("inf")
+        for x, y in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
+            off = abs(width / height - x / y)
+            if off < difference or (off == difference and width * height > 0.5 * tile * tile * x * y):
+                best, difference = (x, y), off
+        number = best[0] * best[1]
+        return number * (each + marks) + (whole(width, height) + marks if thumbnail else 0) + 2 * marks
+
+    size, elements = tower_size(vision)
+    return ImageRule(tokens, tiles * (each + marks) + most + 3, 4, size, elements)
+
+
+BY_MODEL: Mapping[str, Make] = {
+    "aya_vision": _cohere(image=364, patch=14),
+    "cohere2_vision": _cohere(image=512, patch=16),
+    **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
+    "lfm2_vl": _lfm2_vl,
+    "llava_next": _any_resolution(_NEXT, image=336, patch=14, strategy="default"),
+    "llava_onevision": _any_resolution(_ONEVISION, image=384, patch=14, strategy="full", limit=9),
+}
