@@ -5,15 +5,25 @@ A path in a log is never opened.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 from kvcalc.errors import ModelError
 from kvcalc.model.hf_config import read_config
-from kvcalc.model.presets import all_presets, find_preset
-from kvcalc.model.resolve import spec_of
+from kvcalc.model.presets import all_presets
+from kvcalc.model.resolve import find_published, spec_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.logs import Log
 
 # llama.cpp architectures in which every layer keeps K and V of every token, with the same width (src/models).
 _PLAIN = "llama qwen2 qwen2moe qwen3 qwen3moe command-r stablelm starcoder2 codeshell olmo2".split()
+
+# What publishers of quantized copies add to a model's name: formats of weights, which do not change the cache's layout.
+_WEIGHTS = re.compile(
+    r"(?:[-.](?:a?wq|awq-marlin|gptq|auto-?round|int[248]|fp[48]|nvfp4|mxfp4|w\d+a\d+|bf16|fp16|f16|f32|bnb|unsloth|"
+    r"\dbit|gguf|mlx|quantized|dynamic|block|compressed-tensors|ud|imat|[if]?q\d(?:-[k01])?(?:-(?:xxs|xs|s|m|l|xl))?))+$"
+)
+_FILES = (".gguf", ".safetensors")
 
 _HINT = "name it: --model PRESET (kvcalc models), or --model PATH of its config.json"
 
@@ -21,8 +31,9 @@ _HINT = "name it: --model PRESET (kvcalc models), or --model PATH of its config.
 def model_of(log: Log, name: str) -> ModelSpec:
     """The model from the dimensions in the log if they are complete, else the preset that the log names.
 
-    The name is compared with names and aliases, in full or the last part only, ignoring case and spaces. Raises
-    ModelError (exit 3) if the log does not name a model or kvcalc does not know it.
+    The name is compared with the names of presets and of their releases, in full or the last part only, ignoring case
+    and spaces, and then without the suffixes of quantized copies. Raises ModelError (exit 3) if the log does not name a
+    model or kvcalc does not know it.
     """
     asked = log.text("model")
     if log.text("arch") in _PLAIN:
@@ -31,14 +42,26 @@ def model_of(log: Log, name: str) -> ModelSpec:
             return spec
     if asked is None:
         raise ModelError(f"{name}: the log does not name its model", _HINT)
-    found = find_preset(asked)
-    if found is not None:
-        return spec_of(found)
-    wanted = _plain(asked)
-    for preset in all_presets():
-        if wanted in map(_plain, (preset.name, *preset.aliases)):
-            return spec_of(preset)
+    for wanted in _names_of(asked):
+        found = find_published(wanted)
+        if found is not None:
+            return found
+        for preset in all_presets():
+            if _plain(wanted) in map(_plain, (preset.name, *preset.aliases)):
+                return spec_of(preset)
     raise ModelError(f"{name}: the log names an unknown model, {asked[:80]!a}", _HINT)
+
+
+def _names_of(asked: str) -> Iterator[str]:
+    """The name as it is, its last part, and that part without the suffixes of quantized copies."""
+    yield asked
+    last = _plain(asked)
+    for file in _FILES:
+        last = last.removesuffix(file)
+    yield last
+    base = _WEIGHTS.sub("", last)
+    if base != last:
+        yield base
 
 
 def _by_dimensions(log: Log, name: str) -> ModelSpec | None:
