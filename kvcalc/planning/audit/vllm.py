@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines.release import parse_release
+from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.engines.vllm import Vllm
 from kvcalc.memory.engines.vllm.layers import layers_of
 from kvcalc.memory.engines.vllm.pages import STATE
@@ -25,6 +26,7 @@ from kvcalc.model.spec import ModelSpec, has_compressed, has_states, latent_of, 
 from kvcalc.planning.audit.drafting import drafting_models
 from kvcalc.planning.audit.figures import (
     EQUAL,
+    UNEXPLAINED,
     Figure,
     Printed,
     check_count,
@@ -244,7 +246,7 @@ def check_v1(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
         words = f"{blocks:,} blocks of {needed // blocks:,} bytes for {tokens:,} tokens"
         figures.append(check_size(record, "needed", record.name, needed, words, _DECIMALS))
     figures += [_longest(log, setup, record) for record in log.named("max_model_len")]
-    return figures + _pool_figures(log, pool, _TOKENS[rules.tokens], setup.context_tokens)
+    return figures + _pool_figures(log, pool, _TOKENS[rules.tokens], setup)
 
 
 def check_v0(log: Log, setup: Setup) -> list[Figure]:
@@ -259,26 +261,33 @@ def check_v0(log: Log, setup: Setup) -> list[Figure]:
     # Every stage has blocks of its own layers. The stage with most of them has the fewest blocks.
     row = max(sum(la.page.token_bytes for la in kept if first <= la.number <= last) for first, last in stages)
     block = block_size * row
-    swap = log.text("swap_space_gib") or _SWAP_GIB
-    words, blocks = f"swap space of {swap} GiB // {block:,} bytes per block", int(float(swap) * _GIB) // block
-    figures = [
-        check_count(record, "cpu_blocks", record.name, blocks, "blocks", words)
-        for record in log.named("num_cpu_blocks")
-    ]
+    figures = [_check_swap(record, log.text("swap_space_gib"), block) for record in log.named("num_cpu_blocks")]
     # A scheduler for each stage has its part of the blocks, which limits the tokens of a request.
     pool = Pool(block, block_size, len(stages), setup.context_tokens / block_size)
     rule = _BY_GROUP if len(stages) > 1 else _BY_BLOCKS
-    return figures + _pool_figures(log, pool, rule, setup.context_tokens)
+    return figures + _pool_figures(log, pool, rule, setup)
 
 
-def _pool_figures(log: Log, pool: Pool, rule: Rule, length: int) -> list[Figure]:
+def _check_swap(record: Record, stated: str | None, block: int) -> Figure:
+    """Check the blocks of the swap space. If the log does not have its size, another whole number of GiB is an input."""
+    printed, swap = int(record.parts["cpu_blocks"]), stated or _SWAP_GIB
+    blocks = int(float(swap) * _GIB) // block
+    other = ceil_div(printed * block, _GIB)
+    if stated is None and printed != blocks and other * _GIB // block == printed:
+        words = f"an input: blocks of {block:,} bytes in a swap space of {other} GiB"
+        return given(record, "cpu_blocks", record.name, "blocks", words)
+    words = f"swap space of {swap} GiB // {block:,} bytes per block"
+    return check_count(record, "cpu_blocks", record.name, blocks, "blocks", words)
+
+
+def _pool_figures(log: Log, pool: Pool, rule: Rule, setup: Setup) -> list[Figure]:
     """Check the numbers about the pool. The memory is an input. It is printed with two decimals, so a range of block
     counts matches it.
 
     Each rank has its own memory. A number must match one of the ranks, and numbers printed together must match the same
     number of blocks.
     """
-    memories = log.named("available_memory")
+    memories, length = log.named("available_memory"), setup.context_tokens
     words = f"{_INPUT_MEMORY}; blocks of {pool.block_bytes:,} bytes"
     figures = [given(memory, "memory", memory.name, "bytes", words) for memory in memories]
     ranges = [_fitting(_gib(memory.parts["memory"]), pool) for memory in memories]
@@ -301,7 +310,15 @@ def _pool_figures(log: Log, pool: Pool, rule: Rule, length: int) -> list[Figure]
             solved = f"{best[0].rule}; an input: the log has no memory"
             best[0] = given(tokens, "tokens", tokens.name, "tokens", solved)
         figures += best
-    return figures
+    return [_of_the_least(figure, setup.ranks) for figure in figures] if memories else figures
+
+
+def _of_the_least(figure: Figure, ranks: int) -> Figure:
+    """Name the reason of a number that is too small if other ranks may have had less memory."""
+    if ranks == 1 or figure.verdict != UNEXPLAINED or (figure.difference or 0) >= 0:
+        return figure
+    words = f"the rank with the least memory counts, and the log may lack the line of some of the {ranks} ranks"
+    return figure._replace(rule=f"{figure.rule}; {words}")
 
 
 def _pair(
@@ -325,9 +342,12 @@ def _gib(text: str) -> Printed:
 
 
 def _fitting(memory: Printed, pool: Pool) -> list[int]:
-    """The numbers of blocks that fit in sizes that round to this one. The number for the printed size is first."""
+    """The numbers of blocks that fit in sizes that round to this one. The number for the printed size is first.
+
+    If less than nothing is left, there are no blocks.
+    """
     says = memory.middle // pool.block_bytes
-    span = range(int(memory.low // pool.block_bytes), int(memory.high // pool.block_bytes) + 1)
+    span = range(max(0, int(memory.low // pool.block_bytes)), max(0, int(memory.high // pool.block_bytes)) + 1)
     return sorted(span, key=lambda blocks: abs(blocks - says))
 
 

@@ -23,6 +23,8 @@ _SPELLINGS = {
     "off": "false",
 }  # fmt: skip
 
+# A line about the pool has a size or a number of something. Other lines with the same words are about choices.
+_SIZE = re.compile(r"\d ?(?:[KMGT]i?B|bytes|tokens|blocks|cells)\b|(?:tokens|blocks|bytes|size|#\w+)\W{1,4}\d")
 # No engine prints a number this long, and parsing longer ones is slow.
 _LONGEST_NUMBER = 32
 # Of the lines about the pool that no pattern matches, the first ones are kept, and the start of each.
@@ -170,7 +172,7 @@ class _Reader:
                 self._records.setdefault((name, tuple(parts.items())), Record(name, line.number, parts))
         if not is_read and len(self._unread) < _MOST_UNREAD and not line.needles.isdisjoint(self._pool_words):
             text = "".join(filter(str.isprintable, line.text)).strip()
-            if any(char.isdigit() for char in text):
+            if _SIZE.search(text):
                 self._unread.append(Unread(line.number, text[:_LONGEST_UNREAD]))
 
     def found(self, num_lines: int) -> Log:

@@ -38,6 +38,7 @@ FACTS = (
     *option("token_ranks", "decode_context_parallel_size", "--decode-context-parallel-size", "-dcp", value=r"\d+"),
     *option("prefill_ranks", "prefill_context_parallel_size", "--prefill-context-parallel-size", "-pcp", value=r"\d+"),
     *option("block_size", "block_size", "--block-size", value=r"\d+"),
+    pattern("block_size", "kv cache block size to", r"Setting kv cache block size to (?P<value>\d+) for"),
     *option("max_num_batched_tokens", "max_num_batched_tokens", "--max-num-batched-tokens", value=r"\d+"),
     *option("num_speculative_tokens", "num_speculative_tokens", "num_spec_tokens", value=r"\d+"),
     pattern(
@@ -63,16 +64,16 @@ FACTS = (
 )
 
 RECORDS = (
-    pattern("available_memory", "Available KV cache memory", rf"Available KV cache memory: (?P<memory>{_SIZE})"),
-    pattern("available_memory", "reserved for KV Cache", rf"reserved for KV Cache is (?P<memory>{_SIZE})"),
+    pattern("available_memory", "Available KV cache memory", rf"Available KV cache memory: (?P<memory>-?{_SIZE})"),
+    pattern("available_memory", "reserved for KV Cache", rf"reserved for KV Cache is (?P<memory>-?{_SIZE})"),
     pattern("available_memory", "kv_cache_size=", rf"kv_cache_size=(?P<memory>{_SIZE})"),
     pattern("available_memory", "available KV cache memory (", rf"available KV cache memory \((?P<memory>{_SIZE})\)"),
     pattern("kv_cache_tokens", "KV cache size", r"KV cache size: (?P<tokens>\d[\d,]*) tokens"),
     pattern("kv_cache_tokens", "stored in KV cache (", r"stored in (?:the )?KV cache \((?P<tokens>\d+)\)"),
     pattern("max_concurrency", "Maximum concurrency for",
             r"Maximum concurrency for (?P<length>[\d,]+) tokens per request: (?P<concurrency>\d+(?:\.\d+)?)x"),
-    pattern("num_gpu_blocks", "GPU blocks:", r"GPU blocks: (?P<gpu_blocks>\d+)"),
-    pattern("num_gpu_blocks", "CUDA blocks:", r"CUDA blocks: (?P<gpu_blocks>\d+)"),
+    # V0 names the blocks after the platform: "# CUDA blocks", "# cuda blocks", "# rocm blocks" (executor_base.py).
+    pattern("num_gpu_blocks", "blocks:", r"# (?!CPU )\w{1,16} blocks: (?P<gpu_blocks>\d+)"),
     pattern("num_cpu_blocks", "CPU blocks:", r"CPU blocks: (?P<cpu_blocks>\d+)"),
     pattern("attention_block_size", "attention block size to",
             r"(?<!\])Setting attention block size to (?P<block_size>\d+) tokens"),
