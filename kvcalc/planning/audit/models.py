@@ -79,6 +79,9 @@ def _by_dimensions(log: Log, name: str) -> ModelSpec | None:
 
 
 def _plain(name: str) -> str:
-    """The last part of a path or repository name, in lower case, with - for spaces and underscores."""
-    last = name.rstrip("/").rpartition("/")[2]
+    """The last part of a path or repository name, in lower case, with - for spaces and underscores.
+
+    ModelScope's folders have ___ for a dot.
+    """
+    last = re.split(r"[/\\\\]", name.rstrip("/\\"))[-1].replace("___", ".")
     return last.casefold().replace(" ", "-").replace("_", "-")

@@ -48,6 +48,8 @@ _PREFILL_COPIES = (0, 26, 0)
 _BATCHED_TOKENS = ("8192", "16384", "2048")
 # Some MLA kernels set the block size: FlashMLA 64, CUTLASS 128. Others: the default (config/cache.py, vLLM 0.33.0).
 _LATENT_BLOCKS = ("64", "16", "128")
+# The default of Ascend's plugin, in V0 and V1 (vllm_ascend/platform.py).
+_NPU_BLOCK = "128"
 # Sizes are rounded to two decimals, and 22.50 is printed as 22.5 (see eugr/spark-vllm-docker#396).
 _DECIMALS = 2
 
@@ -96,6 +98,8 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     seems_v0 = bool(log.named("num_cpu_blocks")) or (version is not None and version < _V1_DEFAULT)
     if log.text("generation") == "V0" or (log.text("generation") is None and seems_v0):
         plain = {option: text for fact, option in _STATED_V0.items() if (text := log.text(fact))}
+        if _platform(log) == "npu":
+            plain.setdefault("block-size", _NPU_BLOCK)
         yield Reading(plain, ("V0's pool",), check_v0)
         return
     _refuse_prefill_ranks(log, version)
@@ -184,8 +188,10 @@ def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], 
     if log.named("attention_block_size"):
         # The log prints the block size after it was raised. The size before that is the default.
         plain.pop("block-size", None)
-    if (log.text("platform") or "").casefold() == "xpu" and has_states(spec) and "block-size" not in plain:
-        plain["block-size"] = str(XPU_BLOCK)
+    if _platform(log) == "xpu" and has_states(spec):
+        plain.setdefault("block-size", str(XPU_BLOCK))
+    if _platform(log) == "npu":
+        plain.setdefault("block-size", _NPU_BLOCK)
     choices: list[list[_Choice]] = []
     if "block-size" not in plain and latent_of(spec) is not None:
         choices.append([("block-size", n, f"blocks of {n} tokens") for n in _LATENT_BLOCKS])
@@ -199,6 +205,11 @@ def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], 
         if rules.two_steps:
             choices.append(_switch(log, "async_scheduling", "no-async-scheduling", "async scheduling", given="false"))
     return plain, choices
+
+
+def _platform(log: Log) -> str:
+    """The kind of device in the log, such as cuda, xpu or npu. Empty if it is not there."""
+    return (log.text("platform") or "").casefold()
 
 
 def _prefix_caching(log: Log, is_default: bool) -> list[_Choice]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from kvcalc.planning.logs import option, pattern
 
 _SIZE = r"\d+(?:[.,]\d+)? ?G(?:i)?B"
+# The blocks of the swap space come last in their line.
+_SWAP = r"CPU blocks: \d+(?!\d|, # CPU)"
 
 FACTS = (
     pattern("version", "LLM engine (v", r"LLM engine \(v(?P<value>\d[^\s,)]*)\)"),
@@ -66,15 +68,16 @@ FACTS = (
 RECORDS = (
     pattern("available_memory", "Available KV cache memory", rf"Available KV cache memory: (?P<memory>-?{_SIZE})"),
     pattern("available_memory", "reserved for KV Cache", rf"reserved for KV Cache is (?P<memory>-?{_SIZE})"),
+    pattern("available_memory", "memory for KV Cache", rf"reserved (?P<memory>{_SIZE}) memory for KV Cache"),
     pattern("available_memory", "kv_cache_size=", rf"kv_cache_size=(?P<memory>{_SIZE})"),
     pattern("available_memory", "available KV cache memory (", rf"available KV cache memory \((?P<memory>{_SIZE})\)"),
     pattern("kv_cache_tokens", "KV cache size", r"KV cache size: (?P<tokens>\d[\d,]*) tokens"),
     pattern("kv_cache_tokens", "stored in KV cache (", r"stored in (?:the )?KV cache \((?P<tokens>\d+)\)"),
     pattern("max_concurrency", "Maximum concurrency for",
             r"Maximum concurrency for (?P<length>[\d,]+) tokens per request: (?P<concurrency>\d+(?:\.\d+)?)x"),
-    # V0 names the blocks after the platform: "# CUDA blocks", "# cuda blocks", "# rocm blocks" (executor_base.py).
-    pattern("num_gpu_blocks", "blocks:", r"# (?!CPU )\w{1,16} blocks: (?P<gpu_blocks>\d+)"),
-    pattern("num_cpu_blocks", "CPU blocks:", r"CPU blocks: (?P<cpu_blocks>\d+)"),
+    # V0 names the blocks after the platform: "# CUDA blocks", "# rocm blocks", also "# CPU blocks" (executor_base.py).
+    pattern("num_gpu_blocks", "blocks:", rf"# (?!{_SWAP})\w{{1,16}} blocks: (?P<gpu_blocks>\d+)"),
+    pattern("num_cpu_blocks", "CPU blocks:", rf"(?={_SWAP})CPU blocks: (?P<cpu_blocks>\d+)"),
     pattern("attention_block_size", "attention block size to",
             r"(?<!\])Setting attention block size to (?P<block_size>\d+) tokens"),
     pattern("request_bytes", "KV cache is needed", rf"(?<![\d.,])(?P<needed>{_SIZE}) KV cache is needed"),
