@@ -14,6 +14,7 @@ from kvcalc.model.presets import all_presets
 from kvcalc.model.resolve import find_published, spec_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.logs import Log
+from kvcalc.planning.logs.llama_cpp import GGUF_KEYS
 
 # llama.cpp architectures in which every layer keeps K and V of every token, with the same width (src/models).
 _PLAIN = "llama qwen2 qwen2moe qwen3 qwen3moe command-r stablelm starcoder2 codeshell olmo2".split()
@@ -36,19 +37,21 @@ def model_of(log: Log, name: str) -> ModelSpec:
     model or kvcalc does not know it.
     """
     asked = log.text("model")
-    if log.text("arch") in _PLAIN:
+    if (log.text("arch") or log.text("gguf_arch")) in _PLAIN:
         spec = _by_dimensions(log, asked or "model")
         if spec is not None:
             return spec
     if asked is None:
         raise ModelError(f"{name}: the log does not name its model", _HINT)
-    for wanted in _names_of(asked):
-        found = find_published(wanted)
+    wanted = list(_names_of(asked))
+    for one in wanted:
+        found = find_published(one)
         if found is not None:
             return found
-        for preset in all_presets():
-            if _plain(wanted) in map(_plain, (preset.name, *preset.aliases)):
-                return spec_of(preset)
+    plain = set(map(_plain, wanted))
+    for preset in all_presets():
+        if not plain.isdisjoint(map(_plain, (preset.name, *preset.aliases))):
+            return spec_of(preset)
     raise ModelError(f"{name}: the log names an unknown model, {asked[:80]!a}", _HINT)
 
 
@@ -66,9 +69,8 @@ def _names_of(asked: str) -> Iterator[str]:
 
 def _by_dimensions(log: Log, name: str) -> ModelSpec | None:
     """A plain decoder with the dimensions llama.cpp printed. None if one is missing or the model is not plain."""
-    keys = ("n_layer", "n_head", "n_head_kv", "n_embd", "n_embd_head_k", "n_embd_head_v", "n_swa")
-    said = {key: int(text) for key in keys if (text := log.text(key)) is not None}
-    if len(said) < len(keys) or said["n_swa"] or said["n_embd_head_k"] != said["n_embd_head_v"]:
+    said = _dimensions(log)
+    if said is None or said["n_swa"] or said["n_embd_head_k"] != said["n_embd_head_v"]:
         return None
     config: dict[str, object] = {
         "model_type": "generic", "num_hidden_layers": said["n_layer"], "num_attention_heads": said["n_head"],
@@ -76,6 +78,19 @@ def _by_dimensions(log: Log, name: str) -> ModelSpec | None:
         "torch_dtype": "float16",
     }  # fmt: skip
     return read_config(config, name, "the log's dimensions")
+
+
+def _dimensions(log: Log) -> dict[str, int] | None:
+    """The dimensions in llama.cpp's own lines, or else in the file's keys. None if one is missing."""
+    said = {key: int(text) for key in GGUF_KEYS if (text := log.text(key)) is not None}
+    if len(said) == len(GGUF_KEYS):
+        return said
+    said = {key: int(text) for key in GGUF_KEYS if (text := log.text(f"gguf_{key}")) is not None}
+    if not {"n_layer", "n_head", "n_embd"} <= said.keys() or not said["n_head"]:
+        return None
+    # The defaults of keys that a file may leave out (llama_model::load_hparams).
+    width = said["n_embd"] // said["n_head"]
+    return {"n_head_kv": said["n_head"], "n_embd_head_k": width, "n_embd_head_v": width, "n_swa": 0, **said}
 
 
 def _plain(name: str) -> str:

@@ -29,7 +29,7 @@ from kvcalc.planning.audit.setup import Reading, Setup, best_stage
 from kvcalc.planning.logs import Log, Record
 
 # Tried if the log has no page size, and no type of the states.
-_PAGES = ("16", "32", "64", "128", "256")
+_PAGES = ("64", "128", "32", "16", "256")
 _STATE_DTYPES = ("bfloat16", "float16")
 # The default type of the cache depends on the device for sparse attention (sglang/defaults.py).
 _SPARSE_TYPES = ("fp8",)
@@ -63,6 +63,7 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
         (True, False) if sparse else (True,), (None, *_SPARSE_TYPES) if sparse else (None,),
         _state_dtypes(log, spec), [None] if sparse else _pages(log),
     ):  # fmt: skip
+        stored = None if state_dtype is None else spec._replace(state_dtype=state_dtype)
         taken = [] if keys else ["the indexer's keys are not included, as before pull request 11309"]
         if kv_dtype is not None:
             taken.append(f"a cache in {kv_dtype}, the default on another device")
@@ -70,11 +71,9 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
             taken.append(f"states in {state_dtype}")
         if page is not None and log.text("page_size") is None:
             taken.append(f"pages of {page} tokens")
-        yield Reading(
-            settings if page is None else {**settings, "page-size": page}, tuple(taken),
-            partial(best_stage, partial(check, not keys)), state_dtype and spec._replace(state_dtype=state_dtype),
-            kv_dtype=kv_dtype,
-        )  # fmt: skip
+        given_settings = settings if page is None else {**settings, "page-size": page}
+        checked = partial(best_stage, partial(check, not keys))
+        yield Reading(given_settings, tuple(taken), checked, stored, kv_dtype=kv_dtype)
 
 
 def _pages(log: Log) -> list[str | None]:

@@ -280,7 +280,7 @@ def check_v0(log: Log, setup: Setup) -> list[Figure]:
 
 
 def _check_swap(record: Record, stated: str | None, block: int) -> Figure:
-    """Check the blocks of the swap space. If the log does not have its size, another whole number of GiB is an input."""
+    """Check the blocks of the swap space. Another whole number of GiB is an input if the log does not have its size."""
     printed, swap = int(record.parts["cpu_blocks"]), stated or _SWAP_GIB
     blocks = int(float(swap) * _GIB) // block
     other = ceil_div(printed * block, _GIB)
