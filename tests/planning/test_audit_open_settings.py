@@ -206,3 +206,70 @@ Max KV cache blocks per sequence: 256 [window size=16384], tokens per block=64, 
 """
     document = read(log, "tensorrt-llm", "nemotron-3-nano-30b-a3b")
     assert (document["equal"], document["unexplained"]) == (2, 0)
+
+
+def test_early_releases_of_ascends_plugin_have_vllms_blocks() -> None:
+    """vLLM-Ascend 0.7.4.dev with V1: blocks of 16 tokens, which blocks of 128 cannot explain."""
+    log = """\
+Initializing a V1 LLM engine (v0.7.4.dev353) with config: device_config=npu
+GPU KV cache size: 744,048 tokens
+Maximum concurrency for 26,240 tokens per request: 28.36x
+"""
+    assert verdicts(read(log, "vllm", "qwen2.5-7b")) == [("kv_cache_tokens", "input"), ("max_concurrency", "equal")]
+
+
+def test_rows_of_sparse_attention_on_b200() -> None:
+    """fp8 rows without scales: SGLang on 8 B300 (flashinfer-ai/flashinfer#3333), and vLLM on 4 B200."""
+    log = "KV Cache is allocated. #tokens: 4636736, KV size: 186.50 GB\n"
+    document = read(log, "sglang", "deepseek-v3.2", tensor_parallel_size=8)
+    assert verdicts(document) == [("tokens", "input"), ("kv_bytes", "equal")]
+    log = """\
+Available KV cache memory: 33.04 GiB
+GPU KV cache size: 743,680 tokens
+Maximum concurrency for 400,000 tokens per request: 1.86x
+"""
+    for kv_dtype in (None, "fp8"):
+        document = read(log, "vllm", "glm-5.2", tensor_parallel_size=4, kv_dtype=kv_dtype)
+        assert verdicts(document)[1:] == [("kv_cache_tokens", "equal"), ("max_concurrency", "equal")]
+
+
+def test_cuda_lengthens_the_last_row_of_a_quantized_cache() -> None:
+    """DeepSeek-R1 in ik_llama.cpp: rows of 576 elements, and buffers of multiples of 512."""
+    log = """\
+llama_new_context_with_model: n_ctx      = 32768
+llama_kv_cache_init:      CUDA0 KV buffer size =  1166.65 MiB
+llama_new_context_with_model: KV self size  = 1166.62 MiB, c^KV (q8_0): 1166.62 MiB, kv^T: not used
+"""
+    document = read(log, "llama.cpp", "deepseek-r1")
+    assert verdicts(document) == [("buffer_bytes", "equal"), ("cache_bytes", "equal")]
+    other = read(log.replace("CUDA0", "Vulkan0"), "llama.cpp", "deepseek-r1")
+    assert ("buffer_bytes", "unexplained") in verdicts(other)
+    unpadded = read(log.replace("CUDA0", "Vulkan0").replace("1166.65", "1166.62"), "llama.cpp", "deepseek-r1")
+    assert ("buffer_bytes", "equal") in verdicts(unpadded)
+
+
+def test_a_chosen_number_of_blocks_counts_instead_of_those_that_fit() -> None:
+    """--num-gpu-blocks-override: Qwen2.5-0.5B with 65,536 of 110,679 blocks."""
+    log = """\
+Available KV cache memory: 20.27 GiB
+Overriding num_gpu_blocks=110679 with num_gpu_blocks_override=65536
+GPU KV cache size: 1,048,576 tokens
+Maximum concurrency for 8,192 tokens per request: 128.00x
+"""
+    found = [("fitting_blocks", "equal"), ("kv_cache_tokens", "equal"), ("max_concurrency", "equal")]
+    assert verdicts(read(log, "vllm", "qwen2.5-0.5b"))[1:] == found
+    assert ("fitting_blocks", "unexplained") in verdicts(read(log.replace("110679", "99999"), "vllm", "qwen2.5-0.5b"))
+    option = log.replace("Overriding num_gpu_blocks=110679 with num_gpu_blocks_override=", "--num-gpu-blocks-override ")
+    assert verdicts(read(option, "vllm", "qwen2.5-0.5b"))[1:] == found[1:]
+
+
+def test_blocks_while_the_memory_of_graphs_is_measured_are_not_the_pools() -> None:
+    """vLLM 0.17 to 0.19 print the same line for the few blocks with which they measure CUDA graphs."""
+    log = """\
+Overriding num_gpu_blocks=0 with num_gpu_blocks_override=512
+Available KV cache memory: 26.43 GiB
+GPU KV cache size: 216,496 tokens
+Maximum concurrency for 8,192 tokens per request: 26.43x
+"""
+    document = read(log, "vllm", "llama-3.1-8b")
+    assert verdicts(document)[1:] == [("kv_cache_tokens", "equal"), ("max_concurrency", "equal")]

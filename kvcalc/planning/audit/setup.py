@@ -64,7 +64,7 @@ class Reading(NamedTuple):
 
     `spec` is the model as the engine treats it, or None for the model itself. `release` is the engine's release, None
     for the newest. `kv_dtype` is the type of the cache if neither the log nor the user names one, None for the engine's
-    default.
+    default. `device_class` is the kind of device whose rules for the cache's type are tried, None for no device.
     """
 
     settings: Mapping[str, str]
@@ -73,6 +73,7 @@ class Reading(NamedTuple):
     spec: ModelSpec | None = None
     release: str | None = None
     kv_dtype: str | None = None
+    device_class: str | None = None
 
 
 def best_stage(check: Callable[[Log, Setup], list[Figure]], log: Log, setup: Setup) -> list[Figure]:
@@ -98,7 +99,7 @@ def make_setup(question: Question, reading: Reading) -> Setup:
     # If the log has no length, use the model's maximum, as the engines do.
     engine = f"{question.engine}@{reading.release}" if reading.release else question.engine
     asked = reading.kv_dtype if question.kv_dtype == "auto" and reading.kv_dtype else question.kv_dtype
-    dtype, reason = resolve_kv_dtype(engine, spec, asked, settings, question.dtype)
+    dtype, reason = resolve_kv_dtype(engine, spec, asked, settings, question.dtype, reading.device_class)
     context = question.context_tokens or spec.max_position_embeddings
     stages = question.pipeline_parallel_size
     workload = resolve_workload(

@@ -31,8 +31,9 @@ from kvcalc.planning.logs import Log, Record
 # Tried if the log has no page size, and no type of the states.
 _PAGES = ("64", "128", "32", "16", "256")
 _STATE_DTYPES = ("bfloat16", "float16")
-# The default type of the cache depends on the device for sparse attention (sglang/defaults.py).
-_SPARSE_TYPES = ("fp8",)
+# The default type of the cache depends on the device for sparse attention, and so do the rows of an fp8 cache
+# (sglang/defaults.py).
+_SPARSE = ((None, None), ("fp8", None), (None, "blackwell"))
 
 _INPUT = "an input: as many as fit in the memory"
 _OF_DRAFTS = "an input: the pool of the draft model, which the log does not describe"
@@ -59,21 +60,23 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
         return
     ratio, sparse = log.text("swa_full_tokens_ratio"), is_sparse(spec)
     settings = {} if ratio is None else {"swa-full-tokens-ratio": ratio}
-    for keys, kv_dtype, state_dtype, page in product(
-        (True, False) if sparse else (True,), (None, *_SPARSE_TYPES) if sparse else (None,),
+    for keys, (kv_dtype, device), state_dtype, page in product(
+        (True, False) if sparse else (True,), _SPARSE if sparse else _SPARSE[:1],
         _state_dtypes(log, spec), [None] if sparse else _pages(log),
     ):  # fmt: skip
         stored = None if state_dtype is None else spec._replace(state_dtype=state_dtype)
         taken = [] if keys else ["the indexer's keys are not included, as before pull request 11309"]
         if kv_dtype is not None:
             taken.append(f"a cache in {kv_dtype}, the default on another device")
+        if device is not None:
+            taken.append("the cache of B200 and B300")
         if state_dtype is not None:
             taken.append(f"states in {state_dtype}")
         if page is not None and log.text("page_size") is None:
             taken.append(f"pages of {page} tokens")
         given_settings = settings if page is None else {**settings, "page-size": page}
         checked = partial(best_stage, partial(check, not keys))
-        yield Reading(given_settings, tuple(taken), checked, stored, kv_dtype=kv_dtype)
+        yield Reading(given_settings, tuple(taken), checked, stored, kv_dtype=kv_dtype, device_class=device)
 
 
 def _pages(log: Log) -> list[str | None]:

@@ -12,6 +12,7 @@ from itertools import product
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import parse_release
+from kvcalc.memory.engines.vllm.defaults import is_sparse
 from kvcalc.memory.engines.vllm.releases import RELEASES, Rules
 from kvcalc.memory.engines.vllm.settings import XPU_BLOCK
 from kvcalc.memory.engines.vllm.states import caches_prefixes, uses_qwen_delta_nets
@@ -31,8 +32,10 @@ _PREFILL_COPIES = (0, 26, 0)
 _BATCHED_TOKENS = ("8192", "16384", "2048")
 # Some MLA kernels set the block size: FlashMLA 64, CUTLASS 128. Others: the default (config/cache.py, vLLM 0.33.0).
 _LATENT_BLOCKS = ("64", "16", "128")
-# The default of Ascend's plugin, in V0 and V1 (vllm_ascend/platform.py).
-_NPU_BLOCK = "128"
+# On B200 and B300 an fp8 cache of sparse attention has other rows, and is the default of some models.
+_DEVICES = (None, "blackwell")
+# The default of Ascend's plugin since March 2025, in V0 and V1 (vllm_ascend/platform.py). Earlier: vLLM's own.
+_NPU_BLOCKS = ("128", "16")
 # Observed for Llama 4 (vllm-project/vllm#16118, #19407). A KV connector also turns the hybrid cache manager off.
 _WHOLE = "windowed and chunked layers keep all tokens, as without the hybrid cache manager"
 
@@ -44,18 +47,22 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     seems_v0 = bool(log.named("num_cpu_blocks")) or (version is not None and version < _V1_DEFAULT)
     if log.text("generation") == "V0" or (log.text("generation") is None and seems_v0):
         plain = {option: text for fact, option in _STATED_V0.items() if (text := log.text(fact))}
-        if _platform(log) == "npu":
-            plain.setdefault("block-size", _NPU_BLOCK)
-        yield Reading(plain, ("V0's pool",), check_v0)
+        sizes = _NPU_BLOCKS if _platform(log) == "npu" and "block-size" not in plain else (None,)
+        for size in sizes:
+            settings = plain if size is None else {**plain, "block-size": size}
+            yield Reading(settings, ("V0's pool",), check_v0)
         return
     _refuse_prefill_ranks(log, version)
     found, drafting = _rules(log, spec), drafting_models(log, spec)
-    for rules, (model, drafts) in product(found, drafting):
+    devices = _DEVICES if is_sparse(spec) else _DEVICES[:1]
+    for device, rules, (model, drafts) in product(devices, found, drafting):
         plain, choices = _settings(log, spec, rules)
         for chosen in product(*choices):
             settings = {**plain, **{option: text for option, text, _ in chosen if text is not None}}
-            taken = (rules.name, *(remark for _, _, remark in chosen), *drafts)
-            yield Reading(settings, taken, partial(check_v1, rules), model, rules.release)
+            of_device = () if device is None else ("the cache of B200 and B300",)
+            taken = (rules.name, *(remark for _, _, remark in chosen), *drafts, *of_device)
+            check = partial(check_v1, rules)
+            yield Reading(settings, taken, check, model, rules.release, device_class=device)
     if windows(spec):
         for rules, (model, drafts) in product(found, drafting):
             plain, _ = _settings(log, spec, rules)
@@ -136,11 +143,10 @@ def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], 
         plain.pop("block-size", None)
     if _platform(log) == "xpu" and has_states(spec):
         plain.setdefault("block-size", str(XPU_BLOCK))
-    if _platform(log) == "npu":
-        plain.setdefault("block-size", _NPU_BLOCK)
     choices: list[list[_Choice]] = []
-    if "block-size" not in plain and latent_of(spec) is not None:
-        choices.append([("block-size", n, f"blocks of {n} tokens") for n in _LATENT_BLOCKS])
+    sizes = _NPU_BLOCKS if _platform(log) == "npu" else _LATENT_BLOCKS if latent_of(spec) is not None else ()
+    if "block-size" not in plain and sizes:
+        choices.append([("block-size", n, f"blocks of {n} tokens") for n in sizes])
     if has_states(spec):
         choices.append(_prefix_caching(log, caches_prefixes(spec, rules)))
         if uses_qwen_delta_nets(spec) and "delta" in rules.checkpoints:

@@ -75,10 +75,16 @@ def pool_figures(log: Log, pool: Pool, rule: Rule, setup: Setup) -> list[Figure]
     words = f"{_INPUT_MEMORY}; blocks of {pool.block_bytes:,} bytes"
     figures = [given(memory, "memory", memory.name, "bytes", words) for memory in memories]
     ranges = [_fitting(printed_gib(memory.parts["memory"]), pool) for memory in memories]
-    stated = log.named("num_gpu_blocks")
-    for record in stated:
-        figures.append(_check_blocks(record, int(record.parts["gpu_blocks"]), ranges, memories, pool))
+    stated, chosen = log.named("num_gpu_blocks"), log.text("blocks_override")
+    for record in log.named("num_gpu_blocks", "fitting_blocks"):
+        number = record.parts["gpu_blocks"]
+        if number == chosen:
+            figures.append(given(record, "gpu_blocks", record.name, "blocks", "an input: --num-gpu-blocks-override"))
+        else:
+            figures.append(_check_blocks(record, int(number), ranges, memories, pool))
     blocks = [[int(record.parts["gpu_blocks"])] for record in stated] or ranges
+    if chosen is not None:
+        blocks = [[int(chosen)]]
     for tokens, concurrency in zip_longest(log.named("kv_cache_tokens"), log.named("max_concurrency")):
         known = blocks
         if not blocks and tokens:

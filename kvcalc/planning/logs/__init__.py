@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError, nearest
+from kvcalc.planning.logs.passes import Passes, is_of_pass
 from kvcalc.planning.logs.scan import Line, Scanner
 
 # Engine name -> module in this package.
@@ -154,6 +155,7 @@ class _Reader:
         self._contradictions: dict[str, str] = {}
         # Each record once: all ranks print the same line, and a service may print it to two streams.
         self._records: dict[tuple[str, tuple[tuple[str, str], ...]], Record] = {}
+        self._passes = Passes()
 
     def read(self, line: Line) -> None:
         for name, match in _matches(line, self._facts_by_needle):
@@ -161,6 +163,8 @@ class _Reader:
             if not value:
                 continue
             said = self._facts.setdefault(name, Fact(value, line.number))
+            if self._passes.replaces(name, said, line.number):
+                said = self._facts[name] = Fact(value, line.number)
             if said.text.casefold() != value.casefold():
                 words = f"line {line.number} says {name} is {value!a}, but line {said.line} says {said.text!a}, "
                 self._contradictions.setdefault(name, f"{words}which is used")
@@ -169,7 +173,10 @@ class _Reader:
             is_read = True
             parts = {part: found for part, found in match.groupdict().items() if found is not None}
             if len(self._records) <= _MOST_RECORDS and all(len(found) <= _LONGEST_NUMBER for found in parts.values()):
-                self._records.setdefault((name, tuple(parts.items())), Record(name, line.number, parts))
+                record = Record(name, line.number, parts)
+                if measured := self._passes.measured(record):
+                    self._records = {key: one for key, one in self._records.items() if not is_of_pass(one, measured)}
+                self._records.setdefault((name, tuple(parts.items())), record)
         if not is_read and len(self._unread) < _MOST_UNREAD and not line.needles.isdisjoint(self._pool_words):
             text = "".join(filter(str.isprintable, line.text)).strip()
             if _SIZE.search(text):

@@ -62,6 +62,16 @@ FACTS = (
     ),
     pattern("platform", "device_config=", r"device_config=(?P<value>[a-z]{1,16})\b"),
     pattern("platform", "[XPU]", r"\[(?P<value>XPU)\]"),
+    # While the memory of CUDA graphs is measured, 0.17 to 0.19 replace 0 blocks by as many as the graphs need.
+    pattern(
+        "blocks_override",
+        "Overriding num_gpu_blocks",
+        r"num_gpu_blocks=(?!0 )\d+ with num_gpu_blocks_override=(?P<value>\d+)",
+    ),
+    *(
+        pattern("blocks_override", name, rf"(?<!with ){name}['\"]?[:= ] ?(?P<value>[1-9]\d*)")
+        for name in ("--num-gpu-blocks-override", "num_gpu_blocks_override")
+    ),
     *option("swap_space_gib", "swap_space", "--swap-space", value=r"\d+(?:\.\d+)?"),
 )
 
@@ -77,6 +87,8 @@ RECORDS = (
             r"Maximum concurrency for (?P<length>[\d,]+) tokens per request: (?P<concurrency>\d+(?:\.\d+)?)x"),
     # V0 names the blocks after the platform: "# CUDA blocks", "# rocm blocks", also "# CPU blocks" (executor_base.py).
     pattern("num_gpu_blocks", "blocks:", rf"# (?!{_SWAP})\w{{1,16}} blocks: (?P<gpu_blocks>\d+)"),
+    pattern("fitting_blocks", "Overriding num_gpu_blocks",
+            r"num_gpu_blocks=(?P<gpu_blocks>[1-9]\d*) with num_gpu_blocks_override"),
     pattern("num_cpu_blocks", "CPU blocks:", rf"(?={_SWAP})CPU blocks: (?P<cpu_blocks>\d+)"),
     pattern("attention_block_size", "attention block size to",
             r"(?<!\])Setting attention block size to (?P<block_size>\d+) tokens"),
