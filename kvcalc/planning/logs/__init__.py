@@ -163,7 +163,7 @@ class _Reader:
             if not value:
                 continue
             said = self._facts.setdefault(name, Fact(value, line.number))
-            if self._passes.replaces(name, said, line.number):
+            if self._passes.replaces(name, said.line, line.number):
                 said = self._facts[name] = Fact(value, line.number)
             if said.text.casefold() != value.casefold():
                 words = f"line {line.number} says {name} is {value!a}, but line {said.line} says {said.text!a}, "
@@ -174,13 +174,20 @@ class _Reader:
             parts = {part: found for part, found in match.groupdict().items() if found is not None}
             if len(self._records) <= _MOST_RECORDS and all(len(found) <= _LONGEST_NUMBER for found in parts.values()):
                 record = Record(name, line.number, parts)
-                if measured := self._passes.measured(record):
-                    self._records = {key: one for key, one in self._records.items() if not is_of_pass(one, measured)}
+                measured = self._passes.measured(name, parts.get("size", ""), line.number)
+                if measured:
+                    self._drop(measured)
                 self._records.setdefault((name, tuple(parts.items())), record)
         if not is_read and len(self._unread) < _MOST_UNREAD and not line.needles.isdisjoint(self._pool_words):
             text = "".join(filter(str.isprintable, line.text)).strip()
             if _SIZE.search(text):
                 self._unread.append(Unread(line.number, text[:_LONGEST_UNREAD]))
+
+    def _drop(self, lines: range) -> None:
+        """Drop the records of these lines that the model which is loaded prints again."""
+        self._records = {
+            key: one for key, one in self._records.items() if not (is_of_pass(one.name) and one.line in lines)
+        }
 
     def found(self, num_lines: int) -> Log:
         records = list(self._records.values())

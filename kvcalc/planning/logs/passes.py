@@ -6,11 +6,6 @@ The model that is loaded prints the same lines again (`fitting params to device 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kvcalc.planning.logs import Fact, Record
-
 _BUFFER, _CONTEXT = "buffer", "context_tokens"
 _OF_A_PASS = frozenset((_BUFFER, "cache", "creating", "self", "state_buffer", "states"))
 
@@ -24,28 +19,28 @@ class Passes:
         # The context of the first pass that measured since a model was loaded.
         self._first: int | None = None
 
-    def replaces(self, name: str, said: Fact, line: int) -> bool:
-        """Whether a fact in this line replaces the one that was said before, which is of a pass that measured."""
+    def replaces(self, name: str, said: int, line: int) -> bool:
+        """Whether the fact `name` in this line replaces the one of line `said`, which is of a pass that measured."""
         if name == _CONTEXT:
             self._context = line
-        return self._loaded < said.line < self._measured < line
+        return self._loaded < said < self._measured < line
 
-    def measured(self, record: Record) -> range:
-        """The lines that are only of passes that measured, as soon as `record` is a buffer that has bytes."""
-        if record.name != _BUFFER:
+    def measured(self, name: str, size: str, line: int) -> range:
+        """The lines that are only of passes that measured, as soon as this line is a buffer that has bytes."""
+        if name != _BUFFER:
             return range(0)
-        if not float(record.parts["size"].split()[0].replace(",", ".")):
-            self._measured = record.line
+        if not float(size.split()[0].replace(",", ".")):
+            self._measured = line
             if self._first is None:
                 # Without the line of its context, a pass after a model was loaded begins here.
-                self._first = self._context if self._context >= self._loaded else record.line
+                self._first = self._context if self._context >= self._loaded else line
             return range(0)
-        first, self._first, self._loaded = self._first, None, record.line
+        first, self._first, self._loaded = self._first, None, line
         if first is None:
             return range(0)
-        return range(first, self._context if self._context > self._measured else record.line)
+        return range(first, self._context if self._context > self._measured else line)
 
 
-def is_of_pass(record: Record, lines: range) -> bool:
-    """Whether `record` is one of those that every pass prints, in one of these lines."""
-    return record.name in _OF_A_PASS and record.line in lines
+def is_of_pass(name: str) -> bool:
+    """Whether every pass prints the lines with this name."""
+    return name in _OF_A_PASS

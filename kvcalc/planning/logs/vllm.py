@@ -66,7 +66,7 @@ FACTS = (
     pattern(
         "blocks_override",
         "Overriding num_gpu_blocks",
-        r"num_gpu_blocks=(?!0 )\d+ with num_gpu_blocks_override=(?P<value>\d+)",
+        r"Overriding num_gpu_blocks=(?!0 )\d+ with num_gpu_blocks_override=(?P<value>\d+)",
     ),
     *(
         pattern("blocks_override", name, rf"(?<!with ){name}['\"]?[:= ] ?(?P<value>[1-9]\d*)")
@@ -88,7 +88,7 @@ RECORDS = (
     # V0 names the blocks after the platform: "# CUDA blocks", "# rocm blocks", also "# CPU blocks" (executor_base.py).
     pattern("num_gpu_blocks", "blocks:", rf"# (?!{_SWAP})\w{{1,16}} blocks: (?P<gpu_blocks>\d+)"),
     pattern("fitting_blocks", "Overriding num_gpu_blocks",
-            r"num_gpu_blocks=(?P<gpu_blocks>[1-9]\d*) with num_gpu_blocks_override"),
+            r"Overriding num_gpu_blocks=(?P<gpu_blocks>[1-9]\d*) with num_gpu_blocks_override"),
     pattern("num_cpu_blocks", "CPU blocks:", rf"(?={_SWAP})CPU blocks: (?P<cpu_blocks>\d+)"),
     pattern("attention_block_size", "attention block size to",
             r"(?<!\])Setting attention block size to (?P<block_size>\d+) tokens"),
