@@ -273,3 +273,20 @@ Maximum concurrency for 8,192 tokens per request: 26.43x
 """
     document = read(log, "vllm", "llama-3.1-8b")
     assert verdicts(document)[1:] == [("kv_cache_tokens", "equal"), ("max_concurrency", "equal")]
+
+
+def test_the_memory_on_a_cpu() -> None:
+    """SmolLM2-135M in fp32 on vLLM 0.30, whose blocks have 128 tokens or 16."""
+    log = """\
+device_config=cpu
+Explicitly set (1.0/31.28) GiB for KV cache on node 0.
+GPU KV cache size: 23,296 tokens, Maximum concurrency for 4,096 tokens per request: 5.69x
+"""
+    smollm = {
+        "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "max_position_embeddings": 8192,
+    }  # fmt: skip
+    document = audit(log, "log", model=kvcalc.read_config(smollm, "smollm", "smollm"), kv_dtype="fp32")
+    assert verdicts(document) == [
+        ("available_memory", "input"), ("kv_cache_tokens", "equal"), ("max_concurrency", "equal"),
+    ]  # fmt: skip

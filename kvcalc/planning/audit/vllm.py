@@ -34,8 +34,9 @@ _BATCHED_TOKENS = ("8192", "16384", "2048")
 _LATENT_BLOCKS = ("64", "16", "128")
 # On B200 and B300 an fp8 cache of sparse attention has other rows, and is the default of some models.
 _DEVICES = (None, "blackwell")
-# The default of Ascend's plugin since March 2025, in V0 and V1 (vllm_ascend/platform.py). Earlier: vLLM's own.
-_NPU_BLOCKS = ("128", "16")
+# The default of Ascend's plugin since March 2025, in V0 and V1 (vllm_ascend/platform.py), and of V1 on CPUs
+# (platforms/cpu.py, vLLM 0.20). Before: vLLM's own.
+_LONG_BLOCKS, _WITH_LONG_BLOCKS = ("128", "16"), ("npu", "cpu")
 # Observed for Llama 4 (vllm-project/vllm#16118, #19407). A KV connector also turns the hybrid cache manager off.
 _WHOLE = "windowed and chunked layers keep all tokens, as without the hybrid cache manager"
 
@@ -47,7 +48,7 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     seems_v0 = bool(log.named("num_cpu_blocks")) or (version is not None and version < _V1_DEFAULT)
     if log.text("generation") == "V0" or (log.text("generation") is None and seems_v0):
         plain = {option: text for fact, option in _STATED_V0.items() if (text := log.text(fact))}
-        sizes = _NPU_BLOCKS if _platform(log) == "npu" and "block-size" not in plain else (None,)
+        sizes = _LONG_BLOCKS if _platform(log) in _WITH_LONG_BLOCKS and "block-size" not in plain else (None,)
         for size in sizes:
             settings = plain if size is None else {**plain, "block-size": size}
             yield Reading(settings, ("V0's pool",), check_v0)
@@ -144,7 +145,9 @@ def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], 
     if _platform(log) == "xpu" and has_states(spec):
         plain.setdefault("block-size", str(XPU_BLOCK))
     choices: list[list[_Choice]] = []
-    sizes = _NPU_BLOCKS if _platform(log) == "npu" else _LATENT_BLOCKS if latent_of(spec) is not None else ()
+    sizes: tuple[str, ...] = _LATENT_BLOCKS if latent_of(spec) is not None else ()
+    if _platform(log) in _WITH_LONG_BLOCKS:
+        sizes = _LONG_BLOCKS
     if "block-size" not in plain and sizes:
         choices.append([("block-size", n, f"blocks of {n} tokens") for n in sizes])
     if has_states(spec):

@@ -128,7 +128,8 @@ def _pair(
 
 
 def printed_gib(text: str) -> Printed:
-    return parse_printed(text, DECIMALS)
+    """A size as vLLM rounds it. A number without a unit is in GiB."""
+    return parse_printed(text if text.endswith("B") else f"{text} GiB", DECIMALS)
 
 
 def _fitting(memory: Printed, pool: Pool) -> list[int]:

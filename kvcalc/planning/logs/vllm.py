@@ -79,6 +79,9 @@ RECORDS = (
     pattern("available_memory", "Available KV cache memory", rf"Available KV cache memory: (?P<memory>-?{_SIZE})"),
     pattern("available_memory", "reserved for KV Cache", rf"reserved for KV Cache is (?P<memory>-?{_SIZE})"),
     pattern("available_memory", "memory for KV Cache", rf"reserved (?P<memory>{_SIZE}) memory for KV Cache"),
+    # On CPUs, without the unit, which is GiB.
+    pattern("available_memory", "GiB for KV cache on node",
+            r"(?:Explicitly|Auto) set \((?P<memory>\d+(?:\.\d+)?)/\d+(?:\.\d+)?\) GiB for KV cache on node"),
     pattern("available_memory", "kv_cache_size=", rf"kv_cache_size=(?P<memory>{_SIZE})"),
     pattern("available_memory", "available KV cache memory (", rf"available KV cache memory \((?P<memory>{_SIZE})\)"),
     pattern("kv_cache_tokens", "KV cache size", r"KV cache size: (?P<tokens>\d[\d,]*) tokens"),
