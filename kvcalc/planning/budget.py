@@ -162,6 +162,11 @@ def _budget(case: Case) -> Budget | str:
         from kvcalc.planning.adapters import adapter_buffers
 
         weights = with_others(weights, adapter_buffers(case))
+    if case.spec.quantization is not None:
+        from kvcalc.planning.padded_experts import expert_padding, pads_experts
+
+        if pads_experts(case):
+            weights = with_others(weights, expert_padding(case))
     return _divide(case, weights, workload.context_tokens, workload.batch_size, towers)._replace(host=host)
 
 

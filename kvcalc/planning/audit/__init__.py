@@ -126,7 +126,7 @@ def _explanation(log: Log, question: Question, answer: Answer) -> str | None:
         return None
     others = [
         (f"--tp {size}", question._replace(tensor_parallel_size=size))
-        for size in _OTHER_SIZES
+        for size in (() if question.engine == "llama.cpp" else _OTHER_SIZES)
         if size != question.tensor_parallel_size
     ]
     others += [

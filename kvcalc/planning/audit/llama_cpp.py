@@ -11,7 +11,7 @@ from itertools import product
 
 from kvcalc.memory.engines.llama_cpp.architectures import Layers, layers_of
 from kvcalc.memory.engines.llama_cpp.settings import AUTO_SLOTS, LATENT, NO_V, PADDING, WINDOWS, parse_settings
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import GgufFacts, ModelSpec, latent_of, windows
 from kvcalc.planning.audit.figures import (
     Figure,
     check_count,
@@ -21,10 +21,12 @@ from kvcalc.planning.audit.figures import (
 )
 from kvcalc.planning.audit.llama_cpp_buffers import check_buffers, count_states
 from kvcalc.planning.audit.llama_cpp_caches import Part, created_part, drafting_parts, dtype_of, parts_of, state_bytes
+from kvcalc.planning.audit.ollama import check_ollama
 from kvcalc.planning.audit.setup import Reading, Setup
 from kvcalc.planning.logs import Log, Record
 
 _PULLS = (None, NO_V, PADDING, WINDOWS, LATENT)
+_STEPS = ("2048", "1024", "256", "128", "64")
 # The builds whose server may have chosen its slots, which share one stream: those since November 2025.
 _CHOOSE_SLOTS = (None, NO_V)
 # Its layers without attention also have caches, of 0 bytes (n_head_kv 0, models/deci.cpp).
@@ -32,12 +34,28 @@ _LAYERS_WITHOUT = "nemotron-nas"
 
 
 def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
-    """Readings for the current build and then for older builds, with both values of each setting not in the log."""
+    """Readings for the current build and then for older builds, with both values of each setting not in the log.
+
+    Without the size of a step, windows are read with the default and then with other usual sizes. A file of MLA may
+    also have K and V of every head.
+    """
+    yield from _readings(log, spec, None, _PULLS)
+    if windows(spec) and log.text("ubatch_size") is None:
+        for ubatch in _STEPS:
+            for reading in _readings(log, spec, ubatch, (None,)):
+                yield reading._replace(taken=(*reading.taken, f"--ubatch-size {ubatch}"))
+    if latent_of(spec) is not None:
+        expanded = spec._replace(gguf=(spec.gguf or GgufFacts(None))._replace(expands_latent=True))
+        for reading in _readings(log, expanded, None, (None,)):
+            yield reading._replace(taken=(*reading.taken, "a file with K and V of every head"), spec=expanded)
+
+
+def _readings(log: Log, spec: ModelSpec, step: str | None, pulls: tuple[int | None, ...]) -> Iterator[Reading]:
     plain = {}
     lines = log.named("cache")
     slots = log.text("parallel") or _slots_of(log)
     stated = [] if slots is None or slots == "0" else [slots]
-    ubatch = log.text("ubatch_size")
+    ubatch = step or log.text("ubatch_size")
     if ubatch is not None:
         plain["ubatch-size"] = ubatch
     streams = next((line.parts["streams"] for line in lines if "streams" in line.parts), None)
@@ -47,7 +65,7 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     flash = {"true": "on", "false": "off", "1": "on", "0": "off"}.get(log.text("flash_attn") or "")
     whole = [True] if log.text("swa_full") else [False, True]
     for pull, number, one, kept_whole, attention in product(
-        _PULLS, stated or ["1", str(AUTO_SLOTS)], [unified] if unified is not None else [False, True], whole,
+        pulls, stated or ["1", str(AUTO_SLOTS)], [unified] if unified is not None else [False, True], whole,
         [flash] if flash else ["auto", "off"],
     ):  # fmt: skip
         chosen = not stated and number != "1"
@@ -90,7 +108,7 @@ def check(log: Log, setup: Setup) -> list[Figure]:
         figures += _check_created(log, record, layers, setup)
     for record in log.named("states"):
         figures += _check_states(log, record, layers, setup)
-    return figures + check_buffers(log, layers, setup)
+    return figures + check_buffers(log, layers, setup) + check_ollama(log, layers, setup)
 
 
 def _check_created(log: Log, record: Record, layers: Layers, setup: Setup) -> list[Figure]:
@@ -148,7 +166,9 @@ def _check_states(log: Log, record: Record, layers: Layers, setup: Setup) -> lis
             else given(record, "slots", "slots", "slots", "an input: the log has no n_seq_max")
         )
     if "layers" in record.parts:
-        total = setup.spec.num_layers
-        figures.append(check_count(record, "layers", "layers", total, "layers", "all layers of the model"))
+        total, words = setup.spec.num_layers, "all layers of the model"
+        if int(record.parts["layers"]) > total:
+            total, words = total + (setup.spec.num_draft_layers or 0), "all layers of the file, with those of MTP"
+        figures.append(check_count(record, "layers", "layers", total, "layers", words))
     parts = {"size": ("state_bytes", r + s), "r": ("r_bytes", r), "s": ("s_bytes", s)}
     return figures + check_sizes(record, parts, slots, words)

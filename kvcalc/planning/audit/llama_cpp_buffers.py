@@ -9,18 +9,27 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError
+from kvcalc.memory.dtypes import Dtype, bytes_of
 from kvcalc.memory.engines.llama_cpp.architectures import Layers, layers_of
 from kvcalc.memory.engines.llama_cpp.settings import parse_settings
 from kvcalc.memory.engines.llama_cpp.splitting import devices_of_layers, parse_shares
+from kvcalc.memory.engines.rounding import round_up
 from kvcalc.memory.sharding import stages_of
 from kvcalc.model.caches import RecurrentState
-from kvcalc.planning.audit.figures import Figure, check_size, parse_printed
+from kvcalc.planning.audit.figures import Figure, check_size, given, parse_printed
 from kvcalc.planning.audit.llama_cpp_caches import Part, created_part, drafting_parts, dtype_of, parts_of, state_bytes
 from kvcalc.planning.audit.setup import Setup
 from kvcalc.planning.logs import Log, Record
 
 # Layers that are not on a device of their own.
 _HOST = "CPU"
+# These backends lengthen the last row of a quantized tensor to a multiple of 512 elements, and place tensors at
+# multiples of 128 bytes (MATRIX_ROW_PADDING, ggml_backend_cuda_buffer_type_get_alloc_size). Observed for DeepSeek-R1,
+# whose row has 576 elements: 1166.65 MiB for a cache of 1166.62 MiB.
+_PADS = ("CUDA", "ROCm", "MUSA", "SYCL", "CANN")
+_ROW_ELEMENTS, _ALIGNMENT = 512, 128
+# Source: no_alloc in llama_kv_cache (llama-kv-cache.cpp), for --fit and llama-fit-params.
+_MEASURED = "an input: the buffers of a model whose memory is only measured have no bytes"
 
 
 class Buffer(NamedTuple):
@@ -46,7 +55,9 @@ def check_buffers(log: Log, layers: Layers, setup: Setup) -> list[Figure]:
         line = buffer.total or buffer.record
         parts = parts_of(log, line, layers, setup, dtype_of(line, setup))
         part = _part_of(buffer, [*parts, *drafting_parts(log, line, setup, dtype_of(line, setup))])
-        if part is not None:
+        if part is not None and not parse_printed(buffer.record.parts["size"]).middle:
+            figures.append(given(buffer.record, "size", "buffer_bytes", "bytes", _MEASURED))
+        elif part is not None:
             figures.append(_check(log, buffer, part, divided, setup))
     for record in log.named("state_buffer"):
         figures += _check_states(log, record, layers, divided, setup)
@@ -114,18 +125,30 @@ def _divided(log: Log, setup: Setup) -> Divided | None:
 def _check(log: Log, buffer: Buffer, part: Part, divided: Divided | None, setup: Setup) -> Figure:
     record = buffer.record
     device, cells = record.parts["device"], part.cells * part.streams
-    per_layer = cells * (part.k + part.v) // part.layers
+    padding = _padding(device, part, cells, dtype_of(buffer.total or record, setup))
+    per_layer = cells * (part.k + part.v) // part.layers + padding
     if divided is not None and device in divided.bounds and not part.is_for_drafts:
         first, last = divided.bounds[device]
         there = _on_device(log, buffer, part, (first, last), setup)
-        held = 0 if there is None else cells * (there.k + there.v)
         number = 0 if there is None else there.layers
+        held = 0 if there is None else cells * (there.k + there.v) + number * padding
         if divided.is_stated or parse_printed(record.parts["size"]).holds(held):
             words = f"{number} of {part.layers} layers x {per_layer:,} bytes: layers {first} to {last} on {device}"
             return check_size(record, "size", "buffer_bytes", held, words)
     number = min(part.layers, count_states(record, per_layer))
     words = f"{number} of {part.layers} layers x {per_layer:,} bytes on {device}"
     return check_size(record, "size", "buffer_bytes", number * per_layer, words)
+
+
+def _padding(device: str, part: Part, cells: int, dtype: Dtype) -> int:
+    """The bytes by which one layer's K and V are longer on this device."""
+    padding = 0
+    if device.rstrip("0123456789") in _PADS:
+        for row, kind in ((part.k // part.layers, dtype), (part.v // part.layers, dtype.v or dtype)):
+            short = -row * kind.block_elements // kind.block_bytes % _ROW_ELEMENTS
+            if row and short and not kind.is_float:
+                padding += round_up(cells * row + bytes_of(short, kind), _ALIGNMENT) - cells * row
+    return padding
 
 
 def _on_device(log: Log, buffer: Buffer, part: Part, bounds: tuple[int, int], setup: Setup) -> Part | None:

@@ -33,7 +33,10 @@ class Question(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """`spec` bound to its workload, one device's `share` of it, and the engine's memory rules."""
+    """`spec` bound to its workload, one device's `share` of it, and the engine's memory rules.
+
+    `ranks` is the number of devices that hold the model.
+    """
 
     spec: ModelSpec
     share: ModelSpec
@@ -43,6 +46,7 @@ class Setup(NamedTuple):
     rules: Engine
     settings: Mapping[str, str]
     notes: tuple[Note, ...]
+    ranks: int = 1
 
     def pool(self, tokens: int | None = None) -> dict[str, int]:
         """The engine's figures about its pool for a request of `tokens` tokens. Default: the full context length.
@@ -59,7 +63,8 @@ class Reading(NamedTuple):
     """One way to read a log: the engine's settings, the assumptions beyond the log, and the function that checks it.
 
     `spec` is the model as the engine treats it, or None for the model itself. `release` is the engine's release, None
-    for the newest.
+    for the newest. `kv_dtype` is the type of the cache if neither the log nor the user names one, None for the engine's
+    default. `device_class` is the kind of device whose rules for the cache's type are tried, None for no device.
     """
 
     settings: Mapping[str, str]
@@ -67,6 +72,8 @@ class Reading(NamedTuple):
     check: Callable[[Log, Setup], list[Figure]]
     spec: ModelSpec | None = None
     release: str | None = None
+    kv_dtype: str | None = None
+    device_class: str | None = None
 
 
 def best_stage(check: Callable[[Log, Setup], list[Figure]], log: Log, setup: Setup) -> list[Figure]:
@@ -91,7 +98,8 @@ def make_setup(question: Question, reading: Reading) -> Setup:
     settings = reading.settings
     # If the log has no length, use the model's maximum, as the engines do.
     engine = f"{question.engine}@{reading.release}" if reading.release else question.engine
-    dtype, reason = resolve_kv_dtype(engine, spec, question.kv_dtype, settings, question.dtype)
+    asked = reading.kv_dtype if question.kv_dtype == "auto" and reading.kv_dtype else question.kv_dtype
+    dtype, reason = resolve_kv_dtype(engine, spec, asked, settings, question.dtype, reading.device_class)
     context = question.context_tokens or spec.max_position_embeddings
     stages = question.pipeline_parallel_size
     workload = resolve_workload(
@@ -101,4 +109,7 @@ def make_setup(question: Question, reading: Reading) -> Setup:
     rules = load_engine(engine, bound, settings, stages)
     rules.check_ranks(bound, tensor_parallel_size)
     share = on_device(bound, tensor_parallel_size)
-    return Setup(bound, share, workload.kv_dtype, reason, workload.context_tokens, rules, settings, workload.notes)
+    return Setup(
+        bound, share, workload.kv_dtype, reason, workload.context_tokens, rules, settings, workload.notes,
+        tensor_parallel_size * stages,
+    )  # fmt: skip

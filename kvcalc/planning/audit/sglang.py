@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 from kvcalc.memory.engines.sglang.drafts import slot_of
 from kvcalc.memory.engines.sglang.layers import FULL, WINDOW, Layer, is_sparse, layers_of
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import HEADS_CACHES, IndexerKeys
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.planning.audit.figures import (
     Figure,
     check_count,
@@ -26,6 +27,13 @@ from kvcalc.planning.audit.figures import (
 )
 from kvcalc.planning.audit.setup import Reading, Setup, best_stage
 from kvcalc.planning.logs import Log, Record
+
+# Tried if the log has no page size, and no type of the states.
+_PAGES = ("64", "128", "32", "16", "256")
+_STATE_DTYPES = ("bfloat16", "float16")
+# The default type of the cache depends on the device for sparse attention, and so do the rows of an fp8 cache
+# (sglang/defaults.py).
+_SPARSE = ((None, None), ("fp8", None), (None, "blackwell"))
 
 _INPUT = "an input: as many as fit in the memory"
 _OF_DRAFTS = "an input: the pool of the draft model, which the log does not describe"
@@ -41,21 +49,51 @@ class Row(NamedTuple):
 
 
 def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
-    """The settings in the log. If the model has an indexer, also a reading without the indexer's keys."""
+    """The settings in the log, and the usual values of those that it does not have, the defaults first.
+
+    If the model has an indexer, also readings without the indexer's keys.
+    """
     if spec.model_type == "deepseek_v4":
         from kvcalc.planning.audit import sglang_deepseek_v4
 
         yield from sglang_deepseek_v4.readings(log)
         return
-    settings = {}
-    for fact in ("page_size", "swa_full_tokens_ratio"):
-        text = log.text(fact)
-        if text is not None and not (fact == "page_size" and is_sparse(spec)):
-            settings[fact.replace("_", "-")] = text
-    yield Reading(settings, (), partial(best_stage, partial(check, False)))
-    if is_sparse(spec):
-        taken = ("the indexer's keys are not included, as before pull request 11309",)
-        yield Reading(settings, taken, partial(best_stage, partial(check, True)))
+    ratio, sparse = log.text("swa_full_tokens_ratio"), is_sparse(spec)
+    settings = {} if ratio is None else {"swa-full-tokens-ratio": ratio}
+    for keys, (kv_dtype, device), state_dtype, page in product(
+        (True, False) if sparse else (True,), _SPARSE if sparse else _SPARSE[:1],
+        _state_dtypes(log, spec), [None] if sparse else _pages(log),
+    ):  # fmt: skip
+        stored = None if state_dtype is None else spec._replace(state_dtype=state_dtype)
+        taken = [] if keys else ["the indexer's keys are not included, as before pull request 11309"]
+        if kv_dtype is not None:
+            taken.append(f"a cache in {kv_dtype}, the default on another device")
+        if device is not None:
+            taken.append("the cache of B200 and B300")
+        if state_dtype is not None:
+            taken.append(f"states in {state_dtype}")
+        if page is not None and log.text("page_size") is None:
+            taken.append(f"pages of {page} tokens")
+        given_settings = settings if page is None else {**settings, "page-size": page}
+        checked = partial(best_stage, partial(check, not keys))
+        yield Reading(given_settings, tuple(taken), checked, stored, kv_dtype=kv_dtype, device_class=device)
+
+
+def _pages(log: Log) -> list[str | None]:
+    """The page size in the log, or else the default and the usual sizes of which the printed tokens are whole pages."""
+    stated, pools = log.text("page_size"), log.named("pool")
+    if stated is not None or not pools:
+        return [stated]
+    tokens = [int(record.parts["tokens"]) for record in pools if "tokens" in record.parts]
+    return [None, *(page for page in _PAGES if not any(number % int(page) for number in tokens))]
+
+
+def _state_dtypes(log: Log, spec: ModelSpec) -> list[str | None]:
+    """The type of the states in the log (--mamba-ssm-dtype), or else the config's and then the 16-bit types."""
+    stated = log.text("state_dtype")
+    if stated is not None or not (has_states(spec) and log.named("states")):
+        return [stated]
+    return [None, *_STATE_DTYPES]
 
 
 def check(without_indexer: bool, log: Log, setup: Setup) -> list[Figure]:

@@ -68,4 +68,6 @@ def _check(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
         words = f"{windows:,} tokens / {rules.state_page} x {ring}"
         states = windows // rules.state_page * ring
         figures.append(check_count(record, "states", "c4_state", states, "slots", words))
+    for record in log.named("max_total_num_tokens"):
+        figures.append(given(record, "total", record.name, "tokens", _INPUT))
     return figures

@@ -27,6 +27,7 @@ from kvcalc.planning.audit.setup import Reading, Setup, best_stage
 from kvcalc.planning.logs import Log, Record
 
 _INPUT = "an input: as many as fit in the memory"
+_AUTO_DEPLOY = "an input: AutoDeploy's manager counts blocks only; its caches are tensors of the graph"
 # The share of the free memory for the pool (kDefaultGpuMemFraction).
 _FRACTION = "0.9"
 # The default is 32. Older builds and examples use 64 and 128.
@@ -55,7 +56,9 @@ def check(from_memory: bool, log: Log, setup: Setup) -> list[Figure]:
     counts = log.named("pool", "tokens")
     for record in counts:
         figures.append(given(record, "tokens", "tokens", "tokens", _INPUT))
-        if "size" in record.parts:
+        if "size" in record.parts and log.text("fake_cache") is not None:
+            figures.append(given(record, "size", "pool_bytes", "bytes", _AUTO_DEPLOY))
+        elif "size" in record.parts:
             tokens = int(record.parts["tokens"])
             words = f"{tokens:,} tokens x {token:,} bytes"
             figures.append(check_size(record, "size", "pool_bytes", tokens * token, words))

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from kvcalc.errors import UsageError, nearest
+from kvcalc.planning.logs.passes import Passes, is_of_pass
 from kvcalc.planning.logs.scan import Line, Scanner
 
 # Engine name -> module in this package.
@@ -23,6 +24,8 @@ _SPELLINGS = {
     "off": "false",
 }  # fmt: skip
 
+# A line about the pool has a size or a number of something. Other lines with the same words are about choices.
+_SIZE = re.compile(r"\d ?(?:[KMGT]i?B|bytes|tokens|blocks|cells)\b|(?:tokens|blocks|bytes|size|#\w+)\W{1,4}\d")
 # No engine prints a number this long, and parsing longer ones is slow.
 _LONGEST_NUMBER = 32
 # Of the lines about the pool that no pattern matches, the first ones are kept, and the start of each.
@@ -152,6 +155,7 @@ class _Reader:
         self._contradictions: dict[str, str] = {}
         # Each record once: all ranks print the same line, and a service may print it to two streams.
         self._records: dict[tuple[str, tuple[tuple[str, str], ...]], Record] = {}
+        self._passes = Passes()
 
     def read(self, line: Line) -> None:
         for name, match in _matches(line, self._facts_by_needle):
@@ -159,6 +163,8 @@ class _Reader:
             if not value:
                 continue
             said = self._facts.setdefault(name, Fact(value, line.number))
+            if self._passes.replaces(name, said.line, line.number):
+                said = self._facts[name] = Fact(value, line.number)
             if said.text.casefold() != value.casefold():
                 words = f"line {line.number} says {name} is {value!a}, but line {said.line} says {said.text!a}, "
                 self._contradictions.setdefault(name, f"{words}which is used")
@@ -167,11 +173,21 @@ class _Reader:
             is_read = True
             parts = {part: found for part, found in match.groupdict().items() if found is not None}
             if len(self._records) <= _MOST_RECORDS and all(len(found) <= _LONGEST_NUMBER for found in parts.values()):
-                self._records.setdefault((name, tuple(parts.items())), Record(name, line.number, parts))
+                record = Record(name, line.number, parts)
+                measured = self._passes.measured(name, parts.get("size", ""), line.number)
+                if measured:
+                    self._drop(measured)
+                self._records.setdefault((name, tuple(parts.items())), record)
         if not is_read and len(self._unread) < _MOST_UNREAD and not line.needles.isdisjoint(self._pool_words):
             text = "".join(filter(str.isprintable, line.text)).strip()
-            if any(char.isdigit() for char in text):
+            if _SIZE.search(text):
                 self._unread.append(Unread(line.number, text[:_LONGEST_UNREAD]))
+
+    def _drop(self, lines: range) -> None:
+        """Drop the records of these lines that the model which is loaded prints again."""
+        self._records = {
+            key: one for key, one in self._records.items() if not (is_of_pass(one.name) and one.line in lines)
+        }
 
     def found(self, num_lines: int) -> Log:
         records = list(self._records.values())

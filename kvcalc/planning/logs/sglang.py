@@ -34,6 +34,7 @@ FACTS = (
     *option("kv_dtype", "kv_cache_dtype", "--kv-cache-dtype"),
     pattern("kv_dtype", "KV cache dtype", r"[Uu]sing KV cache dtype: (?:torch\.)?(?P<value>\w+)"),
     pattern("kv_dtype", "KV Cache is allocated", r"KV Cache is allocated\. dtype: (?:torch\.)?(?P<value>\w+)"),
+    *option("state_dtype", "mamba_ssm_dtype", "--mamba-ssm-dtype", value=r"float\d+|bfloat16"),
     *option("draft_tokens", "speculative_num_draft_tokens", "--speculative-num-draft-tokens", value=r"\d+"),
     pattern("drafts", "speculative", r"speculative[_-]algorithm['\"]?[= :]{1,3}['\"]?(?P<value>[A-Z]\w{1,31})"),
     pattern("dtype", "dtype=torch.", r"(?<!\w)dtype=torch\.(?P<value>\w+)"),

@@ -24,6 +24,7 @@ FACTS = (
         value=r"0?\.\d+",
     ),
     *option("max_tokens", "max_tokens_in_paged_kv_cache", value=r"\d+"),
+    pattern("fake_cache", "fake cache manager", r"Using fake cache manager with head_dim=(?P<value>0)"),
     pattern("block_window", "[window size=", r"per sequence: \d+ \[window size=(?P<value>\d+)\]"),
 )
 

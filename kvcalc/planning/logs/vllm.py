@@ -9,6 +9,8 @@ from __future__ import annotations
 from kvcalc.planning.logs import option, pattern
 
 _SIZE = r"\d+(?:[.,]\d+)? ?G(?:i)?B"
+# The blocks of the swap space come last in their line.
+_SWAP = r"CPU blocks: \d+(?!\d|, # CPU)"
 
 FACTS = (
     pattern("version", "LLM engine (v", r"LLM engine \(v(?P<value>\d[^\s,)]*)\)"),
@@ -38,6 +40,7 @@ FACTS = (
     *option("token_ranks", "decode_context_parallel_size", "--decode-context-parallel-size", "-dcp", value=r"\d+"),
     *option("prefill_ranks", "prefill_context_parallel_size", "--prefill-context-parallel-size", "-pcp", value=r"\d+"),
     *option("block_size", "block_size", "--block-size", value=r"\d+"),
+    pattern("block_size", "kv cache block size to", r"Setting kv cache block size to (?P<value>\d+) for"),
     *option("max_num_batched_tokens", "max_num_batched_tokens", "--max-num-batched-tokens", value=r"\d+"),
     *option("num_speculative_tokens", "num_speculative_tokens", "num_spec_tokens", value=r"\d+"),
     pattern(
@@ -59,21 +62,37 @@ FACTS = (
     ),
     pattern("platform", "device_config=", r"device_config=(?P<value>[a-z]{1,16})\b"),
     pattern("platform", "[XPU]", r"\[(?P<value>XPU)\]"),
+    # While the memory of CUDA graphs is measured, 0.17 to 0.19 replace 0 blocks by as many as the graphs need.
+    pattern(
+        "blocks_override",
+        "Overriding num_gpu_blocks",
+        r"Overriding num_gpu_blocks=(?!0 )\d+ with num_gpu_blocks_override=(?P<value>\d+)",
+    ),
+    *(
+        pattern("blocks_override", name, rf"(?<!with ){name}['\"]?[:= ] ?(?P<value>[1-9]\d*)")
+        for name in ("--num-gpu-blocks-override", "num_gpu_blocks_override")
+    ),
     *option("swap_space_gib", "swap_space", "--swap-space", value=r"\d+(?:\.\d+)?"),
 )
 
 RECORDS = (
-    pattern("available_memory", "Available KV cache memory", rf"Available KV cache memory: (?P<memory>{_SIZE})"),
-    pattern("available_memory", "reserved for KV Cache", rf"reserved for KV Cache is (?P<memory>{_SIZE})"),
+    pattern("available_memory", "Available KV cache memory", rf"Available KV cache memory: (?P<memory>-?{_SIZE})"),
+    pattern("available_memory", "reserved for KV Cache", rf"reserved for KV Cache is (?P<memory>-?{_SIZE})"),
+    pattern("available_memory", "memory for KV Cache", rf"reserved (?P<memory>{_SIZE}) memory for KV Cache"),
+    # On CPUs, without the unit, which is GiB.
+    pattern("available_memory", "GiB for KV cache on node",
+            r"(?:Explicitly|Auto) set \((?P<memory>\d+(?:\.\d+)?)/\d+(?:\.\d+)?\) GiB for KV cache on node"),
     pattern("available_memory", "kv_cache_size=", rf"kv_cache_size=(?P<memory>{_SIZE})"),
     pattern("available_memory", "available KV cache memory (", rf"available KV cache memory \((?P<memory>{_SIZE})\)"),
     pattern("kv_cache_tokens", "KV cache size", r"KV cache size: (?P<tokens>\d[\d,]*) tokens"),
     pattern("kv_cache_tokens", "stored in KV cache (", r"stored in (?:the )?KV cache \((?P<tokens>\d+)\)"),
     pattern("max_concurrency", "Maximum concurrency for",
             r"Maximum concurrency for (?P<length>[\d,]+) tokens per request: (?P<concurrency>\d+(?:\.\d+)?)x"),
-    pattern("num_gpu_blocks", "GPU blocks:", r"GPU blocks: (?P<gpu_blocks>\d+)"),
-    pattern("num_gpu_blocks", "CUDA blocks:", r"CUDA blocks: (?P<gpu_blocks>\d+)"),
-    pattern("num_cpu_blocks", "CPU blocks:", r"CPU blocks: (?P<cpu_blocks>\d+)"),
+    # V0 names the blocks after the platform: "# CUDA blocks", "# rocm blocks", also "# CPU blocks" (executor_base.py).
+    pattern("num_gpu_blocks", "blocks:", rf"# (?!{_SWAP})\w{{1,16}} blocks: (?P<gpu_blocks>\d+)"),
+    pattern("fitting_blocks", "Overriding num_gpu_blocks",
+            r"Overriding num_gpu_blocks=(?P<gpu_blocks>[1-9]\d*) with num_gpu_blocks_override"),
+    pattern("num_cpu_blocks", "CPU blocks:", rf"(?={_SWAP})CPU blocks: (?P<cpu_blocks>\d+)"),
     pattern("attention_block_size", "attention block size to",
             r"(?<!\])Setting attention block size to (?P<block_size>\d+) tokens"),
     pattern("request_bytes", "KV cache is needed", rf"(?<![\d.,])(?P<needed>{_SIZE}) KV cache is needed"),

@@ -1,0 +1,46 @@
+"""vLLM's padding of experts in MXFP4, against "Model loading took" of public logs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.throughput.hardware import find_devices
+from tests.documents import estimate
+
+GIB = 2**30
+
+
+def fit(model: str, gpu: str, engine: str = "vllm", **asked: Any) -> dict[str, Any]:
+    found: dict[str, Any] = estimate(kvcalc.load_model(model), devices=find_devices(gpu), engine=engine, **asked)["fit"]
+    return found
+
+
+def padding(answer: dict[str, Any]) -> int | None:
+    return {line["name"]: line["bytes"] for line in answer["lines"]}.get("padding of the experts")
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "loaded"),
+    [
+        ("gpt-oss-20b", "a100", 13.7153),  # Marlin; vLLM 0.19 on an A100 prints 13.72
+        ("gpt-oss-120b", "a100", 65.9651),  # Marlin, as in vllm-project/vllm#23278
+        ("gpt-oss-120b", "h100", 64.38),  # Triton; vllm-project/vllm#33155
+    ],
+)
+def test_the_weights_are_those_that_vllm_loads(model: str, gpu: str, loaded: float) -> None:
+    # Biases and workspaces of the kernels are not counted.
+    assert 0 < loaded - fit(model, gpu)["weights_bytes"] / GIB < 0.1
+
+
+def test_only_mxfp4_experts_of_vllm_are_padded() -> None:
+    matrices = 24 * 32 * 3
+    assert padding(fit("gpt-oss-20b", "a100")) == matrices * (3072 * 2944 - 2880**2) * 17 // 32
+    # Each of two ranks has 1,440 rows of a matrix, which become 1,536.
+    halves = fit("gpt-oss-20b", "a100", tensor_parallel_size=2)
+    assert padding(halves) == matrices * (3072 * 1536 - 2880 * 1440) * 17 // 32
+    assert padding(fit("gpt-oss-20b", "a100", "sglang")) is None
+    assert padding(fit("gpt-oss-20b", "a100", dtype="bf16")) is None
+    assert padding(fit("qwen3-8b", "a100")) is None
