@@ -16,7 +16,7 @@ from kvcalc.errors import ModelError, UsageError, nearest
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.engines.place import ANYWHERE, Place
-from kvcalc.memory.engines.release import Asked, split_engine
+from kvcalc.memory.engines.release import Asked, Release, split_engine
 from kvcalc.memory.engines.unread import UNREAD
 from kvcalc.memory.kv_cache import Growth, growth, longest_context, sequence_bytes
 from kvcalc.memory.sharding import Bounds, bounds_of, longer_before_last, stages_of
@@ -47,6 +47,10 @@ _OF_TYPE = {
         [("tensorrt-llm", kind) for kind in ("nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")],
         ("tensorrt_llm_hybrid", "Hybrid"),
     ),
+    **dict.fromkeys(
+        [("tensorrt-llm", kind) for kind in ("gemma3_text", "gemma4_text", "gpt_oss")],
+        ("tensorrt_llm_groups", "LayerGroups"),
+    ),
 }
 
 # Engines that were seen to reserve a pool even for encoder models: SGLang for bge-m3 (sgl-project/sglang#7590), and
@@ -66,7 +70,7 @@ _LINES = (
     "states for prefixes and drafts", "pages padded to one size", "blocks padded to the largest group",
     "states beyond the batch", "dummy state", "request table", "slots beyond the batch", "states in fp32",
     "V padded to the widest layer's", "states for checking drafts", "convolution inputs for checking drafts",
-    "prefix kept once",
+    "caches that no layer reads", "memory pages rounded up", "pools in a fixed proportion", "prefix kept once",
 )  # fmt: skip
 _ORDER = {name: place for place, name in enumerate(_LINES)}
 
@@ -150,6 +154,11 @@ class Engine(ABC):
         self.spec = spec
         self.settings: dict[str, object] = {}
         self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()
+
+    @classmethod
+    def at(cls, model_type: str, release: Release | None) -> type[Engine]:
+        """The class for a release (None: the newest), if this class of a model type has the rules of some only."""
+        return cls
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:
@@ -376,7 +385,9 @@ def _class_of(asked: str, model_type: str = "") -> tuple[type[Engine], Asked | N
     name = asked.partition("@")[0]
     if name not in ENGINES:
         raise UsageError(f"--engine {name!r}: not an engine", nearest(name, ENGINES) or f"one of {', '.join(ENGINES)}")
-    return _imported(*_OF_TYPE.get((name, model_type), ENGINES[name])), split_engine(asked)[1]
+    own, release = _OF_TYPE.get((name, model_type)), split_engine(asked)[1]
+    engine = _imported(*(own or ENGINES[name]))
+    return (engine if own is None else engine.at(model_type, release.release if release else None)), release
 
 
 @cache

@@ -141,6 +141,12 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("free-gpu-memory-fraction", "F", "the pool's share of the free memory, or of --kv-memory"),
         Option("max-attention-window", "W,W", "windows of the layers, repeated in turn: 128,32k"),
         Option("max-batch-size", "N", "maximum running requests, for which a hybrid model has states", "the batch"),
+        Option(
+            "avg-seq-len",
+            "N",
+            "tokens of the requests for which the pools of windows, or of states, divide the memory",
+            "2048, or with states half of the model's longest context",
+        ),
     ),
     "llama.cpp": (
         Option("cache-type-k", "TYPE", "type of K", "f16", ("-ctk",)),
