@@ -45,7 +45,7 @@ _OF_TYPE = {
     ("sglang", "deepseek_v4"): ("sglang.deepseek_v4", "DeepseekV4"),
     **dict.fromkeys(
         [("tensorrt-llm", kind) for kind in ("nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")],
-        ("tensorrt_llm_hybrid", "Hybrid"),
+        ("tensorrt_llm_states", "HybridPools"),
     ),
     **dict.fromkeys(
         [("tensorrt-llm", kind) for kind in ("gemma3_text", "gemma4_text", "gpt_oss")],

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import LayoutError
@@ -24,13 +25,15 @@ from kvcalc.memory.engines.tensorrt_llm_pools import (
     STEP_TOKENS,
     Division,
     Group,
+    Kind,
+    Layout,
     Sequences,
     check_average,
-    growth_of_rows,
     least_slots,
     most_blocks,
+    prompts_of_step,
 )
-from kvcalc.memory.kv_cache import Growth, stored_cache_bytes
+from kvcalc.memory.kv_cache import Growth, growth_at_slope, stored_cache_bytes
 from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention
 from kvcalc.model.layers import LayerGroup
 from kvcalc.model.spec import ModelSpec, all_caches, windows
@@ -43,21 +46,6 @@ _WINDOWS_SINCE = Release.of(1, 3)._replace(phase=-1, of_phase=28)
 _ALWAYS = ("gemma4_text",)
 _OTHERWISE = Sequences(2049, 2048)  # what StorageManager assumes without a typical batch
 _MOST_RUNNING = 2048  # max_batch_size
-
-
-class Kind(NamedTuple):
-    """The layers of a share with one window, and the bytes of a token in each of their pools."""
-
-    window: int | None
-    num_layers: int
-    token_bytes: tuple[int, ...]
-
-
-class Layout(NamedTuple):
-    """The layers by their windows, and how their pools divide the memory."""
-
-    kinds: tuple[Kind, ...]
-    division: Division
 
 
 class _Layers(NamedTuple):
@@ -108,21 +96,13 @@ class LayerGroups(TensorrtLlm):
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
         from kvcalc.memory.engines.tensorrt_llm_prefixes import GroupPrefixes
 
-        return GroupPrefixes(self, share, dtype)
-
-    def prompts_of_step(self, tokens: int, batch: int) -> int:
-        """The prompts in a step, all blocks of which are kept until its end.
-
-        A step has max_num_tokens tokens, or those of the longest request (_estimate_swa_cache_size, context=True,
-        kv_cache_manager_v2.py). Prompts are not divided by default (enable_chunked_prefill).
-        """
-        return max(1, min(batch, STEP_TOKENS // tokens))
+        return GroupPrefixes(partial(self.layout, share, dtype), self.block)
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         """The slope is that of the rows. Whole pages, a step's prompts and the pools' proportion are fixed bytes."""
         layout = self.layout(spec, dtype, tokens)
         slope = sum(sum(kind.token_bytes) for kind in layout.kinds if kind.window is None or kind.window > tokens)
-        return growth_of_rows(slope, self.held_bytes(spec, dtype, tokens, 1), tokens)
+        return growth_at_slope(slope, self.held_bytes(spec, dtype, tokens, 1), tokens)
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         check_average(self.chosen.avg_seq_len, tokens)
@@ -187,7 +167,7 @@ class LayerGroups(TensorrtLlm):
 
     def _beyond(self, group: Group, tokens: int, batch: int) -> int:
         """The slots that the prompts of a step take before their windows have left them."""
-        prompts, blocks = self.prompts_of_step(tokens, batch), ceil_div(tokens, self.block)
+        prompts, blocks = prompts_of_step(tokens, batch), ceil_div(tokens, self.block)
         return sum(prompts * (blocks - most_blocks(window, tokens, self.block)) for window in group.windows)
 
     def _block_bytes(self, layout: Layout, tokens: int, batch: int) -> int:

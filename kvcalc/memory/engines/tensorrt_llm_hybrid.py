@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import LayoutError, ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
-from kvcalc.memory.engines import BlockPool, Engine, Line, lines_of, not_established
-from kvcalc.memory.engines.release import Release
+from kvcalc.memory.engines import BlockPool, Line, lines_of, not_established
 from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.engines.tensorrt_llm import TensorrtLlm, row_bytes, token_bytes
 from kvcalc.memory.kv_cache import stored_cache_bytes
@@ -26,7 +25,6 @@ from kvcalc.notes import Note
 if TYPE_CHECKING:
     from kvcalc.memory.engines.prefixes import Prefixes
 
-_POOLS_SINCE = Release.of(1, 3)._replace(phase=-1, of_phase=24)
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -37,13 +35,6 @@ class Hybrid(TensorrtLlm):
     """
 
     no_reuse = "TensorRT-LLM keeps no states of prefixes then (enable_block_reuse: false)"
-
-    @classmethod
-    def at(cls, model_type: str, release: Release | None) -> type[Engine]:
-        """The rules of a release."""
-        from kvcalc.memory.engines.tensorrt_llm_states import HybridPools
-
-        return HybridPools if release is None or release >= _POOLS_SINCE else cls
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.rounding import ceil_div, round_up
-from kvcalc.memory.kv_cache import Growth
 
 STATE = 0
 """The window of layers that keep a state instead of tokens: one slot for each request."""
@@ -130,16 +129,34 @@ class Division:
         return [_fitting(_pages(n, group, page), group, page) for n, group in zip(found, self.groups)]
 
 
+class Kind(NamedTuple):
+    """The layers of a share with one window, and the bytes of a token in each of their pools."""
+
+    window: int | None
+    num_layers: int
+    token_bytes: tuple[int, ...]
+
+
+class Layout(NamedTuple):
+    """The layers by their windows, and how their pools divide the memory."""
+
+    kinds: tuple[Kind, ...]
+    division: Division
+
+
 def check_average(average: int | None, tokens: int) -> None:
     """Raise UsageError (exit 2) for an average length above the longest request's, `tokens`."""
     if average is not None and average > tokens:
         raise UsageError(f"--avg-seq-len {average} is longer than the context of {tokens} tokens")
 
 
-def growth_of_rows(slope: int, held: int, tokens: int) -> Growth:
-    """The growth if one more token takes `slope` bytes. Whole pages and the proportion of the pools are fixed bytes."""
-    slope = min(slope, held // tokens)
-    return Growth(slope, held - slope * tokens)
+def prompts_of_step(tokens: int, batch: int) -> int:
+    """The prompts in a step, all blocks of which are kept until its end.
+
+    A step has max_num_tokens tokens, or those of the longest request (_estimate_swa_cache_size, context=True,
+    kv_cache_manager_v2.py). Prompts are not divided by default (enable_chunked_prefill).
+    """
+    return max(1, min(batch, STEP_TOKENS // tokens))
 
 
 def page_bytes(quota: int) -> int:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.prefixes import InUse, Prefixes, in_use
 from kvcalc.memory.engines.rounding import ceil_div, round_up
-from kvcalc.memory.engines.tensorrt_llm_pools import Sequences, blocks_of, most_blocks
-from kvcalc.model.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from kvcalc.memory.engines.tensorrt_llm_groups import LayerGroups
+from kvcalc.memory.engines.tensorrt_llm_pools import Layout, Sequences, blocks_of, most_blocks, prompts_of_step
 
 _LONGEST = 1 << 80  # longer than every window
 
@@ -20,24 +15,23 @@ class GroupPrefixes(Prefixes):
     """The blocks of layers with the same window. A prefix is found if the blocks of its last window are still there.
 
     Blocks that a request's window has left stay in the cache until their memory is needed (block_reuse_config.policy
-    all_reusable, llmapi/llm_args.py).
+    all_reusable, llmapi/llm_args.py). `layout` gives the pools for the length of the longest request.
     """
 
-    def __init__(self, engine: LayerGroups, share: ModelSpec, dtype: Dtype) -> None:
-        self._engine, self._share, self._dtype = engine, share, dtype
-        self._kinds, self.block_tokens = engine.layout(share, dtype, _LONGEST).kinds, engine.block
+    def __init__(self, layout: Callable[[int], Layout], block: int) -> None:
+        self._layout, self._kinds, self.block_tokens = layout, layout(_LONGEST).kinds, block
         self.unit_bytes = self.block_tokens * sum(sum(kind.token_bytes) for kind in self._kinds)
 
     def batch_bytes(self, shared: int, tokens: int, batch: int) -> int:
         block, slots = self.block_tokens, dict[int | None, int]()
-        layout = self._engine.layout(self._share, self._dtype, tokens)
+        layout = self._layout(tokens)
         after = ceil_div(tokens, block) - shared // block
         for kind in self._kinds:
             needed = most_blocks(kind.window, tokens, block)
             found = InUse(shared // block, after)
             if kind.window is not None:
                 found = in_use(needed, after, self._kept(kind.window, shared))
-            prompts = self._engine.prompts_of_step(tokens, batch)
+            prompts = prompts_of_step(tokens, batch)
             slots[kind.window] = found.shared + batch * found.own + prompts * (after - found.own)
         # A window that is no shorter than the requests keeps what the other layers keep.
         whole = shared // block + batch * after

@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import BlockPool, Line, lines_of
+from kvcalc.memory.engines import BlockPool, Engine, Line, lines_of
+from kvcalc.memory.engines.release import Release
 from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.engines.tensorrt_llm import cache_buffers, quota_of, row_bytes, token_bytes
 from kvcalc.memory.engines.tensorrt_llm_hybrid import Hybrid, attending, state_parts
@@ -25,14 +26,14 @@ from kvcalc.memory.engines.tensorrt_llm_pools import (
     Group,
     Sequences,
     check_average,
-    growth_of_rows,
     least_slots,
 )
-from kvcalc.memory.kv_cache import Growth, stored_cache_bytes
+from kvcalc.memory.kv_cache import Growth, growth_at_slope, stored_cache_bytes
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, distinct_caches
 
+_SINCE = Release.of(1, 3)._replace(phase=-1, of_phase=24)
 _DUMMIES = 1  # _get_num_cuda_graph_padding_dummy_slots
 
 
@@ -42,13 +43,18 @@ class HybridPools(Hybrid):
     version = "28295084972c"
     no_reuse = "snapshots of states are off by default (mamba_state_config.periodic_snapshot_interval)"
 
+    @classmethod
+    def at(cls, model_type: str, release: Release | None) -> type[Engine]:
+        """The rules of a release."""
+        return cls if release is None or release >= _SINCE else Hybrid
+
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         division = self._division(share, dtype, tokens, batch)
         needed = {None: batch * ceil_div(tokens, self.block), STATE: self._num_states(batch)}
         return division.smallest([needed[group.windows[0]] for group in division.groups])
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
-        return growth_of_rows(token_bytes(attending(spec), dtype), self.held_bytes(spec, dtype, tokens, 1), tokens)
+        return growth_at_slope(token_bytes(attending(spec), dtype), self.held_bytes(spec, dtype, tokens, 1), tokens)
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         check_average(self.chosen.avg_seq_len, tokens)

@@ -19,8 +19,8 @@ SLIDING, FULL = 32 * 10 * 2048, 32 * 2 * 4096
 def test_windows_have_a_pool_and_the_other_layers_another() -> None:
     """2,049 tokens take 65 blocks, 17 in the window: 9 and 6 pages of 2 MiB, which is the proportion of the pools.
 
-    A prompt of 4,096 tokens takes 128 slots in both pools until it is computed: 40 and 16 pages. 6 in 15 of 99 pages are
-    40.
+    A prompt of 4,096 tokens takes 128 slots in both pools until it is computed: 40 and 16 pages. 6 in 15 of 99 pages
+    are 40.
     """
     assert total(gemma4(), "tensorrt-llm", 4096) == 99 * PAGE
     found = lines(gemma4(), "tensorrt-llm", 4096)
