@@ -146,7 +146,8 @@ class TensorrtLlm(Engine):
 
 
 def _parse(settings: Mapping[str, str]) -> Settings:
-    given, windows, fraction = Given("tensorrt-llm", settings), settings.get("max-attention-window"), None
+    given, fraction = Given("tensorrt-llm", settings), None
+    windows, average = settings.get("max-attention-window"), settings.get("avg-seq-len")
     if "free-gpu-memory-fraction" in settings:
         fraction = given.share("free-gpu-memory-fraction", below_one=True)
     return Settings(
@@ -155,7 +156,7 @@ def _parse(settings: Mapping[str, str]) -> Settings:
         fraction,
         None if windows is None else [parse_tokens(part, "--max-attention-window") for part in windows.split(",")],
         given.optional_count("max-batch-size"),
-        given.optional_count("avg-seq-len"),
+        None if average is None else parse_tokens(average, "--avg-seq-len"),
     )
 
 
