@@ -33,7 +33,7 @@ class Layout(NamedTuple):
     `settings` are the engine's own options by name. `beyond_limit` is true if the context exceeds the model's limit.
     `drafting` says how tokens are drafted, or is None if they are not.
     Each of the `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. `has_copies` is
-    whether they are whole copies, because the model has no experts.
+    whether they are whole copies, because the model has no experts. `cp_strategy` is how SGLang divides prompts.
     """
 
     tensor_parallel_size: int
@@ -47,6 +47,7 @@ class Layout(NamedTuple):
     data_parallel_size: int = 1
     expert_parallel_size: int = 1
     has_copies: bool = False
+    cp_strategy: str | None = None
 
 
 def vllm_command(checkpoint: Checkpoint, layout: Layout) -> str:
@@ -81,7 +82,9 @@ def sglang_command(checkpoint: Checkpoint, layout: Layout) -> str:
     if layout.has_copies:
         whole = layout._replace(max_running=-(-layout.max_running // replicas))
     else:
-        whole = layout._replace(tensor_parallel_size=layout.tensor_parallel_size * replicas)
+        copies = int(layout.settings.get("attn-cp-size", "1"))
+        whole = layout._replace(tensor_parallel_size=layout.tensor_parallel_size * replicas * copies)
+        more += ["--enable-prefill-cp", "--cp-strategy", layout.cp_strategy] if layout.cp_strategy else []
     flags = _flags("sglang", checkpoint, whole, sizes, {"fp8": "fp8_e4m3", RAW_FP8.name: "fp8_e4m3"}, more)
     flags += sglang_drafting(layout.drafting)
     start = [*_environment("sglang", layout), "python", "-m", "sglang.launch_server"]

@@ -279,8 +279,18 @@ def _row(
         drafting_of(question.speculative),
         memory["engine"]["data_parallel_size"], memory["engine"]["expert_parallel_size"],
         has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes),
+        cp_strategy=_cp_strategy(question),
     )  # fmt: skip
     return {**row, **{engine: command(checkpoint, layout) for engine, command in _COMMANDS.items()}}
+
+
+def _cp_strategy(question: Question) -> str | None:
+    """SGLang's --cp-strategy if it divides prompts."""
+    if (question.engine_settings or {}).get("attn-cp-size", "1") == "1":
+        return None
+    from kvcalc.memory.engines.sglang.context_parallel import strategy_of
+
+    return strategy_of(question.model)
 
 
 def _simulated(judge: Judge, found: Option) -> dict[str, Any]:

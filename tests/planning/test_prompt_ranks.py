@@ -58,7 +58,7 @@ def test_the_number_of_devices_follows() -> None:
     assert ask(gpus="h200", pcp=8)["hardware"]["num_devices"] == 8
     assert ask(gpus="h200", pcp=2, tensor_parallel_size=4)["hardware"]["num_devices"] == 8
     assert ask(gpus="h200x16", pcp=2, data_parallel_size=2)["engine"]["tensor_parallel_size"] == 4
-    with pytest.raises(UsageError, match="--prefill-context-parallel-size 3 does not divide 8 devices"):
+    with pytest.raises(UsageError, match="prefill context parallelism 3 does not divide 8 devices"):
         ask(gpus="h200x8", pcp=3)
     model = kvcalc.load_model(V32)
     (point,) = kvcalc.sweep(

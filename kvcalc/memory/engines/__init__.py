@@ -129,7 +129,8 @@ class Engine(ABC):
     `has_attention_replicas` is whether the engine can copy the attention and split the experts. If it can:
     `splits_attention_replicas` is whether an attention replica may be split over several devices,
     `splits_uneven_experts` is whether the number of experts may be no multiple of the expert-parallel ranks,
-    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas, and
+    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas,
+    `spreads_head` whether the output head is, whatever the MLPs, and
     `limits_all_replicas` whether `running_option` counts the requests of all replicas and not those of each.
     """
 
@@ -141,6 +142,7 @@ class Engine(ABC):
     splits_attention_replicas = True
     splits_uneven_experts = True
     spreads_mlps = False
+    spreads_head = False
     limits_all_replicas = False
     older_rules = ""
     reserves_full_length = True
@@ -148,6 +150,7 @@ class Engine(ABC):
     notes: tuple[Note, ...] = ()
     token_ranks = 1  # the tensor-parallel ranks that divide the tokens of a cache among them (context parallelism)
     prompt_ranks = 1  # the copies of the attention and the cache that divide a prompt (prefill context parallelism)
+    divides_decode = True  # whether these copies also divide the requests of a decode step
     placement: Placement | None = None  # which parts of the model are in host memory; only llama.cpp has such parts
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:

@@ -120,6 +120,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("speculative-eagle-topk", "N", "branches of a tree of drafts", "1"),
         Option("chunked-prefill-size", "N", "tokens in one step of a prompt", "8192, or the device's default"),
         Option(
+            "attn-cp-size",
+            "N",
+            "copies of the attention that divide the tokens of a prompt (--enable-prefill-cp); each is on --tp devices "
+            "and keeps the cache of all requests",
+            "1",
+        ),
+        Option(
             "mem-fraction-static",
             "F",
             "share of the memory for the weights and the pool",
