@@ -19,14 +19,16 @@ from benchmarks.reserve_logs import (
     range_of,
     read_llama_cpp_logs,
     read_sglang_logs,
+    read_tensorrt_llm_logs,
     read_vllm_logs,
     release_and_family,
 )
-from kvcalc.memory.reserve import llama_cpp, sglang, vllm
+from kvcalc.memory.reserve import llama_cpp, sglang, tensorrt_llm, vllm
 
 ENGINES = {
     "vllm": (read_vllm_logs, (vllm._LOW, vllm._HIGH)),
     "sglang": (read_sglang_logs, (sglang._LOW, sglang._HIGH)),
+    "tensorrt-llm": (read_tensorrt_llm_logs, (tensorrt_llm._LOW, tensorrt_llm._HIGH)),
     "llama.cpp": (read_llama_cpp_logs, (llama_cpp._LOW, llama_cpp._HIGH)),
 }
 

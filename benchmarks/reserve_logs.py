@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import kvcalc
-from kvcalc.memory.reserve import parts, vllm
+from kvcalc.memory.reserve import parts, tensorrt_llm, vllm
 from kvcalc.memory.reserve.llama_cpp import llama_cpp
 from kvcalc.memory.reserve.sglang import sglang
 from kvcalc.memory.sharding import Width
@@ -78,6 +78,11 @@ def read_llama_cpp_logs() -> list[Log]:
     return [_llama_cpp_log(row) for row in read_table("llama_cpp_memory.tsv")]
 
 
+def read_tensorrt_llm_logs() -> list[Log]:
+    """The peak of a step, less the weights and the cache of that step."""
+    return [_tensorrt_llm_log(row) for row in read_table("tensorrt_llm_memory.tsv")]
+
+
 def _vllm_log(row: dict[str, str]) -> Log:
     memory, ranks, stages = float(row["memory"]), int(row["tp"]), int(row["pp"])
     settings = {
@@ -123,6 +128,30 @@ def _sglang_log(row: dict[str, str]) -> Log:
     estimate = sum(part.bytes for part in sglang(question).held if part.low != part.bytes) / GIB
     actual = memory - float(before)
     return Log(row["family"], row["model"], row["device"], row["date"], row["source"], memory, actual, *2 * [estimate])
+
+
+def _tensorrt_llm_log(row: dict[str, str]) -> Log:
+    gpu, size, replicas = find_gpu(row["device"]), int(row["tp"]), int(row["dp"])
+    found = budget(
+        make_case(
+            Question(
+                kvcalc.load_model(row["model"]),
+                context_tokens=1024,
+                dtype=row["dtype"] or None,
+                engine="tensorrt-llm",
+                tensor_parallel_size=size,
+                data_parallel_size=replicas,
+                devices=Devices(gpu, size * replicas),
+            )
+        )
+    )
+    assert isinstance(found, Budget), found
+    # The activations grow with the tokens of a step. kvcalc knows no other number than the default.
+    step = int(row["tokens"]) / tensorrt_llm._STEP_TOKENS
+    estimate = sum(part.bytes * (step if part.kind == parts.ACTIVATION else 1) for part in found.reserve.held) / GIB
+    actual = float(row["peak"]) - float(row["cache"]) - float(row["loaded"])
+    memory = gpu.memory_bytes / GIB
+    return Log(row["family"], row["model"], row["device"], "1.3", row["source"], memory, actual, *2 * [estimate])
 
 
 def _llama_cpp_log(row: dict[str, str]) -> Log:

@@ -26,7 +26,8 @@ _NAMES = {
     """,
     DEVICES: """
         tp tensor-parallel-size pp pipeline-parallel-size dp data-parallel-size ep expert-parallel-size num-gpus
-        max-gpus gpu num-devices decode-context-parallel-size prefill-context-parallel-size prefill-replicas prefill-tp
+        max-gpus gpu num-devices decode-context-parallel-size prefill-context-parallel-size attn-cp-size
+        prefill-replicas prefill-tp
     """,
     LAYERS: "layers",
     WIDTH: """

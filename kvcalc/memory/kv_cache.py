@@ -149,7 +149,12 @@ def growth(bytes_at: Callable[[int], int], context_tokens: int, period: int = 1)
 
 def growth_of(here: int, later: int, context_tokens: int, period: int) -> Growth:
     """`growth` from one sequence's bytes at a context and at one that is a `period` longer."""
-    slope = min(-((here - later) // period), here // context_tokens)
+    return growth_at_slope(-((here - later) // period), here, context_tokens)
+
+
+def growth_at_slope(slope: int, here: int, context_tokens: int) -> Growth:
+    """`growth` from one sequence's bytes at a context and the bytes that one more token adds."""
+    slope = min(slope, here // context_tokens)
     return Growth(slope, here - slope * context_tokens)
 
 

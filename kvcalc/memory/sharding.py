@@ -109,7 +109,7 @@ def shard(weights: ModelWeights, size: int, spread: Spread = NOT_SPREAD) -> Mode
     if size == 1 and spread.data_parallel_size == 1:
         return weights
     blocks = [Block(b.prefix, b.numbers, tuple(spread.on_rank(w, size) for w in b.weights)) for b in weights.blocks]
-    return ModelWeights(weights.embedding.on_rank(size), weights.tied, tuple(blocks))
+    return ModelWeights(spread.on_rank(weights.embedding, size), weights.tied, tuple(blocks))
 
 
 def stage_weights(weights: ModelWeights, bounds: Bounds) -> list[ModelWeights]:

@@ -83,7 +83,12 @@ def spread_of(spec: ModelSpec, rules: Engine, workload: Workload) -> Spread:
     """How the weights are split among the attention replicas."""
     if workload.attention_copies == 1:
         return NOT_SPREAD
-    names = _mlp_and_head(spec) if rules.spreads_mlps and most_experts(spec) else frozenset()
+    names: frozenset[str] = frozenset()
+    if rules.spreads_mlps or rules.spreads_head:
+        names = _mlp_and_head(spec, rules.spreads_mlps) if most_experts(spec) else names
+    if names and workload.data_parallel_size == 1:
+        # Only with attention replicas, the embedding is in each (get_embedding_tp_kwargs, SGLang 0.5.23).
+        names |= _embedding(spec)
     return Spread(workload.attention_copies, workload.expert_parallel_size, names)
 
 
@@ -96,10 +101,16 @@ def most_experts(spec: ModelSpec) -> int:
 
 
 @remembered
-def _mlp_and_head(spec: ModelSpec) -> frozenset[str]:
-    """The names of the weights of MLPs without experts, and of the output head, that ranks split."""
+def _embedding(spec: ModelSpec) -> frozenset[str]:
+    weights = weights_of(spec)
+    return frozenset() if weights is None else frozenset([weights.embedding.name])
+
+
+@remembered
+def _mlp_and_head(spec: ModelSpec, with_mlp: bool) -> frozenset[str]:
+    """The names of the weights of the output head, and of MLPs without experts, that ranks split."""
     weights = weights_of(spec)
     blocks = () if weights is None else weights.blocks
     head = (weight.name for block in blocks for weight in block.weights if weight.role == HEAD)
-    mlp = (weight for group in spec.layers for weight in group.layer.mlp)
+    mlp = (weight for group in spec.layers if with_mlp for weight in group.layer.mlp)
     return frozenset([*head, *(w.name for w in mlp if w.copies == 1 and w.on_rank(2) != w)])

@@ -42,7 +42,8 @@ class Layout(NamedTuple):
     `drafting` says how tokens are drafted, or is None if they are not.
     Each of the `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. `has_copies` is
     whether they are whole copies, because the model has no experts. `engine` is the engine of the plan, whose release
-    its command has to suit; other engines' commands suit their newest release.
+    its command has to suit; other engines' commands suit their newest release. `cp_strategy` is how SGLang divides
+    prompts.
     """
 
     tensor_parallel_size: int
@@ -62,6 +63,8 @@ class Layout(NamedTuple):
         """Whether the command starts an engine that is not older than `since`."""
         name, asked = split_engine(self.engine)
         return name != engine or asked is None or asked.release is None or asked.release >= since
+
+    cp_strategy: str | None = None
 
 
 def vllm_command(checkpoint: Checkpoint, layout: Layout) -> str:
@@ -99,7 +102,9 @@ def sglang_command(checkpoint: Checkpoint, layout: Layout) -> str:
     if layout.has_copies:
         whole = layout._replace(max_running=-(-layout.max_running // replicas))
     else:
-        whole = layout._replace(tensor_parallel_size=layout.tensor_parallel_size * replicas)
+        copies = int(layout.settings.get("attn-cp-size", "1"))
+        whole = layout._replace(tensor_parallel_size=layout.tensor_parallel_size * replicas * copies)
+        more += ["--enable-prefill-cp", "--cp-strategy", layout.cp_strategy] if layout.cp_strategy else []
     flags = _flags("sglang", checkpoint, whole, sizes, {"fp8": "fp8_e4m3", RAW_FP8.name: "fp8_e4m3"}, more)
     flags += sglang_drafting(layout.drafting)
     start = [*_environment("sglang", layout), "python", "-m", "sglang.launch_server"]

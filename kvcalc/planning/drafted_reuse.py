@@ -8,6 +8,11 @@
 - SGLang: with MTP and EAGLE, the keys of the radix tree are pairs of tokens, so one token less is found
   (RadixKey.maybe_to_bigram_view, mem_cache/radix_cache.py, 0.5.23). Not so with recurrent states
   (UnifiedTreeCore.is_eagle, unified_cache/unified_tree_core.py).
+- TensorRT-LLM: a layer that drafts reads the tokens after a position: one with EAGLE and MTP, or as many as are drafted
+  if several MTP modules follow each other (draft_prompt_lookahead, _torch/speculative/interface.py). So many tokens at
+  the end of a match are not used (reuse_match_backoff, runtime/kv_cache_manager_v2/_config.py), and the cache of the
+  drafts keeps the same prefix (NVIDIA/TensorRT-LLM#18093). N-grams change nothing. What a draft model or DFlash reads
+  is not established there.
 - llama.cpp and mlx-lm: a draft model keeps the tokens of a slot or a request as the model does.
 """
 
@@ -23,6 +28,7 @@ from kvcalc.model.spec import ModelSpec, has_states, windows
 
 _OF_HIDDEN_STATES = (MTP, EAGLE, EAGLE1)
 _VLLM_LOOKS_AHEAD = Release.of(0, 33)
+_TENSORRT_LLM_REUSES = Release.of(1, 3)._replace(phase=-1, of_phase=28)
 
 
 def with_matching(asked: Speculation, engine: str, spec: ModelSpec, rules: Engine, slots: int) -> Engine:
@@ -39,12 +45,32 @@ def _matching(asked: Speculation, engine: str, spec: ModelSpec) -> Matching:
         return _of_vllm(asked, engine, spec)
     if name == "sglang":
         return Matching(1) if asked.method in _OF_HIDDEN_STATES and not has_states(spec) else PLAIN
+    if name == "tensorrt-llm" and asked.method in (MTP, EAGLE, NGRAM):
+        return _of_tensorrt_llm(asked, engine, spec)
     if name == "logical" or (name in ("llama.cpp", "mlx") and asked.method in (DRAFT, NGRAM)):
         return PLAIN
     raise UsageError(
         f"--speculative {asked}: which prefixes {name} finds again with these drafts is not modelled",
         "leave --speculative out, or use --engine vllm or sglang",
     )
+
+
+def _of_tensorrt_llm(asked: Speculation, engine: str, spec: ModelSpec) -> Matching:
+    release = release_of(engine)
+    if asked.method == NGRAM:
+        return PLAIN
+    if release is not None and release < _TENSORRT_LLM_REUSES:
+        raise UsageError(
+            f"--speculative {asked}: TensorRT-LLM finds no prefixes of the layers that draft before 1.3.0rc28",
+            "use a newer release, or leave --speculative out",
+        )
+    return Matching(_modules_in_turn(asked, spec))
+
+
+def _modules_in_turn(asked: Speculation, spec: ModelSpec) -> int:
+    """The tokens after a position that the drafting layers read: one, or one for each of several MTP modules."""
+    several = asked.method == MTP and (spec.num_draft_layers or 1) > 1
+    return min(spec.num_draft_layers or 1, asked.num_tokens) if several else 1
 
 
 def _of_vllm(asked: Speculation, engine: str, spec: ModelSpec) -> Matching:

@@ -107,10 +107,12 @@ def check_engine_drafts(asked: Speculation, engine: str, spec: ModelSpec) -> Non
 
 
 def check_prompt_ranks(asked: Speculation, settings: Mapping[str, Any]) -> None:
-    """Raise UsageError (exit 2) if vLLM divides prompts and does not draft with this method then.
+    """Raise UsageError (exit 2) if vLLM divides prompts and does not draft with this method then, or if SGLang does.
 
     It drafts with MTP layers of one module (PCPManager.validate_config, v1/worker/gpu/pcp_manager.py, vLLM 0.33.0).
     """
+    if settings.get("attn-cp-size", "1") != "1":
+        raise UsageError(f"--speculative {asked}: not modelled with --attn-cp-size", "leave one of them out")
     if "prefill-context-parallel-size" in settings and asked.method != MTP:
         raise UsageError(
             f"--speculative {asked}: vLLM does not draft so with --prefill-context-parallel-size",

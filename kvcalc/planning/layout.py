@@ -14,7 +14,8 @@ from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import check_layout
 from kvcalc.units import parse_count
 
-_PROMPT_RANKS = "prefill-context-parallel-size"
+# The engines' options for copies of the attention that divide a prompt.
+_PROMPT_RANKS = ("prefill-context-parallel-size", "attn-cp-size")
 
 
 class Calibrates(Protocol):
@@ -79,9 +80,11 @@ def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> d
 
 def prompt_ranks_of(settings: Mapping[str, Any] | None) -> int:
     """The copies of the attention that divide a prompt, as the engine's settings ask for them."""
-    if not settings or _PROMPT_RANKS not in settings:
-        return 1
-    return parse_count(str(settings[_PROMPT_RANKS]), f"--{_PROMPT_RANKS}")
+    if settings:
+        for name in _PROMPT_RANKS:
+            if name in settings:
+                return parse_count(str(settings[name]), f"--{name}")
+    return 1
 
 
 def lay_out(
@@ -103,9 +106,9 @@ def lay_out(
             raise UsageError(f"--pipeline-parallel-size {stages} does not divide {devices.num_devices} devices")
         size, rest = divmod(of_stage, copies)
         if rest or not size:
-            asked = f"--dp {attention_replicas}" if prompt_ranks == 1 else f"--prefill-context-parallel-size {copies}"
+            asked = f"--dp {attention_replicas}" if prompt_ranks == 1 else f"prefill context parallelism {copies}"
             if 1 not in (prompt_ranks, attention_replicas):
-                asked = f"--dp {attention_replicas} x --prefill-context-parallel-size {prompt_ranks}"
+                asked = f"--dp {attention_replicas} x prefill context parallelism {prompt_ranks}"
             raise UsageError(
                 f"{asked} does not divide {of_stage} devices",
                 f"use --num-gpus {copies * stages}, or a number that divides {of_stage}",
@@ -123,7 +126,7 @@ def count_replicas(num_devices: int, workload: Workload) -> int:
     if rest or not replicas:
         asked = f"--tp {size}" + (f" --pp {stages}" if stages > 1 else "")
         asked += f" --dp {workload.data_parallel_size}" if workload.data_parallel_size > 1 else ""
-        asked += f" --prefill-context-parallel-size {workload.prompt_ranks}" if workload.prompt_ranks > 1 else ""
+        asked += f" and prefill context parallelism {workload.prompt_ranks}" if workload.prompt_ranks > 1 else ""
         hint = f"use --num-gpus {needed}, or another --tp"
         if workload.data_parallel_size > 1:
             hint = f"use --num-gpus {needed}, or leave out --tp, which is the devices of one attention replica"

@@ -69,10 +69,10 @@ def _tensorrt_llm_settings(checkpoint: Checkpoint, layout: Layout) -> dict[str, 
     cache: dict[str, object] = {"dtype": "fp8"} if layout.kv_dtype in ("fp8", RAW_FP8.name) else {}
     cache.update((key, int(layout.settings[name])) for name, key in _KV_CACHE_CONFIG.items() if name in layout.settings)
     if "max-attention-window" in layout.settings:
-        from kvcalc.units import parse_tokens
-
         windows = layout.settings["max-attention-window"].split(",")
-        cache["max_attention_window"] = [parse_tokens(window, "--max-attention-window") for window in windows]
+        cache["max_attention_window"] = [_tokens(window) for window in windows]
+    if "avg-seq-len" in layout.settings:
+        cache["avg_seq_len"] = _tokens(layout.settings["avg-seq-len"])
     if cache:
         settings["kv_cache_config"] = cache
     if layout.data_parallel_size > 1:
@@ -80,6 +80,12 @@ def _tensorrt_llm_settings(checkpoint: Checkpoint, layout: Layout) -> dict[str, 
     if layout.drafting is not None:
         settings["speculative_config"] = _decoding(layout, layout.drafting)
     return settings
+
+
+def _tokens(text: str) -> int:
+    from kvcalc.units import parse_tokens
+
+    return parse_tokens(text, "--engine tensorrt-llm")
 
 
 def _decoding(layout: Layout, drafting: Drafting) -> dict[str, object]:

@@ -300,6 +300,7 @@ def _row(
         drafting_of(question.speculative),
         memory["engine"]["data_parallel_size"], memory["engine"]["expert_parallel_size"],
         has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes), engine=kind.engine,
+        cp_strategy=_cp_strategy(question),
     )  # fmt: skip
     return {**row, **{engine: command(checkpoint, layout) for engine, command in _COMMANDS.items()}}
 
@@ -310,6 +311,15 @@ def _served_tokens(traffic: Traffic, judge: Judge | None, row: Mapping[str, Any]
     if trace is None:
         return float(row["tokens_per_second"])
     return float(trace["requests_per_second"] * traffic.lengths.output_tokens)
+
+
+def _cp_strategy(question: Question) -> str | None:
+    """SGLang's --cp-strategy if it divides prompts."""
+    if (question.engine_settings or {}).get("attn-cp-size", "1") == "1":
+        return None
+    from kvcalc.memory.engines.sglang.context_parallel import strategy_of
+
+    return strategy_of(question.model)
 
 
 _COMMANDS: dict[str, Callable[[Checkpoint, Layout], str | None]] = {

@@ -217,7 +217,7 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     key: tuple[Any, ...] = (
         asked.engine, id(gpu), workload.kv_dtype, workload.model_dtype, asked.dtype, case.rules.placement, calibration,
         workload.tensor_parallel_size, workload.pipeline_parallel_size, workload.data_parallel_size,
-        workload.expert_parallel_size, case.rules.token_ranks,
+        workload.expert_parallel_size, case.rules.token_ranks, workload.prompt_ranks,
     )  # fmt: skip
     if calibration is not None:
         # The engine's settings decide how many requests of a measured run were in the batch.
@@ -240,9 +240,10 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
 
 
 def _new_speed(case: Case) -> Speed | str:
-    workload, layout = case.workload, layout_of(case.workload)._replace(token_ranks=case.rules.token_ranks)
+    workload, rules = case.workload, case.rules
+    layout = layout_of(workload)._replace(token_ranks=rules.token_ranks, divides_decode=rules.divides_decode)
     if workload.attention_copies > 1:
-        layout = layout._replace(spread_names=spread_of(case.spec, case.rules, workload).names)
+        layout = layout._replace(spread_names=spread_of(case.spec, rules, workload).names)
     found = _speed(case, case.devices.gpu, layout)
     asked = case.question.speed
     if isinstance(found, Speed) and asked is not None and asked.calibration is not None:

@@ -175,7 +175,10 @@ def _check(case: Case) -> None:
             "--dp: copies of a model without experts are replicas", f"--replicas {case.workload.data_parallel_size}"
         )
     if case.workload.prompt_ranks > 1:
-        raise UsageError("prefill context parallelism is not simulated", "leave out --prefill-context-parallel-size")
+        raise UsageError(
+            "prefill context parallelism is not simulated",
+            "leave out -pcp, or --attn-cp-size",
+        )
 
 
 _Blocks = tuple[int | None, int, Sequence[int], Sequence[int] | None]

@@ -29,7 +29,8 @@ class Layout(NamedTuple):
     Each of `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. The experts and the
     weights named in `spread_names` are split over `ranks` devices, those of all attention replicas. `token_ranks` of
     the tensor-parallel devices divide the tokens of the cache among them (decode context parallelism). `prompt_ranks`
-    of the attention replicas hold the same requests and divide their prompts (prefill context parallelism).
+    of the attention replicas hold the same requests and divide their prompts (prefill context parallelism), and with
+    `divides_decode` the requests of a decode step.
     """
 
     tensor_parallel_size: int = 1
@@ -39,6 +40,7 @@ class Layout(NamedTuple):
     spread_names: frozenset[str] = frozenset()
     token_ranks: int = 1
     prompt_ranks: int = 1
+    divides_decode: bool = True
 
     @property
     def ranks(self) -> int:

@@ -324,8 +324,8 @@ class SpeedModel:
         A mean of 8.3 sequences is 8 in 70% of the steps and 9 in 30%.
         """
         replicas, most = self.layout.data_parallel_size, batch if busiest is None else busiest
-        if self.layout.prompt_ranks > 1 and self.layout.token_ranks > 1:
-            # Every copy that divides the cache too attends with every request (pcp_shard_decode_requests of vLLM).
+        if self.layout.prompt_ranks > 1 and not self.layout.divides_decode:
+            # Every copy attends with every request.
             replicas //= self.layout.prompt_ranks
         if replicas > 1 and busiest is None:
             low, share = divmod(batch, 1)

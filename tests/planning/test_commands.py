@@ -170,14 +170,19 @@ def test_a_command_says_how_tokens_are_drafted() -> None:
 
 def test_what_trtllm_serve_has_no_option_for_goes_into_its_file() -> None:
     layout = Layout(
-        2, 1, 8192, 64, "fp8", {"tokens-per-block": "64", "max-attention-window": "128,8k"}, False,
+        2, 1, 8192, 64, "fp8", {"tokens-per-block": "64", "max-attention-window": "128,8k", "avg-seq-len": "4k"}, False,
         Drafting("mtp", 3, None), 4, 8,
     )  # fmt: skip
     written, command = (tensorrt_llm_command(Checkpoint("deepseek-ai/DeepSeek-V3"), layout) or "").split(" && ")
     echo, text, to, file = shlex.split(written)
     assert (echo, to, file) == ("echo", ">", "trtllm.yaml")
     assert json.loads(text) == {
-        "kv_cache_config": {"dtype": "fp8", "tokens_per_block": 64, "max_attention_window": [128, 8192]},
+        "kv_cache_config": {
+            "dtype": "fp8",
+            "tokens_per_block": 64,
+            "max_attention_window": [128, 8192],
+            "avg_seq_len": 4096,
+        },
         "enable_attention_dp": True,
         "speculative_config": {"decoding_type": "MTP", "max_draft_len": 3},
     }

@@ -50,6 +50,9 @@ def found_in_blocks(common: int, prompt: int, block: int, ahead: int, drops: boo
         ("minimax-m2.5", "vllm", Speculation("mtp", 3, 2.0), 16, 3, False),  # three modules
         ("deepseek-v3", "sglang", Speculation("mtp", 1, 1.5), 1, 1, False),
         ("llama-3.1-8b", "sglang", Speculation("ngram", 3, 2.0), 1, 0, False),
+        ("llama-3.1-8b", "tensorrt-llm", EAGLE3, 32, 1, False),
+        ("llama-3.1-8b", "tensorrt-llm", Speculation("ngram", 3, 2.0), 32, 0, False),
+        ("minimax-m2.5", "tensorrt-llm", Speculation("mtp", 3, 2.0), 32, 3, False),
     ],
 )
 def test_as_many_tokens_are_found_as_in_a_cache_of_blocks(
@@ -117,7 +120,8 @@ def test_a_session_finds_less_and_its_prefill_takes_longer() -> None:
 @pytest.mark.parametrize(
     ("name", "engine", "drafts", "text"),
     [
-        ("llama-3.1-8b", "tensorrt-llm", EAGLE3, "which prefixes tensorrt-llm finds again"),
+        ("llama-3.1-8b", "tensorrt-llm@1.2", EAGLE3, "before 1.3.0rc28"),
+        ("llama-3.1-8b", "tensorrt-llm", Speculation("eagle1", 3, 2.0), "which prefixes tensorrt-llm finds again"),
         ("llama-3.1-8b", "llama.cpp", EAGLE3, r"which prefixes llama\.cpp finds again"),
         ("qwen3.5-27b", "vllm@0.30", Speculation("mtp", 2, 2.0), "this release finds again"),
     ],

@@ -49,16 +49,18 @@ def test_with_decode_context_parallelism_the_copies_divide_the_cache() -> None:
 
 def test_a_prompt_is_divided_and_a_decode_step_is_not_slower() -> None:
     asked: dict[str, Any] = {"batch_size": 8, "context_tokens": 32768}
-    one, two = (ask("deepseek-v2-lite", gpus, pcp=n, **asked)["throughput"] for gpus, n in (("h200", 1), ("h200x2", 2)))
-    assert 0.45 * one["prefill_seconds"] < two["prefill_seconds"] < 0.75 * one["prefill_seconds"]
-    assert two["parts"]["kv_seconds"] == pytest.approx(one["parts"]["kv_seconds"] / 2)
+    # MiniCPM3 has no experts, whose groups would tell the two layouts apart.
+    for name in ("deepseek-v2-lite", "minicpm3-4b"):
+        one, two = (ask(name, gpus, pcp=n, **asked)["throughput"] for gpus, n in (("h200", 1), ("h200x2", 2)))
+        assert 0.45 * one["prefill_seconds"] < two["prefill_seconds"] < 0.75 * one["prefill_seconds"]
+        assert two["parts"]["kv_seconds"] == pytest.approx(one["parts"]["kv_seconds"] / 2)
 
 
 def test_the_number_of_devices_follows() -> None:
     assert ask(gpus="h200", pcp=8)["hardware"]["num_devices"] == 8
     assert ask(gpus="h200", pcp=2, tensor_parallel_size=4)["hardware"]["num_devices"] == 8
     assert ask(gpus="h200x16", pcp=2, data_parallel_size=2)["engine"]["tensor_parallel_size"] == 4
-    with pytest.raises(UsageError, match="--prefill-context-parallel-size 3 does not divide 8 devices"):
+    with pytest.raises(UsageError, match="prefill context parallelism 3 does not divide 8 devices"):
         ask(gpus="h200x8", pcp=3)
     model = kvcalc.load_model(V32)
     (point,) = kvcalc.sweep(

@@ -43,7 +43,7 @@ def test_a_given_memory_is_never_tight() -> None:
     assert (found["verdict"], found["free_low_bytes"]) == ("fits", None)
 
 
-@pytest.mark.parametrize("engine", ["sglang", "llama.cpp"])
+@pytest.mark.parametrize("engine", ["sglang", "llama.cpp", "tensorrt-llm"])
 def test_other_engines_with_a_range_are_tight_where_the_memory_ends(engine: str) -> None:
     model, devices = kvcalc.load_model("llama-3.1-8b"), find_devices("rtx-4090")
     asked: dict[str, Any] = {"devices": devices, "engine": engine, "dtype": "int8"}
@@ -54,7 +54,7 @@ def test_other_engines_with_a_range_are_tight_where_the_memory_ends(engine: str)
     assert estimate(model, context_tokens=longest // 2, **asked)["fit"]["verdict"] == "fits"
 
 
-@pytest.mark.parametrize("engine", ["logical", "tensorrt-llm"])
+@pytest.mark.parametrize("engine", ["logical", "transformers"])
 def test_engines_without_a_range_are_never_tight(engine: str) -> None:
     model, devices = kvcalc.load_model("llama-3.1-8b"), find_devices("rtx-4090")
     asked: dict[str, Any] = {"devices": devices, "engine": engine}

@@ -45,7 +45,7 @@ def _questions() -> list[tuple[str, int]]:
 
 def _engine_options() -> list[tuple[str, int]]:
     """The same for the counts that belong to an engine. Those of tokens have the bound of tokens."""
-    tokens = {"context-length", "max-tokens", "max-kv-size", "before-pull", "fit-ctx"}
+    tokens = {"context-length", "max-tokens", "max-kv-size", "before-pull", "fit-ctx", "avg-seq-len"}
     found = []
     for engine, options in OPTIONS.items():
         gpu = "m3-ultra" if engine == "mlx" else "h100"
@@ -53,7 +53,7 @@ def _engine_options() -> list[tuple[str, int]]:
             is_count = option.metavar == "N" or option.name == "max-lora-rank"
             if is_count and option.name != "n-cpu-moe":  # more layers than there are mean all of them
                 most = TOKENS if option.name in tokens else SEQUENCES
-                most = DEVICES if "parallel-size" in option.name else most
+                most = DEVICES if "parallel-size" in option.name or option.name == "attn-cp-size" else most
                 most = WIDTH if option.name in ("kv-bits", "kv-group-size", "max-lora-rank") else most
                 found.append((f"fit llama-3-8b --gpu {gpu} --engine {engine} --{option.name}", most))
     return found

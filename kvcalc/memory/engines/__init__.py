@@ -16,7 +16,7 @@ from kvcalc.errors import ModelError, UsageError, nearest
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.engines.place import ANYWHERE, Place
-from kvcalc.memory.engines.release import Asked, split_engine
+from kvcalc.memory.engines.release import Asked, Release, split_engine
 from kvcalc.memory.engines.unread import UNREAD
 from kvcalc.memory.kv_cache import Growth, growth, longest_context, sequence_bytes
 from kvcalc.memory.sharding import Bounds, bounds_of, longer_before_last, stages_of
@@ -45,7 +45,11 @@ _OF_TYPE = {
     ("sglang", "deepseek_v4"): ("sglang.deepseek_v4", "DeepseekV4"),
     **dict.fromkeys(
         [("tensorrt-llm", kind) for kind in ("nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")],
-        ("tensorrt_llm_hybrid", "Hybrid"),
+        ("tensorrt_llm_states", "HybridPools"),
+    ),
+    **dict.fromkeys(
+        [("tensorrt-llm", kind) for kind in ("gemma3_text", "gemma4_text", "gpt_oss")],
+        ("tensorrt_llm_groups", "LayerGroups"),
     ),
 }
 
@@ -66,7 +70,7 @@ _LINES = (
     "states for prefixes and drafts", "pages padded to one size", "blocks padded to the largest group",
     "states beyond the batch", "dummy state", "request table", "slots beyond the batch", "states in fp32",
     "V padded to the widest layer's", "states for checking drafts", "convolution inputs for checking drafts",
-    "prefix kept once",
+    "caches that no layer reads", "memory pages rounded up", "pools in a fixed proportion", "prefix kept once",
 )  # fmt: skip
 _ORDER = {name: place for place, name in enumerate(_LINES)}
 
@@ -125,7 +129,8 @@ class Engine(ABC):
     `has_attention_replicas` is whether the engine can copy the attention and split the experts. If it can:
     `splits_attention_replicas` is whether an attention replica may be split over several devices,
     `splits_uneven_experts` is whether the number of experts may be no multiple of the expert-parallel ranks,
-    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas, and
+    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas,
+    `spreads_head` whether the output head is, whatever the MLPs, and
     `limits_all_replicas` whether `running_option` counts the requests of all replicas and not those of each.
     """
 
@@ -137,6 +142,7 @@ class Engine(ABC):
     splits_attention_replicas = True
     splits_uneven_experts = True
     spreads_mlps = False
+    spreads_head = False
     limits_all_replicas = False
     older_rules = ""
     reserves_full_length = True
@@ -144,12 +150,18 @@ class Engine(ABC):
     notes: tuple[Note, ...] = ()
     token_ranks = 1  # the tensor-parallel ranks that divide the tokens of a cache among them (context parallelism)
     prompt_ranks = 1  # the copies of the attention and the cache that divide a prompt (prefill context parallelism)
+    divides_decode = True  # whether these copies also divide the requests of a decode step
     placement: Placement | None = None  # which parts of the model are in host memory; only llama.cpp has such parts
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         self.spec = spec
         self.settings: dict[str, object] = {}
         self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()
+
+    @classmethod
+    def at(cls, model_type: str, release: Release | None) -> type[Engine]:
+        """The class for a release (None: the newest), if this class of a model type has the rules of some only."""
+        return cls
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:
@@ -376,7 +388,9 @@ def _class_of(asked: str, model_type: str = "") -> tuple[type[Engine], Asked | N
     name = asked.partition("@")[0]
     if name not in ENGINES:
         raise UsageError(f"--engine {name!r}: not an engine", nearest(name, ENGINES) or f"one of {', '.join(ENGINES)}")
-    return _imported(*_OF_TYPE.get((name, model_type), ENGINES[name])), split_engine(asked)[1]
+    own, release = _OF_TYPE.get((name, model_type)), split_engine(asked)[1]
+    engine = _imported(*(own or ENGINES[name]))
+    return (engine if own is None else engine.at(model_type, release.release if release else None)), release
 
 
 @cache

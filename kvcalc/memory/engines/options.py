@@ -120,6 +120,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("speculative-eagle-topk", "N", "branches of a tree of drafts", "1"),
         Option("chunked-prefill-size", "N", "tokens in one step of a prompt", "8192, or the device's default"),
         Option(
+            "attn-cp-size",
+            "N",
+            "copies of the attention that divide the tokens of a prompt (--enable-prefill-cp); each is on --tp devices "
+            "and keeps the cache of all requests",
+            "1",
+        ),
+        Option(
             "mem-fraction-static",
             "F",
             "share of the memory for the weights and the pool",
@@ -141,6 +148,12 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("free-gpu-memory-fraction", "F", "the pool's share of the free memory, or of --kv-memory"),
         Option("max-attention-window", "W,W", "windows of the layers, repeated in turn: 128,32k"),
         Option("max-batch-size", "N", "maximum running requests, for which a hybrid model has states", "the batch"),
+        Option(
+            "avg-seq-len",
+            "N",
+            "tokens of the requests for which the pools of windows, or of states, divide the memory",
+            "2048, or with states half of the model's longest context",
+        ),
     ),
     "llama.cpp": (
         Option("cache-type-k", "TYPE", "type of K", "f16", ("-ctk",)),

@@ -8,6 +8,7 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines import Engine, Line
 from kvcalc.memory.engines.around import Around
 from kvcalc.memory.engines.prefixes import Prefixes
+from kvcalc.memory.kv_cache import Growth, growth_at_slope
 from kvcalc.memory.sharding import stages_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec
@@ -57,6 +58,11 @@ class SharedPrefix(Around):
     def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
         found = self._shared_bytes(spec, dtype, tokens, batch, whole=True)
         return self.alone.replica_bytes(spec, dtype, tokens, batch) if found is None else found
+
+    def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
+        """A token after the prefix adds what it adds to a request alone."""
+        slope = self.alone.growth(spec, dtype, tokens).bytes_per_token
+        return growth_at_slope(slope, self.replica_bytes(spec, dtype, tokens), tokens)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.alone.growth_tokens(share, dtype)

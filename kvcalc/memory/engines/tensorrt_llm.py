@@ -36,12 +36,15 @@ _WITH_FP8_CACHE = ("fp8", "nvfp4")
 # KVCacheManager).
 _HEADS_BY_LAYER = ("nemotron-nas",)
 
+_WITHOUT_CLASS = ("gemma3n_text",)
+
 
 class Settings(NamedTuple):
     """`max_tokens` and `free_gpu_memory_fraction` are None if they are not given.
 
     `max_attention_window` has the windows of the layers in turn, repeated over the layers. None means one pool.
-    `max_batch_size` is the number of requests that may run, for which a hybrid has states.
+    `max_batch_size` is the number of requests that may run, for which a hybrid has states. `avg_seq_len` is the length
+    of the requests for which KVCacheManagerV2 divides the memory.
     """
 
     tokens_per_block: int
@@ -49,6 +52,7 @@ class Settings(NamedTuple):
     free_gpu_memory_fraction: float | None
     max_attention_window: list[int] | None
     max_batch_size: int | None
+    avg_seq_len: int | None
 
 
 class TensorrtLlm(Engine):
@@ -143,7 +147,8 @@ class TensorrtLlm(Engine):
 
 
 def _parse(settings: Mapping[str, str]) -> Settings:
-    given, windows, fraction = Given("tensorrt-llm", settings), settings.get("max-attention-window"), None
+    given, fraction = Given("tensorrt-llm", settings), None
+    windows, average = settings.get("max-attention-window"), settings.get("avg-seq-len")
     if "free-gpu-memory-fraction" in settings:
         fraction = given.share("free-gpu-memory-fraction", below_one=True)
     return Settings(
@@ -152,15 +157,18 @@ def _parse(settings: Mapping[str, str]) -> Settings:
         fraction,
         None if windows is None else [parse_tokens(part, "--max-attention-window") for part in windows.split(",")],
         given.optional_count("max-batch-size"),
+        None if average is None else parse_tokens(average, "--avg-seq-len"),
     )
 
 
 def _refuse(spec: ModelSpec) -> None:
     """Raise ModelError for a model that does not fit into the pool.
 
-    KVCacheManager's pool has one head_dim, one row for MLA, and one indexer per layer. A head_dim per layer (Gemma 4)
-    needs KVCacheManagerV2 (head_dim_per_layer, _torch/pyexecutor/kv_cache/kv_cache_manager_v2.py, October 2026).
+    KVCacheManager's pool has one head_dim, one row for MLA, and one indexer per layer. A head_dim per layer needs
+    KVCacheManagerV2, which TensorRT-LLM takes for Gemma 4 (`tensorrt_llm_groups`).
     """
+    if spec.model_type in _WITHOUT_CLASS:
+        raise ModelError(f"{spec.name}: TensorRT-LLM has no class for {spec.model_type} (_torch/models)")
     caches = all_caches(spec)
     rows = {(c.k_head_dim, c.v_head_dim) for c in caches if isinstance(c, HEADS_CACHES)}
     if len(rows) > 1:
@@ -188,6 +196,25 @@ def row_bytes(cache: Cache, dtype: Dtype) -> int:
     if isinstance(cache, IndexerKeys):
         return cache.head_dim + cache.head_dim // 128 * 4
     return bytes_of(sum(cache.token_rows()), dtype)
+
+
+def cache_buffers(cache: Cache, dtype: Dtype) -> list[int]:
+    """The bytes of one token in each buffer of a layer: K, V, and with nvfp4 the scales of each."""
+    if dtype.name == "nvfp4":
+        return [size for row in cache.token_rows() for size in (row // 2, row // 16)]
+    return [bytes_of(row, dtype) for row in cache.token_rows()]
+
+
+def quota_of(settings: Settings, memory: int | None, of_tokens: int | None) -> int | None:
+    """The bytes that KVCacheManagerV2 may take of `memory`, or for --max-tokens. None if neither is known.
+
+    As in `_fitting_blocks`, the smaller of the two decides only if a fraction of the memory is given too.
+    """
+    fraction = settings.free_gpu_memory_fraction
+    if memory is None or (of_tokens is not None and fraction is None):
+        return of_tokens
+    offered = int(memory * (fraction or 1))
+    return offered if of_tokens is None else min(offered, of_tokens)
 
 
 @remembered

@@ -2,8 +2,9 @@
 
 Source: MambaHybridCacheManager and PythonMambaCacheManager (tensorrt_llm/_torch/pyexecutor/mamba_cache_manager.py),
 validate_and_set_mamba_ssm_cache_dtype (model_loader.py) and is_hybrid_linear (config_utils.py) at commits b35ac1b64368
-and 00bce92cbb90. These managers keep no prefixes (enable_block_reuse: false). The managers of 2026 that do keep
-snapshots of states in the blocks of a common pool, whose number depends on the prefixes.
+and 00bce92cbb90, for releases before 1.3.0rc24. These managers keep no prefixes (enable_block_reuse: false). The
+manager of early 2026 that does (CppMambaHybridCacheManager) is not modelled. Since 1.3.0rc24, see
+`tensorrt_llm_states`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 class Hybrid(TensorrtLlm):
-    """Counts a pool of blocks, and states for `--max-batch-size` requests or for those of the batch."""
+    """Counts a pool of blocks, and states for `--max-batch-size` requests or for those of the batch.
+
+    `no_reuse` is why no prefixes are found again.
+    """
+
+    no_reuse = "TensorRT-LLM keeps no states of prefixes then (enable_block_reuse: false)"
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
-        text = "counted without block reuse: TensorRT-LLM keeps no states of prefixes then (enable_block_reuse: false)"
-        self.notes = (*self.notes, Note("engine", "no-block-reuse", text))
+        self.notes = (*self.notes, Note("engine", "no-block-reuse", f"counted without block reuse: {self.no_reuse}"))
 
     def check_model(self) -> None:
         caches = all_caches(self.spec)
@@ -59,23 +64,23 @@ class Hybrid(TensorrtLlm):
         return super().cache_bytes(cache, tokens, dtype)
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        rows = batch * round_up(tokens, self.block) * token_bytes(_attending(share), dtype)
+        rows = batch * round_up(tokens, self.block) * token_bytes(attending(share), dtype)
         return rows + self._num_states(batch) * self._all_states(share)
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
         hint = "leave --prefix-tokens, --turns and --offload out, or use another engine"
-        raise ModelError(f"{share.name}: prefixes of models with states are not modelled for {self.name}", hint)
+        raise ModelError(f"{share.name}: {self.name} finds no prefixes again: {self.no_reuse}", hint)
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         """The figures of the pool of blocks, in the memory that the states leave."""
         left = None if memory is None else max(0, memory - self._num_states(batch) * self._all_states(share))
-        attending = _attending(share)
-        if not attending.layers:
+        with_rows = attending(share)
+        if not with_rows.layers:
             return {
                 **BlockPool(self.block, 0, self.held_bytes(share, dtype, tokens, 1))._asdict(),
                 "window_pools": None,
             }
-        found = super().blocks(attending, dtype, tokens, batch, left)
+        found = super().blocks(with_rows, dtype, tokens, batch, left)
         if found["num_gpu_blocks"] is not None:
             found["max_concurrency"] = found["num_gpu_blocks"] / ceil_div(tokens, self.block)
         return {**found, "request_bytes": self.held_bytes(share, dtype, tokens, 1)}
@@ -120,7 +125,7 @@ def state_parts(spec: ModelSpec, cache: RecurrentState) -> tuple[int, int]:
     return bytes_of(cache.conv_channels * (cache.conv_kernel - 1), inputs), bytes_of(cache.state_elements, states)
 
 
-def _attending(share: ModelSpec) -> ModelSpec:
+def attending(share: ModelSpec) -> ModelSpec:
     """The layers with K and V."""
     groups = (
         group for group in share.layers if any(not isinstance(cache, RecurrentState) for cache in group.caches)

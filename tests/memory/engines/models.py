@@ -63,7 +63,7 @@ def total(config: dict[str, object], engine: str, tokens: int, batch: int = 1, *
     found, cache = answer["engine"], answer["kv_cache"]
     if "pool_lines" in found:
         assert sum(line["bytes"] for line in found["pool_lines"]) == cache["bytes_per_device"]
-    if "request_lines" in found:
+    elif "request_lines" in found:
         assert batch * sum(line["bytes"] for line in found["request_lines"]) == cache["bytes_per_device"]
     return int(cache["total_bytes"])
 

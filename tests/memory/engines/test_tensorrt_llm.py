@@ -10,6 +10,7 @@ from tests.memory.engines.models import ask, gpt_oss, latent, lines, plain, spar
 from tests.memory.engines.shapes import gemma4, nemotron_nas
 
 TOKEN = 1024
+V1 = "tensorrt-llm@1.2"  # with one pool for GPT-OSS too
 
 
 def test_a_sequence_takes_whole_blocks() -> None:
@@ -33,9 +34,9 @@ def test_sparse_attention_keeps_576_and_132() -> None:
 
 
 def test_windows_are_kept_whole_and_said_so() -> None:
-    answer = ask(gpt_oss(), "tensorrt-llm", 1024)
+    answer = ask(gpt_oss(), V1, 1024)
     assert answer["kv_cache"]["total_bytes"] == 1024 * 24 * 2048
-    assert lines(gpt_oss(), "tensorrt-llm", 1024)["windows kept whole"] == 12 * 896 * 2048
+    assert lines(gpt_oss(), V1, 1024)["windows kept whole"] == 12 * 896 * 2048
     assert any("--max-attention-window" in warning for warning in texts(answer))
 
 
@@ -43,14 +44,14 @@ def test_windows_may_have_pools_that_share_the_memory_equally() -> None:
     # 12 layers of 128 tokens and 12 of 1,024, each 24,576 bytes per token. Half of the bytes of 4,000 tokens is 62
     # blocks.
     settings = {"max-attention-window": "128,4096"}
-    found = ask(gpt_oss(), "tensorrt-llm", 1024, settings=settings, kv_memory_bytes=4000 * 24576)["engine"]
+    found = ask(gpt_oss(), V1, 1024, settings=settings, kv_memory_bytes=4000 * 24576)["engine"]
     pool = {"num_layers": 12, "bytes_per_block": 32 * 24576, "num_gpu_blocks": 62}
     assert found["window_pools"] == [{"window": 128, **pool}, {"window": 1024, **pool}]
     assert (found["num_gpu_blocks"], found["max_concurrency"]) == (62, 62 / 32)
     # 128 + 1,024 tokens are not less than 1,152, so TensorRT-LLM would make the windows smaller.
-    found = ask(gpt_oss(), "tensorrt-llm", 1024, settings=settings, kv_memory_bytes=1152 * 24576)["engine"]
+    found = ask(gpt_oss(), V1, 1024, settings=settings, kv_memory_bytes=1152 * 24576)["engine"]
     assert found["num_gpu_blocks"] is None
-    assert ask(gpt_oss(), "tensorrt-llm", 100, settings=settings)["engine"]["window_pools"] is None
+    assert ask(gpt_oss(), V1, 100, settings=settings)["engine"]["window_pools"] is None
 
 
 @pytest.mark.parametrize(
@@ -71,13 +72,13 @@ def test_blocks_of_the_memory(settings: dict[str, str], blocks: int) -> None:
 
 def test_what_tensorrt_llm_refuses() -> None:
     with pytest.raises(ModelError, match=r"head dims that differ between layers \(KVCacheManagerV2\) is not modelled"):
-        ask(gemma4(), "tensorrt-llm", 32)
+        ask({**gemma4(), "model_type": "gemma4_unified_text"}, "tensorrt-llm", 32)
     with pytest.raises(UsageError, match="below 1"):
         ask(plain(), "tensorrt-llm", 32, settings={"free-gpu-memory-fraction": "1"})
     with pytest.raises(UsageError, match="MLA has one pool"):
         ask(latent(), "tensorrt-llm", 1024, settings={"max-attention-window": "128,1024"})
     with pytest.raises(UsageError, match="for nvfp4"):
-        ask(gpt_oss(), "tensorrt-llm", 1024, kv_dtype="nvfp4", settings={"max-attention-window": "128,1024"})
+        ask(gpt_oss(), V1, 1024, kv_dtype="nvfp4", settings={"max-attention-window": "128,1024"})
     with pytest.raises(UsageError, match="not a cache dtype of TensorRT-LLM"):
         ask(plain(), "tensorrt-llm", 32, kv_dtype="int8")
 

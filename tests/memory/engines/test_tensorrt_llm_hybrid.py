@@ -16,21 +16,25 @@ from tests.memory.engines.models import ask, gated_delta, lines, total
 INPUTS, ELEMENTS, TOKEN = 30 * 8192 * 3 * 2, 30 * 32 * 128 * 128, 10 * 2 * 2 * 256 * 2
 
 
+OLD = "tensorrt-llm@1.2"  # without KVCacheManagerV2
+PAGE = 2 * 2**20
+
+
 def nano(**asked: Any) -> dict[str, Any]:
-    return estimate(kvcalc.load_model("nemotron-3-nano-30b-a3b"), engine="tensorrt-llm", **asked)
+    return estimate(kvcalc.load_model("nemotron-3-nano-30b-a3b"), **{"engine": OLD, **asked})
 
 
 def test_a_request_has_blocks_and_a_state() -> None:
     config = gated_delta(mamba_ssm_dtype="float32")
-    assert total(config, "tensorrt-llm", 100, 3) == 3 * (128 * TOKEN + INPUTS + 4 * ELEMENTS)
+    assert total(config, OLD, 100, 3) == 3 * (128 * TOKEN + INPUTS + 4 * ELEMENTS)
     # Without a type for them, the states have the model's.
     config = {**gated_delta(), "mamba_ssm_dtype": None}
-    assert total(config, "tensorrt-llm", 100, 3) == 3 * (128 * TOKEN + INPUTS + 2 * ELEMENTS)
+    assert total(config, OLD, 100, 3) == 3 * (128 * TOKEN + INPUTS + 2 * ELEMENTS)
 
 
 def test_states_are_allocated_for_the_largest_batch() -> None:
     settings = {"max-batch-size": "64"}
-    found = ask(gated_delta(mamba_ssm_dtype="float32"), "tensorrt-llm", 100, 3, settings=settings)
+    found = ask(gated_delta(mamba_ssm_dtype="float32"), OLD, 100, 3, settings=settings)
     state = INPUTS + 4 * ELEMENTS
     assert found["kv_cache"]["total_bytes"] == 3 * 128 * TOKEN + 64 * state
     named = {line["name"]: line["bytes"] for line in found["engine"]["pool_lines"]}
@@ -43,7 +47,7 @@ def test_states_are_allocated_for_the_largest_batch() -> None:
 def test_the_blocks_take_the_memory_that_the_states_leave() -> None:
     state = INPUTS + 4 * ELEMENTS
     memory = 2 * state + 40 * 32 * TOKEN
-    found = ask(gated_delta(mamba_ssm_dtype="float32"), "tensorrt-llm", 100, 2, kv_memory_bytes=memory)
+    found = ask(gated_delta(mamba_ssm_dtype="float32"), OLD, 100, 2, kv_memory_bytes=memory)
     assert (found["engine"]["num_gpu_blocks"], found["engine"]["max_concurrency"]) == (40, 10)
     assert found["fit"]["max_batch_size"] == memory // (4 * 32 * TOKEN + state)
 
@@ -78,5 +82,41 @@ def test_what_is_refused() -> None:
 
 def test_the_lines_of_a_request_add_up() -> None:
     for tokens in (1, 31, 5000):
-        found = lines(gated_delta(), "tensorrt-llm", tokens)
+        found = lines(gated_delta(), OLD, tokens)
         assert set(found) <= {"stored", "different layout or dtype", "blocks rounded up"}
+
+
+def test_newer_releases_have_pools_of_blocks_and_of_states() -> None:
+    """3 requests and a dummy have 4 states: 120 pages of 2 MiB and, for the inputs of the convolutions, 3 more.
+
+    The pools have the proportion for requests of 50 tokens: 6 blocks are 2 pages. 12 blocks are 4 pages, which is the
+    nearest number to 2 in 125 of 219 pages.
+    """
+    found = ask(gated_delta(mamba_ssm_dtype="float32"), "tensorrt-llm", 100, 3)
+    assert found["kv_cache"]["total_bytes"] == 219 * PAGE
+    named = {line["name"]: line["bytes"] for line in found["engine"]["pool_lines"]}
+    assert named["dummy state"] == INPUTS + 4 * ELEMENTS
+    assert named["blocks rounded up"] == 3 * 28 * TOKEN
+    assert sum(named.values()) == 219 * PAGE
+    assert named["pools in a fixed proportion"] == 219 * PAGE - 4 * named["dummy state"] - 12 * 32 * TOKEN
+    assert any("periodic_snapshot_interval" in text for text in texts(found))
+
+
+def test_the_states_of_all_that_may_run_come_first() -> None:
+    """65 states take 1,950 + 46 pages. With a long average, the blocks have the rest of the memory."""
+    settings = {"max-batch-size": "64", "avg-seq-len": "30000"}
+    memory = 4096 * PAGE
+    found = ask(
+        gated_delta(mamba_ssm_dtype="float32"), "tensorrt-llm", 32768, 2, settings=settings, kv_memory_bytes=memory
+    )["engine"]
+    # 8 GiB are in pages of 16 MiB: 65 states take 244 + 6 of them, and the blocks 262.
+    assert found["num_gpu_blocks"] == 262 * 16 * 2**20 // (32 * TOKEN)
+    assert found["max_concurrency"] == found["num_gpu_blocks"] / 1024
+
+
+def test_two_stages_have_states_for_the_requests_of_both() -> None:
+    asked: dict[str, Any] = {"context_tokens": 1000, "batch_size": 2, "engine": "tensorrt-llm"}
+    found = nano(**asked, pipeline_parallel_size=2, engine_settings={"max-batch-size": "4"})
+    named = {line["name"]: line["bytes"] for line in found["engine"]["pool_lines"]}
+    assert named["states beyond the batch"] == 6 * named["dummy state"]
+    assert sum(named.values()) == found["kv_cache"]["bytes_per_device"]

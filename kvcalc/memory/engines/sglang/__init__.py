@@ -72,6 +72,8 @@ class Sglang(Engine):
     has_attention_replicas = True
     splits_uneven_experts = False
     spreads_mlps = True
+    spreads_head = True
+    divides_decode = False
     limits_all_replicas = True  # each replica runs max_running_requests // dp_size (ModelRunner)
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
@@ -84,6 +86,12 @@ class Sglang(Engine):
         if is_sparse(spec) and self.page != _SPARSE_PAGE:
             raise UsageError(f"--page-size {self.page}: sparse attention needs pages of {_SPARSE_PAGE} tokens")
         self.check_model()
+        self.prompt_ranks = self.chosen.attn_cp_size
+        if self.prompt_ranks > 1:
+            from kvcalc.memory.engines.sglang.context_parallel import check_copies, keeps_mlps
+
+            check_copies(spec, self.prompt_ranks, settings, stages)
+            self.spreads_mlps = not keeps_mlps(spec)
         if spec.model_type in WITH_ENCODER and self.chosen.max_running_requests is not None:
             raise UsageError("--max-running-requests: the request table of a model with an encoder is not modelled")
         # The states of a running request: its own, and with the prefix cache those of the prefixes that it uses.
@@ -103,6 +111,8 @@ class Sglang(Engine):
         Source: resolve_max_num_reqs and _handle_max_mamba_cache (mem_cache/kv_cache_configurator.py), and
         arg_groups/parallel_hook.py for --chunked-prefill-size.
         """
+        if settings.get("attn-cp-size", "1") != "1":
+            raise UsageError("--attn-cp-size: not modelled with attention replicas", "leave out --dp")
         shared = cls.default_settings(settings)
         given = Given("sglang", shared)
         counts = {name: given.optional_count(name) for name in _OF_ALL_REPLICAS}
@@ -121,6 +131,12 @@ class Sglang(Engine):
     def check_model(self) -> None:
         """Raise ModelError (exit 3) if the pools of the model are not modelled."""
         check_model(self.spec)
+
+    def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
+        if self.prompt_ranks > 1:
+            from kvcalc.memory.engines.sglang.context_parallel import check_devices
+
+            check_devices(spec, self.prompt_ranks, tensor_parallel_size)
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:

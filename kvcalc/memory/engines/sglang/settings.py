@@ -28,6 +28,7 @@ class Settings(NamedTuple):
     speculative_num_draft_tokens: int | None
     speculative_eagle_topk: int
     chunked_prefill_size: int | None
+    attn_cp_size: int
 
 
 def parse_settings(settings: Mapping[str, str], default_page_size: int) -> Settings:
@@ -45,4 +46,5 @@ def parse_settings(settings: Mapping[str, str], default_page_size: int) -> Setti
         given.optional_count("speculative-num-draft-tokens"),
         given.count("speculative-eagle-topk"),
         given.optional_count("chunked-prefill-size"),
+        given.count("attn-cp-size"),
     )

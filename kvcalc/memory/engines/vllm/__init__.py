@@ -74,6 +74,7 @@ class Vllm(Engine):
         in_flight = chosen.max_in_flight_tokens if self.rules.two_steps else batched
         self.token_ranks = chosen.decode_context_parallel_size
         self.prompt_ranks = chosen.prefill_context_parallel_size
+        self.divides_decode = chosen.decode_context_parallel_size == 1  # else pcp_shard_decode_requests
         if self.prompt_ranks > 1:
             check_prompt_ranks(spec, settings, chosen, self.place)
         self._of_any_length = (in_flight, batched, self.states.kept, self.token_ranks)
