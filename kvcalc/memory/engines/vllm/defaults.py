@@ -24,7 +24,7 @@ def default_cache(spec: ModelSpec, place: Place) -> tuple[str, str] | None:
     """
     if has_compressed(spec):
         return "fp8", f"vLLM keeps the cache of {spec.name} in fp8"
-    if not _is_sparse(spec):
+    if not is_sparse(spec):
         return None
     if spec.model_type == "glm_moe_dsa" and place.is_sm100 and place.since(0, 32):
         return "fp8", "vLLM's default for GLM-5 on B200 and B300 is fp8"
@@ -41,9 +41,10 @@ def has_raw_rows(spec: ModelSpec, place: Place) -> bool:
     On B200 and B300, vLLM prefers FlashInfer for an fp8 cache, which reads raw rows. Packed rows (fp8_ds_mla) belong to
     FlashMLA. Before 0.18, every fp8 cache of sparse attention was packed.
     """
-    return place.is_sm100 and place.since(0, 18) and _is_sparse(spec)
+    return place.is_sm100 and place.since(0, 18) and is_sparse(spec)
 
 
-def _is_sparse(spec: ModelSpec) -> bool:
+def is_sparse(spec: ModelSpec) -> bool:
+    """Whether attention over a latent selects tokens by index keys."""
     kinds = {type(cache) for cache in all_caches(spec)}
     return IndexerKeys in kinds and LatentAttention in kinds
