@@ -90,7 +90,7 @@ class Vllm(Engine):
         return (RAW_FP8 if is_fp8(found) and has_raw_rows(spec, place) else found), reason
 
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
-        check_token_ranks(spec, tensor_parallel_size, self.token_ranks, self.prompt_ranks)
+        check_token_ranks(spec, tensor_parallel_size, self.token_ranks, self.prompt_ranks, self.place)
 
     def rules_used(self, asked: Asked) -> str | None:
         """The rules of a date, and those of a release that vLLM's history does not place."""

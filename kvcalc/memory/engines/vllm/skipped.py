@@ -105,7 +105,9 @@ def skipped_layers(spec: ModelSpec, dtype: Dtype, settings: Settings, place: Pla
         if asked is not None:
             raise ModelError(f"{spec.name}: {dtype.name} with {_ASKED} is not modelled beside recurrent states")
         return None
-    plain = all(isinstance(cache, (FullAttention, SlidingWindowAttention, RecurrentState)) for cache in all_caches(spec))
+    plain = all(
+        isinstance(cache, (FullAttention, SlidingWindowAttention, RecurrentState)) for cache in all_caches(spec)
+    )
     if not plain or settings.disable_hybrid_kv_cache_manager:
         raise ModelError(f"{spec.name}: {_ASKED} is not modelled for its layers")
     if packs:
