@@ -81,7 +81,7 @@ def settings_of(found: Types) -> Mapping[str, str]:
     if asked.reuse is not None:
         from kvcalc.planning.reuse import check_reuse
 
-        check_reuse(asked.reuse, has_device, asked.speculative is not None)
+        check_reuse(asked.reuse, has_device)
     if asked.speculative is not None:
         from kvcalc.planning import drafting
 
@@ -132,7 +132,8 @@ def engine_of(
     from kvcalc.planning.reuse import with_prefix
 
     slots = drafting.slots_of(asked.speculative, rules.name, asked.serves_requests)
-    return cached, with_prefix(with_matching(asked.speculative, asked.engine, spec, rules, slots), asked.reuse)
+    matching = with_matching(asked.speculative, asked.engine, spec, rules, slots, asked.reuse)
+    return cached, with_prefix(matching, asked.reuse)
 
 
 @remembered
