@@ -63,7 +63,8 @@ class Vllm(Engine):
         chosen = chosen._replace(pipeline_parallel_size=stages)
         check_partition(chosen.pp_layer_partition, spec.num_layers, stages)
         _refuse(spec)
-        self.chosen, self.settings = chosen, {"rules": self.rules.name, **chosen._asdict()}
+        shown = {name: value for name, value in chosen._asdict().items() if name != "overlaps_stages"}
+        self.chosen, self.settings = chosen, {"rules": self.rules.name, **shown}
         self.notes = (
             *_notes(spec, chosen, self.states, "enable-prefix-caching" in settings), *_stage_notes(self.rules, stages)
         )  # fmt: skip
