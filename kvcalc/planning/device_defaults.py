@@ -12,7 +12,6 @@ from kvcalc.memory.dtypes import Dtype, parse_dtype
 from kvcalc.memory.engines import resolve_kv_dtype
 from kvcalc.memory.engines.place import DISTINGUISHED, Place
 from kvcalc.memory.engines.release import release_of
-from kvcalc.memory.engines.vllm.blocks import default_block
 from kvcalc.memory.reserve.by_device import device_defaults
 from kvcalc.model.spec import ModelSpec, has_states
 
@@ -51,6 +50,8 @@ def _row(option: str, here: object, values: list[dict[str, Any]]) -> dict[str, A
 
 def _blocks(spec: ModelSpec, engine: str, kv_dtype: str) -> dict[str, Any]:
     """The row for vLLM's block. Beside states, blocks are as large as a state needs."""
+    from kvcalc.memory.engines.vllm.blocks import default_block
+
     release = release_of(engine)
     sizes = [default_block(spec, kv_dtype, Place(release, device_class)) for device_class, _ in _BLOCKS]
     here = default_block(spec, kv_dtype, Place(release))
