@@ -44,6 +44,7 @@ STATED: dict[str, tuple[str, ...]] = {
     "falcon_h1": ("mamba_chunk_size",),
     "granitemoehybrid": ("mamba_chunk_size",),
     "hy_v4": ("indexer_types",),
+    "kimi_linear": ("linear_attn_config",),
     "mamba2": ("chunk_size",),
     "mimo_v2_flash": ("sliding_window",),
     "minicpm3": ("num_key_value_heads",),

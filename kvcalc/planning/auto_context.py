@@ -14,7 +14,7 @@ from kvcalc.errors import ModelError
 from kvcalc.memory.engines.options import Given
 from kvcalc.notes import Note
 from kvcalc.planning.budget import budget
-from kvcalc.planning.capacity import capacity
+from kvcalc.planning.capacity import longest_context
 from kvcalc.planning.case import Case
 from kvcalc.planning.split import longest_context_of
 from kvcalc.units import format_size
@@ -69,5 +69,5 @@ def _longest(case: Case, margin: int) -> int:
     if found.devices:
         longest = longest_context_of(found.devices, margin)
     else:
-        longest = capacity(case, found.pool_bytes - margin, [], found.pool_shrinkage)["max_context_tokens"]
+        longest = longest_context(case, found.pool_bytes - margin, found.pool_shrinkage)
     return case.workload.context_tokens if longest is None else min(case.workload.context_tokens, longest)

@@ -15,7 +15,7 @@ from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.model.towers import tower_parameters
 from kvcalc.notes import Note
 from kvcalc.planning.attention_replicas import spread_of, whole_copies
-from kvcalc.planning.capacity import NO_LIMIT, PoolShrinkage, capacity, context_notes, largest_batch
+from kvcalc.planning.capacity import NO_LIMIT, Limits, PoolShrinkage, capacity, context_notes, largest_batch
 from kvcalc.planning.case import Case
 from kvcalc.planning.gpus import describe_gpu
 from kvcalc.planning.layout import count_replicas
@@ -299,9 +299,13 @@ def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
     """The `fit` part of a document, for one device. Its parts add up to `device_bytes`."""
     device_bytes = found.case.devices.gpu.memory_bytes
     limits: list[Note] = []
-    fit = capacity(found.case, found.pool_bytes, limits, found.pool_shrinkage)
-    if found.devices or found.host is not None:
-        _limit_further(found, fit)
+    of_devices = _limits_of_devices(found) if found.devices else None
+    fit = capacity(found.case, found.pool_bytes, limits, found.pool_shrinkage, of_devices)
+    fit["devices"] = [room.describe(number) for number, room in enumerate(found.devices)] or None
+    if found.host is not None:
+        tokens = found.case.workload.context_tokens
+        fit["max_context_tokens"] = _least(fit["max_context_tokens"], found.host.longest_context())
+        fit["max_batch_size"] = _least(fit["max_batch_size"], found.host.largest_batch(tokens))
         limits = context_notes(found.case, fit["max_context_tokens"])
     notes += limits
     held = found.reserve.held
@@ -336,18 +340,12 @@ def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
     return fit
 
 
-def _limit_further(found: Budget, fit: dict[str, Any]) -> None:
-    """Lower the limits to those of all devices and of the host's memory, and add what each device holds."""
-    tokens = found.case.workload.context_tokens
-    if found.devices:
-        from kvcalc.planning.split import largest_batch_of, longest_context_of
+def _limits_of_devices(found: Budget) -> Limits:
+    """The limits of all devices, each with its own layers."""
+    from kvcalc.planning.split import largest_batch_of, longest_context_of
 
-        fit["devices"] = [room.describe(number) for number, room in enumerate(found.devices)]
-        fit["max_context_tokens"] = longest_context_of(found.devices)
-        fit["max_batch_size"] = largest_batch_of(found.devices, tokens)
-    if found.host is not None:
-        fit["max_context_tokens"] = _least(fit["max_context_tokens"], found.host.longest_context())
-        fit["max_batch_size"] = _least(fit["max_batch_size"], found.host.largest_batch(tokens))
+    tokens = found.case.workload.context_tokens
+    return longest_context_of(found.devices), largest_batch_of(found.devices, tokens)
 
 
 def _add_range(found: Budget, fit: dict[str, Any], notes: list[Note]) -> None:

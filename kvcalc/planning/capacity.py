@@ -20,23 +20,28 @@ PoolShrinkage = Callable[[int, int], int]
 """How many bytes the pool shrinks at a number of tokens and sequences, compared with its size at the workload."""
 
 
+Limits = tuple[int | None, int | None]
+"""The longest context for a batch and the largest batch for a context. None if memory sets no limit."""
+
+
 def capacity(
-    case: Case, kv_memory_bytes: int, notes: list[Note], pool_shrinkage: PoolShrinkage | None = None
-) -> dict[str, Any]:
+    case: Case, kv_memory_bytes: int, notes: list[Note], pool_shrinkage: PoolShrinkage | None = None,
+    limits: Limits | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The `fit` part of a document if each device has `kv_memory_bytes` for the cache.
 
     `max_context_tokens` is for this batch, `max_batch_size` for this context. Both are null if memory sets no limit;
-    for the context, a note says so. `max_context_tokens` may exceed max_position_embeddings, with a note.
+    for the context, a note says so. `max_context_tokens` may exceed max_position_embeddings, with a note. `limits` are
+    both if they are known already.
     """
-    spec, workload = case.spec, case.workload
+    workload = case.workload
     share, rules, batch = case.share, case.rules, workload.attention_batch(workload.batch_size)
+    longest, largest = limits or (
+        longest_context(case, kv_memory_bytes, pool_shrinkage),
+        largest_batch(case, kv_memory_bytes, workload.context_tokens, pool_shrinkage),
+    )
     here = rules.batch_bytes(share, workload.kv_dtype, workload.context_tokens, batch)
     fits = max(here, rules.start_bytes(share, workload.kv_dtype, workload.context_tokens)) <= kv_memory_bytes
-    if pool_shrinkage is None and not case.encoder_follows_context:
-        longest = rules.longest_context(share, workload.kv_dtype, batch, kv_memory_bytes)
-    else:
-        needed = _needed(case, pool_shrinkage)
-        longest = kv_cache.longest_context(lambda tokens: needed(tokens, batch), kv_memory_bytes, period(spec))
     notes += context_notes(case, longest)
     return {
         "fits": fits,
@@ -52,7 +57,7 @@ def capacity(
         "free_low_bytes": None,
         "free_high_bytes": None,
         "max_context_tokens": longest,
-        "max_batch_size": largest_batch(case, kv_memory_bytes, workload.context_tokens, pool_shrinkage),
+        "max_batch_size": largest,
         "lines": None,
         "host": None,
         "devices": None,
@@ -68,6 +73,23 @@ def context_notes(case: Case, longest: int | None) -> list[Note]:
         return []
     text = f"a context of {longest:,} tokens fits in memory, but the model's limit is {limit:,}"
     return [Note("fit", "beyond-model", text)]
+
+
+def longest_context(
+    case: Case, kv_memory_bytes: int, pool_shrinkage: PoolShrinkage | None = None, at_most: int | None = None
+) -> int | None:
+    """The longest context of the case's batch whose cache fits in `kv_memory_bytes`. None if memory sets no limit.
+
+    `at_most` is a limit that is known already. If it fits, nothing longer is tried.
+    """
+    spec, workload = case.spec, case.workload
+    batch = workload.attention_batch(workload.batch_size)
+    needed = _needed(case, pool_shrinkage)
+    if at_most is not None and period(spec) == 1 and (not at_most or needed(at_most, batch) <= kv_memory_bytes):
+        return at_most
+    if pool_shrinkage is None and not case.encoder_follows_context:
+        return case.rules.longest_context(case.share, workload.kv_dtype, batch, kv_memory_bytes)
+    return kv_cache.longest_context(lambda tokens: needed(tokens, batch), kv_memory_bytes, period(spec))
 
 
 def largest_batch(

@@ -10,10 +10,13 @@ from typing import Any
 
 from kvcalc.memory.dtypes import Dtype, parse_dtype
 from kvcalc.memory.engines import resolve_kv_dtype
-from kvcalc.memory.engines.place import DISTINGUISHED
+from kvcalc.memory.engines.place import DISTINGUISHED, Place
 from kvcalc.memory.engines.release import release_of
 from kvcalc.memory.reserve.by_device import device_defaults
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, has_states
+
+# The classes of devices whose kernels of attention read blocks of their own, and all others.
+_BLOCKS = (("blackwell", "B200 and B300"), ("hopper", "Hopper"), ("", "others"))
 
 
 def describe_device_defaults(
@@ -33,6 +36,8 @@ def describe_device_defaults(
             found.setdefault(option, []).append({"value": shown, "devices": devices})
     rows = [_row(option, in_use[option.replace("-", "_")], values) for option, values in found.items()]
     asked, here, dtype = types
+    if engine.partition("@")[0] == "vllm" and "block-size" not in given and not has_states(spec):
+        rows.append(_blocks(spec, engine, here))
     if asked.casefold() == "auto":
         named = _cache_types(spec, engine, dtype, given)
         rows.append(_row("kv-cache-dtype", here, [{"value": n or here, "devices": devices} for n, devices in named]))
@@ -41,6 +46,17 @@ def describe_device_defaults(
 
 def _row(option: str, here: object, values: list[dict[str, Any]]) -> dict[str, Any]:
     return {"option": option, "value": here, "on_devices": values}
+
+
+def _blocks(spec: ModelSpec, engine: str, kv_dtype: str) -> dict[str, Any]:
+    """The row for vLLM's block. Beside states, blocks are as large as a state needs."""
+    from kvcalc.memory.engines.vllm.blocks import default_block
+
+    release = release_of(engine)
+    sizes = [default_block(spec, kv_dtype, Place(release, device_class)) for device_class, _ in _BLOCKS]
+    here = default_block(spec, kv_dtype, Place(release))
+    values = [{"value": size, "devices": devices} for size, (_, devices) in zip(sizes, _BLOCKS)]
+    return _row("block-size", here, values)
 
 
 def _cache_types(

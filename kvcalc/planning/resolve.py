@@ -13,6 +13,7 @@ from kvcalc.memory.engines import (
     replica_settings,
     resolve_kv_dtype,
     resolve_weight_dtype,
+    with_default_block,
 )
 from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
@@ -61,6 +62,8 @@ def resolve_types(asked: Question) -> Types:
         )
     device_class = None if devices is None else devices.gpu.device_class
     kv_dtype, reason = resolve_kv_dtype(asked.engine, spec, asked.kv_dtype, settings, asked.dtype, device_class)
+    if devices is not None:
+        settings = with_default_block(asked.engine, spec, kv_dtype, settings, device_class)
     workload = resolve_workload(
         spec, asked.context_tokens, asked.batch_size, asked.dtype, kv_dtype, asked.tensor_parallel_size or 1,
         asked.encoder_tokens, asked.pipeline_parallel_size,
@@ -78,7 +81,7 @@ def settings_of(found: Types) -> Mapping[str, str]:
     if asked.reuse is not None:
         from kvcalc.planning.reuse import check_reuse
 
-        check_reuse(asked.reuse, has_device, asked.speculative is not None)
+        check_reuse(asked.reuse, has_device)
     if asked.speculative is not None:
         from kvcalc.planning import drafting
 
@@ -129,7 +132,8 @@ def engine_of(
     from kvcalc.planning.reuse import with_prefix
 
     slots = drafting.slots_of(asked.speculative, rules.name, asked.serves_requests)
-    return cached, with_prefix(with_matching(asked.speculative, asked.engine, spec, rules, slots), asked.reuse)
+    matching = with_matching(asked.speculative, asked.engine, spec, rules, slots, asked.reuse)
+    return cached, with_prefix(matching, asked.reuse)
 
 
 @remembered

@@ -52,7 +52,7 @@ class Turn(NamedTuple):
     end_tokens: int
 
 
-def check_reuse(reuse: CacheReuse, has_device: bool, drafts: bool) -> None:
+def check_reuse(reuse: CacheReuse, has_device: bool) -> None:
     """Raise UsageError (exit 2) for a value that is out of range, or an option that something else is missing for."""
     check_count(reuse.prefix_tokens, "prefix_tokens", least=0)
     if reuse.turns is not None:
@@ -64,12 +64,6 @@ def check_reuse(reuse: CacheReuse, has_device: bool, drafts: bool) -> None:
         raise UsageError(f"--offload-backend {reuse.backend[:40]}: unknown", f"one of {', '.join(BACKENDS)}")
     if reuse.transfer is not None and not has_device:
         raise UsageError("--transfer-bandwidth needs a device", "for example --gpu h100")
-    if drafts and (reuse.offload or reuse.transfer is not None):
-        raise UsageError(
-            f"{'--offload' if reuse.offload else '--transfer-bandwidth'}: other tiers and instances are not modelled "
-            "with drafted tokens",
-            "leave --speculative out",
-        )
 
 
 def check_tiers(offload: Sequence[tuple[str, int]], bandwidths: Sequence[tuple[str, int]]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kvcalc.planning.capacity import PoolShrinkage, capacity, largest_batch
+from kvcalc.planning.capacity import PoolShrinkage, largest_batch, longest_context
 from kvcalc.planning.case import Case
 
 
@@ -27,6 +27,10 @@ class Room(NamedTuple):
     def kv_bytes(self, tokens: int, sequences: int) -> int:
         """The bytes of the cache on this device."""
         return self.case.cache_bytes(tokens, sequences)
+
+    def holds(self, tokens: int, sequences: int) -> bool:
+        """Whether that many sequences of `tokens` tokens fit on this device."""
+        return not sequences or self.case.needed_bytes(tokens, sequences) <= self.pool_at(tokens, sequences)
 
     def free_bytes(self) -> int:
         """What is left of the memory. It may be negative."""
@@ -51,16 +55,23 @@ class Room(NamedTuple):
 
 def largest_batch_of(rooms: tuple[Room, ...], tokens: int) -> int | None:
     """The most sequences of `tokens` tokens that fit on every device. None if memory sets no limit."""
-    found = [largest_batch(room.case, room.pool_bytes, tokens, room.pool_shrinkage) for room in rooms]
-    return min((limit for limit in found if limit is not None), default=None)
+    least = None
+    for room in rooms:
+        # One try is enough if the limit of the other devices fits here too.
+        if least is not None and room.holds(tokens, least):
+            continue
+        found = largest_batch(room.case, room.pool_bytes, tokens, room.pool_shrinkage)
+        least = found if least is None or (found is not None and found < least) else least
+    return least
 
 
 def longest_context_of(rooms: tuple[Room, ...], margin: int = 0) -> int | None:
     """The longest context that leaves `margin` bytes free on every device. None if memory sets no limit."""
-    found = [
-        capacity(room.case, room.pool_bytes - margin, [], room.pool_shrinkage)["max_context_tokens"] for room in rooms
-    ]
-    return min((limit for limit in found if limit is not None), default=None)
+    least = None
+    for room in rooms:
+        found = longest_context(room.case, room.pool_bytes - margin, room.pool_shrinkage, at_most=least)
+        least = found if least is None or (found is not None and found < least) else least
+    return least
 
 
 def memory_of_devices(case: Case, rooms: tuple[Room, ...]) -> Callable[[int, int], int]:

@@ -80,7 +80,13 @@ class Store(NamedTuple):
         if self.is_lmcache:
             whole = round_up(tokens, self.prefixes.block_tokens)
             return self.prefixes.kept_bytes(whole) * tokens // whole if whole else 0
-        return self.prefixes.kept_bytes(tokens)
+        return self.prefixes.loaded_bytes(tokens)
+
+    @property
+    def unit_bytes(self) -> int:
+        """The bytes of a tier that a unit takes, of all devices."""
+        one = self.tier_bytes(self.unit_tokens)
+        return self.tier_bytes(2 * self.unit_tokens) - one if self.prefixes.confirming_tokens else one
 
     def tier_bytes(self, tokens: int, after: int = 0) -> int:
         """The bytes of a tier that keeps a context, of all devices, without its first `after` tokens."""
@@ -114,7 +120,7 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
     return {
         "backend": reuse.backend,
         "unit_tokens": store.unit_tokens,
-        "unit_bytes": store.tier_bytes(store.unit_tokens),
+        "unit_bytes": store.unit_bytes,
         "session_tokens": tokens,
         "prefix_bytes": store.tier_bytes(shared),
         "session_bytes": store.tier_bytes(tokens, shared),
@@ -127,7 +133,11 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
 def store_of(case: Case, *, is_lmcache: bool = False) -> Store:
     """How the case's engine, or LMCache, keeps contexts outside the device, for one pipeline stage."""
     name, prefixes = case.rules.name, prefixes_of(case)
-    copies = 1 if _is_latent(case.spec) and (name in _ONE_COPY or is_lmcache) else case.workload.tensor_parallel_size
+    keeps_one = _is_latent(case.share) and (name in _ONE_COPY or is_lmcache)
+    copies = 1 if keeps_one else case.workload.tensor_parallel_size
+    if copies > 1 and name == "sglang" and _is_latent(case.spec):
+        text = f"{case.spec.name}: --offload with drafts that are no MLA is not modelled for SGLang on several devices"
+        raise ModelError(text, "leave --speculative out")
     unit = LMCACHE_TOKENS if is_lmcache else prefixes.block_tokens
     return Store(prefixes, unit, copies, is_lmcache, name == "vllm" and not is_lmcache)
 

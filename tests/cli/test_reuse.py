@@ -202,7 +202,10 @@ def test_a_transfer_counted_by_hand(kvcalc: Any) -> None:
         (("--transfer-bandwidth", "50GB/s"), 2, "--gpu h100"),
         (("--transfer-bandwidth", "carrier-pigeon", "--gpu", "h100"), 2, "infiniband-400g"),
         (("--transfer-bandwidth", "nvlink", "--gpu", "rtx-4090"), 2, "rtx-4090"),
-        (("--offload", "cpu=1GiB", "--speculative", "ngram:3"), 2, "not modelled with drafted tokens"),
+        (
+            ("--offload", "cpu=1GiB", "--speculative", "eagle:3", "--offload-backend", "lmcache"), 2,
+            "what it keeps of drafts is not modelled",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(kvcalc: Any, more: tuple[str, ...], status: int, said: str) -> None:

@@ -271,3 +271,26 @@ def test_shares_out_of_range(engine: str, option: str, value: str) -> None:
 def test_a_release_has_the_defaults_of_its_time(release: str, requests: str) -> None:
     found = device_settings("vllm", 80 * GIB, "h100-sxm", "hopper", release_of(f"vllm@{release}"))
     assert found["max-num-seqs"] == requests
+
+
+def test_the_mask_of_llama_cpp_has_the_cells_of_all_slots_that_share_a_stream() -> None:
+    """As `settings.Settings.has_one_stream` says, which also counts the cache's cells."""
+
+    def cells(batch: int, build: int | None = None, **settings: str) -> int:
+        given = {name.replace("_", "-"): text for name, text in {"flash_attn": "off", **settings}.items()}
+        asked = Question(
+            MEMORY, LLAMA_2_7B, 1, 1 << 20, batch, given, num_heads=32,
+            release=None if build is None else Release.of(build),
+        )  # fmt: skip
+        # For every token of a micro-batch, a layer has its values, and the mask and the scores of 32 heads of every
+        # cell, in fp32.
+        return reserve_of("llama.cpp", asked).held[0].bytes // 512 // 4 // 33
+
+    layer = LLAMA_2_7B.module_elements // 33
+    one, four = (1 << 20) + layer, (1 << 22) + layer
+    assert (cells(1), cells(4), cells(5)) == (one, four, one)
+    assert (cells(4, parallel="4"), cells(4, parallel="4", kv_unified="")) == (one, four)
+    # Older builds start one slot, and so as many as the batch, each with a stream.
+    assert (cells(4, 6918), cells(4, before_pull="16736")) == (one, one)
+    # Before windows came, all slots shared one.
+    assert cells(4, parallel="4", before_pull="13194") == four

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.errors import UsageError
+from kvcalc.errors import ModelError, UsageError
 from tests.memory.engines.models import gated_delta, latent, plain
 from tests.planning.test_audit import run
 
@@ -187,3 +187,24 @@ def test_prefill_context_parallelism_is_not_ignored() -> None:
     assert kvcalc.audit(text.format("0.26.0"), model="llama-3.1-8b")["equal"] == 1
     with pytest.raises(UsageError, match=r"prefill_context_parallel_size of 2 is not modelled before vLLM 0\.26"):
         kvcalc.audit(text.format("0.24.0"), model="llama-3.1-8b")
+
+
+def test_the_copies_that_divide_a_prompt_may_divide_the_cache() -> None:
+    """vLLM 0.33.0's own plan: DeepSeek-V3.2 in fp8, tp 8, pcp 2, dcp 16: 13,961 blocks and 14,296,064 tokens."""
+    log = (
+        "vLLM API server version 0.33.0\n"
+        "tensor_parallel_size=8, prefill_context_parallel_size=2, decode_context_parallel_size={}, kv_cache_dtype=fp8, "
+        "max_seq_len=32768\nGPU KV cache size: 14,296,064 tokens\n# GPU blocks: 13961\n"
+        "Maximum concurrency for 32,768 tokens per request: 436.28x\n"
+    )
+    found = kvcalc.audit(log.format(16), model="deepseek-v3.2")
+    assert (found["equal"], found["unexplained"]) == (2, 0)
+    with pytest.raises(UsageError, match="must be 2 or 16"):
+        kvcalc.audit(log.format(4), model="deepseek-v3.2")
+    # 0.28 divided the cache of dense MLA too, and the newest release does not.
+    dense = "vLLM API server version {}\ntensor_parallel_size=2, prefill_context_parallel_size=2, max_model_len=8192, "
+    dense += "decode_context_parallel_size=4\nGPU KV cache size: 2,444,736 tokens\n"
+    dense += "Maximum concurrency for 8,192 tokens per request: 298.43x\n"
+    assert kvcalc.audit(dense.format("0.28.0"), model="deepseek-v3")["unexplained"] == 0
+    with pytest.raises(ModelError, match="for sparse MLA only"):
+        kvcalc.audit(dense.format("0.33.0"), model="deepseek-v3")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.errors import UsageError
+from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.drafting import Speculation
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.reuse import CacheReuse
@@ -122,10 +122,82 @@ def test_a_session_finds_less_and_its_prefill_takes_longer() -> None:
     [
         ("llama-3.1-8b", "tensorrt-llm@1.2", EAGLE3, "before 1.3.0rc28"),
         ("llama-3.1-8b", "tensorrt-llm", Speculation("eagle1", 3, 2.0), "which prefixes tensorrt-llm finds again"),
-        ("llama-3.1-8b", "llama.cpp", EAGLE3, r"which prefixes llama\.cpp finds again"),
         ("qwen3.5-27b", "vllm@0.30", Speculation("mtp", 2, 2.0), "this release finds again"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(name: str, engine: str, drafts: Speculation, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         ask(name, engine, drafts)
+
+
+def moved(name: str, engine: str, drafts: Speculation | None, **asked: Any) -> dict[str, Any]:
+    offload = CacheReuse(offload=(("cpu", 1 << 40),), **asked)
+    return dict(ask(name, engine, drafts, reuse=offload)["reuse"]["tiers"])
+
+
+# The rows of a token in bf16: K and V of 32 layers with 8 heads of 128, and those of the head that drafts.
+ROW, HEAD = 32 * 2 * 8 * 128 * 2, 2 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "block", "found", "confirming"),
+    [("vllm", 16, CONTEXT - 16, 16), ("sglang", 1, CONTEXT - 1, 0), ("llama.cpp", 1, CONTEXT, 0)],
+)
+def test_a_tier_keeps_the_rows_of_the_drafts_too(engine: str, block: int, found: int, confirming: int) -> None:
+    tiers, plain = moved("llama-3.1-8b", engine, EAGLE3), moved("llama-3.1-8b", engine, None)
+    assert plain["unit_bytes"] == block * ROW
+    assert (tiers["unit_tokens"], tiers["unit_bytes"]) == (block, block * (ROW + HEAD))
+    # vLLM loads one block less than the tier must have.
+    assert (tiers["session_tokens"], tiers["loaded_bytes_per_device"]) == (found, found * (ROW + HEAD))
+    assert tiers["session_bytes"] == (found + confirming) * (ROW + HEAD)
+    assert tiers["rows"][0]["sessions"] == (1 << 40) // tiers["session_bytes"]
+    ngram = moved("llama-3.1-8b", engine, Speculation("ngram", 3, 2.0))
+    assert {key: ngram[key] for key in ("unit_bytes", "session_bytes")} == {
+        key: plain[key] for key in ("unit_bytes", "session_bytes")
+    }
+
+
+def test_devices_keep_one_copy_only_if_the_drafts_are_mla_too() -> None:
+    head = Speculation("draft", 3, 2.0, kvcalc.load_model("llama-3.2-1b"))
+    asked: dict[str, Any] = {"tensor_parallel_size": 8, "reuse": CacheReuse(offload=(("cpu", 1 << 40),))}
+    own, mixed = (
+        ask("deepseek-v3", "vllm", drafts, **asked)["reuse"]["tiers"] for drafts in (Speculation("mtp", 1, 1.5), head)
+    )
+    assert own["session_bytes"] // 4096 == (own["loaded_bytes_per_device"] + own["unit_bytes"]) // 4096
+    assert mixed["session_bytes"] == 8 * mixed["loaded_bytes_per_device"]
+    with pytest.raises(ModelError, match="drafts that are no MLA"):
+        ask("deepseek-v3", "sglang", head, **asked)
+
+
+def test_a_prefill_instance_sends_them_too() -> None:
+    def sent(name: str, engine: str, drafts: Speculation | None) -> int:
+        speed = SpeedQuestion(None, CONTEXT + 1, 1)
+        asked: dict[str, Any] = {
+            "reuse": CacheReuse(transfer=10**11),
+            "speed": speed,
+            "devices": find_devices("b200x8"),
+        }
+        answer = estimate(kvcalc.load_model(name), engine=engine, speculative=drafts, **asked)
+        return int(answer["throughput"]["kv_transfer"]["bytes_per_device"])
+
+    for engine in ("vllm", "sglang"):
+        plain, eagle = sent("llama-3.1-8b", engine, None), sent("llama-3.1-8b", engine, EAGLE3)
+        assert eagle * 32 == plain * 33
+    # Three modules: the decode instance computes two tokens itself, which here are those of a 1,025th block.
+    three, one = (sent("minimax-m2.5", "vllm", Speculation("mtp", count, 1.5)) for count in (3, 1))
+    assert three // 1024 == one // 1025
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "drafts", "backend", "text"),
+    [
+        ("llama-3.1-8b", "vllm", EAGLE3, "lmcache", "what it keeps of drafts"),
+        ("llama-3.1-8b", "tensorrt-llm", Speculation("ngram", 3, 2.0), "native", "what tensorrt-llm moves of drafts"),
+        ("qwen3.5-27b", "vllm", Speculation("mtp", 2, 2.0), "native", "vLLM with another tier or instance finds again"),
+    ],
+)
+def test_what_is_moved_is_known_or_refused(
+    name: str, engine: str, drafts: Speculation, backend: str, text: str
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        moved(name, engine, drafts, backend=backend)

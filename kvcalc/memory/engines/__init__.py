@@ -354,6 +354,20 @@ def resolve_kv_dtype(
     return engine.kv_dtype(spec, asked, settings or {}, dtype, place)
 
 
+def with_default_block(
+    name: str, spec: ModelSpec, kv_dtype: str | Dtype, settings: Mapping[str, str], device_class: str | None
+) -> Mapping[str, str]:
+    """`settings` with vLLM's default size of a block, if the device decides it. `name` may end in a release."""
+    if name.partition("@")[0] != "vllm" or "block-size" in settings:
+        return settings
+    from kvcalc.memory.engines.vllm.blocks import default_block, step_of
+
+    release = split_engine(name)[1]
+    place = Place(release.release if release else None, device_class)
+    block = default_block(spec, kv_dtype.name if isinstance(kv_dtype, Dtype) else kv_dtype, place)
+    return settings if block == step_of(spec) else {**settings, "block-size": str(block)}
+
+
 def resolve_weight_dtype(name: str, spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
     """The type of the weights in engine `name` if `asked` was requested, and a note if it is another type.
 

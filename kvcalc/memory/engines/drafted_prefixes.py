@@ -10,11 +10,13 @@ from kvcalc.memory.engines.prefixes import Prefixes
 class Matching(NamedTuple):
     """How drafting changes what is found. The last `unmatched_tokens` of the common tokens only confirm a prefix.
 
-    With `drops_block`, the last step that matches is not used, but it must be in the cache to be matched.
+    With `drops_block`, the last step that matches is not used, but it must be in the cache to be matched. A decode
+    instance computes the last `unsent_tokens` of a prompt itself.
     """
 
     unmatched_tokens: int = 0
     drops_block: bool = False
+    unsent_tokens: int = 0
 
 
 PLAIN = Matching()
@@ -26,8 +28,8 @@ class DraftedPrefixes(Prefixes):
 
     def __init__(self, prefixes: Prefixes, slots: int, matching: Matching) -> None:
         self._prefixes, self._slots = prefixes, slots
-        self._beyond = prefixes.block_tokens if matching.drops_block else 0
-        self._unmatched = matching.unmatched_tokens
+        self._beyond = self.confirming_tokens = prefixes.block_tokens if matching.drops_block else 0
+        self._unmatched, self._unsent = matching.unmatched_tokens, matching.unsent_tokens
         self.block_tokens, self.unit_bytes = prefixes.block_tokens, prefixes.unit_bytes
         self.shares_memory = prefixes.shares_memory
 
@@ -44,7 +46,13 @@ class DraftedPrefixes(Prefixes):
         return self._prefixes.idle_bytes(shared, tokens + self._beyond if tokens else 0, count)
 
     def sent_bytes(self, tokens: int) -> int:
-        return self._prefixes.sent_bytes(tokens)
+        return self._prefixes.sent_bytes(tokens - self._unsent if tokens > self._unsent else tokens)
+
+    def tier_bytes(self, tokens: int, after: int = 0) -> int:
+        return self._prefixes.tier_bytes(tokens + self._beyond, after) if tokens > after else 0
+
+    def loaded_bytes(self, tokens: int) -> int:
+        return self._prefixes.loaded_bytes(tokens)
 
 
 class JointPrefixes(Prefixes):
@@ -66,3 +74,9 @@ class JointPrefixes(Prefixes):
 
     def sent_bytes(self, tokens: int) -> int:
         return sum(prefixes.sent_bytes(tokens) for prefixes in self._both)
+
+    def tier_bytes(self, tokens: int, after: int = 0) -> int:
+        return sum(prefixes.tier_bytes(tokens, after) for prefixes in self._both)
+
+    def loaded_bytes(self, tokens: int) -> int:
+        return sum(prefixes.loaded_bytes(tokens) for prefixes in self._both)

@@ -30,6 +30,7 @@ class Prefixes(ABC):
     block_tokens = 1
     shares_memory = True
     unit_bytes = 1
+    confirming_tokens = 0  # kept beyond those that are found, so that they are found
 
     def found(self, tokens: int) -> int:
         """How many tokens a later request finds, if it has `tokens` tokens in common with an earlier one."""
@@ -65,6 +66,10 @@ class Prefixes(ABC):
     def tier_bytes(self, tokens: int, after: int = 0) -> int:
         """The bytes of another tier of memory that keeps `tokens` tokens of this device, like `kept_bytes`."""
         return self.kept_bytes(tokens, after)
+
+    def loaded_bytes(self, tokens: int) -> int:
+        """The bytes that this device loads from another tier for a request that finds `tokens` tokens."""
+        return self.kept_bytes(tokens)
 
 
 class InUse(NamedTuple):

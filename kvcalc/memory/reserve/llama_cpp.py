@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from kvcalc.memory.engines.llama_cpp.settings import AUTO_SLOTS
-from kvcalc.memory.engines.options import Given
+from functools import lru_cache
+
+from kvcalc.memory.engines.llama_cpp.settings import Settings, parse_settings
+from kvcalc.memory.engines.release import Release
 from kvcalc.memory.reserve.parts import ACTIVATION, Held, Question, Reserve
 
 _FP32, _FP16 = 4, 2
@@ -27,11 +29,12 @@ def llama_cpp(question: Question) -> Reserve:
     llama-cpp-python 0.3.36) and the layer's values. Without flash attention, it also holds the scores of all heads
     (build_attn_mha).
     """
-    given, width = Given("llama.cpp", question.settings), question.width
-    tokens = given.count("ubatch-size")
-    cells = question.context_tokens * (question.batch_size if _has_one_stream(question) else 1) * question.keeps_tokens
+    chosen, width = _parse(tuple(question.settings.items()), question.release), question.width
+    tokens, batch = chosen.ubatch_size, question.batch_size
+    # Sequences that share one stream of cells have a mask with the cells of all.
+    cells = question.context_tokens * (batch if chosen.has_one_stream(batch) else 1) * question.keeps_tokens
     logits, layer = (width.vocab_size + width.hidden_size) * _FP32, width.module_elements * _FP32
-    if given.settings.get("flash-attn") == "off":
+    if chosen.flash_attn == "off":
         of_cell = _FP32 * (1 + question.num_heads)
     else:
         of_cell = _FP16 * (_COPIES if question.ranks > 1 else 1)
@@ -42,8 +45,6 @@ def llama_cpp(question: Question) -> Reserve:
     return Reserve([part.within(_LOW, _HIGH) for part in held], {}, varies=question.keeps_tokens, same_until=same_until)
 
 
-def _has_one_stream(question: Question) -> bool:
-    """Whether the sequences of a batch share one stream of cells, so that the mask has the cells of all."""
-    if "kv-unified" in question.settings:
-        return True
-    return "parallel" not in question.settings and question.batch_size <= AUTO_SLOTS
+@lru_cache(maxsize=256)
+def _parse(settings: tuple[tuple[str, str], ...], build: Release | None) -> Settings:
+    return parse_settings(dict(settings), build)

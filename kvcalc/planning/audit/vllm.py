@@ -30,8 +30,9 @@ _V1_DEFAULT = (0, 8, 0)
 _PREFILL_COPIES = (0, 26, 0)
 # The API server's values: on H100-class devices, on B200 and B300, and on others (arg_utils.py, vLLM 0.33.0).
 _BATCHED_TOKENS = ("8192", "16384", "2048")
-# Some MLA kernels set the block size: FlashMLA 64, CUTLASS 128. Others: the default (config/cache.py, vLLM 0.33.0).
-_LATENT_BLOCKS = ("64", "16", "128")
+# Some MLA kernels set the block size: FlashMLA 64, CUTLASS 128, FlashInfer 32. Others: the default (config/cache.py,
+# vLLM 0.33.0).
+_LATENT_BLOCKS = ("64", "16", "128", "32")
 # On B200 and B300 an fp8 cache of sparse attention has other rows, and is the default of some models.
 _DEVICES = (None, "blackwell")
 # The default of Ascend's plugin since March 2025, in V0 and V1 (vllm_ascend/platform.py), and of V1 on CPUs
@@ -139,6 +140,10 @@ def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], 
         text = log.text(fact)
         if text is not None and text != "0":
             plain[option] = text
+    prompt_ranks = log.text("prefill_ranks") or "1"
+    if prompt_ranks != "1" and plain.get("decode-context-parallel-size", "1") != "1":
+        # The ranks that divide the cache are then those of all copies. A server that started has no images.
+        plain |= {"prefill-context-parallel-size": prompt_ranks, "language-model-only": ""}
     if log.named("attention_block_size"):
         # The log prints the block size after it was raised. The size before that is the default.
         plain.pop("block-size", None)

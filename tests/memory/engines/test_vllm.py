@@ -43,7 +43,7 @@ PLANNED = [
     ("llama-3.1-8b", 8, 131_072, 262_144, 2_147_483_648, 163_840, 2_621_440),
     ("deepseek-v3", 1, 8192, 1_124_352, 575_668_224, 38_199, 611_184),
     ("deepseek-v3", 8, 131_072, 1_124_352, 9_210_691_584, 38_199, 611_184),
-    ("deepseek-v3.2", 8, 131_072, 1_253_184, 10_266_083_328, 34_272, 548_352),
+    ("deepseek-v3.2", 8, 131_072, 5_012_736, 10_266_083_328, 8_568, 548_352),
     ("gemma-3-27b", 1, 8192, 1_310_720, 4_705_484_800, 32_768, 74_773),
     ("gemma-3-27b", 8, 131_072, 163_840, 1_909_391_360, 262_144, 2_948_321),
     ("gemma-4-26b-a4b", 1, 8192, 655_360, 1_848_770_560, 65_536, 190_312),
@@ -85,7 +85,7 @@ def test_drafts_take_a_layer_and_a_state_each_more() -> None:
     assert (found["block_size"], found["request_bytes"] // found["bytes_per_block"]) == (1600, 179)
     # GLM-5.2 with its MTP layer: 79 latents of 656 bytes and 22 indexers of 132 bytes, 54,728 bytes per token.
     glm = pool("glm-5.2", 8192, kv_dtype="fp8", num_speculative_tokens=1)
-    assert glm["bytes_per_block"] == 16 * (79 * 656 + 22 * 132)
+    assert glm["bytes_per_block"] == 64 * (79 * 656 + 22 * 132)
     with pytest.raises(UsageError, match=r"has no multi-token prediction \(MTP\) layers"):
         pool("llama-3-8b", 8192, num_speculative_tokens=1)
 

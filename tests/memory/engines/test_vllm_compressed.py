@@ -70,7 +70,7 @@ def test_stages_of_deepseek_v4() -> None:
         kv_memory_bytes=40 * GIB,
     )  # fmt: skip
     assert (found["engine"]["bytes_per_block"], found["engine"]["num_gpu_blocks"]) == (524_160, 81_940)
-    assert found["kv_cache"]["devices_total_bytes"] == 3_439_307_520 + 3_770_807_040
+    assert found["kv_cache"]["devices_total_bytes"] == 5_030_357_760 + 5_515_211_520
 
 
 def test_deepseek_v4_drafts_with_a_window() -> None:

@@ -100,8 +100,8 @@ def test_what_vllm_does_not_keep_a_cache_in(config: dict[str, object], dtype: st
         # Two layers of two heads of 64.
         ("nvfp4", "0.20", "0.19", 288, 64), ("int8_per_token_head", "0.20", "0.19", 4 * (2 * 64 + 8), 64),
         ("int4_per_token_head", "0.25", "0.24", 4 * (2 * 32 + 8), 64),
-        # TurboQuant skips up to half of the layers at each end, here both. Blocks have 48 tokens since 0.25.
-        ("turboquant_k8v4", "0.20", "0.19", 2 * 512, 96),
+        # TurboQuant skips up to half of the layers at each end, here both. Blocks have 32 tokens since 0.25.
+        ("turboquant_k8v4", "0.20", "0.19", 2 * 512, 64),
     ],
 )  # fmt: skip
 def test_the_first_release_with_a_type(dtype: str, first: str, before: str, row: int, now: int) -> None:

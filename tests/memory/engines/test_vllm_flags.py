@@ -16,11 +16,12 @@ from tests.memory.engines.test_vllm_states import GIB, start
 TOKENS = 131_072
 
 PLANNED = [
-    # Two layers at both ends keep bf16, and blocks grow until a page of the others is as large as 16 tokens in bf16.
-    ("llama-3.1-8b", 1, "turboquant_k8v4", None, 48, 2_893_824, 7_903_033_344, 14_841),
-    ("llama-3.1-8b", 8, "turboquant_4bit_nc", None, 64, 371_200, 760_217_600, 115_704),
-    ("llama-3.1-8b", 1, "turboquant_k3v4_nc", None, 80, 3_425_280, 5_614_033_920, 12_539),
-    ("llama-3.1-8b", 8, "turboquant_3bit_nc", None, 96, 470_784, 643_090_944, 91_230),
+    # Two layers at both ends keep bf16. The kernel of the first one counts a byte per element of the others, so a block
+    # of 32 tokens is as large as 16 tokens in bf16.
+    ("llama-3.1-8b", 1, "turboquant_k8v4", None, 32, 1_929_216, 7_902_068_736, 22_262),
+    ("llama-3.1-8b", 8, "turboquant_4bit_nc", None, 32, 185_600, 760_217_600, 231_409),
+    ("llama-3.1-8b", 1, "turboquant_k3v4_nc", None, 32, 1_370_112, 5_611_978_752, 31_347),
+    ("llama-3.1-8b", 8, "turboquant_3bit_nc", None, 32, 156_928, 642_777_088, 273_690),
     ("llama-3.1-8b", 1, "fp8", "0,31", 32, 2_228_224, 9_126_805_504, 19_275),
     ("llama-3.1-8b", 1, "nvfp4", "0,31", 64, 2_736_128, 5_603_590_144, 15_697),
     ("gpt-oss-20b", 1, "fp8", "sliding_window", 32, 393_216, 2_016_804_864, 109_226),
@@ -117,7 +118,7 @@ def test_blocks_beside_states_are_multiples_of_the_size_asked_for() -> None:
         ("nemotron-3-nano-30b-a3b", "@0.32", {"mamba_cache_mode": "all"}, "0.32 and later do not have it"),
         ("jamba-v0.1", "", {"mamba_block_size": "64", "no_enable_prefix_caching": ""}, "needs prefix caching"),
         ("llama-3.1-8b", "", {"kv_cache_dtype_skip_layers": "32"}, "use numbers from 0 to 31"),
-        ("jamba-v0.1", "", {"kv_cache_dtype_skip_layers": "4"}, "not modelled beside recurrent states"),
+        ("jamba-v0.1", "@0.32", {"kv_cache_dtype_skip_layers": "4"}, "not modelled beside recurrent states"),
     ],
 )
 def test_flags_that_a_release_or_a_model_does_not_have(

@@ -19,6 +19,7 @@ from kvcalc.memory.engines.llama_cpp.placement import count_placed_layers, parse
 from kvcalc.memory.engines.llama_cpp.settings import AUTO_SLOTS, NO_V, VERSION, parse_settings
 from kvcalc.memory.engines.llama_cpp.splitting import SPLIT, layers_per_device, parse_mode, parse_shares
 from kvcalc.memory.engines.place import ANYWHERE, Place
+from kvcalc.memory.engines.release import parse_release
 from kvcalc.memory.sharding import bounds_of, stages_of
 from kvcalc.model.caches import Cache, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention, has_states
@@ -50,7 +51,8 @@ class LlamaCpp(Engine):
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
-        self.chosen = parse_settings(settings, release)
+        build = None if release is None else parse_release("llama.cpp", release).release
+        self.chosen = parse_settings(settings, build)
         self.settings = self.chosen.describe()
         if spec.model_type not in ROLLS_BACK:
             self.chosen = self.chosen._replace(draft_max=0)

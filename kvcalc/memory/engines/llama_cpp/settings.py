@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.options import Given
-from kvcalc.memory.engines.release import Release, parse_release
+from kvcalc.memory.engines.release import Release
 
 VERSION = "llama-cpp-python 0.3.36"
 
@@ -87,8 +87,8 @@ class Settings(NamedTuple):
         }  # fmt: skip
 
 
-def parse_settings(settings: Mapping[str, str], release: str | None = None) -> Settings:
-    """Parse and check the given options of a release (None: the newest). Raises UsageError (exit 2)."""
+def parse_settings(settings: Mapping[str, str], build: Release | None = None) -> Settings:
+    """Parse and check the given options of a build (None: the newest). Raises UsageError (exit 2)."""
     given = Given("llama.cpp", settings)
     flash_attn, before = given.choice("flash-attn"), given.optional_count("before-pull")
     if before is not None and before not in _PULLS:
@@ -105,6 +105,5 @@ def parse_settings(settings: Mapping[str, str], release: str | None = None) -> S
         before,
         given.count("draft-max", 0),
     )
-    build = None if release is None else parse_release("llama.cpp", release).release
     has_one_slot = found.is_before(SLOTS) or (build is not None and build <= _LAST_WITH_ONE_SLOT)
     return found._replace(starts_four_slots=not has_one_slot)

@@ -63,7 +63,8 @@ class Vllm(Engine):
         chosen = chosen._replace(pipeline_parallel_size=stages)
         check_partition(chosen.pp_layer_partition, spec.num_layers, stages)
         _refuse(spec)
-        self.chosen, self.settings = chosen, {"rules": self.rules.name, **chosen._asdict()}
+        shown = {name: value for name, value in chosen._asdict().items() if name != "overlaps_stages"}
+        self.chosen, self.settings = chosen, {"rules": self.rules.name, **shown}
         self.notes = (
             *_model_notes(spec),
             *_notes(spec, chosen, self.states, "enable-prefix-caching" in settings),
@@ -93,7 +94,7 @@ class Vllm(Engine):
         return (RAW_FP8 if is_fp8(found) and has_raw_rows(spec, place) else found), reason
 
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
-        check_token_ranks(spec, tensor_parallel_size, self.token_ranks, self.prompt_ranks)
+        check_token_ranks(spec, tensor_parallel_size, self.token_ranks, self.prompt_ranks, self.place)
 
     def rules_used(self, asked: Asked) -> str | None:
         """The rules of a date, and those of a release that vLLM's history does not place."""

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.rounding import ceil_div, round_up
+from kvcalc.memory.engines.vllm.blocks import COMPRESSED_BLOCK
 from kvcalc.memory.engines.vllm.pages import MLA, SLIDING, Page
 from kvcalc.model.caches import CompressedAttention
 from kvcalc.model.spec import ModelSpec
 
-# All kernels for the model need blocks of a multiple of 256 tokens. Windows and states have smaller blocks.
-COMPRESSED_BLOCK = 256
 _WINDOW_BLOCK = 64
 _STATE_BLOCKS: Mapping[int, int] = {4: 4, 128: 8}
 

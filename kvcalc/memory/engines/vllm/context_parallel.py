@@ -11,13 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcalc.errors import LayoutError, ModelError, UsageError
-from kvcalc.memory.engines.place import Place
+from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.vllm.settings import Settings
 from kvcalc.model.caches import IndexerKeys, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, windows
 
+# The first release that does not divide the cache of dense MLA among these ranks (pcp_manager.py of 0.28.0
+# and 0.30.0, v1/worker/gpu).
+_SPARSE_ALONE = (0, 30)
 
-def check_token_ranks(spec: ModelSpec, tensor_parallel_size: int, token_ranks: int, prompt_ranks: int = 1) -> None:
+
+def check_token_ranks(
+    spec: ModelSpec, tensor_parallel_size: int, token_ranks: int, prompt_ranks: int = 1, place: Place = ANYWHERE
+) -> None:
     """Check that `token_ranks` of the tensor-parallel ranks can divide the tokens of the cache.
 
     With `prompt_ranks` copies that divide a prompt, they are these copies, or all ranks of all copies.
@@ -30,7 +36,7 @@ def check_token_ranks(spec: ModelSpec, tensor_parallel_size: int, token_ranks: i
         return
     asked = f"--decode-context-parallel-size {token_ranks}"
     if prompt_ranks > 1:
-        _check_both(spec, asked, token_ranks, (prompt_ranks, tensor_parallel_size * prompt_ranks))
+        _check_both(spec, asked, token_ranks, (prompt_ranks, tensor_parallel_size * prompt_ranks), place)
         return
     if tensor_parallel_size % token_ranks:
         raise LayoutError(f"{asked} does not divide --tp {tensor_parallel_size}", "its ranks are those of --tp")
@@ -50,12 +56,12 @@ def check_token_ranks(spec: ModelSpec, tensor_parallel_size: int, token_ranks: i
         )
 
 
-def _check_both(spec: ModelSpec, asked: str, token_ranks: int, allowed: tuple[int, ...]) -> None:
-    """The same with prefill context parallelism: vLLM divides the cache of sparse MLA only (PCPManager)."""
+def _check_both(spec: ModelSpec, asked: str, token_ranks: int, allowed: tuple[int, ...], place: Place) -> None:
+    """The same with prefill context parallelism: since 0.30 vLLM divides the cache of sparse MLA only (PCPManager)."""
     if token_ranks not in allowed:
         known = " or ".join(map(str, dict.fromkeys(allowed)))
         raise LayoutError(f"{asked}: with --prefill-context-parallel-size it must be {known}", "or leave it out")
-    if not any(isinstance(cache, IndexerKeys) for cache in all_caches(spec)):
+    if place.since(*_SPARSE_ALONE) and not any(isinstance(cache, IndexerKeys) for cache in all_caches(spec)):
         raise ModelError(f"{spec.name}: vLLM supports {asked} with --prefill-context-parallel-size for sparse MLA only")
 
 

@@ -45,6 +45,6 @@ def has_raw_rows(spec: ModelSpec, place: Place) -> bool:
 
 
 def is_sparse(spec: ModelSpec) -> bool:
-    """Whether the model has MLA with an indexer (DeepSeek sparse attention)."""
+    """Whether attention over a latent selects tokens by index keys."""
     kinds = {type(cache) for cache in all_caches(spec)}
     return IndexerKeys in kinds and LatentAttention in kinds

@@ -13,11 +13,12 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.rounding import ceil_div
+from kvcalc.memory.engines.vllm.blocks import BLOCK, MINIMAX_M3
 from kvcalc.memory.engines.vllm.cache_dtypes import heads_bytes, latent_bytes
 from kvcalc.memory.engines.vllm.compressed import compressed_pages
 from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, SLIDING, STATE, Page
 from kvcalc.memory.engines.vllm.releases import Rules
-from kvcalc.memory.engines.vllm.settings import BLOCK, MINIMAX_M3, Settings
+from kvcalc.memory.engines.vllm.settings import Settings
 from kvcalc.memory.engines.vllm.skipped import skipped_layers
 from kvcalc.memory.engines.vllm.states import ALL, States
 from kvcalc.model.caches import (
@@ -91,6 +92,7 @@ def layers_of(
                 page = _token_page(spec, cache, dtype, settings.block_size, sparse, whole, place)
                 pages.append((cache, page, None))
         layers += [Layer(number, *page) for number in range(group.first, group.last + 1) for page in pages]
+    layers = _beside_states(layers, settings.block_size, rules.mla_block, states)
     skipped = skipped_layers(spec, dtype, settings, place)
     if skipped is not None:
 
@@ -99,7 +101,7 @@ def layers_of(
 
         pages_of_all = skipped.pages([layer[:3] for layer in layers], settings.block_size, own_page)
         layers = [layer._replace(page=page) for layer, page in zip(layers, pages_of_all)]
-    return _beside_states(layers, settings.block_size, rules.mla_block, states)
+    return layers
 
 
 def with_draft_layers(share: ModelSpec) -> ModelSpec:

@@ -39,6 +39,8 @@ class Rules(NamedTuple):
     - `tokens`: how vLLM computes the printed cache size: from "blocks", from the blocks of one "group", or from
       "requests".
     - `two_steps`: whether vLLM reserves memory for a second step in flight.
+    - `overlaps_stages`: whether it does so with pipeline stages too, as the newer model runner does. Before 0.29, only
+      some architectures used that (use_v2_model_runner, config/vllm.py).
     """
 
     since: tuple[int, int, int]
@@ -53,6 +55,7 @@ class Rules(NamedTuple):
     bills: str = "stage"
     tokens: str = "requests"
     two_steps: bool = True
+    overlaps_stages: bool = True
     hybrid_prefixes: bool = True
     state_per_block: tuple[str, ...] = ()
     has_mode_all: bool = False
@@ -85,7 +88,7 @@ def _before(since: tuple[int, int, int], **changes: Any) -> None:
 
 _before((0, 32, 0), checkpoints=("linear",))
 _before((0, 29, 0), checkpoints=(), has_mode_all=True)
-_before((0, 28, 0), packing="overlaid")
+_before((0, 28, 0), packing="overlaid", overlaps_stages=False)
 _before((0, 27, 0), state_per_block=("linear", "selective"))
 _before((0, 26, 0), mla_block=64, packing="slots")
 _before((0, 25, 0), two_steps=False, hybrid_prefixes=False)

@@ -8,32 +8,28 @@ from typing import NamedTuple
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.place import ANYWHERE, Place
-from kvcalc.memory.engines.vllm.compressed import COMPRESSED_BLOCK
+from kvcalc.memory.engines.vllm.blocks import default_block, step_of
 from kvcalc.memory.engines.vllm.flags import check_flags
 from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.memory.engines.vllm.states import FLASHINFER, States, caches_prefixes, states_of, uses_qwen_delta_nets
 from kvcalc.memory.sharding import longer_before_last
-from kvcalc.model.spec import ModelSpec, has_compressed
+from kvcalc.model.spec import ModelSpec
 
 # The API server's default on H100 and H200. It is 16,384 on B200 and B300, and 2,048 on other devices (arg_utils.py,
 # vLLM 0.33.0).
 _DEFAULT_BATCHED_TOKENS = 8192
 
-# Of most kernels, and of MiniMax-M3's: a block has 128 tokens, like the blocks that the indexer selects
-# (MiniMaxM3IndexerCache of models/minimax_m3/common/indexer.py).
-BLOCK, M3_BLOCK = 16, 128
 # On Intel's GPUs, blocks are multiples of 64 tokens: beside gated delta nets since 0.20 (update_block_size_for_backend,
 # platforms/xpu.py), and for every model since 0.32 (get_supported_kernel_block_sizes, flash_attn.py).
 XPU_BLOCK = 64
-MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
 
 
 class Settings(NamedTuple):
     """`max_num_batched_tokens` is the number of tokens in one step.
 
-    With async scheduling two steps are in flight; with pipeline stages, one step per stage (max_concurrent_batches,
-    config/vllm.py). The number of stages comes from the workload. `gdn_prefill_backend` is None for models without
-    gated delta nets of Qwen's class.
+    One step per pipeline stage is in flight. With async scheduling it is one more (max_concurrent_batches,
+    config/vllm.py), if `overlaps_stages` or there is one stage. The number of stages comes from the workload.
+    `gdn_prefill_backend` is None for models without gated delta nets of Qwen's class.
     """
 
     block_size: int
@@ -51,23 +47,17 @@ class Settings(NamedTuple):
     kv_cache_dtype_skip_layers: str | None = None
     pipeline_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
+    overlaps_stages: bool = True
 
     @property
     def steps_in_flight(self) -> int:
         """The steps that are scheduled and not yet finished."""
         stages = self.pipeline_parallel_size
-        return stages if stages > 1 else 2 if self.async_scheduling else 1
+        return stages + (self.async_scheduling and (stages == 1 or self.overlaps_stages))
 
     @property
     def max_in_flight_tokens(self) -> int:
         return self.steps_in_flight * self.max_num_batched_tokens
-
-
-def _block_of(spec: ModelSpec) -> int:
-    """The default block size, of which all others are multiples. It depends on the model's kernels."""
-    if spec.model_type in MINIMAX_M3:
-        return M3_BLOCK
-    return COMPRESSED_BLOCK if has_compressed(spec) else BLOCK
 
 
 def parse_settings(
@@ -80,8 +70,8 @@ def parse_settings(
     """
     given = Given("vllm", settings)
     check_flags(settings, place)
-    step, drafted = _block_of(spec), given.count("num-speculative-tokens", 0)
-    block_size = given.count("block-size", step)
+    step, drafted = step_of(spec), given.count("num-speculative-tokens", 0)
+    block_size = given.count("block-size", default_block(spec, None, place))
     if block_size % step:
         raise UsageError(
             f"--block-size {block_size}: vLLM's kernels for {spec.name} need multiples of {step}",
@@ -98,7 +88,7 @@ def parse_settings(
     block_of_state = given.optional_count("mamba-block-size")
     if block_of_state is not None and not caching:
         raise UsageError("--mamba-block-size needs prefix caching", "use --enable-prefix-caching")
-    states = states_of(spec, rules, caching, prefill, drafted, mode, block_of_state)
+    states = states_of(spec, rules, caching, prefill, drafted, mode, block_of_state, place)
     found = Settings(
         block_size,
         given.count("max-num-batched-tokens", _DEFAULT_BATCHED_TOKENS),
@@ -114,6 +104,7 @@ def parse_settings(
         _state_dtype(given, "mamba-ssm-cache-dtype", place),
         settings.get("kv-cache-dtype-skip-layers"),
         prefill_context_parallel_size=given.count("prefill-context-parallel-size", 1),
+        overlaps_stages=rules.overlaps_stages,
     )
     return found, states
 

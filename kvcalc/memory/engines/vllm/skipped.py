@@ -14,28 +14,35 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype
 from kvcalc.memory.engines.place import Place
 from kvcalc.memory.engines.rounding import ceil_div
+from kvcalc.memory.engines.vllm.blocks import BLOCK
 from kvcalc.memory.engines.vllm.cache_dtypes import TURBOQUANT
 from kvcalc.memory.engines.vllm.pages import FULL, SLIDING, Page
-from kvcalc.memory.engines.vllm.settings import BLOCK, Settings, is_number_of_layers
-from kvcalc.model.caches import Cache, FullAttention, SlidingWindowAttention
+from kvcalc.memory.engines.vllm.settings import Settings, is_number_of_layers
+from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention, RecurrentState, SlidingWindowAttention
 from kvcalc.model.spec import ModelSpec, all_caches, has_states
 
 _WINDOWS = "sliding_window"
 _ASKED = "--kv-cache-dtype-skip-layers"
-_GROWS_SINCE, _HYBRIDS_SINCE = (0, 25), (0, 22)
+_GROWS_SINCE, _HYBRIDS_SINCE, _ASKED_BESIDE_STATES_SINCE = (0, 25), (0, 22), (0, 33)
 # TurboQuant skips this many layers at each end of a model without states.
 _ENDS = 2
 
 
 class Skipped(NamedTuple):
-    """The layers by number, whether all layers with a window are skipped too, and the type of skipped layers."""
+    """The layers by number, whether all layers with a window are skipped too, and the type of skipped layers.
+
+    `has_own_kernel` is whether the kernel of quantized layers is another one than that of skipped layers.
+    """
 
     numbers: frozenset[int]
     windows: bool
     dtype: Dtype
     grows: bool
+    has_own_kernel: bool
 
     def has(self, number: int, cache: Cache) -> bool:
+        if isinstance(cache, RecurrentState):
+            return False
         return number in self.numbers or (self.windows and isinstance(cache, SlidingWindowAttention))
 
     def pages(
@@ -44,11 +51,20 @@ class Skipped(NamedTuple):
         """The pages of all layers. `own_page` gives the page of a cache in the model's own type.
 
         A block grows until a page of quantized rows is as large as the smallest page in the model's own type. Windows
-        then have as many tokens as fit in such a page.
+        then have as many tokens as fit in such a page. The first layer's kernel says how large a quantized row is. If
+        that layer is skipped and only another kernel reads the type, it is a byte for each element.
         """
-        found = [own_page(cache) if self.has(number, cache) else page for number, cache, page in layers]
-        sizes = [(page.token_bytes, own_page(cache).token_bytes) for _, cache, page in layers if page.kind == FULL]
-        quantized, own = sizes[0] if sizes else (1, 1)
+        found = [
+            own_page(cache)._replace(block_size=page.block_size) if self.has(number, cache) else page
+            for number, cache, page in layers
+        ]
+        whole = [(cache, page) for _, cache, page in layers if page.kind == FULL]
+        if not whole:
+            return found
+        quantized, own = whole[0][1].token_bytes, own_page(whole[0][0]).token_bytes
+        number, cache, _ = layers[0]
+        if self.has_own_kernel and self.has(number, cache):
+            quantized = _elements(whole[0][0])
         if not self.grows or quantized == own:
             return found
         step = max(BLOCK, block_size)
@@ -80,18 +96,29 @@ def skipped_layers(spec: ModelSpec, dtype: Dtype, settings: Settings, place: Pla
         elif word != _WINDOWS:
             last = spec.num_layers - 1
             raise UsageError(f"{_ASKED} {word[:40]!a}: not a layer", f"use numbers from 0 to {last}, or {_WINDOWS}")
-    if has_states(spec):
-        if asked is not None or not place.since(*_HYBRIDS_SINCE):
-            raise ModelError(
-                f"{spec.name}: {dtype.name if asked is None else _ASKED} is not modelled beside recurrent states"
-            )
+    beside_states = has_states(spec)
+    if beside_states and not place.since(*(_HYBRIDS_SINCE if asked is None else _ASKED_BESIDE_STATES_SINCE)):
+        raise ModelError(
+            f"{spec.name}: {dtype.name if asked is None else _ASKED} is not modelled beside recurrent states"
+        )
+    if beside_states and packs:
+        if asked is not None:
+            raise ModelError(f"{spec.name}: {dtype.name} with {_ASKED} is not modelled beside recurrent states")
         return None
-    shapes = all_caches(spec)
-    plain = all(isinstance(cache, (FullAttention, SlidingWindowAttention)) for cache in shapes)
+    plain = all(
+        isinstance(cache, (FullAttention, SlidingWindowAttention, RecurrentState)) for cache in all_caches(spec)
+    )
     if not plain or settings.disable_hybrid_kv_cache_manager:
         raise ModelError(f"{spec.name}: {_ASKED} is not modelled for its layers")
     if packs:
         ends = min(_ENDS, spec.num_layers // 2)
         numbers.update((*range(ends), *range(spec.num_layers - ends, spec.num_layers)))
     own = DTYPES["fp32" if spec.torch_dtype == "float32" else "bf16"]
-    return Skipped(frozenset(numbers), _WINDOWS in words, own, place.since(*_GROWS_SINCE))
+    own_kernel = packs or dtype.name.endswith("_per_token_head")
+    # Beside states, blocks have grown so that a quantized page holds a state.
+    grows = not beside_states and place.since(*_GROWS_SINCE)
+    return Skipped(frozenset(numbers), _WINDOWS in words, own, grows, own_kernel)
+
+
+def _elements(cache: Cache) -> int:
+    return cache.num_kv_heads * (cache.k_head_dim + cache.v_head_dim) if isinstance(cache, HEADS_CACHES) else 0

@@ -9,9 +9,11 @@ the same files of 0.12 to 0.32.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.spec import ModelSpec, has_cross_attention, has_states
@@ -23,6 +25,11 @@ FLASHINFER = "flashinfer"
 # (QwenGatedDeltaNetAttention, FLASHINFER_GDN_CHECKPOINT_ALIGNMENT).
 _QWEN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _FLASHINFER_TOKENS = 64
+
+# The first release in which FlashKDA, which prefills Kimi K3 on Hopper and Blackwell, writes a state in the middle of a
+# prefill (is_flashkda_supported and get_kv_cache_spec, models/kimi_k3/nvidia/kda.py, 0.29.0 to 0.33.0). It needs gates
+# with a lower bound, which Kimi Linear does not have, and heads of 128.
+_FLASHKDA_SINCE, _FLASHKDA_HEAD = (0, 29), 128
 
 # A state is kept for blocks that are a multiple of the chunk of Mamba-2's kernels. The config's default, by model type
 # (Transformers 5.23.0); 2,048 for Mamba, which has no chunks (get_mamba_chunk_size, config/model.py, vLLM 0.26.0).
@@ -58,7 +65,7 @@ def caches_prefixes(spec: ModelSpec, rules: Rules) -> bool:
 
 def states_of(
     spec: ModelSpec, rules: Rules, prefix_caching: bool, prefill: str | None, speculative_tokens: int,
-    mode: str | None = None, state_tokens: int | None = None,
+    mode: str | None = None, state_tokens: int | None = None, place: Place = ANYWHERE,
 ) -> States:  # fmt: skip
     """The states of a request. `prefill` is the kernel for gated delta nets, or None if there are none.
 
@@ -80,11 +87,20 @@ def states_of(
             )
         return States(ALL, speculative_tokens, state_tokens or _chunk(spec, kinds))
     kept = 2 + speculative_tokens
-    if "linear" in kinds & set(rules.checkpoints):
+    if "linear" in kinds & set(rules.checkpoints) or _uses_flashkda(spec, place):
         return States(ALIGN, kept + 1)
     if prefill == FLASHINFER and "delta" in rules.checkpoints:
         return States(ALIGN, kept + 1, _FLASHINFER_TOKENS)
     return States(ALIGN, kept)
+
+
+def _uses_flashkda(spec: ModelSpec, place: Place) -> bool:
+    """Whether FlashKDA prefills the model's delta attention."""
+    delta = spec.stated.get("linear_attn_config")
+    if not isinstance(delta, Mapping) or delta.get("gate_lower_bound") is None:
+        return False
+    heads = {mixer.k_width for group in spec.layers for mixer in group.layer.mixers if isinstance(mixer, Recurrence)}
+    return heads == {_FLASHKDA_HEAD} and place.since(*_FLASHKDA_SINCE)
 
 
 def _kinds(spec: ModelSpec) -> set[str]:
