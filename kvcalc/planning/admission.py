@@ -88,8 +88,8 @@ def running_requests(case: Case, wanted: int) -> float:
     `case` is at its load: its batch is the number of requests that fit at their full length. An engine that reserves
     the full length runs these. The others admit a request as long as its prompt fits, so in a steady load the cache
     is full of requests of all ages, which have half of their answer on average. If a request then finds no room, the
-    engine stops another one and computes it again later (`kvcalc.planning.preemption`), and SGLang
-    keeps some room free for that.
+    engine stops another one and computes it again later (`kvcalc.planning.preemption`), and SGLang keeps some room free
+    for that. In layers with windows, a request may hold less than is reserved for it.
     """
     fitting, question = case.workload.batch_size, case.question.speed
     if question is None or question.input_tokens is None or question.output_tokens is None:
@@ -99,7 +99,10 @@ def running_requests(case: Case, wanted: int) -> float:
     found = budget(case)
     if not isinstance(found, Budget):
         return fitting
-    limit = found.running_limit(question.input_tokens + question.output_tokens // 2)
+    tokens = question.input_tokens + question.output_tokens // 2
+    limit = _most_running(found, tokens)
+    if limit is None:
+        limit = found.running_limit(tokens)
     if limit is None:
         return wanted
     most = max(fitting, min(wanted, limit))
@@ -113,4 +116,18 @@ def running_requests(case: Case, wanted: int) -> float:
 
 def may_preempt(case: Case, wanted: int) -> bool:
     """Whether some of the requests do not fit at their full length, and the engine starts them nevertheless."""
-    return not case.rules.reserves_full_length and case.workload.batch_size < wanted
+    if case.rules.reserves_full_length or case.workload.batch_size >= wanted:
+        return False
+    found = budget(case)
+    limit = _most_running(found, case.workload.context_tokens) if isinstance(found, Budget) else None
+    return limit is None or limit < wanted
+
+
+def _most_running(found: Budget, tokens: int) -> int | None:
+    """The most requests of `tokens` tokens that run. None if they hold what the engine reserves at the start."""
+    case, speed = found.case, found.case.question.speed
+    if found.devices or speed is None or speed.input_tokens is None:
+        return None
+    share = case.rules.largest_stage(case.share, case.workload.kv_dtype, tokens, 1)
+    most = case.rules.most_running(share, case.workload.kv_dtype, found.offered_bytes, speed.input_tokens, tokens)
+    return None if most is None else most * case.workload.data_parallel_size

@@ -18,10 +18,11 @@ def about(tokens: int) -> str:
 
 
 def simulated(
-    engine: str, prompt: int, answer: int, concurrency: int, requests: int | None = None, model: str = MODEL
-) -> kvcalc.documents.Simulate:
+    engine: str, prompt: int, answer: int, concurrency: int, requests: int | None = None, model: str = MODEL,
+    device: str = DEVICE,
+) -> kvcalc.documents.Simulate:  # fmt: skip
     return kvcalc.simulate(
-        model, DEVICE, engine=engine, prompt_tokens=about(prompt), answer_tokens=about(answer), concurrency=concurrency,
+        model, device, engine=engine, prompt_tokens=about(prompt), answer_tokens=about(answer), concurrency=concurrency,
         requests=requests,
     )  # fmt: skip
 
@@ -52,6 +53,18 @@ def test_so_are_those_of_requests_that_wait_for_memory(engine: str, load: tuple[
     assert results["requests_per_second"] == pytest.approx(closed["requests_per_second"], rel=0.1)
     assert times["tpot"] == pytest.approx(closed["tpot_seconds"], rel=0.1)
     assert results["steady_ttft_seconds"] == pytest.approx(closed["steady_ttft_seconds"], rel=0.12)
+
+
+@pytest.mark.parametrize("clients", [100, 256])
+def test_so_are_those_of_a_model_with_windows(clients: int) -> None:
+    """vLLM reserves the windows' blocks of all steps in flight to start a request, but 30 reservations fill the cache."""
+    closed = estimated("gemma-3-12b", "h200", "vllm", 8000, 1000, clients)
+    found = simulated("vllm", 8000, 1000, clients, model="gemma-3-12b", device="h200")
+    times, results = {row["metric"]: row["mean_seconds"] for row in found["times"]}, found["results"]
+    assert closed["running_requests"] == pytest.approx(results["mean_running_requests"], rel=0.05)
+    assert times["tpot"] == pytest.approx(closed["tpot_seconds"], rel=0.05)
+    assert times["ttft"] == pytest.approx(closed["ttft_seconds"], rel=0.1)
+    assert results["requests_per_second"] == pytest.approx(closed["requests_per_second"], rel=0.05)
 
 
 OTHERS: dict[str, dict[str, Any]] = {

@@ -235,6 +235,13 @@ class Engine(ABC):
         """The figures the engine prints for its pool, for a batch and a memory size. Empty if it has no pool."""
         return {}
 
+    def most_running(self, share: ModelSpec, dtype: Dtype, memory: int, prompt_tokens: int, tokens: int) -> int | None:
+        """The most requests of `tokens` tokens that run in `memory` bytes, of which one has just computed its prompt.
+
+        None if requests hold at any time what the engine reserves for them at the start.
+        """
+        return None
+
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
         """The parts of one sequence's bytes, which add up to `held_bytes`. None if the engine has no such account."""
         return None

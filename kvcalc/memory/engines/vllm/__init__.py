@@ -182,6 +182,17 @@ class Vllm(Engine):
         """
         return self.plan(share, dtype).running_blocks(tokens, self.chosen.steps_in_flight - 1 if decodes else None)
 
+    def most_running(self, share: ModelSpec, dtype: Dtype, memory: int, prompt_tokens: int, tokens: int) -> int | None:
+        plan = self.plan(share, dtype)
+        if not plan.gives_back:
+            return None
+        of_prompt, decoding = (
+            self.running_blocks(share, dtype, prompt_tokens, decodes=decodes) for decodes in (False, True)
+        )
+        # One block is never given to a request (null_block, v1/core/block_pool.py).
+        left = memory // plan.block_bytes - 1 - (of_prompt - decoding)
+        return max(left // self.running_blocks(share, dtype, tokens, decodes=True), 0)
+
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
         return account(self.plan(share, dtype), tokens)
 

@@ -70,10 +70,13 @@ class Plan:
             self._asked, self._blocks = tokens, blocks
         return self._blocks
 
+    @cached_property
+    def gives_back(self) -> bool:
+        """Whether a request gives blocks back while it runs."""
+        return any(page.kind in (SLIDING, CHUNKED) for pages, _ in self._other_kinds for page in pages)
+
     def running_blocks(self, tokens: int, in_flight_tokens: int | None) -> int:
         """The blocks that a running request of `tokens` tokens holds, with so many in flight. None: the most."""
-        if not self._other_kinds:
-            return self.request_blocks(tokens)
         demand = self.demand(tokens)
         if in_flight_tokens is not None:
             demand = demand._replace(max_in_flight_tokens=in_flight_tokens)
