@@ -57,7 +57,7 @@ def test_so_are_those_of_requests_that_wait_for_memory(engine: str, load: tuple[
 
 @pytest.mark.parametrize("clients", [100, 256])
 def test_so_are_those_of_a_model_with_windows(clients: int) -> None:
-    """vLLM reserves the windows' blocks of all steps in flight to start a request, but 30 reservations fill the cache."""
+    """To start a request, vLLM reserves blocks for all steps in flight: 30 such reservations would fill the cache."""
     closed = estimated("gemma-3-12b", "h200", "vllm", 8000, 1000, clients)
     found = simulated("vllm", 8000, 1000, clients, model="gemma-3-12b", device="h200")
     times, results = {row["metric"]: row["mean_seconds"] for row in found["times"]}, found["results"]
