@@ -14,6 +14,8 @@ import pytest
 import kvcalc
 from kvcalc.errors import KvcalcError, LayoutError, ModelError, UsageError
 from kvcalc.model.drafting import Speculation
+from kvcalc.model.hf_config import read_config
+from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.lengths import one_length
 from kvcalc.planning.plan import Targets, plan
 from kvcalc.throughput.hardware import find_devices, find_gpu
@@ -23,11 +25,21 @@ R1, V32 = "deepseek-r1", "deepseek-v3.2"
 EXPERTS = 58 * 256 * 3 * (7168 * 2048 + 4 * 56 * 16)  # as in test_attention_replicas
 
 
-def ask(name: str = R1, gpus: str = "h200x16", engine: str = "vllm", **asked: Any) -> dict[str, Any]:
+# MLA without experts, whose groups would tell two layouts apart.
+DENSE = {
+    "model_type": "deepseek_v2", "n_routed_experts": None, "first_k_dense_replace": 32, "moe_intermediate_size": 768,
+    "num_hidden_layers": 32, "hidden_size": 2048, "num_attention_heads": 16,
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+    "intermediate_size": 6144, "vocab_size": 128256,
+}  # fmt: skip
+
+
+def ask(name: str | ModelSpec = R1, gpus: str = "h200x16", engine: str = "vllm", **asked: Any) -> dict[str, Any]:
     names = {"pcp": "prefill-context-parallel-size", "dcp": "decode-context-parallel-size"}
     given = {names[key]: str(asked.pop(key)) for key in names if key in asked} | asked.pop("settings", {})
     devices = find_devices(gpus)
-    return estimate(kvcalc.load_model(name), devices=devices, engine=engine, engine_settings=given, **asked)
+    model = kvcalc.load_model(name) if isinstance(name, str) else name
+    return estimate(model, devices=devices, engine=engine, engine_settings=given, **asked)
 
 
 def test_copies_hold_the_whole_cache_and_a_part_of_the_experts() -> None:
@@ -49,9 +61,8 @@ def test_with_decode_context_parallelism_the_copies_divide_the_cache() -> None:
 
 def test_a_prompt_is_divided_and_a_decode_step_is_not_slower() -> None:
     asked: dict[str, Any] = {"batch_size": 8, "context_tokens": 32768}
-    # MiniCPM3 has no experts, whose groups would tell the two layouts apart.
-    for name in ("deepseek-v2-lite", "minicpm3-4b"):
-        one, two = (ask(name, gpus, pcp=n, **asked)["throughput"] for gpus, n in (("h200", 1), ("h200x2", 2)))
+    for model in ("deepseek-v2-lite", read_config(DENSE, "dense", "test")):
+        one, two = (ask(model, gpus, pcp=n, **asked)["throughput"] for gpus, n in (("h200", 1), ("h200x2", 2)))
         assert 0.45 * one["prefill_seconds"] < two["prefill_seconds"] < 0.75 * one["prefill_seconds"]
         assert two["parts"]["kv_seconds"] == pytest.approx(one["parts"]["kv_seconds"] / 2)
 
