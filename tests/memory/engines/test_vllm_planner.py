@@ -181,6 +181,6 @@ def test_flashkda_keeps_one_more_state_of_kimi_k3() -> None:
 
 
 def test_minicpm3_keeps_the_heads_and_is_refused() -> None:
-    """MiniCPM3Attention has a key and a value of 96 elements for each of 40 heads: 15,237,120 bytes in a block of 16."""
+    """MiniCPM3Attention has keys and values of 96 elements for each of 40 heads: 15,237,120 bytes in a block of 16."""
     with pytest.raises(ModelError, match="K and V of every head"):
         estimate(kvcalc.load_model("minicpm3-4b"), engine="vllm")
