@@ -67,7 +67,7 @@ def test_the_stages_of_every_engine_hold_the_whole_together(engine: str) -> None
         assert abs(more) <= (0.25 * cache["total_bytes"] if has_pools else 0), name
         # Each of vLLM's stages pads its groups, so together they may hold more than a single device.
         assert cache["total_bytes"] == one["total_bytes"] or engine == "vllm", name
-        assert cache["total_bytes"] / 3 <= cache["bytes_per_device"] <= one["total_bytes"], name
+        assert cache["devices_total_bytes"] / 3 <= cache["bytes_per_device"] <= one["total_bytes"], name
         assert three["engine"]["pipeline_parallel_size"] == 3
         counted += 1
     assert counted > 50
