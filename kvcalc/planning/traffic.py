@@ -52,13 +52,20 @@ class Trouble(NamedTuple):
     hint: str | None = None
 
 
+_TTFTS = ("ttft_seconds", "ttft_low_seconds", "ttft_high_seconds")
+
+
 class Probe(NamedTuple):
-    """One replica with `running` requests: the memory they take, their speed, and why it does not serve, or None."""
+    """One replica with `running` requests: the memory they take, their speed, and why it does not serve, or None.
+
+    `is_steady` is whether requests arrive at a rate, so that they do not all begin together.
+    """
 
     running: int
     memory: Answer
     speed: Answer | None
     trouble: Trouble | None
+    is_steady: bool = False
 
     @property
     def is_tight(self) -> bool:
@@ -72,7 +79,7 @@ class Probe(NamedTuple):
         if self.speed is None:
             raise ValueError("a replica that does not fit serves nothing")
         found: dict[str, Any] = self.speed.document["throughput"]["serving"]
-        return found
+        return _without_burst(found) if self.is_steady else found
 
     @property
     def expert_parallel_size(self) -> int:
@@ -174,7 +181,14 @@ def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int, 
     if throughput is None:
         unknown = "; ".join(note.text for note in speed.notes if note.part == "throughput")
         raise ModelError(f"{traffic.question.model.name} cannot be planned for {kind.gpu.name}: {unknown}")
-    return Probe(running, memory, speed, too_slow(traffic.targets, lengths, throughput["serving"]))
+    probe = Probe(running, memory, speed, None, is_steady=traffic.targets.requests_per_second is not None)
+    return probe._replace(trouble=too_slow(traffic.targets, lengths, probe.serving))
+
+
+def _without_burst(serving: dict[str, Any]) -> dict[str, Any]:
+    """`serving` with the TTFT of a steady load. The first requests of all clients do not wait for each other."""
+    share = serving["steady_ttft_seconds"] / serving["ttft_seconds"]
+    return {**serving, **{name: serving[name] * share for name in _TTFTS}}
 
 
 def _whole(case: Case, needs_speed: bool) -> Answer:
