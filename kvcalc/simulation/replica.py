@@ -14,12 +14,13 @@ from collections import deque
 from heapq import heappop, heappush
 
 from kvcalc.simulation.arrivals import Arrivals
+from kvcalc.simulation.holder import Holder
 from kvcalc.simulation.pace import Pace
 from kvcalc.simulation.pool import BlockPool, PoolError
 from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Rules
-from kvcalc.simulation.server import Run, Server
+from kvcalc.simulation.server import Run
 from kvcalc.simulation.timeline import Sample, Timeline, TokenGaps
 from kvcalc.simulation.times import Chunk, StepTimes, decode_run, run_seconds, steps_until
 
@@ -32,32 +33,27 @@ The steps are 1 if there are chunks, and 0 if nothing can run.
 """
 
 
-class Replica(Server):
+class Replica(Holder):
     """The state of an engine, and its run until no request is left.
 
     `running` has the running requests in the order in which they started: those that decode, and those whose prompts
     are not computed completely. `context` is the summed tokens of all decoding requests in the next step.
     """
 
-    # Whether requests find the blocks of a prompt as soon as the step that computes them is scheduled.
-    names_early = True
-
     def __init__(
         self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals, prefixes: PrefixCache | None = None
     ) -> None:
-        self.rules, self.times, self.pool, self.arrivals = rules, times, pool, arrivals
-        self.prefixes = prefixes
+        super().__init__(rules, pool, prefixes)
+        self.times, self.arrivals = times, arrivals
         self.pace = Pace(rules.tokens_per_step)
         self.ranks = (self,)
         self.waiting: deque[Request] = deque()
-        self.running: dict[Request, None] = {}
         self.decoding = self.context = 0
         self.timeline, self.gaps = Timeline(), TokenGaps()
         self.preemptions = self.finished = 0
         self._finishing: list[tuple[int, int, Request]] = []
         self._quiet = -1, 0  # the changes of the pool, and its steps until which it has blocks, at the last plan
         self._ended: list[Request] = []  # by the prompt alone, in this step
-        self._shrinking: list[Request] = []  # they decode, but still hold blocks that only their prompts needed
         self._leaving: list[Request] = []  # they have ended, but the scheduler does not know it yet
         self.made_room = False  # requests left after the coming step was scheduled, so the one after it has more room
         self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
@@ -101,10 +97,6 @@ class Replica(Server):
     def decodes_with_prompts(self) -> bool:
         """Whether decoding requests run in the steps that compute prompts."""
 
-    def frees_late(self) -> bool:
-        """Whether the next step is scheduled before the scheduler knows which requests ended with the last one."""
-        return False
-
     def begin(self) -> bool:
         for request in self.arrivals.receive(self._visible):
             self.waiting.append(request)
@@ -117,28 +109,6 @@ class Replica(Server):
 
     def _has_work(self) -> bool:
         return bool(self.waiting or self.running)
-
-    def check(self) -> None:
-        if self.pool.capacity is None:
-            return
-        held = sum([self._held(request) for request in self.running])
-        held += self.prefixes.pinned_units if self.prefixes is not None else 0
-        if held != self.pool.used:
-            raise PoolError(f"requests hold {held} blocks, but {self.pool.used} are taken")
-
-    def _held(self, request: Request) -> int:
-        if request.finish_step < 0 or self.rules.reserves == "answer":
-            return request.held
-        return request.extra + self._own_units(request, request.key + self.pool.steps + self.rules.lookahead_tokens)
-
-    def _own_units(self, request: Request, tokens: int) -> int:
-        """The units of `tokens` tokens of a request, without the blocks that it shares."""
-        units = self.pool.units(tokens)
-        return units if self.prefixes is None else units - self.prefixes.shared_units(request)
-
-    def _prompt_units(self, request: Request, tokens: int) -> int:
-        """The same while its prompt is computed."""
-        return self._own_units(request, tokens) + self.pool.prompt_units(tokens) - self.pool.units(tokens)
 
     def _wait(self) -> bool:
         if self.waiting and self.arrivals.next_arrival is None:
@@ -297,15 +267,6 @@ class Replica(Server):
                 self._shrink(request)
         return 1
 
-    def _shrink(self, request: Request) -> None:
-        """A request begins to decode. It gives back what only its prompt needed, or holds it for one more step."""
-        extra = request.held - self._own_units(request, request.computed + self.rules.lookahead_tokens)
-        if self.frees_late():
-            request.extra = extra
-            self._shrinking.append(request)
-        else:
-            self.pool.give(extra)
-
     def _stop_decoding(self, request: Request) -> None:
         """Take a request out of the decoding ones. Its blocks stay taken, and `held` says how many."""
         tokens = request.key + self.pool.steps
@@ -358,37 +319,6 @@ class Replica(Server):
             request.cached_tokens = request.target - 1 if self.rules.keeps == "all" else 0
         request.preemptions += 1
         self.preemptions += 1
-
-    def _release(self, request: Request, named_tokens: int | None = None) -> None:
-        """A request runs no longer, and gives its units back.
-
-        The cache keeps whole blocks of its first `named_tokens` tokens, or of all that are computed if None.
-        """
-        del self.running[request]
-        if self.prefixes is not None:
-            self.prefixes.release(request, request.computed if named_tokens is None else named_tokens)
-        self.pool.give(request.held)
-        request.held = 0
-
-    def _found_in_use(self, request: Request, promised: int) -> int:
-        """Look up what a waiting request finds in the prefix cache. Returns the units of it that others use.
-
-        `promised` units are taken in this step besides those in use.
-        """
-        return 0 if self.prefixes is None else self.prefixes.look_up(request, promised)
-
-    def _hold(self, request: Request, tokens: int) -> None:
-        """A running request takes the units for `tokens` tokens, and if it then decodes, for what it may draft."""
-        units = self._prompt_units(request, tokens + (self.rules.lookahead_tokens if tokens >= request.target else 0))
-        self.pool.take(units - request.held)
-        request.held = units
-        if self.names_early:
-            self._name_blocks(request, tokens)
-
-    def _name_blocks(self, request: Request, tokens: int) -> None:
-        """Other requests find the whole blocks of the first `tokens` tokens from now on."""
-        if self.prefixes is not None:
-            self.prefixes.add(request, min(tokens, request.prompt_tokens))
 
     def _start(self, request: Request) -> None:
         """A waiting request runs. The tokens found in the prefix cache need no computing."""

@@ -1,0 +1,87 @@
+"""The memory of a replica: which units of the pool its running requests hold."""
+
+from __future__ import annotations
+
+from kvcalc.simulation.pool import BlockPool, PoolError
+from kvcalc.simulation.prefix_cache import PrefixCache
+from kvcalc.simulation.requests import Request
+from kvcalc.simulation.rules import Rules
+from kvcalc.simulation.server import Server
+
+
+class Holder(Server):
+    """The running requests in the order in which they started, and what they hold of the pool."""
+
+    # Whether requests find the blocks of a prompt as soon as the step that computes them is scheduled.
+    names_early = True
+
+    def __init__(self, rules: Rules, pool: BlockPool, prefixes: PrefixCache | None) -> None:
+        self.rules, self.pool, self.prefixes = rules, pool, prefixes
+        self.running: dict[Request, None] = {}
+        self._shrinking: list[Request] = []  # they decode, but still hold blocks that only their prompts needed
+
+    def frees_late(self) -> bool:
+        """Whether the next step is scheduled before the scheduler knows which requests ended with the last one."""
+        return False
+
+    def check(self) -> None:
+        if self.pool.capacity is None:
+            return
+        held = sum([self._held(request) for request in self.running])
+        held += self.prefixes.pinned_units if self.prefixes is not None else 0
+        if held != self.pool.used:
+            raise PoolError(f"requests hold {held} blocks, but {self.pool.used} are taken")
+
+    def _held(self, request: Request) -> int:
+        if request.finish_step < 0 or self.rules.reserves == "answer":
+            return request.held
+        return request.extra + self._own_units(request, request.key + self.pool.steps + self.rules.lookahead_tokens)
+
+    def _own_units(self, request: Request, tokens: int) -> int:
+        """The units of `tokens` tokens of a request, without the blocks that it shares."""
+        units = self.pool.units(tokens)
+        return units if self.prefixes is None else units - self.prefixes.shared_units(request)
+
+    def _prompt_units(self, request: Request, tokens: int) -> int:
+        """The same while its prompt is computed."""
+        return self._own_units(request, tokens) + self.pool.prompt_units(tokens) - self.pool.units(tokens)
+
+    def _found_in_use(self, request: Request, promised: int) -> int:
+        """Look up what a waiting request finds in the prefix cache. Returns the units of it that others use.
+
+        `promised` units are taken in this step besides those in use.
+        """
+        return 0 if self.prefixes is None else self.prefixes.look_up(request, promised)
+
+    def _hold(self, request: Request, tokens: int) -> None:
+        """A running request takes the units for `tokens` tokens, and if it then decodes, for what it may draft."""
+        units = self._prompt_units(request, tokens + (self.rules.lookahead_tokens if tokens >= request.target else 0))
+        self.pool.take(units - request.held)
+        request.held = units
+        if self.names_early:
+            self._name_blocks(request, tokens)
+
+    def _name_blocks(self, request: Request, tokens: int) -> None:
+        """Other requests find the whole blocks of the first `tokens` tokens from now on."""
+        if self.prefixes is not None:
+            self.prefixes.add(request, min(tokens, request.prompt_tokens))
+
+    def _shrink(self, request: Request) -> None:
+        """A request begins to decode. It gives back what only its prompt needed, or holds it for one more step."""
+        extra = request.held - self._own_units(request, request.computed + self.rules.lookahead_tokens)
+        if self.frees_late():
+            request.extra = extra
+            self._shrinking.append(request)
+        else:
+            self.pool.give(extra)
+
+    def _release(self, request: Request, named_tokens: int | None = None) -> None:
+        """A request runs no longer, and gives its units back.
+
+        The cache keeps whole blocks of its first `named_tokens` tokens, or of all that are computed if None.
+        """
+        del self.running[request]
+        if self.prefixes is not None:
+            self.prefixes.release(request, request.computed if named_tokens is None else named_tokens)
+        self.pool.give(request.held)
+        request.held = 0
