@@ -142,3 +142,8 @@ def _needed(case: Case, pool_shrinkage: PoolShrinkage | None) -> Callable[[int, 
         return case.needed_bytes
     replicas = case.workload.data_parallel_size
     return lambda tokens, sequences: case.needed_bytes(tokens, sequences) + pool_shrinkage(tokens, sequences * replicas)
+
+
+def least(*limits: int | None) -> int | None:
+    """The smallest limit. None is no limit."""
+    return min((limit for limit in limits if limit is not None), default=None)

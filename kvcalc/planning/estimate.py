@@ -66,7 +66,8 @@ def answer_case(case: Case) -> Answer:
         if kv_memory_bytes is not None:
             fit = capacity(case, kv_memory_bytes, notes)
     else:
-        from kvcalc.planning.budget import budget, describe_fit, describe_hardware
+        from kvcalc.planning.budget import budget
+        from kvcalc.planning.fit_part import describe_fit, describe_hardware
         from kvcalc.planning.throughput import describe_throughput
 
         hardware = describe_hardware(case)

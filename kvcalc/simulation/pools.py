@@ -16,10 +16,10 @@ from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.budget import describe_hardware
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.disaggregated.engines import SplitRules, rules_of
 from kvcalc.planning.disaggregated.instances import buffer_bytes, sent_of, transfer_bytes
+from kvcalc.planning.fit_part import describe_hardware
 from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed
 from kvcalc.planning.transfer import link_bytes_per_second

@@ -10,8 +10,8 @@ from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.budget import describe_hardware
 from kvcalc.planning.case import Case
+from kvcalc.planning.fit_part import describe_hardware
 from kvcalc.planning.layout import SpeedQuestion, count_replicas
 from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of

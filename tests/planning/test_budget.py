@@ -13,8 +13,9 @@ from kvcalc.model.memo import forget
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.budget import Budget, budget, describe_fit, describe_hardware
+from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case, make_case
+from kvcalc.planning.fit_part import describe_fit, describe_hardware
 from kvcalc.planning.layout import count_replicas, lay_out, with_device
 from kvcalc.planning.question import Question
 from kvcalc.planning.weights import DeviceWeights
