@@ -27,8 +27,8 @@
 from __future__ import annotations
 
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines import Engine
 from kvcalc.memory.engines.drafted_prefixes import PLAIN, Matching
+from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.engines.lookahead import LookAhead
 from kvcalc.memory.engines.release import Release, release_of
 from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM, Speculation

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvcalc.errors import LayoutError, UsageError
-from kvcalc.memory.engines import Engine
 from kvcalc.memory.engines.draft_pool import JOINED, DraftPool
+from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.engines.lookahead import LookAhead, lookahead_tokens
 from kvcalc.memory.workload import Workload, bind_workload, check_tensor_parallel
 from kvcalc.model import drafting

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.engines import (
-    Engine,
     check_engine,
     load_engine,
     replica_settings,
@@ -15,6 +14,7 @@ from kvcalc.memory.engines import (
     resolve_weight_dtype,
     with_default_block,
 )
+from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.memo import remembered

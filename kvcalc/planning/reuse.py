@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import Engine
+from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.engines.prefixes import COPYING, Prefixes
 from kvcalc.memory.engines.shared_prefix import SharedPrefix
 from kvcalc.memory.workload import Workload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import Engine
+from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.engines.release import Asked
 from kvcalc.memory.sharding import Bounds
 from kvcalc.model.spec import ModelSpec

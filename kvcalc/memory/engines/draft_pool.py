@@ -6,8 +6,8 @@ from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import Engine, Line
 from kvcalc.memory.engines.around import Around
+from kvcalc.memory.engines.engine import Engine, Line
 from kvcalc.model.caches import Cache
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches

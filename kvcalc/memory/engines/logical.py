@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.memory.curves import stored_curve, stored_sequence_bytes
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import Engine
+from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.kv_cache import Growth, stored_cache_bytes
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import Engine, Line
 from kvcalc.memory.engines.around import Around
+from kvcalc.memory.engines.engine import Engine, Line
 from kvcalc.memory.kv_cache import Growth
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import Engine, Line
 from kvcalc.memory.engines.around import Around
+from kvcalc.memory.engines.engine import Engine, Line
 from kvcalc.memory.engines.prefixes import Prefixes
 from kvcalc.memory.kv_cache import Growth, growth_at_slope
 from kvcalc.memory.sharding import stages_of

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of, parse_weight_dtype
-from kvcalc.memory.engines import BlockPool, Engine, Line, Resolved, lines_of, not_established
 from kvcalc.memory.engines.checkpoint import quantized_cache
+from kvcalc.memory.engines.engine import BlockPool, Engine, Line, Resolved, lines_of, not_established
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.rounding import ceil_div, round_up

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import LayoutError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import BlockPool, Engine, Line, lines_of, not_established
+from kvcalc.memory.engines.engine import BlockPool, Engine, Line, lines_of, not_established
 from kvcalc.memory.engines.release import Release
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.engines.tensorrt_llm import TensorrtLlm, cache_buffers, quota_of, row_bytes

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import BlockPool, Engine, Line, lines_of
+from kvcalc.memory.engines.engine import BlockPool, Engine, Line, lines_of
 from kvcalc.memory.engines.release import Release
 from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.engines.tensorrt_llm import cache_buffers, quota_of, row_bytes, token_bytes

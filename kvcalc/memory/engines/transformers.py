@@ -10,7 +10,7 @@ from functools import partial
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype
-from kvcalc.memory.engines import Engine
+from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.kv_cache import sequence_bytes, state_bytes, stored_cache_bytes
 from kvcalc.model.caches import (

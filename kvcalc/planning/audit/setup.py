@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import Engine, load_engine, resolve_kv_dtype
+from kvcalc.memory.engines import load_engine, resolve_kv_dtype
+from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import stages_of
 from kvcalc.memory.workload import bind_workload, resolve_workload

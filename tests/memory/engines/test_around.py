@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.memory.engines import ENGINES, Engine, load_engine
+from kvcalc.memory.engines import ENGINES, load_engine
 from kvcalc.memory.engines.around import TAKEN
+from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.engines.lookahead import LookAhead
 from kvcalc.memory.engines.release import parse_release
 from kvcalc.memory.engines.shared_prefix import SharedPrefix

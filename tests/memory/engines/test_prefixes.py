@@ -8,7 +8,8 @@ import pytest
 
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.memory.engines import Engine, load_engine
+from kvcalc.memory.engines import load_engine
+from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.engines.shared_prefix import SharedPrefix
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.model.resolve import load_model

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
-from kvcalc.memory.engines import Line, lines_of
+from kvcalc.memory.engines.engine import Line, lines_of
 from kvcalc.memory.engines.llama_cpp.architectures import Layers
 from kvcalc.memory.engines.llama_cpp.settings import Settings
 from kvcalc.memory.engines.rounding import round_up

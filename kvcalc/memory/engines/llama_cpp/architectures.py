@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvcalc.errors import ModelError
-from kvcalc.memory.engines import not_established
+from kvcalc.memory.engines.engine import not_established
 from kvcalc.memory.engines.llama_cpp.converted import keeps_windows
 from kvcalc.memory.engines.llama_cpp.settings import LATENT, NO_V, WINDOWS, Settings
 from kvcalc.model.caches import (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
-from kvcalc.memory.engines import Line, lines_of, not_established
+from kvcalc.memory.engines.engine import Line, lines_of, not_established
 from kvcalc.memory.engines.llama_cpp import LlamaCpp
 from kvcalc.memory.engines.llama_cpp.account import Cells, cells_for
 from kvcalc.memory.engines.rounding import ceil_div, round_up

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import MLX_BITS, MLX_GROUPS, MLX_TYPES, Dtype, bytes_of, mlx_name
-from kvcalc.memory.engines import Engine, Line, Resolved, lines_of
+from kvcalc.memory.engines.engine import Engine, Line, Resolved, lines_of
 from kvcalc.memory.engines.mlx.models import VERSION, check_model, kept, makes_own_cache, rotates, why_not_quantized
 from kvcalc.memory.engines.mlx.weights import weight_dtype
 from kvcalc.memory.engines.options import Given

@@ -6,7 +6,7 @@ Source: mlx_lm/models at commit d78bf58e217c (mlx-lm 0.32.0), and the same files
 from __future__ import annotations
 
 from kvcalc.errors import ModelError
-from kvcalc.memory.engines import not_established
+from kvcalc.memory.engines.engine import not_established
 from kvcalc.memory.engines.release import Release
 from kvcalc.model.caches import (
     Cache,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import BatchLine, BlockPool, Engine, Line, Resolved, lines_of
+from kvcalc.memory.engines.engine import BatchLine, BlockPool, Engine, Line, Resolved, lines_of
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.memory.engines.rounding import ceil_div, round_up

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of
-from kvcalc.memory.engines import BatchLine, BlockPool, Engine, Line, lines_of, not_established
+from kvcalc.memory.engines.engine import BatchLine, BlockPool, Engine, Line, lines_of, not_established
 from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.engines.sglang import Sglang
 from kvcalc.memory.engines.sglang.settings import Settings, parse_settings

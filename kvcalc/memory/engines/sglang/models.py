@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.errors import ModelError
-from kvcalc.memory.engines import not_established
+from kvcalc.memory.engines.engine import not_established
 from kvcalc.model.caches import CompressedAttention, CrossAttention, IndexerKeys, LatentAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, all_caches, kv_head_counts
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import BatchLine, BlockPool, Engine, Line, Resolved
 from kvcalc.memory.engines.checkpoint import published_cache, quantized_cache
+from kvcalc.memory.engines.engine import BatchLine, BlockPool, Engine, Line, Resolved
 from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.memory.engines.release import Asked, parse_release
 from kvcalc.memory.engines.vllm.account import Plan, account

@@ -9,7 +9,7 @@ from math import lcm
 
 from kvcalc.memory.curves import SizedCache, sized_cache
 from kvcalc.memory.dtypes import Dtype, bytes_of
-from kvcalc.memory.engines import Line, lines_of
+from kvcalc.memory.engines.engine import Line, lines_of
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.engines.vllm.groups import Group, block_bytes, is_packed, kinds_of_groups, request_blocks
 from kvcalc.memory.engines.vllm.layers import Layer
