@@ -15,7 +15,7 @@ from kvcalc.model.towers import tower_parameters
 from kvcalc.planning.attention_replicas import spread_of, whole_copies
 from kvcalc.planning.capacity import PoolShrinkage, largest_batch, least
 from kvcalc.planning.case import Case
-from kvcalc.planning.weights import DeviceWeights, device_weights, file_excess, stage_sizes
+from kvcalc.planning.device_weights import DeviceWeights, device_weights, file_excess, stage_sizes
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from kvcalc.memory.weights import plain_bytes, quantized_bytes
 from kvcalc.model.drafting import DFLASH, DRAFT, Drafter, Speculation
 from kvcalc.planning.case import Case
 from kvcalc.planning.drafting import drafter_of
-from kvcalc.planning.weights import describe_weights, files_of, stored_weights
+from kvcalc.planning.weight_storage import stored_weights
+from kvcalc.planning.weights import describe_weights, files_of
 
 if TYPE_CHECKING:
     from kvcalc.throughput.roofline import SpeedModel

@@ -13,7 +13,7 @@ from kvcalc.memory.engines.llama_cpp.placement import DEFAULT_HOST_BANDWIDTH, Pl
 from kvcalc.memory.placement import Divided, divide_file, divide_model, expert_layers
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.planning.case import Case
-from kvcalc.planning.weights import part_bytes
+from kvcalc.planning.device_weights import part_bytes
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from kvcalc.memory.sharding import stage_weights
 from kvcalc.model.spec import has_states, weights_of
 from kvcalc.model.tensors import ModelWeights
 from kvcalc.planning.case import Case
-from kvcalc.planning.weights import part_bytes
+from kvcalc.planning.device_weights import part_bytes
 
 _BACKENDS = ("NVIDIA", "AMD")
 

@@ -11,7 +11,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.attention_replicas import spread_of, whole_copies
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion, layout_of
-from kvcalc.planning.weights import stored_weights
+from kvcalc.planning.weight_storage import stored_weights
 from kvcalc.throughput.constants import Regime
 from kvcalc.throughput.power import energy_per_token
 from kvcalc.throughput.roofline import SpeedModel, Step
