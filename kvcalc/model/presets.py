@@ -14,7 +14,6 @@ from kvcalc.errors import KvcalcError, ModelError, UsageError, nearest
 from kvcalc.model.compiled_presets import compiled_mapping
 from kvcalc.model.files import read_text
 from kvcalc.model.preset_folders import shipped_files, shipped_folder, user_files
-from kvcalc.model.yaml_mapping import parse_mapping
 
 MAX_PRESET_BYTES = 256 * 1024
 _REQUIRED = ("name", "source", "date", "config")
@@ -129,7 +128,11 @@ def load_preset(path: str, *, is_users: bool = True) -> Preset:
     """
     name = path if is_users else os.path.basename(path)
     text = read_text(path, MAX_PRESET_BYTES)
-    mapping = (None if is_users else compiled_mapping(path, text)) or parse_mapping(text, name)
+    mapping: dict[object, object] | None = None if is_users else compiled_mapping(path, text)
+    if mapping is None:
+        from kvcalc.model.yaml_mapping import parse_mapping
+
+        mapping = parse_mapping(text, name)
     for key in mapping:
         if key not in _ALLOWED:
             raise ModelError(

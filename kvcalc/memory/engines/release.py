@@ -22,21 +22,22 @@ _LAST = 99_999_999
 _PHASES = {"a": -3, "alpha": -3, "b": -2, "beta": -2, "c": -1, "rc": -1, "pre": -1, "preview": -1}
 _ONLY_DEVELOPMENT = -4
 
+# The patterns are compiled when a release is asked for: most questions name none.
 # A version as PEP 440 writes it, which is how the engines written in Python name their releases.
-_VERSION = re.compile(
+_VERSION = (
     r"v?(?P<numbers>\d{1,5}(?:\.\d{1,5}){0,3})"
     r"(?:[-_.]?(?P<phase>alpha|a|beta|b|preview|pre|rc|c)[-_.]?(?P<of_phase>\d{0,5}))?"
     r"(?:[-_.]?post[-_.]?(?P<post>\d{0,5}))?"
     r"(?:[-_.]?dev[-_.]?(?P<dev>\d{0,8}))?"
     r"(?:\+[\w.]+)?"
 )
-_BUILD = re.compile(r"b?([1-9]\d{0,5})(?:\s*\([0-9a-f]+\))?")
-_DATE = re.compile(r"(?:(?:nightly|dev|main)[-_.]?)*(20\d\d)([-_.]?)(\d\d)\2(\d\d)(?:[-_.][0-9a-f]{7,40})?")
-_MONTH = re.compile(r"(20\d\d)-(\d\d)")
-_COMMIT = re.compile(r"(?:commit[-:]?|g)?[0-9a-f]{7,40}")
+_BUILD = r"b?([1-9]\d{0,5})(?:\s*\([0-9a-f]+\))?"
+_DATE = r"(?:(?:nightly|dev|main)[-_.]?)*(20\d\d)([-_.]?)(\d\d)\2(\d\d)(?:[-_.][0-9a-f]{7,40})?"
+_MONTH = r"(20\d\d)-(\d\d)"
+_COMMIT = r"(?:commit[-:]?|g)?[0-9a-f]{7,40}"
 # Tags of images and branches that name no release of the engine: nightly-5b8c30d, gpt-oss-dev, rocm7.1-pytorch2.9.
-_BRANCH = re.compile(r"(?:nightly|latest|dev|main|stable)[-_.].+|.+[-_.](?:nightly|latest|dev|main)")
-_COMPONENTS = re.compile(r"[a-z]+\d+(?:\.\d+)*(?:[-_][a-z]+\d+(?:\.\d+)*)+(?:[-_]\w+)*")
+_BRANCH = r"(?:nightly|latest|dev|main|stable)[-_.].+|.+[-_.](?:nightly|latest|dev|main)"
+_COMPONENTS = r"[a-z]+\d+(?:\.\d+)*(?:[-_][a-z]+\d+(?:\.\d+)*)+(?:[-_]\w+)*"
 
 _NEWEST = ("latest", "nightly", "main", "master", "head")
 
@@ -123,7 +124,7 @@ def parse_release(engine: str, text: str) -> Asked:
 def _parse(engine: str, text: str) -> Asked | None:
     if text in _NEWEST:
         return Asked(text, None)
-    if _DATE.fullmatch(text) or _MONTH.fullmatch(text):
+    if re.fullmatch(_DATE, text) or re.fullmatch(_MONTH, text):
         day = _date(text) or _last_day(text)
         return _on(engine, text, day) if day else None
     # A tag may begin with the release, as in v0.5.9-cu129, or name the engine first, as in rocm7.0-vllm_0.11.1.
@@ -138,17 +139,17 @@ def _parse(engine: str, text: str) -> Asked | None:
                 return Asked(text, release)
             tag = re.sub(r"(?:^|[-_])[^-_]*$", "", tag)
     # llama.cpp's Python package counts its own versions, which say nothing about the build.
-    is_package = engine in _COUNTS_BUILDS and "." in text and _VERSION.fullmatch(text) is not None
-    if is_package or any(kind.fullmatch(text) for kind in (_COMMIT, _BRANCH, _COMPONENTS)):
+    is_package = engine in _COUNTS_BUILDS and "." in text and re.fullmatch(_VERSION, text) is not None
+    if is_package or any(re.fullmatch(kind, text) for kind in (_COMMIT, _BRANCH, _COMPONENTS)):
         return Asked(text, None, is_placed=False)
     return None
 
 
 def _version(engine: str, text: str) -> Release | None:
     if engine in _COUNTS_BUILDS:
-        build = _BUILD.fullmatch(text)
+        build = re.fullmatch(_BUILD, text)
         return Release.of(int(build[1])) if build else None
-    found = _VERSION.fullmatch(text)
+    found = re.fullmatch(_VERSION, text)
     if found is None or found["numbers"] == "0":
         return None
     given = [int(part) for part in found["numbers"].split(".")]
@@ -168,7 +169,7 @@ def _version(engine: str, text: str) -> Release | None:
 
 
 def _date(text: str) -> date | None:
-    found = _DATE.fullmatch(text)
+    found = re.fullmatch(_DATE, text)
     try:
         return date(int(found[1]), int(found[3]), int(found[4])) if found else None
     except ValueError:
@@ -177,7 +178,7 @@ def _date(text: str) -> date | None:
 
 def _last_day(text: str) -> date | None:
     """The last day of the month in `2025-10`."""
-    found = _MONTH.fullmatch(text)
+    found = re.fullmatch(_MONTH, text)
     try:
         first = date(int(found[1]), int(found[2]), 1) if found else None
     except ValueError:
