@@ -28,6 +28,12 @@ def check_reuse(question: Question) -> None:
             raise UsageError(f"{option}: is not simulated", "--prefix-tokens is, and the prefixes of a --trace")
 
 
+def check_no_names(named_tokens: int | None) -> None:
+    """Raise UsageError (exit 2) if a trace names the blocks of its prompts, of `named_tokens` tokens."""
+    if named_tokens is not None:
+        raise UsageError("--prefix-tokens: the trace says which blocks prompts share", "leave it out")
+
+
 def case_of(question: Question) -> Case:
     """The case of one request, which has its whole cache itself. The notes are those with the common prefix.
 
