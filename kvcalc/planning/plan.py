@@ -90,7 +90,7 @@ def plan(
     question = Question(model, engine_settings=settings, speed=speed, **asked)
     if disaggregate or transfer is not None:
         from kvcalc.planning.disaggregated.mixed_rows import with_mixed
-        from kvcalc.planning.disaggregated.rows import Asked, check_disaggregated, with_splits
+        from kvcalc.planning.disaggregated.rows import Asked, check_disaggregated, with_link, with_splits
         from kvcalc.planning.disaggregated.search import Instances
 
         check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
@@ -113,7 +113,9 @@ def plan(
     ]  # fmt: skip
     split = None
     if transfer is not None:
-        split = Asked(Instances(traffic), transfer, max_devices, checkpoint, simulation, num_simulated)
+        split = Asked(
+            Instances(with_link(traffic, transfer)), transfer, max_devices, checkpoint, simulation, num_simulated
+        )
         rows, split_notes, simulated = with_mixed(split, kinds, with_splits(split, kinds, rows))
         finalists += simulated
     best = _best(rows)

@@ -75,7 +75,8 @@ class PlannedLoad(NamedTuple):
         load, is_open = self._load(
             targets, num_requests, is_alone=pools.numbers is None, has_prefix=other.reuse is not None
         )
-        asked = pools.decode._replace(reuse=other.reuse)._asdict()
+        reuse = None if other.reuse is None else other.reuse._replace(transfer=None)
+        asked = pools.decode._replace(reuse=reuse)._asdict()
         model = asked.pop("model")
         found = simulate_pools(
             model, load, Prefills.like(other, prefills, pools.transfer), replicas=decodes, step_factor=step_factor,

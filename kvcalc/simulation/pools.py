@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from kvcalc.errors import LayoutError, UsageError
+from kvcalc.memory.engines.prefixes import Prefixes
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
@@ -84,6 +85,8 @@ class Prefills(NamedTuple):
             engine_settings={**(question.engine_settings or {}), **self.engine_settings},
             devices=devices if self.gpu is None else Devices(self.gpu, 1),
             speed=speed,
+            # What is found of a prefix while tokens are drafted depends on it (`planning.drafted_reuse`).
+            reuse=None if question.reuse is None else question.reuse._replace(transfer=self.transfer),
         )
 
     def bytes_per_second(self, decode: Gpu) -> int:
@@ -97,6 +100,7 @@ class _Pool(NamedTuple):
     case: Case
     speed: Speed
     scheduler: Scheduler
+    prefixes: Prefixes | None
 
 
 def simulate_pools(
@@ -129,10 +133,10 @@ def simulate_pools(
     for number, request in enumerate(fitting):
         request.number = number
     shared_tokens = shared_tokens_of(prefill.case, prefill.scheduler, named_tokens, notes)
-    if question.reuse is not None:
+    if question.reuse is not None and prefill.prefixes is not None:
         check_no_names(named_tokens)
         notes += [note for note in prefill.case.notes if note not in notes]
-        shared_tokens = share_prefix(prefill.case, prefill.scheduler, fitting, question.reuse.prefix_tokens, notes)
+        shared_tokens = share_prefix(prefill.prefixes, prefill.scheduler, fitting, question.reuse.prefix_tokens, notes)
     rate = prefills.bytes_per_second(devices.gpu)
     make_prefill = partial(prefill.scheduler.server, _times(prefill, step_factor), shared_tokens=shared_tokens)
     pools = Coupled(
@@ -188,28 +192,30 @@ def _join(prompt: Request, answer: Request) -> None:
 
 
 def _prefill_pool(question: Question, rules: SplitRules, longest: tuple[int, int]) -> _Pool:
-    case, speed, scheduler = _scheduled(question, rules, longest, [])
-    lag = Lag(speed.model.constants.ttft_seconds, 0.0, 0.0, 0.0)
-    return _Pool(case, speed, scheduler._replace(rules=scheduler.rules._replace(lag=lag), finds_own=False))
+    found = _scheduled(question, rules, longest, [])
+    lag, scheduler = Lag(found.speed.model.constants.ttft_seconds, 0.0, 0.0, 0.0), found.scheduler
+    return found._replace(scheduler=scheduler._replace(rules=scheduler.rules._replace(lag=lag), finds_own=False))
 
 
 def _decode_pool(question: Question, rules: SplitRules, longest: tuple[int, int], notes: list[Note]) -> _Pool:
     settings = {**(question.engine_settings or {}), **dict.fromkeys(rules.decode_settings, True)}
-    case, speed, scheduler = _scheduled(question._replace(engine_settings=settings), rules, longest, notes)
-    host = (rules.host_passes - 1) * speed.model.constants.ttft_seconds
+    found = _scheduled(question._replace(engine_settings=settings), rules, longest, notes)
+    scheduler = found.scheduler
+    host = (rules.host_passes - 1) * found.speed.model.constants.ttft_seconds
     lag = Lag(host, scheduler.rules.lag.steps if scheduler.rules.lag else 0.0, 0.0, 0.0, has_prompt=False)
     # No engine stops decoding for a cache that is received: the request joins the next step.
     name = "running first" if scheduler.name == "prefill first" else scheduler.name
     rules_there = scheduler.rules._replace(lag=lag, keeps=rules.preempted_keep)
-    return _Pool(case, speed, scheduler._replace(name=name, rules=rules_there))
+    return found._replace(scheduler=scheduler._replace(name=name, rules=rules_there))
 
 
 def _scheduled(question: Question, rules: SplitRules, longest: tuple[int, int], notes: list[Note]) -> _Pool:
     """An instance for requests of up to `longest` tokens: in all, and in the prompt."""
-    case = case_of(question)
+    case, prefixes = case_of(question)
     speed = known_speed(case, notes)
     notes += case.notes
-    return _Pool(case, speed, scheduler_of(case, speed.model, longest[0], buffer_bytes(rules, case, longest[1])))
+    scheduler = scheduler_of(case, speed.model, longest[0], buffer_bytes(rules, case, longest[1]))
+    return _Pool(case, speed, scheduler, prefixes)
 
 
 def _times(pool: _Pool, factor: float) -> ModelTimes:

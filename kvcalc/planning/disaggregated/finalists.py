@@ -126,10 +126,13 @@ def _smallest(judge: SplitJudge, guess: Split, best: SplitFinalist | None) -> Sp
     numbers = guess.match.prefills, guess.match.decodes
     if not allows(numbers):
         return None
-    alone = judge.alone(guess)
-    if alone.missed is not None:
-        return alone
-    found = judge.at(guess, *numbers) or alone
+    # All requests of a trace alone take as long to simulate as together, and usually need not be.
+    found = None if judge.simulation.trace is None else judge.at(guess, *numbers)
+    if found is None or found.missed is not None:
+        alone = judge.alone(guess)
+        if alone.missed is not None:
+            return alone
+        found = judge.at(guess, *numbers) or alone
     while found.missed is not None or found.is_alone:
         more = _larger(judge, found, allows)
         if more is None:

@@ -213,7 +213,7 @@ class Pair(NamedTuple):
 
     def _beside(self, decoding: float) -> float:
         """The seconds that a request spends outside the prefill step and the batch, without the queue."""
-        steps = (self.decode.first_steps - 1) * self.decode.tpot(max(decoding, 1.0))
+        steps = (self.decode.first_steps - 1) * self.decode.step(decoding)
         return self.prefill.host_seconds + self.decode.host_seconds + self.transfer + steps
 
     def _closed(self, prefills: int, decodes: int, clients: int) -> Times | None:
@@ -247,5 +247,5 @@ class Pair(NamedTuple):
         prompts = min(1 + int(rate / prefills * queue), self.prefill.most_prompts)
         return Times(
             rate, decoding, prompts, used, self.prefill.host_seconds + self.decode.host_seconds, queue,
-            self.prefill.seconds(prompts), self.transfer, self.decode.first_steps * tpot, tpot,
+            self.prefill.seconds(prompts), self.transfer, self.decode.first_steps * self.decode.step(decoding), tpot,
         )  # fmt: skip

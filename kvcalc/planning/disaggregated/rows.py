@@ -18,6 +18,7 @@ from kvcalc.planning.disaggregated.engines import RULES, rules_of
 from kvcalc.planning.disaggregated.instances import Instance, buffer_tokens
 from kvcalc.planning.disaggregated.kinds import same_kind
 from kvcalc.planning.disaggregated.search import Instances, Split, find_split
+from kvcalc.planning.drafting_flags import drafting_of
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.question import Question
@@ -60,13 +61,16 @@ def check_disaggregated(
         check_link(transfer)
     for engine in engines:
         rules_of(engine)
-    for value, option in (
-        (question.speculative, "--speculative"), (question.reuse, "--prefix-tokens"), (question.images, "--images"),
-    ):  # fmt: skip
-        if value is not None:
-            raise UsageError(f"--disaggregate cannot be combined with {option}", "leave one of them out")
     if question.data_parallel_size > 1 and not most_experts(question.model):
         raise UsageError("--dp: copies of a model without experts are instances of their own", "leave --dp out")
+
+
+def with_link(traffic: Traffic, transfer: int | str) -> Traffic:
+    """The traffic of instances that send caches: drafts then find other prefixes (`planning.drafted_reuse`)."""
+    question = traffic.question
+    if question.reuse is None:
+        return traffic
+    return traffic._replace(question=question._replace(reuse=question.reuse._replace(transfer=transfer)))
 
 
 class Asked(NamedTuple):
@@ -214,7 +218,8 @@ def _layout(traffic: Traffic, one: Instance, running: int) -> Layout:
     workload = one.case.workload
     return Layout(
         one.shape.tensor, one.shape.stages, traffic.lengths.longest_tokens, running,
-        workload.kv_dtype.name, one.case.question.engine_settings or {}, traffic.limit is not None, None,
+        workload.kv_dtype.name, one.case.question.engine_settings or {}, traffic.limit is not None,
+        drafting_of(traffic.question.speculative),
         one.shape.attention_replicas, workload.expert_parallel_size, engine=one.case.question.engine,
     )  # fmt: skip
 
