@@ -153,8 +153,8 @@ def _prefills_of(given: Mapping[str, Any]) -> "Optional[Prefills]":
         return None
     if transfer is None:
         raise UsageError("--prefill-replicas needs the link between the instances", "--transfer-bandwidth nvlink")
+    from kvcalc.planning.devices import find_gpu
     from kvcalc.simulation.pools import Prefills
-    from kvcalc.throughput.hardware import find_gpu
 
     tensor, attention = (parsed(given, option, parse_count) for option in ("--prefill-tp", "--prefill-dp"))
     gpu = None if given["prefill_gpu"] is None else find_gpu(given["prefill_gpu"])

@@ -259,7 +259,8 @@ PRICES = {"h100-sxm": 2.0, "h200-sxm": 3.5}
 
 
 def cost_of(row: Any) -> float:
-    return sum(row["disaggregated"][role]["num_devices"] * PRICES[row["disaggregated"][role]["gpu"]] for role in ROLES)
+    pools = row["disaggregated"]
+    return sum(PRICES[pools[role]["gpu"]] * int(pools[role]["num_devices"]) for role in ROLES)
 
 
 @pytest.mark.parametrize("confidence", [50, 80])
