@@ -194,7 +194,9 @@ def _join(prompt: Request, answer: Request) -> None:
 def _prefill_pool(question: Question, rules: SplitRules, longest: tuple[int, int]) -> _Pool:
     found = _scheduled(question, rules, longest, [])
     lag, scheduler = Lag(found.speed.model.constants.ttft_seconds, 0.0, 0.0, 0.0), found.scheduler
-    return found._replace(scheduler=scheduler._replace(rules=scheduler.rules._replace(lag=lag), finds_own=False))
+    return found._replace(
+        scheduler=scheduler._replace(rules=scheduler.rules._replace(lag=lag, sends=True), finds_own=False)
+    )
 
 
 def _decode_pool(question: Question, rules: SplitRules, longest: tuple[int, int], notes: list[Note]) -> _Pool:
