@@ -307,6 +307,7 @@ def simulate(
     prefill_replicas: int | None = None,
     prefill_tensor_parallel_size: int | None = None,
     prefill_data_parallel_size: int | None = None,
+    prefill_gpu: str | None = None,
     transfer: int | str | None = None,
     step_factor: float = 1.0,
     **asked: Any,
@@ -318,8 +319,9 @@ def simulate(
     the fields of a question: `engine` (default: vllm), `engine_settings`, `dtype`, `kv_dtype`, `tensor_parallel_size`,
     `pipeline_parallel_size`, `data_parallel_size`, `speculative`, `kv_memory_bytes`, `reuse`, of which the common
     prefix is used, and `speed`, of which the hit rate, the calibration and the expert-parallel size are used. With
-    `prefill_replicas`, prompts are computed on instances of their own, and `transfer` is the link to those that answer:
-    bytes per second of one device, or a name such as `infiniband-400g`. The times of all steps are multiplied by
+    `prefill_replicas`, prompts are computed on instances of their own, on the kind of device `prefill_gpu` if it is
+    another one, and `transfer` is the link to those that answer: bytes per second of one device, or a name such as
+    `infiniband-400g`. The times of all steps are multiplied by
     `step_factor`.
     """
     from functools import partial
@@ -329,7 +331,7 @@ def simulate(
     from kvcalc.simulation.requests import lengths_of
     from kvcalc.simulation.results import Limits
     from kvcalc.simulation.simulate import simulate as simulate_replicas
-    from kvcalc.throughput.hardware import find_devices
+    from kvcalc.throughput.hardware import find_devices, find_gpu
 
     ask: Callable[..., dict[str, Any]] = simulate_replicas
     rows = None
@@ -349,7 +351,10 @@ def simulate(
     if prefill_replicas is not None and transfer is not None:
         from kvcalc.simulation.pools import Prefills, simulate_pools
 
-        prefills = Prefills(prefill_replicas, transfer, prefill_tensor_parallel_size, prefill_data_parallel_size)
+        prefills = Prefills(
+            prefill_replicas, transfer, prefill_tensor_parallel_size, prefill_data_parallel_size,
+            gpu=None if prefill_gpu is None else find_gpu(prefill_gpu),
+        )  # fmt: skip
         ask = partial(simulate_pools, prefills=prefills)
     document = ask(
         _model(model), load, limits=limits, replicas=replicas, step_factor=step_factor, devices=found, **asked

@@ -1466,6 +1466,7 @@ class PlanFinalist(TypedDict):
 class FinalistPool(TypedDict):
     """the instances of one pool that was simulated, and how each is split."""
 
+    gpu: str
     instances: int | None
     tensor_parallel_size: int
     pipeline_parallel_size: int
@@ -1652,6 +1653,7 @@ class SimulateStepRange(TypedDict):
 class SimulatePrefill(TypedDict):
     """the prefill instances and the transfer; only with --prefill-replicas."""
 
+    gpu: str
     replicas: int
     tensor_parallel_size: int
     pipeline_parallel_size: int

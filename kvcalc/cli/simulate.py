@@ -72,6 +72,7 @@ OPTIONS = [
     ),
     o.value("--prefill-tp", "N", "Tensor-parallel size of a prefill instance. Default: --tp."),
     o.value("--prefill-dp", "N", "Attention replicas of a prefill instance. Default: --dp."),
+    o.value("--prefill-gpu", "NAME", "Kind of device of the prefill instances. Default: that of --gpu."),
     *o.shared("transfer-bandwidth"),
     o.value("--step-factor", "F", "Multiply the times of all steps by F. step_range has the ends of their range.", "1"),
     o.engine("vllm, sglang, tensorrt-llm or llama.cpp.", "vllm", "NAME[@RELEASE]"),
@@ -146,16 +147,18 @@ def _prefills_of(given: Mapping[str, Any]) -> "Optional[Prefills]":
     """The prefill instances, or None. UsageError (exit 2) for an option that needs another one."""
     replicas, transfer = parsed(given, "--prefill-replicas", parse_count), transfer_of(given)
     if replicas is None:
-        for name in ("prefill_tp", "prefill_dp", "transfer_bandwidth"):
+        for name in ("prefill_tp", "prefill_dp", "prefill_gpu", "transfer_bandwidth"):
             if given[name] is not None:
                 raise UsageError(f"--{name.replace('_', '-')} needs --prefill-replicas", "--prefill-replicas 2")
         return None
     if transfer is None:
         raise UsageError("--prefill-replicas needs the link between the instances", "--transfer-bandwidth nvlink")
+    from kvcalc.planning.devices import find_gpu
     from kvcalc.simulation.pools import Prefills
 
     tensor, attention = (parsed(given, option, parse_count) for option in ("--prefill-tp", "--prefill-dp"))
-    return Prefills(replicas, transfer, tensor, attention)
+    gpu = None if given["prefill_gpu"] is None else find_gpu(given["prefill_gpu"])
+    return Prefills(replicas, transfer, tensor, attention, gpu=gpu)
 
 
 def _engine_of(given: Mapping[str, Any]) -> str:

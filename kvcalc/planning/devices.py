@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvcalc.errors import UsageError
-from kvcalc.throughput.hardware import LOCAL, Devices, Gpu, find_devices, own_gpu
+from kvcalc.throughput.hardware import LOCAL, Devices, Gpu, find_devices, find_gpu, own_gpu
 
-__all__ = ["Devices", "Gpu", "choose_devices", "choose_kinds"]
+__all__ = ["Devices", "Gpu", "choose_devices", "choose_kinds", "find_gpu"]
 
 
 Figures = tuple["int | None", "int | None", "int | None"]

@@ -42,13 +42,13 @@ class Simulated(NamedTuple):
 class Pools(NamedTuple):
     """The questions about one prefill and one decode instance, and their numbers. None: requests one after the other.
 
-    `transfer` is the link between them: bytes per second, or a name.
+    `transfer` are the bytes per second of the link between them.
     """
 
     prefill: Question
     decode: Question
     numbers: tuple[int, int] | None
-    transfer: int | str
+    transfer: int
 
 
 class Simulates(Protocol):
@@ -250,6 +250,11 @@ class Judge:
         `option` is the first guess, so that about as many requests run at once as when the targets are met.
         """
         return count_requests(self.simulation, self.targets, option.replicas * option.probe.running)
+
+
+def simulation_decides(targets: Targets, simulation: Simulates) -> bool:
+    """Whether the simulation chooses the layouts: for percentiles, and for every limit with a trace."""
+    return targets.highest_percentile is not None or bool(simulation.trace and targets.limits)
 
 
 def count_requests(simulation: Simulates, targets: Targets, in_flight: float) -> int:

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.replicas import shapes_of
 from kvcalc.planning.traffic import Kind, Traffic, probe
 
+if TYPE_CHECKING:
+    from kvcalc.planning.disaggregated.rows import Asked
+
 # The most running requests to look at. Numbers in between lie between the points of their neighbours.
 _MOST_RUNNING = 1024
 
 
-def front(traffic: Traffic, kinds: Sequence[Kind], transfer: int | str | None = None) -> list[dict[str, Any]]:
+def front(traffic: Traffic, kinds: Sequence[Kind], split: Asked | None = None) -> list[dict[str, Any]]:
     """The Pareto front over kinds of device, layouts and running requests, the fastest for one user first.
 
     A point is one replica with a power of two of running requests that fits and meets the targets. It is compared by
     the tokens per second of one user, and by the cost of a million output tokens if every kind has a price, else by the
-    tokens per second of one device. With `transfer`, the link between them, there are points with prefill and decode on
-    separate instances too.
+    tokens per second of one device. With `split`, there are points with prefill and decode on separate instances too.
     """
     priced = all(kind.price is not None for kind in kinds)
     points = [point for kind in kinds for point in _points(traffic, kind)]
-    if transfer is not None:
+    if split is not None:
         from kvcalc.planning.disaggregated.front import split_points
 
         points = [{**point, "layout": None} for point in points]
-        points += (point for kind in kinds for point in split_points(traffic, kind, transfer))
+        points += split_points(split, kinds, priced=priced)
     points.sort(key=lambda point: (-point["tokens_per_second_per_user"], _burden(point, priced)))
     found: list[dict[str, Any]] = []
     for point in points:

@@ -88,11 +88,9 @@ def plan(
     )
     speed = None if given == SpeedQuestion() else given
     question = Question(model, engine_settings=settings, speed=speed, **asked)
-    if disaggregate and simulation is not None and simulation.trace is not None:
-        raise UsageError("--disaggregate cannot be combined with --trace", "use the rate and the lengths of the trace")
     if disaggregate or transfer is not None:
         from kvcalc.planning.disaggregated.mixed_rows import with_mixed
-        from kvcalc.planning.disaggregated.rows import check_disaggregated, with_splits
+        from kvcalc.planning.disaggregated.rows import Asked, check_disaggregated, with_link, with_splits
         from kvcalc.planning.disaggregated.search import Instances
 
         check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
@@ -113,16 +111,15 @@ def plan(
     split_notes, finalists = list[Note](), [
         one.describe(judge.kind, judge.simulation.seed) for judge in judges if judge for one in judge.finalists()
     ]  # fmt: skip
+    split = None
     if transfer is not None:
-        instances = Instances(traffic)
-        split_rows = with_splits(
-            traffic, kinds, rows, checkpoint, transfer, instances, simulation, num_simulated
-        )  # fmt: skip
-        if simulation is None:
-            split_rows = with_mixed(traffic, kinds, split_rows, checkpoint, transfer, instances, max_devices)
-        rows, split_notes, simulated = split_rows
+        split = Asked(
+            Instances(with_link(traffic, transfer)), transfer, max_devices, checkpoint, simulation, num_simulated
+        )
+        rows, split_notes, simulated = with_mixed(split, kinds, with_splits(split, kinds, rows))
         finalists += simulated
     best = _best(rows)
+    notes = [*_notes(traffic, kinds, found, checkpoint if best else None), *_simulation_notes(judges)]
     reuse, trace = question.reuse, None if simulation is None else simulation.trace
     return {
         "schema_version": SCHEMA_VERSION,
@@ -141,10 +138,8 @@ def plan(
         "best": best,
         "plans": rows,
         "finalists": None if simulation is None else finalists,
-        "pareto": front(traffic, kinds, transfer) if with_front else None,
-        "warnings": describe_notes(
-            [*_notes(traffic, kinds, found, checkpoint if best else None), *_simulation_notes(judges), *split_notes]
-        ),
+        "pareto": front(traffic, kinds, split) if with_front else None,
+        "warnings": describe_notes([*notes, *(note for note in split_notes if note not in notes)]),
     }
 
 
@@ -292,7 +287,9 @@ def _row(
         row.update(
             watts=found.replicas * energy["watts"], kwh_per_million_output_tokens=energy["kwh_per_million_tokens"]
         )
-    row.update(describe_cost(kind, traffic.lengths, found.num_devices, _served_tokens(traffic, judge, row)))
+    hourly = None if kind.price is None else kind.price * found.num_devices
+    trace = None if judge is None else judge.simulation.trace
+    row.update(describe_cost(hourly, traffic.lengths, row["tokens_per_second"], trace))
     layout = Layout(
         found.shape.tensor, found.shape.stages, traffic.lengths.longest_tokens,
         found.most_running or found.probe.running,
@@ -303,14 +300,6 @@ def _row(
         cp_strategy=_cp_strategy(question),
     )  # fmt: skip
     return {**row, **{engine: command(checkpoint, layout) for engine, command in _COMMANDS.items()}}
-
-
-def _served_tokens(traffic: Traffic, judge: Judge | None, row: Mapping[str, Any]) -> float:
-    """The output tokens per second that are paid for: those of the mean rate of a trace, not of its busiest part."""
-    trace = None if judge is None else judge.simulation.trace
-    if trace is None:
-        return float(row["tokens_per_second"])
-    return float(trace["requests_per_second"] * traffic.lengths.output_tokens)
 
 
 def _cp_strategy(question: Question) -> str | None:
@@ -349,8 +338,9 @@ def _search_or_refuse(
         if judge is None:
             return find_layout(traffic, kind)
         from kvcalc.planning.finalists import DEFAULT_FINALISTS, find_simulated, simulate_best
+        from kvcalc.planning.judge import simulation_decides
 
-        if traffic.targets.highest_percentile is None and not (judge.simulation.trace and traffic.targets.limits):
+        if not simulation_decides(traffic.targets, judge.simulation):
             return simulate_best(traffic, judge, num_simulated or 1)
         return find_simulated(traffic, judge, num_simulated or DEFAULT_FINALISTS)
     except KvcalcError as error:

@@ -33,12 +33,17 @@ class Kind(NamedTuple):
     price: float | None = None
 
 
-def describe_cost(kind: Kind, lengths: Lengths, num_devices: int, tokens_per_second: float) -> dict[str, float]:
-    """The costs of a row of a plan. Empty if the price of the device is not known."""
-    if kind.price is None:
+def describe_cost(
+    hourly: float | None, lengths: Lengths, tokens_per_second: float, trace: Mapping[str, Any] | None
+) -> dict[str, float]:
+    """The costs of a row of a plan whose devices cost `hourly` per hour. Empty if that is not known.
+
+    What is paid for are the output tokens of the mean rate of a `trace`, not those of its busiest part.
+    """
+    if hourly is None:
         return {}
-    hourly = kind.price * num_devices
-    each = hourly / (tokens_per_second * 3600 / 1e6)
+    paid = tokens_per_second if trace is None else trace["requests_per_second"] * lengths.output_tokens
+    each = hourly / (paid * 3600 / 1e6)
     share = lengths.output_tokens / (lengths.input_tokens + lengths.output_tokens)
     return {
         "cost_per_hour": hourly, "cost_per_million_output_tokens": each, "cost_per_million_tokens": each * share

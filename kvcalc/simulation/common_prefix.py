@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcalc.errors import UsageError
+from kvcalc.memory.engines.prefixes import Prefixes
 from kvcalc.notes import Note
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.kept import prefixes_of
@@ -28,25 +29,32 @@ def check_reuse(question: Question) -> None:
             raise UsageError(f"{option}: is not simulated", "--prefix-tokens is, and the prefixes of a --trace")
 
 
-def case_of(question: Question) -> Case:
-    """The case of one request, which has its whole cache itself. The notes are those with the common prefix.
+def check_no_names(named_tokens: int | None) -> None:
+    """Raise UsageError (exit 2) if a trace names the blocks of its prompts, of `named_tokens` tokens."""
+    if named_tokens is not None:
+        raise UsageError("--prefix-tokens: the trace says which blocks prompts share", "leave it out")
 
-    Raises UsageError (exit 2) if the engine finds no prefixes, or if no request is as long as the prefix.
+
+def case_of(question: Question) -> tuple[Case, Prefixes | None]:
+    """The case of one request, which has its whole cache itself, and what is found of a common prefix if there is one.
+
+    The notes are those with the common prefix. Raises UsageError (exit 2) if the engine finds no prefixes, or if no
+    request is as long as the prefix.
     """
-    check_reuse(question)
     case = make_case(question)
-    return case if question.reuse is None else make_case(question._replace(reuse=None))._replace(notes=case.notes)
+    if question.reuse is None:
+        return case, None
+    return make_case(question._replace(reuse=None))._replace(notes=case.notes), prefixes_of(case)
 
 
 def share_prefix(
-    case: Case, scheduler: Scheduler, requests: Sequence[Request], prefix_tokens: int, notes: list[Note]
+    prefixes: Prefixes, scheduler: Scheduler, requests: Sequence[Request], prefix_tokens: int, notes: list[Note]
 ) -> int | None:
     """Name the blocks that all `requests` have in common. Returns the tokens in a named block, or None.
 
     The cache is empty at the start, so the first requests compute the prefix. What is named is kept once. If requests
     do not share blocks, each of them finds the prefix, and holds all of its cache itself.
     """
-    prefixes = prefixes_of(case)
     found, size = prefixes.found, prefixes.found(prefix_tokens)
     if not size:
         return None

@@ -3,9 +3,12 @@
 Every server runs on its own until it must know what the others do: a server that plans its next step must have all
 requests that arrived before, and decode steps that are planned end early if a request arrives. So the server whose
 `next_event` is the earliest goes on. On a prefill instance, a request ends with its first token. Then its cache is
-sent: the link of every instance carries one cache at a time, in the order in which the prompts are completed. On the
-decode instance, the request starts with the cache of all tokens but the last one, so the first step gives a token. In a
-closed loop, the client then sends its next request. Requests go to the instances of a pool in turn.
+sent: the link of every instance carries one cache at a time, in the order in which the prompts are completed. The
+instance holds it until it is sent (request_finished, nixl/pull_scheduler.py of vLLM 0.33.0;
+process_disagg_prefill_inflight_queue, srt/disaggregation/prefill.py of SGLang 0.5.23; _handle_responses,
+_torch/pyexecutor/py_executor.py of TensorRT-LLM 1.3). On the decode instance, the request starts with the cache of all
+tokens but the last one, so the first step gives a token. In a closed loop, the client then sends its next request.
+Requests go to the instances of a pool in turn.
 """
 
 from __future__ import annotations
@@ -103,6 +106,8 @@ class Coupled:
                 self._check()
                 if progress is not None:
                     progress(sum(server.finished for server in self.decodes), len(self._requests))
+        for server in self.prefills:
+            server.free_sent(inf)
         self._check()
         check_conservation(self._requests, self.sent, self.answers)
 
@@ -141,6 +146,7 @@ class Coupled:
         start = max(prompt.finish or 0.0, self._senders[sender], self._receivers[place])
         end = start + move_seconds(num_bytes, self._link.bytes_per_second)
         self._senders[sender] = self._receivers[place] = end
+        self.prefills[sender].sent(prompt, end)
         self.sent.append(Sending(prompt, num_bytes, start, end))
         tokens = asked.prompt_tokens
         # The cache of the prompt is there, and the last token is computed again.

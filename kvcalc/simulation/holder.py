@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+
 from kvcalc.simulation.pool import BlockPool, PoolError
 from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.requests import Request
@@ -19,6 +21,8 @@ class Holder(Server):
         self.rules, self.pool, self.prefixes = rules, pool, prefixes
         self.running: dict[Request, None] = {}
         self._shrinking: list[Request] = []  # they decode, but still hold blocks that only their prompts needed
+        self._sending: dict[Request, None] = {}  # they have ended, but hold their blocks until their cache is sent
+        self._sent: list[tuple[float, int, Request]] = []  # when that is, as far as it is known
 
     def frees_late(self) -> bool:
         """Whether the next step is scheduled before the scheduler knows which requests ended with the last one."""
@@ -27,7 +31,7 @@ class Holder(Server):
     def check(self) -> None:
         if self.pool.capacity is None:
             return
-        held = sum([self._held(request) for request in self.running])
+        held = sum([self._held(request) for request in (*self.running, *self._sending)])
         held += self.prefixes.pinned_units if self.prefixes is not None else 0
         if held != self.pool.used:
             raise PoolError(f"requests hold {held} blocks, but {self.pool.used} are taken")
@@ -81,6 +85,33 @@ class Holder(Server):
         The cache keeps whole blocks of its first `named_tokens` tokens, or of all that are computed if None.
         """
         del self.running[request]
+        self._give_back(request, named_tokens)
+
+    def _leave(self, request: Request) -> None:
+        """A request has ended, and the scheduler knows it. If its cache is sent, it holds its units until then."""
+        if self.rules.sends:
+            del self.running[request]
+            self._sending[request] = None
+        else:
+            self._release(request)
+
+    def has(self, request: Request) -> bool:
+        """Whether a request holds blocks here."""
+        return request in self.running or request in self._sending
+
+    def sent(self, request: Request, end: float) -> None:
+        heappush(self._sent, (end, request.number, request))
+
+    def free_sent(self, until: float) -> None:
+        while self._sent and self._sent[0][0] <= until:
+            request = heappop(self._sent)[2]
+            del self._sending[request]
+            self._give_back(request)
+
+    def next_sent(self) -> float | None:
+        return self._sent[0][0] if self._sent else None
+
+    def _give_back(self, request: Request, named_tokens: int | None = None) -> None:
         if self.prefixes is not None:
             self.prefixes.release(request, request.computed if named_tokens is None else named_tokens)
         self.pool.give(request.held)

@@ -7,7 +7,7 @@ takes as long as that of the slowest one. A replica without requests computes a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.pace import Pace
@@ -29,9 +29,6 @@ class OfRank(Arrivals):
         self._group = group
         self.router: Router | None = None
 
-    def receive(self, until: float) -> Iterator[Request]:
-        return iter(())
-
     def waiting(self, now: float) -> int:
         return 0 if self.router is None else self._group.waiting(now) + len(self.router.queue)
 
@@ -47,7 +44,7 @@ class LockStep(Server):
         self.ranks: Sequence[Replica] = router.ranks
         self.pace = self.ranks[0].pace  # one for all of them
         for rank in self.ranks:
-            rank.pace = self.pace
+            rank.pace, rank.in_lock_step = self.pace, True
         self._is_overlapped = self.ranks[0].rules.is_overlapped
         first = self.ranks[0].arrivals
         if isinstance(first, OfRank):
@@ -58,7 +55,10 @@ class LockStep(Server):
         return sum(rank.finished for rank in self.ranks)
 
     def begin(self) -> bool:
+        if self._is_idle:
+            self._resume()
         self.router.queue.extend(self.arrivals.receive(self._visible))
+        self.free_sent(self._visible)
         self.router.route()
         plans: list[Plan] = [([], steps) if (steps := rank.quiet_steps()) > 0 else rank.plan() for rank in self.ranks]
         if any(chunks for chunks, _ in plans):
@@ -70,13 +70,25 @@ class LockStep(Server):
         return self._planned > 0 or self._wait()
 
     def _wait(self) -> bool:
-        if self.router.queue:
-            self._visible, found = self.now, True  # requests that ended have just made room for these
-        else:
-            found = super()._wait()
+        if self.router.queue and (self._visible < self.now or any(rank.made_room for rank in self.ranks)):
+            self._visible = self.now  # requests that ended have just made room for these
+            return True
+        return super()._wait()
+
+    def _resume(self) -> None:
+        super()._resume()
         for rank in self.ranks:
             rank.now = self.now
-        return found
+
+    def sent(self, request: Request, end: float) -> None:
+        next(rank for rank in self.ranks if rank.has(request)).sent(request, end)
+
+    def free_sent(self, until: float) -> None:
+        for rank in self.ranks:
+            rank.free_sent(until)
+
+    def next_sent(self) -> float | None:
+        return min([end for rank in self.ranks if (end := rank.next_sent()) is not None], default=None)
 
     def check(self) -> None:
         for rank in self.ranks:

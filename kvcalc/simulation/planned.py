@@ -71,9 +71,12 @@ class PlannedLoad(NamedTuple):
         """See `planning.judge.Simulates`."""
         from kvcalc.simulation.pools import Prefills, simulate_pools
 
-        load, is_open = self._load(targets, num_requests, is_alone=pools.numbers is None, has_prefix=False)
-        prefills, decodes = pools.numbers or (1, 1)
-        other, asked = pools.prefill, pools.decode._asdict()
+        other, (prefills, decodes) = pools.prefill, pools.numbers or (1, 1)
+        load, is_open = self._load(
+            targets, num_requests, is_alone=pools.numbers is None, has_prefix=other.reuse is not None
+        )
+        reuse = None if other.reuse is None else other.reuse._replace(transfer=None)
+        asked = pools.decode._replace(reuse=reuse)._asdict()
         model = asked.pop("model")
         found = simulate_pools(
             model, load, Prefills.like(other, prefills, pools.transfer), replicas=decodes, step_factor=step_factor,

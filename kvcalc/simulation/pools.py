@@ -1,7 +1,8 @@
 """Simulate prefill and decode on separate instances: prompts are computed, sent, and answered elsewhere.
 
 The engine's scheduler runs on both, with its own blocks (`coupled`). The prefix cache is that of the prefill instances:
-the whole cache of a prompt is sent, and a decode instance looks for nothing in its own. A drafter is on both, because
+the whole cache of a prompt is sent, and a decode instance looks for nothing in its own. That goes for a common prefix
+too. A drafter is on both, because
 the prefill instance computes its cache too, and sends it (draft_token_to_kv_pool, disaggregation/prefill.py of SGLang
 0.5.23; NixlConnector registers all layers of vLLM, base_worker.py). Only decode steps draft.
 """
@@ -13,17 +14,20 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from kvcalc.errors import LayoutError, UsageError
+from kvcalc.memory.engines.prefixes import Prefixes
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.case import Case, make_case
+from kvcalc.planning.case import Case
 from kvcalc.planning.disaggregated.engines import SplitRules, rules_of
 from kvcalc.planning.disaggregated.instances import buffer_bytes, sent_of, transfer_bytes
+from kvcalc.planning.disaggregated.joined import check_joined
 from kvcalc.planning.fit_part import describe_hardware
 from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed
 from kvcalc.planning.transfer import link_bytes_per_second
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, share_prefix
 from kvcalc.simulation.coupled import Coupled, Link, Progress
 from kvcalc.simulation.engines import Scheduler, scheduler_of
 from kvcalc.simulation.load import Load
@@ -41,13 +45,14 @@ from kvcalc.simulation.simulate import (
     shared_tokens_of,
 )
 from kvcalc.simulation.times import ModelTimes
-from kvcalc.throughput.hardware import Devices
+from kvcalc.throughput.hardware import Devices, Gpu
 
 
 class Prefills(NamedTuple):
     """The prefill instances of a simulation, and the link to the decode instances: bytes per second, or a name.
 
-    What is None is as in the decode instances. `engine_settings` are those that only prefill instances have.
+    What is None is as in the decode instances. `engine_settings` are those that only prefill instances have, and `gpu`
+    is another kind of device.
     """
 
     replicas: int
@@ -57,6 +62,7 @@ class Prefills(NamedTuple):
     pipeline_parallel_size: int = 1
     expert_parallel_size: int | None = None
     engine_settings: Mapping[str, str] = {}
+    gpu: Gpu | None = None
 
     @classmethod
     def like(cls, question: Question, replicas: int, transfer: int | str) -> Prefills:
@@ -64,12 +70,12 @@ class Prefills(NamedTuple):
         return cls(
             replicas, transfer, question.tensor_parallel_size, question.data_parallel_size,
             question.pipeline_parallel_size, None if question.speed is None else question.speed.expert_parallel_size,
-            question.engine_settings or {},
+            question.engine_settings or {}, None if question.devices is None else question.devices.gpu,
         )  # fmt: skip
 
     def of(self, question: Question, tensor_parallel_size: int) -> Question:
         """The question about one prefill instance. `question` is about one decode instance."""
-        speed = question.speed
+        speed, devices = question.speed, question.devices
         if speed is not None and self.expert_parallel_size is not None:
             speed = speed._replace(expert_parallel_size=self.expert_parallel_size)
         return question._replace(
@@ -77,14 +83,24 @@ class Prefills(NamedTuple):
             pipeline_parallel_size=self.pipeline_parallel_size,
             data_parallel_size=self.data_parallel_size or question.data_parallel_size,
             engine_settings={**(question.engine_settings or {}), **self.engine_settings},
+            devices=devices if self.gpu is None else Devices(self.gpu, 1),
             speed=speed,
+            # What is found of a prefix while tokens are drafted depends on it (`planning.drafted_reuse`).
+            reuse=None if question.reuse is None else question.reuse._replace(transfer=self.transfer),
         )
+
+    def bytes_per_second(self, decode: Gpu) -> int:
+        """The rate of the link between these and decode instances on a kind of device: that of the slower one."""
+        if isinstance(self.transfer, int):
+            return self.transfer
+        return min(link_bytes_per_second(self.transfer, gpu) for gpu in (self.gpu or decode, decode))
 
 
 class _Pool(NamedTuple):
     case: Case
     speed: Speed
     scheduler: Scheduler
+    prefixes: Prefixes | None
 
 
 def simulate_pools(
@@ -96,16 +112,17 @@ def simulate_pools(
     `asked` is that of `simulate`; its layout is that of a decode instance. Raises what `simulate` raises, and
     UsageError (exit 2) for an unknown link, or for what the engine's separate instances cannot do.
     """
-    if asked.get("reuse") is not None:
-        raise UsageError("--prefill-replicas cannot be combined with --prefix-tokens", "leave one of them out")
     question, requests, named_tokens, notes = ask_about(model, load, asked)
     rules, replicas = rules_of(question.engine), replicas or 1
     longest = longest_of(requests), max(request.prompt_tokens for request in requests)
     devices = asked["devices"]
     _check_stages(rules, question, prefills)
+    check_reuse(question)
     alone = question._replace(devices=Devices(devices.gpu, 1))
-    decode = _decode_pool(alone, rules, longest, notes)
+    # The prefix is found on the prefill instance alone.
+    decode = _decode_pool(alone._replace(reuse=None), rules, longest, notes)
     prefill = _prefill_pool(prefills.of(alone, decode.case.workload.tensor_parallel_size), rules, longest)
+    check_joined(prefill.case, decode.case)
     needed = prefills.replicas * prefill.case.workload.num_devices + replicas * decode.case.workload.num_devices
     if devices.num_devices not in (1, needed):
         raise UsageError(
@@ -116,8 +133,11 @@ def simulate_pools(
     for number, request in enumerate(fitting):
         request.number = number
     shared_tokens = shared_tokens_of(prefill.case, prefill.scheduler, named_tokens, notes)
-    rate = prefills.transfer
-    rate = rate if isinstance(rate, int) else link_bytes_per_second(rate, devices.gpu)
+    if question.reuse is not None and prefill.prefixes is not None:
+        check_no_names(named_tokens)
+        notes += [note for note in prefill.case.notes if note not in notes]
+        shared_tokens = share_prefix(prefill.prefixes, prefill.scheduler, fitting, question.reuse.prefix_tokens, notes)
+    rate = prefills.bytes_per_second(devices.gpu)
     make_prefill = partial(prefill.scheduler.server, _times(prefill, step_factor), shared_tokens=shared_tokens)
     pools = Coupled(
         fitting,
@@ -172,28 +192,32 @@ def _join(prompt: Request, answer: Request) -> None:
 
 
 def _prefill_pool(question: Question, rules: SplitRules, longest: tuple[int, int]) -> _Pool:
-    case, speed, scheduler = _scheduled(question, rules, longest, [])
-    lag = Lag(speed.model.constants.ttft_seconds, 0.0, 0.0, 0.0)
-    return _Pool(case, speed, scheduler._replace(rules=scheduler.rules._replace(lag=lag), finds_own=False))
+    found = _scheduled(question, rules, longest, [])
+    lag, scheduler = Lag(found.speed.model.constants.ttft_seconds, 0.0, 0.0, 0.0), found.scheduler
+    return found._replace(
+        scheduler=scheduler._replace(rules=scheduler.rules._replace(lag=lag, sends=True), finds_own=False)
+    )
 
 
 def _decode_pool(question: Question, rules: SplitRules, longest: tuple[int, int], notes: list[Note]) -> _Pool:
     settings = {**(question.engine_settings or {}), **dict.fromkeys(rules.decode_settings, True)}
-    case, speed, scheduler = _scheduled(question._replace(engine_settings=settings), rules, longest, notes)
-    host = (rules.host_passes - 1) * speed.model.constants.ttft_seconds
+    found = _scheduled(question._replace(engine_settings=settings), rules, longest, notes)
+    scheduler = found.scheduler
+    host = (rules.host_passes - 1) * found.speed.model.constants.ttft_seconds
     lag = Lag(host, scheduler.rules.lag.steps if scheduler.rules.lag else 0.0, 0.0, 0.0, has_prompt=False)
     # No engine stops decoding for a cache that is received: the request joins the next step.
     name = "running first" if scheduler.name == "prefill first" else scheduler.name
     rules_there = scheduler.rules._replace(lag=lag, keeps=rules.preempted_keep)
-    return _Pool(case, speed, scheduler._replace(name=name, rules=rules_there))
+    return found._replace(scheduler=scheduler._replace(name=name, rules=rules_there))
 
 
 def _scheduled(question: Question, rules: SplitRules, longest: tuple[int, int], notes: list[Note]) -> _Pool:
     """An instance for requests of up to `longest` tokens: in all, and in the prompt."""
-    case = make_case(question)
+    case, prefixes = case_of(question)
     speed = known_speed(case, notes)
     notes += case.notes
-    return _Pool(case, speed, scheduler_of(case, speed.model, longest[0], buffer_bytes(rules, case, longest[1])))
+    scheduler = scheduler_of(case, speed.model, longest[0], buffer_bytes(rules, case, longest[1]))
+    return _Pool(case, speed, scheduler, prefixes)
 
 
 def _times(pool: _Pool, factor: float) -> ModelTimes:
@@ -209,6 +233,7 @@ def _describe_prefill(prefills: Prefills, case: Case, pools: Coupled, rate: int,
     number, sent = len(pools.sent), pools.sent
     ranks: Sequence[Any] = [rank for server in pools.prefills for rank in server.ranks]
     return {
+        "gpu": case.devices.gpu.name,
         "replicas": prefills.replicas,
         "tensor_parallel_size": case.workload.tensor_parallel_size,
         "pipeline_parallel_size": case.workload.pipeline_parallel_size,

@@ -76,7 +76,8 @@ class PrefillFirstReplica(Replica):
     def _schedule(self) -> Plan:
         if self._chunked is not None:
             self._name_blocks(self._chunked, self._chunked.computed)
-        if self._chunked is not None or not self._batch_size():
+        # A prefill instance forgets that its batch was full (batch_is_full, srt/disaggregation/prefill.py).
+        if self._chunked is not None or not self._batch_size() or self.rules.sends:
             self._is_full = False
         if self._chunked is not None or (self.waiting and not self._is_full):
             chunks = self._prompts()

@@ -55,6 +55,7 @@ class Replica(Holder):
         self._quiet = -1, 0  # the changes of the pool, and its steps until which it has blocks, at the last plan
         self._ended: list[Request] = []  # by the prompt alone, in this step
         self._leaving: list[Request] = []  # they have ended, but the scheduler does not know it yet
+        self.in_lock_step = False  # other attention replicas run steps of the same time
         self.made_room = False  # requests left after the coming step was scheduled, so the one after it has more room
         self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
 
@@ -71,7 +72,9 @@ class Replica(Holder):
             return chunks, steps
         if steps:
             return [], 1 if self.waiting else self._possible_steps()
-        self.waiting.extend(self.arrivals.receive(self.now))
+        if not self.in_lock_step:
+            self.free_sent(self.now)
+            self.waiting.extend(self.arrivals.receive(self.now))
         return self._schedule()
 
     @abstractmethod
@@ -86,7 +89,7 @@ class Replica(Holder):
         if self.prefixes is not None:
             self.prefixes.make_room(promised)
         for request in self._leaving:
-            self._release(request)
+            self._leave(request)
         self._leaving.clear()
         for request in self._shrinking:
             self.pool.give(request.extra)
@@ -98,8 +101,11 @@ class Replica(Holder):
         """Whether decoding requests run in the steps that compute prompts."""
 
     def begin(self) -> bool:
+        if self._is_idle:
+            self._resume()
         for request in self.arrivals.receive(self._visible):
             self.waiting.append(request)
+        self.free_sent(self._visible)
         chunks, steps = self.plan()
         if chunks:
             self._compute(chunks)
@@ -111,7 +117,7 @@ class Replica(Holder):
         return bool(self.waiting or self.running)
 
     def _wait(self) -> bool:
-        if self.waiting and self.arrivals.next_arrival is None:
+        if self.waiting and self.arrivals.next_arrival is None and not self._sent:
             raise PoolError(f"{len(self.waiting)} requests can never start")
         return super()._wait()
 
@@ -283,7 +289,7 @@ class Replica(Holder):
         if self.frees_late():
             self._leaving.append(request)
         else:
-            self._release(request)
+            self._leave(request)
         self.finished += 1
         self.arrivals.finished(request)
 

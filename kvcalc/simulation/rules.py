@@ -37,6 +37,7 @@ class Rules(NamedTuple):
       drafted.
     - keeps: what a preempted request need not compute again: the tokens that it "found" in the prefix cache, "nothing",
       or "all" but its last token.
+    - sends: whether a request that ends keeps its blocks until its cache is sent to another instance.
     - ends_chunks: how many tokens before the end of a prompt a part of it ends, so that the engine can save the state.
     """
 
@@ -51,3 +52,4 @@ class Rules(NamedTuple):
     lookahead_tokens: int = 0
     keeps: str = "found"
     ends_chunks: tuple[int, ...] = ()
+    sends: bool = False

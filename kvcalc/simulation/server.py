@@ -12,6 +12,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from kvcalc.simulation.arrivals import Arrivals
+from kvcalc.simulation.requests import Request
 
 
 class Run(NamedTuple):
@@ -32,6 +33,7 @@ class Server(ABC):
 
     now = 0.0
     _planned = 0  # decode steps that may run without another plan, after `begin`
+    _is_idle = False  # nothing can run before the next change
     _visible = 0.0  # the scheduler knows the requests that arrived by then
     _foreseen: tuple[float | None, list[Run]] | None = None  # the runs until the planned steps end, and the arrival
 
@@ -56,6 +58,18 @@ class Server(ABC):
     @abstractmethod
     def _has_work(self) -> bool:
         """Whether requests run or wait."""
+
+    @abstractmethod
+    def sent(self, request: Request, end: float) -> None:
+        """The cache of a request that has ended is sent at `end`. Until then, its blocks are held."""
+
+    @abstractmethod
+    def free_sent(self, until: float) -> None:
+        """Give back the blocks of all requests whose cache was sent by `until`."""
+
+    @abstractmethod
+    def next_sent(self) -> float | None:
+        """When blocks come back because a cache is sent. None if none is."""
 
     @abstractmethod
     def _upcoming(self) -> float | None:
@@ -95,10 +109,9 @@ class Server(ABC):
             for run in self._runs():
                 now += run.all
             return now
-        if self._has_work():
+        if self._has_work() and not self._is_idle:
             return self.now
-        upcoming = self.arrivals.next_arrival
-        return inf if upcoming is None else max(self.now, upcoming)
+        return max(self.now, self._next_change())
 
     def _runs(self) -> list[Run]:
         upcoming = self._upcoming()
@@ -107,9 +120,23 @@ class Server(ABC):
         return self._foreseen[1]
 
     def _wait(self) -> bool:
-        """Nothing runs: go to the next arrival. False if there is none."""
+        """Nothing runs until a request arrives, or blocks come back for those that wait. False if neither happens."""
+        self._is_idle = True
+        return self._next_change() < inf
+
+    def _resume(self) -> None:
+        """Go to the time until which nothing ran."""
+        self.now = self._visible = max(self.now, self._next_change())
+        self._is_idle = False
+
+    def _next_change(self) -> float:
+        """The next arrival or, if requests wait, the end of a transfer. It may be earlier if more arrivals are known.
+
+        Infinite if there is none.
+        """
         upcoming = self.arrivals.next_arrival
-        if upcoming is None:
-            return False
-        self.now = self._visible = max(self.now, upcoming)
-        return True
+        upcoming = inf if upcoming is None else upcoming
+        if not self._has_work():
+            return upcoming
+        sent = self.next_sent()
+        return upcoming if sent is None else min(upcoming, sent)

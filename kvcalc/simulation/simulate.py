@@ -17,7 +17,7 @@ from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.arrivals import Arrivals
-from kvcalc.simulation.common_prefix import case_of, share_prefix
+from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, share_prefix
 from kvcalc.simulation.engines import Scheduler, scheduler_of
 from kvcalc.simulation.load import Load, check_load, requests_of, split_concurrency, split_requests
 from kvcalc.simulation.requests import Request
@@ -48,7 +48,8 @@ def simulate(
     not known, and DoesNotFitError (exit 4) if no request can run.
     """
     question, requests, named_tokens, of_load = ask_about(model, load, asked)
-    case, longest = case_of(question), longest_of(requests)
+    check_reuse(question)
+    (case, prefixes), longest = case_of(question), longest_of(requests)
     if case.rules.placement is not None:
         from kvcalc.planning.offload import place_layers
 
@@ -61,10 +62,9 @@ def simulate(
     fitting = [request for request in requests if scheduler.fits(request)]
     check_fitting(requests, fitting, notes)
     shared_tokens = shared_tokens_of(case, scheduler, named_tokens, notes)
-    if question.reuse is not None:
-        if named_tokens is not None:
-            raise UsageError("--prefix-tokens: the trace says which blocks prompts share", "leave it out")
-        shared_tokens = share_prefix(case, scheduler, fitting, question.reuse.prefix_tokens, notes)
+    if question.reuse is not None and prefixes is not None:
+        check_no_names(named_tokens)
+        shared_tokens = share_prefix(prefixes, scheduler, fitting, question.reuse.prefix_tokens, notes)
     if load.concurrency is not None and load.concurrency < number:
         raise UsageError(f"--concurrency {load.concurrency} is less than {number} replicas", "use fewer --replicas")
     times = ModelTimes(speed.model, step_factor)

@@ -11,9 +11,10 @@ import yaml
 import kvcalc
 from kvcalc.planning.cache_tiers import move_seconds
 from kvcalc.planning.disaggregated.instances import transfer_bytes
+from kvcalc.planning.disaggregated.joined import join_caches
 from kvcalc.planning.disaggregated.matching import Load, Pair
-from kvcalc.planning.disaggregated.mixed import Mixed, devices_of, find_mixed, join_caches
-from kvcalc.planning.disaggregated.search import Instances, both_pools, find_judge
+from kvcalc.planning.disaggregated.mixed import find_mixed, joined_kinds
+from kvcalc.planning.disaggregated.search import Instances, Split, find_judge
 from kvcalc.planning.lengths import one_length
 from kvcalc.planning.question import Question
 from kvcalc.planning.targets import Targets
@@ -78,12 +79,13 @@ def test_no_combination_is_cheaper(rate: float | None, clients: int | None, pric
         Kind(find_gpu(name), 12, "vllm", price=None if prices is None else price)
         for name, price in zip(("h100", "h200"), weights)
     ]
-    found = find_mixed(Instances(traffic), kinds, LINK, limit)
+    known = Instances(traffic)
+    found = find_mixed(known, joined_kinds(kinds, LINK, limit))
     cheapest = None
     for prefill_kind, decode_kind in (kinds, kinds[::-1]):
         of_prefill, of_decode = (weights[kinds.index(kind)] for kind in (prefill_kind, decode_kind))
-        for prefill in both_pools(traffic, prefill_kind)[0]:
-            for decode in both_pools(traffic, decode_kind)[1]:
+        for prefill in known.prefills(prefill_kind)[0]:
+            for decode in known.decodes(decode_kind)[0]:
                 seconds = move_seconds(transfer_bytes(prefill.sent, decode.sent), 50_000_000_000)
                 pair, meets = Pair(prefill.rates, decode.rates, seconds), find_judge(targets, prefill, decode)
                 for x in range(1, 12 // prefill.shape.devices + 1):
@@ -96,9 +98,9 @@ def test_no_combination_is_cheaper(rate: float | None, clients: int | None, pric
                         if times is not None and meets(times):
                             cheapest = cost
     assert cheapest is not None
-    assert isinstance(found, Mixed)
-    used = devices_of(found.split)
-    of = [weights[kinds.index(kind)] for kind in (found.prefill_kind, found.decode_kind)]
+    assert isinstance(found, Split)
+    used = found.devices_of(found.match.prefills, found.match.decodes)
+    of = [weights[kinds.index(kind)] for kind in (found.kinds.prefill, found.kinds.decode)]
     assert used[0] * of[0] + used[1] * of[1] == pytest.approx(cheapest)
     assert max(used) <= 12
     assert sum(used) <= limit
@@ -119,7 +121,7 @@ def test_without_prices_the_fewest_devices_decide() -> None:
     ],
 )  # fmt: skip
 def test_caches_are_only_sent_between_devices_of_one_architecture(first: str, second: str, are_joined: bool) -> None:
-    one, other = (Kind(find_gpu(name), 8, "vllm") for name in (first, second))
+    one, other = find_gpu(first), find_gpu(second)
     assert join_caches(one, other) == join_caches(other, one) == are_joined
 
 

@@ -145,7 +145,6 @@ def test_the_screen_names_both_rates_and_bad_rows(
         (("--input-tokens", "4"), "--input-tokens"),
         (("--lengths", "x.csv"), "--lengths"),
         (("--burstiness", "0.5"), "--burstiness"),
-        (("--disaggregate", "--transfer-bandwidth", "nvlink"), "cannot be combined with --trace"),
         (("--trace-format", "nothing"), "--trace-format"),
         (("--scale-rate", "0"), "--scale-rate"),
         (("--requests", "1"), "at the same time"),

@@ -34,6 +34,7 @@ class Job:
     started: float | None = None
     first_token: float | None = None
     finish: float | None = None
+    sent: float | None = None  # when its cache has arrived at another instance
     tokens_at: list[float] = field(default_factory=list)
 
     @property
@@ -122,6 +123,8 @@ class Server:
         # With overlap, a step is scheduled before it is known which jobs ended with the one before it.
         self.is_late = self.rules.is_overlapped and self.engine != "slots"
         self.leaving: list[Job] = []
+        # Jobs that have ended, but hold their blocks until their cache is sent.
+        self.sending: list[Job] = []
         self.shrinking: list[Job] = []
         self.has_let_go = False
         # With `keeps_blocks`, blocks of one unit that nothing uses, the next one to go first: (job, place in it).
@@ -139,7 +142,7 @@ class Server:
             )
         for job in self.leaving:
             self.running.remove(job)
-            self.give_back(job)
+            self.end(job)
         for job in self.shrinking:
             job.extra = 0
         self.is_full = self.is_full and not self.leaving
@@ -188,7 +191,7 @@ class Server:
                 self.leaving.append(job)
             else:
                 running.remove(job)
-                self.give_back(job)
+                self.end(job)
                 self.is_full = False
             if job in self.slots_used:
                 self.last_used[self.slots_used.index(job)] = self.releases
@@ -215,8 +218,19 @@ class Server:
     def of_prompt(self, job: Job, tokens: int) -> int:
         return (self.prompt_units or self.units)(self.slots(job, tokens))
 
+    def end(self, job: Job) -> None:
+        if self.rules.sends:
+            self.sending.append(job)
+        else:
+            self.give_back(job)
+
+    def free_sent(self, until: float) -> None:
+        for job in [job for job in self.sending if job.sent is not None and job.sent <= until]:
+            self.sending.remove(job)
+            self.give_back(job)
+
     def used(self, running: list[Job]) -> int:
-        return sum(map(self.held, running))
+        return sum(map(self.held, running)) + sum(map(self.held, self.sending))
 
     def allocate(self, job: Job, tokens: int) -> bool:
         """Take single blocks for the first `tokens` tokens of a job. False if there are too few."""
@@ -355,7 +369,7 @@ class Server:
         self, waiting: list[Job], running: list[Job]
     ) -> tuple[list[Job], list[tuple[Job, tuple[int, int]]]]:
         decoding = [job for job in running if job is not self.chunked and job not in self.leaving]
-        if self.chunked is not None or not (decoding or self.leaving):
+        if self.rules.sends or self.chunked is not None or not (decoding or self.leaving):
             self.is_full = False
         if self.chunked is not None or (waiting and not self.is_full):
             chunks = self.admit(waiting, running, [*decoding, *self.leaving])

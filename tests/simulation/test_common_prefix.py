@@ -84,7 +84,6 @@ def test_requests_that_share_no_memory_find_the_prefix_and_a_note_says_so(model:
     [
         (("--prefix-tokens", "4k"), "the prompt has"),
         (("--prefix-tokens", "64", "--engine", "vllm", "--no-enable-prefix-caching"), "caches no prefixes"),
-        (("--prefix-tokens", "64", "--prefill-replicas", "1", "--transfer-bandwidth", "nvlink"), "--prefix-tokens"),
     ],
 )
 def test_a_prefix_that_cannot_be_simulated_is_refused(kvcalc: Any, words: tuple[str, ...], message: str) -> None:

@@ -36,6 +36,7 @@ class Instance:
         self.coming: list[Job] = []
         self.arrived: list[Job] = []
         self.now = self.visible = 0.0
+        self.is_idle = False
         self.ending: tuple[float, list[Any]] | None = None
         self.decode_steps = 0
 
@@ -43,21 +44,35 @@ class Instance:
         """When its step ends, or the next one begins."""
         if self.ending:
             return self.ending[0]
-        if self.arrived or any(server.waiting or server.running for server in self.servers):
+        if self.has_work() and not self.is_idle:
             return self.now
-        return max(self.now, self.coming[0].arrival) if self.coming else inf
+        return max(self.now, self.next_change())
+
+    def has_work(self) -> bool:
+        return bool(self.arrived) or any(server.waiting or server.running for server in self.servers)
+
+    def next_change(self) -> float:
+        """The next arrival, or the end of a transfer if jobs wait for its blocks."""
+        known = [job.arrival for job in self.coming]
+        sent = [job.sent for server in self.servers for job in server.sending if job.sent is not None]
+        return min([*known, *(sent if self.has_work() else ())], default=inf)
 
     def begin(self) -> None:
+        if self.is_idle:
+            self.now = self.visible = max(self.now, self.next_change())
+            self.is_idle = False
         self.coming.sort(key=lambda job: job.arrival)
         while self.coming and self.coming[0].arrival <= self.visible:
             self.arrived.append(self.coming.pop(0))
+        for server in self.servers:
+            server.free_sent(self.visible)
         self.route(self.arrived, self.servers)
         plans = [server.plan(is_alone=len(self.servers) == 1) for server in self.servers]
         if not any(decoding or chunks for decoding, chunks in plans):
-            if self.arrived or any(server.has_let_go for server in self.servers):
+            if (self.arrived and self.visible < self.now) or any(server.has_let_go for server in self.servers):
                 self.visible = self.now
             else:
-                self.now = self.visible = max(self.now, self.coming[0].arrival)
+                self.is_idle = True
             return
         for server in self.servers:
             for job in server.running:
@@ -106,7 +121,7 @@ def serve_apart(
         for job in sorted(computed, key=lambda job: job.number):
             sender, place = job.number % len(prefills), sent % len(decodes)
             start = max(first, free[0][sender], free[1][place])
-            free[0][sender] = free[1][place] = end = start + seconds_of(job.prompt)
+            free[0][sender] = free[1][place] = job.sent = end = start + seconds_of(job.prompt)
             answers.append(Job(end, job.prompt, jobs[job.number].answer, job.prompt - 1, job.number))
             decodes[place].coming.append(answers[-1])
             sent += 1
@@ -125,7 +140,9 @@ def serve_apart(
 class Pool:
     """One pool of a random case, once for the simulation and once for the reference."""
 
-    def __init__(self, draw: Random, engine: str, longest: int, lag: float, most_replicas: int) -> None:
+    def __init__(
+        self, draw: Random, engine: str, longest: int, lag: float, most_replicas: int, sends: bool = False
+    ) -> None:  # fmt: skip
         self.engine, self.times, self.page = engine, RankTimes(draw), draw.choice([1, 4])
         self.number, self.ranks = draw.randrange(1, 4), draw.choice([1, 1, most_replicas])
         self.capacity = longest // self.page + 4 + draw.randrange(60)
@@ -138,7 +155,7 @@ class Pool:
             draw.randrange(8, 60) + running + 50 * (engine == "tensorrt-llm"), running,
             "answer" if engine == "tensorrt-llm" else "prompt", is_chunked=engine != "tensorrt-llm",
             is_overlapped=draw.random() < 0.5, lag=Lag(lag, 0.0, 0.0, 0.0),
-            keeps=draw.choice(["found", "nothing", "all"]),
+            keeps=draw.choice(["found", "nothing", "all"]), sends=sends,
         )  # fmt: skip
 
     def server(self, arrivals: Arrivals) -> Server:
@@ -171,7 +188,7 @@ def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
         draw = Random(seed)
         lengths = [(draw.randrange(1, 50), draw.randrange(1, 40)) for _ in range(draw.randrange(1, 40))]
         lag, seconds = draw.choice([0.0, 0.25]), draw.choice([0.0, 1 / 64, 1 / 4])
-        prefill = Pool(draw, draw.choice(["vllm", "sglang", "tensorrt-llm"]), 52, lag, 2)
+        prefill = Pool(draw, draw.choice(["vllm", "sglang", "tensorrt-llm"]), 52, lag, 2, sends=True)
         decode = Pool(draw, draw.choice(["vllm", "tensorrt-llm"]), 92, lag, 3)
         clients = draw.randrange(1, 20) if draw.random() < 0.6 else None
         at = sorted(0.0 if clients else place * draw.choice([0.0, 0.25, 0.5]) for place in range(len(lengths)))
@@ -215,6 +232,12 @@ class FixedServer:
     def check(self) -> None:
         pass
 
+    def sent(self, request: Request, end: float) -> None:
+        pass
+
+    def free_sent(self, until: float) -> None:
+        pass
+
 
 def test_a_link_carries_one_cache_at_a_time() -> None:
     ends = {0: 1.0, 1: 1.1, 2: 1.2, 3: 9.0}
@@ -230,6 +253,30 @@ def test_a_link_carries_one_cache_at_a_time() -> None:
     assert sent(1) == [(1.0, 3.0), (3.0, 5.0), (5.0, 7.0), (9.0, 11.0)]
     # With two receivers, the second cache has a link of its own, and the third waits for its sender.
     assert sent(2) == [(1.0, 3.0), (1.1, 3.1), (3.0, 5.0), (9.0, 11.0)]
+
+
+class OneByOne:
+    """Steps of a second."""
+
+    def prompts(self, chunks: Sequence[Any], decoding: int) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(("capacity", "starts"), [(25, [0.0, 0.0, 6.0]), (10, [0.0, 6.0, 12.0]), (30, [0.0, 0.0, 0.0])])
+def test_a_prompt_holds_its_blocks_until_its_cache_is_sent(capacity: int, starts: list[float]) -> None:
+    requests = [Request(number, 0.0, 10, 1) for number in range(3)]
+    rules = Rules(100, 8, sends=True)
+
+    def prefill(arrivals: Arrivals) -> Server:
+        times: Any = OneByOne()
+        return MixedReplica(rules, times, BlockPool(capacity, 1, range(100)), arrivals)
+
+    # A prompt takes a second, and its cache 5 s. Prompts that are computed together are sent one after the other.
+    decode: Any = lambda arrivals: FixedServer({}, arrivals)  # noqa: E731
+    pools = Coupled(requests, (1, prefill), (2, decode), Link(2, lambda tokens: tokens))
+    pools.run()
+    assert [prompt.started for prompt in pools.prompts] == starts
+    assert max(rank.pool.most_used for server in pools.prefills for rank in server.ranks) <= capacity
 
 
 def finished(number: int, at: float) -> Request:

@@ -20,12 +20,7 @@ def prompts_held(found: Split) -> int:
 def describe_pools(found: Split, answers: tuple[Answer, Answer], held: tuple[int, int]) -> dict[str, dict[str, Any]]:
     """The `prefill` and `decode` parts of a row. `answers` are the estimates with the requests `held` in each cache."""
     match, times = found.match, found.match.times
-    rate, transfer = times.requests_per_second, times.transfer_seconds
-    answered = found.decode.rates.rate(found.decode.rates.largest(transfer))
-    capacities = (
-        match.prefills / found.prefill.rates.interval(transfer),
-        match.decodes * (min(answered, 1 / transfer) if transfer else answered),
-    )
+    rate, capacities = times.requests_per_second, found.pair.capacities(match.prefills, match.decodes)
     rows = zip(
         ("prefill", "decode"), (found.prefill, found.decode), (match.prefills, match.decodes), answers, held, capacities
     )
@@ -53,8 +48,8 @@ def describe_pools(found: Split, answers: tuple[Answer, Answer], held: tuple[int
 def describe_transfer(traffic: Traffic, found: Split) -> dict[str, Any]:
     """The `transfer` part of a row."""
     return {
-        "link": found.link.name,
-        "bandwidth_bytes_per_second": found.link.bytes_per_second,
+        "link": found.kinds.link.name,
+        "bandwidth_bytes_per_second": found.kinds.link.bytes_per_second,
         "prompt_tokens": traffic.lengths.input_tokens,
         "bytes_per_device": found.transfer_bytes,
         "request_bytes": found.decode.sent.total_bytes,

@@ -7,38 +7,67 @@ the times closer to their targets, and taken away again as long as all targets a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from kvcalc.errors import UsageError
+from kvcalc.planning.disaggregated.instances import Instance
 from kvcalc.planning.disaggregated.judge import SplitFinalist, SplitJudge
-from kvcalc.planning.disaggregated.search import Split, both_pools, find_split, find_splits, link_of, most_devices
-from kvcalc.planning.replicas import more_devices
+from kvcalc.planning.disaggregated.kinds import PoolKinds
+from kvcalc.planning.disaggregated.mixed import find_all_mixed, find_mixed
+from kvcalc.planning.disaggregated.search import Split, find_split, find_splits
+from kvcalc.planning.shapes import Shape
+from kvcalc.planning.targets import Targets
 from kvcalc.planning.traffic import Trouble
 
-# The pairs of layouts of one kind of device that are simulated. The closed form knows their order well.
+# The pairs of layouts of one row that are simulated. The closed form knows their order well.
 DEFAULT_PAIRS = 4
 
 # Instances help if the time that is furthest beyond its target becomes shorter than this share of it.
 _HELPS = 0.95
+# How often the rate of a trace is halved to find pools of the closed form, which counts no shared prefixes.
+_HALVINGS = 6
+
+_Found = Sequence[Split] | Trouble | None
 
 
-def find_simulated_split(judge: SplitJudge, most: int | None) -> Split | Trouble:
-    """The pools that `find_split` finds, judged by simulations if a target has a percentile.
+def find_simulated_split(judge: SplitJudge, kinds: PoolKinds, most: int | None) -> Split | Trouble:
+    """The pools that `find_split` finds, judged by simulations if these decide.
 
     At most `most` pairs of layouts are simulated. Raises what `find_split` raises, and UsageError (exit 2) if no pair
     can be simulated.
     """
-    if judge.targets.highest_percentile is None:
-        found = find_split(judge.traffic, judge.kind, judge.transfer)
-        if isinstance(found, Split):
-            judge.at(found, found.match.prefills, found.match.decodes)
-        return found
-    guesses = _guesses(judge, most or DEFAULT_PAIRS)
+    if not judge.decides:
+        return _looked_at(judge, find_split(judge.known, kinds))
+    keep = most or DEFAULT_PAIRS
+    return _smallest_of(judge, _guesses(judge, lambda targets: find_splits(judge.known, kinds, targets, keep)))
+
+
+def find_simulated_mixed(judge: SplitJudge, joined: Sequence[PoolKinds], most: int | None) -> Split | Trouble | None:
+    """The same for `find_mixed`, with pools on two kinds of device."""
+    if not judge.decides:
+        found = find_mixed(judge.known, joined)
+        return None if found is None else _looked_at(judge, found)
+    keep = most or DEFAULT_PAIRS
+    guesses = _guesses(judge, lambda targets: find_all_mixed(judge.known, joined, targets, keep))
+    return None if guesses is None else _smallest_of(judge, guesses)
+
+
+def _looked_at(judge: SplitJudge, found: Split | Trouble) -> Split | Trouble:
+    """What the closed form found, simulated once."""
+    if isinstance(found, Split):
+        judge.at(found, found.match.prefills, found.match.decodes)
+    return found
+
+
+def _smallest_of(judge: SplitJudge, guesses: _Found) -> Split | Trouble:
+    """The pools that count the least, of the layouts of all guesses, and why the second choice lost."""
     if isinstance(guesses, Trouble):
         return guesses
     met: list[SplitFinalist] = []
     missed: list[SplitFinalist] = []
     refusal: UsageError | None = None
-    for guess in guesses:
-        best = min(met, key=_devices_then_worst, default=None)
+    for guess in guesses or ():
+        best = min(met, key=_rank, default=None)
         try:
             one = _smallest(judge, guess, best)
         except UsageError as error:  # a layout that is not simulated
@@ -50,41 +79,62 @@ def find_simulated_split(judge: SplitJudge, most: int | None) -> Split | Trouble
         if missed:
             return Trouble(f"{missed[-1]}: {missed[-1].missed}")
         raise refusal or UsageError("the model cannot be split over these devices")
-    best, *others = sorted(met, key=_devices_then_worst)
-    return best.split._replace(next_layout=_why_next(judge, best, [*others, *missed]))
+    best, *others = sorted(met, key=_rank)
+    return best.split._replace(next_layout=_why_next(best, [*others, *missed]))
 
 
-def _guesses(judge: SplitJudge, most: int) -> list[Split] | Trouble:
+def _guesses(judge: SplitJudge, find: Callable[[Targets], _Found]) -> _Found:
     """The pairs to simulate. Where to begin is what the closed form says about means, or without limits if it has none.
 
-    A simulated percentile may be below the mean of the closed form, so the layouts themselves have no limit.
+    A simulated percentile may be below the mean of the closed form, so the layouts themselves have no limit. If there
+    are too few devices for the busiest minute of a trace, a lower rate says where to begin.
     """
-    traffic, kind = judge.traffic, judge.kind
-    free = traffic._replace(targets=traffic.targets.without_limits())
-    found = find_splits(traffic, kind, judge.transfer, most)
-    if isinstance(found, Trouble):
-        return find_splits(free, kind, judge.transfer, most)
-    prefills, decodes = ({one.shape: one for one in pool} for pool in both_pools(free, kind))
+    free = judge.targets.without_limits()
+    found = find(judge.targets)
+    if not isinstance(found, list):
+        found = find(free)
+    rate, halvings = free.requests_per_second, 0
+    while isinstance(found, Trouble) and judge.simulation.trace is not None and rate and halvings < _HALVINGS:
+        rate, halvings = rate / 2, halvings + 1
+        found = find(free._replace(requests_per_second=rate))
+    if not isinstance(found, list):
+        return found
+    known = judge.known
     return [
-        split._replace(prefill=prefills[split.prefill.shape], decode=decodes[split.decode.shape]) for split in found
+        split._replace(
+            prefill=_of_shape(known.prefills(split.kinds.prefill)[0], split.prefill.shape),
+            decode=_of_shape(known.decodes(split.kinds.decode, free)[0], split.decode.shape),
+        )
+        for split in found
     ]
+
+
+def _of_shape(instances: Sequence[Instance], shape: Shape) -> Instance:
+    return next(one for one in instances if one.shape == shape)
 
 
 def _smallest(judge: SplitJudge, guess: Split, best: SplitFinalist | None) -> SplitFinalist | None:
     """The fewest instances of two layouts that meet the targets, or some that do not.
 
-    With a `best` so far they have no more devices than that. None if the first guess has.
+    With a `best` so far they count no more than that. None if the first guess does.
     """
-    most = most_devices(judge.kind, link_of(judge.transfer, judge.kind))
-    most = most if best is None else best.split.num_devices
-    if guess.num_devices > most:
+
+    def allows(numbers: tuple[int, int]) -> bool:
+        devices = guess.devices_of(*numbers)
+        return guess.kinds.allow(devices) and (best is None or guess.kinds.weigh(devices) <= best.split.weight)
+
+    numbers = guess.match.prefills, guess.match.decodes
+    if not allows(numbers):
         return None
-    alone = judge.alone(guess)
-    if alone.missed is not None:
-        return alone
-    found = judge.at(guess, guess.match.prefills, guess.match.decodes) or alone
+    # All requests of a trace alone take as long to simulate as together, and usually need not be.
+    found = None if judge.simulation.trace is None else judge.at(guess, *numbers)
+    if found is None or found.missed is not None:
+        alone = judge.alone(guess)
+        if alone.missed is not None:
+            return alone
+        found = judge.at(guess, *numbers) or alone
     while found.missed is not None or found.is_alone:
-        more = _larger(judge, found, most)
+        more = _larger(judge, found, allows)
         if more is None:
             return found
         found = more
@@ -93,14 +143,14 @@ def _smallest(judge: SplitJudge, guess: Split, best: SplitFinalist | None) -> Sp
     return found
 
 
-def _larger(judge: SplitJudge, found: SplitFinalist, most: int) -> SplitFinalist | None:
+def _larger(judge: SplitJudge, found: SplitFinalist, allows: Callable[[tuple[int, int]], bool]) -> SplitFinalist | None:
     """Pools with a quarter more instances of one kind: prefill instances for TTFT, if they help. None if none helps."""
     match = found.split.match
     more = (match.prefills + max(1, match.prefills // 4), match.decodes)
     others = (match.prefills, match.decodes + max(1, match.decodes // 4))
     best: SplitFinalist | None = None
     for numbers in (others, more) if found.judged.worst_metric == "tpot" else (more, others):
-        one = judge.at(found.split, *numbers) if found.split.devices_of(*numbers) <= most else None
+        one = judge.at(found.split, *numbers) if allows(numbers) else None
         if one is None:
             continue
         if one.missed is None or one.judged.worst < _HELPS * found.judged.worst:
@@ -116,7 +166,7 @@ def _with_fewer(judge: SplitJudge, found: SplitFinalist, role: int) -> SplitFina
     while step:
         numbers = [found.split.match.prefills, found.split.match.decodes]
         numbers[role] -= step
-        fewer = judge.at(found.split, *numbers) if numbers[role] else None
+        fewer = judge.at(found.split, *numbers) if numbers[role] > 0 else None
         if fewer is not None and fewer.missed is None:
             found = fewer
         else:
@@ -124,20 +174,19 @@ def _with_fewer(judge: SplitJudge, found: SplitFinalist, role: int) -> SplitFina
     return found
 
 
-def _why_next(judge: SplitJudge, best: SplitFinalist, others: list[SplitFinalist]) -> str | None:
+def _why_next(best: SplitFinalist, others: list[SplitFinalist]) -> str | None:
     """Why the next pair of layouts lost."""
     if not others:
         return None
-    second, devices = others[0], others[0].split.num_devices
-    if second.missed is not None:
-        return f"{second}: {second.missed}"
-    if devices > best.split.num_devices:
-        return f"{second}: {more_devices(judge.kind, devices)}"
+    second = others[0]
+    why = second.missed or second.split.why_more(best.split)
+    if why is not None:
+        return f"{second}: {why}"
     shares = f"{second.judged.worst:.0%}", f"{best.judged.worst:.0%}"
     if shares[0] == shares[1]:
         return f"{second}: as many devices, and as close to its targets"
     return f"{second}: as many devices, but {shares[0]} of a target instead of {shares[1]}"
 
 
-def _devices_then_worst(one: SplitFinalist) -> tuple[int, float]:
-    return one.split.num_devices, one.judged.worst
+def _rank(one: SplitFinalist) -> tuple[float, float]:
+    return one.rank

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 from kvcalc.errors import KvcalcError
+from kvcalc.planning.disaggregated.instances import Instance
+from kvcalc.planning.disaggregated.kinds import PoolKinds, same_kind
 from kvcalc.planning.disaggregated.matching import Load
-from kvcalc.planning.disaggregated.search import Split, both_pools, find_judge, link_of, most_devices, pairs_of
-from kvcalc.planning.traffic import Kind, Traffic
+from kvcalc.planning.disaggregated.mixed import candidates_of, joined_kinds
+from kvcalc.planning.disaggregated.rows import Asked
+from kvcalc.planning.disaggregated.search import Instances, Split, find_judge, pair_of
+from kvcalc.planning.traffic import Kind
 
 # The most running requests of a decode instance to look at, and the most decode instances that share prefill instances.
 _MOST_RUNNING, _MOST_DECODES = 1024, 4
@@ -16,52 +21,71 @@ _MOST_RUNNING, _MOST_DECODES = 1024, 4
 _MOST_UTILIZATION = 0.9
 
 
-def split_points(traffic: Traffic, kind: Kind, transfer: int | str) -> Iterator[dict[str, Any]]:
+def split_points(asked: Asked, kinds: Sequence[Kind], *, priced: bool) -> Iterator[dict[str, Any]]:
+    """The points of every kind of device, and of two kinds that can be joined.
+
+    Of the ratios of two kinds, the cheapest ones if they are `priced`, else those with the fewest devices.
+    """
+    known, transfer = asked.known, asked.transfer
+    for kind in kinds:
+        try:
+            alone = same_kind(kind, transfer)
+            pools = known.prefills(kind)[0], known.decodes(kind)[0]
+        except KvcalcError:  # its own row says why
+            continue
+        yield from _points(known, alone, list(product(*pools)), priced)
+    for engine in dict.fromkeys(kind.engine for kind in kinds):
+        for pair in joined_kinds([kind for kind in kinds if kind.engine == engine], transfer, asked.most):
+            alike = [row[1:] for row in candidates_of(known, pair, known.traffic.targets)]
+            yield from _points(known, pair, alike, priced)
+
+
+def _points(
+    known: Instances, kinds: PoolKinds, layouts: list[tuple[Instance, Instance]], priced: bool
+) -> Iterator[dict[str, Any]]:
     """For every pair of layouts and a power of two of running requests: the ratio of instances that wastes the least.
 
     A point has 1 to 4 decode instances, each with this number of requests in its batch, and the fewest prefill
     instances that keep up with them within the targets, busy for at most 90 % of the time.
     """
-    try:
-        link = link_of(transfer, kind)
-        prefills, decodes = both_pools(traffic, kind)
-    except KvcalcError:
-        return
-    most = most_devices(kind, link)
-    for prefill, decode, pair, moved in pairs_of(prefills, decodes, link):
-        meets = find_judge(traffic.targets, prefill, decode)
+
+    def worth(split: Split) -> float:
+        return split.tokens_per_second / ((priced and split.cost_per_hour) or split.num_devices)
+
+    for prefill, decode in layouts:
+        pair, moved = pair_of(prefill, decode, kinds.link)
+        meets = find_judge(known.traffic.targets, prefill, decode)
         largest, running = decode.rates.largest(pair.transfer), 1
         while running <= min(largest, _MOST_RUNNING):
             found = []
             for number in range(1, _MOST_DECODES + 1):
+                used = number * decode.shape.devices
                 rate = number * decode.rates.rate(running)
                 match = pair.fewest_prefills(
                     number,
                     Load(requests_per_second=rate),
                     lambda times: times.utilization <= _MOST_UTILIZATION and meets(times),  # noqa: B023 - called here
-                    most,
+                    min(used + kinds.most[0], kinds.most[2]),
                 )
-                if match is not None:
-                    found.append(Split(prefill, decode, link, moved, match))
+                if match is not None and used <= kinds.most[1]:
+                    found.append(Split(prefill, decode, kinds, moved, match))
             if found:
-                best = max(found, key=lambda split: split.tokens_per_second / split.num_devices)
-                yield _point(kind, best, running)
+                yield _point(max(found, key=worth), running)
             running *= 2
 
 
-def _point(kind: Kind, split: Split, running: int) -> dict[str, Any]:
-    times, shape = split.match.times, split.decode.shape
-    each = split.tokens_per_second / split.num_devices
+def _point(split: Split, running: int) -> dict[str, Any]:
+    times, shape, cost = split.match.times, split.decode.shape, split.cost_per_hour
     return {
-        "gpu": kind.gpu.name,
-        "engine": kind.engine,
+        "gpu": split.kinds.text,
+        "engine": split.kinds.decode.engine,
         **shape.describe(split.decode.case.workload.expert_parallel_size),
         "num_devices": split.num_devices,
         "requests_per_replica": running,
         "ttft_seconds": times.ttft_seconds,
         "tpot_seconds": times.tpot_seconds,
         "tokens_per_second_per_user": 1 / times.tpot_seconds,
-        "tokens_per_second_per_device": each,
-        "cost_per_million_output_tokens": None if kind.price is None else kind.price / (each * 3600 / 1e6),
+        "tokens_per_second_per_device": split.tokens_per_second / split.num_devices,
+        "cost_per_million_output_tokens": None if cost is None else cost / (split.tokens_per_second * 3600 / 1e6),
         "layout": split.text,
     }

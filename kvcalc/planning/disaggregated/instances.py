@@ -79,7 +79,8 @@ def prefill_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | T
     found = _instance(traffic, kind, shape, rules, {}, lengths.input_tokens + 1)
     if isinstance(found, Trouble):
         return found
-    model, cached = found.speed.model, _hit_rate(traffic) * lengths.input_tokens
+    asked = found.case.question.speed or SpeedQuestion()
+    model, cached = found.speed.model, asked.prefix_hit_rate * lengths.input_tokens
     each = max(1, prefill_step_tokens(found.case) // max(1, round(lengths.input_tokens - cached)))
     rates = Prefill(
         shape.devices,
@@ -101,6 +102,8 @@ def decode_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Tr
     if rules.reserved_tokens:
         # When a request is admitted, the others have half of their answers on average, and each has these tokens more.
         held = max(held, lengths.input_tokens + -(-lengths.output_tokens // 2) + rules.reserved_tokens)
+    # The whole cache of a prompt is received, whatever the prefill instance found of it.
+    traffic = traffic._replace(question=traffic.question._replace(reuse=None))
     found = _instance(traffic, kind, shape, rules, dict.fromkeys(rules.decode_settings, True), held)
     if isinstance(found, Trouble):
         return found
@@ -128,7 +131,8 @@ def decode_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Tr
     constants = model.constants
     host = (rules.host_passes - 1) * constants.ttft_seconds
     rates = Decode(
-        shape.devices, tpot, low, lengths.output_tokens, found.slots, max(1.0, constants.ttft_steps), host
+        shape.devices, tpot, low, lengths.output_tokens, found.slots, max(1.0, constants.ttft_steps), host,
+        model.tokens_per_step,
     )  # fmt: skip
     return found._replace(rates=rates)
 
@@ -171,10 +175,6 @@ def _instance(
             more = f": {format_size(missing)} more is needed per device" if missing > 0 else ""
             return Trouble(f"{shape}: a request of {tokens:,} tokens does not fit{more}")
     return instance._replace(slots=slots)
-
-
-def _hit_rate(traffic: Traffic) -> float:
-    return 0.0 if traffic.question.speed is None else traffic.question.speed.prefix_hit_rate
 
 
 def sent_of(case: Case, prompt_tokens: int) -> Sent:

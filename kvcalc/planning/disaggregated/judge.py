@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from kvcalc.notes import Note
 from kvcalc.planning.disaggregated.instances import Instance
 from kvcalc.planning.disaggregated.matching import Load
-from kvcalc.planning.disaggregated.search import Split
-from kvcalc.planning.judge import Judged, Pools, Simulates, count_requests, factors_of
+from kvcalc.planning.disaggregated.search import Instances, Split
+from kvcalc.planning.judge import Judged, Pools, Simulates, count_requests, factors_of, simulation_decides
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.question import Question
-from kvcalc.planning.traffic import Kind, Traffic
 from kvcalc.throughput.hardware import Devices
 
 
@@ -26,26 +26,33 @@ class SplitFinalist(NamedTuple):
         """The target that is missed most. None if all are met."""
         return self.judged.missed
 
-    def describe(self, kind: Kind, seed: int | None) -> dict[str, Any]:
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What the devices count, and of pools with as many, how close the times are to their targets."""
+        return self.split.weight, self.judged.worst
+
+    def describe(self, seed: int | None) -> dict[str, Any]:
         """The row in the document of `kvcalc plan`. Keys of a layout with one kind of instance are null."""
-        split, devices = self.split, None if self.is_alone else self.split.num_devices
+        split, kinds = self.split, self.split.kinds
         pools = zip(
-            ("prefill", "decode"), (split.match.prefills, split.match.decodes), (split.prefill, split.decode)
+            ("prefill", "decode"), kinds.names, (split.match.prefills, split.match.decodes),
+            (split.prefill, split.decode),
         )  # fmt: skip
         return {
-            "gpu": kind.gpu.name,
-            "engine": kind.engine,
+            "gpu": kinds.text,
+            "engine": kinds.decode.engine,
             **dict.fromkeys(split.decode.shape.describe(1)),
             "replicas": None,
-            "num_devices": devices,
-            "cost_per_hour": None if devices is None or kind.price is None else kind.price * devices,
+            "num_devices": None if self.is_alone else split.num_devices,
+            "cost_per_hour": None if self.is_alone else split.cost_per_hour,
             **self.judged.describe(seed),
             "disaggregated": {
                 role: {
+                    "gpu": gpu,
                     "instances": None if self.is_alone else number,
                     **one.shape.describe(one.case.workload.expert_parallel_size),
                 }
-                for role, number, one in pools
+                for role, gpu, number, one in pools
             },
         }
 
@@ -54,20 +61,31 @@ class SplitFinalist(NamedTuple):
 
 
 class SplitJudge:
-    """Simulates pools of one kind of device. Every pair of layouts and numbers is simulated at most once."""
+    """Simulates the pools of a row. Every pair of layouts and numbers is simulated at most once."""
 
-    def __init__(self, traffic: Traffic, kind: Kind, transfer: int | str, simulation: Simulates) -> None:
-        self.traffic, self.kind, self.targets = traffic, kind, traffic.targets
-        self.transfer, self.simulation = transfer, simulation
-        self.load = Load(traffic.targets.requests_per_second, traffic.targets.concurrency)
+    def __init__(self, known: Instances, simulation: Simulates) -> None:
+        self.known, self.simulation = known, simulation
+        self.targets = known.traffic.targets
+        self.load = Load(self.targets.requests_per_second, self.targets.concurrency)
         self._found: dict[Any, SplitFinalist] = {}
         self._num_requests = 0  # of all runs alike
 
+    @property
+    def decides(self) -> bool:
+        """Whether the simulation chooses the pools."""
+        return simulation_decides(self.targets, self.simulation)
+
     def at(self, split: Split, prefills: int, decodes: int) -> SplitFinalist | None:
-        """The layouts of `split` with these numbers. None if the closed form has a queue without an end there."""
-        key = split.prefill.shape, split.decode.shape, prefills, decodes
+        """The layouts of `split` with these numbers. None if the closed form has a queue without an end there.
+
+        The closed form counts no prefixes of a trace, and takes its busiest minute for the whole. So with a trace fewer
+        instances may do, and then its figures are those of the load that they can serve.
+        """
+        key = *_layouts(split), prefills, decodes
         if key not in self._found:
             moved = split.with_numbers(prefills, decodes, self.load)
+            if moved is None and self.simulation.trace is not None:
+                moved = split.with_numbers(prefills, decodes, split.pair.busy_load(prefills, decodes))
             if moved is None:
                 return None
             self._found[key] = self._new(moved, (prefills, decodes))
@@ -75,23 +93,27 @@ class SplitJudge:
 
     def alone(self, split: Split) -> SplitFinalist:
         """Requests one after the other. If they are too slow, no number of instances helps."""
-        key = split.prefill.shape, split.decode.shape
+        key = _layouts(split)
         if key not in self._found:
             self._found[key] = self._new(split, None)
         return self._found[key]
 
-    def finalists(self) -> list[SplitFinalist]:
+    def notes(self) -> list[Note]:
+        """What was simulated in another way than asked."""
+        return list(dict.fromkeys(note for one in self._found.values() for note in one.judged.simulated.notes))
+
+    def describe(self) -> list[dict[str, Any]]:
         """For each pair of layouts, the fewest devices that meet the targets, and the most that do not."""
         shown: dict[Any, SplitFinalist] = {}
         for one in self._found.values():
             is_met = one.missed is None
             if one.is_alone and is_met:
                 continue
-            key = one.split.prefill.shape, one.split.decode.shape, is_met
+            key = *_layouts(one.split), is_met
             other = shown.get(key)
             if other is None or (_size(one) < _size(other)) == is_met:
                 shown[key] = one
-        return list(shown.values())
+        return [one.describe(self.simulation.seed) for one in shown.values()]
 
     def _new(self, split: Split, numbers: tuple[int, int] | None) -> SplitFinalist:
         times = split.match.times
@@ -100,10 +122,15 @@ class SplitJudge:
         self._num_requests = self._num_requests or count_requests(self.simulation, self.targets, in_flight)
         highest = split.tpot_range()[1] / times.tpot_seconds, split.ttft_range()[1] / times.ttft_seconds
         step, ttft = factors_of(highest, self.targets.confidence)
-        pools = Pools(_question(split.prefill), _question(split.decode), numbers, self.transfer)
+        rate = split.kinds.link.bytes_per_second
+        pools = Pools(_question(split.prefill), _question(split.decode), numbers, rate)
         found = self.simulation.run_pools(pools, self.targets, self._num_requests, step)
         judged = Judged(found, step, ttft).against(self.targets, is_alone=numbers is None)
         return SplitFinalist(split, judged, numbers is None)
+
+
+def _layouts(split: Split) -> tuple[Any, ...]:
+    return *split.kinds.names, split.prefill.shape, split.decode.shape
 
 
 def _size(one: SplitFinalist) -> int:

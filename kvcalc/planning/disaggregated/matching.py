@@ -27,6 +27,9 @@ from typing import NamedTuple
 
 from kvcalc.planning.disaggregated.rates import ROUNDS, TINY, Decode, Prefill, mean_wait, seen_share
 
+# The share of the time that instances work under the load of `busy_load`.
+_BUSY = 0.9
+
 
 class Load(NamedTuple):
     """The load: requests per second, or a number of clients that each have one request at a time."""
@@ -84,6 +87,16 @@ class Pair(NamedTuple):
         if load.concurrency is None:
             return self._open(prefills, decodes, load.requests_per_second or 0.0)
         return self._closed(prefills, decodes, load.concurrency)
+
+    def capacities(self, prefills: int, decodes: int) -> tuple[float, float]:
+        """The most requests per second of the prefill and of the decode instances."""
+        answered = self.decode.rate(self.decode.largest(self.transfer))
+        each = min(answered, 1 / self.transfer) if self.transfer else answered
+        return prefills / self.prefill.interval(self.transfer), decodes * each
+
+    def busy_load(self, prefills: int, decodes: int) -> Load:
+        """Requests that keep the busier of these pools at work for nearly all of the time."""
+        return Load(requests_per_second=_BUSY * min(self.capacities(prefills, decodes)))
 
     def smallest(self, load: Load, meets: Judge, most_devices: int) -> Match | None:
         """The numbers of instances with the fewest devices, at most `most_devices`. None if there are none."""
@@ -172,10 +185,7 @@ class Pair(NamedTuple):
         if load.concurrency is not None:
             # All of them may decode at once.
             return -(-load.concurrency // largest)
-        each = self.decode.rate(largest)
-        if self.transfer:
-            each = min(each, 1 / self.transfer)
-        return max(1, ceil((load.requests_per_second or 0.0) / each - TINY))
+        return max(1, ceil((load.requests_per_second or 0.0) / self.capacities(1, 1)[1] - TINY))
 
     def _least_prefills(self, decodes: int, load: Load) -> int:
         """The fewest prefill instances that are not the bottleneck."""
@@ -203,7 +213,7 @@ class Pair(NamedTuple):
 
     def _beside(self, decoding: float) -> float:
         """The seconds that a request spends outside the prefill step and the batch, without the queue."""
-        steps = (self.decode.first_steps - 1) * self.decode.tpot(max(decoding, 1.0))
+        steps = (self.decode.first_steps - 1) * self.decode.step(decoding)
         return self.prefill.host_seconds + self.decode.host_seconds + self.transfer + steps
 
     def _closed(self, prefills: int, decodes: int, clients: int) -> Times | None:
@@ -237,5 +247,5 @@ class Pair(NamedTuple):
         prompts = min(1 + int(rate / prefills * queue), self.prefill.most_prompts)
         return Times(
             rate, decoding, prompts, used, self.prefill.host_seconds + self.decode.host_seconds, queue,
-            self.prefill.seconds(prompts), self.transfer, self.decode.first_steps * tpot, tpot,
+            self.prefill.seconds(prompts), self.transfer, self.decode.first_steps * self.decode.step(decoding), tpot,
         )  # fmt: skip

@@ -50,7 +50,8 @@ class Decode(NamedTuple):
 
     `tpot` is the time per token with a number of requests in the batch, at most `most`. `slots` is the number of
     requests whose cache fits, those being received included, or None without a limit. A request waits `first_steps`
-    steps for its first token: the one that runs when it arrives, those that are scheduled already, and its own.
+    steps for its first token: the one that runs when it arrives, those that are scheduled already, and its own. A step
+    gives `tokens_per_step` tokens, more than one if tokens are drafted.
     """
 
     devices: int
@@ -60,6 +61,11 @@ class Decode(NamedTuple):
     slots: int | None = None
     first_steps: float = 1.0
     host_seconds: float = 0.0
+    tokens_per_step: float = 1.0
+
+    def step(self, decoding: float) -> float:
+        """The seconds of a step with so many requests in the batch."""
+        return self.tpot(max(decoding, 1.0)) * self.tokens_per_step
 
     def rate(self, decoding: float) -> float:
         """The requests per second of which `decoding` are in the batch on average."""
@@ -67,8 +73,8 @@ class Decode(NamedTuple):
 
     def held(self, decoding: float, transfer: float) -> int:
         """The requests in the cache: those that decode, that wait for their first step, or that are being received."""
-        tpot = self.tpot(max(decoding, 1.0))
-        return ceil(decoding + self.rate(decoding) * (transfer + (self.first_steps - 1) * tpot) - TINY)
+        waits = transfer + (self.first_steps - 1) * self.step(decoding)
+        return ceil(decoding + self.rate(decoding) * waits - TINY)
 
     def largest(self, transfer: float) -> int:
         """The most requests in the batch, with room for those being received. 0 if there is no such number."""

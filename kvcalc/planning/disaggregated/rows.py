@@ -16,7 +16,9 @@ from kvcalc.planning.disaggregated.describe import describe_pools, describe_tran
 from kvcalc.planning.disaggregated.energy import describe_energy
 from kvcalc.planning.disaggregated.engines import RULES, rules_of
 from kvcalc.planning.disaggregated.instances import Instance, buffer_tokens
+from kvcalc.planning.disaggregated.kinds import same_kind
 from kvcalc.planning.disaggregated.search import Instances, Split, find_split
+from kvcalc.planning.drafting_flags import drafting_of
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.question import Question
@@ -59,51 +61,62 @@ def check_disaggregated(
         check_link(transfer)
     for engine in engines:
         rules_of(engine)
-    for value, option in (
-        (question.speculative, "--speculative"), (question.reuse, "--prefix-tokens"), (question.images, "--images"),
-    ):  # fmt: skip
-        if value is not None:
-            raise UsageError(f"--disaggregate cannot be combined with {option}", "leave one of them out")
     if question.data_parallel_size > 1 and not most_experts(question.model):
         raise UsageError("--dp: copies of a model without experts are instances of their own", "leave --dp out")
 
 
-def with_splits(
-    traffic: Traffic, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]], checkpoint: Checkpoint,
-    transfer: int | str, instances: Instances, simulation: Simulates | None, num_simulated: int | None,
-) -> SplitRows:  # fmt: skip
-    """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost."""
-    judges: list[SplitJudge | None] = [None] * len(kinds)
-    if simulation is not None:
+def with_link(traffic: Traffic, transfer: int | str) -> Traffic:
+    """The traffic of instances that send caches: drafts then find other prefixes (`planning.drafted_reuse`)."""
+    question = traffic.question
+    if question.reuse is None:
+        return traffic
+    return traffic._replace(question=question._replace(reuse=question.reuse._replace(transfer=transfer)))
+
+
+class Asked(NamedTuple):
+    """What all rows have in common: the instances of the traffic, the link between them, and the simulation if any.
+
+    All kinds together have at most `most` devices. At most `num_simulated` pairs of layouts are simulated for a row,
+    None for the default.
+    """
+
+    known: Instances
+    transfer: int | str
+    most: int
+    checkpoint: Checkpoint
+    simulation: Simulates | None = None
+    num_simulated: int | None = None
+
+    def judge(self) -> SplitJudge | None:
+        """A judge for a row. None if nothing is simulated."""
+        if self.simulation is None:
+            return None
         from kvcalc.planning.disaggregated.judge import SplitJudge
 
-        judges = [SplitJudge(traffic, kind, transfer, simulation) for kind in kinds]
-    all_rows, about_rows = [], []
-    for kind, row, judge in zip(kinds, rows, judges):
-        one = _find(traffic, kind, transfer, instances, judge, num_simulated)
-        split, notes = describe_split(traffic, kind, row, one, checkpoint)
-        if judge is not None and isinstance(one, Split):
-            simulated = judge.at(one, one.match.prefills, one.match.decodes)
-            split.update({} if simulated is None else simulated.judged.describe_limits(judge.targets))
+        return SplitJudge(self.known, self.simulation)
+
+
+def with_splits(asked: Asked, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]]) -> SplitRows:
+    """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost."""
+    all_rows, about_rows, finalists = list[dict[str, Any]](), list[RowNote](), list[dict[str, Any]]()
+    for kind, row in zip(kinds, rows):
+        judge = asked.judge()
+        split, notes = describe_split(asked, row, _find(asked, kind, judge), judge)
         row = {**row, "disaggregated": None, "next_mode": None}
-        all_rows += _in_order(kind, row, split, traffic.targets)
+        all_rows += _in_order(kind, row, split, asked.known.traffic.targets)
         about_rows += [RowNote((kind.engine, kind.gpu.name), note, kind.gpu) for note in notes]
-    finalists = [
-        one.describe(judge.kind, judge.simulation.seed) for judge in judges if judge for one in judge.finalists()
-    ]
+        finalists += judge.describe() if judge is not None else []
     return SplitRows(all_rows, group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds]), finalists)
 
 
-def _find(
-    traffic: Traffic, kind: Kind, transfer: int | str, instances: Instances, judge: SplitJudge | None,
-    num_simulated: int | None,
-) -> Split | Trouble | KvcalcError:  # fmt: skip
+def _find(asked: Asked, kind: Kind, judge: SplitJudge | None) -> Split | Trouble | KvcalcError:
     try:
-        if judge is not None:
-            from kvcalc.planning.disaggregated.finalists import find_simulated_split
+        kinds = same_kind(kind, asked.transfer)
+        if judge is None:
+            return find_split(asked.known, kinds)
+        from kvcalc.planning.disaggregated.finalists import find_simulated_split
 
-            return find_simulated_split(judge, num_simulated)
-        return find_split(traffic, kind, transfer, instances)
+        return find_simulated_split(judge, kinds, asked.num_simulated)
     except KvcalcError as error:
         return error
 
@@ -139,16 +152,15 @@ def _why_lost(kind: Kind, first: Mapping[str, Any], second: Mapping[str, Any], i
 
 
 def describe_split(
-    traffic: Traffic, kind: Kind, beside: Mapping[str, Any], found: Split | Trouble | KvcalcError,
-    checkpoint: Checkpoint,
-) -> tuple[dict[str, Any], list[Note]]:  # fmt: skip
-    """The row of two pools, and its notes. `beside` has the keys of a row, and its model, device and engine."""
+    asked: Asked, beside: Mapping[str, Any], found: Split | Trouble | KvcalcError, judge: SplitJudge | None
+) -> tuple[dict[str, Any], list[Note]]:
+    """The row of two pools, and its notes. `beside` has the keys of a row, and its model, device, engine and price."""
     row: dict[str, Any] = dict.fromkeys((*beside, "disaggregated", "next_mode"))
-    row.update({name: beside[name] for name in ("model", "gpu", "engine")}, price_per_hour=kind.price)
+    row.update({name: beside[name] for name in ("model", "gpu", "engine", "price_per_hour")})
     if not isinstance(found, Split):
         trouble = Trouble(found.message, found.hint) if isinstance(found, KvcalcError) else found
         return {**row, "fits": False, "verdict": "does_not_fit", **trouble._asdict()}, []
-    times, rates = found.match.times, found.decode.rates
+    traffic, times, rates = asked.known.traffic, found.match.times, found.decode.rates
     held = max(1, rates.held(times.decoding, times.transfer_seconds))
     prompts = prompts_held(found)
     answers = found.prefill.answer(prompts), found.decode.answer(held)
@@ -179,12 +191,16 @@ def describe_split(
                 "prefill_seconds": times.prefill_seconds, "transfer_seconds": times.transfer_seconds,
                 "first_step_seconds": times.first_step_seconds,
             },
-            "commands": commands_of(kind.engine, _pools_of(traffic, found, checkpoint)),
+            "commands": commands_of(found.kinds.decode.engine, _pools_of(traffic, found, asked.checkpoint)),
         },
     )  # fmt: skip
-    row.update(describe_cost(kind, traffic.lengths, found.num_devices, tokens_per_second))
+    if judge is not None:
+        simulated = judge.at(found, found.match.prefills, found.match.decodes)
+        row.update({} if simulated is None else simulated.judged.describe_limits(judge.targets))
+    trace = None if asked.simulation is None else asked.simulation.trace
+    row.update(describe_cost(found.cost_per_hour, traffic.lengths, tokens_per_second, trace))
     row.update(describe_energy(found, traffic.lengths))
-    return row, _notes(kind, answers)
+    return row, [*_notes(found.kinds.decode, answers), *(judge.notes() if judge is not None else ())]
 
 
 def _pools_of(traffic: Traffic, found: Split, checkpoint: Checkpoint) -> Pools:
@@ -202,7 +218,8 @@ def _layout(traffic: Traffic, one: Instance, running: int) -> Layout:
     workload = one.case.workload
     return Layout(
         one.shape.tensor, one.shape.stages, traffic.lengths.longest_tokens, running,
-        workload.kv_dtype.name, one.case.question.engine_settings or {}, traffic.limit is not None, None,
+        workload.kv_dtype.name, one.case.question.engine_settings or {}, traffic.limit is not None,
+        drafting_of(traffic.question.speculative),
         one.shape.attention_replicas, workload.expert_parallel_size, engine=one.case.question.engine,
     )  # fmt: skip
 

@@ -6,45 +6,35 @@ every pair of them is matched, which is plain arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import product
 from typing import NamedTuple
 
 from kvcalc.errors import LayoutError
 from kvcalc.planning.cache_tiers import move_seconds
-from kvcalc.planning.disaggregated.engines import rules_of
 from kvcalc.planning.disaggregated.instances import (
     Instance,
     decode_instance,
     prefill_instance,
     transfer_bytes,
 )
+from kvcalc.planning.disaggregated.kinds import Link, PoolKinds
 from kvcalc.planning.disaggregated.matching import Load, Match, Pair, Times
-from kvcalc.planning.replicas import more_devices, shapes_of
+from kvcalc.planning.replicas import shapes_of
 from kvcalc.planning.shapes import Shape
 from kvcalc.planning.targets import RANGE_CONFIDENCE, Targets
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, seconds_text
-from kvcalc.planning.transfer import NVLINK, PCIE, link_bytes_per_second
-
-# A machine has at most this many devices, which PCIe connects.
-_BOX = 8
-
-
-class Link(NamedTuple):
-    """What connects the instances: bytes per second of one device, and the name of the link, if it was named."""
-
-    bytes_per_second: int
-    name: str | None
 
 
 class Split(NamedTuple):
-    """Two pools that serve the traffic. `transfer_bytes` are those of the busiest device.
+    """Two pools that serve the traffic, and the kinds of their devices. `transfer_bytes` are those of the busiest one.
 
     `next_layout` is the second choice, and why it was not chosen.
     """
 
     prefill: Instance
     decode: Instance
-    link: Link
+    kinds: PoolKinds
     transfer_bytes: int
     match: Match
     next_layout: str | None = None
@@ -54,20 +44,42 @@ class Split(NamedTuple):
         return self.match.num_devices
 
     @property
+    def weight(self) -> float:
+        """What the devices count when pools are compared."""
+        return self.kinds.weigh(self.devices_of(self.match.prefills, self.match.decodes))
+
+    @property
+    def cost_per_hour(self) -> float | None:
+        """The price of both pools. None if that of a kind of device is not known."""
+        return self.kinds.cost_per_hour(self.devices_of(self.match.prefills, self.match.decodes))
+
+    @property
     def text(self) -> str:
-        """The instances, such as `2 x tp 4 prefill + tp 8 decode`."""
+        """The instances, such as `2 x tp 4 prefill + tp 8 decode`. Kinds of device are named if there are two."""
         pools = (self.match.prefills, self.prefill, "prefill"), (self.match.decodes, self.decode, "decode")
-        return " + ".join(f"{count} x {one.shape} {role}" for count, one, role in pools)
+        where = (f" on {name}" if self.kinds.is_mixed else "" for name in self.kinds.names)
+        return " + ".join(f"{count} x {one.shape} {role}{on}" for (count, one, role), on in zip(pools, where))
+
+    @property
+    def pair(self) -> Pair:
+        """The times of both instances, without their numbers."""
+        return Pair(self.prefill.rates, self.decode.rates, self.match.times.transfer_seconds)
 
     def with_numbers(self, prefills: int, decodes: int, load: Load) -> Split | None:
         """The same layouts with other numbers of instances. None if these cannot serve the load."""
-        pair = Pair(self.prefill.rates, self.decode.rates, self.match.times.transfer_seconds)
-        times, devices = pair.times(prefills, decodes, load), self.devices_of(prefills, decodes)
-        return None if times is None else self._replace(match=Match(prefills, decodes, devices, times))
+        times = self.pair.times(prefills, decodes, load)
+        if times is None:
+            return None
+        return self._replace(match=Match(prefills, decodes, sum(self.devices_of(prefills, decodes)), times))
 
-    def devices_of(self, prefills: int, decodes: int) -> int:
-        """The devices of other numbers of instances."""
-        return prefills * self.prefill.shape.devices + decodes * self.decode.shape.devices
+    def devices_of(self, prefills: int, decodes: int) -> tuple[int, int]:
+        """The devices of each pool with other numbers of instances."""
+        return prefills * self.prefill.shape.devices, decodes * self.decode.shape.devices
+
+    def why_more(self, best: Split) -> str | None:
+        """What these pools take more than the best ones: money or devices. None if they do not."""
+        used, fewer = (one.devices_of(one.match.prefills, one.match.decodes) for one in (self, best))
+        return self.kinds.why_more(used, (best.kinds, fewer))
 
     def ttft_range(self) -> tuple[float, float]:
         """The low and high end of the time to first token."""
@@ -102,99 +114,71 @@ class Instances:
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
-        self._found: dict[tuple[str, str, int, str], tuple[list[Instance], Trouble | None]] = {}
+        self._found: dict[tuple[object, ...], tuple[list[Instance], Trouble | None]] = {}
 
     def prefills(self, kind: Kind) -> tuple[list[Instance], Trouble | None]:
         """The prefill instances of all layouts that can run, and why the largest of the others cannot."""
-        return self._of(kind, prefill_instance)
+        return self._of(self.traffic, kind, prefill_instance, None)
 
-    def decodes(self, kind: Kind) -> tuple[list[Instance], Trouble | None]:
-        """The decode instances, like `prefills`."""
-        return self._of(kind, decode_instance)
+    def decodes(self, kind: Kind, targets: Targets | None = None) -> tuple[list[Instance], Trouble | None]:
+        """The decode instances, like `prefills`, within other targets than those of the traffic if there are any."""
+        targets = targets or self.traffic.targets
+        return self._of(self.traffic._replace(targets=targets), kind, decode_instance, targets.max_tpot_seconds)
 
     def _of(
-        self, kind: Kind, make: Callable[[Traffic, Kind, Shape], Instance | Trouble]
-    ) -> tuple[list[Instance], Trouble | None]:
-        key = kind.gpu.name, kind.engine, kind.max_devices, make.__name__
+        self, traffic: Traffic, kind: Kind, make: Callable[[Traffic, Kind, Shape], Instance | Trouble],
+        longest: float | None,
+    ) -> tuple[list[Instance], Trouble | None]:  # fmt: skip
+        key = kind.gpu.name, kind.engine, kind.max_devices, make, longest
         if key not in self._found:
-            self._found[key] = _instances(self.traffic, kind, make)
+            self._found[key] = _instances(traffic, kind, make)
         return self._found[key]
 
 
-def find_split(
-    traffic: Traffic, kind: Kind, transfer: int | str, instances: Instances | None = None
-) -> Split | Trouble:
+def find_split(known: Instances, kinds: PoolKinds) -> Split | Trouble:
     """The pools with the fewest devices, and among these the most tokens per second, or why there are none.
 
-    `instances` are those of the traffic, if they are shared with other searches. Raises what `find_splits` raises.
+    Both pools are on one kind of device. Raises what makes the instances of a kind impossible.
     """
-    found = find_splits(traffic, kind, transfer, instances=instances)
+    found = find_splits(known, kinds, known.traffic.targets)
     if isinstance(found, Trouble):
         return found
-    return found[0]._replace(next_layout=_why_not(kind, *found) if len(found) > 1 else None)
+    return found[0]._replace(next_layout=_why_not(*found) if len(found) > 1 else None)
 
 
-def find_splits(
-    traffic: Traffic, kind: Kind, transfer: int | str, keep: int = 2, instances: Instances | None = None
-) -> list[Split] | Trouble:
+def find_splits(known: Instances, kinds: PoolKinds, targets: Targets, keep: int = 2) -> list[Split] | Trouble:
     """The best `keep` pairs of layouts with their smallest pools, the best first, or why there are none.
 
-    Raises UsageError (exit 2) if the engine has no separate instances, or for an unknown link.
+    The load and the limits are those of `targets`. Raises what `find_split` raises.
     """
-    rules_of(kind.engine)
-    link = link_of(transfer, kind)
+    traffic, kind, most = known.traffic, kinds.prefill, kinds.most[2]
     if traffic.limit is not None and not traffic.allow_beyond_limit:
         return Trouble(traffic.beyond_limit, "to plan them anyway, add --allow-beyond-limit")
-    most = most_devices(kind, link)
-    known = instances or Instances(traffic)
     prefills, trouble = known.prefills(kind)
     if not prefills:
         return _named("prefill", trouble)
-    decodes, trouble = known.decodes(kind)
+    decodes, trouble = known.decodes(kind, targets)
     if not decodes:
         return _named("decode", trouble)
-    load = Load(traffic.targets.requests_per_second, traffic.targets.concurrency)
+    load = Load(targets.requests_per_second, targets.concurrency)
     found: list[Split] = []
-    pairs = sorted(pairs_of(prefills, decodes, link), key=lambda pair: pair[2].prefill.devices + pair[2].decode.devices)
-    for prefill, decode, pair, moved in pairs:
+    for prefill, decode in sorted(product(prefills, decodes), key=lambda two: sum(one.shape.devices for one in two)):
+        pair, moved = pair_of(prefill, decode, kinds.link)
         limit = most if len(found) < keep else min(most, found[-1].num_devices)
-        match = pair.smallest(load, find_judge(traffic.targets, prefill, decode), limit)
+        match = pair.smallest(load, find_judge(targets, prefill, decode), limit)
         if match is not None:
-            found.append(Split(prefill, decode, link, moved, match))
+            found.append(Split(prefill, decode, kinds, moved, match))
             found.sort(key=_devices_then_speed)
             del found[keep:]
     if not found:
-        return _why_none(traffic.targets, prefills, decodes, kind, link, most)
+        return _why_none(targets, prefills, decodes, kinds)
     return found
 
 
-def pairs_of(
-    prefills: list[Instance], decodes: list[Instance], link: Link
-) -> Iterator[tuple[Instance, Instance, Pair, int]]:
-    """Every pair of instances, with the bytes that the busiest device sends or receives for a request."""
-    for prefill in prefills:
-        for decode in decodes:
-            moved = transfer_bytes(prefill.sent, decode.sent)
-            yield prefill, decode, Pair(prefill.rates, decode.rates, move_seconds(moved, link.bytes_per_second)), moved
-
-
-def both_pools(traffic: Traffic, kind: Kind) -> tuple[list[Instance], list[Instance]]:
-    """All prefill and all decode instances that can run."""
-    return _instances(traffic, kind, prefill_instance)[0], _instances(traffic, kind, decode_instance)[0]
-
-
-def link_of(transfer: int | str, kind: Kind) -> Link:
-    """The link between the instances. UsageError (exit 2) if it is not known, or not for this device."""
-    if isinstance(transfer, int):
-        return Link(transfer, None)
-    return Link(link_bytes_per_second(transfer, kind.gpu), transfer.casefold())
-
-
-def most_devices(kind: Kind, link: Link) -> int:
-    """The most devices that the link connects."""
-    if link.name == NVLINK and kind.gpu.interconnect is not None:
-        return min(kind.max_devices, kind.gpu.interconnect.devices)
-    return min(kind.max_devices, _BOX) if link.name == PCIE else kind.max_devices
+def pair_of(prefill: Instance, decode: Instance, link: Link) -> tuple[Pair, int]:
+    """The times of two instances, and the bytes that the busiest device sends or receives for a request."""
+    moved = transfer_bytes(prefill.sent, decode.sent)
+    return Pair(prefill.rates, decode.rates, move_seconds(moved, link.bytes_per_second)), moved
 
 
 def _instances(
@@ -240,25 +224,29 @@ def _devices_then_speed(split: Split) -> tuple[int, float, float]:
     return split.num_devices, -split.tokens_per_second, split.match.times.ttft_seconds
 
 
-def _why_not(kind: Kind, first: Split, second: Split) -> str:
-    if second.num_devices > first.num_devices:
-        return f"{second.text}: {more_devices(kind, second.num_devices)}"
+def _why_not(first: Split, second: Split) -> str:
+    more = second.why_more(first)
+    if more is not None:
+        return f"{second.text}: {more}"
     slower, faster = second.tokens_per_second, first.tokens_per_second
     if round(slower) < round(faster):
         return f"{second.text}: as many devices, but {slower:,.0f} tokens per second instead of {faster:,.0f}"
+    return f"{second.text}: {slower_text(second, first)}"
+
+
+def slower_text(second: Split, first: Split) -> str:
+    """Why the second of two pools with as many devices lost."""
     times = (seconds_text(one.match.times.ttft_seconds) for one in (second, first))
-    return f"{second.text}: as many devices, but TTFT is {' instead of '.join(times)}"
+    return f"as many devices, but TTFT is {' instead of '.join(times)}"
 
 
-def _why_none(
-    targets: Targets, prefills: list[Instance], decodes: list[Instance], kind: Kind, link: Link, most: int
-) -> Trouble:
+def _why_none(targets: Targets, prefills: list[Instance], decodes: list[Instance], kinds: PoolKinds) -> Trouble:
     """Why no pair serves the load: its time to first token even for one request, or the number of devices."""
-    longest = targets.max_ttft_seconds
+    longest, link, most = targets.max_ttft_seconds, kinds.link, kinds.most[2]
     if longest is not None:
         alone = [
-            (pair.times(1, 1, Load(concurrency=1)), prefill, decode)
-            for prefill, decode, pair, _ in pairs_of(prefills, decodes, link)
+            (pair_of(prefill, decode, link)[0].times(1, 1, Load(concurrency=1)), prefill, decode)
+            for prefill, decode in product(prefills, decodes)
         ]
         fastest = [
             ttft_range(prefill, decode, times)[1] if targets.confidence == RANGE_CONFIDENCE else times.ttft_seconds
@@ -268,7 +256,7 @@ def _why_none(
         if fastest and min(fastest) > longest:
             found = seconds_text(min(fastest))
             return Trouble(f"TTFT of one request is up to {found}, and the limit is {seconds_text(longest)}")
-    if most < kind.max_devices:
+    if most < kinds.prefill.max_devices:
         return Trouble(
             f"two pools need more than the {most:,} devices that {link.name} connects",
             "--transfer-bandwidth infiniband-400g, or another network",
