@@ -12,6 +12,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.cache_tiers import CPU, DISK
 from kvcalc.planning.case import Case
 from kvcalc.planning.kept import prefixes_of as kept_prefixes_of
+from kvcalc.planning.prefix_hits import check_caching
 from kvcalc.planning.tiers import store_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def prefixes_of(case: Case) -> Prefixes:
     """The engine's prefix cache on one device. UsageError or ModelError if it is not an LRU cache of blocks."""
     if case.workload.data_parallel_size > 1:
         raise LayoutError("--dp: each attention replica has a prefix cache of its own", "leave it out")
+    check_caching(case.rules, "kvcalc prefix")
     found = kept_prefixes_of(case)
     if not found.shares_memory:
         raise UsageError(

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from kvcalc.errors import UsageError
+from kvcalc.memory.engines.engine import Engine
 from kvcalc.model.spec import ModelSpec, has_cross_attention
 from kvcalc.notes import Note
+
+
+def check_caching(rules: Engine, option: str) -> None:
+    """Raise UsageError (exit 2) if the engine's settings turn the prefix cache off, which `option` asks about."""
+    if rules.prefixes_off:
+        raise UsageError(f"{option}: {rules.name} caches no prefixes of {rules.spec.name}", rules.prefixes_off)
 
 
 def prefix_hit_notes(rate: float, engine: str, spec: ModelSpec) -> list[Note]:

@@ -66,6 +66,12 @@ def check_reuse(reuse: CacheReuse, has_device: bool) -> None:
         raise UsageError("--transfer-bandwidth needs a device", "for example --gpu h100")
 
 
+def asked_cache(reuse: CacheReuse) -> str | None:
+    """The option that asks about the prefix cache. None for a transfer alone, which needs no such cache."""
+    asked = {"--prefix-tokens": reuse.prefix_tokens, "--turns": reuse.turns, "--offload": reuse.offload}
+    return next(filter(asked.get, asked), None)
+
+
 def check_tiers(offload: Sequence[tuple[str, int]], bandwidths: Sequence[tuple[str, int]]) -> None:
     """Raise UsageError (exit 2) for an unknown tier, a bad size or rate, or the rate of a tier without a size."""
     for option, rows in (("--offload", offload), ("--offload-bandwidth", bandwidths)):

@@ -144,7 +144,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
         rules = Rules(tokens, running, is_overlapped=overlaps, lag=lag, **drafts)
         # A preempted request is looked up in the prefix cache when it starts again. SGLang's retracted requests are not
         # kept in its radix cache (release_req, srt/managers/schedule_batch.py).
-        finds_own = bool(case.rules.settings.get("enable_prefix_caching")) and isinstance(table, range)
+        finds_own = not case.rules.prefixes_off and isinstance(table, range)
         return Scheduler("running first", rules, capacity, block_tokens, table, prompt_table, finds_own, replicas)
     # A prompt that is not divided must fit into a step, beside the requests that decode.
     tokens = max(prefill_step_tokens(case) * stages, longest_tokens + running * checked)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from kvcalc.notes import Note
 from kvcalc.planning.judge import Pools, Simulated
+from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths as PlannedLengths
 from kvcalc.planning.question import Question
 from kvcalc.planning.targets import Targets
@@ -75,8 +76,11 @@ class PlannedLoad(NamedTuple):
         load, is_open = self._load(
             targets, num_requests, is_alone=pools.numbers is None, has_prefix=other.reuse is not None
         )
+        # The simulation is asked about decode instances, with what prefill instances find and the settings of both.
         reuse = None if other.reuse is None else other.reuse._replace(transfer=None)
-        asked = pools.decode._replace(reuse=reuse)._asdict()
+        rate = 0.0 if other.speed is None else other.speed.prefix_hit_rate
+        speed = (pools.decode.speed or SpeedQuestion())._replace(prefix_hit_rate=rate)
+        asked = pools.decode._replace(reuse=reuse, speed=speed, engine_settings=other.engine_settings)._asdict()
         model = asked.pop("model")
         found = simulate_pools(
             model, load, Prefills.like(other, prefills, pools.transfer), replicas=decodes, step_factor=step_factor,

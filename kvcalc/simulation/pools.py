@@ -20,7 +20,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.case import Case
 from kvcalc.planning.disaggregated.engines import SplitRules, rules_of
-from kvcalc.planning.disaggregated.instances import buffer_bytes, sent_of, transfer_bytes
+from kvcalc.planning.disaggregated.instances import buffer_bytes, sent_of, transfer_bytes, without_hits
 from kvcalc.planning.disaggregated.joined import check_joined
 from kvcalc.planning.fit_part import describe_hardware
 from kvcalc.planning.question import Question
@@ -120,7 +120,7 @@ def simulate_pools(
     check_reuse(question)
     alone = question._replace(devices=Devices(devices.gpu, 1))
     # The prefix is found on the prefill instance alone.
-    decode = _decode_pool(alone._replace(reuse=None), rules, longest, notes)
+    decode = _decode_pool(without_hits(alone), rules, longest, notes)
     prefill = _prefill_pool(prefills.of(alone, decode.case.workload.tensor_parallel_size), rules, longest)
     check_joined(prefill.case, decode.case)
     needed = prefills.replicas * prefill.case.workload.num_devices + replicas * decode.case.workload.num_devices

@@ -134,7 +134,7 @@ def shared_tokens_of(case: Case, scheduler: Scheduler, named_tokens: int | None,
     if named_tokens is None:
         return None
     why = scheduler.cannot_share(named_tokens)
-    if why is None and case.rules.settings.get("enable_prefix_caching") is False:
+    if why is None and case.rules.prefixes_off:
         why = "prefix caching is off"
     if why is None:
         return named_tokens

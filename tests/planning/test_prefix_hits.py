@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from kvcalc import CacheReuse, estimate
+from kvcalc.errors import UsageError
+from kvcalc.throughput.hardware import find_devices
+
 QUESTION = (
     "llama-3-70b", "--gpu", "h100x4", "--dtype", "fp8", "--input-tokens", "4k", "--output-tokens", "200",
     "--concurrency", "48",
@@ -82,3 +86,18 @@ def test_comparisons_sweeps_and_plans_take_the_rate(kvcalc: Any) -> None:
     before, after = kvcalc(*load).json, kvcalc(*load, *rate).json
     assert after["plans"][0]["tokens_per_second"] > before["plans"][0]["tokens_per_second"]
     assert (before["prefix_hit_rate"], after["prefix_hit_rate"]) == (None, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("engine", "option"), [("vllm", "no-enable-prefix-caching"), ("sglang", "disable-radix-cache")]
+)
+def test_a_cache_without_prefixes_is_sent_but_not_reused(engine: str, option: str) -> None:
+    ask: Any = {"engine": engine, "engine_settings": {option: True}, "devices": find_devices("h100")}
+    for reuse in (
+        CacheReuse(prefix_tokens=512), CacheReuse(turns=2), CacheReuse(offload=(("cpu", 2**30),)),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match="caches no prefixes"):
+            estimate("llama-3.1-8b", context_tokens=4096, reuse=reuse, **ask)
+    sent: Any = estimate("llama-3.1-8b", context_tokens=4096, reuse=CacheReuse(transfer="nvlink"), **ask)
+    # 32 layers of K and V, 8 heads of 128 elements of 2 bytes
+    assert sent["throughput"]["kv_transfer"]["bytes_per_device"] == 4096 * 32 * 2 * 8 * 128 * 2

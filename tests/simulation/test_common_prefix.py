@@ -84,6 +84,9 @@ def test_requests_that_share_no_memory_find_the_prefix_and_a_note_says_so(model:
     [
         (("--prefix-tokens", "4k"), "the prompt has"),
         (("--prefix-tokens", "64", "--engine", "vllm", "--no-enable-prefix-caching"), "caches no prefixes"),
+        (("--prefix-tokens", "64", "--engine", "sglang", "--disable-radix-cache"), "caches no prefixes"),
+        (("--prefix-hit-rate", "0.5", "--engine", "vllm", "--no-enable-prefix-caching"), "caches no prefixes"),
+        (("--prefix-hit-rate", "0.5", "--engine", "sglang", "--disable-radix-cache"), "caches no prefixes"),
     ],
 )
 def test_a_prefix_that_cannot_be_simulated_is_refused(kvcalc: Any, words: tuple[str, ...], message: str) -> None:
@@ -108,3 +111,21 @@ def test_a_plan_with_a_percentile_needs_fewer_devices_with_a_prefix() -> None:
     )["times"]  # fmt: skip
     ttft = next(row["p99_seconds"] for row in times if row["metric"] == "ttft")
     assert passing["ttft_p99_seconds"] == pytest.approx(ttft * passing["ttft_factor"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "option"), [("vllm", "no-enable-prefix-caching"), ("sglang", "disable-radix-cache")]
+)
+@pytest.mark.parametrize("replicas", [{}, {"prefill_replicas": 1, "transfer": "nvlink"}])
+def test_named_blocks_are_not_found_if_the_cache_of_prefixes_is_off(
+    tmp_path: Path, engine: str, option: str, replicas: Any
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": at, "input_length": 2048, "output_length": 4, "hash_ids": [1, 2, 3, 4]} for at in (0, 9000)]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    ask: Any = {"trace": str(trace), "engine": engine, **replicas}
+    on = kvcalc.simulate("llama-3.1-8b", "h100", **ask)
+    off = kvcalc.simulate("llama-3.1-8b", "h100", **ask, engine_settings={option: True})
+    assert on["results"]["cached_tokens"] > 0
+    assert off["results"]["cached_tokens"] == 0
+    assert "not-shared" in {row["code"] for row in off["warnings"]}

@@ -12,7 +12,7 @@ TAKEN = (
     "name", "version", "spec", "settings", "bounds", "notes", "splits_heads", "splits_layers", "older_rules",
     "reserves_full_length", "running_option", "placement", "token_ranks", "prompt_ranks", "has_attention_replicas",
     "limits_all_replicas", "splits_attention_replicas", "splits_uneven_experts", "spreads_mlps",
-    "spreads_head", "divides_decode",
+    "spreads_head", "divides_decode", "prefixes_off",
 )  # fmt: skip
 """What `Around` takes from the engine: everything that is not a method."""
 

@@ -113,6 +113,7 @@ class Engine(ABC):
     notes: tuple[Note, ...] = ()
     token_ranks = 1  # the tensor-parallel ranks that divide the tokens of a cache among them (context parallelism)
     prompt_ranks = 1  # the copies of the attention and the cache that divide a prompt (prefill context parallelism)
+    prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
     divides_decode = True  # whether these copies also divide the requests of a decode step
     placement: Placement | None = None  # which parts of the model are in host memory; only llama.cpp has such parts
 

@@ -17,6 +17,7 @@ from kvcalc.planning.disaggregated.rates import Decode, Prefill, between_counts
 from kvcalc.planning.estimate import Answer, answer_case
 from kvcalc.planning.kept import prefixes_of
 from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.planning.question import Question
 from kvcalc.planning.shapes import Shape
 from kvcalc.planning.targets import RANGE_CONFIDENCE
 from kvcalc.planning.throughput import Speed, speed_of, unfitted_of
@@ -103,7 +104,7 @@ def decode_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Tr
         # When a request is admitted, the others have half of their answers on average, and each has these tokens more.
         held = max(held, lengths.input_tokens + -(-lengths.output_tokens // 2) + rules.reserved_tokens)
     # The whole cache of a prompt is received, whatever the prefill instance found of it.
-    traffic = traffic._replace(question=traffic.question._replace(reuse=None))
+    traffic = traffic._replace(question=without_hits(traffic.question))
     found = _instance(traffic, kind, shape, rules, dict.fromkeys(rules.decode_settings, True), held)
     if isinstance(found, Trouble):
         return found
@@ -135,6 +136,12 @@ def decode_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Tr
         model.tokens_per_step,
     )  # fmt: skip
     return found._replace(rates=rates)
+
+
+def without_hits(question: Question) -> Question:
+    """The question of an instance that finds no prefixes."""
+    speed = question.speed and question.speed._replace(prefix_hit_rate=0.0)
+    return question._replace(reuse=None, speed=speed)
 
 
 def _instance(

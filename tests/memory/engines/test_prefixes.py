@@ -276,7 +276,6 @@ def test_engines_and_models_without_a_prefix_cache_are_refused() -> None:
     cases: tuple[tuple[str, str, dict[str, str]], ...] = (
         ("transformers", "llama-3.1-8b", {}), ("vllm", "whisper-large-v3", {}), ("sglang", "whisper-large-v3", {}),
         ("vllm", "bert-base", {}), ("logical", "bert-base", {}),
-        ("vllm", "llama-3.1-8b", {"no_enable_prefix_caching": "true"}),
     )  # fmt: skip
     for engine, model, settings in cases:
         rules = rules_of(engine, model, **settings)

@@ -100,6 +100,9 @@ class Sglang(Engine):
         self.states_each = 1 if self.chosen.disable_radix_cache else 5 if has_more else 3
         # The encoder's tokens come before the decoder's, in rows of the same pool (prepare_encoder_info_extend).
         self.encoder = encoder_tokens(spec)
+        # ChunkCache (mem_cache/chunk_cache.py) then stands in the tree's place, and it matches no prefix.
+        if self.chosen.disable_radix_cache:
+            self.prefixes_off = "leave --disable-radix-cache out"
         self.notes = _notes(spec, self.chosen)
         self._found: dict[tuple[int, int], tuple[ModelSpec, Dtype, Pools]] = {}
         self._last: tuple[ModelSpec, Dtype, Pools] | None = None

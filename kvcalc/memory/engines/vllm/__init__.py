@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.errors import ModelError, UsageError
+from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.checkpoint import published_cache, quantized_cache
 from kvcalc.memory.engines.engine import BatchLine, BlockPool, Engine, Line, Resolved
@@ -64,6 +64,9 @@ class Vllm(Engine):
         check_partition(chosen.pp_layer_partition, spec.num_layers, stages)
         _refuse(spec)
         shown = {name: value for name, value in chosen._asdict().items() if name != "overlaps_stages"}
+        if not chosen.enable_prefix_caching:
+            is_asked = "no-enable-prefix-caching" in settings
+            self.prefixes_off = "leave --no-enable-prefix-caching out" if is_asked else "use --enable-prefix-caching"
         self.chosen, self.settings = chosen, {"rules": self.rules.name, **shown}
         self.notes = (
             *_model_notes(spec),
@@ -201,8 +204,6 @@ class Vllm(Engine):
         from kvcalc.memory.engines.vllm.prefixes import VllmPrefixes
 
         refuse_encoder_decoder(share, "vLLM")
-        if not self.chosen.enable_prefix_caching:
-            raise UsageError(f"{self.rules.name} caches no prefixes of {share.name}", "use --enable-prefix-caching")
         plan = self.plan(share, dtype, is_divided=not whole)
         return VllmPrefixes(plan, plan.stages_block_bytes if whole else plan.block_bytes)
 
