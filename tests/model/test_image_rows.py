@@ -1,0 +1,91 @@
+"""The tokens of an image compared with what the engine's or the family's own code said for its size.
+
+A row of image_tokens.jsonl has a config, the function that was run, and widths, heights and tokens: its largest side is
+12,000 pixels, its smallest 16. Families whose processors are in Transformers are asked in tests/oracle.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import ModelError
+from kvcalc.model.towers.images import image_rule, image_tokens
+
+ROWS = [json.loads(line) for line in (Path(__file__).parent / "image_tokens.jsonl").read_text().splitlines()]
+NAMES = [row["name"] for row in ROWS]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+def test_tokens_by_the_families_own_code(row: dict[str, Any]) -> None:
+    model = kvcalc.read_config(row["config"], "own", "test")
+    assert len(row["sizes"]) >= 80
+    found = [[width, height, image_tokens(model, width, height, row["number"])] for width, height, _ in row["sizes"]]
+    assert found == row["sizes"]
+
+
+# vLLM tries a smaller image than the largest, or the largest of all is cut in a way that it does not try.
+SMALLER = ("DeepSeek-OCR", "DeepSeek-OCR 2", "Kimi-VL with 4096 patches", "Kimi-VL with 16384 patches",
+           "Nemotron Nano Omni with 13312 patches")  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row["name"] not in SMALLER], ids=lambda row: row["name"])
+def test_no_image_takes_more_than_the_largest(row: dict[str, Any]) -> None:
+    rule = image_rule(kvcalc.read_config(row["config"], "own", "test"))
+    assert rule is not None
+    assert max(tokens for _, _, tokens in row["sizes"]) <= rule.most
+
+
+@pytest.mark.parametrize("name", SMALLER[:2])
+def test_the_largest_image_that_vllm_tries(name: str) -> None:
+    row = ROWS[NAMES.index(name)]
+    rule = image_rule(kvcalc.read_config(row["config"], "own", "test"))
+    assert rule is not None
+    tile = 640 if name == "DeepSeek-OCR" else 768
+    assert rule.most == rule.tokens(2 * tile, 2 * tile)
+
+
+def config_of(name: str, **changed: Any) -> dict[str, Any]:
+    return {**ROWS[NAMES.index(name)]["config"], **changed}
+
+
+def test_several_images_of_deepseek_vl2_are_not_cut() -> None:
+    model = kvcalc.read_config(config_of("DeepSeek-VL2"), "own", "test")
+    assert image_tokens(model, 1152, 1152, 2) == 210 + 1 + 42 * 43
+    assert image_tokens(model, 1152, 1152, 3) == 210 + 1 + 14 * 15
+
+
+def test_the_tokens_of_an_image_id_are_those_of_its_digits() -> None:
+    model = kvcalc.read_config(config_of("MiniCPM-V 2.6"), "own", "test")
+    assert [image_tokens(model, 448, 448, number) for number in (1, 10, 11, 101)] == [69, 69, 70, 71]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (config_of("Kimi-VL with 4096 patches", preprocessor_config=None), "in_token_limit is in preprocessor_config"),
+        (config_of("Phi-3 vision with 4 crops", preprocessor_config=None), "num_crops is in preprocessor_config.json"),
+        (config_of("Keye-VL", preprocessor_config=None), "the limits of an image's size are in preprocessor_config"),
+        (config_of("MiniCPM-V 2.6", version="4.0"), "MiniCPM-V 4.0 are not known"),
+        (config_of("DeepSeek-VL2", candidate_resolutions=[[384]]), "candidate_resolutions must be a list"),
+        (config_of("InternVL 2", model_type="NVLM_D"), "the names that it gives its tiles"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(config: dict[str, Any], said: str) -> None:
+    model = kvcalc.read_config(config, "own", "test")
+    with pytest.raises(ModelError, match=said):
+        image_tokens(model, 3000, 3000)
+
+
+def test_images_that_are_read_by_cross_attention_take_no_tokens() -> None:
+    with pytest.raises(ModelError, match="read by cross-attention"):
+        image_tokens(kvcalc.load_model("llama-3.2-11b-vision"), 640, 480)
+
+
+def test_a_small_image_of_kimi_vl_is_the_same_in_all_releases() -> None:
+    model = kvcalc.read_config(config_of("Kimi-VL with 4096 patches", preprocessor_config=None), "own", "test")
+    assert image_tokens(model, 640, 480) == 23 * 18
