@@ -89,3 +89,45 @@ def test_images_that_are_read_by_cross_attention_take_no_tokens() -> None:
 def test_a_small_image_of_kimi_vl_is_the_same_in_all_releases() -> None:
     model = kvcalc.read_config(config_of("Kimi-VL with 4096 patches", preprocessor_config=None), "own", "test")
     assert image_tokens(model, 640, 480) == 23 * 18
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("preprocessor_config.json", {"in_token_limit": 16384}),
+        ("processor_config.json", {"image_processor": {"in_token_limit": 16384}, "processor_class": "KimiVLProcessor"}),
+    ],
+)
+def test_the_image_processors_config_is_read_beside_the_models(
+    tmp_path: Path, file: str, content: dict[str, Any]
+) -> None:
+    config = config_of("Kimi-VL with 4096 patches")
+    del config["preprocessor_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="in_token_limit"):
+        image_tokens(kvcalc.load_model(str(tmp_path)), 3000, 3000)
+    (tmp_path / file).write_text(json.dumps(content))
+    # 3,000 x 3,000 pixels are 214 x 214 patches of at most 16,384, padded to whole tokens.
+    assert image_tokens(kvcalc.load_model(str(tmp_path)), 3000, 3000) == 65 * 65
+
+
+def test_limits_of_pixels_replace_the_families_own(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen2_5_vl", "vision_config": {"model_type": "qwen2_5_vl", "patch_size": 14},
+        "text_config": {**config_of("Molmo"), "model_type": "qwen2_5_vl_text"},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert image_tokens(kvcalc.load_model(str(tmp_path)), 1920, 1080) == 69 * 39
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 3136, "max_pixels": 1003520}))
+    assert image_tokens(kvcalc.load_model(str(tmp_path)), 1920, 1080) == 47 * 26
+    rule = image_rule(kvcalc.load_model(str(tmp_path)))
+    assert rule is not None
+    assert rule.most == 1280
+
+
+def test_a_text_models_other_files_are_not_read(tmp_path: Path) -> None:
+    config = {**config_of("Molmo"), "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "preprocessor_config.json").write_text("no JSON")
+    with pytest.raises(ModelError, match="takes no images"):
+        image_tokens(kvcalc.load_model(str(tmp_path)), 640, 480)

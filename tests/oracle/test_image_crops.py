@@ -214,8 +214,8 @@ def nemotron_h_omni() -> Counts:
 
     own = functions("nemotron_h_omni/image_processing_nemotron_h_omni.py", "get_patch_grid_size")
     known = {"image_start_token": "<img>", "image_end_token": "</img>", "image_token": "<image>"}
-    known["image_processor"] = SimpleNamespace(downsample_ratio=0.5)
-    made = text_processor("nemotron_h_omni", "NemotronH_Omni_Reasoning_V3Processor", **known)
+    stated = SimpleNamespace(downsample_ratio=0.5)
+    made = text_processor("nemotron_h_omni", "NemotronH_Omni_Reasoning_V3Processor", image_processor=stated, **known)
 
     def tokens(width: int, height: int) -> int:
         grid = own.get_patch_grid_size(height, width, 16, 2, 1024, 13312)
@@ -249,6 +249,34 @@ def aria() -> Counts:
     return processor("aria", "AriaProcessor", own, size_conversion={490: 128, 980: 256})
 
 
+def glm_ocr() -> Counts:
+    """zai-org/GLM-OCR's preprocessor_config.json."""
+    own = pil("glm46v", "Glm46VImageProcessorPil", size={"shortest_edge": 12544, "longest_edge": 9633792})
+    return lambda width, height: int(own.get_number_of_image_patches(height, width, {})) // own.merge_size**2
+
+
+def llava_next_video() -> Counts:
+    own = pil("llava_next", "LlavaNextImageProcessorPil", size={"shortest_edge": 336})
+    known = {"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
+    made = text_processor("llava_next_video", "LlavaNextVideoProcessor", image_processor=own, **known)
+    return lambda width, height: int(made._get_number_of_features(height, width, 336, 336)) - 1
+
+
+def gemma4_unified() -> Counts:
+    own = functions("gemma4_unified/image_processing_gemma4_unified.py", "get_aspect_ratio_preserving_size")
+
+    def tokens(width: int, height: int) -> int:
+        high, wide = own.get_aspect_ratio_preserving_size(height, width, 16, 280 * 9, 3)
+        return int(high * wide // 48**2)
+
+    return tokens
+
+
+def llava(patch_size: int, crop: int, **known: Any) -> Counts:
+    own = SimpleNamespace(crop_size={"height": crop, "width": crop})
+    return processor("llava", "LlavaProcessor", own, patch_size=patch_size, **known)
+
+
 def qwen(**size: int) -> Counts:
     """Qwen2-VL's image processor with other limits."""
     own = pil("qwen2_vl", "Qwen2VLImageProcessorPil", **size)
@@ -278,7 +306,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Counts]]] = {
     "muse_glimmer": (of_text("muse_glimmer_text"), lambda: muse("muse_glimmer", "MuseGlimmerProcessor")),
     "muse_spark": (of_text("muse_spark_text"), lambda: muse("muse_spark", "MuseSparkProcessor")),
     "glm5_next": (of_text("glm5_next_text"), lambda: of_pixels("glm5_next", "Glm5NextImageProcessorPil")),
-    "glm_ocr": (of_text("glm_ocr_text"), lambda: of_pixels("glm46v", "Glm46VImageProcessorPil")),
+    "glm_ocr": (of_text("glm_ocr_text"), glm_ocr),
     "cosmos3_edge": (of_text("cosmos3_edge_text"), lambda: of_pixels("cosmos3_edge", "Cosmos3EdgeImageProcessorPil")),
     "cohere_compass": (
         of_text("cohere_compass_text", patch_size=14),
@@ -287,6 +315,18 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Counts]]] = {
     "qianfan_ocr": (of_text("qwen3", image_size=448, patch_size=14), qianfan),
     "aria": (of_text("aria_text", patch_size=14), aria),
     "dots_ocr": (of_text("qwen2", patch_size=14), lambda: qwen(min_pixels=3136, max_pixels=11289600)),
+    "llava_next_video": (
+        of_text("llama", model_type="clip_vision_model", image_size=336, patch_size=14), llava_next_video,
+    ),
+    "gemma4_unified": (of_text("gemma4_unified_text"), gemma4_unified),
+    "vipllava": (
+        of_text("llama", model_type="clip_vision_model", image_size=336, patch_size=14),
+        lambda: llava(14, 336, num_additional_image_tokens=1, vision_feature_select_strategy="default"),
+    ),
+    "fast_vlm": (
+        {**of_text("qwen2", model_type="timm_wrapper"), "vision_feature_select_strategy": "full"},
+        lambda: llava(64, 1024, num_additional_image_tokens=0, vision_feature_select_strategy="full"),
+    ),
     "exaone4_5": (
         {**of_text("exaone4", model_type="exaone4_5_vision", patch_size=14), "preprocessor_config": LIMITS},
         lambda: qwen(min_pixels=200704, max_pixels=1003520),
@@ -309,3 +349,21 @@ def test_tokens_by_transformers_processor(model_type: str) -> None:
         if max(width, height) / min(width, height) > 180:
             continue
         assert image_tokens(model, width, height) == oracle(width, height), (width, height)
+
+
+def test_learned_queries_are_the_tokens_of_an_image() -> None:
+    from transformers import AutoConfig
+
+    for model_type in ("blip-2", "instructblip"):
+        made = AutoConfig.for_model(model_type, num_query_tokens=40)
+        model = kvcalc.read_config(made.to_dict(), "own", "test")
+        assert image_tokens(model, 640, 480) == made.num_query_tokens
+
+
+@pytest.mark.parametrize(("splits", "tokens"), [(False, 66), (True, 326)])
+def test_idefics_2_with_and_without_crops(splits: bool, tokens: int) -> None:
+    """Idefics2Processor puts 64 tokens between two marks, five times if it splits; two marks in a row are one."""
+    config = {**of_text("mistral"), "preprocessor_config": {"do_image_splitting": splits}}
+    model = kvcalc.read_config({"model_type": "idefics2", **config}, "own", "test")
+    text = ("<fake>" + "<image>" * 64 + "<fake>") * (5 if splits else 1)
+    assert image_tokens(model, 640, 480) == tokens == marks(text.replace("<fake><fake>", "<fake>"))

@@ -158,6 +158,8 @@ BY_MODEL: Mapping[str, Make] = {
     "cohere2_vision": _cohere(image=512, patch=16),
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
     "lfm2_vl": _lfm2_vl,
-    "llava_next": _any_resolution(_NEXT, image=336, patch=14, strategy="default"),
+    **dict.fromkeys(
+        ("llava_next", "llava_next_video"), _any_resolution(_NEXT, image=336, patch=14, strategy="default")
+    ),
     "llava_onevision": _any_resolution(_ONEVISION, image=384, patch=14, strategy="full", limit=9),
 }

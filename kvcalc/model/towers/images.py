@@ -221,7 +221,7 @@ def _kimi_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """Like Kimi K2.5's, with a limit of patches that only the processor's config states, and no limit of a side.
 
     Source: KimiVLProcessingInfo, model_executor/models/kimi_vl.py, vLLM 0.33.0, whose largest image has 1,024 x 1,024
-    pixels. moonshotai/Kimi-VL-A3B-Instruct has 4,096 patches, and Kimi-VL-A3B-Thinking-2506 16,384.
+    pixels. moonshotai/Kimi-VL-A3B-Instruct has 4,096 patches; Kimi-VL-A3B-Thinking-2506 has four times as many.
     """
     patch, stated = integer(vision, 14, "patch_size"), processor(outer).optional_integer("in_token_limit")
     unit, fewest = 2 * patch, 4096
@@ -262,7 +262,8 @@ _BY_MODEL: Mapping[str, Make] = {
     # Published limits; its processor is Qwen2-VL's (dots_ocr.py, model_executor/models, vLLM 0.33.0).
     "dots_ocr": _of_pixels(3136, 11289600, 14, matrices=3),
     **dict.fromkeys(("dots3_note", "exaone4_5", "lfm3_vl", "opencua", "qwen4_exp"), _of_pixels(None, None, 14)),
-    "glm_ocr": _GLM,
+    # The limit of zai-org/GLM-OCR's preprocessor_config.json.
+    "glm_ocr": _of_pixels(112 * 112, 9633792, 14, frames=2, matrices=3, enlarges=_scaled_to_unit),
     # HunYuanVLProcessor: a token ends every row, and two are around.
     "hunyuan_vl": _of_pixels(512 * 512, 2048 * 2048, 16, ends_rows=True, around=2),
     # smart_resize, model_executor/models/keye.py, vLLM 0.33.0.
@@ -272,9 +273,9 @@ _BY_MODEL: Mapping[str, Make] = {
     "ovis2_5": _of_pixels(448 * 448, 1792 * 1792, 16, enlarges=_to_unit_or_ratio, around=2),
     "ernie4_5_vl_moe": _of_pixels(56 * 56, 28 * 28 * 6177, 14),
     "paddleocr_vl": _of_pixels(384 * 384, 1536 * 1536, 14),
-    **dict.fromkeys(("gemma4", "gemma4_text"), _gemma4),
+    **dict.fromkeys(("diffusion_gemma", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), _gemma4),
     **dict.fromkeys(("kimi_k25", "kimi_k3"), _moonvit),
-    **dict.fromkeys(("llama", "llava", "paligemma"), _fixed()),
+    **dict.fromkeys(("llama", "llava", "paligemma", "vipllava"), _fixed()),
     **dict.fromkeys(("lighton_ocr", "ministral3", "mistral3", "mistral_large4"), _pixtral),
 }
 _BY_TOWER: Mapping[str, Make] = {

@@ -86,8 +86,8 @@ def _merged(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
         if grid is None:
             return taken
         columns, rows = grid
-        part = (max(round(length / by), 1) for length, by in ((width, columns), (height, rows)))
-        return taken + columns * rows * (whole(*part, True) + 2) + rows - 1
+        wide, high = max(round(width / columns), 1), max(round(height / rows), 1)
+        return taken + columns * rows * (whole(wide, high, True) + 2) + rows - 1
 
     def tokens(width: int, height: int) -> int:
         return among(width, height, 1)

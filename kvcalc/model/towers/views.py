@@ -29,7 +29,7 @@ def _deepseek_vl2(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
         for point in points
     ):  # fmt: skip
         raise ModelError(f"{outer.name}: candidate_resolutions must be a list of widths and heights")
-    tile, by = points[0][0], integer(processor(outer), 2, "downsample_ratio")
+    tile, by = int(points[0][0]), integer(processor(outer), 2, "downsample_ratio")
     each = ceil(tile // side(vision, "patch_size", 14) / max(by, 1))
 
     def taken(columns: int, rows: int) -> int:
