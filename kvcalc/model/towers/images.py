@@ -14,14 +14,12 @@ from kvcalc.errors import ModelError
 from kvcalc.model.memo import remembered
 from kvcalc.model.reader import TOWER_KEYS, ConfigReader
 from kvcalc.model.spec import ModelSpec
+from kvcalc.model.towers import WITHOUT_CONFIG
 from kvcalc.model.towers.blocks import integer, side
 from kvcalc.model.towers.image_rule import PROCESSOR, ImageRule, Make, limits, processor, tower_size
 
 # Modules with rules by the type of the model, imported only if no rule of this module applies.
 _MORE = ("tiles", "grids", "slices", "crops", "views", "capped", "constant")
-
-# Their code has the dimensions of the tower, or a config that the model's does not show.
-_WITHOUT_TOWER_CONFIG = ("molmo", "openvla", "phi4mm")
 
 _REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
@@ -66,7 +64,7 @@ def _rule_of(spec: ModelSpec) -> ImageRule:
         from kvcalc.model.towers.named import REPOSITORIES
 
         vision = REPOSITORIES.get(vision, vision)
-    if outer in _WITHOUT_TOWER_CONFIG:
+    if outer in WITHOUT_CONFIG:
         vision = {} if vision is None else vision
     if vision is None:
         raise ModelError(f"{name} takes no images")
@@ -77,7 +75,7 @@ def _rule_of(spec: ModelSpec) -> ImageRule:
     for module in _MORE if make is None else ():
         rules: Mapping[str, Make] = import_module(f"kvcalc.model.towers.{module}").BY_MODEL
         make = make or rules.get(outer)
-    if make is None or (vision != described and outer not in _WITHOUT_TOWER_CONFIG):
+    if make is None or (vision != described and outer != "openvla"):
         raise ModelError(f"{name} has images whose tokens are not known")
     return make(ConfigReader(described, "vision_config", spec.source), ConfigReader(config, spec.name, spec.source))
 
