@@ -145,7 +145,59 @@ def _step3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, whole + projection(2 * out, text, outer.boolean("projector_bias", True))))
 
 
+# VIT_TIMM_DIM_BY_NAME, transformers_utils/configs/radio.py: width, layers and the MLP's width.
+_RADIO = {
+    "vit_small_patch16_224": (384, 12, 1536), "vit_base_patch16_224": (768, 12, 3072),
+    "vit_large_patch16_224": (1024, 24, 4096), "vit_huge_patch16_224": (1280, 32, 5120),
+    "vit_so400m_patch16_224": (1152, 27, 4304),
+}  # fmt: skip
+
+
+def _nemotron(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """RADIO by its name, and a norm and two linear layers without biases (radio.py, nano_nemotron_vl.py)."""
+    stated = vision.nested("args")
+    name = str(stated.config.get("model"))
+    if name not in _RADIO or stated.boolean("qk_normalization", False):
+        raise ModelError(f"the weights of the RADIO tower {name[:80]} are not counted")
+    width, number, inner = _RADIO[name]
+    biases = 2 * width + inner + (3 * width if stated.boolean("qkv_bias", True) else 0)
+    tower = layers(number, width, inner, biases=biases, norms=6 * width)
+    teachers = stated.config.get("teachers")
+    named = {str(one.get("name")) for one in teachers if isinstance(one, Mapping)} if isinstance(teachers, list) else ()
+    tokens = len(named) if stated.boolean("cls_token_per_teacher", False) else 1
+    multiple = stated.optional_integer("register_multiple")
+    tokens += multiple - tokens % multiple if multiple else 0
+    patch, frames = integer(vision, 16, "patch_size"), integer(vision, 1, "video_temporal_patch_size")
+    pixels = 3 * patch * patch * (1 + frames if frames > 1 else 1)
+    whole = (pixels + round(integer(stated, 2048, "cpe_max_size") / patch) ** 2 + tokens) * width
+    own, middle = integer(outer, width, "vit_hidden_size"), outer.integer("projector_hidden_size")
+    merged = own * round(1 / outer.number("downsample_ratio", 0.5)) ** 2
+    # Checkpoints with MTP layers have a last norm.
+    whole += 2 * own if integer(outer.nested("llm_config"), 0, "num_nextn_predict_layers") else 0
+    return added(tower, (0, whole + merged + merged * middle + middle * text))
+
+
+def deepseek_vl2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """timm's SigLIP with its pooling head, two linear layers over 2 x 2 patches, and two vectors (deepseek_vl2.py)."""
+    if (integer(vision, 1152, "width"), integer(vision, 27, "layers"), side(vision, "image_size", 384)) != (
+        1152,
+        27,
+        384,
+    ):
+        raise ModelError(f"{vision.name}: only SigLIP SO400M of 384 pixels is counted")
+    projector = outer.nested("projector_config")
+    if projector.config.get("projector_type", "downsample_mlp_gelu") != "downsample_mlp_gelu":
+        raise ModelError("projector_type: only downsample_mlp_gelu is counted")
+    out, depth = integer(projector, text, "n_embed"), integer(projector, 2, "depth")
+    inner = out * integer(projector, 1, "mlp_ratio")
+    by = integer(projector, 2, "downsample_ratio") ** 2
+    whole = projection(integer(projector, 1152, "input_dim") * by, inner) + (depth - 2) * projection(inner, inner)
+    tower = siglip(ConfigReader({**_SO400M, "image_size": 384}, vision.name, vision.source))
+    return added(tower, (0, whole + projection(inner, out) + 2 * out))
+
+
 RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2"), _nemotron),
     "Keye": _keye, "chatglm": _chatglm, "dots_ocr": _dots_ocr, "minicpmo": _minicpm, "minicpmv": _minicpm,
     "molmo": _molmo, "ovis": _ovis, "ovis2_5": _ovis2_5, "phi3_v": _phi3, "phi4mm": _phi4, "step3_vl": _step3,
 }  # fmt: skip
