@@ -296,6 +296,20 @@ def test_towers_of_captioners(model_type: str, config: dict[str, Any], of_tower:
     assert (tower.reason, tower.parameters) == (None, own)
 
 
+def test_minicpm_o_has_whispers_encoder_and_two_linear_layers() -> None:
+    import torch
+    from transformers import WhisperConfig
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    config = WhisperConfig(**{**WHISPER, "encoder_ffn_dim": 64})
+    with torch.device("meta"):
+        parts = (WhisperEncoder(config), torch.nn.Linear(16, 48), torch.nn.Linear(48, 48))
+    stated = {"model_type": "minicpmo", "version": "2.6", **TEXT, "audio_config": config.to_dict()}
+    (tower,) = towers_of(kvcalc.read_config(stated, "own", "test"))
+    # The table of positions is a parameter of the encoder that is not trained.
+    assert tower.parameters == sum(parameter.numel() for part in parts for parameter in part.parameters())
+
+
 def built(model_type: str, config: dict[str, Any]) -> Any:
     import torch
     from transformers import (
