@@ -47,7 +47,8 @@ def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelS
 
         found = fetch_config(reference, MAX_CONFIG_BYTES)
         config = _json_object(read_text(found.path, MAX_CONFIG_BYTES), reference)
-        return read(config, found.name, found.source)._replace(reference=found.name)
+        spec = _with_processor(read(config, found.name, found.source), os.path.dirname(found.path))
+        return spec._replace(reference=found.name)
     if not _is_path(reference):
         preset = presets.find_preset(reference)
         if preset is not None:
