@@ -81,6 +81,34 @@ def test_what_is_not_known_is_refused_by_name(config: dict[str, Any], said: str)
         image_tokens(model, 3000, 3000)
 
 
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        # _get_num_image_tokens, model_executor/models/openvla.py, vLLM 0.33.0: patches of 14 pixels.
+        ({"model_type": "openvla", "text_config": {}, "image_sizes": [224, 224], "timm_model_ids": ["a", "b"]}, 16**2),
+        ({"model_type": "openvla", "text_config": {}, "image_sizes": [384, 384], "timm_model_ids": ["a"]}, 27**2),
+        # VLChatProcessor of Janus-Pro: num_image_tokens is 576.
+        ({"model_type": "multi_modality", "language_config": {},
+          "vision_config": {"cls": "CLIPVisionTower", "model_type": "vision", "params": {"image_size": 384}}}, 576),
+    ],
+)  # fmt: skip
+def test_images_of_one_size(config: dict[str, Any], tokens: int) -> None:
+    key = next(key for key in ("text_config", "language_config") if key in config)
+    model = kvcalc.read_config({**config, key: {**config_of("Molmo"), "model_type": "llama"}}, "own", "test")
+    for width, height in ((16, 16), (640, 480), (4000, 100)):
+        assert image_tokens(model, width, height) == tokens
+
+
+@pytest.mark.parametrize("model_type", ["internvl", "interns1"])
+def test_intern_s1_has_the_tiles_of_internvl(model_type: str) -> None:
+    row = ROWS[NAMES.index("InternVL 2")]
+    text = {**config_of("Molmo"), "model_type": "qwen3", "head_dim": 16}
+    vision = {"model_type": model_type, "image_size": [448, 448], "patch_size": [14, 14]}
+    model = kvcalc.read_config({"model_type": model_type, "text_config": text, "vision_config": vision}, "own", "test")
+    found = [[width, height, image_tokens(model, width, height)] for width, height, _ in row["sizes"]]
+    assert found == row["sizes"]
+
+
 def test_images_that_are_read_by_cross_attention_take_no_tokens() -> None:
     with pytest.raises(ModelError, match="read by cross-attention"):
         image_tokens(kvcalc.load_model("llama-3.2-11b-vision"), 640, 480)
