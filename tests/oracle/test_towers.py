@@ -301,7 +301,8 @@ def test_minicpm_o_has_whispers_encoder_and_two_linear_layers() -> None:
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-    config = WhisperConfig(**{**WHISPER, "encoder_ffn_dim": 64})
+    sizes: dict[str, Any] = {**WHISPER, "encoder_ffn_dim": 64}
+    config = WhisperConfig(**sizes)
     with torch.device("meta"):
         parts = (WhisperEncoder(config), torch.nn.Linear(16, 48), torch.nn.Linear(48, 48))
     stated = {"model_type": "minicpmo", "version": "2.6", **TEXT, "audio_config": config.to_dict()}
