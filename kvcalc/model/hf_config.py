@@ -162,6 +162,9 @@ COMMON_KEYS = frozenset(
 # Omni models have the configs of their towers inside this one.
 _TOWERS = frozenset(("thinker_config", *TOWER_KEYS["vision"], *TOWER_KEYS["audio"]))
 
+# Their code has the dimensions of the vision tower.
+_WITH_HIDDEN_TOWERS = ("molmo",)
+
 # Parts of key names under which published configs state facts about the cache. If a family's reader does not know such
 # a key and its value is not null, false or empty, the key may change the bytes, so kvcalc reports an error rather than
 # a wrong figure. These are plain substrings because a regular expression would be compiled at every start.
@@ -186,7 +189,8 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     key that may change the cache.
     """
     spec = _read_any(config, name, source, strict)
-    return spec if _TOWERS.isdisjoint(config) else spec._replace(multimodal=config)
+    has_towers = not _TOWERS.isdisjoint(config) or config.get("model_type") in _WITH_HIDDEN_TOWERS
+    return spec._replace(multimodal=config) if has_towers else spec
 
 
 def _read_any(config: Mapping[str, object], name: str, source: str, strict: bool) -> ModelSpec:

@@ -29,7 +29,10 @@ _OF_HEADS = (
 
 # Keys under which published configs describe a tower (`kvcalc.model.towers`). The first that is there counts.
 TOWER_KEYS: dict[str, tuple[str, ...]] = {
-    "vision": ("vision_config", "vision_encoder_config", "vit_config", "visual", "img_processor", "mm_vision_tower"),
+    "vision": (
+        "vision_config", "vision_encoder_config", "vit_config", "visual", "img_processor", "mm_vision_tower",
+        "visual_tokenizer_config", "timm_model_ids",
+    ),
     "audio": (
         "audio_config", "audio_encoder_config", "audio_encoder", "audio_processor", "speech_config", "sound_config",
         "encoder_config",

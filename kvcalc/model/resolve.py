@@ -47,7 +47,8 @@ def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelS
 
         found = fetch_config(reference, MAX_CONFIG_BYTES)
         config = _json_object(read_text(found.path, MAX_CONFIG_BYTES), reference)
-        return read(config, found.name, found.source)._replace(reference=found.name)
+        spec = _with_processor(read(config, found.name, found.source), os.path.dirname(found.path))
+        return spec._replace(reference=found.name)
     if not _is_path(reference):
         preset = presets.find_preset(reference)
         if preset is not None:
@@ -155,7 +156,8 @@ def _load_path(path: str, read: _Read) -> ModelSpec:
     folder, file = os.path.split(path)
     if file != "config.json":
         return read(config, _name_of(path), path)
-    return read(_with_quantization(config, folder), _name_of(path), path)._replace(checkpoint=folder or os.curdir)
+    spec = read(_with_quantization(config, folder), _name_of(path), path)
+    return _with_processor(spec, folder)._replace(checkpoint=folder or os.curdir)
 
 
 def _with_quantization(config: dict[str, object], folder: str) -> dict[str, object]:
@@ -167,6 +169,20 @@ def _with_quantization(config: dict[str, object], folder: str) -> dict[str, obje
     if not isinstance(stated, dict):
         raise ModelError(f"{path}: quantization is missing or not an object")
     return {**config, "quantization_config": {"quant_method": "modelopt", **stated}}
+
+
+def _with_processor(spec: ModelSpec, folder: str) -> ModelSpec:
+    """`spec` with the config of its image processor. Transformers 5 writes it into processor_config.json."""
+    if spec.multimodal is None:
+        return spec
+    for file, inner in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
+        path = os.path.join(folder, file)
+        if os.path.isfile(path):
+            stated = _json_object(read_text(path, MAX_CONFIG_BYTES), path)
+            found = stated if inner is None else stated.get(inner)
+            if isinstance(found, dict):
+                return spec._replace(multimodal={**spec.multimodal, "preprocessor_config": found})
+    return spec
 
 
 def _config_in(folder: str) -> str:

@@ -37,7 +37,7 @@ def check_images(spec: ModelSpec, asked: ImagesAsked, context_tokens: int) -> No
     Raises UsageError (exit 2) if they have more tokens, and ModelError (exit 3) if the model takes no images.
     """
     check_count(asked.number, "images")
-    each = image_tokens(spec, asked.width, asked.height)
+    each = image_tokens(spec, asked.width, asked.height, asked.number)
     if asked.number * each > context_tokens:
         tokens = f"{asked.number * each:,} tokens"
         images = f"{asked.number:,} images of {each:,} tokens" if asked.number > 1 else "the image"
@@ -60,7 +60,7 @@ def describe_images(
     rule = image_rule(model)
     if rule is None:
         return None
-    each, cached, size = rule.tokens(asked.width, asked.height), None, None
+    each, cached, size = rule.each(asked.width, asked.height, asked.number), None, None
     if step_tokens is not None:
         cached = max(step_tokens, rule.most_at(context_tokens))
         size = cached * (model.attention.hidden_size or 0) * element_bytes

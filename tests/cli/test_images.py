@@ -27,7 +27,7 @@ def test_the_tokens_of_the_images(kvcalc: Any) -> None:
         ("qwen2.5-vl-7b", ("--images", "1", "--image-size", "10"), 2, "must be WIDTHxHEIGHT"),
         ("qwen2.5-vl-7b", ("--images", "0", "--image-size", "10x10"), 2, "--images"),
         ("llama-3.1-8b", ("--images", "1", "--image-size", "10x10"), 3, "takes no images"),
-        ("llama-3.2-11b-vision", ("--images", "1", "--image-size", "10x10"), 3, "not known"),
+        ("llama-3.2-11b-vision", ("--images", "1", "--image-size", "10x10"), 3, "by cross-attention"),
     ],
 )
 def test_what_is_refused(kvcalc: Any, model: str, options: tuple[str, ...], status: int, said: str) -> None:

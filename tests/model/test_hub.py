@@ -168,6 +168,19 @@ def test_a_revision_is_its_own_in_the_cache(tmp_path: Path) -> None:
 
 
 @needs_hub
+def test_the_image_processors_config_in_the_cache_is_read(tmp_path: Path) -> None:
+    config = {**CONFIG, "model_type": "phi3_v", "img_processor": {"name": "clip_vision_model"}}
+    path = put_in_cache(tmp_path, COMMIT, "main", config)
+    options = ("--context", "4k", "--images", "1", "--image-size", "336x336", "--get", "workload.images.tokens")
+    env = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "HF_TOKEN": "", "HF_ENDPOINT": ""}
+    refused = spawn("estimate", "hf:org/name", *options, env=env)
+    assert "num_crops is in preprocessor_config.json" in refused.err
+    (path.parent / "preprocessor_config.json").write_text(json.dumps({"num_crops": 4}))
+    # 2 x 2 crops and the whole image of 144 tokens each, three rows of 12 ends, and a token between the two.
+    assert spawn("estimate", "hf:org/name", *options, env=env).out == "757\n"
+
+
+@needs_hub
 def test_offline_and_not_in_the_cache(tmp_path: Path, hub: Hub) -> None:
     result = ask(tmp_path, hub, "hf:org/name", HF_HUB_OFFLINE="1")
     assert result.status == 1

@@ -55,8 +55,8 @@ def defaults(model_type: str) -> dict[str, Any]:
 # VibeVoice), are of timm, or belong to models that are rarely served. Granite's class has no default of its rate.
 TOWERS_NOT_COUNTED = set(
     (
-        "blip dia git granite4_vision idefics inkling_mm_model janus moonshine_streaming moshi musicgen "
-        "musicgen_melody nemo_speechlm perception_lm pix2struct pp_formulanet vibevoice"
+        "dia granite4_vision idefics inkling_mm_model janus moonshine_streaming moshi musicgen musicgen_melody "
+        "nemo_speechlm perception_lm pp_formulanet vibevoice"
     ).split()
 )
 

@@ -274,6 +274,43 @@ def test_towers_have_the_parameters_of_transformers_class(model_type: str, confi
         assert count_parameters(weights).total == sum(p.numel() for p in model.parameters()) - sum(outside)
 
 
+# Models whose text model has names of its own: the names of the tower's parameters.
+CAPTIONERS: list[tuple[str, dict[str, Any], str]] = [
+    ("blip", {"vision_config": {**VIT, "image_size": 32}}, r"vision_model\."),
+    ("git", {"vision_config": VIT, "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2},
+     r"git\.(image_encoder|visual_projection)\."),
+    ("git", {"vision_config": {**VIT, "image_size": 64}, "hidden_size": 48, "num_attention_heads": 4,
+             "num_hidden_layers": 2, "num_image_with_embedding": 6},
+     r"git\.(image_encoder|visual_projection|img_temporal_embedding)\."),
+    ("pix2struct", {"vision_config": {"hidden_size": 32, "d_ff": 40, "d_kv": 5, "num_attention_heads": 4,
+                                      "num_hidden_layers": 3, "seq_len": 9}}, r"encoder\."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model_type", "config", "of_tower"), CAPTIONERS)
+def test_towers_of_captioners(model_type: str, config: dict[str, Any], of_tower: str) -> None:
+    model = built(model_type, config)
+    own = sum(parameter.numel() for name, parameter in model.named_parameters() if re.match(of_tower, name))
+    (tower,) = towers_of(kvcalc.read_config(model.config.to_dict(), "own", "test"))
+    assert own
+    assert (tower.reason, tower.parameters) == (None, own)
+
+
+def test_minicpm_o_has_whispers_encoder_and_two_linear_layers() -> None:
+    import torch
+    from transformers import WhisperConfig
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    sizes: dict[str, Any] = {**WHISPER, "encoder_ffn_dim": 64}
+    config = WhisperConfig(**sizes)
+    with torch.device("meta"):
+        parts = (WhisperEncoder(config), torch.nn.Linear(16, 48), torch.nn.Linear(48, 48))
+    stated = {"model_type": "minicpmo", "version": "2.6", **TEXT, "audio_config": config.to_dict()}
+    (tower,) = towers_of(kvcalc.read_config(stated, "own", "test"))
+    # The table of positions is a parameter of the encoder that is not trained.
+    assert tower.parameters == sum(parameter.numel() for part in parts for parameter in part.parameters())
+
+
 def built(model_type: str, config: dict[str, Any]) -> Any:
     import torch
     from transformers import (

@@ -14,6 +14,9 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.reader import TOWER_KEYS, ConfigReader
 from kvcalc.model.spec import ModelSpec
 
+# Models whose code has the dimensions of the vision tower.
+WITHOUT_CONFIG = ("molmo", "phi4mm")
+
 
 class Tower(NamedTuple):
     """A tower and its projector. `name` is "vision tower" or "audio tower", `kind` is its published type.
@@ -61,9 +64,9 @@ def tower_parameters(spec: ModelSpec) -> int:
 
 def _tower(modality: str, config: Mapping[str, object], outer: str, spec: ModelSpec) -> Tower | None:
     key = next((key for key in TOWER_KEYS[modality] if config.get(key) not in (None, False)), None)
-    if key is None:
+    if key is None and (modality != "vision" or outer not in WITHOUT_CONFIG):
         return None
-    name, stated = f"{modality} tower", config[key]
+    name, stated = f"{modality} tower", config[key] if key else {}
     if isinstance(stated, str):
         from kvcalc.model.towers.named import REPOSITORIES
 
@@ -80,7 +83,11 @@ def _tower(modality: str, config: Mapping[str, object], outer: str, spec: ModelS
     if rule is None or width is None:
         return Tower(name, kind, None, None, f"the weights of a tower of type {kind} in {outer} are not counted")
     try:
-        split, whole = rule(ConfigReader(stated, key, spec.source), width, ConfigReader(config, spec.name, spec.source))
+        split, whole = rule(
+            ConfigReader(stated, key or "vision_config", spec.source),
+            width,
+            ConfigReader(config, spec.name, spec.source),
+        )
     except ModelError as error:
         return Tower(name, kind, None, None, error.message)
     return Tower(name, kind, split, whole)

@@ -14,7 +14,7 @@ from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, pr
 
 def rule_of(outer: str, kind: str) -> Rule | None:
     """The rule of an audio tower of type `kind` in a model of type `outer`, or None if it is not known."""
-    found = _BY_TOWER.get(kind)
+    found = _minicpmo if outer == "minicpmo" else _BY_TOWER.get(kind)
     if found is None:
         from kvcalc.model.towers.conformers import RULES
         from kvcalc.model.towers.rare import AUDIO
@@ -38,6 +38,14 @@ def _whisper(audio: ConfigReader, *, has_positions: bool = True) -> Counted:
 
 def _qwen2_audio(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(_whisper(audio), (0, projection(integer(audio, 1280, "d_model"), text)))
+
+
+def _minicpmo(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Whisper and two linear layers (MiniCPMO.init_audio_module, model_executor/models/minicpmo.py, vLLM 0.33.0)."""
+    stated = {"d_model": 384, "encoder_layers": 4, "encoder_ffn_dim": 1536, "num_mel_bins": 80}
+    audio = ConfigReader({**stated, **audio.config}, audio.name, audio.source)
+    inputs = integer(audio, 1536, "encoder_ffn_dim") // 4
+    return added(_whisper(audio), (0, projection(inputs, text) + projection(text, text)))
 
 
 def _qwen2_5_omni(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:

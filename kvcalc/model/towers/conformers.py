@@ -1,7 +1,8 @@
 """The parameters of audio towers made of conformers and similar layers, and of the projectors behind them.
 
 Source: the modeling files of Transformers 5.23.0 (`tests/oracle/test_towers.py` builds each class). The defaults are
-those of the configuration classes. Kernels of convolutions over time, norms and biases are on every rank.
+those of the configuration classes, and of Phi-4's published config. Kernels of convolutions over time, norms and biases
+are on every rank.
 """
 
 from __future__ import annotations
@@ -52,6 +53,24 @@ def _phi4(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     whole += rows * integer(audio, 16, "num_attention_heads")
     inputs = width * integer(audio, 1, "downsample_rate")
     return number * (2 * mlp + attention + convolved), number * small + whole + 2 * _two_layers(inputs, text)
+
+
+def _phi4mm(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Phi-4's tower under its published keys, and the mean and the variance of its input (phi4mm_audio.py, vLLM)."""
+    stated = audio.nested("config")
+    names = {
+        "attention_dim": "hidden_size", "linear_units": "intermediate_size", "attention_heads": "num_attention_heads",
+        "depthwise_seperable_out_channel": "depthwise_separable_out_channel",
+    }  # fmt: skip
+    config = {names.get(key, key): value for key, value in stated.config.items()}
+    bias, channels = stated.nested("relative_attention_bias_args"), stated.nested("nemo_conv_settings")
+    more = {
+        "bias_max_distance": bias.optional_integer("t5_bias_max_distance"),
+        "bias_symmetric": bias.config.get("t5_bias_symmetric"),
+        "nemo_conv_channels": channels.optional_integer("conv_channels"),
+    }
+    counted = _phi4(ConfigReader({**config, **more}, audio.name, audio.source), text, outer)
+    return added(counted, (0, 2 * integer(stated, 80, "input_size")))
 
 
 def parakeet(audio: ConfigReader, *, attention_bias: bool = True) -> Counted:
@@ -121,6 +140,7 @@ RULES: Mapping[str, Rule] = {
         _granite_speech,
     ),
     **dict.fromkeys(("canary", "cohere_asr", "nemotron_h_omni", "parakeet", "parakeet_encoder"), _parakeet),
+    "phi4mm": _phi4mm,
     **dict.fromkeys(("phi4_multimodal", "phi4_multimodal_audio"), _phi4),
     **dict.fromkeys(("voxtral_realtime", "voxtral_realtime_encoder"), _voxtral_realtime),
 }

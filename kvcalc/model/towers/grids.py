@@ -11,7 +11,7 @@ from math import ceil, floor, sqrt
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import integer, side
-from kvcalc.model.towers.image_rule import ImageRule, Make, tower_size
+from kvcalc.model.towers.image_rule import ImageRule, Make, closest, tile_shapes, tower_size
 
 _NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 _ONEVISION = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
@@ -104,9 +104,7 @@ def _cohere(*, image: int, patch: int) -> Make:
     def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
         tile, by = side(vision, "image_size", image), integer(outer, 2, "downsample_factor")
         each = (tile // (side(vision, "patch_size", patch) * by)) ** 2
-        shapes = sorted(
-            ((x, y) for x in range(1, 13) for y in range(1, 13) if x * y <= 12), key=lambda shape: shape[0] * shape[1]
-        )
+        shapes = tile_shapes(1, 12)
 
         def tokens(width: int, height: int) -> int:
             scales = [min(x * tile / width, y * tile / height) for x, y in shapes]
@@ -130,7 +128,7 @@ def _lfm2_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     marks, splits = outer.boolean("use_image_special_tokens", True), outer.boolean("do_image_splitting", True)
     thumbnail = outer.boolean("use_thumbnail", True)
     each = ceil(tile / unit) ** 2
-    shapes = [(x, y) for x in range(1, tiles + 1) for y in range(1, tiles + 1) if fewest <= x * y <= tiles]
+    shapes = tile_shapes(fewest, tiles)
 
     def whole(width: int, height: int) -> int:
         rows, columns = (max(1, round(length / unit)) for length in (height, width))
@@ -147,12 +145,8 @@ def _lfm2_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
         area = max(unit // 2, round(height / unit) * unit) * max(unit // 2, round(width / unit) * unit)
         if not splits or area <= 2 * most * unit * unit or not shapes:
             return alone
-        best, difference = (1, 1), float("inf")
-        for x, y in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
-            off = abs(width / height - x / y)
-            if off < difference or (off == difference and width * height > 0.5 * tile * tile * x * y):
-                best, difference = (x, y), off
-        number = best[0] * best[1]
+        x, y = closest(shapes, width, height, tile)
+        number = x * y
         return number * (each + marks) + (whole(width, height) + marks if thumbnail else 0) + 2 * marks
 
     size, elements = tower_size(vision)
@@ -164,6 +158,8 @@ BY_MODEL: Mapping[str, Make] = {
     "cohere2_vision": _cohere(image=512, patch=16),
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
     "lfm2_vl": _lfm2_vl,
-    "llava_next": _any_resolution(_NEXT, image=336, patch=14, strategy="default"),
+    **dict.fromkeys(
+        ("llava_next", "llava_next_video"), _any_resolution(_NEXT, image=336, patch=14, strategy="default")
+    ),
     "llava_onevision": _any_resolution(_ONEVISION, image=384, patch=14, strategy="full", limit=9),
 }

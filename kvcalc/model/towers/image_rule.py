@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import integer
 
@@ -13,6 +14,7 @@ class ImageRule(NamedTuple):
     """`tokens(width, height)` is the tokens of an image in pixels. `most` is that of the largest image, and each token
     takes `patches_per_token` patches of the vision tower. `width` and `elements` are the tower's width and the values
     that a patch needs in the widest module of a layer. vLLM tries videos of up to `most_frames` times as many tokens.
+    `among(width, height, number)` is the tokens of each of several images, if their number matters.
     """
 
     tokens: Callable[[int, int], int]
@@ -21,6 +23,11 @@ class ImageRule(NamedTuple):
     width: int
     elements: int
     most_frames: int = 1
+    among: Callable[[int, int, int], int] | None = None
+
+    def each(self, width: int, height: int, number: int) -> int:
+        """The tokens of each of `number` images of one request."""
+        return self.tokens(width, height) if self.among is None else self.among(width, height, number)
 
     def most_at(self, context_tokens: int) -> int:
         """The tokens of the largest image or video that is no longer than the context, and at least one image."""
@@ -35,3 +42,50 @@ def tower_size(vision: ConfigReader, matrices: int = 2, width: int = 1152, inner
     size = integer(vision, width, "embed_dim", "hidden_size", "vt_hidden_size")
     middle = integer(vision, inner, "intermediate_size", "vt_intermediate_size")
     return size, matrices * middle
+
+
+# The key under which `kvcalc.model.resolve` keeps the preprocessor_config.json that is beside a config.json.
+PROCESSOR = "preprocessor_config"
+
+
+def processor(outer: ConfigReader) -> ConfigReader:
+    """The config of the image processor, empty if it is not beside the model's config."""
+    return outer.nested(PROCESSOR)
+
+
+def needed(outer: ConfigReader, key: str, differs: str) -> int:
+    """An integer that only preprocessor_config.json has. `differs`: how releases of the family differ."""
+    found = processor(outer).optional_integer(key)
+    if found is None:
+        raise ModelError(f"{differs}: {key} is in preprocessor_config.json, which must be beside config.json")
+    return found
+
+
+def limits(outer: ConfigReader, least: int | None, most: int | None) -> tuple[int, int]:
+    """The fewest and the most pixels that an image is resized to, by preprocessor_config.json or by default."""
+    stated = processor(outer)
+    size = stated.config.get("size")
+    within = ConfigReader(size if isinstance(size, Mapping) else {}, f"{outer.name}: size", outer.source)
+    least = stated.optional_integer("min_pixels") or within.optional_integer("shortest_edge", "min_pixels") or least
+    most = stated.optional_integer("max_pixels") or within.optional_integer("longest_edge", "max_pixels") or most
+    if least is None or most is None:
+        raise ModelError(
+            "the limits of an image's size are in preprocessor_config.json, which must be beside config.json"
+        )
+    return least, most
+
+
+def tile_shapes(least: int, most: int) -> list[tuple[int, int]]:
+    """The shapes of `least` to `most` tiles: columns and rows, those of fewer tiles first."""
+    shapes = ((x, y) for x in range(1, most + 1) for y in range(1, most // x + 1) if x * y >= least)
+    return sorted(shapes, key=lambda shape: shape[0] * shape[1])
+
+
+def closest(shapes: Iterable[tuple[int, int]], width: int, height: int, tile: int) -> tuple[int, int]:
+    """The shape closest to the image's. Of several, a larger one only if the image fills half of its area."""
+    best, difference = (1, 1), float("inf")
+    for x, y in shapes:
+        off = abs(width / height - x / y)
+        if off < difference or (off == difference and width * height > 0.5 * tile * tile * x * y):
+            best, difference = (x, y), off
+    return best

@@ -6,86 +6,147 @@ published preprocessor_config.json states where they differ from the class (Qwen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import ceil, floor, sqrt
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from math import ceil, floor, isqrt, sqrt
 
 from kvcalc.errors import ModelError
 from kvcalc.model.memo import remembered
-from kvcalc.model.reader import ConfigReader
+from kvcalc.model.reader import TOWER_KEYS, ConfigReader
 from kvcalc.model.spec import ModelSpec
+from kvcalc.model.towers import WITHOUT_CONFIG
 from kvcalc.model.towers.blocks import integer, side
-from kvcalc.model.towers.image_rule import ImageRule, Make, tower_size
+from kvcalc.model.towers.image_rule import PROCESSOR, ImageRule, Make, limits, processor, tower_size
+
+# Modules with rules by the type of the model, imported only if no rule of this module applies.
+_MORE = ("tiles", "grids", "slices", "crops", "views", "capped", "constant")
+
+_REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("mllama", "mllama_text_model"),
+        "its images are read by cross-attention, and take no tokens of the context: --encoder-tokens",
+    ),
+    "minicpm_ocr": "its image processor may choose the size of an image by its content",
+    "NVLM_D": "the tokens of the names that it gives its tiles are not known",
+}
 
 
 @remembered
 def image_rule(spec: ModelSpec) -> ImageRule | None:
     """The rule for the images of a model, or None if the model has no vision tower or its rule is not known."""
-    config = spec.multimodal
+    try:
+        return _rule_of(spec)
+    except ModelError:
+        return None  # `image_tokens` and `towers_of` say what is wrong
+
+
+def image_tokens(spec: ModelSpec, width: int, height: int, number: int = 1) -> int:
+    """The tokens of each of `number` images of a request.
+
+    Raises ModelError (exit 3) if the model takes no images, or its rule is not known.
+    """
+    try:
+        return _rule_of(spec).each(width, height, number)
+    except ModelError as error:
+        raise ModelError(f"--images: {error.message}", error.hint) from None
+
+
+def _rule_of(spec: ModelSpec) -> ImageRule:
+    config, name = spec.multimodal, f"{spec.name} ({spec.model_type})"
     if config is None:
-        return None
+        raise ModelError(f"{name} takes no images")
     outer = str(config.get("model_type"))
     thinker = config.get("thinker_config")
     if isinstance(thinker, Mapping):
-        config = thinker
-    vision = config.get("vision_config")
-    if vision is None and outer == "llava":
+        config = {**thinker, PROCESSOR: config.get(PROCESSOR)}
+    vision = next((config[key] for key in TOWER_KEYS["vision"] if config.get(key) not in (None, False)), None)
+    if isinstance(vision, str):
         from kvcalc.model.towers.named import REPOSITORIES
 
-        vision = REPOSITORIES.get(str(config.get("mm_vision_tower")))
-    if not isinstance(vision, Mapping):
-        return None
-    make = _BY_MODEL.get(outer) or _BY_TOWER.get(str(vision.get("model_type") or outer))
-    if make is None:
-        from kvcalc.model.towers.grids import BY_MODEL as GRIDS
-        from kvcalc.model.towers.tiles import BY_MODEL as TILES
-
-        make = TILES.get(outer) or GRIDS.get(outer)
-    if make is None:
-        return None
-    try:
-        return make(ConfigReader(vision, "vision_config", spec.source), ConfigReader(config, spec.name, spec.source))
-    except ModelError:
-        return None  # `towers_of` says what is wrong with the config
-
-
-def image_tokens(spec: ModelSpec, width: int, height: int) -> int:
-    """The tokens of one image. Raises ModelError (exit 3) if the model takes no images, or its rule is not known."""
-    rule = image_rule(spec)
-    if rule is None:
-        kind = "takes no images" if spec.multimodal is None else "has images whose tokens are not known"
-        raise ModelError(f"--images: {spec.name} ({spec.model_type}) {kind}")
-    return rule.tokens(width, height)
+        vision = REPOSITORIES.get(vision, vision)
+    if outer in WITHOUT_CONFIG:
+        vision = {} if vision is None else vision
+    if vision is None:
+        raise ModelError(f"{name} takes no images")
+    if outer in _REFUSED:
+        raise ModelError(f"{name}: {_REFUSED[outer]}")
+    described = vision if isinstance(vision, Mapping) else {}
+    make = _BY_MODEL.get(outer) or _BY_TOWER.get(str(described.get("model_type") or outer))
+    for module in _MORE if make is None else ():
+        rules: Mapping[str, Make] = import_module(f"kvcalc.model.towers.{module}").BY_MODEL
+        make = make or rules.get(outer)
+    if make is None or (vision != described and outer != "openvla"):
+        raise ModelError(f"{name} has images whose tokens are not known")
+    return make(ConfigReader(described, "vision_config", spec.source), ConfigReader(config, spec.name, spec.source))
 
 
-def _of_pixels(least: int, most: int, patch: int, *, frames: int = 1, matrices: int = 2, video: int = 1) -> Make:
+def _of_pixels(
+    least: int | None, most: int | None, patch: int, *, frames: int = 1, matrices: int = 2, video: int = 1,
+    enlarges: Callable[[int, int, int], tuple[int, int]] | None = None, ends_rows: bool = False, around: int = 0,
+) -> Make:  # fmt: skip
     """Both sides become multiples of a merged patch, and the area is kept between two limits.
 
     `frames` frames share the limits. A side is rounded to the nearest multiple, or down or up if a limit applies.
+    Without limits, they must be in preprocessor_config.json. `enlarges` gives the width and the height of an image
+    with a side shorter than a merged patch. `ends_rows`: a token ends every row. `around`: tokens around the image.
     """
 
     def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
-        merge = integer(vision, 2, "spatial_merge_size")
+        fewest, largest = limits(outer, least, most)
+        merge = integer(vision, 2, "spatial_merge_size", "hidden_stride")
         unit = integer(vision, patch, "patch_size") * merge
 
         def tokens(width: int, height: int) -> int:
+            if enlarges is not None:
+                width, height = enlarges(width, height, unit)
             rows, columns = round(height / unit), round(width / unit)
             area = frames * rows * columns * unit * unit
-            if area > most:
-                by = sqrt(frames * height * width / most)
+            if area > largest:
+                by = sqrt(frames * height * width / largest)
                 rows, columns = (max(1, floor(length / by / unit)) for length in (height, width))
-            elif area < least:
-                by = sqrt(least / (frames * height * width))
+            elif area < fewest:
+                by = sqrt(fewest / (frames * height * width))
                 rows, columns = (ceil(length * by / unit) for length in (height, width))
-            return rows * columns
+            return rows * (columns + ends_rows) + around
 
         if "embed_dim" in vision.config:
             size = integer(vision, 1280, "embed_dim")
             elements = 2 * int(size * vision.number("mlp_ratio", 4))
         else:
             size, elements = tower_size(vision, matrices)
-        return ImageRule(tokens, most // (frames * unit * unit), merge * merge, size, elements, video)
+        side_tokens = isqrt(largest // (frames * unit * unit))
+        widest = largest // (frames * unit * unit) + side_tokens * ends_rows + around
+        return ImageRule(tokens, widest, merge * merge, size, elements, video)
 
     return make
+
+
+def _to_unit(width: int, height: int, unit: int) -> tuple[int, int]:
+    """Keye: the width is rounded if the height is too short, and then the height if the width is."""
+    if height < unit:
+        width, height = round(width * unit / height), unit
+    if width < unit:
+        width, height = unit, round(height * unit / width)
+    return width, height
+
+
+def _to_unit_or_ratio(width: int, height: int, unit: int) -> tuple[int, int]:
+    """Ovis 2.5: the shorter side becomes a merged patch; any other image is at most 200 times as long as wide."""
+    if height < unit or width < unit:
+        if height < width:
+            return round(unit / height * width), unit
+        return unit, round(unit / width * height)
+    if max(width, height) / min(width, height) > 200:
+        return (width, 200 * width) if height > width else (200 * height, height)
+    return width, height
+
+
+def _scaled_to_unit(width: int, height: int, unit: int) -> tuple[int, int]:
+    """Cosmos 3 and GLM: an image with a shorter side is enlarged."""
+    if height < unit or width < unit:
+        scale = max(unit / height, unit / width)
+        return int(width * scale), int(height * scale)
+    return width, height
 
 
 def _fixed(tokens: int | None = None) -> Make:
@@ -154,23 +215,65 @@ def _moonvit(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     return ImageRule(tokens, most // 4, 4, size, elements)
 
 
+def _kimi_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+    """Like Kimi K2.5's, with a limit of patches that only the processor's config states, and no limit of a side.
+
+    Source: KimiVLProcessingInfo, model_executor/models/kimi_vl.py, vLLM 0.33.0, whose largest image has 1,024 x 1,024
+    pixels. moonshotai/Kimi-VL-A3B-Instruct has 4,096 patches; Kimi-VL-A3B-Thinking-2506 has four times as many.
+    """
+    patch, stated = integer(vision, 14, "patch_size"), processor(outer).optional_integer("in_token_limit")
+    unit, fewest = 2 * patch, 4096
+
+    def taken(width: int, height: int, most: int) -> int:
+        number = (width // patch) * (height // patch)
+        if number > most:
+            by = sqrt(most / number)
+            width, height = int(width * by), int(height * by)
+        return max(1, ceil(height / unit)) * max(1, ceil(width / unit))
+
+    def tokens(width: int, height: int) -> int:
+        if stated is None and (width // patch) * (height // patch) > fewest:
+            differs = f"releases of Kimi-VL limit an image of more than {fewest:,} patches differently"
+            raise ModelError(
+                f"{differs}: in_token_limit is in preprocessor_config.json, which must be beside config.json"
+            )
+        return taken(width, height, stated or fewest)
+
+    size, elements = tower_size(vision)
+    return ImageRule(tokens, taken(1024, 1024, stated or 16384), 4, size, elements)
+
+
 # Two frames make a token, and vLLM tries up to 14 (_MAX_FRAMES_PER_VIDEO, model_executor/models/qwen2_vl.py). Its log
 # of Qwen2.5-VL-7B with a context of 128,000 tokens prints 114,688 tokens, 7 times those of an image.
 _QWEN2 = _of_pixels(56 * 56, 16384 * 28 * 28, 14, matrices=3, video=7)
 _QWEN3 = _of_pixels(65536, 16777216, 16)
 _MINIMAX = _of_pixels(4 * 28 * 28, 451584, 14)
-_GLM = _of_pixels(112 * 112, 28 * 28 * 15000, 14, frames=2, matrices=3)
+_GLM = _of_pixels(112 * 112, 28 * 28 * 15000, 14, frames=2, matrices=3, enlarges=_scaled_to_unit)
 
 _BY_MODEL: Mapping[str, Make] = {
     **dict.fromkeys(("deepseek_vl", "deepseek_vl_hybrid", "janus"), _fixed()),
     **dict.fromkeys(("gemma3", "gemma3_text", "shieldgemma2"), _fixed(256)),
     **dict.fromkeys(("gemma3n", "gemma3n_text"), _gemma3n),
     **dict.fromkeys(("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), _MINIMAX),
+    "cosmos3_edge": _of_pixels(256 * 256, 4096 * 4096, 16, enlarges=_scaled_to_unit),
+    "cohere_compass": _of_pixels(56 * 56, 28 * 28 * 1280, 14),
+    # Published limits; its processor is Qwen2-VL's (dots_ocr.py, model_executor/models, vLLM 0.33.0).
+    "dots_ocr": _of_pixels(3136, 11289600, 14, matrices=3),
+    **dict.fromkeys(("dots3_note", "exaone4_5", "lfm3_vl", "opencua", "qwen4_exp"), _of_pixels(None, None, 14)),
+    # The limit of zai-org/GLM-OCR's preprocessor_config.json.
+    "glm_ocr": _of_pixels(112 * 112, 9633792, 14, frames=2, matrices=3, enlarges=_scaled_to_unit),
+    # HunYuanVLProcessor: a token ends every row, and two are around.
+    "hunyuan_vl": _of_pixels(512 * 512, 2048 * 2048, 16, ends_rows=True, around=2),
+    # smart_resize, model_executor/models/keye.py, vLLM 0.33.0.
+    "Keye": _of_pixels(None, None, 14, enlarges=_to_unit),
+    "kimi_vl": _kimi_vl,
+    # Ovis2_5Processor, transformers_utils/processors/ovis2_5.py, vLLM 0.33.0.
+    "ovis2_5": _of_pixels(448 * 448, 1792 * 1792, 16, enlarges=_to_unit_or_ratio, around=2),
     "ernie4_5_vl_moe": _of_pixels(56 * 56, 28 * 28 * 6177, 14),
     "paddleocr_vl": _of_pixels(384 * 384, 1536 * 1536, 14),
-    **dict.fromkeys(("gemma4", "gemma4_text"), _gemma4),
+    **dict.fromkeys(("diffusion_gemma", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), _gemma4),
     **dict.fromkeys(("kimi_k25", "kimi_k3"), _moonvit),
-    **dict.fromkeys(("llama", "llava", "paligemma"), _fixed()),
+    **dict.fromkeys(("llama", "llava", "paligemma", "vipllava"), _fixed()),
     **dict.fromkeys(("lighton_ocr", "ministral3", "mistral3", "mistral_large4"), _pixtral),
 }
 _BY_TOWER: Mapping[str, Make] = {

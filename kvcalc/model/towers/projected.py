@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, patches, projection
-from kvcalc.model.towers.bodies import body, body_width, patches_3d, siglip
+from kvcalc.model.towers.bodies import body, body_width, clip, patches_3d, siglip, vit
 
 _SIGLIP, _CLIP = "siglip_vision_model", "clip_vision_model"
 
@@ -122,7 +122,35 @@ def _phi4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(siglip(vision), (0, 2 * width + _two_layers(width, text, text)))
 
 
+def _git(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """CLIP, a linear layer and a norm; models for videos have a vector for every frame."""
+    vision = _with(vision, patch_size=16)
+    width = integer(vision, 768, "hidden_size")
+    frames = integer(outer, 0, "num_image_with_embedding")
+    return added(clip(vision), (0, projection(width, text) + 2 * text + frames * width))
+
+
+def _blip(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """A vision transformer with a class token; the text model reads its output by cross-attention."""
+    width, _, tower = vit(vision)
+    number, patch = patches(vision, 384, 16)
+    return added(tower, (0, projection(3 * patch * patch, width) + (number + 2) * width + 2 * width))
+
+
+def _pix2struct(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Gated layers without biases, and a table of positions for each axis."""
+    width, inner = integer(vision, 768, "hidden_size"), integer(vision, 2048, "d_ff")
+    heads = integer(vision, 12, "num_attention_heads") * integer(vision, 64, "d_kv")
+    number = integer(vision, 12, "num_hidden_layers")
+    tower = layers(number, width, inner, matrices=3, heads=heads, norms=2 * width)
+    whole = projection(integer(vision, 768, "patch_embed_hidden_size"), width)
+    return added(tower, (0, whole + 2 * integer(vision, 4096, "seq_len") * width + width))
+
+
 RULES: Mapping[str, Rule] = {
+    "blip": _blip,
+    "git": _git,
+    "pix2struct": _pix2struct,
     "aya_vision": _aya_vision,
     "cohere2_vision": _cohere2_vision,
     "deepseek_vl": _deepseek_vl,

@@ -91,10 +91,14 @@ def _clip_over_sam(encoder: ConfigReader) -> ConfigReader:
 def _deepseek_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """DeepSeek-OCR's own code: SAM-B and CLIP-L, whose patch embedding is in the checkpoint but is not used.
 
+    DeepSeek-VL2 has the same type.
+
     Source: deepseek_ocr.py and deepencoder.py, model_executor/models, vLLM 0.33.0.
     """
     if vision.config.get("model_name") != "deeplip_b_l":
-        raise ModelError(f"the weights of DeepSeek-VL2's {str(vision.config.get('model_name'))[:80]} are not counted")
+        from kvcalc.model.towers.remote import deepseek_vl2
+
+        return deepseek_vl2(vision, text, outer)
     none = ConfigReader({}, vision.name, vision.source)
     return added(_unlimited_ocr(none, text, outer), (0, 3 * 14 * 14 * 1024))
 

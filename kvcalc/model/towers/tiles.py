@@ -1,6 +1,7 @@
 """How many tokens an image takes in models that cut it into tiles.
 
-Source: the image processors of Transformers 5.23.0 (`tests/oracle/test_images.py` asks them).
+Source: the image processors of Transformers 5.23.0 (`tests/oracle/test_images.py` asks them), and internvl.py,
+h2ovl.py, nemotron_vl.py and nano_nemotron_vl.py, transformers_utils/processors, vLLM 0.33.0.
 """
 
 from __future__ import annotations
@@ -9,28 +10,86 @@ from collections.abc import Mapping
 
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import integer, side
-from kvcalc.model.towers.image_rule import ImageRule, Make, tower_size
+from kvcalc.model.towers.capped import dynamic_tiles
+from kvcalc.model.towers.image_rule import ImageRule, Make, closest, processor, tile_shapes, tower_size
+
+
+def _square(vision: ConfigReader, outer: ConfigReader, image: int, patch: int) -> tuple[int, int, int]:
+    """The side of a tile, its patches, and its tokens. Published configs may force another side than the tower's."""
+    tile = integer(outer, side(vision, "image_size", image), "force_image_size")
+    patches = (tile // integer(outer, side(vision, "patch_size", patch), "patch_size")) ** 2
+    return tile, patches, int(patches * outer.number("downsample_ratio", 0.5) ** 2)
 
 
 def _internvl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """1 to 12 tiles in the shape closest to the image's, and a thumbnail if there are several; two tokens around."""
-    tile = side(vision, "image_size", 448)
-    patches = (tile // side(vision, "patch_size", 14)) ** 2
-    each = int(patches * outer.number("downsample_ratio", 0.5) ** 2)
-    most = integer(outer, 12, "max_dynamic_patch")
-    shapes = [(x, y) for x in range(1, most + 1) for y in range(1, most + 1) if x * y <= most]
+    tile, patches, each = _square(vision, outer, 448, 14)
+    stated = processor(outer)
+    most = integer(stated, integer(outer, 12, "max_dynamic_patch"), "max_patches", "max_num_tiles")
+    least, more = integer(outer, 1, "min_dynamic_patch"), outer.boolean("use_thumbnail", True)
+    if not outer.boolean("dynamic_image_size", True):
+        least = most = 1
+    shapes = tile_shapes(least, most)
 
     def tokens(width: int, height: int) -> int:
-        best, difference = (1, 1), float("inf")
-        for x, y in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
-            off = abs(width / height - x / y)
-            if off < difference or (off == difference and width * height > 0.5 * tile * tile * x * y):
-                best, difference = (x, y), off
-        tiles = best[0] * best[1]
-        return 2 + each * (tiles + 1 if tiles > 1 else 1)
+        x, y = closest(shapes, width, height, tile)
+        return 2 + each * (x * y + more if x * y > 1 else 1)
 
     size, elements = tower_size(vision, 2, 1024, 4096)
-    return ImageRule(tokens, 2 + each * (most + 1), patches // max(each, 1), size, elements)
+    largest = 2 + each * (most + more if most > 1 else 1)
+    return ImageRule(tokens, largest, patches // max(each, 1), size, elements)
+
+
+def _h2ovl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+    """InternVL's tiles. With use_msac, a single image is cut again, into tiles of which neither side divides."""
+    alone = _internvl(vision, outer)
+    if not outer.boolean("use_msac", False):
+        return alone
+    tile, _, each = _square(vision, outer, 448, 14)
+    most = integer(outer, 12, "max_dynamic_patch")
+
+    def tokens(width: int, height: int) -> int:
+        first = closest(tile_shapes(1, most), width, height, tile)
+        others = [shape for shape in tile_shapes(3, most) if first[0] % shape[0] and first[1] % shape[1]]
+        second = closest(others, width, height, tile)
+        number = sum(x * y + (x * y > 1) for x, y in (first, second)) - 1
+        return 2 + each * number
+
+    def among(width: int, height: int, number: int) -> int:
+        return tokens(width, height) if number == 1 else alone.tokens(width, height)
+
+    return alone._replace(tokens=tokens, among=among, most=2 + each * (2 * most + 1))
+
+
+def _nemotron_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+    """The shape closest to the image's whose tiles have at least 60 % of its area, or as much as there is."""
+    tile, patches, each = _square(vision, outer, 512, 16)
+    most = integer(processor(outer), 12, "max_num_tiles")
+    more = processor(outer).boolean("use_thumbnail", outer.boolean("use_thumbnail", True))
+
+    def tokens(width: int, height: int) -> int:
+        ratio, area = width / height, width * height
+
+        def fits(shape: tuple[int, int]) -> float:
+            own = shape[0] / shape[1]
+            return min(shape[0] * shape[1] * tile * tile / area, 0.6) * min(own / ratio, ratio / own)
+
+        x, y = max(tile_shapes(1, most), key=fits)
+        return 2 + each * (x * y + more if x * y > 1 else 1)
+
+    size, elements = tower_size(vision, 2, 1280, 5120)
+    return ImageRule(tokens, 2 + each * (most + more), patches // max(each, 1), size, elements)
+
+
+def _nemotron_h(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+    """InternVL's tiles of 512 pixels, or the image's own shape if the tower states limits of its patches."""
+    stated = vision.nested("args")
+    if "min_num_patches" in stated.config:
+        least, most = (integer(stated, 0, key) for key in ("min_num_patches", "max_num_patches"))
+        return dynamic_tiles(vision, outer, least, most or 2**40)
+    return _internvl(
+        vision, ConfigReader({"force_image_size": 512, "patch_size": 16, **outer.config}, outer.name, outer.source)
+    )
 
 
 def _llama4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -57,5 +116,9 @@ def _llama4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
 
 
 BY_MODEL: Mapping[str, Make] = {
-    **dict.fromkeys(("internvl", "internvl_chat"), _internvl), **dict.fromkeys(("llama4", "llama4_text"), _llama4)
-}  # fmt: skip
+    "h2ovl_chat": _h2ovl,
+    **dict.fromkeys(("internvl", "internvl_chat", "interns1", "qianfan_ocr", "skywork_chat"), _internvl),
+    **dict.fromkeys(("llama4", "llama4_text"), _llama4),
+    "Llama_Nemotron_Nano_VL": _nemotron_vl,
+    **dict.fromkeys(("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2"), _nemotron_h),
+}

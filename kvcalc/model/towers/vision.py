@@ -14,7 +14,7 @@ from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, pa
 from kvcalc.model.towers.bodies import body, body_width, patches_3d, siglip
 
 # Modules with rules by the type of the model, imported only if no rule of this module applies.
-_MORE = ("projected", "merging", "queried", "sam", "named", "rare")
+_MORE = ("projected", "merging", "queried", "sam", "named", "rare", "remote")
 
 
 def rule_of(outer: str, kind: str) -> Rule | None:
@@ -251,7 +251,7 @@ _BY_MODEL: Mapping[str, Rule] = {
     **dict.fromkeys(("gemma3", "gemma3_text", "shieldgemma2"), _gemma3),
     **dict.fromkeys(("gemma4", "gemma4_text"), _gemma4),
     **dict.fromkeys(("gemma4_unified", "gemma4_unified_text"), _gemma4_unified),
-    **dict.fromkeys(("internvl", "internvl_chat", "qianfan_ocr"), _internvl),
+    **dict.fromkeys(("h2ovl_chat", "internvl", "internvl_chat", "interns1", "qianfan_ocr", "skywork_chat"), _internvl),
     **dict.fromkeys(("kimi_k25", "kimi_k3", "kimi_vl"), _moonvit),
     **dict.fromkeys(("llama", "llava", *_FLAT_LLAVA, "llava_next", "llava_next_video", "llava_onevision"), _llava),
     **dict.fromkeys(("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), _minimax_m3),
