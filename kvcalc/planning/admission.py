@@ -6,6 +6,10 @@ from kvcalc.memory.engines.options import Given
 from kvcalc.planning.attention_replicas import whole_copies
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
+from kvcalc.throughput.scheduling import STEP_TOKENS, StepRules
+
+# n_batch of llama.cpp (common/common.h).
+BATCH_TOKENS = 2048
 
 # Engines that draft tokens for one sequence at a time: Transformers (_assisted_decoding, generation/utils.py), and
 # mlx-lm, whose server runs no batches with a draft model (is_batchable, mlx_lm/server.py).
@@ -39,7 +43,6 @@ def prefill_step_tokens(case: Case) -> int:
     """
     # Imported here because most questions do not need it.
     from kvcalc.memory.reserve.by_device import sglang_prefill_tokens
-    from kvcalc.throughput.serving import STEP_TOKENS
 
     given = Given(case.engine_name, case.settings)
     if case.engine_name == "vllm":
@@ -50,17 +53,27 @@ def prefill_step_tokens(case: Case) -> int:
     return STEP_TOKENS
 
 
-def scheduled_steps(case: Case) -> float:
-    """The decode steps that a request waits for because others run: a part of the fitted `ttft_steps`.
+def step_rules(case: Case, max_sequences: int) -> StepRules | None:
+    """How the engine puts prompts into steps. None if its scheduler is not known. `max_sequences` is its default limit.
 
-    The rest of the step that runs when it arrives, half a step on average; the next one if it is scheduled already; and
-    the step that computes the prompt, if it computes the others' tokens too, which SGLang's does not. 0 for engines
-    whose scheduler is not known.
+    The rules and their sources are those of the simulated schedulers (kvcalc.simulation): vLLM, TensorRT-LLM and
+    llama.cpp compute prompts in the steps of decoding requests. TensorRT-LLM does not divide them.
     """
-    overlaps = overlaps_steps(case)
+    overlaps, engine = overlaps_steps(case), case.engine_name
     if overlaps is None:
-        return 0.0
-    return 0.5 + overlaps + (case.engine_name != "sglang")
+        return None
+    if engine == "llama.cpp":
+        return StepRules(BATCH_TOKENS, overlaps=overlaps)
+    tokens = prefill_step_tokens(case)
+    if engine == "sglang":
+        return StepRules(tokens, mixes=False, overlaps=overlaps)
+    running = max(1, most_at_once(case, max_sequences) // case.workload.data_parallel_size)
+    # With pipeline stages, each of them has a step of its own in the time of one step of the model.
+    tokens *= case.workload.pipeline_parallel_size
+    if engine == "vllm":
+        return StepRules(max(tokens, running), overlaps=overlaps)
+    # A prompt that is not divided must fit into a step, beside the requests that decode.
+    return StepRules(max(tokens, case.workload.context_tokens + running), divides=False, overlaps=overlaps)
 
 
 def overlaps_steps(case: Case) -> bool | None:

@@ -8,7 +8,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.admission import (
     may_preempt,
     running_requests,
-    scheduled_steps,
+    step_rules,
     wanted_requests,
 )
 from kvcalc.planning.case import Case
@@ -48,11 +48,11 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
         from kvcalc.planning.prompt_parts import parts_of
 
         waits["parts"] = parts_of(case, prompt, int(cached))
-    found = serve(model, prompt, answer, concurrency, running, cached, scheduled_steps(case), **waits)
+    found = serve(model, prompt, answer, concurrency, running, cached, step_rules(case, model.constants.max_sequences), **waits)
     if may_preempt(case, wanted):
         text = "not all requests fit at their full length, so some are preempted and computed again"
         notes.append(Note("throughput", "preemptions", f"{text}: kvcalc simulate follows each of them"))
     if case.workload.data_parallel_size > 1:
         text = "a prompt stops all attention replicas, so the speed depends on when requests arrive"
         notes.append(Note("throughput", "lock-step", f"{text}: kvcalc simulate follows each of them"))
-    return Served(prompt, answer, concurrency, running, found)
+    return Served(prompt, answer, concurrency, min(running, max(1.0, concurrency - found.queued)), found)

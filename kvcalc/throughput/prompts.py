@@ -1,0 +1,86 @@
+"""The prompts of a load: what they cost, how they stop the requests that decode, and how long they wait for steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvcalc.throughput.expert_parallel import busiest_share
+from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.scheduling import Batches, StepRules, Waits, batches, mixed_waits, separate_waits
+
+
+class Prompts:
+    """Equal prompts. The arguments are those of `kvcalc.throughput.serving.serve`.
+
+    `missed` are the tokens of a prompt that are computed. `work` are the seconds that it adds to steps that run anyway,
+    `alone` those of a step for it alone, and `lone` those of all its parts.
+    """
+
+    def __init__(
+        self, model: SpeedModel, input_tokens: int, cached_tokens: float, rules: StepRules | None,
+        parts: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
+        self._model, self._input, self._cached = model, input_tokens, cached_tokens
+        self._rules, self._parts, self._replicas = rules, len(parts), model.layout.data_parallel_size
+        self.missed = input_tokens - cached_tokens
+        self.work = model.prefill_work(input_tokens, cached_tokens).seconds
+        self.alone = self.lone = model.prefill(input_tokens, 1, cached_tokens).seconds
+        if len(parts) > 1:
+            self.lone = sum(model.prefill_chunks([part]).seconds for part in parts)
+        self._of_one = self.work
+        if self._replicas > 1:
+            self._of_one = model.prefill_work(input_tokens, cached_tokens, 1.0).seconds
+        self._known = {1: self.alone}
+        self._batches = Batches(1.0, self.alone, 0.0, 0.0)
+
+    def stop(self, step: float, per_second: float, ending: float) -> float:
+        """The seconds that a prompt stops the requests that decode, whose steps take `step` seconds without it.
+
+        `per_second` prompts are computed, and `ending` answers end with a step.
+        """
+        if self._replicas > 1:
+            # A prompt that is longer than a step has tokens for is computed in several parts.
+            steps = 1 / min(1.0, self._most(0.0))
+            share = busiest_share(steps * per_second, step, self._of_one / steps, self._replicas)
+            return self._model.prefill_work(self._input, self._cached, share).seconds
+        if self._rules is None or self._rules.mixes:
+            return self.work
+        found = batches(self._together, step, self.work, per_second, ending, self._most(0.0), self._batches)
+        self._batches = found
+        return found.seconds / found.prompts
+
+    def waits(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
+        """How long a prompt waits for steps if `rate` others are computed per second."""
+        rules = self._rules or StepRules()
+        most = self._most(decoding)
+        if rules.mixes:
+            waits = mixed_waits(rules, step, mean_step, self._of_one, rate, most, self._parts)
+            # The constants were fitted to prompts that are computed alone.
+            return waits._replace(first=waits.first + self.alone - self.work)
+        full = max(most, 1.0)
+        each = self._together(full) / full
+        work, overlaps = self.work if self._replicas == 1 else self._of_one, rules.overlaps
+        return separate_waits(self._batches, step, work, self._together(1.0), each, most, overlaps)
+
+    def _most(self, decoding: float) -> float:
+        """The prompts that a step of an attention replica has room for."""
+        return (self._rules or StepRules()).prompts_of_step(self.missed, decoding / self._replicas)
+
+    def _together(self, prompts: float) -> float:
+        """The seconds of a step that computes some prompts alone, or all of the steps of one that needs several."""
+        most = self._most(0.0)
+        if self._replicas > 1:
+            return self.alone + (prompts - 1) * self.work
+        if most < 1:
+            # Every step launches its kernels and reads the weights again.
+            return self.alone + (1 / most - 0.5) * (self.alone - self.work)
+        low = int(prompts)
+        if low == prompts:
+            return self._step(low)
+        return self._step(low) + (prompts - low) * (self._step(low + 1) - self._step(low))
+
+    def _step(self, prompts: int) -> float:
+        found = self._known.get(prompts)
+        if found is None:
+            found = self._known[prompts] = self._model.prefill(self._input, prompts, self._cached).seconds
+        return found
