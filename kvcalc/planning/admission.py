@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvcalc.memory.engines.options import Given
+from kvcalc.model.spec import windows
 from kvcalc.planning.attention_replicas import whole_copies
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
@@ -14,6 +15,10 @@ BATCH_TOKENS = 2048
 # Engines that draft tokens for one sequence at a time: Transformers (_assisted_decoding, generation/utils.py), and
 # mlx-lm, whose server runs no batches with a draft model (is_batchable, mlx_lm/server.py).
 _DRAFT_FOR_ONE = ("transformers", "mlx")
+
+
+LENGTH_VARIANCE = 0.03
+"""The variance of the lengths of answers relative to the square of their mean: they vary by 30 %, evenly."""
 
 
 def most_at_once(case: Case, max_sequences: int) -> int:
@@ -98,24 +103,29 @@ def wanted_requests(case: Case, max_sequences: int) -> int:
 def running_requests(case: Case, wanted: int) -> float:
     """The mean number of requests that run at once, of `wanted_requests`. The others wait.
 
-    `case` is at its load: its batch is the number of requests that fit at their full length. An engine that reserves
-    the full length runs these. The others admit a request as long as its prompt fits, so in a steady load the cache
-    is full of requests of all ages, which have half of their answer on average. If a request then finds no room, the
-    engine stops another one and computes it again later (`kvcalc.planning.preemption`), and SGLang keeps some room free
-    for that. In layers with windows, a request may hold less than is reserved for it.
+    `case` is at its load: its batch is the number of requests that fit at their full length. TensorRT-LLM and llama.cpp
+    reserve that. The others admit a request as long as its prompt fits, so in a steady load the cache is full of
+    requests of all ages. If a request then finds no room, the engine stops another one and computes it again later
+    (`kvcalc.planning.preemption`), and SGLang keeps some room free for that. In layers with windows, a request may hold
+    less than is reserved for it.
+
+    A long answer holds its place for longer, so of the running requests the answers are longer than the mean, by the
+    variance of their lengths (`LENGTH_VARIANCE`).
     """
     fitting, question = case.workload.batch_size, case.question.speed
     if question is None or question.input_tokens is None or question.output_tokens is None:
         return fitting
-    if case.rules.reserves_full_length or fitting >= wanted:
-        return min(fitting, wanted)
+    prompt, answer = question.input_tokens, question.output_tokens
+    if fitting >= wanted:
+        return wanted
+    if case.rules.reserves_full_length:
+        if case.engine_name != "tensorrt-llm" or fitting == 1 or windows(case.spec):
+            return fitting
+        return fitting * (prompt + answer) / (prompt + (1 + LENGTH_VARIANCE) * answer)
     found = budget(case)
     if not isinstance(found, Budget):
         return fitting
-    tokens = question.input_tokens + question.output_tokens // 2
-    limit = _most_running(found, tokens)
-    if limit is None:
-        limit = found.running_limit(tokens)
+    limit = _mean_running(found, prompt, answer)
     if limit is None:
         return wanted
     most = max(fitting, min(wanted, limit))
@@ -124,7 +134,27 @@ def running_requests(case: Case, wanted: int) -> float:
     # Imported here because most questions do not need it.
     from kvcalc.planning.preemption import sglang_running
 
-    return min(most, max(fitting, sglang_running(found, question.input_tokens, question.output_tokens)))
+    return min(most, max(fitting, sglang_running(found, prompt, answer)))
+
+
+def _mean_running(found: Budget, prompt: int, answer: int) -> float | None:
+    """The most requests of all ages that run. None if memory sets no limit.
+
+    What a request holds grows with its answer: evenly if all layers keep all tokens, so that its mean is that of half
+    an answer. With windows it is the mean over the answer.
+    """
+    longer = (1 + LENGTH_VARIANCE) * answer
+    ages = (1 / 8, 3 / 8, 5 / 8, 7 / 8) if windows(found.case.spec) else (1 / 2,)
+    share = 0.0
+    for age in ages:
+        tokens = prompt + int(longer * age)
+        limit = _most_running(found, tokens)
+        if limit is None:
+            limit = found.running_limit(tokens)
+        if limit is None:
+            return None
+        share += 1 / max(limit, 1)
+    return len(ages) / share
 
 
 def may_preempt(case: Case, wanted: int) -> bool:

@@ -11,6 +11,7 @@ from kvcalc.planning.admission import (
     step_rules,
     wanted_requests,
 )
+from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.throughput.roofline import SpeedModel
@@ -44,11 +45,18 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
         from kvcalc.planning.preemption import preemption
 
         waits = preemption(case, running, concurrency)._asdict()
+    if case.engine_name == "sglang" and case.workload.batch_size < wanted:
+        from kvcalc.planning.preemption import sglang_late_steps
+
+        found_budget = budget(case)
+        if isinstance(found_budget, Budget):
+            waits["late_steps"] = sglang_late_steps(found_budget, prompt, answer, running)
     if case.engine_name == "llama.cpp":
         from kvcalc.planning.prompt_parts import parts_of
 
         waits["parts"] = parts_of(case, prompt, int(cached))
-    found = serve(model, prompt, answer, concurrency, running, cached, step_rules(case, model.constants.max_sequences), **waits)
+    rules = step_rules(case, model.constants.max_sequences)
+    found = serve(model, prompt, answer, concurrency, running, cached, rules, **waits)
     if may_preempt(case, wanted):
         text = "not all requests fit at their full length, so some are preempted and computed again"
         notes.append(Note("throughput", "preemptions", f"{text}: kvcalc simulate follows each of them"))

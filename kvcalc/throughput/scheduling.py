@@ -1,8 +1,8 @@
 """How long requests wait for the steps of an engine, in a steady load.
 
-A step has room for `step_tokens` tokens. Most engines compute prompts in the steps of the decoding requests, in the room
-that these leave; SGLang computes them in steps of their own, while the others stand still. A request arrives while a
-step runs, and the next one has its prompt. If steps are scheduled while the one before them runs, it is the one after
+A step has room for `step_tokens` tokens. Most engines compute prompts in the steps of the decoding requests, in the
+room that these leave; SGLang computes them in steps of their own, while the others stand still. A request arrives while
+a step runs, and the next one has its prompt. If steps are scheduled while the one before them runs, it is the one after
 the next.
 
 With prompts in the steps of others, requests arrive at random, and a step has the prompts of those that arrived in
@@ -38,6 +38,8 @@ STEP_TOKENS = 8192
 
 # Loads are found by Newton's method, which comes closer from above.
 _NEWTON, _SETTLED, _FULL = 6, 1e-3, 1 - 1e-6
+# The load of a step below which nothing queues.
+_NEGLIGIBLE = 0.1
 # A load is below 1: in a closed loop, no more requests arrive than are computed.
 _MOST_LOAD = 0.95
 
@@ -89,34 +91,42 @@ class Waits(NamedTuple):
     step: float = 0.0
 
     def queue(self, rate: float) -> tuple[float, float]:
-        """The requests that wait because no step had room for them, and its slope over the rate."""
-        load = min(rate * self.each, _FULL)
-        left = 1 - load
-        found = load * (load + self.mates) / (2 * left)
-        slope = self.each * ((2 * load + self.mates) / 2 + found) / left
-        if not self.shares:
-            return found, slope
+        """The requests that wait because no step had room for them if `rate` others arrive, and its slope."""
+        alone = slope = 0.0
+        if self.shares < 1:
+            load = min(rate * self.each, _FULL)
+            left = 1 - load
+            alone = load * (load + self.mates) / (2 * left)
+            slope = self.each * (load + self.mates / 2 + alone) / left
+            if not self.shares:
+                return alone, slope
         rest = 1 - min(rate * self.work, _FULL)
-        each = self.step / (self.most * rest)
-        load, power = min(rate * each, _FULL), sqrt(2 * (self.most + 1))
+        each, power = self.step / (self.most * rest), sqrt(2 * (self.most + 1))
+        load = min(rate * each, _FULL)
+        if load < _NEGLIGIBLE:
+            return alone * (1 - self.shares), slope * (1 - self.shares)
         left = 1 - load
-        high = load ** (power - 1)
-        shared = load * high / (2 * left)
-        shared_slope = each / rest * (power * high / 2 + shared) / left
-        alone = 1 - self.shares
-        return alone * found + self.shares * shared, alone * slope + self.shares * shared_slope
+        shared = load**power / (2 * left)
+        shared_slope = each / rest * (power / load + 1 / left) * shared
+        rest = 1 - self.shares
+        return rest * alone + self.shares * shared, rest * slope + self.shares * shared_slope
 
-    def rate(self, clients: float, seconds: float) -> float:
-        """Requests per second of `clients` in a closed loop, who need `seconds` each without the queue."""
+    def rate(self, clients: float, seconds: float) -> tuple[float, float]:
+        """Requests per second of `clients` in a closed loop, and those in the queue.
+
+        A client needs `seconds` without the queue.
+        """
         others, most = (clients - 1) / clients, 1 / self.each
         rate = min(clients / seconds, most)
+        queue = 0.0
         for _ in range(_NEWTON):
             queue, slope = self.queue(others * rate)
-            change = (rate * seconds + queue / others - clients) / (seconds + slope)
-            rate = min(max(rate - change, 0.5 * rate), most)
-            if abs(change) < _SETTLED * rate:
+            queue /= others
+            over = rate * seconds + queue - clients
+            if over <= _SETTLED * clients:
                 break
-        return rate
+            rate = min(max(rate - over / (seconds + slope), 0.5 * rate), most)
+        return rate, queue
 
 
 def mixed_waits(

@@ -70,14 +70,15 @@ class Serving(NamedTuple):
     queued: float = 0.0
 
 
-def first_token(c: Constants, prefill: float, step: float, input_tokens: float, others: float) -> float:
-    """The seconds to the first token in a steady load, without a queue.
+def host_wait(c: Constants, counted_steps: float, step: float, input_tokens: float, others: float) -> float:
+    """The seconds to the first token that are neither the scheduler's nor the prefill's.
 
-    `prefill` seconds are those of its prefill, and of the waits for the scheduler if that is known. A step takes `step`
-    seconds, and `others` run too. Nothing branches on a value, so that everything may be an array.
+    They are the host's time, more with `others` running, and steps of `step` seconds in the server's pipeline. The
+    fitted `ttft_steps` include the `counted_steps` of the scheduler. Nothing branches on a value, so that everything
+    may be an array.
     """
-    steps = c.ttft_steps + c.ttft_prompt_steps * input_tokens / STEP_TOKENS
-    return c.ttft_seconds + c.ttft_request_seconds * others + steps * step + prefill
+    steps = c.ttft_steps - counted_steps + c.ttft_prompt_steps * input_tokens / STEP_TOKENS
+    return _larger(c.ttft_seconds + c.ttft_request_seconds * others + steps * step, 0.0)
 
 
 def burst_wait(each: float, together: float, requests: float) -> float:
@@ -88,6 +89,11 @@ def burst_wait(each: float, together: float, requests: float) -> float:
     what one adds to the steps. May be an array like `first_token`.
     """
     return each * ((requests + _smaller(requests, together)) / 2 - 1) / REQUESTS_PER_CLIENT
+
+
+def _larger(a: float, b: float) -> float:
+    """The larger value, also of arrays."""
+    return (a + b + abs(a - b)) / 2
 
 
 def _closer(guess: float, found: float, last: tuple[float, float] | None) -> float:
@@ -115,45 +121,49 @@ def serve(
     requeued: float = 0.0,
     paused: float = 0.0,
     parts: Sequence[tuple[int, int]] = (),
+    late_steps: float = 0.0,
 ) -> Serving:
     """Steady serving of `concurrency` requests, of which at most `running` hold their cache at the same time.
 
-    `cached_tokens` of each prompt are found in the prefix cache. They take memory, but no prefill. `rules` are None if the
-    engine's are not known. `recomputed_tokens` tokens of a request are computed again after preemptions. A
+    `cached_tokens` of each prompt are found in the prefix cache. They take memory, but no prefill. `rules` are None if
+    the engine's are not known. `recomputed_tokens` tokens of a request are computed again after preemptions. A
     preempted request waits `requeued` times as long as for its first token, and `paused` times as long as it holds its
     cache. `parts` are those of a prompt that is always computed in several steps: the first token of each and the one
-    after its last.
+    after its last. The first requests, which arrive together, wait for `late_steps` steps more in the mean.
     """
     c, prompts = model.constants, Prompts(model, input_tokens, cached_tokens, rules, parts)
     again, is_full = 1 + recomputed_tokens / prompts.missed, concurrency > running
-    others = (concurrency - 1) / concurrency
+    # A request meets the others, not itself.
+    others, per_step = (concurrency - 1) / concurrency, model.tokens_per_step
     last: tuple[float, float] | None = None
     decoding, tpot, stall, steady, held, burst, rate, queued = float(running), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for _ in range(_MOST_ROUNDS):
         before = tpot
         step = model.decode(decoding, input_tokens + output_tokens / 2).seconds
         # The prompts that are computed per second, also again, are those of the requests that decode now.
-        per_second = decoding * again / (output_tokens * (tpot or step / model.tokens_per_step))
-        ending = decoding * model.tokens_per_step / output_tokens
-        stall = decoding * prompts.stop(step, per_second, others * ending) * again / output_tokens if running > 1 else 0.0
-        tpot = step / model.tokens_per_step + stall
+        prompts_per_second = decoding * again / (output_tokens * (tpot or step / per_step))
+        if running > 1:
+            stop = prompts.stop(step, prompts_per_second, others * decoding * per_step / output_tokens)
+            stall = decoding * stop * again / output_tokens
+        tpot = step / per_step + stall
         # A step in the mean, with the prompts that run in it or stop it.
-        mean_step, decode = tpot * model.tokens_per_step, output_tokens * tpot
+        mean_step, decode = tpot * per_step, output_tokens * tpot
         if rules is None:
-            wait = prompts.lone
-            steady = first_token(c, wait, mean_step, prompts.missed, running - 1)
+            steady = host_wait(c, 0.0, mean_step, prompts.missed, running - 1) + prompts.lone
             burst = 0.0 if is_full else burst_wait(prompts.work, max(STEP_TOKENS / prompts.missed, 1.0), running)
             rate = concurrency / (steady + burst + decode)
+        elif concurrency == 1:
+            steps = min(c.ttft_steps, rules.counted_steps)
+            steady = host_wait(c, steps, step, prompts.missed, 0.0) + prompts.lone
+            rate = 1 / (steady + decode)
         else:
-            waits = prompts.waits(step, mean_step, decoding, others * per_second)
-            together = others * (decoding + per_second * prompts.alone)
-            lag = max(0.0, first_token(c, -rules.counted_steps * step, step, prompts.missed, together))
-            steady = waits.first + lag if concurrency > 1 else max(
-                first_token(c, -min(c.ttft_steps, rules.counted_steps) * step, step, prompts.missed, 0.0), 0.0
-            ) + prompts.lone
-            burst = burst_wait(waits.each, max(waits.most, 1.0), min(running, concurrency))
-            rate = waits.rate(concurrency, steady + burst + decode) if concurrency > 1 else 1 / (steady + decode)
-            queued = waits.queue(others * rate)[0] / others if concurrency > 1 else 0.0
+            met = others * prompts_per_second
+            waits = prompts.waits(step, mean_step, decoding, met)
+            steady = waits.first + host_wait(
+                c, rules.counted_steps, step, prompts.missed, others * decoding + met * prompts.alone
+            )
+            burst = burst_wait(waits.each, max(waits.most, 1.0), running) + late_steps * tpot / REQUESTS_PER_CLIENT
+            rate, queued = waits.rate(concurrency, steady + burst + decode)
             steady += queued / rate
         if is_full:
             held = again * prompts.lone + decode + (mean_step if rules and rules.overlaps else 0.0)
@@ -168,6 +178,4 @@ def serve(
         queue = max(0.0, concurrency / rate - decode - steady - paused * held) / (1 + requeued)
         steady += queue
         tpot += (requeued * queue + paused * held) / output_tokens
-    return Serving(
-        tpot, steady + burst, steady, rate * output_tokens, rate, prefill_share, decoding, queued
-    )
+    return Serving(tpot, steady + burst, steady, rate * output_tokens, rate, prefill_share, decoding, queued)

@@ -141,14 +141,13 @@ class LayerGroups(TensorrtLlm):
         if slots is None:
             raise ValueError("the slots of a known memory are known")
         free = [max(1, count - self._beyond(group, tokens, 1)) for count, group in zip(slots, division.groups)]
-        most = max(free)
-        return most, [
-            max(
-                ceil_div(sum(most_blocks(window, number * self.block, self.block) for window in group.windows) * most, n)
-                for group, n in zip(division.groups, free)
-            )
-            for number in range(blocks + 1)
-        ]
+        most, block = max(free), self.block
+
+        def taken(number: int) -> int:
+            held = [sum(most_blocks(w, number * block, block) for w in group.windows) for group in division.groups]
+            return max(ceil_div(blocks * most, count) for blocks, count in zip(held, free))
+
+        return most, [taken(number) for number in range(blocks + 1)]
 
     def _concurrency(self, division: Division, slots: list[int], tokens: int) -> float:
         """The requests that the fullest pool holds. A step's prompts take their slots once for all of them."""
