@@ -46,20 +46,20 @@ def prefill_step_tokens(case: Case) -> int:
 
     SGLang divides its number among the attention replicas (arg_groups/parallel_hook.py).
     """
-    # Imported here because most questions do not need it.
-    from kvcalc.memory.reserve.by_device import sglang_prefill_tokens
-
-    given = Given(case.engine_name, case.settings)
     if case.engine_name == "vllm":
-        return given.count("max-num-batched-tokens", STEP_TOKENS)
+        return Given("vllm", case.settings).count("max-num-batched-tokens", STEP_TOKENS)
     if case.engine_name == "sglang":
-        tokens = given.optional_count("chunked-prefill-size") or sglang_prefill_tokens(case.devices.gpu.memory_bytes)
+        # Imported here because most questions do not need it.
+        from kvcalc.memory.reserve.by_device import sglang_prefill_tokens
+
+        tokens = Given("sglang", case.settings).optional_count("chunked-prefill-size")
+        tokens = tokens or sglang_prefill_tokens(case.devices.gpu.memory_bytes)
         return max(1, tokens // case.workload.data_parallel_size)
     return STEP_TOKENS
 
 
-def step_rules(case: Case, max_sequences: int) -> StepRules | None:
-    """How the engine puts prompts into steps. None if its scheduler is not known. `max_sequences` is its default limit.
+def step_rules(case: Case, most: int) -> StepRules | None:
+    """How the engine puts prompts into steps. None if its scheduler is not known. `most` is `most_at_once`.
 
     The rules and their sources are those of the simulated schedulers (kvcalc.simulation): vLLM, TensorRT-LLM and
     llama.cpp compute prompts in the steps of decoding requests. TensorRT-LLM does not divide them.
@@ -72,7 +72,7 @@ def step_rules(case: Case, max_sequences: int) -> StepRules | None:
     tokens = prefill_step_tokens(case)
     if engine == "sglang":
         return StepRules(tokens, mixes=False, overlaps=overlaps)
-    running = max(1, most_at_once(case, max_sequences) // case.workload.data_parallel_size)
+    running = max(1, most // case.workload.data_parallel_size)
     # With pipeline stages, each of them has a step of its own in the time of one step of the model.
     tokens *= case.workload.pipeline_parallel_size
     if engine == "vllm":
@@ -141,10 +141,11 @@ def _mean_running(found: Budget, prompt: int, answer: int) -> float | None:
     """The most requests of all ages that run. None if memory sets no limit.
 
     What a request holds grows with its answer: evenly if all layers keep all tokens, so that its mean is that of half
-    an answer. With windows it is the mean over the answer.
+    an answer. If it fills a window on the way, it is the mean over the answer.
     """
     longer = (1 + LENGTH_VARIANCE) * answer
-    ages = (1 / 8, 3 / 8, 5 / 8, 7 / 8) if windows(found.case.spec) else (1 / 2,)
+    fills = any(prompt < window < prompt + answer for window in windows(found.case.spec))
+    ages = (1 / 8, 3 / 8, 5 / 8, 7 / 8) if fills else (1 / 2,)
     share = 0.0
     for age in ages:
         tokens = prompt + int(longer * age)

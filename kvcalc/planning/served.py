@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from kvcalc.notes import Note
 from kvcalc.planning.admission import (
     may_preempt,
+    most_at_once,
     running_requests,
     step_rules,
-    wanted_requests,
 )
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
@@ -34,7 +34,8 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     prompt, answer = question.input_tokens, question.output_tokens
     if prompt is None or answer is None:
         return None
-    wanted = wanted_requests(case, model.constants.max_sequences)
+    most = most_at_once(case, model.constants.max_sequences)
+    wanted = most if question.concurrency is None else min(question.concurrency, most)
     running = running_requests(case, wanted)
     concurrency = question.concurrency or int(running)
     running = min(running, concurrency)
@@ -45,7 +46,7 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
         from kvcalc.planning.preemption import preemption
 
         waits = preemption(case, running, concurrency)._asdict()
-    if case.engine_name == "sglang" and case.workload.batch_size < wanted:
+    elif case.engine_name == "sglang" and case.workload.batch_size < wanted:
         from kvcalc.planning.preemption import sglang_late_steps
 
         found_budget = budget(case)
@@ -55,8 +56,7 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
         from kvcalc.planning.prompt_parts import parts_of
 
         waits["parts"] = parts_of(case, prompt, int(cached))
-    rules = step_rules(case, model.constants.max_sequences)
-    found = serve(model, prompt, answer, concurrency, running, cached, rules, **waits)
+    found = serve(model, prompt, answer, concurrency, running, cached, step_rules(case, most), **waits)
     if may_preempt(case, wanted):
         text = "not all requests fit at their full length, so some are preempted and computed again"
         notes.append(Note("throughput", "preemptions", f"{text}: kvcalc simulate follows each of them"))

@@ -117,8 +117,9 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
     constants, stages = model.constants, case.workload.pipeline_parallel_size
     replicas, drafted = case.workload.data_parallel_size, case.question.speculative
     checked = 1 if drafted is None else 1 + drafted.num_tokens
-    running = max(1, most_at_once(case, constants.max_sequences) // replicas)
-    engine, overlaps, lag = case.engine_name, bool(overlaps_steps(case)), _lag(constants, step_rules(case, running))
+    most = most_at_once(case, constants.max_sequences)
+    running = max(1, most // replicas)
+    engine, overlaps, lag = case.engine_name, bool(overlaps_steps(case)), _lag(constants, step_rules(case, most))
     drafts: dict[str, Any] = {
         "tokens_per_step": Fraction(model.tokens_per_step).limit_denominator(1000),
         "checked_tokens": checked,

@@ -30,8 +30,15 @@ class Prompts:
         self._of_one = self.work
         if self._replicas > 1:
             self._of_one = model.prefill_work(input_tokens, cached_tokens, 1.0).seconds
+        # With prompts in steps of their own, a step has room for as many, whoever decodes.
+        self._full = self._most(0.0)
         self._known = {1: self.alone}
         self._batches = Batches(1.0, self.alone, 0.0, 0.0)
+
+    @property
+    def together(self) -> float:
+        """The prompts that a step of their own computes in the mean, as `stop` found it."""
+        return self._batches.prompts
 
     def stop(self, step: float, per_second: float, ending: float) -> float:
         """The seconds that a prompt stops the requests that decode, whose steps take `step` seconds without it.
@@ -40,27 +47,26 @@ class Prompts:
         """
         if self._replicas > 1:
             # A prompt that is longer than a step has tokens for is computed in several parts.
-            steps = 1 / min(1.0, self._most(0.0))
+            steps = 1 / min(1.0, self._full)
             share = busiest_share(steps * per_second, step, self._of_one / steps, self._replicas)
             return self._model.prefill_work(self._input, self._cached, share).seconds
         if self._rules is None or self._rules.mixes:
             return self.work
-        found = batches(self._together, step, self.work, per_second, ending, self._most(0.0), self._batches)
+        found = batches(self._together, step, self.work, per_second, ending, self._full, self._batches)
         self._batches = found
         return found.seconds / found.prompts
 
     def waits(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
         """How long a prompt waits for steps if `rate` others are computed per second."""
         rules = self._rules or StepRules()
-        most = self._most(decoding)
         if rules.mixes:
-            waits = mixed_waits(rules, step, mean_step, self._of_one, rate, most, self._parts)
             # The constants were fitted to prompts that are computed alone.
-            return waits._replace(first=waits.first + self.alone - self.work)
-        full = max(most, 1.0)
+            own = self._of_one + self.alone - self.work
+            return mixed_waits(rules, step, mean_step, self._of_one, own, rate, self._most(decoding), self._parts)
+        full = max(self._full, 1.0)
         each = self._together(full) / full
         work, overlaps = self.work if self._replicas == 1 else self._of_one, rules.overlaps
-        return separate_waits(self._batches, step, work, self._together(1.0), each, most, overlaps)
+        return separate_waits(self._batches, step, work, self._together(1.0), each, self._full, overlaps)
 
     def _most(self, decoding: float) -> float:
         """The prompts that a step of an attention replica has room for."""
@@ -68,12 +74,11 @@ class Prompts:
 
     def _together(self, prompts: float) -> float:
         """The seconds of a step that computes some prompts alone, or all of the steps of one that needs several."""
-        most = self._most(0.0)
         if self._replicas > 1:
             return self.alone + (prompts - 1) * self.work
-        if most < 1:
+        if self._full < 1:
             # Every step launches its kernels and reads the weights again.
-            return self.alone + (1 / most - 0.5) * (self.alone - self.work)
+            return self.alone + (1 / self._full - 0.5) * (self.alone - self.work)
         low = int(prompts)
         if low == prompts:
             return self._step(low)

@@ -38,8 +38,8 @@ STEP_TOKENS = 8192
 
 # Loads are found by Newton's method, which comes closer from above.
 _NEWTON, _SETTLED, _FULL = 6, 1e-3, 1 - 1e-6
-# The load of a step below which nothing queues.
-_NEGLIGIBLE = 0.1
+# The load below which nothing queues.
+_NEGLIGIBLE = 0.05
 # A load is below 1: in a closed loop, no more requests arrive than are computed.
 _MOST_LOAD = 0.95
 
@@ -103,8 +103,8 @@ class Waits(NamedTuple):
         rest = 1 - min(rate * self.work, _FULL)
         each, power = self.step / (self.most * rest), sqrt(2 * (self.most + 1))
         load = min(rate * each, _FULL)
-        if load < _NEGLIGIBLE:
-            return alone * (1 - self.shares), slope * (1 - self.shares)
+        if load < _NEGLIGIBLE and not alone:
+            return 0.0, 0.0
         left = 1 - load
         shared = load**power / (2 * left)
         shared_slope = each / rest * (power / load + 1 / left) * shared
@@ -119,6 +119,8 @@ class Waits(NamedTuple):
         others, most = (clients - 1) / clients, 1 / self.each
         rate = min(clients / seconds, most)
         queue = 0.0
+        if rate * self.each < _NEGLIGIBLE and not self.mates:
+            return rate, queue
         for _ in range(_NEWTON):
             queue, slope = self.queue(others * rate)
             queue /= others
@@ -130,12 +132,13 @@ class Waits(NamedTuple):
 
 
 def mixed_waits(
-    rules: StepRules, step: float, mean_step: float, work: float, rate: float, most: float, parts: int = 1
+    rules: StepRules, step: float, mean_step: float, work: float, own: float, rate: float, most: float, parts: int = 1
 ) -> Waits:
     """The waits if prompts are computed in the steps of decoding requests.
 
     A step takes `step` seconds for these and `work` for each prompt, `mean_step` in the mean, and has room for `most`
-    prompts. `rate` is that of the others. A prompt is computed in at least `parts` steps.
+    prompts. `rate` is that of the others. For the request itself, its prompt takes `own` seconds and at least `parts`
+    steps.
     """
     share = min(rate * work, _MOST_LOAD)
     # The number of prompts in a step is that of the arrivals in another: its variance is that of a branching process.
@@ -146,8 +149,8 @@ def mixed_waits(
     shares = min(1.0, max(0.0, most - 1))
     # A prompt of mean length begins and ends within a step.
     steps = max(1.0, 1 / most + 0.5) if rules.divides else 1.0
-    own = work + step * steps + max(0.0, parts - steps) * mean_step
-    first = shares * together + (1 - shares) * alone + own
+    computed = own + step * steps + max(0.0, parts - steps) * mean_step
+    first = shares * together + (1 - shares) * alone + computed
     return Waits(first, step / most + work, most, 0.0, shares, work, step)
 
 

@@ -168,10 +168,11 @@ def serve(
         if is_full:
             held = again * prompts.lone + decode + (mean_step if rules and rules.overlaps else 0.0)
             rate = min(rate, running / held)
-        if abs(tpot - before) <= _SETTLED * tpot:
-            decoding = max(1.0, rate * decode)
+        found = rate * decode
+        if abs(tpot - before) <= _SETTLED * tpot or abs(found - decoding) <= _SETTLED * decoding:
+            decoding = max(1.0, found)
             break
-        decoding, last = _closer(decoding, rate * decode, last), (decoding, rate * decode)
+        decoding, last = _closer(decoding, found, last), (decoding, found)
     prefill_share = stall / tpot
     if is_full:
         # A request waits in the queue before its first token, and again when it was preempted.
