@@ -17,10 +17,6 @@ BATCH_TOKENS = 2048
 _DRAFT_FOR_ONE = ("transformers", "mlx")
 
 
-LENGTH_VARIANCE = 0.03
-"""The variance of the lengths of answers relative to the square of their mean: they vary by 30 %, evenly."""
-
-
 def most_at_once(case: Case, max_sequences: int) -> int:
     """The most sequences that the engine's settings allow. `max_sequences` is its default.
 
@@ -103,25 +99,18 @@ def wanted_requests(case: Case, max_sequences: int) -> int:
 def running_requests(case: Case, wanted: int) -> float:
     """The mean number of requests that run at once, of `wanted_requests`. The others wait.
 
-    `case` is at its load: its batch is the number of requests that fit at their full length. TensorRT-LLM and llama.cpp
-    reserve that. The others admit a request as long as its prompt fits, so in a steady load the cache is full of
-    requests of all ages. If a request then finds no room, the engine stops another one and computes it again later
-    (`kvcalc.planning.preemption`), and SGLang keeps some room free for that. In layers with windows, a request may hold
-    less than is reserved for it.
-
-    A long answer holds its place for longer, so of the running requests the answers are longer than the mean, by the
-    variance of their lengths (`LENGTH_VARIANCE`).
+    `case` is at its load: its batch is the number of requests that fit at their full length. An engine that reserves
+    the full length runs these. The others admit a request as long as its prompt fits, so in a steady load the cache
+    is full of requests of all ages. If a request then finds no room, the engine stops another one and computes it again
+    later (`kvcalc.planning.preemption`), and SGLang keeps some room free for that. In layers with windows, a request may
+    hold less than is reserved for it.
     """
     fitting, question = case.workload.batch_size, case.question.speed
     if question is None or question.input_tokens is None or question.output_tokens is None:
         return fitting
     prompt, answer = question.input_tokens, question.output_tokens
-    if fitting >= wanted:
-        return wanted
-    if case.rules.reserves_full_length:
-        if case.engine_name != "tensorrt-llm" or fitting == 1 or windows(case.spec):
-            return fitting
-        return fitting * (prompt + answer) / (prompt + (1 + LENGTH_VARIANCE) * answer)
+    if case.rules.reserves_full_length or fitting >= wanted:
+        return min(fitting, wanted)
     found = budget(case)
     if not isinstance(found, Budget):
         return fitting
@@ -143,12 +132,11 @@ def _mean_running(found: Budget, prompt: int, answer: int) -> float | None:
     What a request holds grows with its answer: evenly if all layers keep all tokens, so that its mean is that of half
     an answer. If it fills a window on the way, it is the mean over the answer.
     """
-    longer = (1 + LENGTH_VARIANCE) * answer
     fills = any(prompt < window < prompt + answer for window in windows(found.case.spec))
     ages = (1 / 8, 3 / 8, 5 / 8, 7 / 8) if fills else (1 / 2,)
     share = 0.0
     for age in ages:
-        tokens = prompt + int(longer * age)
+        tokens = prompt + int(answer * age)
         limit = _most_running(found, tokens)
         if limit is None:
             limit = found.running_limit(tokens)

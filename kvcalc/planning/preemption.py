@@ -18,7 +18,6 @@ from __future__ import annotations
 from math import exp, inf
 from typing import NamedTuple
 
-from kvcalc.planning.admission import LENGTH_VARIANCE
 from kvcalc.planning.budget import Budget
 from kvcalc.planning.case import Case
 
@@ -48,8 +47,8 @@ def sglang_running(found: Budget, input_tokens: int, output_tokens: int) -> floa
     all of its prompt and answer to start. When it has started, less is free by its prompt and that share; so in the
     mean, half of this is missing.
     """
-    expected, longer = _LEAST_RATIO * output_tokens, (1 + LENGTH_VARIANCE) * output_tokens
-    each = input_tokens + longer / 2 + expected / 2
+    expected = _LEAST_RATIO * output_tokens
+    each = input_tokens + output_tokens / 2 + expected / 2
     free = input_tokens + output_tokens - (input_tokens + expected) / 2
     return (_sglang_pool(found) - free) / each * found.case.workload.data_parallel_size
 

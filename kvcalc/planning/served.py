@@ -63,4 +63,7 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     if case.workload.data_parallel_size > 1:
         text = "a prompt stops all attention replicas, so the speed depends on when requests arrive"
         notes.append(Note("throughput", "lock-step", f"{text}: kvcalc simulate follows each of them"))
-    return Served(prompt, answer, concurrency, min(running, max(1.0, concurrency - found.queued)), found)
+    if case.engine_name != "llama.cpp":
+        # Its requests wait for steps in their slots. Those of the others do not run before their prompts are computed.
+        running = min(running, max(1.0, concurrency - found.queued))
+    return Served(prompt, answer, concurrency, running, found)

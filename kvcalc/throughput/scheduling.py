@@ -118,17 +118,15 @@ class Waits(NamedTuple):
         """
         others, most = (clients - 1) / clients, 1 / self.each
         rate = min(clients / seconds, most)
-        queue = 0.0
         if rate * self.each < _NEGLIGIBLE and not self.mates:
-            return rate, queue
+            return rate, 0.0
         for _ in range(_NEWTON):
             queue, slope = self.queue(others * rate)
-            queue /= others
-            over = rate * seconds + queue - clients
+            over = rate * seconds + queue / others - clients
             if over <= _SETTLED * clients:
                 break
             rate = min(max(rate - over / (seconds + slope), 0.5 * rate), most)
-        return rate, queue
+        return rate, max(0.0, clients - rate * seconds)
 
 
 def mixed_waits(

@@ -13,15 +13,14 @@ prefill runs in the same steps (chunked prefill) or stops them (prefill first). 
 A step gives a sequence one token, or more if tokens are drafted. Attention replicas run in lock step, so a prompt stops
 all of them while the one that has it computes it, unless others have prompts too (`busiest_share`).
 
-In a steady load, the time to first token is the engine's host time, the steps that a request waits for, and its own
-prefill:
+In a steady load, the time to first token is the host's time, steps in the server's pipeline, the waits for the engine's
+scheduler (`kvcalc.throughput.scheduling`), and its own prefill:
 
-    TTFT = host + host' x (R - 1) + (steps + prompt steps x input_tokens / 8192) x wait + prefill
-    wait = TPOT x tokens per step
+    TTFT = host + host' x others + (steps + prompt steps x input_tokens / 8192) x step + waits + prefill
 
-A step computes a limited number of prompt tokens (8,192: max_num_batched_tokens, chunked_prefill_size, max_num_tokens),
-which the prompts share, so a long prompt waits for more steps. host' is the host time for each other running request.
-If only one request runs, no other prompt stops it, and it does not wait for the `scheduled_steps` of others.
+host' is the host time for each other running request. The fitted steps include those of the scheduler, which are
+subtracted. If the scheduler is not known, there are no other waits, and a step is one in the mean, with the prompts of
+others. If only one request runs, no other prompt stops it, and it does not wait for the scheduler's steps.
 
 A benchmark sends some requests per client, and the first ones of all clients together. So its mean TTFT is longer than
 that of a steady load by the share of the first requests times what they wait for each other (`burst_wait`). kvcalc
