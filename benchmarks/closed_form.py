@@ -2,9 +2,10 @@
 
     python benchmarks/closed_form.py [--spread S] [--every N] [--random N] [--seed S] [--detail]
 
-The loads are those of a grid, or with `--random N`, N loads drawn at random, which no rule was made for. Lengths vary by S around their means (0.3: 0.7 to 1.3 times). Every cell is the median of simulated / closed form, and
-the share of loads that differ by more than 10 %: the mean TTFT of 15 requests per client, of a steady load, the mean
-TPOT and the requests per second. A cache is full if some requests wait for memory. `--detail` prints every load.
+The loads are those of a grid, or with `--random N`, N loads drawn at random, which no rule was made for. Lengths vary
+by S around their means (0.3: 0.7 to 1.3 times). Every cell is the median of simulated / closed form, and the share of
+loads that differ by more than 10 %: the mean TTFT of 15 requests per client, of a steady load, the mean TPOT and the
+requests per second. A cache is full if some requests wait for memory. `--detail` prints every load.
 """
 
 from __future__ import annotations

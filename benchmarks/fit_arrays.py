@@ -1,7 +1,7 @@
 """The arithmetic of a step for all rows at once, and the fit itself.
 
-kvcalc's own functions (`costs_of`, `step_parts`, `prompt_parts`, `host_wait`, `burst_wait`, `Prompts`) run on arrays with one
-element per row, so that the fit and the answers share one formula.
+kvcalc's own functions (`costs_of`, `step_parts`, `prompt_parts`, `host_wait`) run on arrays with one element per row,
+so that the fit and the answers share one formula.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ def running_requests(case: Case, wanted: int) -> float:
     `case` is at its load: its batch is the number of requests that fit at their full length. An engine that reserves
     the full length runs these. The others admit a request as long as its prompt fits, so in a steady load the cache
     is full of requests of all ages. If a request then finds no room, the engine stops another one and computes it again
-    later (`kvcalc.planning.preemption`), and SGLang keeps some room free for that. In layers with windows, a request may
-    hold less than is reserved for it.
+    later (`kvcalc.planning.preemption`), and SGLang keeps some room free for that. In layers with windows, a request
+    may hold less than is reserved for it.
     """
     fitting, question = case.workload.batch_size, case.question.speed
     if question is None or question.input_tokens is None or question.output_tokens is None:
