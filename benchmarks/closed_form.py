@@ -1,10 +1,11 @@
 """Compare the closed form of `kvcalc estimate` with `kvcalc simulate`, in closed loops of many kinds.
 
-    python benchmarks/closed_form.py [--spread S] [--every N] [--detail]
+    python benchmarks/closed_form.py [--spread S] [--every N] [--random N] [--seed S] [--detail]
 
-Lengths vary by S around their means (0.3: 0.7 to 1.3 times). Every cell is the median of simulated / closed form, and
-the share of loads that differ by more than 10 %: the mean TTFT of 15 requests per client, of a steady load, the mean
-TPOT and the requests per second. A cache is full if some requests wait for memory. `--detail` prints every load.
+The loads are those of a grid, or with `--random N`, N loads drawn at random, which no rule was made for. Lengths vary
+by S around their means (0.3: 0.7 to 1.3 times). Every cell is the median of simulated / closed form, and the share of
+loads that differ by more than 10 %: the mean TTFT of 15 requests per client, of a steady load, the mean TPOT and the
+requests per second. A cache is full if some requests wait for memory. `--detail` prints every load.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator, Sequence
+from random import Random
 from typing import Any, NamedTuple
 
 import kvcalc
@@ -26,6 +28,16 @@ LENGTHS = ((1000, 1000), (1000, 100), (8000, 500), (200, 2000), (4000, 1000))
 CLIENTS = (1, 8, 32, 64, 128, 256, 512)
 # llama.cpp divides its cache among its slots, so it is asked for as many slots as clients.
 _MOST_SLOTS = 64
+# A cache of which more is used at some time is full, if requests wait.
+_FULL = 0.95
+
+
+# Of random loads: more models, the shortest and the longest prompts and answers, and the most clients.
+_MORE_MODELS = (
+    ("mixtral-8x7b", "h200", 1), ("qwen3-32b", "h100x2", 2), ("llama-3.1-8b", "a100-80gb", 1),
+    ("gpt-oss-120b", "h100", 1),
+)  # fmt: skip
+_PROMPTS, _ANSWERS, _MOST_CLIENTS = (100, 16_000), (50, 3000), 512
 
 
 class Load(NamedTuple):
@@ -67,6 +79,21 @@ def loads() -> Iterator[Load]:
                         yield Load(engine, model, gpu, size, prompt, answer, clients)
 
 
+def random_loads(number: int, seed: int) -> Iterator[Load]:
+    """Loads with lengths and clients of all sizes alike."""
+    draw = Random(seed)
+
+    def between(low: int, high: int) -> int:
+        return round(low * (high / low) ** draw.random())
+
+    for _ in range(number):
+        engine = draw.choice(ENGINES)
+        has_slots = engine == "llama.cpp"
+        model = draw.choice([one for one in (*MODELS, *_MORE_MODELS) if one[2] == 1 or not has_slots])
+        clients = between(1, _MOST_SLOTS if has_slots else _MOST_CLIENTS)
+        yield Load(engine, *model, between(*_PROMPTS), between(*_ANSWERS), clients)
+
+
 def compare(load: Load, spread: float) -> Compared | None:
     """One load. None if kvcalc does not answer it."""
 
@@ -88,9 +115,12 @@ def compare(load: Load, spread: float) -> Compared | None:
     ttft, tpot, steady = times["ttft"], times["tpot"], results["steady_ttft_seconds"]
     if closed is None or ttft is None or tpot is None or steady is None:
         return None
+    blocks, used = found["engine"]["blocks"], results["most_used_blocks"]
+    waits = blocks is not None and used is not None and used > _FULL * blocks
+    waits = waits and closed["running_requests"] < closed["concurrency"]
     return Compared(
         load,
-        closed["running_requests"] < closed["concurrency"] or results["preemptions"] > 0,
+        waits or results["preemptions"] > 0,
         ttft / closed["ttft_seconds"],
         steady / closed["steady_ttft_seconds"],
         tpot / closed["tpot_seconds"],
@@ -112,9 +142,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spread", type=float, default=0.3)
     parser.add_argument("--every", type=int, default=1, help="take every Nth load")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="draw N random loads instead of the grid")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--detail", action="store_true", help="print every load too")
     options = parser.parse_args()
-    found = [one for load in list(loads())[:: options.every] if (one := compare(load, options.spread)) is not None]
+    chosen = list(random_loads(options.random, options.seed) if options.random else loads())[:: options.every]
+    found = [one for load in chosen if (one := compare(load, options.spread)) is not None]
     if options.detail:
         for one in found:
             print(line(" ".join(map(str, one.load[:2] + one.load[4:])) + (" full" if one.is_full else ""), [one]))

@@ -1,7 +1,7 @@
 """The arithmetic of a step for all rows at once, and the fit itself.
 
-kvcalc's own functions (`costs_of`, `step_parts`, `prompt_parts`, `first_token`, `burst_wait`) run on arrays with one
-element per row, so that the fit and the answers share one formula.
+kvcalc's own functions (`costs_of`, `step_parts`, `prompt_parts`, `host_wait`) run on arrays with one element per row,
+so that the fit and the answers share one formula.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from kvcalc.throughput.constants import Constants
+from kvcalc.throughput.prompts import Prompts
 from kvcalc.throughput.roofline import (
     ExpertTimes,
     MatrixTimes,
@@ -25,7 +26,8 @@ from kvcalc.throughput.roofline import (
     step_parts,
     together,
 )
-from kvcalc.throughput.serving import burst_wait, first_token
+from kvcalc.throughput.scheduling import STEP_TOKENS
+from kvcalc.throughput.serving import burst_wait, host_wait
 
 if TYPE_CHECKING:
     from fit_parameters import Model
@@ -38,6 +40,8 @@ Ask = Callable[[Mapping[str, Any]], Values]
 CLASSES = ("fp32", "bf16", "fp8", "nvfp4", "mxfp4", "int8", "int4")
 _NOISE = 0.12
 _TTFT_NOISE = 0.2
+# The rounds in which the prompts of a step are found, and the highest load of the steps.
+_ROUNDS, _MOST_LOAD = 4, 0.95
 
 
 def _stack(rows: Sequence[tuple[MatrixTimes, ...]]) -> tuple[MatrixTimes, ...]:
@@ -92,6 +96,8 @@ def seconds_of(rows: Sequence[Row]) -> Ask:
         [row.model.counts.prefill_attention_flops(row.input_tokens) / _attention(row) for row in rows]
     )
     share = np.array([row.decoding / row.output_tokens if row.output_tokens else 0.0 for row in rows])
+    own = np.array([_prompts_of_step(row) for row in rows])
+    is_separate = np.array([row.rules is not None and not row.rules.mixes for row in rows])
 
     def ask(constants: Mapping[str, Any]) -> Values:
         c = _namespace(constants)
@@ -101,9 +107,25 @@ def seconds_of(rows: Sequence[Row]) -> Ask:
         for read, multiply in pairs:
             total = total + together(read, multiply, c.roof_power)
         work = sum(prompt_parts(costs, prompt, prompt_scores, prompt)) / times.stages
-        return np.asarray(total + share * work)
+        # Prompts in steps of their own, with `own` of them in a step.
+        multiply, moved, sent = prompt_parts(costs, own * prompt, own * prompt_scores, own * prompt)
+        pairs, _, _ = step_parts(costs, own * prompt, 0.0, 0.0, 0.0, own * prompt)
+        alone = together(sum(read for read, _ in pairs), multiply, c.roof_power) + costs.launch + costs.latency
+        alone = (alone + moved + sent) / own + c.sequence_seconds
+        return np.asarray(total + share * np.where(is_separate, alone, work))
 
     return ask
+
+
+def _prompts_of_step(row: Row) -> float:
+    """How many prompts a step computes if it computes nothing else, with the constants that kvcalc has now."""
+    if not row.output_tokens or row.rules is None or row.rules.mixes:
+        return 1.0
+    prompts = Prompts(row.model, row.input_tokens, 0.0, row.rules)
+    step = row.model.decode(row.decoding, row.context_tokens).seconds
+    for _ in range(_ROUNDS):
+        prompts.stop(step, row.decoding / (row.output_tokens * row.seconds), row.decoding / row.output_tokens)
+    return prompts.together
 
 
 def _attention(row: Row) -> float:
@@ -113,17 +135,42 @@ def _attention(row: Row) -> float:
 def ttft_seconds_of(rows: Sequence[Row], step: Sequence[Constants]) -> Ask:
     """The time to first token of every row, with the step's constants as they are in `step`."""
     models = [SpeedModel(row.model.counts, row.model.gpu, c) for row, c in zip(rows, step)]
-    prefill = np.array([model.prefill(row.input_tokens).seconds for model, row in zip(models, rows)])
-    work = np.array([model.prefill_work(row.input_tokens).seconds for model, row in zip(models, rows)])
-    tpot = np.array([row.seconds for row in rows])
+    waits = np.array([_waits(model, row) for model, row in zip(models, rows)])
+    one_step, others, known, counted = waits.T
     prompt = np.array([row.input_tokens for row in rows], float)
-    running = np.array([row.running for row in rows], float)
-    burst = burst_wait(work, prompt, running)
+    alone = np.array([row.concurrency == 1 for row in rows])
 
     def ask(constants: Mapping[str, Any]) -> Values:
-        return np.asarray(first_token(_namespace(constants), prefill, tpot, prompt, running) + burst)
+        c = _namespace(constants)
+        steps = np.where(alone, np.minimum(c.ttft_steps, counted), counted)
+        return np.asarray(host_wait(c, steps, one_step, prompt, others) + known)
 
     return ask
+
+
+def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float]:
+    """The seconds of a step, the other running requests, the waits that are not fitted, and the scheduler's steps.
+
+    They are those of `serve` with the requests that decoded, and came, when the row was measured.
+    """
+    step = model.decode(row.decoding, row.context_tokens).seconds
+    prompts, rules = Prompts(model, row.input_tokens, 0.0, row.rules), row.rules
+    if rules is None:
+        burst = burst_wait(prompts.work, max(STEP_TOKENS / row.input_tokens, 1.0), row.running)
+        return row.seconds, row.running - 1, prompts.lone + burst, 0.0
+    if row.concurrency == 1:
+        return step, 0.0, prompts.lone, rules.counted_steps
+    others = (row.concurrency - 1) / row.concurrency
+    rate = row.concurrency / ((row.ttft_seconds or 0.0) + row.output_tokens * row.seconds)
+    for _ in range(_ROUNDS):
+        stop = prompts.stop(step, rate, others * row.decoding / row.output_tokens)
+    mean_step = step + row.decoding * stop / row.output_tokens
+    waits = prompts.waits(step, mean_step, row.decoding, others * rate)
+    # The measured rate may be above the one that the constants allow.
+    rate = min(rate, _MOST_LOAD / waits.each)
+    first = waits.first + waits.queue(others * rate)[0] / (others * rate)
+    met = others * (row.decoding + rate * prompts.alone)
+    return step, met, first + burst_wait(waits.each, max(waits.most, 1.0), row.running), rules.counted_steps
 
 
 def fit(

@@ -101,7 +101,7 @@ class Fitted:
         model = SpeedModel(row.model.counts, row.model.gpu, self.constants_of(row))
         if not row.output_tokens:
             return model.decode(row.running, row.context_tokens).seconds, None
-        found = serve(model, row.input_tokens, row.output_tokens, row.concurrency, row.running)
+        found = serve(model, row.input_tokens, row.output_tokens, row.concurrency, row.running, 0.0, row.rules)
         return found.tpot_seconds, found.ttft_seconds
 
 

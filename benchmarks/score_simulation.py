@@ -60,7 +60,7 @@ def score(asks: Questions, row: Row, spread: float) -> Scored | None:
         scheduler = scheduler_of(case, speed.model, longest)
     except KvcalcError:
         return None
-    closed = serve(speed.model, row.input_tokens, row.output_tokens, row.concurrency, row.running)
+    closed = serve(speed.model, row.input_tokens, row.output_tokens, row.concurrency, row.running, 0.0, row.rules)
     draw = Random(1)
 
     def about(tokens: int) -> int:

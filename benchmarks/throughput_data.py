@@ -20,13 +20,14 @@ from kvcalc.cli.batch import Questions
 from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.engines.release import Release, parse_release
-from kvcalc.planning.admission import running_requests, wanted_requests
+from kvcalc.planning.admission import most_at_once, running_requests, step_rules, wanted_requests
 from kvcalc.planning.case import make_case
 from kvcalc.planning.load import at_load
 from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
 from kvcalc.throughput.constants import device_kind, weight_class
 from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.scheduling import StepRules
 
 _MODELS = {
     "LLaMA v3.1 8B": "llama-3.1-8b", "Mistral 7B": "mistral-7b-v0.3", "Mixtral 8x7B": "mixtral-8x7b",
@@ -79,6 +80,7 @@ class Row(NamedTuple):
     seconds: float
     ttft_seconds: float | None
     suspect: str | None
+    rules: StepRules | None = None
 
     @property
     def kind(self) -> str:
@@ -181,6 +183,7 @@ def _row(asks: Questions, point: dict[str, Any]) -> Row | None:
     if not isinstance(speed, Speed):
         return None
     served = fields.get("output_tokens", 0)
+    most = most_at_once(case, speed.model.constants.max_sequences)
     running = running_requests(case, wanted_requests(case, speed.model.constants.max_sequences))
     concurrency = fields.get("concurrency", running)
     context = fields["input_tokens"] + served / 2 if served else case.workload.context_tokens
@@ -192,7 +195,7 @@ def _row(asks: Questions, point: dict[str, Any]) -> Row | None:
     return Row(
         point["set"], _FAMILIES.get(point["family"], point["family"]), point["engine"], point["version"],
         point["date"], fields, speed.model, speed.weight_dtype, context, fields.get("input_tokens", 0), served,
-        concurrency, running, decoding, seconds, first, suspect,
+        concurrency, running, decoding, seconds, first, suspect, step_rules(case, most),
     )  # fmt: skip
 
 

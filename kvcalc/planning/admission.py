@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from kvcalc.memory.engines.options import Given
+from kvcalc.model.spec import windows
 from kvcalc.planning.attention_replicas import whole_copies
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
+from kvcalc.throughput.scheduling import STEP_TOKENS, StepRules
+
+# n_batch of llama.cpp (common/common.h).
+BATCH_TOKENS = 2048
 
 # Engines that draft tokens for one sequence at a time: Transformers (_assisted_decoding, generation/utils.py), and
 # mlx-lm, whose server runs no batches with a draft model (is_batchable, mlx_lm/server.py).
@@ -37,30 +42,39 @@ def prefill_step_tokens(case: Case) -> int:
 
     SGLang divides its number among the attention replicas (arg_groups/parallel_hook.py).
     """
-    # Imported here because most questions do not need it.
-    from kvcalc.memory.reserve.by_device import sglang_prefill_tokens
-    from kvcalc.throughput.serving import STEP_TOKENS
-
-    given = Given(case.engine_name, case.settings)
     if case.engine_name == "vllm":
-        return given.count("max-num-batched-tokens", STEP_TOKENS)
+        return Given("vllm", case.settings).count("max-num-batched-tokens", STEP_TOKENS)
     if case.engine_name == "sglang":
-        tokens = given.optional_count("chunked-prefill-size") or sglang_prefill_tokens(case.devices.gpu.memory_bytes)
+        # Imported here because most questions do not need it.
+        from kvcalc.memory.reserve.by_device import sglang_prefill_tokens
+
+        tokens = Given("sglang", case.settings).optional_count("chunked-prefill-size")
+        tokens = tokens or sglang_prefill_tokens(case.devices.gpu.memory_bytes)
         return max(1, tokens // case.workload.data_parallel_size)
     return STEP_TOKENS
 
 
-def scheduled_steps(case: Case) -> float:
-    """The decode steps that a request waits for because others run: a part of the fitted `ttft_steps`.
+def step_rules(case: Case, most: int) -> StepRules | None:
+    """How the engine puts prompts into steps. None if its scheduler is not known. `most` is `most_at_once`.
 
-    The rest of the step that runs when it arrives, half a step on average; the next one if it is scheduled already; and
-    the step that computes the prompt, if it computes the others' tokens too, which SGLang's does not. 0 for engines
-    whose scheduler is not known.
+    The rules and their sources are those of the simulated schedulers (kvcalc.simulation): vLLM, TensorRT-LLM and
+    llama.cpp compute prompts in the steps of decoding requests. TensorRT-LLM does not divide them.
     """
-    overlaps = overlaps_steps(case)
+    overlaps, engine = overlaps_steps(case), case.engine_name
     if overlaps is None:
-        return 0.0
-    return 0.5 + overlaps + (case.engine_name != "sglang")
+        return None
+    if engine == "llama.cpp":
+        return StepRules(BATCH_TOKENS, overlaps=overlaps)
+    tokens = prefill_step_tokens(case)
+    if engine == "sglang":
+        return StepRules(tokens, mixes=False, overlaps=overlaps)
+    running = max(1, most // case.workload.data_parallel_size)
+    # With pipeline stages, each of them has a step of its own in the time of one step of the model.
+    tokens *= case.workload.pipeline_parallel_size
+    if engine == "vllm":
+        return StepRules(max(tokens, running), overlaps=overlaps)
+    # A prompt that is not divided must fit into a step, beside the requests that decode.
+    return StepRules(max(tokens, case.workload.context_tokens + running), divides=False, overlaps=overlaps)
 
 
 def overlaps_steps(case: Case) -> bool | None:
@@ -87,22 +101,20 @@ def running_requests(case: Case, wanted: int) -> float:
 
     `case` is at its load: its batch is the number of requests that fit at their full length. An engine that reserves
     the full length runs these. The others admit a request as long as its prompt fits, so in a steady load the cache
-    is full of requests of all ages, which have half of their answer on average. If a request then finds no room, the
-    engine stops another one and computes it again later (`kvcalc.planning.preemption`), and SGLang keeps some room free
-    for that. In layers with windows, a request may hold less than is reserved for it.
+    is full of requests of all ages. If a request then finds no room, the engine stops another one and computes it again
+    later (`kvcalc.planning.preemption`), and SGLang keeps some room free for that. In layers with windows, a request
+    may hold less than is reserved for it.
     """
     fitting, question = case.workload.batch_size, case.question.speed
     if question is None or question.input_tokens is None or question.output_tokens is None:
         return fitting
+    prompt, answer = question.input_tokens, question.output_tokens
     if case.rules.reserves_full_length or fitting >= wanted:
         return min(fitting, wanted)
     found = budget(case)
     if not isinstance(found, Budget):
         return fitting
-    tokens = question.input_tokens + question.output_tokens // 2
-    limit = _most_running(found, tokens)
-    if limit is None:
-        limit = found.running_limit(tokens)
+    limit = _mean_running(found, prompt, answer)
     if limit is None:
         return wanted
     most = max(fitting, min(wanted, limit))
@@ -111,7 +123,27 @@ def running_requests(case: Case, wanted: int) -> float:
     # Imported here because most questions do not need it.
     from kvcalc.planning.preemption import sglang_running
 
-    return min(most, max(fitting, sglang_running(found, question.input_tokens, question.output_tokens)))
+    return min(most, max(fitting, sglang_running(found, prompt, answer)))
+
+
+def _mean_running(found: Budget, prompt: int, answer: int) -> float | None:
+    """The most requests of all ages that run. None if memory sets no limit.
+
+    What a request holds grows with its answer: evenly if all layers keep all tokens, so that its mean is that of half
+    an answer. If it fills a window on the way, it is the mean over the answer.
+    """
+    fills = any(prompt < window < prompt + answer for window in windows(found.case.spec))
+    ages = (1 / 8, 3 / 8, 5 / 8, 7 / 8) if fills else (1 / 2,)
+    share = 0.0
+    for age in ages:
+        tokens = prompt + int(answer * age)
+        limit = _most_running(found, tokens)
+        if limit is None:
+            limit = found.running_limit(tokens)
+        if limit is None:
+            return None
+        share += 1 / max(limit, 1)
+    return len(ages) / share
 
 
 def may_preempt(case: Case, wanted: int) -> bool:

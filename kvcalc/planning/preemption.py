@@ -15,14 +15,17 @@ step, and more are preempted.
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
 from typing import NamedTuple
 
 from kvcalc.planning.budget import Budget
 from kvcalc.planning.case import Case
 
-# SGLANG_INIT_NEW_TOKEN_RATIO x SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR
-_LEAST_RATIO = 0.7 * 0.14
+# SGLANG_INIT_NEW_TOKEN_RATIO, and SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR times that (srt/environ.py).
+_FIRST_RATIO = 0.7
+_LEAST_RATIO = _FIRST_RATIO * 0.14
+# The shortest answer relative to their mean, if lengths vary by 30 %.
+_SHORTEST = 0.7
 
 
 class Preemption(NamedTuple):
@@ -44,15 +47,30 @@ def sglang_running(found: Budget, input_tokens: int, output_tokens: int) -> floa
     all of its prompt and answer to start. When it has started, less is free by its prompt and that share; so in the
     mean, half of this is missing.
     """
+    expected = _LEAST_RATIO * output_tokens
+    each = input_tokens + output_tokens / 2 + expected / 2
+    free = input_tokens + output_tokens - (input_tokens + expected) / 2
+    return (_sglang_pool(found) - free) / each * found.case.workload.data_parallel_size
+
+
+def sglang_late_steps(found: Budget, input_tokens: int, output_tokens: int, requests: float) -> float:
+    """For how many steps the first `requests`, which arrive together, wait in the mean because SGLang keeps room free.
+
+    It starts those for which 0.7 of the answers are free. If one may not start, no other is tried until a request has
+    ended, by which time the share is low: that is when the shortest answer ends, with lengths that vary by 30 %.
+    """
+    start = input_tokens + _FIRST_RATIO * output_tokens
+    started = (_sglang_pool(found) - input_tokens - output_tokens) / start * found.case.workload.data_parallel_size
+    return max(0.0, 1 - max(1.0, started) / requests) * _SHORTEST * output_tokens
+
+
+def _sglang_pool(found: Budget) -> float:
+    """The tokens in the pool. Without one, memory sets no limit."""
     case = found.case
     rules, dtype, tokens = case.rules, case.workload.kv_dtype, case.workload.context_tokens
     device = rules.largest_stage(case.share, dtype, tokens, 1)
     pool: int | None = rules.blocks(device, dtype, tokens, 1, found.offered_bytes)["kv_cache_tokens"]
-    expected = _LEAST_RATIO * output_tokens
-    each = input_tokens + output_tokens / 2 + expected / 2
-    free = input_tokens + output_tokens - (input_tokens + expected) / 2
-    # Without a pool of tokens, memory sets no limit.
-    return float("inf") if pool is None else (pool - free) / each * case.workload.data_parallel_size
+    return inf if pool is None else pool
 
 
 def preemption(case: Case, running: float, concurrency: int) -> Preemption:
@@ -67,7 +85,12 @@ def preemption(case: Case, running: float, concurrency: int) -> Preemption:
     prompt, answer = question.input_tokens, question.output_tokens
     ratio = answer / prompt
     if case.engine_name == "sglang":
-        times = 0.4 * ratio / (ratio + 4)
+        # Between the ends of two requests, the others take one answer in the mean, and that is free besides the share
+        # of all answers. A pool runs full only if no request ends for longer: by the theory of ruin, with a chance that
+        # falls with the room. Answers as long as prompts run it full in any case, because those that started together
+        # outgrow it.
+        ruin = exp(-_ruin(1 + 1 / ratio) * _LEAST_RATIO / 2 * running)
+        times = 0.4 * ratio / (ratio + 4) * max(min(1.0, 1.6 * ruin), min(1.0, ratio**3))
         return Preemption(times * (prompt + 0.3 * answer), requeued=times)
     if case.engine_name == "vllm":
         paused = 0.4 * ratio**2 / (ratio**2 + 25) + 0.8 * ratio / running
@@ -76,3 +99,14 @@ def preemption(case: Case, running: float, concurrency: int) -> Preemption:
         paused = min(0.75 * waiting, paused * (1 - exp(-waiting / paused)))
         return Preemption(0.8 * answer * ratio / (ratio + 1 / 3), paused=paused)
     return Preemption()
+
+
+def _ruin(jump: float) -> float:
+    """The exponent of the chance that requests, which end at random, leave no room: y = 1 - exp(-jump y).
+
+    A request that ends gives back `jump` answers.
+    """
+    found = 1.0
+    for _ in range(6):
+        found = 1 - exp(-jump * found)
+    return found

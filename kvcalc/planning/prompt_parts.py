@@ -9,10 +9,8 @@ from __future__ import annotations
 from kvcalc.memory.engines.llama_cpp import LlamaCpp
 from kvcalc.model.caches import ChunkedAttention, SlidingWindowAttention
 from kvcalc.model.spec import all_caches, has_states
+from kvcalc.planning.admission import BATCH_TOKENS
 from kvcalc.planning.case import Case
-
-BATCH_TOKENS = 2048
-"""n_batch."""
 
 
 def saved_at(case: Case) -> tuple[int, ...]:

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 from kvcalc.notes import Note
 from kvcalc.planning.admission import (
     may_preempt,
+    most_at_once,
     running_requests,
-    scheduled_steps,
-    wanted_requests,
+    step_rules,
 )
+from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.throughput.roofline import SpeedModel
@@ -33,7 +34,8 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     prompt, answer = question.input_tokens, question.output_tokens
     if prompt is None or answer is None:
         return None
-    wanted = wanted_requests(case, model.constants.max_sequences)
+    most = most_at_once(case, model.constants.max_sequences)
+    wanted = most if question.concurrency is None else min(question.concurrency, most)
     running = running_requests(case, wanted)
     concurrency = question.concurrency or int(running)
     running = min(running, concurrency)
@@ -44,15 +46,24 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
         from kvcalc.planning.preemption import preemption
 
         waits = preemption(case, running, concurrency)._asdict()
+    elif case.engine_name == "sglang" and case.workload.batch_size < wanted:
+        from kvcalc.planning.preemption import sglang_late_steps
+
+        found_budget = budget(case)
+        if isinstance(found_budget, Budget):
+            waits["late_steps"] = sglang_late_steps(found_budget, prompt, answer, running)
     if case.engine_name == "llama.cpp":
         from kvcalc.planning.prompt_parts import parts_of
 
         waits["parts"] = parts_of(case, prompt, int(cached))
-    found = serve(model, prompt, answer, concurrency, running, cached, scheduled_steps(case), **waits)
+    found = serve(model, prompt, answer, concurrency, running, cached, step_rules(case, most), **waits)
     if may_preempt(case, wanted):
         text = "not all requests fit at their full length, so some are preempted and computed again"
         notes.append(Note("throughput", "preemptions", f"{text}: kvcalc simulate follows each of them"))
     if case.workload.data_parallel_size > 1:
         text = "a prompt stops all attention replicas, so the speed depends on when requests arrive"
         notes.append(Note("throughput", "lock-step", f"{text}: kvcalc simulate follows each of them"))
+    if case.engine_name != "llama.cpp":
+        # Its requests wait for steps in their slots. Those of the others do not run before their prompts are computed.
+        running = min(running, max(1.0, concurrency - found.queued))
     return Served(prompt, answer, concurrency, running, found)

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.memory.engines.options import Given
+from kvcalc.memory.engines.tensorrt_llm_groups import LayerGroups
 from kvcalc.memory.engines.vllm import Vllm
-from kvcalc.planning.admission import most_at_once, overlaps_steps, prefill_step_tokens, scheduled_steps
+from kvcalc.planning.admission import BATCH_TOKENS, most_at_once, overlaps_steps, prefill_step_tokens, step_rules
 from kvcalc.planning.attention_replicas import whole_copies
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
-from kvcalc.planning.prompt_parts import BATCH_TOKENS, saved_at
+from kvcalc.planning.prompt_parts import saved_at
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.lock_step import LockStep, OfRank
 from kvcalc.simulation.mixed import MixedReplica
@@ -29,7 +30,7 @@ from kvcalc.simulation.slots import SlotsReplica
 from kvcalc.simulation.times import ModelTimes
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import SpeedModel
-from kvcalc.throughput.serving import STEP_TOKENS
+from kvcalc.throughput.scheduling import STEP_TOKENS, StepRules
 
 SIMULATED = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 
@@ -116,8 +117,9 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
     constants, stages = model.constants, case.workload.pipeline_parallel_size
     replicas, drafted = case.workload.data_parallel_size, case.question.speculative
     checked = 1 if drafted is None else 1 + drafted.num_tokens
-    running = max(1, most_at_once(case, constants.max_sequences) // replicas)
-    engine, overlaps, lag = case.engine_name, bool(overlaps_steps(case)), _lag(constants, scheduled_steps(case))
+    most = most_at_once(case, constants.max_sequences)
+    running = max(1, most // replicas)
+    engine, overlaps, lag = case.engine_name, bool(overlaps_steps(case)), _lag(constants, step_rules(case, most))
     drafts: dict[str, Any] = {
         "tokens_per_step": Fraction(model.tokens_per_step).limit_denominator(1000),
         "checked_tokens": checked,
@@ -152,14 +154,14 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
     return Scheduler("guaranteed no evict", rules, capacity, block_tokens, table, None, False, replicas, FewestTokens)
 
 
-def _lag(constants: Constants, scheduled: float) -> Lag:
+def _lag(constants: Constants, rules: StepRules | None) -> Lag:
     """The part of the fitted waiting time (kvcalc.throughput.serving) that is not scheduling.
 
-    The simulation has the `scheduled` steps, and the prompts of other requests.
+    The simulation has the steps of the scheduler, and the prompts of other requests.
     """
     return Lag(
         constants.ttft_seconds,
-        constants.ttft_steps - scheduled,
+        constants.ttft_steps - (0.0 if rules is None else rules.counted_steps),
         constants.ttft_prompt_steps / STEP_TOKENS,
         constants.ttft_request_seconds,
     )
@@ -199,6 +201,9 @@ def _blocks(case: Case, found: Budget, longest_tokens: int) -> _Blocks:
     capacity = whole["num_gpu_blocks"]
     if capacity is None:
         return None, 1, (), None
+    if isinstance(rules, LayerGroups):
+        capacity, slots = rules.scarcest(device, dtype, longest_tokens, found.offered_bytes, numbers)
+        return capacity, size, slots, None
     if not isinstance(rules, Vllm):
         return capacity, size, range(numbers + 1), None
     # One block is never given to a request (null_block, v1/core/block_pool.py).

@@ -13,15 +13,14 @@ prefill runs in the same steps (chunked prefill) or stops them (prefill first). 
 A step gives a sequence one token, or more if tokens are drafted. Attention replicas run in lock step, so a prompt stops
 all of them while the one that has it computes it, unless others have prompts too (`busiest_share`).
 
-In a steady load, the time to first token is the engine's host time, the steps that a request waits for, and its own
-prefill:
+In a steady load, the time to first token is the host's time, steps in the server's pipeline, the waits for the engine's
+scheduler (`kvcalc.throughput.scheduling`), and its own prefill:
 
-    TTFT = host + host' x (R - 1) + (steps + prompt steps x input_tokens / 8192) x wait + prefill
-    wait = TPOT x tokens per step
+    TTFT = host + host' x others + (steps + prompt steps x input_tokens / 8192) x step + waits + prefill
 
-A step computes a limited number of prompt tokens (8,192: max_num_batched_tokens, chunked_prefill_size, max_num_tokens),
-which the prompts share, so a long prompt waits for more steps. host' is the host time for each other running request.
-If only one request runs, no other prompt stops it, and it does not wait for the `scheduled_steps` of others.
+host' is the host time for each other running request. The fitted steps include those of the scheduler, which are
+subtracted. If the scheduler is not known, there are no other waits, and a step is one in the mean, with the prompts of
+others. If only one request runs, no other prompt stops it, and it does not wait for the scheduler's steps.
 
 A benchmark sends some requests per client, and the first ones of all clients together. So its mean TTFT is longer than
 that of a steady load by the share of the first requests times what they wait for each other (`burst_wait`). kvcalc
@@ -38,14 +37,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvcalc.throughput.constants import Constants
-from kvcalc.throughput.expert_parallel import busiest_share
+from kvcalc.throughput.prompts import Prompts
 from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.scheduling import STEP_TOKENS, StepRules
 
 # The loop for the number of decoding requests ends when a round changes TPOT by less than this share.
 _SETTLED = 0.005
 _MOST_ROUNDS = 8
-# The prompt tokens of one step by default in vLLM 0.33 and SGLang 0.5.23 on large devices, and in TensorRT-LLM 1.3.
-STEP_TOKENS = 8192
 
 # The requests per client of a benchmark. InferenceX's scripts send 10 x concurrency prompts, but many published runs do
 # not say how many. 14 to 16 explain their times to the first token best: with 10 or 30, the loss of the fit is 2 %
@@ -57,7 +55,8 @@ class Serving(NamedTuple):
     """The latencies in seconds, and the rates of one replica. `decoding` is the mean number of decoding requests.
 
     `ttft_seconds` is the mean of a benchmark with REQUESTS_PER_CLIENT requests per client, and `steady_ttft_seconds`
-    that of a load that has run for long.
+    that of a load that has run for long. `queued` is the mean number of requests that wait because no step has room for
+    their prompts.
     """
 
     tpot_seconds: float
@@ -67,36 +66,46 @@ class Serving(NamedTuple):
     requests_per_second: float
     prefill_share: float
     decoding: float
+    queued: float = 0.0
 
 
-def first_token(c: Constants, prefill: float, tpot: float, input_tokens: float, running: float) -> float:
-    """The seconds to the first token of one of `running` requests in a steady load, without a queue for memory.
+def host_wait(c: Constants, counted_steps: float, step: float, input_tokens: float, others: float) -> float:
+    """The seconds to the first token that are neither the scheduler's nor the prefill's.
 
-    Its prefill takes `prefill` seconds alone. Nothing branches on a value, so that everything may be an array.
+    They are the host's time, more with `others` running, and steps of `step` seconds in the server's pipeline. The
+    fitted `ttft_steps` include the `counted_steps` of the scheduler. Nothing branches on a value, so that everything
+    may be an array.
     """
-    steps = c.ttft_steps + c.ttft_prompt_steps * input_tokens / STEP_TOKENS
-    return c.ttft_seconds + c.ttft_request_seconds * (running - 1) + steps * tpot + prefill
+    steps = c.ttft_steps - counted_steps + c.ttft_prompt_steps * input_tokens / STEP_TOKENS
+    return _larger(c.ttft_seconds + c.ttft_request_seconds * others + steps * step, 0.0)
 
 
-def burst_wait(work: float, input_tokens: float, requests: float) -> float:
+def burst_wait(each: float, together: float, requests: float) -> float:
     """How many seconds longer the mean time to first token of a benchmark is, because all clients start together.
 
-    The first `requests` prompts are computed one step of STEP_TOKENS after the other, and a prompt waits until its step
-    ends: with m prompts in a step, (requests + m) / 2 x `work` in the mean, which is what one adds to the steps. May be
-    an array like `first_token`.
+    The first `requests` prompts are computed one step after the other, with `together` of them in a step. Each takes up
+    `each` seconds of the steps, and waits until its step ends: (requests + together) / 2 x `each` in the mean, which is
+    what one adds to the steps. May be an array like `first_token`.
     """
-    together = _smaller(requests, _larger(STEP_TOKENS / input_tokens, 1.0))
-    return work * ((requests + together) / 2 - 1) / REQUESTS_PER_CLIENT
-
-
-def _smaller(a: float, b: float) -> float:
-    """The smaller value, also of arrays."""
-    return (a + b - abs(a - b)) / 2
+    return each * ((requests + _smaller(requests, together)) / 2 - 1) / REQUESTS_PER_CLIENT
 
 
 def _larger(a: float, b: float) -> float:
     """The larger value, also of arrays."""
     return (a + b + abs(a - b)) / 2
+
+
+def _closer(guess: float, found: float, last: tuple[float, float] | None) -> float:
+    """A better guess of a value for which `found` is equal to it, by the secant through the `last` guess."""
+    if last is not None and guess != last[0]:
+        slope = min(max((found - last[1]) / (guess - last[0]), -2.0), 0.9)
+        found = guess + (found - guess) / (1 - slope)
+    return max(1.0, found)
+
+
+def _smaller(a: float, b: float) -> float:
+    """The smaller value, also of arrays."""
+    return (a + b - abs(a - b)) / 2
 
 
 def serve(
@@ -106,57 +115,67 @@ def serve(
     concurrency: int,
     running: float,
     cached_tokens: float = 0.0,
-    scheduled_steps: float = 0.0,
+    rules: StepRules | None = None,
     recomputed_tokens: float = 0.0,
     requeued: float = 0.0,
     paused: float = 0.0,
     parts: Sequence[tuple[int, int]] = (),
+    late_steps: float = 0.0,
 ) -> Serving:
     """Steady serving of `concurrency` requests, of which at most `running` hold their cache at the same time.
 
-    `cached_tokens` of each prompt are found in the prefix cache. They take memory, but no prefill. `scheduled_steps` of
-    the fitted `ttft_steps` are those of other requests. `recomputed_tokens` tokens of a request are computed again
-    after preemptions. A preempted request waits `requeued` times as long as for its first token, and `paused` times as
-    long as it holds its cache. `parts` are those of a prompt that is always computed in several steps: the first token
-    of each and the one after its last.
+    `cached_tokens` of each prompt are found in the prefix cache. They take memory, but no prefill. `rules` are None if
+    the engine's are not known. `recomputed_tokens` tokens of a request are computed again after preemptions. A
+    preempted request waits `requeued` times as long as for its first token, and `paused` times as long as it holds its
+    cache. `parts` are those of a prompt that is always computed in several steps: the first token of each and the one
+    after its last. The first requests, which arrive together, wait for `late_steps` steps more in the mean.
     """
-    c, replicas = model.constants, model.layout.data_parallel_size
-    missed = input_tokens - cached_tokens
-    work = stop = model.prefill_work(input_tokens, cached_tokens).seconds
-    alone = model.prefill_work(input_tokens, cached_tokens, 1.0).seconds if replicas > 1 else work
-    steps = max(1.0, missed / STEP_TOKENS)
-    again = 1 + recomputed_tokens / missed
-    idle_steps = min(scheduled_steps, c.ttft_steps) if running == 1 else 0.0
-    prefill = model.prefill(input_tokens, 1, cached_tokens).seconds
-    if len(parts) > 1:
-        prefill = sum(model.prefill_chunks([part]).seconds for part in parts)
-    burst = 0.0 if concurrency > running else burst_wait(work, missed, running)
-    decoding, tpot, stall, steady, held = float(running), 0.0, 0.0, 0.0, 0.0
+    c, prompts = model.constants, Prompts(model, input_tokens, cached_tokens, rules, parts)
+    again, is_full = 1 + recomputed_tokens / prompts.missed, concurrency > running
+    # A request meets the others, not itself.
+    others, per_step = (concurrency - 1) / concurrency, model.tokens_per_step
+    last: tuple[float, float] | None = None
+    decoding, tpot, stall, steady, held, burst, rate, queued = float(running), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for _ in range(_MOST_ROUNDS):
         before = tpot
         step = model.decode(decoding, input_tokens + output_tokens / 2).seconds
-        if replicas > 1 and running > 1:
-            # A prompt that is longer than a step has tokens for is computed in several parts.
-            rate = steps * decoding / (output_tokens * (tpot or step / model.tokens_per_step))
-            share = busiest_share(rate, step, alone / steps, replicas)
-            stop = model.prefill_work(input_tokens, cached_tokens, share).seconds
-        stall = decoding * stop * again / output_tokens if running > 1 else 0.0
-        tpot = step / model.tokens_per_step + stall
-        # A request waits for whole steps, and computes the tokens of its prompt that are not cached.
-        wait, decode = tpot * model.tokens_per_step, output_tokens * tpot
-        steady = first_token(c, prefill, wait, missed, running) - idle_steps * wait
-        requests_per_second = concurrency / (steady + burst + decode)
-        if concurrency > running:
-            held = again * prefill + decode
-            requests_per_second = min(requests_per_second, running / held)
-        decoding = max(1.0, requests_per_second * decode)
-        if abs(tpot - before) <= _SETTLED * tpot:
+        # The prompts that are computed per second, also again, are those of the requests that decode now.
+        prompts_per_second = decoding * again / (output_tokens * (tpot or step / per_step))
+        if running > 1:
+            stop = prompts.stop(step, prompts_per_second, others * decoding * per_step / output_tokens)
+            stall = decoding * stop * again / output_tokens
+        tpot = step / per_step + stall
+        # A step in the mean, with the prompts that run in it or stop it.
+        mean_step, decode = tpot * per_step, output_tokens * tpot
+        if rules is None:
+            steady = host_wait(c, 0.0, mean_step, prompts.missed, running - 1) + prompts.lone
+            burst = 0.0 if is_full else burst_wait(prompts.work, max(STEP_TOKENS / prompts.missed, 1.0), running)
+            rate = concurrency / (steady + burst + decode)
+        elif concurrency == 1:
+            steps = min(c.ttft_steps, rules.counted_steps)
+            steady = host_wait(c, steps, step, prompts.missed, 0.0) + prompts.lone
+            rate = 1 / (steady + decode)
+        else:
+            met = others * prompts_per_second
+            waits = prompts.waits(step, mean_step, decoding, met)
+            steady = waits.first + host_wait(
+                c, rules.counted_steps, step, prompts.missed, others * decoding + met * prompts.alone
+            )
+            burst = burst_wait(waits.each, max(waits.most, 1.0), running) + late_steps * tpot / REQUESTS_PER_CLIENT
+            rate, queued = waits.rate(concurrency, steady + burst + decode)
+            steady += queued / rate
+        if is_full:
+            held = again * prompts.lone + decode + (mean_step if rules and rules.overlaps else 0.0)
+            rate = min(rate, running / held)
+        found = rate * decode
+        if abs(tpot - before) <= _SETTLED * tpot or abs(found - decoding) <= _SETTLED * decoding:
+            decoding = max(1.0, found)
             break
+        decoding, last = _closer(decoding, found, last), (decoding, found)
     prefill_share = stall / tpot
-    if concurrency > running:
+    if is_full:
         # A request waits in the queue before its first token, and again when it was preempted.
-        queue = max(0.0, concurrency / requests_per_second - decode - steady - paused * held) / (1 + requeued)
+        queue = max(0.0, concurrency / rate - decode - steady - paused * held) / (1 + requeued)
         steady += queue
         tpot += (requeued * queue + paused * held) / output_tokens
-    tokens_per_second = requests_per_second * output_tokens
-    return Serving(tpot, steady + burst, steady, tokens_per_second, requests_per_second, prefill_share, decoding)
+    return Serving(tpot, steady + burst, steady, rate * output_tokens, rate, prefill_share, decoding, queued)

@@ -11,7 +11,7 @@ import pytest
 
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import SpeedModel
-from kvcalc.throughput.serving import burst_wait, first_token
+from kvcalc.throughput.serving import host_wait
 from tests.conftest import ROOT
 
 np = pytest.importorskip("numpy")
@@ -80,14 +80,17 @@ def seconds(row: Any, c: Constants) -> float:
     """TPOT of a row with the number of decoding requests given, by the model that answers use."""
     model = SpeedModel(row.model.counts, row.model.gpu, c)
     work = model.prefill_work(row.input_tokens).seconds
+    if not row.rules.mixes:
+        work = model.prefill(row.input_tokens, 2).seconds / 2
     step = model.decode(row.decoding, row.context_tokens).seconds
     return float(step + row.decoding / row.output_tokens * work)
 
 
 def test_all_rows_at_once_take_the_seconds_of_each_row_alone(
-    data: ModuleType, parameters: ModuleType, arrays: ModuleType
+    data: ModuleType, parameters: ModuleType, arrays: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, model = rows_of(data), parameters.SERVERS
+    monkeypatch.setattr(arrays, "_prompts_of_step", lambda row: 1.0 if row.rules.mixes else 2.0)
     mean, spread = model.prior
     draw = np.random.default_rng(1)
     for theta in (mean, mean + 0.5 * spread * draw.standard_normal(len(mean))):
@@ -162,7 +165,7 @@ def test_first_tokens_of_all_rows_at_once_are_those_of_each_row_alone(
     for row, c, seconds_together in zip(rows, step, together):
         own = c._replace(**first.values(theta, row.engine, first.labels_of(row)))
         used = SpeedModel(row.model.counts, row.model.gpu, own)
-        prefill, work = used.prefill(row.input_tokens).seconds, used.prefill_work(row.input_tokens).seconds
-        alone = first_token(own, prefill, row.seconds, row.input_tokens, row.running)
-        alone += burst_wait(work, row.input_tokens, row.running)
+        step, others, known, counted = arrays._waits(used, row)
+        counted = min(own.ttft_steps, counted) if row.concurrency == 1 else counted
+        alone = host_wait(own, counted, step, row.input_tokens, others) + known
         assert alone == pytest.approx(seconds_together, rel=1e-9)

@@ -37,12 +37,16 @@ def test_no_more_run_than_fit(engine: str, gpu: str) -> None:
             continue
         running = throughput["serving"]["running_requests"]
         fitting = answer["workload"]["batch_size"]
-        assert running >= fitting >= 1, name
+        assert throughput["serving"]["concurrency"] >= fitting >= 1, name
+        # Prompts that find no room in a step wait, and do not run.
+        assert running >= (fitting if engine in ("sglang", "llama.cpp") else 0.7 * fitting), name
         assert answer["fit"]["fits"], name
         # Memory does not limit a model without a cache, but the engine still runs a limited number of sequences.
         assert most is None or fitting <= most, name
-        if engine not in ("vllm", "sglang"):
+        if engine not in ("vllm", "sglang", "tensorrt-llm"):
             assert running == fitting, name
+        if engine == "tensorrt-llm":
+            assert running <= fitting, name
         served += 1
     assert served > 20
 

@@ -140,3 +140,11 @@ def test_a_full_cache_is_never_overfull_and_loses_no_request(engine: str) -> Non
     assert 0.95 * engine_part["blocks"] < results["most_used_blocks"] <= engine_part["blocks"]
     assert results["requests"] == 2000
     assert (results["preemptions"] > 0) == (engine != "tensorrt-llm")
+
+
+@pytest.mark.parametrize("load", [(1000, 100, 128), (200, 2000, 128)], ids=str)
+def test_requests_start_only_if_every_pool_of_tensorrt_llm_has_room(load: tuple[int, int, int]) -> None:
+    """Its layers with windows have a pool of their own, which may be full before that of the others."""
+    closed = estimated("gemma-3-27b", DEVICE, "tensorrt-llm", *load)
+    found = simulated("tensorrt-llm", *load, model="gemma-3-27b")["results"]
+    assert found["mean_running_requests"] == pytest.approx(closed["running_requests"], rel=0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvcalc.throughput.scheduling import StepRules
 from kvcalc.throughput.serving import REQUESTS_PER_CLIENT, serve
 from tests.throughput.conftest import MakeModel
 
@@ -40,18 +41,52 @@ def test_a_lone_request_waits_for_its_own_prefill_alone(model_of: MakeModel) -> 
 
 def test_a_lone_request_waits_for_no_other_one(model_of: MakeModel) -> None:
     model = model_of("llama-3-70b", tensor_parallel_size=4)
-    c, lone, two = model.constants, serve(model, 1000, 200, 1, 1, 0.0, 2.5), serve(model, 1000, 200, 2, 2, 0.0, 2.5)
+    rules = StepRules(overlaps=True)
+    c, lone, two = (
+        model.constants,
+        serve(model, 1000, 200, 1, 1, rules=rules),
+        serve(model, 1000, 200, 2, 2, rules=rules),
+    )
     assert lone.tpot_seconds == model.decode(1, 1100).seconds
     steps = max(0.0, c.ttft_steps - 2.5) + c.ttft_prompt_steps * 1000 / 8192
     assert lone.ttft_seconds == pytest.approx(c.ttft_seconds + steps * lone.tpot_seconds + model.prefill(1000).seconds)
-    assert two.ttft_seconds == serve(model, 1000, 200, 2, 2).ttft_seconds
+    assert two.steady_ttft_seconds > lone.steady_ttft_seconds
+    assert lone.queued == 0
+
+
+def test_prompts_for_which_no_step_has_room_wait(model_of: MakeModel) -> None:
+    """A step has a token of each decoding request, and with them no more than its share of the prompts."""
+    model, rules = model_of("llama-3-70b", tensor_parallel_size=4), StepRules(step_tokens=2048)
+    found = serve(model, 4000, 100, 400, 400, rules=rules)
+    # Of every request, 4,000 + 100 tokens are computed while it decodes for 100 steps.
+    assert found.decoding == pytest.approx(100 * 2048 / 4100, rel=0.05)
+    assert found.queued == pytest.approx(400 - found.decoding, rel=0.1)
+    assert serve(model, 4000, 100, 400, 400, rules=StepRules(step_tokens=65_536)).decoding > 3 * found.decoding
+
+
+def test_steps_that_compute_prompts_alone_read_the_weights_for_each_of_them(model_of: MakeModel) -> None:
+    """With answers of many lengths, clients come back one by one, so few prompts share such a step."""
+    model = model_of("deepseek-v3", tensor_parallel_size=8)
+    mixed, alone = (serve(model, 500, 200, 32, 32, rules=StepRules(mixes=mixes)) for mixes in (True, False))
+    assert alone.tpot_seconds > 1.05 * mixed.tpot_seconds
+    step, each = model.decode(alone.decoding, 600).seconds, model.prefill(500).seconds
+    assert step < alone.tpot_seconds < step + alone.decoding * each / 200
+
+
+def test_the_first_requests_of_an_engine_that_keeps_room_free_wait_longer(model_of: MakeModel) -> None:
+    model, rules = model_of("llama-3-70b", tensor_parallel_size=4), StepRules(mixes=False)
+    soon, late = (serve(model, 200, 2000, 64, 64, rules=rules, late_steps=steps) for steps in (0.0, 150.0))
+    assert late.ttft_seconds - soon.ttft_seconds == pytest.approx(
+        150 * soon.tpot_seconds / REQUESTS_PER_CLIENT, rel=0.02
+    )
+    assert late.steady_ttft_seconds == pytest.approx(soon.steady_ttft_seconds, rel=0.02)
 
 
 def test_tokens_that_are_computed_again_stop_the_others_and_are_waited_for_after_the_first_token(
     model_of: MakeModel,
 ) -> None:
     model = model_of("llama-3-70b", tensor_parallel_size=4)
-    before, after = serve(model, 1000, 500, 60, 40), serve(model, 1000, 500, 60, 40, 0.0, 0.0, 600.0)
+    before, after = serve(model, 1000, 500, 60, 40), serve(model, 1000, 500, 60, 40, recomputed_tokens=600.0)
     step = model.decode(after.decoding, 1250).seconds
     stall = after.decoding * model.prefill_work(1000).seconds * 1.6 / 500
     assert after.tpot_seconds == pytest.approx(step + stall, rel=0.01)

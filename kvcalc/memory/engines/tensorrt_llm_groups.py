@@ -106,10 +106,8 @@ class LayerGroups(TensorrtLlm):
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         check_average(self.chosen.avg_seq_len, tokens)
-        layout, most = self.layout(share, dtype, tokens), self.chosen.max_tokens
-        division = layout.division
-        quota = quota_of(self.chosen, memory, None if most is None else self._quota_of_tokens(layout, most))
-        slots = None if quota is None else division.slots(quota)
+        layout = self.layout(share, dtype, tokens)
+        division, slots = self._divided(layout, memory)
         pools = [
             {
                 "window": None if None in group.windows else max(filter(None, group.windows)),
@@ -125,6 +123,31 @@ class LayerGroups(TensorrtLlm):
             concurrency = self._concurrency(division, slots, tokens)
             found = BlockPool(*found[:3], min(whole), min(whole) * self.block, concurrency)
         return {**found._asdict(), "window_pools": pools}
+
+    def _divided(self, layout: Layout, memory: int | None) -> tuple[Division, list[int] | None]:
+        """How the memory is divided, and the slots of each group. None if the memory is not known."""
+        most = self.chosen.max_tokens
+        quota = quota_of(self.chosen, memory, None if most is None else self._quota_of_tokens(layout, most))
+        return layout.division, None if quota is None else layout.division.slots(quota)
+
+    def scarcest(self, share: ModelSpec, dtype: Dtype, tokens: int, memory: int, blocks: int) -> tuple[int, list[int]]:
+        """The slots of all pools as those of one, for requests of up to `tokens` tokens.
+
+        A request starts if every pool has room for it, and the pools do not borrow from each other. The result is the
+        number of slots of the largest pool, and for a request with 0 to `blocks` blocks of tokens the slots that take
+        the same share of it as the request takes of the pool that it fills most.
+        """
+        division, slots = self._divided(self.layout(share, dtype, tokens), memory)
+        if slots is None:
+            raise ValueError("the slots of a known memory are known")
+        free = [max(1, count - self._beyond(group, tokens, 1)) for count, group in zip(slots, division.groups)]
+        most, block = max(free), self.block
+
+        def taken(number: int) -> int:
+            held = [sum(most_blocks(w, number * block, block) for w in group.windows) for group in division.groups]
+            return max(ceil_div(blocks * most, count) for blocks, count in zip(held, free))
+
+        return most, [taken(number) for number in range(blocks + 1)]
 
     def _concurrency(self, division: Division, slots: list[int], tokens: int) -> float:
         """The requests that the fullest pool holds. A step's prompts take their slots once for all of them."""

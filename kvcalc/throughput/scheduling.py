@@ -1,0 +1,204 @@
+"""How long requests wait for the steps of an engine, in a steady load.
+
+A step has room for `step_tokens` tokens. Most engines compute prompts in the steps of the decoding requests, in the
+room that these leave; SGLang computes them in steps of their own, while the others stand still. A request arrives while
+a step runs, and the next one has its prompt. If steps are scheduled while the one before them runs, it is the one after
+the next.
+
+With prompts in the steps of others, requests arrive at random, and a step has the prompts of those that arrived in
+another one. More arrive in a longer step S, so in the mean over all arrivals, a request finds
+
+    r = E[S^2] / 2 E[S]     seconds of the step that runs, and as many before it arrived
+    2 r x rate              others that arrived in the same step, whose prompts are computed with its own
+
+If more prompts come than a step has room for, they queue. If a step has room for less than one, the queue is that of a
+server with constant times (M/D/1) and the load u = rate x (the full steps that a prompt takes up):
+
+    queue = u^2 / (2 (1 - u))
+
+If it has room for K prompts, u is the part of this room that is used in the mean, and the queue about that of K such
+servers (Sakasegawa 1977, halved as for one): u^sqrt(2 (K + 1)) / (2 (1 - u)).
+
+With prompts in steps of their own, the clients whose answers end with the same step come back together, and no answer
+ends while prompts are computed. So requests arrive in groups (M^X/D/1), and g others with a request add u g to the
+numerator.
+
+With N clients, a request finds the queue of the N - 1 others (Schweitzer 1979), and the rate is the one at which
+N = rate x (the time of a request without the queue + its wait in that queue).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import exp, expm1, sqrt
+from typing import NamedTuple
+
+STEP_TOKENS = 8192
+"""The tokens of one step by default in vLLM 0.33 and SGLang 0.5.23 on large devices, and in TensorRT-LLM 1.3."""
+
+# Loads are found by Newton's method, which comes closer from above.
+_NEWTON, _SETTLED, _FULL = 6, 1e-3, 1 - 1e-6
+# The load below which nothing queues.
+_NEGLIGIBLE = 0.05
+# A load is below 1: in a closed loop, no more requests arrive than are computed.
+_MOST_LOAD = 0.95
+
+
+class StepRules(NamedTuple):
+    """How an engine's scheduler puts prompts into steps.
+
+    `mixes` is whether prompts are computed in the steps of decoding requests, `divides` whether they are divided over
+    steps, and `overlaps` whether a step is scheduled while the one before it runs.
+    """
+
+    step_tokens: int = STEP_TOKENS
+    mixes: bool = True
+    divides: bool = True
+    overlaps: bool = False
+
+    @property
+    def counted_steps(self) -> float:
+        """The steps of the fitted `ttft_steps` that are those of the scheduler: the waits below are these.
+
+        Half of the step that runs, the next one if it is scheduled already, and the step that computes the prompt if it
+        computes the others' tokens too.
+        """
+        return 0.5 + self.overlaps + self.mixes
+
+    def prompts_of_step(self, tokens: float, decoding: float) -> float:
+        """The prompts of `tokens` tokens that a step has room for, besides those of `decoding` requests."""
+        room = max(1.0, self.step_tokens - decoding) if self.mixes else self.step_tokens
+        return room / tokens if self.divides else float(max(1, int(room / tokens)))
+
+
+class Waits(NamedTuple):
+    """What a request waits for. `first`, `each`, `work` and `step` are seconds.
+
+    - first: from its arrival until its prompt is computed, in the steps that also compute others'.
+    - each: of the full steps that its prompt takes up.
+    - most: the prompts that a full step has room for.
+    - mates: the mean number of others that arrive at the same moment.
+    - shares: how far a step with room for several prompts is one in which they do not wait for each other, 0 to 1.
+      Then, a step takes `step` seconds without prompts, and each prompt adds `work`.
+    """
+
+    first: float
+    each: float
+    most: float
+    mates: float = 0.0
+    shares: float = 0.0
+    work: float = 0.0
+    step: float = 0.0
+
+    def queue(self, rate: float) -> tuple[float, float]:
+        """The requests that wait because no step had room for them if `rate` others arrive, and its slope."""
+        alone = slope = 0.0
+        if self.shares < 1:
+            load = min(rate * self.each, _FULL)
+            left = 1 - load
+            alone = load * (load + self.mates) / (2 * left)
+            slope = self.each * (load + self.mates / 2 + alone) / left
+            if not self.shares:
+                return alone, slope
+        rest = 1 - min(rate * self.work, _FULL)
+        each, power = self.step / (self.most * rest), sqrt(2 * (self.most + 1))
+        load = min(rate * each, _FULL)
+        if load < _NEGLIGIBLE and not alone:
+            return 0.0, 0.0
+        left = 1 - load
+        shared = load**power / (2 * left)
+        shared_slope = each / rest * (power / load + 1 / left) * shared
+        rest = 1 - self.shares
+        return rest * alone + self.shares * shared, rest * slope + self.shares * shared_slope
+
+    def rate(self, clients: float, seconds: float) -> tuple[float, float]:
+        """Requests per second of `clients` in a closed loop, and those in the queue.
+
+        A client needs `seconds` without the queue.
+        """
+        others, most = (clients - 1) / clients, 1 / self.each
+        rate = min(clients / seconds, most)
+        if rate * self.each < _NEGLIGIBLE and not self.mates:
+            return rate, 0.0
+        for _ in range(_NEWTON):
+            queue, slope = self.queue(others * rate)
+            over = rate * seconds + queue / others - clients
+            if over <= _SETTLED * clients:
+                break
+            rate = min(max(rate - over / (seconds + slope), 0.5 * rate), most)
+        return rate, max(0.0, clients - rate * seconds)
+
+
+def mixed_waits(
+    rules: StepRules, step: float, mean_step: float, work: float, own: float, rate: float, most: float, parts: int = 1
+) -> Waits:
+    """The waits if prompts are computed in the steps of decoding requests.
+
+    A step takes `step` seconds for these and `work` for each prompt, `mean_step` in the mean, and has room for `most`
+    prompts. `rate` is that of the others. For the request itself, its prompt takes `own` seconds and at least `parts`
+    steps.
+    """
+    share = min(rate * work, _MOST_LOAD)
+    # The number of prompts in a step is that of the arrivals in another: its variance is that of a branching process.
+    elapsed = mean_step / 2 + work * share / (2 * (1 - share * share))
+    together = elapsed * (1 + 2 * share) + rules.overlaps * mean_step
+    # Prompts that fill steps alone are computed one after the other, and the queue has all of what others take.
+    alone = step / 2 + rules.overlaps * step
+    shares = min(1.0, max(0.0, most - 1))
+    # A prompt of mean length begins and ends within a step.
+    steps = max(1.0, 1 / most + 0.5) if rules.divides else 1.0
+    computed = own + step * steps + max(0.0, parts - steps) * mean_step
+    first = shares * together + (1 - shares) * alone + computed
+    return Waits(first, step / most + work, most, 0.0, shares, work, step)
+
+
+class Batches(NamedTuple):
+    """The steps that compute prompts alone: the prompts in one, its seconds, and those of any step in the mean.
+
+    `mates` are the others that arrive at the same moment as a request.
+    """
+
+    prompts: float
+    seconds: float
+    mean: float
+    mates: float
+
+
+def batches(
+    seconds_of: Callable[[float], float], step: float, work: float, rate: float, ending: float, most: float,
+    before: Batches,
+) -> Batches:  # fmt: skip
+    """The prompts that are computed together if steps with prompts and others take turns.
+
+    `seconds_of` are those of a step with so many prompts, of which `work` is each prompt's. `step` are those of a step
+    that decodes, with which `ending` answers end in the mean. Their clients come back together, so prompts arrive in
+    groups: `rate` prompts per second. `before` is a guess.
+    """
+    if not ending or not rate:
+        return before
+    none = exp(-ending)
+    grouped = ending / (1 - none)
+    groups = rate / grouped
+    start = max(0.0, before.seconds - before.prompts * work)
+    # The chance that nothing arrives while the prompts of one group are computed, and those of a step with several.
+    quiet = (exp(ending * expm1(-groups * work)) - none) / (1 - none)
+    of_step = grouped / max(grouped, before.prompts)
+    quiet = exp(-groups * start) * of_step * quiet / (1 - (1 - of_step) * quiet)
+    after_step = -expm1(-groups * step)
+    share = after_step / (after_step + quiet)
+    mean = ((1 - share) * step + share * start) / (1 - min(rate * work, _MOST_LOAD))
+    # Between the guess and what follows from it, because one overshoots when the other is too small.
+    prompts = min(max(1.0, sqrt(before.prompts * rate * mean / share)), max(1.0, most))
+    return Batches(prompts, seconds_of(prompts), mean, ending)
+
+
+def separate_waits(
+    found: Batches, step: float, work: float, alone: float, full: float, most: float, overlaps: bool
+) -> Waits:
+    """The waits if prompts are computed in steps of their own, as in `batches`.
+
+    A prompt adds `work` seconds to such a step, takes `alone` without others, and `full` in full steps.
+    """
+    # A request is in a batch that is larger than the mean, and waits for half of the others that it did not wait for.
+    first = step / 2 + overlaps * found.mean + alone + (found.prompts - 1) * work
+    return Waits(first, full, most, found.mates)
