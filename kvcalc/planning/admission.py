@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from kvcalc.memory.engines.options import Given
 from kvcalc.model.spec import windows
 from kvcalc.planning.attention_replicas import whole_copies
@@ -96,8 +98,15 @@ def wanted_requests(case: Case, max_sequences: int) -> int:
     return most if question is None or question.concurrency is None else min(question.concurrency, most)
 
 
-def running_requests(case: Case, wanted: int) -> float:
-    """The mean number of requests that run at once, of `wanted_requests`. The others wait.
+class Running(NamedTuple):
+    """The mean number of requests that run at once, and whether some are preempted: they start before all fit."""
+
+    requests: float
+    may_preempt: bool = False
+
+
+def running_requests(case: Case, wanted: int) -> Running:
+    """The requests that run at once, of `wanted_requests`. The others wait.
 
     `case` is at its load: its batch is the number of requests that fit at their full length. An engine that reserves
     the full length runs these. The others admit a request as long as its prompt fits, so in a steady load the cache
@@ -107,23 +116,25 @@ def running_requests(case: Case, wanted: int) -> float:
     """
     fitting, question = case.workload.batch_size, case.question.speed
     if question is None or question.input_tokens is None or question.output_tokens is None:
-        return fitting
+        return Running(fitting)
     prompt, answer = question.input_tokens, question.output_tokens
     if case.rules.reserves_full_length or fitting >= wanted:
-        return min(fitting, wanted)
+        return Running(min(fitting, wanted))
     found = budget(case)
     if not isinstance(found, Budget):
-        return fitting
+        return Running(fitting, may_preempt=True)
+    full = _most_running(found, case.workload.context_tokens)
+    may_preempt = full is None or full < wanted
     limit = _mean_running(found, prompt, answer)
     if limit is None:
-        return wanted
+        return Running(wanted, may_preempt)
     most = max(fitting, min(wanted, limit))
     if case.engine_name != "sglang":
-        return most
+        return Running(most, may_preempt)
     # Imported here because most questions do not need it.
     from kvcalc.planning.preemption import sglang_running
 
-    return min(most, max(fitting, sglang_running(found, prompt, answer)))
+    return Running(min(most, max(fitting, sglang_running(found, prompt, answer))), may_preempt)
 
 
 def _mean_running(found: Budget, prompt: int, answer: int) -> float | None:
@@ -144,15 +155,6 @@ def _mean_running(found: Budget, prompt: int, answer: int) -> float | None:
             return None
         share += 1 / max(limit, 1)
     return len(ages) / share
-
-
-def may_preempt(case: Case, wanted: int) -> bool:
-    """Whether some of the requests do not fit at their full length, and the engine starts them nevertheless."""
-    if case.rules.reserves_full_length or case.workload.batch_size >= wanted:
-        return False
-    found = budget(case)
-    limit = _most_running(found, case.workload.context_tokens) if isinstance(found, Budget) else None
-    return limit is None or limit < wanted
 
 
 def _most_running(found: Budget, tokens: int) -> int | None:

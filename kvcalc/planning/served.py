@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kvcalc.notes import Note
-from kvcalc.planning.admission import (
-    may_preempt,
-    most_at_once,
-    running_requests,
-    step_rules,
-)
+from kvcalc.planning.admission import most_at_once, running_requests, step_rules
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion
@@ -36,7 +31,7 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
         return None
     most = most_at_once(case, model.constants.max_sequences)
     wanted = most if question.concurrency is None else min(question.concurrency, most)
-    running = running_requests(case, wanted)
+    running, may_preempt = running_requests(case, wanted)
     concurrency = question.concurrency or int(running)
     running = min(running, concurrency)
     cached = question.prefix_hit_rate * prompt
@@ -57,7 +52,7 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
 
         waits["parts"] = parts_of(case, prompt, int(cached))
     found = serve(model, prompt, answer, concurrency, running, cached, step_rules(case, most), **waits)
-    if may_preempt(case, wanted):
+    if may_preempt:
         text = "not all requests fit at their full length, so some are preempted and computed again"
         notes.append(Note("throughput", "preemptions", f"{text}: kvcalc simulate follows each of them"))
     if case.workload.data_parallel_size > 1:

@@ -36,7 +36,7 @@ from typing import NamedTuple
 STEP_TOKENS = 8192
 """The tokens of one step by default in vLLM 0.33 and SGLang 0.5.23 on large devices, and in TensorRT-LLM 1.3."""
 
-# Loads are found by Newton's method, which comes closer from above.
+# The load of steps with room for several prompts is found by Newton's method.
 _NEWTON, _SETTLED, _FULL = 6, 1e-3, 1 - 1e-6
 # The load below which nothing queues.
 _NEGLIGIBLE = 0.05
@@ -111,19 +111,28 @@ class Waits(NamedTuple):
         rest = 1 - self.shares
         return rest * alone + self.shares * shared, rest * slope + self.shares * shared_slope
 
-    def rate(self, clients: float, seconds: float) -> tuple[float, float]:
+    def rate(self, clients: float, seconds: float, guess: float = 0.0) -> tuple[float, float]:
         """Requests per second of `clients` in a closed loop, and those in the queue.
 
-        A client needs `seconds` without the queue.
+        A client needs `seconds` without the queue. `guess` is a rate that is about right, or 0.
         """
         others, most = (clients - 1) / clients, 1 / self.each
+        if not self.shares:
+            # With u = others x rate x each, N = rate x seconds + queue / others is a quadratic equation.
+            work, rest = seconds * most, clients - 1.0
+            half = self.mates / 2 + work + rest
+            load = 2 * rest / (half + sqrt(half * half + 2 * (1 - 2 * work) * rest))
+            rate = load * most / others
+            return rate, max(0.0, clients - rate * seconds)
         rate = min(clients / seconds, most)
-        if rate * self.each < _NEGLIGIBLE and not self.mates:
+        if rate * self.each < _NEGLIGIBLE:
             return rate, 0.0
+        if guess:
+            rate = min(rate, guess)
         for _ in range(_NEWTON):
             queue, slope = self.queue(others * rate)
             over = rate * seconds + queue / others - clients
-            if over <= _SETTLED * clients:
+            if abs(over) <= _SETTLED * clients:
                 break
             rate = min(max(rate - over / (seconds + slope), 0.5 * rate), most)
         return rate, max(0.0, clients - rate * seconds)

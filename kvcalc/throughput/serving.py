@@ -162,7 +162,7 @@ def serve(
                 c, rules.counted_steps, step, prompts.missed, others * decoding + met * prompts.alone
             )
             burst = burst_wait(waits.each, max(waits.most, 1.0), running) + late_steps * tpot / REQUESTS_PER_CLIENT
-            rate, queued = waits.rate(concurrency, steady + burst + decode)
+            rate, queued = waits.rate(concurrency, steady + burst + decode, rate)
             steady += queued / rate
         if is_full:
             held = again * prompts.lone + decode + (mean_step if rules and rules.overlaps else 0.0)
