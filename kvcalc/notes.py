@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+
+from kvcalc.records import NamedTuple
 
 # The text of a note about one of these parts does not name the part, so it is printed in front.
 _NAMED_PARTS = ("weights", "throughput")

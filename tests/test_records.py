@@ -1,79 +1,75 @@
-"""The shipped records are readable, complete and anonymous, and the manual's table is made from them."""
+"""`kvcalc.records.NamedTuple` is `typing.NamedTuple`, made faster."""
 
 from __future__ import annotations
 
-import json
-import re
-import sys
-from pathlib import Path
-from types import ModuleType
+import pickle
+import typing
 from typing import Any
 
 import pytest
 
-from tests import samples
-from tests.conftest import ROOT
-
-RECORDS = sorted((ROOT / "benchmarks" / "results").glob("*_*_*"))
+from kvcalc.records import NamedTuple
 
 
-@pytest.fixture(scope="module")
-def records() -> ModuleType:
-    return samples.records()
+class Fast(NamedTuple):
+    """Two fields and a default."""
+
+    name: str
+    size: int
+    unit: str = "B"
+
+    @property
+    def text(self) -> str:
+        return f"{self.size} {self.unit}"
+
+    @classmethod
+    def empty(cls) -> Fast:
+        return cls("", 0)
 
 
-def test_there_are_records() -> None:
-    assert RECORDS
+class Slow(typing.NamedTuple):
+    """Two fields and a default."""
+
+    name: str
+    size: int
+    unit: str = "B"
+
+    @property
+    def text(self) -> str:
+        return f"{self.size} {self.unit}"
+
+    @classmethod
+    def empty(cls) -> Slow:
+        return cls("", 0)
 
 
-@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.name)
-def test_a_record_is_sound_and_named_by_device_and_day(path: Path, records: ModuleType) -> None:
-    from kvcalc.measure.compare import compare
-    from kvcalc.measure.record import load
+class Larger(Fast):
+    """A class with more methods."""
 
-    record = load(str(path))
-    case = path.stem.rsplit("_", 1)[1]
-    assert path.name == records.name_of(record, case)
-    gpu_cases = {f"{model}-{kv_dtype}" for model in records.GPU_LAYERS for kv_dtype in records.GPU_KV_DTYPES}
-    assert case in {*records.CASES, *gpu_cases}
-    for run in record["runs"]:
-        assert run["predicted_bytes"] == run["held_bytes"] > 0
-        assert run["verified"]["ok"]
-    # The record can be compared, and nothing is missing.
-    assert compare(record, record)["left_out"] == []
-    assert not re.search(r"/home/|/root/|/tmp/|/work/|localhost|@", path.read_text())
+    def twice(self) -> int:
+        return 2 * self.size
 
 
-def test_the_manuals_table_is_made_from_the_records(records: ModuleType) -> None:
-    before, _, rest = (ROOT / "docs" / "measure.md").read_text().partition(records.BEGIN)
-    assert before
-    shown, found, _ = rest.partition(records.END)
-    assert found
-    assert shown.strip() == records.table()
-    assert shown.count("\n| ") == sum(len(json.loads(path.read_text())["runs"]) for path in RECORDS) + 2 * shown.count(
-        "| model |"
-    )
+def test_a_class_is_like_that_of_typing() -> None:
+    kinds: tuple[Any, Any] = Fast, Slow
+    for name in ("_fields", "_field_defaults", "__match_args__", "__doc__", "__module__", "__slots__", "__bases__"):
+        assert getattr(kinds[0], name) == getattr(kinds[1], name), name
+    assert set(dir(Slow)) - set(dir(Fast)) <= {"__annotations__", "__orig_bases__", "__annotate__"}
+    fast, slow = (kind("a", size=2) for kind in kinds)
+    assert fast == slow == ("a", 2, "B")
+    assert (fast.text, fast._replace(unit="GiB").text, fast._asdict()) == ("2 B", "2 GiB", slow._asdict())
+    assert repr(fast) == repr(slow).replace("Slow", "Fast")
+    assert kinds[0].empty() == kinds[1].empty()
+    assert Larger("a", 3).twice() == 6
+    assert type(pickle.loads(pickle.dumps(fast))) is Fast
 
 
-def test_the_table_is_put_between_the_marks(records: ModuleType, tmp_path: Path) -> None:
-    file = tmp_path / "page.md"
-    file.write_text(f"before\n{records.BEGIN}\nold\n{records.END}\nafter\n")
-    records.write(file)
-    assert file.read_text() == f"before\n{records.BEGIN}\n\n{records.table()}\n\n{records.END}\nafter\n"
-    file.write_text("no marks")
-    with pytest.raises(SystemExit, match="are missing"):
-        records.write(file)
-
-
-def test_taking_names_the_file_by_what_the_record_says(
-    records: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = ["--context", "64", "--batch", "1", "--steps", "2", "--layers", "1", "--dtype", "fp32"]
-    monkeypatch.setattr(records, "RESULTS", tmp_path)
-    monkeypatch.setattr(records, "COMMAND", (sys.executable, "-m", "tests.measure.quick"))
-    monkeypatch.setitem(records.CASES, "tiny", ("gpt2",))
-    records.take(["tiny"], "cpu", short)
-    (path,) = tmp_path.iterdir()
-    record: dict[str, Any] = json.loads(path.read_text())
-    assert path.name == records.name_of(record, "tiny")
-    assert "| gpt2 | MHA | 1 | 64 | 1 | fp32 | 393,216 |" in records.table()
+def test_wrong_fields_are_errors_as_in_typing() -> None:
+    kind: Any = Fast
+    with pytest.raises(TypeError, match="size"):
+        kind("a")
+    with pytest.raises(TypeError, match="other"):
+        kind("a", 1, other=2)
+    for base in (NamedTuple, typing.NamedTuple):
+        with pytest.raises(TypeError, match="default"):
+            exec("class Late(Base):\n a: 'int' = 1\n b: 'int'", {"Base": base, "__name__": "late"})

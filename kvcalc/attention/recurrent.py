@@ -13,13 +13,12 @@ model.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvcalc.attention.core import repeat_heads, split_heads
+from kvcalc.records import NamedTuple
 
 
 class StateShape(NamedTuple):

@@ -6,9 +6,10 @@ The lines of a file are usually variations of a few questions. Their other field
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.limits import most_of
+from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.planning.case import Case

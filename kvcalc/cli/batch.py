@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, BinaryIO, NamedTuple, Optional
+from typing import Annotated, Any, BinaryIO, Optional
 
 import typer
 
@@ -14,6 +14,7 @@ from kvcalc.errors import KvcalcError, RunError, UsageError, nearest
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
 from kvcalc.output.streams import discard_stdout
+from kvcalc.records import NamedTuple
 from kvcalc.units import Number
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})

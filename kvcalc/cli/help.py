@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.cli import ENGINE_PANEL
+from kvcalc.records import NamedTuple
 
 # The options that -h shows, by command. A command that is not listed shows all of its options.
 ESSENTIAL = {

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any, BinaryIO, NamedTuple, Optional
+from typing import Any, BinaryIO, Optional
 
 from kvcalc.errors import UsageError
+from kvcalc.records import NamedTuple
 
 # Far more than a question needs: it has a few dozen fields at most.
 MAX_LINE_BYTES = 1024 * 1024

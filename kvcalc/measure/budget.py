@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import DoesNotFitError
 from kvcalc.measure.parts import parts_of
 from kvcalc.measure.resident import Prompt, process_bytes, workspace_bytes
@@ -15,6 +13,7 @@ from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, RecurrentSt
 from kvcalc.model.memo import remembered
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.spec import ModelSpec
+from kvcalc.records import NamedTuple
 from kvcalc.units import format_size
 
 # The temporaries of one prefill step, in bytes, and its most tokens, which is also the length of the timed prompt:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from kvcalc.measure.device import release
 from kvcalc.measure.faults import first_line
 from kvcalc.measure.reference import aimed_query, attend_in_fp32, relative_error
 from kvcalc.measure.timing import Effort, prepare, time_calls
+from kvcalc.records import NamedTuple
 
 # The largest error of a head's output, relative to its norm. It covers the rounding of scores in each type, and a
 # different order of summation. A kernel that leaves out a token at which a head aims is off by more than half.

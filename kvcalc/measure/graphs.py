@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 
 from kvcalc.errors import BrokenDeviceError
 from kvcalc.measure.distributed import ALONE, Group
 from kvcalc.measure.faults import first_line
+from kvcalc.records import NamedTuple
 
 
 class Replay(NamedTuple):

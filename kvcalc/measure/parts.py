@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Union
+from typing import Union
 
 from kvcalc.attention.recurrent import StateShape
 from kvcalc.errors import ModelError
@@ -20,6 +20,7 @@ from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.spec import ModelSpec
+from kvcalc.records import NamedTuple
 
 _RUN = (FullAttention, SlidingWindowAttention, ChunkedAttention, LatentAttention, CrossAttention, RecurrentState)
 

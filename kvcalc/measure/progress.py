@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+
+from kvcalc.records import NamedTuple
 
 # The phases of a run, in order.
 PHASES = ("weights", "prefill", "fill the cache", "compare kernels", "decode", "attention core")

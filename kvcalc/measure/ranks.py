@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
 
 from kvcalc.errors import KvcalcError, UsageError
+from kvcalc.records import NamedTuple
 
 
 class Place(NamedTuple):

@@ -7,8 +7,6 @@ kernels with the buffer that flushes the last-level cache.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import psutil
 
 from kvcalc.attention.recurrent import StateShape
@@ -21,6 +19,7 @@ from kvcalc.measure.timing import FLUSHED_TIMES
 from kvcalc.model.caches import CrossAttention
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.spec import ModelSpec
+from kvcalc.records import NamedTuple
 
 # What torch loads and keeps on its first use, beyond its import: kernels, threads' stacks and the profiler's module.
 _FIRST_USE_BYTES = 40 << 20

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from kvcalc.measure.prefill import prefill
 from kvcalc.measure.stack import Report, Request, Stack, build, inputs, make_caches, random_query
 from kvcalc.measure.timing import Timings, flusher, prepare, time_call, time_calls
 from kvcalc.model.spec import ModelSpec
+from kvcalc.records import NamedTuple
 
 WARM_UP_STEPS = 3
 

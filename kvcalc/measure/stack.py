@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from kvcalc.measure.timing import Effort
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.model.caches import CrossAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec
+from kvcalc.records import NamedTuple
 
 Report = Callable[[str, int, int], None]
 """Called with (name of the phase, parts done, total). See `kvcalc.measure.progress`."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from kvcalc.attention.backends import BACKENDS
@@ -11,6 +9,7 @@ from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, parse_dtype
 from kvcalc.model.caches import CrossAttention, LatentAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.records import NamedTuple
 
 KINDS = ("preallocated", "grow", "none")
 MLA_FORMS = ("absorbed", "expanded")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import UsageError
+from kvcalc.records import NamedTuple
 from kvcalc.units import parse_count, parse_tokens
 
 _AXES = ("context", "batch")

@@ -11,13 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from kvcalc.measure.device import last_level_cache_bytes, synchronize
 from kvcalc.measure.distributed import ALONE, Group
 from kvcalc.measure.graphs import Replay, capture
+from kvcalc.records import NamedTuple
 
 # Above this spread, (p90 - min) / p50, a median is not reliable.
 MOST_SPREAD = 0.5

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, checked_caches, read_cache_bytes, sequence_bytes, stored_cache_bytes
 from kvcalc.model.caches import Cache, CompressedAttention, CrossAttention, RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
+from kvcalc.records import NamedTuple
 
 _Tokens = TypeVar("_Tokens", int, float)
 

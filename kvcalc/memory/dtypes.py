@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import UsageError, nearest
+from kvcalc.records import NamedTuple
 
 
 class Dtype(NamedTuple):

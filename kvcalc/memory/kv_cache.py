@@ -10,12 +10,12 @@ quantity: see kvcalc.memory.engines.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, check_rows
 from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState, TokenCache, read_elements, stored_elements
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, cache_runs, distinct_caches, map_caches
+from kvcalc.records import NamedTuple
 
 CountBytes = Callable[[Cache, int, Dtype], int]
 """Bytes that one sequence takes in one layer: (cache, tokens, dtype) -> bytes."""

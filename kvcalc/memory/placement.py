@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from kvcalc.memory.engines.llama_cpp.placement import Placement, count_placed_layers
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import FileBytes, ModelSpec, weights_of
 from kvcalc.model.tensors import EMBEDDING, LOOKUP, Block, ModelWeights, Weight
+from kvcalc.records import NamedTuple
 
 
 class Divided(NamedTuple):

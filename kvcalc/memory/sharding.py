@@ -4,11 +4,11 @@ widest layer, which determines a step's activations."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import LOOKUP, NORM, OTHER, ROUTER, Block, ModelWeights, Weight
+from kvcalc.records import NamedTuple
 
 # Weights that do not affect the size of activations: norms, routers, vectors, and lookup tables except the embedding.
 _BESIDE = (NORM, ROUTER, OTHER, LOOKUP)

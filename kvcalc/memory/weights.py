@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.model.tensors import EMBEDDING, LINEAR, LOOKUP, ModelWeights, Weight
+from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.dtypes import Dtype, parse_dtype, parse_weight_dtype
 from kvcalc.model.caches import Cache, CrossAttention, RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, distinct_caches, has_cross_attention, kv_head_counts, map_caches
 from kvcalc.notes import Note
+from kvcalc.records import NamedTuple
 
 DEFAULT_CONTEXT_TOKENS = 4096
 _DEFAULT_DTYPE = "bf16"

@@ -11,7 +11,9 @@ may differ.
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple, Union
+from typing import Union
+
+from kvcalc.records import NamedTuple
 
 Factor = tuple[str, int]
 """A named number in a formula, for example ("KV heads", 8)."""

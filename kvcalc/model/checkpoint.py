@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.model.files import list_folder, opened
 from kvcalc.model.safetensors import Tensors, json_object, read_tensors
+from kvcalc.records import NamedTuple
 from kvcalc.units import format_size
 
 INDEX = "model.safetensors.index.json"

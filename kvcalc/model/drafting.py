@@ -7,7 +7,6 @@ time come from the same functions as the model's own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import RecurrentState
@@ -16,6 +15,7 @@ from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.mixers.attention import Attention
 from kvcalc.model.spec import ModelSpec, has_cross_attention, weights_of
 from kvcalc.model.tensors import HEAD, Block, ModelWeights, Weight, norm, other
+from kvcalc.records import NamedTuple
 
 MTP, EAGLE, EAGLE1, DFLASH, DRAFT, NGRAM = METHODS = ("mtp", "eagle", "eagle1", "dflash", "draft", "ngram")
 WITH_DRAFT_MODEL = (EAGLE, EAGLE1, DFLASH, DRAFT)

@@ -12,11 +12,12 @@ the strings takes 0.2 seconds and no memory.
 from __future__ import annotations
 
 from struct import Struct
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from kvcalc.errors import ModelError, RunError, UsageError
 from kvcalc.model.files import opened
 from kvcalc.model.reader import MAX_LAYERS
+from kvcalc.records import NamedTuple
 
 MAGIC = b"GGUF"
 MAX_PAIRS = 2_000

@@ -7,11 +7,11 @@ has its own tensors. Source: llama_split_path (src/llama.cpp) and gguf-split (to
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.model.files import list_folder, one_of
 from kvcalc.model.gguf_file import Header, Tensor, is_gguf, read_header
+from kvcalc.records import NamedTuple
 
 SUFFIX = ".gguf"
 MAX_SHARDS = 1_000

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import KvcalcError, ModelError, RunError, UsageError
+from kvcalc.records import NamedTuple
 
 SECONDS = 10.0
 """The time limit for all attempts together."""

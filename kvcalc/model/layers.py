@@ -7,11 +7,12 @@ each device, the bytes and operations of a step, and the parameters of the atten
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from kvcalc.model.caches import Cache
 from kvcalc.model.mixers.attention import Attention, Flops
 from kvcalc.model.tensors import Around, Block, ModelWeights, Weight
+from kvcalc.records import NamedTuple
 
 
 class Mixer(Protocol):

@@ -7,8 +7,6 @@ a whole; there is no search for parts of a name.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model import presets
 from kvcalc.model.published import (
@@ -20,6 +18,7 @@ from kvcalc.model.published import (
     releases,
     repackaged,
 )
+from kvcalc.records import NamedTuple
 
 _PAGES = ("https://huggingface.co/", "huggingface.co/", "https://hf.co/", "hf.co/")
 

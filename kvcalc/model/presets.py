@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from kvcalc.errors import KvcalcError, ModelError, UsageError, nearest
 from kvcalc.model.compiled_presets import compiled_mapping
 from kvcalc.model.files import read_text
 from kvcalc.model.preset_folders import shipped_files, shipped_folder, user_files
+from kvcalc.records import NamedTuple
 
 MAX_PRESET_BYTES = 256 * 1024
 _REQUIRED = ("name", "source", "date", "config")

@@ -10,7 +10,8 @@ the other releases with the same suffix are assumed to follow them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+
+from kvcalc.records import NamedTuple
 
 
 class Recipe(NamedTuple):

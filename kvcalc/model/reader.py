@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from kvcalc.errors import ModelError, nearest
 from kvcalc.limits import LAYERS, WIDTH
@@ -11,6 +10,7 @@ from kvcalc.model.layers import Layer, Mixer, group_layers
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Around, Weight
+from kvcalc.records import NamedTuple
 
 MAX_LAYERS, MAX_INTEGER = LAYERS, WIDTH
 

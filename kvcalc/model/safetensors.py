@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.model.files import opened
+from kvcalc.records import NamedTuple
 
 MAX_HEADER_BYTES = 100_000_000
 """The limit that the format sets."""

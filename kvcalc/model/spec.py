@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import lcm
-from typing import NamedTuple
 
 from kvcalc.model.caches import (
     HEADS_CACHES,
@@ -18,6 +17,7 @@ from kvcalc.model.layers import Layer, LayerGroup, Mixer, weights_of_layers
 from kvcalc.model.memo import remembered
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.tensors import Around, ModelWeights
+from kvcalc.records import NamedTuple
 
 
 class FileBytes(NamedTuple):

@@ -6,7 +6,8 @@ Names are those of the modules in the published checkpoint, because quantization
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+from kvcalc.records import NamedTuple
 
 LINEAR, EMBEDDING, LOOKUP, HEAD, NORM, ROUTER, OTHER = "linear embedding lookup head norm router other".split()
 """The role of a weight. Quantization applies only to linear layers (and to the head if it names the head). A token

@@ -5,13 +5,12 @@ Only the attention modules change. The number of layers, the widths and the wind
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import Cache, CompressedAttention, CrossAttention, RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention, map_attention
+from kvcalc.records import NamedTuple
 
 VARIANTS = ("mha", "mqa", "gqa", "mla")
 

@@ -6,9 +6,9 @@ Source: sub_configs_defaults of the configuration classes of Transformers 5.23.0
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kvcalc.errors import ModelError
+from kvcalc.records import NamedTuple
 
 # Published flat: the keys of the language model are on the same level as those of the vision tower, and Transformers'
 # class reads them there. Configs that mlx-lm converts may be flat for other types, too.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import UsageError, nearest
 from kvcalc.notes import sentence
 from kvcalc.output.streams import discard_stdout
 from kvcalc.output.text import printable
+from kvcalc.records import NamedTuple
 
 FORMATS = ("human", "tsv", "csv", "json")
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.memory.engines.options import Given
 from kvcalc.model.spec import windows
 from kvcalc.planning.attention_replicas import whole_copies
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.scheduling import STEP_TOKENS, StepRules
 
 # n_batch of llama.cpp (common/common.h).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release import release_of
@@ -16,6 +16,7 @@ from kvcalc.planning.attention_replicas import spread_of, whole_copies
 from kvcalc.planning.capacity import PoolShrinkage, largest_batch, least
 from kvcalc.planning.case import Case
 from kvcalc.planning.device_weights import DeviceWeights, device_weights, file_excess, stage_sizes
+from kvcalc.records import NamedTuple
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ memory that keeps what a device's cache drops: host memory, disks, or another ma
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+
+from kvcalc.records import NamedTuple
 
 CPU, DISK, REMOTE = "cpu", "disk", "remote"
 TIERS = (CPU, DISK, REMOTE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.kv_cache import on_device
@@ -19,6 +19,7 @@ from kvcalc.model.spec import ModelSpec, has_cross_attention
 from kvcalc.notes import Note
 from kvcalc.planning.question import Question, checked, completed, with_requests
 from kvcalc.planning.resolve import engine_of, laid_out, notes_of, resolve_types, settings_of, with_hits
+from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.planning.layout import SpeedQuestion

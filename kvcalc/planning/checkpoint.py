@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.dtypes import parse_dtype, parse_weight_dtype
@@ -11,6 +10,7 @@ from kvcalc.model.files import expanded
 from kvcalc.model.presets import Preset, find_preset, names_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.weights import describe_weights
+from kvcalc.records import NamedTuple
 
 YOURS = "<your checkpoint>"
 

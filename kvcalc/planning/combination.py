@@ -7,7 +7,7 @@ engine's bytes come from its own functions. Speed is computed from a SpeedModel 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.curves import Curve, read_curve, stored_curve
@@ -16,6 +16,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.figures import FIGURES, cache_figures
 from kvcalc.planning.question import Question
+from kvcalc.records import NamedTuple
 
 NUMBERS = ("context_tokens", "batch_size", *FIGURES)
 SPEED = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.memory.engines import check_engine
@@ -17,6 +17,7 @@ from kvcalc.planning.estimate import Answer, answer
 from kvcalc.planning.figures import FIGURES
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.question import Question
+from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.memory.dtypes import Dtype, parse_weight_dtype
 from kvcalc.memory.sharding import NOT_SPREAD, Bounds, Spread, Width, shard, stage_weights, width_of
@@ -12,6 +12,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import ModelWeights
 from kvcalc.planning.weight_storage import bytes_of, known_weights
 from kvcalc.planning.weights import language_model_weights
+from kvcalc.records import NamedTuple
 
 
 class DeviceWeights(NamedTuple):

@@ -7,10 +7,10 @@ sglang/srt/arg_groups, SGLang 0.5.23, where a step drafts `num_steps` tokens and
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
 
 from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM, Speculation
 from kvcalc.planning.checkpoint import checkpoint_of
+from kvcalc.records import NamedTuple
 
 YOUR_HEAD = "<your EAGLE head>"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import KvcalcError, ModelError
 from kvcalc.memory import kv_cache
@@ -19,6 +19,7 @@ from kvcalc.planning.figures import FIGURES, CacheFigures, cache_figures
 from kvcalc.planning.formula import formulas
 from kvcalc.planning.question import Question
 from kvcalc.planning.weights import describe_weights
+from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 
 

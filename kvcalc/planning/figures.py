@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.memory.curves import read_sequence_bytes, stored_sequence_bytes
 from kvcalc.planning.case import Case
+from kvcalc.records import NamedTuple
 
 
 class CacheFigures(NamedTuple):

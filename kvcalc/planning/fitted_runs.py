@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import exp
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import UsageError
 from kvcalc.planning.budget import budget
 from kvcalc.planning.case import Case
 from kvcalc.planning.measured import compared_seconds, predicted_seconds
 from kvcalc.planning.throughput import Speed, describe_speed, speed_of
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.bench_results import Point
 from kvcalc.throughput.factor_fit import Fit, Observation
 from kvcalc.throughput.factors import Factors, scaled

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvcalc.notes import Note
+from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.throughput.hardware import Gpu

@@ -5,7 +5,7 @@ llama.cpp alone has such parts (`kvcalc.memory.engines.llama_cpp.placement`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.memory import kv_cache
 from kvcalc.memory.engines.llama_cpp import LlamaCpp
@@ -14,6 +14,7 @@ from kvcalc.memory.placement import Divided, divide_file, divide_model, expert_l
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.planning.case import Case
 from kvcalc.planning.device_weights import part_bytes
+from kvcalc.records import NamedTuple
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:

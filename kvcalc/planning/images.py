@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.towers.images import image_rule, image_tokens
+from kvcalc.records import NamedTuple
 from kvcalc.units import check_count
 
 

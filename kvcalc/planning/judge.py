@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from kvcalc.notes import Note
 from kvcalc.planning.question import Question
@@ -16,6 +16,7 @@ from kvcalc.planning.replicas import Option, with_replicas
 from kvcalc.planning.shapes import Shape
 from kvcalc.planning.targets import METRICS, PERCENTILES, RANGE_CONFIDENCE, Limit, Targets
 from kvcalc.planning.traffic import Kind, Traffic, replica_of, seconds_text
+from kvcalc.records import NamedTuple
 
 # At least so many requests are beyond a percentile, and a run has so many times the requests that run at once.
 _BEYOND, _TURNOVERS = 30, 10

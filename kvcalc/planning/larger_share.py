@@ -7,11 +7,10 @@ start that runs it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.budget import budget
 from kvcalc.planning.case import Case, make_case
+from kvcalc.records import NamedTuple
 
 # Engine -> its option, and the largest share in published recipes. SGLang: InferenceX serves DeepSeek-R1 in fp8 on four
 # B200 with it (benchmarks/dsr1_fp8_b200.sh). vLLM: what vllm-project/recipes says to try when vLLM finds no memory for

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError
+from kvcalc.records import NamedTuple
 from kvcalc.traces import Trace, is_csv_header
 
 MAX_LENGTHS_BYTES = 256 * 1024 * 1024

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines.release import split_engine
@@ -13,6 +13,7 @@ from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.layout import Calibrates, SpeedQuestion, count_replicas
 from kvcalc.planning.load import at_load
 from kvcalc.planning.question import Question
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.bench_results import Measured, Point
 from kvcalc.throughput.hardware import Devices, find_devices
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import NamedTuple
 
 from kvcalc.memory.engines.rounding import round_up
 from kvcalc.memory.sharding import stage_weights
 from kvcalc.model.spec import weights_of
 from kvcalc.model.tensors import LINEAR, ModelWeights
 from kvcalc.planning.case import Case
+from kvcalc.records import NamedTuple
 
 # Bytes of an element, with and without the scale of 32 of them (8 bits).
 _STORED, _VALUE = Fraction(17, 32), Fraction(1, 2)

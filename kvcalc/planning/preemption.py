@@ -16,10 +16,10 @@ step, and more are preempted.
 from __future__ import annotations
 
 from math import exp, inf
-from typing import NamedTuple
 
 from kvcalc.planning.budget import Budget
 from kvcalc.planning.case import Case
+from kvcalc.records import NamedTuple
 
 # SGLANG_INIT_NEW_TOKEN_RATIO, and SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR times that (srt/environ.py).
 _FIRST_RATIO = 0.7

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
@@ -25,6 +25,7 @@ from kvcalc.planning.prefix_trace import Profile, profile
 from kvcalc.planning.question import Question
 from kvcalc.planning.reuse import check_tiers
 from kvcalc.planning.tiers import check_engine_tiers
+from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.traces import BAD_ROWS, read_trace
 from kvcalc.traces.reuse import MOST_BLOCKS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.engines.prefixes import Prefixes
@@ -14,6 +14,7 @@ from kvcalc.planning.case import Case
 from kvcalc.planning.kept import prefixes_of as kept_prefixes_of
 from kvcalc.planning.prefix_hits import check_caching
 from kvcalc.planning.tiers import store_of
+from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.throughput.roofline import SpeedModel

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.planning.cache_tiers import CPU, DISK
 from kvcalc.planning.case import Case
 from kvcalc.planning.prefix_cost import BlockBytes, PrefillTime, Prices
 from kvcalc.planning.prefix_trace import Profile
+from kvcalc.records import NamedTuple
 from kvcalc.traces.reuse_counts import Reuse
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError
+from kvcalc.records import NamedTuple
 from kvcalc.traces import Trace
 from kvcalc.traces.reuse import MOST_BLOCKS, LruStack, NotAPrefixError
 

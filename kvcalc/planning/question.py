@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
+from kvcalc.records import NamedTuple
 from kvcalc.units import Number, check_count
 
 if TYPE_CHECKING:

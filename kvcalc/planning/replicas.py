@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from math import ceil
-from typing import NamedTuple
 
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.planning.shapes import Shape, all_shapes, usual_shapes
 from kvcalc.planning.traffic import Kind, Probe, Traffic, Trouble, probe
+from kvcalc.records import NamedTuple
 
 # The default maximum of running requests on a large device: vLLM 0.33.0 (get_batch_defaults, arg_utils.py).
 _MOST_RUNNING = 1024

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.engines import (
@@ -22,6 +21,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import apply
 from kvcalc.notes import Note
 from kvcalc.planning.question import Question
+from kvcalc.records import NamedTuple
 
 
 class Types(NamedTuple):

@@ -6,7 +6,6 @@ Everything here is called only if a question asks for one of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -19,6 +18,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.cache_tiers import TIERS
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.prefix_hits import prefix_hit_notes
+from kvcalc.records import NamedTuple
 from kvcalc.units import check_count
 
 NATIVE, LMCACHE = "native", "lmcache"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note, describe_notes
@@ -18,6 +18,7 @@ from kvcalc.planning.estimate import answer_case
 from kvcalc.planning.fitted_runs import Observed, Run, describe_fit, mean_error, observe
 from kvcalc.planning.measured import Given, case_of_run, compared_seconds, predicted_seconds
 from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.bench_results import MAX_RESULT_BYTES, Measured, Point, read_results
 from kvcalc.throughput.factor_fit import LEAST_RUNS, fit

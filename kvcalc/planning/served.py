@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.notes import Note
 from kvcalc.planning.admission import most_at_once, running_requests, step_rules
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.serving import Serving, serve
 

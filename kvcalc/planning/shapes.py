@@ -8,12 +8,12 @@ parallelism, and vLLM's decode context parallelism.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from kvcalc.model.spec import windows
 from kvcalc.planning.attention_replicas import most_experts
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.question import Question
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Gpu
 
 # Tensor parallelism stays within the devices joined by a fast link. Pipeline stages are used only if these are too few.

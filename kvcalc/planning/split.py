@@ -6,10 +6,11 @@ The devices have the same memory, but not the same layers, so each has its own r
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.planning.capacity import PoolShrinkage, largest_batch, longest_context
 from kvcalc.planning.case import Case
+from kvcalc.records import NamedTuple
 
 
 class Room(NamedTuple):

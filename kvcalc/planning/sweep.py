@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import parse_dtype
@@ -22,6 +22,7 @@ from kvcalc.planning.axis import Axis
 from kvcalc.planning.combination import COLUMNS, Combination, Row, combine
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.question import Question
+from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import UsageError
+from kvcalc.records import NamedTuple
 from kvcalc.units import parse_seconds
 
 # The only range known for a time: from the 10th to the 90th percentile.

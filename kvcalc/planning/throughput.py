@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
@@ -12,6 +12,7 @@ from kvcalc.planning.attention_replicas import spread_of, whole_copies
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion, layout_of
 from kvcalc.planning.weight_storage import stored_weights
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Regime
 from kvcalc.throughput.power import energy_per_token
 from kvcalc.throughput.roofline import SpeedModel, Step

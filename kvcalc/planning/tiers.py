@@ -19,7 +19,7 @@ Sources:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.engines.prefixes import Prefixes
@@ -42,6 +42,7 @@ from kvcalc.planning.case import Case
 from kvcalc.planning.kept import prefixes_of, session_tokens_of
 from kvcalc.planning.reuse import LMCACHE, NATIVE, CacheReuse
 from kvcalc.planning.tier_rates import tier_rate
+from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.throughput.roofline import SpeedModel

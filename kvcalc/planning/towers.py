@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.towers import towers_of
@@ -11,6 +9,7 @@ from kvcalc.model.towers.image_rule import ImageRule
 from kvcalc.model.towers.images import image_rule
 from kvcalc.notes import Note
 from kvcalc.planning.case import Case
+from kvcalc.records import NamedTuple
 
 # llama.cpp reads towers from a file of their own (--mmproj). mlx-lm loads language models only.
 _WITHOUT = ("llama.cpp", "mlx")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.engines.options import settings_of
@@ -15,6 +15,7 @@ from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.question import Question
 from kvcalc.planning.shapes import Shape
 from kvcalc.planning.targets import RANGE_CONFIDENCE, Targets
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices, Gpu
 from kvcalc.units import format_size
 

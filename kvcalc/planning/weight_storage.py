@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, GGUF_TYPES, MLX_TYPES, Dtype, gguf_type, parse_weight_dtype
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import ModelWeights
 from kvcalc.notes import Note
+from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import NamedTuple
 
 from kvcalc.planning.cache_tiers import move_seconds
+from kvcalc.records import NamedTuple
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.pool import PoolError
 from kvcalc.simulation.requests import Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.memory.engines.options import Given
@@ -15,6 +15,7 @@ from kvcalc.planning.attention_replicas import whole_copies
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
 from kvcalc.planning.prompt_parts import saved_at
+from kvcalc.records import NamedTuple
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.lock_step import LockStep, OfRank
 from kvcalc.simulation.mixed import MixedReplica

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from random import Random
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.notes import Note
+from kvcalc.records import NamedTuple
 from kvcalc.simulation.arrivals import poisson_times
 from kvcalc.simulation.requests import Lengths, Request
 from kvcalc.throughput.serving import REQUESTS_PER_CLIENT

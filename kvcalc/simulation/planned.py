@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.notes import Note
 from kvcalc.planning.judge import Pools, Simulated
@@ -12,6 +12,7 @@ from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths as PlannedLengths
 from kvcalc.planning.question import Question
 from kvcalc.planning.targets import Targets
+from kvcalc.records import NamedTuple
 from kvcalc.simulation.load import Load
 from kvcalc.simulation.recorded import Recording, record
 from kvcalc.simulation.requests import Lengths, lengths_of

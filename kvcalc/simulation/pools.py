@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.engines.prefixes import Prefixes
@@ -26,6 +26,7 @@ from kvcalc.planning.fit_part import describe_hardware
 from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed
 from kvcalc.planning.transfer import link_bytes_per_second
+from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, share_prefix
 from kvcalc.simulation.coupled import Coupled, Link, Progress

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import exp, log, sqrt
 from random import Random
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError
+from kvcalc.records import NamedTuple
 from kvcalc.units import Number, check_count, parse_tokens
 
 Draw = Callable[[Random], int]

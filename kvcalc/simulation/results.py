@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from kvcalc.records import NamedTuple
 from kvcalc.simulation.replica import Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.timeline import TokenGaps

@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
+from kvcalc.records import NamedTuple
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.requests import Request
 

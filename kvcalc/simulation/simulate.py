@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.model.describe import describe_model
@@ -15,6 +15,7 @@ from kvcalc.planning.fit_part import describe_hardware
 from kvcalc.planning.layout import SpeedQuestion, count_replicas
 from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, share_prefix

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from math import exp, log
-from typing import NamedTuple
+
+from kvcalc.records import NamedTuple
 
 # Twice as many samples are kept at most. When there are more, every second one is dropped.
 _MOST_SAMPLES = 1024

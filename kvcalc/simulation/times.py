@@ -10,8 +10,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from math import sqrt
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from kvcalc.records import NamedTuple
 from kvcalc.simulation.pace import Pace
 from kvcalc.simulation.server import Run
 from kvcalc.throughput.roofline import SpeedModel

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.notes import Note
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.factor_fit import Fit, slopes_between
 from kvcalc.throughput.roofline import SpeedModel
 

@@ -14,10 +14,11 @@ projections. So only these constants can be replaced. Results of a benchmark cal
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import UsageError
 from kvcalc.notes import Note
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import weight_class
 from kvcalc.throughput.hardware import Gpu
 from kvcalc.throughput.roofline import SpeedModel

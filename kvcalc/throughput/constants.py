@@ -10,9 +10,10 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.memory.engines.release import split_engine
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.steps import step_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ cost of a step with any batch and context is then a sum over a few rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvcalc.memory.curves import Curve, most_read, read_curve, read_sequence_bytes
 from kvcalc.memory.dtypes import Dtype
@@ -16,6 +16,7 @@ from kvcalc.memory.weights import embedding_bytes, matrices
 from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import EMBEDDING, HEAD, LINEAR, LOOKUP, ROUTER, Block, ModelWeights, Weight
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import weight_class
 from kvcalc.throughput.launches import count_launches
 

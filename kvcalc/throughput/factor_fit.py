@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import exp, log, sqrt
-from typing import NamedTuple
 
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.factors import PRIOR_SPREAD, Factors
 
 NOISE = {"tpot": 0.09, "decode": 0.09, "prefill": 0.2, "ttft": 0.35}

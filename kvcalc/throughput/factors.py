@@ -7,8 +7,9 @@ delay the others less. This module is the only place that knows which constants 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import SpeedModel
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import GpuError, KvcalcError, UsageError, nearest
 from kvcalc.model.compiled_presets import compiled_mapping
 from kvcalc.model.files import read_text
 from kvcalc.model.preset_folders import shipped_files
 from kvcalc.model.presets import presets_folder
+from kvcalc.records import NamedTuple
 from kvcalc.units import parse_count, parse_size
 
 LOCAL = "local"

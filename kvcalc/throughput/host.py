@@ -23,8 +23,8 @@ ggml-backend.cpp).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.counts import Counts, bytes_of
 from kvcalc.throughput.roofline import SpeedModel, Step
 

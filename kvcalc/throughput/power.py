@@ -13,7 +13,9 @@ devices. Even a step that only waits for memory draws most of the TDP: the measu
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.throughput.hardware import Gpu

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import BUSY_SEQUENCES, Constants
 from kvcalc.throughput.counts import distinct_experts
 from kvcalc.throughput.expert_parallel import ExpertExchange

@@ -31,7 +31,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import exp, expm1, sqrt
-from typing import NamedTuple
+
+from kvcalc.records import NamedTuple
 
 STEP_TOKENS = 8192
 """The tokens of one step by default in vLLM 0.33 and SGLang 0.5.23 on large devices, and in TensorRT-LLM 1.3."""

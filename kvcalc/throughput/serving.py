@@ -34,8 +34,8 @@ the rest of the N requests' time, again by Little's law, is spent before the fir
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.prompts import Prompts
 from kvcalc.throughput.roofline import SpeedModel

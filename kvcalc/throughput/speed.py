@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvcalc.errors import LayoutError
 from kvcalc.memory.dtypes import Dtype
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Regime, device_kind, load_constants, regions, weight_class
 from kvcalc.throughput.counts import Layout, count
 from kvcalc.throughput.roofline import SpeedModel

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.memory.engines.release import Release, parse_release, step_at
+from kvcalc.records import NamedTuple
 
 _OF_A_STEP = ("since", "source", "steps")
 

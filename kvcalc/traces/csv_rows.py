@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
+from kvcalc.records import NamedTuple
 from kvcalc.traces.request import BadRowError, Row, nanoseconds, shown, tokens
 
 # Names of columns, in lower case and with _ between words.

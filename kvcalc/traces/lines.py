@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+
+from kvcalc.records import NamedTuple
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """A prompt of a million token ids fits."""

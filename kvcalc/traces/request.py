@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from datetime import date
 from functools import lru_cache
-from typing import NamedTuple
+
+from kvcalc.records import NamedTuple
 
 # Far more than any context or answer has. Larger numbers are damage, or hostile.
 MOST_TOKENS = 1_000_000_000

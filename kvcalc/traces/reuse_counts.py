@@ -10,7 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import sqrt
-from typing import NamedTuple
+
+from kvcalc.records import NamedTuple
 
 _MASK = (1 << 64) - 1
 # Odd numbers with well-mixed bits: the golden ratio, and a multiplier of MurmurHash3's finalizer.

@@ -6,12 +6,13 @@ matrix products.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kvcalc.attention.core import eager_attention, grouped_attention, repeat_heads
+from kvcalc.records import NamedTuple
 
 
 class Case(NamedTuple):

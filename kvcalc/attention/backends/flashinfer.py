@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from kvcalc.attention.backends.base import Cache, Case
 from kvcalc.attention.backends.libraries import Kept, Library
+from kvcalc.records import NamedTuple
 
 
 class Pages(NamedTuple):

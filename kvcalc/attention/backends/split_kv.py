@@ -10,12 +10,14 @@ This module needs Triton, which torch's CUDA and ROCm builds install.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from kvcalc.records import NamedTuple
 
 # Merging reads this many parts, and this many elements of the output, at a time.
 _PARTS, _ELEMENTS = tl.constexpr(16), 128

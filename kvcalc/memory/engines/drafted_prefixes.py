@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.memory.engines.prefixes import Prefixes
+from kvcalc.records import NamedTuple
 
 
 class Matching(NamedTuple):

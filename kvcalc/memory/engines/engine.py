@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -18,6 +18,7 @@ from kvcalc.memory.sharding import Bounds, bounds_of, longer_before_last, stages
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
+from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.memory.engines.llama_cpp.placement import Placement

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import UsageError
+from kvcalc.records import NamedTuple
 from kvcalc.units import parse_count
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.release import Release
+from kvcalc.records import NamedTuple
 
 # What engines call a row of sparse attention's latent in fp8 without scales. kvcalc's `fp8` is the packed row of
 # FlashMLA, which has scales and a rotary key of 16 bits.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -15,6 +14,7 @@ from kvcalc.memory.engines.rounding import round_up
 from kvcalc.memory.kv_cache import checked_caches, stored_cache_bytes
 from kvcalc.model.caches import Cache, CompressedAttention, CrossAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, has_cross_attention, has_states, windows
+from kvcalc.records import NamedTuple
 
 # Engines whose requests copy a prefix (`CopiedPrefixes`).
 COPYING = ("llama.cpp", "mlx")

@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 from datetime import date, timedelta
 from functools import lru_cache
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.release_dates import DATES
+from kvcalc.records import NamedTuple
 
 _LONGEST = 100
 # A missing part of a version stands for the last release of that line, and so does a missing development number.

@@ -8,7 +8,7 @@ kvCacheManager.cpp).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of, parse_weight_dtype
@@ -23,6 +23,7 @@ from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, IndexerKeys
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, windows
 from kvcalc.notes import Note
+from kvcalc.records import NamedTuple
 from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import LayoutError
 from kvcalc.memory.dtypes import Dtype
@@ -38,6 +38,7 @@ from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention
 from kvcalc.model.layers import LayerGroup
 from kvcalc.model.spec import ModelSpec, all_caches, windows
 from kvcalc.notes import Note
+from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.memory.engines.prefixes import Prefixes

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.rounding import ceil_div, round_up
+from kvcalc.records import NamedTuple
 
 STATE = 0
 """The window of layers that keep a state instead of tokens: one slot for each request."""

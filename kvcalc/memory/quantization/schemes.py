@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from kvcalc.memory.quantization import formats
 from kvcalc.memory.quantization.formats import Format
 from kvcalc.memory.quantization.names import Match, compressed_match, glob_match, nearest_entry, transformers_match
 from kvcalc.model.tensors import HEAD, LINEAR, OTHER
+from kvcalc.records import NamedTuple
 
 # Digits, and the parts of a regular expression that can match a single digit: a class, a count, an escape.
 _DIGITS = frozenset("0123456789[]{}?\\")

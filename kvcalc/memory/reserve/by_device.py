@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.memory.engines.release import Release
 from kvcalc.memory.reserve.parts import GIB, NEWEST
+from kvcalc.records import NamedTuple
 
 # SGLang's defaults, in rows of (device memory below this many GiB, tokens in a prefill step, largest decode graph with
 # fewer than four ranks, largest decode graph with four or more).

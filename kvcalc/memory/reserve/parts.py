@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvcalc.memory.engines.release import Release
 from kvcalc.memory.sharding import Width
+from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.model.towers.image_rule import ImageRule

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kvcalc.model.caches import CompressedAttention
 from kvcalc.model.experts import Experts, moe, with_defaults
@@ -12,6 +11,7 @@ from kvcalc.model.mixers.attention import AttentionShape, Flops
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight, linear, norm, other, replicated
+from kvcalc.records import NamedTuple
 
 KEYS = frozenset(
     (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import ModelError
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
 from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Block, Weight, around, linear, lookup, norm, other, plain_mlp, unread
+from kvcalc.records import NamedTuple
 
 KEYS = frozenset("add_cross_attention cross_attention_hidden_size".split())
 

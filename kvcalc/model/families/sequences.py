@@ -6,12 +6,12 @@ Their weights are not counted. BART, T5, Whisper and their like are in `encoder_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
+from kvcalc.records import NamedTuple
 
 
 class _Decoder(NamedTuple):

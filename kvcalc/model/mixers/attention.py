@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.model.caches import (
     Cache,
     ChunkedAttention,
@@ -14,6 +12,7 @@ from kvcalc.model.caches import (
     SlidingWindowAttention,
 )
 from kvcalc.model.tensors import Weight, linear, norm, other, replicated
+from kvcalc.records import NamedTuple
 
 Flops = tuple[int, int]
 """Operations of a decode step and of a prefill, each for one query token and one cached token, on one rank."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from math import gcd
-from typing import NamedTuple
 
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.mixers.attention import Flops
 from kvcalc.model.tensors import Weight, linear, norm, other
+from kvcalc.records import NamedTuple
 
 # A step reads and decays each element of the state, adds to it, and sums over the result.
 _FLOPS_PER_ELEMENT = 6

@@ -7,12 +7,12 @@ or `audio`. A tower without a rule is listed with the reason why it is not count
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kvcalc.errors import ModelError
 from kvcalc.model.memo import remembered
 from kvcalc.model.reader import TOWER_KEYS, ConfigReader
 from kvcalc.model.spec import ModelSpec
+from kvcalc.records import NamedTuple
 
 # Models whose code has the dimensions of the vision tower.
 WITHOUT_CONFIG = ("molmo", "phi4mm")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import ceil, log2, log10
-from typing import NamedTuple
 
 from kvcalc.output.report.page import safe
 from kvcalc.output.report.style import stroke
+from kvcalc.records import NamedTuple
 
 _WIDTH, _HEIGHT, _BAR_HEIGHT = 720, 320, 44
 _LEFT, _RIGHT, _TOP, _BOTTOM = 100, 16, 16, 44

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from string import Template
-from typing import NamedTuple, Union
+from typing import Union
 
 from kvcalc import __version__
 from kvcalc.output.report.style import STYLE, stroke
 from kvcalc.output.text import printable
+from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.memory.dtypes import DTYPES, parse_dtype
@@ -14,6 +14,7 @@ from kvcalc.planning.audit.figures import INPUT, Figure, count_equal, count_unex
 from kvcalc.planning.audit.models import model_of
 from kvcalc.planning.audit.setup import Question, Reading, Setup, make_setup
 from kvcalc.planning.logs import ENGINES, Log, read_log
+from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.units import parse_count, parse_vllm_tokens
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import NamedTuple
 
 from kvcalc.planning.logs import Record
+from kvcalc.records import NamedTuple
 
 EQUAL, UNEXPLAINED, INPUT = "equal", "unexplained", "input"
 

@@ -6,8 +6,6 @@ layers are divided, the bytes of each device follow. Otherwise a buffer must be 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of
 from kvcalc.memory.engines.llama_cpp.architectures import Layers, layers_of
@@ -20,6 +18,7 @@ from kvcalc.planning.audit.figures import Figure, check_size, given, parse_print
 from kvcalc.planning.audit.llama_cpp_caches import Part, created_part, drafting_parts, dtype_of, parts_of, state_bytes
 from kvcalc.planning.audit.setup import Setup
 from kvcalc.planning.logs import Log, Record
+from kvcalc.records import NamedTuple
 
 # Layers that are not on a device of their own.
 _HOST = "CPU"

@@ -5,8 +5,6 @@ Source: llama-kv-cache.cpp, llama-kv-cache-iswa.cpp and llama-memory-recurrent.c
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, pair, parse_dtype
 from kvcalc.memory.engines.llama_cpp.account import cells_for
@@ -16,6 +14,7 @@ from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.drafting import MTP, drafter_of
 from kvcalc.planning.audit.setup import Setup
 from kvcalc.planning.logs import Log, Record
+from kvcalc.records import NamedTuple
 
 # The words of "creating ... KV cache" for the caches of a context.
 _CREATED = {"non-SWA": "full", "SWA": "window", "main": "full", "indexer": "indexer"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
@@ -16,6 +15,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.planning.audit.figures import EQUAL, Figure
 from kvcalc.planning.logs import Log
+from kvcalc.records import NamedTuple
 
 
 class Question(NamedTuple):

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
 from itertools import product
-from typing import NamedTuple
 
 from kvcalc.memory.engines.sglang.drafts import slot_of
 from kvcalc.memory.engines.sglang.layers import FULL, WINDOW, Layer, is_sparse, layers_of
@@ -27,6 +26,7 @@ from kvcalc.planning.audit.figures import (
 )
 from kvcalc.planning.audit.setup import Reading, Setup, best_stage
 from kvcalc.planning.logs import Log, Record
+from kvcalc.records import NamedTuple
 
 # Tried if the log has no page size, and no type of the states.
 _PAGES = ("64", "128", "32", "16", "256")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 from kvcalc.memory.engines.sglang.deepseek_v4 import bytes_per_token
 from kvcalc.planning.audit.figures import Figure, check_count, check_ratio, given
 from kvcalc.planning.audit.setup import Reading, Setup, best_stage
 from kvcalc.planning.logs import Log
+from kvcalc.records import NamedTuple
 
 _INPUT = "an input: as many as fit in the memory"
 _RATIO = 0.1  # DSV4_DEFAULT_SWA_FULL_TOKENS_RATIO

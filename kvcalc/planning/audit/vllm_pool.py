@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import zip_longest
-from typing import NamedTuple
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.engines.vllm import Vllm
@@ -25,6 +24,7 @@ from kvcalc.planning.audit.figures import (
 )
 from kvcalc.planning.audit.setup import Setup
 from kvcalc.planning.logs import Log, Record
+from kvcalc.records import NamedTuple
 
 # Sizes are rounded to two decimals, and 22.50 is printed as 22.5 (see eugr/spark-vllm-docker#396).
 DECIMALS = 2

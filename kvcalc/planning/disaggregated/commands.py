@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from typing import NamedTuple
 
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.commands import Layout, sglang_command, vllm_command
 from kvcalc.planning.more_commands import tensorrt_llm_command, written_first
+from kvcalc.records import NamedTuple
 
 PREFILL, DECODE, ROUTER = "prefill", "decode", "router"
 ROLES = (PREFILL, DECODE, ROUTER)

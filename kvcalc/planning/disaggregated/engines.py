@@ -20,9 +20,8 @@ SGLang's router asks both at once.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import UsageError
+from kvcalc.records import NamedTuple
 
 
 class SplitRules(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import LayoutError, ModelError
 from kvcalc.memory.engines.options import settings_of
@@ -22,6 +22,7 @@ from kvcalc.planning.shapes import Shape
 from kvcalc.planning.targets import RANGE_CONFIDENCE
 from kvcalc.planning.throughput import Speed, speed_of, unfitted_of
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, seconds_text
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import range_factors
 from kvcalc.units import format_size

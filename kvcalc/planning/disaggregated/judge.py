@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.notes import Note
 from kvcalc.planning.disaggregated.instances import Instance
@@ -11,6 +11,7 @@ from kvcalc.planning.disaggregated.search import Instances, Split
 from kvcalc.planning.judge import Judged, Pools, Simulates, count_requests, factors_of, simulation_decides
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.question import Question
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices
 
 

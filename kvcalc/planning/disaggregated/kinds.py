@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.replicas import more_devices
 from kvcalc.planning.traffic import Kind
 from kvcalc.planning.transfer import NVLINK, PCIE, link_bytes_per_second
+from kvcalc.records import NamedTuple
 
 # A machine has at most this many devices, which PCIe connects.
 _BOX = 8

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil, inf
-from typing import NamedTuple
 
 from kvcalc.planning.disaggregated.rates import ROUNDS, TINY, Decode, Prefill, mean_wait, seen_share
+from kvcalc.records import NamedTuple
 
 # The share of the time that instances work under the load of `busy_load`.
 _BUSY = 0.9

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from math import ceil, exp, sqrt
-from typing import NamedTuple
+
+from kvcalc.records import NamedTuple
 
 # A count that is a whole number but for rounding is not rounded up.
 TINY = 1e-9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.memory.engines import RELEASE
@@ -26,6 +26,7 @@ from kvcalc.planning.replicas import more_devices
 from kvcalc.planning.targets import Targets
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost, seconds_text
 from kvcalc.planning.transfer import check_link
+from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.planning.disaggregated.judge import SplitJudge

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from typing import NamedTuple
 
 from kvcalc.errors import LayoutError
 from kvcalc.planning.cache_tiers import move_seconds
@@ -24,6 +23,7 @@ from kvcalc.planning.replicas import shapes_of
 from kvcalc.planning.shapes import Shape
 from kvcalc.planning.targets import RANGE_CONFIDENCE, Targets
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, seconds_text
+from kvcalc.records import NamedTuple
 
 
 class Split(NamedTuple):

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from operator import itemgetter
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError, nearest
 from kvcalc.planning.logs.passes import Passes, is_of_pass
 from kvcalc.planning.logs.scan import Line, Scanner
+from kvcalc.records import NamedTuple
 
 # Engine name -> module in this package.
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "tensorrt_llm", "llama.cpp": "llama_cpp"}

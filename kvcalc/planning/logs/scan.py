@@ -11,9 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import NamedTuple
 
 from kvcalc.planning.logs.markers import Markers
+from kvcalc.records import NamedTuple
 
 # Only the start of a longer line is read. The longest known line is a dump of settings, about 10 kB.
 LONGEST_LINE = 64 * 1024

@@ -6,9 +6,10 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import GpuError, UsageError
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import find_gpu
 
 PORT = 8000

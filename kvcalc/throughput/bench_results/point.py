@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from kvcalc.records import NamedTuple
 
 # No benchmark has larger figures. Larger ones are mistakes, and products of them would not be finite.
 _LARGEST = 1e12

@@ -6,7 +6,6 @@ Source: llama_context::llama_context, llama-context.cpp, and llama_kv_cache_iswa
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
@@ -16,6 +15,7 @@ from kvcalc.memory.engines.llama_cpp.settings import Settings
 from kvcalc.memory.engines.rounding import round_up
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import HEADS_CACHES, Cache, IndexerKeys, RecurrentState
+from kvcalc.records import NamedTuple
 
 
 class Cells(NamedTuple):

@@ -5,8 +5,6 @@ Source: src/models, src/llama-model.cpp (create_memory) and conversion/ of llama
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.errors import ModelError
 from kvcalc.memory.engines.engine import not_established
 from kvcalc.memory.engines.llama_cpp.converted import keeps_windows
@@ -23,6 +21,7 @@ from kvcalc.model.caches import (
 )
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, distinct_caches
+from kvcalc.records import NamedTuple
 
 # The chunk length is not read from the file; it is always 8,192 (models/llama4.cpp).
 _CHUNK = 8192

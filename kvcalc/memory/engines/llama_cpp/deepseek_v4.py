@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from math import lcm
-from typing import NamedTuple
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
@@ -18,6 +17,7 @@ from kvcalc.memory.engines.rounding import ceil_div, round_up
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import Cache, CompressedAttention
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, windows
+from kvcalc.records import NamedTuple
 
 # The engine has fixed rates for both kinds of layers (DSV4_CSA_RATIO, DSV4_HCA_RATIO). The cells of entries are rounded
 # up like the cells of tokens.

@@ -14,10 +14,10 @@ options, and LLM_FFN_EXPS_REGEX (common/common.h) for the experts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
+from kvcalc.records import NamedTuple
 from kvcalc.units import parse_bandwidth, parse_size
 
 AUTO, ALL = "auto", "all"

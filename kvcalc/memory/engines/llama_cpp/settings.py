@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.release import Release
+from kvcalc.records import NamedTuple
 
 VERSION = "llama-cpp-python 0.3.36"
 

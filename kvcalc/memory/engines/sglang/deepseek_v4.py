@@ -9,7 +9,7 @@ the same rows and states, with states for every 128 tokens instead of 256.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of
@@ -21,6 +21,7 @@ from kvcalc.memory.sharding import whole_of
 from kvcalc.model.caches import Cache, CompressedAttention
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches
+from kvcalc.records import NamedTuple
 from kvcalc.units import Number
 
 _SPARSE, _HEAVY = 4, 128

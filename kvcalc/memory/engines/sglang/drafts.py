@@ -9,7 +9,6 @@ _build_hybrid_req_pool (mem_cache/kv_cache_configurator.py: mamba_spec_state_siz
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.engines.sglang.layers import STATE, Layer, layers_of
@@ -17,6 +16,7 @@ from kvcalc.memory.sharding import whole_of
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
+from kvcalc.records import NamedTuple
 
 # KDA keeps the inputs of every token apart (KimiLinearStateShape.disable_conv_window_dedup, configs/mamba_utils.py).
 _SEPARATE_INPUTS = ("kimi_linear",)

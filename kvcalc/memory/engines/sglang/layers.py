@@ -7,7 +7,6 @@ SGLang 0.5.23.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
@@ -28,6 +27,7 @@ from kvcalc.model.caches import (
 )
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches
+from kvcalc.records import NamedTuple
 
 FULL, WINDOW, STATE = "full", "window", "state"
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.sglang.layers import FULL, STATE, WINDOW, layers_of
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
+from kvcalc.records import NamedTuple
 
 
 class Pools(NamedTuple):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kvcalc.memory.engines.options import Given
+from kvcalc.records import NamedTuple
 from kvcalc.units import parse_tokens
 
 

@@ -6,13 +6,13 @@ Source: get_kv_cache_groups and _get_kv_cache_groups_uniform_page_size, core/kv_
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
 
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.engines.vllm.packed import pack
 from kvcalc.memory.engines.vllm.pages import FULL, MLA, SLIDING, Demand, Page, need_the_same_tokens, unify
 from kvcalc.memory.engines.vllm.releases import Rules, rules_of
 from kvcalc.model.memo import remembered
+from kvcalc.records import NamedTuple
 
 
 class Group(NamedTuple):

@@ -7,7 +7,6 @@ _align_hybrid_block_size of platforms/interface.py, vLLM 0.33.0.
 from __future__ import annotations
 
 from math import lcm
-from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
@@ -33,6 +32,7 @@ from kvcalc.model.caches import (
 from kvcalc.model.drafting import mtp_like
 from kvcalc.model.layers import LayerGroup
 from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.records import NamedTuple
 
 # Families whose state is in fp32 by default, and families whose config may set the state's dtype. In other families the
 # state has the model's dtype (mamba_ssm_cache_dtype `auto`; models/config.py, and kda_state_dtype of mamba_utils.py).

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.engines.vllm.pages import EVERY_TOKEN, SLIDING, Page, need_the_same_tokens
+from kvcalc.records import NamedTuple
 
 # How releases lay out a block, oldest first (`Rules.packing`). In all but the last one, the layers that keep a window
 # are padded to the pages of the layers that keep every token. One page of every size is a tuple.

@@ -5,7 +5,7 @@ Source: kv_cache_interface.py and core/kv_cache_planning.py, vLLM 0.33.0.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from kvcalc.records import NamedTuple
 
 FULL, SLIDING, CHUNKED, MLA, STATE, CROSS = "full", "sliding", "chunked", "mla", "state", "cross"
 

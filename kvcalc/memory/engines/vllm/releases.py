@@ -7,9 +7,10 @@ Source: the wheels of 0.7.3, 0.8.5, 0.9.0 to 0.9.2, 0.10.0, 0.10.2, 0.11.0 to 0.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.memory.engines.release import Asked, Release, parse_release, step_at
+from kvcalc.records import NamedTuple
 
 NEWEST = (0, 33)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.engines.options import Given
@@ -14,6 +13,7 @@ from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.memory.engines.vllm.states import FLASHINFER, States, caches_prefixes, states_of, uses_qwen_delta_nets
 from kvcalc.memory.sharding import longer_before_last
 from kvcalc.model.spec import ModelSpec
+from kvcalc.records import NamedTuple
 
 # The API server's default on H100 and H200. It is 16,384 on B200 and B300, and 2,048 on other devices (arg_utils.py,
 # vLLM 0.33.0).

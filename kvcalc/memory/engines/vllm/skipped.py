@@ -8,7 +8,6 @@ Source: Attention (model_executor/layers/attention/attention.py), _align_heterog
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype
@@ -20,6 +19,7 @@ from kvcalc.memory.engines.vllm.pages import FULL, SLIDING, Page
 from kvcalc.memory.engines.vllm.settings import Settings, is_number_of_layers
 from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention, RecurrentState, SlidingWindowAttention
 from kvcalc.model.spec import ModelSpec, all_caches, has_states
+from kvcalc.records import NamedTuple
 
 _WINDOWS = "sliding_window"
 _ASKED = "--kv-cache-dtype-skip-layers"

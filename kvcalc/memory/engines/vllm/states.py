@@ -10,13 +10,13 @@ the same files of 0.12 to 0.32.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.spec import ModelSpec, has_cross_attention, has_states
+from kvcalc.records import NamedTuple
 
 NONE, ALIGN, ALL = "none", "align", "all"
 FLASHINFER = "flashinfer"
