@@ -166,11 +166,13 @@ def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float]:
         stop = prompts.stop(step, rate, others * row.decoding / row.output_tokens)
     mean_step = step + row.decoding * stop / row.output_tokens
     waits = prompts.waits(step, mean_step, row.decoding, others * rate)
-    # The measured rate may be above the one that the constants allow.
-    rate = min(rate, _MOST_LOAD / waits.each)
-    first = waits.first + waits.queue(others * rate)[0] / (others * rate)
-    met = others * (row.decoding + rate * prompts.alone)
-    return step, met, first + burst_wait(waits.each, max(waits.most, 1.0), row.running), rules.counted_steps
+    # The measured rate may be above the one that the constants allow. Each attention replica has a queue of its own.
+    replicas = model.layout.data_parallel_size
+    of_one = min(rate / replicas, _MOST_LOAD / waits.each)
+    first = waits.first + waits.queue(others * of_one)[0] / (others * of_one)
+    met = others * (row.decoding + of_one * replicas * prompts.alone)
+    burst = burst_wait(waits.each, max(waits.most, 1.0), row.running / replicas)
+    return step, met, first + burst, rules.counted_steps
 
 
 def fit(

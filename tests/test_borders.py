@@ -30,7 +30,7 @@ FOLDERS = {
     "output": set(),
     "cli": {"output", "simulation", "planning", "measure", "traces", "memory", "model"},
 }
-SHARED = {"errors", "limits", "notes", "units", "schema"}
+SHARED = {"errors", "limits", "notes", "records", "units", "schema"}
 
 # Third-party module -> where it may be imported.
 THIRD_PARTY = {

@@ -57,8 +57,8 @@ class Prompts:
         return found.seconds / found.prompts
 
     def waits(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
-        """How long a prompt waits for steps if `rate` others are computed per second."""
-        rules = self._rules or StepRules()
+        """How long a prompt waits for steps if `rate` others are computed per second, by all attention replicas."""
+        rules, rate = self._rules or StepRules(), rate / self._replicas
         if rules.mixes:
             # The constants were fitted to prompts that are computed alone.
             own = self._of_one + self.alone - self.work

@@ -117,6 +117,8 @@ class Waits(NamedTuple):
 
         A client needs `seconds` without the queue. `guess` is a rate that is about right, or 0.
         """
+        if clients <= 1:
+            return clients / seconds, 0.0
         others, most = (clients - 1) / clients, 1 / self.each
         if not self.shares:
             # With u = others x rate x each, N = rate x seconds + queue / others is a quadratic equation.

@@ -134,6 +134,7 @@ def serve(
     again, is_full = 1 + recomputed_tokens / prompts.missed, concurrency > running
     # A request meets the others, not itself.
     others, per_step = (concurrency - 1) / concurrency, model.tokens_per_step
+    replicas = model.layout.data_parallel_size
     last: tuple[float, float] | None = None
     decoding, tpot, stall, steady, held, burst, rate, queued = float(running), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for _ in range(_MOST_ROUNDS):
@@ -161,8 +162,11 @@ def serve(
             steady = waits.first + host_wait(
                 c, rules.counted_steps, step, prompts.missed, others * decoding + met * prompts.alone
             )
-            burst = burst_wait(waits.each, max(waits.most, 1.0), running) + late_steps * tpot / REQUESTS_PER_CLIENT
-            rate, queued = waits.rate(concurrency, steady + burst + decode, rate)
+            # The clients of each attention replica queue for its own steps.
+            burst = burst_wait(waits.each, max(waits.most, 1.0), running / replicas)
+            burst += late_steps * tpot / REQUESTS_PER_CLIENT
+            of_one, queued = waits.rate(concurrency / replicas, steady + burst + decode, rate / replicas)
+            rate, queued = of_one * replicas, queued * replicas
             steady += queued / rate
         if is_full:
             held = again * prompts.lone + decode + (mean_step if rules and rules.overlaps else 0.0)

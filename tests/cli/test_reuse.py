@@ -224,7 +224,7 @@ def test_what_cannot_be_is_refused(kvcalc: Any, more: tuple[str, ...], status: i
         ("llama.cpp", ("--offload", "disk=1GiB"), "no such tier"),
         ("tensorrt-llm", ("--offload", "remote=1GiB"), "one of cpu, disk"),
         ("tensorrt-llm", ("--offload", "cpu=1GiB", "--offload-backend", "lmcache"), "vllm, sglang"),
-        ("vllm", ("--prefix-tokens", "1k", "--no-enable-prefix-caching"), "--enable-prefix-caching"),
+        ("vllm", ("--prefix-tokens", "1k", "--no-enable-prefix-caching"), "leave --no-enable-prefix-caching out"),
         ("llama.cpp", ("--transfer-bandwidth", "50GB/s", "--gpu", "h100"), "no separate prefill instances"),
     ],
 )  # fmt: skip

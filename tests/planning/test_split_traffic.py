@@ -156,7 +156,7 @@ TIMES = {"ttft p99": 0.3, "tpot p90": 0.012}
     ("model", "engine", "rate", "limits", "more"),
     [
         (MODEL, "vllm", 60.0, TIMES, PREFIX),
-        (MODEL, "sglang", 60.0, TIMES, PREFIX),
+        (MODEL, "sglang", 62.0, TIMES, PREFIX),
         (MODEL, "tensorrt-llm", 80.0, {"ttft p90": 0.3, "tpot p90": 0.009}, PREFIX),
         (MODEL, "vllm", 60.0, TIMES, HALF),
         ("deepseek-v3", "vllm", 8.0, {"tpot p90": 0.02}, DRAFTS),
