@@ -184,7 +184,7 @@ def _row(asks: Questions, point: dict[str, Any]) -> Row | None:
         return None
     served = fields.get("output_tokens", 0)
     most = most_at_once(case, speed.model.constants.max_sequences)
-    running = running_requests(case, wanted_requests(case, speed.model.constants.max_sequences)).requests
+    running = running_requests(case, wanted_requests(case, most)).requests
     concurrency = fields.get("concurrency", running)
     context = fields["input_tokens"] + served / 2 if served else case.workload.context_tokens
     first, seconds, decoding = point["ttft"], point["seconds"], float(running)

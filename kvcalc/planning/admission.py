@@ -91,9 +91,9 @@ def overlaps_steps(case: Case) -> bool | None:
     return {"sglang": True, "tensorrt-llm": not has_stages, "llama.cpp": False}.get(case.engine_name)
 
 
-def wanted_requests(case: Case, max_sequences: int) -> int:
-    """The requests that the engine runs at once if the cache has room: its maximum, or the concurrency if lower."""
-    most, question = most_at_once(case, max_sequences), case.question.speed
+def wanted_requests(case: Case, most: int) -> int:
+    """The requests that the engine runs at once if the cache has room: `most_at_once`, or the concurrency if lower."""
+    question = case.question.speed
     return most if question is None or question.concurrency is None else min(question.concurrency, most)
 
 

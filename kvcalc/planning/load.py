@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcalc.notes import Note
-from kvcalc.planning.admission import wanted_requests
+from kvcalc.planning.admission import most_at_once, wanted_requests
 from kvcalc.planning.budget import budget
 from kvcalc.planning.case import Case
 from kvcalc.planning.throughput import Speed, speed_of
@@ -40,7 +40,7 @@ def _fitting_requests(case: Case) -> int:
     limit = None if isinstance(found, str) else found.running_limit()
     speed, asked = speed_of(case, []), case.question.speed
     if isinstance(speed, Speed):
-        wanted = wanted_requests(case, speed.model.constants.max_sequences)
+        wanted = wanted_requests(case, most_at_once(case, speed.model.constants.max_sequences))
     else:
         wanted = (asked and asked.concurrency) or 1
     return max(1, wanted if limit is None else min(wanted, limit))

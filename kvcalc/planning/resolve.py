@@ -181,23 +181,17 @@ def with_hits(
     """
     if asked.reuse is not None:
         from kvcalc.planning.layout import SpeedQuestion
-        from kvcalc.planning.prefix_hits import check_caching
-        from kvcalc.planning.reuse import asked_cache, resolve
+        from kvcalc.planning.reuse import resolve
 
         speed = asked.speed or SpeedQuestion()
-        option = asked_cache(asked.reuse) or (speed.prefix_hit_rate and "--prefix-hit-rate")
-        if option:
-            check_caching(rules, option)
         rate, notes = resolve(asked.reuse, speed, rules, share, workload)
         if asked.devices is not None:
             asked = asked._replace(speed=speed._replace(prefix_hit_rate=rate))
         return asked, notes
     if asked.speed is not None and asked.speed.prefix_hit_rate:
-        from kvcalc.planning.prefix_hits import check_caching, prefix_hit_notes
+        from kvcalc.planning.prefix_hits import prefix_hit_notes
 
-        notes = prefix_hit_notes(asked.speed.prefix_hit_rate, rules.name, spec)
-        check_caching(rules, "--prefix-hit-rate")
-        return asked, notes
+        return asked, prefix_hit_notes(asked.speed.prefix_hit_rate, rules, spec)
     return asked, []
 
 

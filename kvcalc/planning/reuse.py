@@ -17,7 +17,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.planning.cache_tiers import TIERS
 from kvcalc.planning.layout import SpeedQuestion
-from kvcalc.planning.prefix_hits import prefix_hit_notes
+from kvcalc.planning.prefix_hits import check_caching, prefix_hit_notes
 from kvcalc.records import NamedTuple
 from kvcalc.units import check_count
 
@@ -66,7 +66,7 @@ def check_reuse(reuse: CacheReuse, has_device: bool) -> None:
         raise UsageError("--transfer-bandwidth needs a device", "for example --gpu h100")
 
 
-def asked_cache(reuse: CacheReuse) -> str | None:
+def _asked_cache(reuse: CacheReuse) -> str | None:
     """The option that asks about the prefix cache. None for a transfer alone, which needs no such cache."""
     asked = {"--prefix-tokens": reuse.prefix_tokens, "--turns": reuse.turns, "--offload": reuse.offload}
     return next(filter(asked.get, asked), None)
@@ -125,9 +125,11 @@ def resolve(
 
     UsageError (exit 2) if the prefix is longer than the prompt, or if the rate given is lower.
     """
-    given = speed.prefix_hit_rate
+    given, option = speed.prefix_hit_rate, _asked_cache(reuse)
+    if option is not None:
+        check_caching(rules, option)
     if not (reuse.prefix_tokens or reuse.turns):
-        return given, prefix_hit_notes(given, rules.name, rules.spec)
+        return given, prefix_hit_notes(given, rules, rules.spec)
     prefixes, prompt = rules.prefixes(share, workload.kv_dtype), prompt_tokens_of(speed, workload)
     if reuse.prefix_tokens > prompt:
         raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.notes import Note
-from kvcalc.planning.admission import most_at_once, running_requests, step_rules
+from kvcalc.planning.admission import most_at_once, running_requests, step_rules, wanted_requests
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
 from kvcalc.planning.layout import SpeedQuestion
@@ -31,7 +31,7 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     if prompt is None or answer is None:
         return None
     most = most_at_once(case, model.constants.max_sequences)
-    wanted = most if question.concurrency is None else min(question.concurrency, most)
+    wanted = wanted_requests(case, most)
     running, may_preempt = running_requests(case, wanted)
     concurrency = question.concurrency or int(running)
     running = min(running, concurrency)

@@ -62,7 +62,7 @@ class Server(ABC):
 
     @abstractmethod
     def sent(self, request: Request, end: float) -> None:
-        """The cache of a request that has ended is sent at `end`. Until then, its blocks are held."""
+        """Keep the blocks of a finished request until `end`, when its cache has been sent."""
 
     @abstractmethod
     def free_sent(self, until: float) -> None:

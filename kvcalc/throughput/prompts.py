@@ -12,8 +12,8 @@ from kvcalc.throughput.scheduling import Batches, StepRules, Waits, batches, mix
 class Prompts:
     """Equal prompts. The arguments are those of `kvcalc.throughput.serving.serve`.
 
-    `missed` are the tokens of a prompt that are computed. `work` are the seconds that it adds to steps that run anyway,
-    `alone` those of a step for it alone, and `lone` those of all its parts.
+    `missed` is the number of prompt tokens that are not cached. `work` is how many seconds a prompt adds to a step that
+    runs anyway, `alone` is the time of a step with this prompt only, and `lone` that of all the steps of its parts.
     """
 
     def __init__(
@@ -65,15 +65,16 @@ class Prompts:
             return mixed_waits(rules, step, mean_step, self._of_one, own, rate, self._most(decoding), self._parts)
         full = max(self._full, 1.0)
         each = self._together(full) / full
-        work, overlaps = self.work if self._replicas == 1 else self._of_one, rules.overlaps
-        return separate_waits(self._batches, step, work, self._together(1.0), each, self._full, overlaps)
+        return separate_waits(
+            self._batches, step, self._of_one, self._together(1.0), each, self._full, rules.overlaps
+        )  # fmt: skip
 
     def _most(self, decoding: float) -> float:
         """The prompts that a step of an attention replica has room for."""
         return (self._rules or StepRules()).prompts_of_step(self.missed, decoding / self._replicas)
 
     def _together(self, prompts: float) -> float:
-        """The seconds of a step that computes some prompts alone, or all of the steps of one that needs several."""
+        """The seconds of a step that computes only prompts, or of all the steps of a prompt that needs several."""
         if self._replicas > 1:
             return self.alone + (prompts - 1) * self.work
         if self._full < 1:

@@ -5,8 +5,8 @@ room that these leave; SGLang computes them in steps of their own, while the oth
 a step runs, and the next one has its prompt. If steps are scheduled while the one before them runs, it is the one after
 the next.
 
-With prompts in the steps of others, requests arrive at random, and a step has the prompts of those that arrived in
-another one. More arrive in a longer step S, so in the mean over all arrivals, a request finds
+If prompts are computed in the steps of decoding requests, requests arrive at random, and a step computes the prompts
+that arrived during an earlier step. More requests arrive during a longer step S, so an average request finds
 
     r = E[S^2] / 2 E[S]     seconds of the step that runs, and as many before it arrived
     2 r x rate              others that arrived in the same step, whose prompts are computed with its own

@@ -55,8 +55,8 @@ class Serving(NamedTuple):
     """The latencies in seconds, and the rates of one replica. `decoding` is the mean number of decoding requests.
 
     `ttft_seconds` is the mean of a benchmark with REQUESTS_PER_CLIENT requests per client, and `steady_ttft_seconds`
-    that of a load that has run for long. `queued` is the mean number of requests that wait because no step has room for
-    their prompts.
+    the mean after the load has run for a long time. `queued` is the mean number of requests that wait because their
+    prompts do not fit into a step.
     """
 
     tpot_seconds: float
@@ -85,7 +85,7 @@ def burst_wait(each: float, together: float, requests: float) -> float:
 
     The first `requests` prompts are computed one step after the other, with `together` of them in a step. Each takes up
     `each` seconds of the steps, and waits until its step ends: (requests + together) / 2 x `each` in the mean, which is
-    what one adds to the steps. May be an array like `first_token`.
+    what one adds to the steps. May be arrays, as in `host_wait`.
     """
     return each * ((requests + _smaller(requests, together)) / 2 - 1) / REQUESTS_PER_CLIENT
 
@@ -127,8 +127,8 @@ def serve(
     `cached_tokens` of each prompt are found in the prefix cache. They take memory, but no prefill. `rules` are None if
     the engine's are not known. `recomputed_tokens` tokens of a request are computed again after preemptions. A
     preempted request waits `requeued` times as long as for its first token, and `paused` times as long as it holds its
-    cache. `parts` are those of a prompt that is always computed in several steps: the first token of each and the one
-    after its last. The first requests, which arrive together, wait for `late_steps` steps more in the mean.
+    cache. `parts` are the token ranges of a prompt that is always computed in several steps: the first token of each
+    part, and the token after its last. The first requests arrive together and wait `late_steps` more steps on average.
     """
     c, prompts = model.constants, Prompts(model, input_tokens, cached_tokens, rules, parts)
     again, is_full = 1 + recomputed_tokens / prompts.missed, concurrency > running

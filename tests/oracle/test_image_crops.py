@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.model.towers.images import image_rule, image_tokens
-from tests.oracle.test_image_grids import TEXT, of_pixels, pil, processor
+from kvcalc.model.towers.images import image_tokens
+from tests.oracle.test_image_grids import TEXT, assert_tokens, of_pixels, pil, processor
 from tests.oracle.test_images import SIZES
 
 pytest.importorskip("transformers", reason="the oracle tests need the extra `oracle`")
@@ -342,13 +342,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Counts]]] = {
 @pytest.mark.parametrize("model_type", CASES)
 def test_tokens_by_transformers_processor(model_type: str) -> None:
     config, make = CASES[model_type]
-    model = kvcalc.read_config({"model_type": model_type, **config}, "own", "test")
-    rule, oracle = image_rule(model), make()
-    assert rule is not None
-    for width, height in (*SIZES, *EXTREME):
-        if max(width, height) / min(width, height) > 180:
-            continue
-        assert image_tokens(model, width, height) == oracle(width, height), (width, height)
+    assert_tokens(model_type, config, make(), (*SIZES, *EXTREME))
 
 
 def test_learned_queries_are_the_tokens_of_an_image() -> None:

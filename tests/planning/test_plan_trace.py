@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 import kvcalc
 from kvcalc.simulation.recorded import record
 from kvcalc.traces import TraceRequest
+from tests.planning.traces import write_bursts
 from tests.test_schema import check
 
 MODEL = "llama-3.1-8b"
@@ -20,14 +20,7 @@ MODEL = "llama-3.1-8b"
 @pytest.fixture(scope="module")
 def bursts(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A quiet half minute, then a busy one: 5 and 30 requests per second."""
-    draw, now = Random(1), 0.0
-    rows = ["arrival_seconds,prompt_tokens,answer_tokens"]
-    while now < 120:
-        now += draw.expovariate(30 if now // 30 % 2 else 5)
-        rows.append(f"{now:.3f},{draw.randint(500, 3000)},{draw.randint(50, 200)}")
-    path = tmp_path_factory.mktemp("traces") / "bursts.csv"
-    path.write_text("\n".join(rows))
-    return str(path)
+    return write_bursts(tmp_path_factory.mktemp("traces") / "bursts.csv", seconds=120, each=30, rates=(5, 30))
 
 
 def ttft_of(row: Any, trace: str, **more: Any) -> Any:

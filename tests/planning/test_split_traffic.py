@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from kvcalc.model.drafting import Speculation
 from kvcalc.planning.images import ImagesAsked
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.reuse import CacheReuse
+from tests.planning.traces import write_bursts
 from tests.test_schema import check
 
 LINK = "infiniband-400g"
@@ -25,14 +25,7 @@ ROLES = ("prefill", "decode")
 @pytest.fixture(scope="module")
 def bursts(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A quiet quarter of a minute, then a busy one: 5 and 40 requests per second."""
-    draw, now = Random(1), 0.0
-    rows = ["arrival_seconds,prompt_tokens,answer_tokens"]
-    while now < 30:
-        now += draw.expovariate(40 if now // 15 % 2 else 5)
-        rows.append(f"{now:.3f},{draw.randint(500, 3000)},{draw.randint(50, 200)}")
-    path = tmp_path_factory.mktemp("traces") / "bursts.csv"
-    path.write_text("\n".join(rows))
-    return str(path)
+    return write_bursts(tmp_path_factory.mktemp("traces") / "bursts.csv", seconds=30, each=15, rates=(5, 40))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, patches, projection, side
-from kvcalc.model.towers.bodies import siglip, vit
+from kvcalc.model.towers.bodies import clip, siglip, vit
 
 _SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "patch_size": 14}
 
@@ -36,14 +36,18 @@ def _minicpm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, whole + 4 * projection(text, text) + 6 * text + text * text))
 
 
+def _clip_large(vision: ConfigReader) -> Counted:
+    """CLIP ViT-L of 336 pixels without its last layer and norm."""
+    stated = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 23}
+    whole = clip(ConfigReader({**stated, "image_size": 336, "patch_size": 14}, vision.name, vision.source))
+    return added(whole, (0, -2 * 1024))
+
+
 def _molmo(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """CLIP without its last layer and norm, and one attention over 2 x 2 patches of two layers (molmo.py)."""
-    width, inner = 1024, 4096
-    tower = layers(23, width, inner, biases=5 * width + inner, norms=4 * width)
-    whole = 3 * 14 * 14 * width + (577 + 1) * width + 2 * width
-    whole += 3 * projection(2 * width, width) + projection(width, width) + 2 * 2 * width
-    middle = outer.integer("intermediate_size") // 2
-    return added(tower, (0, whole + 2 * width * middle + middle * text))
+    width, middle = 1024, outer.integer("intermediate_size") // 2
+    whole = 3 * projection(2 * width, width) + projection(width, width) + 2 * 2 * width
+    return added(_clip_large(vision), (0, whole + 2 * width * middle + middle * text))
 
 
 def _dots_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -118,10 +122,8 @@ def _chatglm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
 
 def _phi3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """CLIP without its last layer and norm, vectors that end rows, and two linear layers (phi3v.py)."""
-    width, inner = 1024, 4096
-    tower = layers(23, width, inner, biases=5 * width + inner, norms=4 * width)
-    whole = 3 * 14 * 14 * width + (577 + 1) * width + 2 * width + 2 * 4 * width
-    return added(tower, (0, whole + projection(4 * width, text) + projection(text, text)))
+    merged = 4 * 1024
+    return added(_clip_large(vision), (0, 2 * merged + projection(merged, text) + projection(text, text)))
 
 
 def _phi4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
