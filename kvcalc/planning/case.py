@@ -194,9 +194,10 @@ def _with_load(case: Case, asked: Question) -> Case:
         added = () if beyond is None else (beyond,)
         notes = (*others[:remarks], *added, *others[remarks:])
         own = (*added, *(note for note in own if note.code != BEYOND_MODEL))
-    dtype = case.question.dtype
+    resolved = case.question
     return case._replace(
-        question=asked if asked.dtype == dtype else asked._replace(dtype=dtype),
+        # `_resolve` replaces the model and the type of the weights by those that the engine reads.
+        question=asked._replace(model=resolved.model, dtype=resolved.dtype),
         workload=workload._replace(context_tokens=tokens, batch_size=asked.batch_size, notes=own),
         notes=notes,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvcalc.memory import kv_cache
+from kvcalc.model.hf_config import read_config
 from kvcalc.model.memo import forget
 from kvcalc.model.resolve import load_model
 from kvcalc.planning.budget import Budget, budget
@@ -58,3 +59,31 @@ def searched(case: Case, memory: int) -> tuple[int | None, int]:
         kv_cache.longest_context(lambda t: case.rules.batch_bytes(case.share, dtype, t, batch), memory),
         kv_cache.most_that_fit(lambda n: case.rules.batch_bytes(case.share, dtype, tokens, n), memory, 1 << 60),
     )
+
+
+# Transformers' classes make another model of these configs than their own code does.
+READ_OTHERWISE = {
+    "mimo": {
+        "model_type": "mimo_v2_flash", "num_hidden_layers": 6, "hidden_size": 4096, "num_attention_heads": 64,
+        "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128, "swa_num_attention_heads": 64,
+        "swa_num_key_value_heads": 8, "swa_head_dim": 192, "swa_v_head_dim": 128, "sliding_window": 128,
+        "hybrid_layer_pattern": [0, 1, 1, 0, 1, 0], "vocab_size": 1000,
+    },
+    "flat llava": {
+        "model_type": "llava", "hidden_size": 5120, "intermediate_size": 13824, "num_attention_heads": 40,
+        "num_hidden_layers": 40, "num_key_value_heads": 40, "vocab_size": 32000, "mm_hidden_size": 1024,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", READ_OTHERWISE.values(), ids=READ_OTHERWISE)
+def test_a_second_question_is_about_the_model_that_the_engine_reads(config: dict[str, object]) -> None:
+    model = read_config(config, "own", "test")
+    assert model.as_transformers is not None
+    first = Question(model, 8192, 4, engine="transformers")
+    second = first._replace(kv_memory_bytes=10**9)
+    forget()
+    answer(first)
+    after = answer(second)
+    forget()
+    assert after == answer(second)
