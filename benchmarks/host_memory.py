@@ -73,7 +73,7 @@ def hosted_model(figure: Figure) -> HostedModel:
 def implied_efficiency(figure: Figure) -> float:
     """The efficiency of the host's memory with which the prediction is the published figure."""
     model = hosted_model(figure)
-    on_host = model.decode_host_seconds(1, CONTEXT_TOKENS)
+    on_host = model.host_seconds(1, CONTEXT_TOKENS)
     on_device = model.decode(1, CONTEXT_TOKENS).seconds - on_host
     return host.EFFICIENCY * on_host / (1 / figure.tokens_per_second - on_device)
 

@@ -36,8 +36,15 @@ _EXAMPLE = "for example --speculative mtp:3 --acceptance-length 2.4"
 _SETTINGS = {
     "vllm": ("num-speculative-tokens", 0), "llama.cpp": ("draft-max", 0), "sglang": ("speculative-num-draft-tokens", 1),
 }  # fmt: skip
-OF_THE_MODEL_ALONE = ("max-running-requests", "max-mamba-cache-size", "speculative-num-draft-tokens")
-"""Settings that do not count for the model that drafts: it shares the request table, and checks no drafts."""
+OF_THE_MODEL_ALONE = (
+    "max-running-requests", "max-mamba-cache-size", "speculative-num-draft-tokens", "n-gpu-layers", "n-cpu-moe",
+    "cpu-moe", "host-memory", "host-bandwidth",
+)  # fmt: skip
+"""Settings that do not count for the model that drafts: it shares the request table, and checks no drafts.
+
+llama.cpp places it by options of its own, and puts all of it on the device by default. Only --no-kv-offload counts for
+both (load_model in tools/server/server-context.cpp: params_dft).
+"""
 # The most requests that run at once in SGLang if it drafts and no --max-running-requests is given
 # (arg_groups/speculative_hook.py, 0.5.23).
 SGLANG_DRAFTS_FOR = 48

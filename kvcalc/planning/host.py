@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.memory import kv_cache
-from kvcalc.memory.engines.llama_cpp import LlamaCpp
 from kvcalc.memory.engines.llama_cpp.placement import DEFAULT_HOST_BANDWIDTH, Placement, count_placed_layers
 from kvcalc.memory.placement import Divided, divide_file, divide_model, expert_layers
 from kvcalc.model.spec import ModelSpec, period
@@ -31,10 +30,7 @@ class Host(NamedTuple):
 
     def kv_bytes(self, tokens: int, sequences: int) -> int:
         """The bytes of the cache in host memory."""
-        rules = self.case.rules
-        if not isinstance(rules, LlamaCpp):
-            return 0
-        return rules.host_bytes(self.case.share, self.case.workload.kv_dtype, tokens, sequences)
+        return self.case.rules.host_bytes(self.case.share, self.case.workload.kv_dtype, tokens, sequences)
 
     def free_bytes(self) -> int | None:
         """What is left of the host's memory. It may be negative. None if the memory is not known."""
@@ -114,14 +110,14 @@ def divide_bytes(case: Case, placement: Placement) -> Divided | str:
 
 def hosted(case: Case, placement: Placement, stored: StoredWeights, whole: SpeedModel) -> SpeedModel:
     """The speed of a model with a part in host memory. `whole` is its speed if all of it is on the device."""
-    from kvcalc.throughput.counts import count
-    from kvcalc.throughput.host import HostedModel, HostPart
+    from kvcalc.throughput.counts import HostPart, count
+    from kvcalc.throughput.host import HostedModel
 
     spec, kv_dtype = case.spec, case.workload.kv_dtype
     rules = case.rules
     divided = divide_model(spec, placement)
-    if divided is None or not isinstance(rules, LlamaCpp):
-        raise ValueError("the speed of a placed model needs its weights and llama.cpp")
+    if divided is None:
+        raise ValueError("the speed of a placed model needs its weights")
     host_cache, device_cache = rules.divide_cache(spec)
     on_device, on_host = divided
     device = count(device_cache, on_device, stored.base, kv_dtype, whole.layout, stored.linear, stored.scheme)
@@ -136,7 +132,7 @@ def hosted(case: Case, placement: Placement, stored: StoredWeights, whole: Speed
         _count_switches(spec, placement, first),
         float(placement.host_bandwidth or DEFAULT_HOST_BANDWIDTH),
         placement.host_bandwidth is None,
-        rules.chosen.ubatch_size,
+        rules.micro_batch_tokens,
     )
     return HostedModel(whole, device, part)
 

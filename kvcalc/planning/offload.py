@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.memory.engines.llama_cpp import LlamaCpp
 from kvcalc.memory.engines.llama_cpp.placement import ALL_EXPERTS, EXPERTS, LAYERS, count_placed_layers, is_auto
 from kvcalc.memory.placement import expert_layers
 from kvcalc.planning.budget import Budget, budget
@@ -25,7 +24,7 @@ def place_layers(case: Case) -> Case:
 def suggest(case: Case) -> dict[str, Any] | None:
     """What to keep in host memory so that a model fits: the most layers on the device, and the fewest experts in host
     memory. None if the engine keeps nothing there, or if neither helps."""
-    if not isinstance(case.rules, LlamaCpp) or case.workload.pipeline_parallel_size > 1:
+    if not case.rules.can_place or case.workload.pipeline_parallel_size > 1:
         return None
     layers = _most_layers(case)
     experts = _fewest_experts(case)

@@ -119,19 +119,15 @@ def _serving_in(
 
 def _describe_host(model: SpeedModel, batch: int, tokens: int, notes: list[Note]) -> dict[str, Any] | None:
     """The `host` part: the time that a part of the model in host memory takes. None if there is none."""
-    if not model.has_host_part:
+    if model.host is None:
         return None
-    from kvcalc.throughput.host import HostedModel
-
-    if not isinstance(model, HostedModel):
-        raise TypeError("only a HostedModel has a part in host memory")
     if model.host.is_default_bandwidth:
         rate = f"{model.host.bandwidth / 1e9:g} GB/s, two channels of DDR5-5600"
         text = f"the host's memory is assumed to have {rate}; --host-bandwidth sets it"
         notes.append(Note("throughput", "host-bandwidth", text))
     return {
         "bandwidth_bytes_per_second": int(model.host.bandwidth),
-        "decode_seconds": model.decode_host_seconds(batch, tokens),
+        "decode_seconds": model.host_seconds(batch, tokens),
         "prefill_copied_bytes": int(model.prefill_copied_bytes(tokens, batch)),
     }
 
@@ -144,7 +140,7 @@ def _describe_energy(
 
     None if the device's TDP is not known, or if the host computes a part of the model.
     """
-    if model.has_host_part:
+    if model.host is not None:
         return None
     share, rate = step.compute / step.seconds, tokens_per_second
     if serving is not None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.memory.engines.options import Given
-from kvcalc.memory.engines.tensorrt_llm_groups import LayerGroups
-from kvcalc.memory.engines.vllm import Vllm
 from kvcalc.planning.admission import BATCH_TOKENS, most_at_once, overlaps_steps, prefill_step_tokens, step_rules
 from kvcalc.planning.attention_replicas import whole_copies
-from kvcalc.planning.budget import Budget, budget
+from kvcalc.planning.budget import budget
 from kvcalc.planning.case import Case
-from kvcalc.planning.prompt_parts import saved_at
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.lock_step import LockStep, OfRank
@@ -129,14 +126,20 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
         slots = found.running_limit(longest_tokens)
         given = Given(engine, case.settings).optional_count("parallel")
         running = running if slots is None else min(given or running, slots)
-        rules = Rules(BATCH_TOKENS, max(running, 1), "answer", lag=lag, ends_chunks=saved_at(case), **drafts)
+        rules = Rules(
+            BATCH_TOKENS, max(running, 1), "answer", lag=lag, ends_chunks=case.rules.prompt_stops(case.spec), **drafts
+        )
         return Scheduler("slots", rules, None, 1, ())
     if drafted is not None:
         from kvcalc.planning.drafting import slots_of
 
         drafts["lookahead_tokens"] = slots_of(drafted, engine, serves_requests=True)
         longest_tokens += 2 * checked + drafts["lookahead_tokens"]
-    capacity, block_tokens, table, prompt_table = _blocks(case, found, longest_tokens)
+    dtype = case.workload.kv_dtype
+    device = case.rules.largest_stage(case.share, dtype, longest_tokens, 1)
+    capacity, block_tokens, table, prompt_table = case.rules.running_pool(
+        device, dtype, longest_tokens, found.offered_bytes
+    )
     if engine == "sglang":
         tokens = max(prefill_step_tokens(case), block_tokens)
         rules = Rules(tokens, running, is_overlapped=overlaps, lag=lag, **drafts)
@@ -182,49 +185,3 @@ def _check(case: Case) -> None:
             "prefill context parallelism is not simulated",
             "leave out -pcp, or --attn-cp-size",
         )
-
-
-_Blocks = tuple[int | None, int, Sequence[int], Sequence[int] | None]
-
-
-def _blocks(case: Case, found: Budget, longest_tokens: int) -> _Blocks:
-    """The blocks of a replica, the tokens in one, and the blocks of a request by its number of blocks of tokens.
-
-    For SGLang a unit is a token. The last table is that of requests whose prompts are computed, if it differs.
-    """
-    rules, dtype = case.rules, case.workload.kv_dtype
-    device = rules.largest_stage(case.share, dtype, longest_tokens, 1)
-    size = rules.block_tokens(device, dtype)
-    numbers = -(-longest_tokens // size) + 2
-    whole = rules.blocks(device, dtype, longest_tokens, 1, found.offered_bytes)
-    if case.engine_name == "sglang":
-        return whole["kv_cache_tokens"], size, range(0, (numbers + 1) * size, size), None
-    capacity = whole["num_gpu_blocks"]
-    if capacity is None:
-        return None, 1, (), None
-    if isinstance(rules, LayerGroups):
-        capacity, slots = rules.scarcest(device, dtype, longest_tokens, found.offered_bytes, numbers)
-        return capacity, size, slots, None
-    if not isinstance(rules, Vllm):
-        return capacity, size, range(numbers + 1), None
-    # One block is never given to a request (null_block, v1/core/block_pool.py).
-    capacity -= 1
-    prompt_table = _table(
-        lambda tokens: rules.running_blocks(device, dtype, tokens, decodes=False), size, numbers, capacity
-    )
-    numbers = len(prompt_table) - 1
-    table = _table(lambda tokens: rules.running_blocks(device, dtype, tokens, decodes=True), size, numbers, capacity)
-    if table == prompt_table:
-        even = range(0, len(table) * table[1], table[1])
-        return capacity, size, even if table == list(even) else table, None
-    return capacity, size, table, prompt_table
-
-
-def _table(blocks: Callable[[int], int], size: int, numbers: int, capacity: int) -> list[int]:
-    """The blocks of a request with 0 to `numbers` blocks of `size` tokens, up to the first one that does not fit."""
-    table = [0]
-    for number in range(1, numbers + 1):
-        table.append(blocks(number * size))
-        if table[-1] > capacity:
-            break
-    return table

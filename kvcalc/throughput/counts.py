@@ -146,6 +146,21 @@ class Counts(NamedTuple):
         return total
 
 
+class HostPart(NamedTuple):
+    """What the host holds and how fast it is.
+
+    `counts` are those of the host's layers and experts. `switches` are the changes between the host and the device in
+    one step. `bandwidth` is the theoretical rate in bytes per second, and `is_default_bandwidth` whether it is assumed.
+    `ubatch_tokens` is the size of a micro-batch.
+    """
+
+    counts: Counts
+    switches: int
+    bandwidth: float
+    is_default_bandwidth: bool
+    ubatch_tokens: int
+
+
 def bytes_of(matrices: tuple[Matrices, ...]) -> int:
     """Bytes of the matrices of all types."""
     return sum(each.bytes for each in matrices)

@@ -90,6 +90,13 @@ class DraftingModel(SpeedModel):
         alone = self.target.prefill(tokens, batch, cached_tokens)
         return alone if self.drafter is None else _sum(alone, self.drafter.prefill(tokens, batch, cached_tokens))
 
+    def host_seconds(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:
+        """The target's. The drafter is on the device."""
+        return self.target.host_seconds(batch, context_tokens, query_tokens + self.num_tokens)
+
+    def prefill_copied_bytes(self, tokens: float, batch: int) -> float:
+        return self.target.prefill_copied_bytes(tokens, batch)
+
     def speedup(self, batch: float, context_tokens: float) -> float:
         """The time per output token without drafting, divided by the time with it."""
         drafted = self.decode(batch, context_tokens).seconds / self.tokens_per_step

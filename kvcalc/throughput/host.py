@@ -24,8 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcalc.records import NamedTuple
-from kvcalc.throughput.counts import Counts, bytes_of
+from kvcalc.throughput.counts import Counts, HostPart, bytes_of
 from kvcalc.throughput.roofline import SpeedModel, Step
 
 # Steps of this many tokens copy the host's weights to the device.
@@ -45,25 +44,10 @@ _PCIE_BYTES_PER_SECOND = 32e9
 _ACTIVATION_BYTES = 4
 
 
-class HostPart(NamedTuple):
-    """What the host holds and how fast it is.
-
-    `counts` are those of the host's layers and experts. `switches` are the changes between the host and the device in
-    one step. `bandwidth` is the theoretical rate in bytes per second, and `is_default_bandwidth` whether it is assumed.
-    `ubatch_tokens` is the size of a micro-batch.
-    """
-
-    counts: Counts
-    switches: int
-    bandwidth: float
-    is_default_bandwidth: bool
-    ubatch_tokens: int
-
-
 class HostedModel(SpeedModel):
     """A SpeedModel of the whole model on the device, of which the host holds and computes a part."""
 
-    has_host_part = True
+    host: HostPart
 
     def __init__(self, whole: SpeedModel, device: Counts, host: HostPart) -> None:
         super().__init__(whole.counts, whole.gpu, whole.constants)
@@ -129,15 +113,15 @@ class HostedModel(SpeedModel):
             return _with(step, (own[0], 0.0, own[2] + scores), self._moves(together))
         return _with(step, (0.0, 0.0, scores), self._copies(together))
 
-    def decode_host_seconds(self, batch: float, context_tokens: float) -> float:
-        """The seconds of a decode step that the host, its memory or the copies from it take."""
-        if batch >= COPIED_FROM_TOKENS:
-            return sum(self._attention(batch, context_tokens)) + self._copies(batch)
-        own = self._own(max(1.0, batch), self._attention(max(1.0, batch), context_tokens))
-        return sum(own) + self._moves(batch)
+    def host_seconds(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:
+        batch = max(1.0, batch)
+        tokens, attention = batch * query_tokens, self._attention(batch, context_tokens, query_tokens)
+        if tokens >= COPIED_FROM_TOKENS:
+            return sum(attention) + self._copies(tokens)
+        return sum(self._own(tokens, attention)) + self._moves(tokens)
 
     def prefill_copied_bytes(self, tokens: float, batch: int) -> float:
-        """The bytes that a prefill copies to the device; 0 for a prompt that is too short to copy anything."""
+        """0 for a prompt that is too short to copy anything."""
         together = tokens * batch
         return self._copies(together) * self._pcie if together >= COPIED_FROM_TOKENS else 0.0
 

@@ -21,7 +21,7 @@ from kvcalc.throughput.counts import distinct_experts
 from kvcalc.throughput.expert_parallel import ExpertExchange
 
 if TYPE_CHECKING:
-    from kvcalc.throughput.counts import Counts, Matrices
+    from kvcalc.throughput.counts import Counts, HostPart, Matrices
     from kvcalc.throughput.hardware import Gpu
 
 _ACTIVATION_BYTES = 2  # hidden states are transferred in 16 bits
@@ -255,7 +255,7 @@ class SpeedModel:
     """
 
     tokens_per_step = 1.0
-    has_host_part = False  # whether the host computes a part of the model (kvcalc.throughput.host)
+    host: HostPart | None = None  # what the host has of the model (kvcalc.throughput.host)
 
     def __init__(self, counts: Counts, gpu: Gpu, constants: Constants) -> None:
         self.counts, self.gpu, self.constants, self.layout = counts, gpu, constants, counts.layout
@@ -292,6 +292,14 @@ class SpeedModel:
         compute += scores
         seconds = weights + kv + compute + overhead + communication
         return Step(seconds, weights, kv, compute, overhead, communication)
+
+    def host_seconds(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:
+        """The seconds of a decode step that the host, its memory or the copies from it take."""
+        return 0.0
+
+    def prefill_copied_bytes(self, tokens: float, batch: int) -> float:
+        """The bytes that a prefill copies from host memory to the device."""
+        return 0.0
 
     def roofline(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:
         """The ideal seconds of the same step: all bytes at full bandwidth, or all operations at full speed."""

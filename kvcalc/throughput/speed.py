@@ -79,7 +79,7 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
         found.append("attention replicas (--dp)")
     if layout.token_ranks > 1:
         found.append("decode context parallelism")
-    if model.has_host_part:
+    if model.host is not None:
         found.append("models with a part in host memory")
     if link is not None and layout.devices > link.devices:
         found.append(f"more than the {link.devices} devices that {link.name} connects")

@@ -12,7 +12,7 @@ TAKEN = (
     "name", "version", "spec", "settings", "bounds", "notes", "splits_heads", "splits_layers", "older_rules",
     "reserves_full_length", "running_option", "placement", "token_ranks", "prompt_ranks", "has_attention_replicas",
     "limits_all_replicas", "splits_attention_replicas", "splits_uneven_experts", "spreads_mlps",
-    "spreads_head", "divides_decode", "prefixes_off",
+    "spreads_head", "divides_decode", "prefixes_off", "can_place", "micro_batch_tokens",
 )  # fmt: skip
 """What `Around` takes from the engine: everything that is not a method."""
 
@@ -39,6 +39,12 @@ class Around(Engine):
 
     def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self._engine.block_tokens(share, dtype)
+
+    def prompt_stops(self, spec: ModelSpec) -> tuple[int, ...]:
+        return self._engine.prompt_stops(spec)
+
+    def divide_cache(self, share: ModelSpec) -> tuple[ModelSpec, ModelSpec]:
+        return self._engine.divide_cache(share)
 
     def rules_used(self, asked: Asked) -> str | None:
         return self._engine.rules_used(asked)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.around import Around
-from kvcalc.memory.engines.engine import Engine, Line
+from kvcalc.memory.engines.engine import Engine, Line, RunningPool
 from kvcalc.model.caches import Cache
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches
@@ -37,6 +37,19 @@ class DraftPool(Around):
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return self._engine.held_bytes(own_part(share), dtype, tokens, batch) + self._added(share, dtype, tokens, batch)
 
+    def batch_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        own, drafts = own_part(share), draft_part(share, self._drafter)
+        added = self._drafts.batch_bytes(drafts, dtype, tokens, batch) if drafts.layers else 0
+        return self._engine.batch_bytes(own, dtype, tokens, batch) + added
+
+    def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        return self.batch_bytes(share, dtype, tokens, batch)  # there is one stage
+
+    def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        drafts = draft_part(share, self._drafter)
+        added = self._drafts.host_bytes(drafts, dtype, tokens, batch) if drafts.layers else 0
+        return self._engine.host_bytes(own_part(share), dtype, tokens, batch) + added
+
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
         from kvcalc.memory.engines.drafted_prefixes import JointPrefixes
 
@@ -54,11 +67,24 @@ class DraftPool(Around):
         Both pools have as many tokens, so they share the memory by size.
         """
         own = own_part(share)
-        if memory is not None:
-            held = self._engine.held_bytes(own, dtype, tokens, batch)
-            memory = memory * held // max(1, held + self._added(share, dtype, tokens, batch))
+        memory = None if memory is None else self._of_own(share, dtype, tokens, batch, memory)
         found = self._engine.blocks(own, dtype, tokens, batch, memory)
         return {**found, "request_bytes": self.held_bytes(share, dtype, tokens, 1)} if found else found
+
+    def most_running(
+        self, share: ModelSpec, dtype: Dtype, memory: int, prompt_tokens: int, tokens: int, shared_tokens: int = 0
+    ) -> int | None:
+        memory = self._of_own(share, dtype, tokens, 1, memory)
+        return self._engine.most_running(own_part(share), dtype, memory, prompt_tokens, tokens, shared_tokens)
+
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, memory: int) -> RunningPool:
+        memory = self._of_own(share, dtype, longest_tokens, 1, memory)
+        return self._engine.running_pool(own_part(share), dtype, longest_tokens, memory)
+
+    def _of_own(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int) -> int:
+        """The part of `memory` that the model's own pool gets."""
+        held = self._engine.held_bytes(own_part(share), dtype, tokens, batch)
+        return memory * held // max(1, held + self._added(share, dtype, tokens, batch))
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
         return self._with_drafts(self._engine.lines(own_part(share), dtype, tokens), share, dtype, tokens, 1)

@@ -6,7 +6,7 @@ The main method is `Engine.cache_bytes`: the bytes one sequence takes in one lay
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import ModelError, UsageError
@@ -80,6 +80,30 @@ class BlockPool(NamedTuple):
     max_concurrency: float | None = None
 
 
+class RunningPool(NamedTuple):
+    """The blocks of one device while requests run, as a simulation of the scheduler follows them.
+
+    There are `capacity` blocks, None if memory sets no limit. `table[n]` is the number of blocks of a request that
+    decodes and has `n * block_tokens` tokens; beyond the table, it does not fit. `prompt_table` is the same while the
+    prompt is computed, None if that takes no more.
+    """
+
+    capacity: int | None
+    block_tokens: int = 1
+    table: Sequence[int] = ()
+    prompt_table: Sequence[int] | None = None
+
+
+def block_table(blocks: Callable[[int], int], size: int, numbers: int, capacity: int) -> list[int]:
+    """The blocks of a request with 0 to `numbers` blocks of `size` tokens, up to the first one that does not fit."""
+    table = [0]
+    for number in range(1, numbers + 1):
+        table.append(blocks(number * size))
+        if table[-1] > capacity:
+            break
+    return table
+
+
 class Engine(ABC):
     """How an engine counts the bytes of a model's share.
 
@@ -116,7 +140,9 @@ class Engine(ABC):
     prompt_ranks = 1  # the copies of the attention and the cache that divide a prompt (prefill context parallelism)
     prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
     divides_decode = True  # whether these copies also divide the requests of a decode step
-    placement: Placement | None = None  # which parts of the model are in host memory; only llama.cpp has such parts
+    can_place = False  # whether parts of a model can be in host memory
+    placement: Placement | None = None  # which parts of the model are there
+    micro_batch_tokens = 0  # the most tokens that the host and the device pass to each other at once
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         self.spec = spec
@@ -200,12 +226,45 @@ class Engine(ABC):
         """The figures the engine prints for its pool, for a batch and a memory size. Empty if it has no pool."""
         return {}
 
-    def most_running(self, share: ModelSpec, dtype: Dtype, memory: int, prompt_tokens: int, tokens: int) -> int | None:
+    def most_running(
+        self, share: ModelSpec, dtype: Dtype, memory: int, prompt_tokens: int, tokens: int, shared_tokens: int = 0
+    ) -> int | None:
         """The most requests of `tokens` tokens that run in `memory` bytes, of which one has just computed its prompt.
 
-        None if requests hold at any time what the engine reserves for them at the start.
+        They keep their first `shared_tokens` once, as `Prefixes.shared` gives them. None if requests hold at any time
+        what the engine reserves for them at the start.
         """
         return None
+
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, memory: int) -> RunningPool:
+        """The blocks in `memory` bytes for requests of up to `longest_tokens` tokens."""
+        size = self.block_tokens(share, dtype)
+        capacity: int | None = self.blocks(share, dtype, longest_tokens, 1, memory)["num_gpu_blocks"]
+        if capacity is None:
+            return RunningPool(None)
+        return RunningPool(capacity, size, range(-(-longest_tokens // size) + 3))
+
+    def prompt_stops(self, spec: ModelSpec) -> tuple[int, ...]:
+        """Where a part of a prompt ends so that the engine can save the model's state: tokens before the prompt's end.
+
+        Empty if only the size of a step divides prompts.
+        """
+        return ()
+
+    def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        """Bytes that a batch takes in host memory. 0 if no part of the model is there (`placement`)."""
+        return 0
+
+    def divide_cache(self, share: ModelSpec) -> tuple[ModelSpec, ModelSpec]:
+        """The layers whose cache is in host memory, and those whose cache is on the device.
+
+        Raises ValueError if the engine cannot keep a part of a model in host memory.
+        """
+        raise ValueError(f"{self.name} keeps no part of a model in host memory")
+
+    def alone(self) -> Engine:
+        """The account of requests that have no prefix in common."""
+        return self
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
         """The parts of one sequence's bytes, which add up to `held_bytes`. None if the engine has no such account."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.around import Around
-from kvcalc.memory.engines.engine import Engine, Line
+from kvcalc.memory.engines.engine import Engine, Line, RunningPool
 from kvcalc.memory.kv_cache import Growth
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec
@@ -86,6 +86,19 @@ class LookAhead(Around):
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         found = self._engine.blocks(share, dtype, tokens, batch, memory)
         return {**found, "request_bytes": self.held_bytes(share, dtype, tokens, 1)} if found else found
+
+    def most_running(
+        self, share: ModelSpec, dtype: Dtype, memory: int, prompt_tokens: int, tokens: int, shared_tokens: int = 0
+    ) -> int | None:
+        lengths = prompt_tokens + self._slots, tokens + self._slots
+        return self._engine.most_running(share, dtype, memory, *lengths, shared_tokens)
+
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, memory: int) -> RunningPool:
+        """That of requests without the slots: a simulation adds those of each step."""
+        return self._engine.running_pool(share, dtype, longest_tokens, memory)
+
+    def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        return self._engine.host_bytes(share, dtype, tokens + self._slots, batch)
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
         more = self.held_bytes(share, dtype, tokens, 1) - self._engine.held_bytes(share, dtype, tokens, 1)

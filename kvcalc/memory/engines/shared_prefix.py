@@ -6,7 +6,7 @@ from typing import Any
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.around import Around
-from kvcalc.memory.engines.engine import Engine, Line
+from kvcalc.memory.engines.engine import Engine, Line, RunningPool
 from kvcalc.memory.engines.prefixes import Prefixes
 from kvcalc.memory.kv_cache import Growth, growth_at_slope
 from kvcalc.memory.sharding import stages_of
@@ -23,65 +23,83 @@ class SharedPrefix(Around):
 
     def __init__(self, engine: Engine, prefix_tokens: int) -> None:
         super().__init__(engine)
-        self.alone, self.prefix_tokens = engine, prefix_tokens
+        self.prefix_tokens = prefix_tokens
+
+    def alone(self) -> Engine:
+        return self._engine
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
-        return self.alone.prefixes(share, dtype, whole)
+        return self._engine.prefixes(share, dtype, whole)
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
-        return self.alone.cache_bytes(cache, tokens, dtype)
+        return self._engine.cache_bytes(cache, tokens, dtype)
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         found = self._shared_bytes(share, dtype, tokens, batch)
-        return self.alone.held_bytes(share, dtype, tokens, batch) if found is None else found
+        return self._engine.held_bytes(share, dtype, tokens, batch) if found is None else found
 
     def batch_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         if self._shared(share, dtype, tokens):
             return super().batch_bytes(share, dtype, tokens, batch)
-        return self.alone.batch_bytes(share, dtype, tokens, batch)
+        return self._engine.batch_bytes(share, dtype, tokens, batch)
 
     def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        found = self.alone.all_stages_bytes(share, dtype, tokens, batch)
+        found = self._engine.all_stages_bytes(share, dtype, tokens, batch)
         if not self._shared(share, dtype, tokens):
             return found
         if self.bounds:
             return super().all_stages_bytes(share, dtype, tokens, batch)
         # vLLM takes the same number of blocks on every stage, so all stages save the same part.
-        held = self.alone.held_bytes(share, dtype, tokens, batch)
+        held = self._engine.held_bytes(share, dtype, tokens, batch)
         return found * self.held_bytes(share, dtype, tokens, batch) // held if held else found
 
     def largest_stage(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> ModelSpec:
         if not self.bounds or not self._shared(share, dtype, tokens):
-            return self.alone.largest_stage(share, dtype, tokens, batch)
+            return self._engine.largest_stage(share, dtype, tokens, batch)
         return max(stages_of(share, self.bounds), key=lambda stage: self.held_bytes(stage, dtype, tokens, batch))
 
     def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
         found = self._shared_bytes(spec, dtype, tokens, batch, whole=True)
-        return self.alone.replica_bytes(spec, dtype, tokens, batch) if found is None else found
+        return self._engine.replica_bytes(spec, dtype, tokens, batch) if found is None else found
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         """A token after the prefix adds what it adds to a request alone."""
-        slope = self.alone.growth(spec, dtype, tokens).bytes_per_token
+        slope = self._engine.growth(spec, dtype, tokens).bytes_per_token
         return growth_at_slope(slope, self.replica_bytes(spec, dtype, tokens), tokens)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
-        return self.alone.growth_tokens(share, dtype)
+        return self._engine.growth_tokens(share, dtype)
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
-        return self.alone.blocks(share, dtype, tokens, batch, memory)
+        return self._engine.blocks(share, dtype, tokens, batch, memory)
+
+    def most_running(
+        self, share: ModelSpec, dtype: Dtype, memory: int, prompt_tokens: int, tokens: int, shared_tokens: int = 0
+    ) -> int | None:
+        shared = self._shared(share, dtype, prompt_tokens)
+        return self._engine.most_running(share, dtype, memory, prompt_tokens, tokens, shared)
+
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, memory: int) -> RunningPool:
+        """That of requests which share nothing: a simulation follows what is shared."""
+        return self._engine.running_pool(share, dtype, longest_tokens, memory)
+
+    def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        return self._engine.host_bytes(share, dtype, tokens, batch)
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
-        return self.alone.lines(share, dtype, tokens)
+        return self._engine.lines(share, dtype, tokens)
 
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line] | None:
-        lines = self.alone.pool(share, dtype, tokens, batch)
+        lines = self._engine.pool(share, dtype, tokens, batch)
+        less = self.held_bytes(share, dtype, tokens, batch) - self._engine.held_bytes(share, dtype, tokens, batch)
+        if not less:
+            return lines
         if lines is None:
-            one = self.alone.lines(share, dtype, tokens)
+            one = self._engine.lines(share, dtype, tokens)
             if one is None:
                 return None
             lines = [Line(name, batch * size) for name, size in one]
-        less = self.held_bytes(share, dtype, tokens, batch) - self.alone.held_bytes(share, dtype, tokens, batch)
-        return [*lines, Line("prefix kept once", less)] if less else lines
+        return [*lines, Line("prefix kept once", less)]
 
     def _shared(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         """The tokens of the prefix that requests of `tokens` tokens keep once."""

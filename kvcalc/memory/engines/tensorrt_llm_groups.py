@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import LayoutError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines.engine import BlockPool, Engine, Line, lines_of, not_established
+from kvcalc.memory.engines.engine import BlockPool, Engine, Line, RunningPool, lines_of, not_established
 from kvcalc.memory.engines.release import Release
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.engines.tensorrt_llm import TensorrtLlm, cache_buffers, quota_of, row_bytes
@@ -131,24 +131,24 @@ class LayerGroups(TensorrtLlm):
         quota = quota_of(self.chosen, memory, None if most is None else self._quota_of_tokens(layout, most))
         return layout.division, None if quota is None else layout.division.slots(quota)
 
-    def scarcest(self, share: ModelSpec, dtype: Dtype, tokens: int, memory: int, blocks: int) -> tuple[int, list[int]]:
-        """The slots of all pools as those of one, for requests of up to `tokens` tokens.
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, memory: int) -> RunningPool:
+        """The slots of all pools as those of one.
 
-        A request starts if every pool has room for it, and the pools do not borrow from each other. The result is the
-        number of slots of the largest pool, and for a request with 0 to `blocks` blocks of tokens the slots that take
-        the same share of it as the request takes of the pool that it fills most.
+        A request starts if every pool has room for it, and the pools do not borrow from each other. The capacity is the
+        number of slots of the largest pool, and a request takes the same share of it as of the pool that it fills most.
         """
-        division, slots = self._divided(self.layout(share, dtype, tokens), memory)
+        check_average(self.chosen.avg_seq_len, longest_tokens)
+        division, slots = self._divided(self.layout(share, dtype, longest_tokens), memory)
         if slots is None:
             raise ValueError("the slots of a known memory are known")
-        free = [max(1, count - self._beyond(group, tokens, 1)) for count, group in zip(slots, division.groups)]
+        free = [max(1, count - self._beyond(group, longest_tokens, 1)) for count, group in zip(slots, division.groups)]
         most, block = max(free), self.block
 
         def taken(number: int) -> int:
             held = [sum(most_blocks(w, number * block, block) for w in group.windows) for group in division.groups]
             return max(ceil_div(blocks * most, count) for blocks, count in zip(held, free))
 
-        return most, [taken(number) for number in range(blocks + 1)]
+        return RunningPool(most, block, [taken(number) for number in range(ceil_div(longest_tokens, block) + 3)])
 
     def _concurrency(self, division: Division, slots: list[int], tokens: int) -> float:
         """The requests that the fullest pool holds. A step's prompts take their slots once for all of them."""

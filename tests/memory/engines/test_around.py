@@ -6,7 +6,8 @@ import pytest
 
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.engines import ENGINES, load_engine
-from kvcalc.memory.engines.around import TAKEN
+from kvcalc.memory.engines.around import TAKEN, Around
+from kvcalc.memory.engines.draft_pool import DraftPool
 from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.engines.lookahead import LookAhead
 from kvcalc.memory.engines.release import parse_release
@@ -35,3 +36,24 @@ def test_changed_rules_cut_a_model_and_start_like_the_engine() -> None:
     assert changed.block_tokens(spec, DTYPES["bf16"]) == engine.block_tokens(spec, DTYPES["bf16"])
     dated = parse_release("vllm", "2025-12-01")
     assert changed.rules_used(dated) == engine.rules_used(dated) is not None
+
+
+# What the wrappers may leave to `Engine`, which computes it from their other methods.
+COMPUTED = {
+    "all_stages_bytes", "alone", "batch_bytes", "batch_line", "growth", "largest_stage", "longest_context",
+    "replica_bytes",
+}  # fmt: skip
+# Asked of the class, before there is an account that could be changed.
+OF_THE_CLASS = {"at", "cut", "kv_dtype", "replica_settings", "weight_dtype"}
+
+
+@pytest.mark.parametrize("wrapper", [DraftPool, LookAhead, SharedPrefix])
+def test_no_rule_of_an_engine_is_lost_in_changed_rules(wrapper: type[Around]) -> None:
+    methods = {key for key, value in vars(Engine).items() if not key.startswith("_") and callable_of(value)}
+    own = {key for base in wrapper.__mro__[: wrapper.__mro__.index(Engine)] for key in vars(base)}
+    assert methods - own <= COMPUTED | OF_THE_CLASS
+    assert methods >= COMPUTED | OF_THE_CLASS
+
+
+def callable_of(value: object) -> bool:
+    return callable(value) or isinstance(value, (staticmethod, classmethod))

@@ -21,7 +21,7 @@ from kvcalc.memory.engines.llama_cpp.splitting import SPLIT, layers_per_device, 
 from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.release import parse_release
 from kvcalc.memory.sharding import bounds_of, stages_of
-from kvcalc.model.caches import Cache, LatentAttention
+from kvcalc.model.caches import Cache, ChunkedAttention, LatentAttention, SlidingWindowAttention
 from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention, has_states
 from kvcalc.notes import Note
 
@@ -47,6 +47,7 @@ class LlamaCpp(Engine):
     running_option = "parallel"
     version = VERSION
     splits_heads = False
+    can_place = True
     older_rules = "; --before-pull counts an older build"
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
@@ -56,6 +57,7 @@ class LlamaCpp(Engine):
         self.settings = self.chosen.describe()
         if spec.model_type not in ROLLS_BACK:
             self.chosen = self.chosen._replace(draft_max=0)
+        self.micro_batch_tokens = self.chosen.ubatch_size
         self.placement = parse_placement(settings)
         if self.placement is not None and stages > 1:
             raise UsageError(
@@ -154,11 +156,9 @@ class LlamaCpp(Engine):
         return super().largest_stage(self.divide_cache(share)[1], dtype, tokens, batch)
 
     def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        """Bytes that a batch takes in host memory."""
         return 0 if self.placement is None else self.held_bytes(self.divide_cache(share)[0], dtype, tokens, batch)
 
     def divide_cache(self, share: ModelSpec) -> tuple[ModelSpec, ModelSpec]:
-        """The layers whose cache is in host memory, and those whose cache is on the device."""
         if self.placement is None:
             return share, share
         last = self.spec.num_layers - 1
@@ -176,6 +176,13 @@ class LlamaCpp(Engine):
         from kvcalc.memory.engines.prefixes import CopiedPrefixes
 
         return CopiedPrefixes(self.name, share, dtype, lambda tokens: self.held_bytes(share, dtype, tokens, 1))
+
+    def prompt_stops(self, spec: ModelSpec) -> tuple[int, ...]:
+        """Source: pre_decode of update_slots, tools/server/server-context.cpp (n_ctx_checkpoints, from pull request
+        20288 on)."""
+        slides = any(isinstance(cache, (SlidingWindowAttention, ChunkedAttention)) for cache in all_caches(spec))
+        needs_states = has_states(spec) or (slides and not self.chosen.swa_full)
+        return (self.chosen.ubatch_size + 4, 4) if needs_states else ()
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.chosen.padding

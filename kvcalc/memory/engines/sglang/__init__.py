@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines.engine import BatchLine, BlockPool, Engine, Line, Resolved, lines_of
+from kvcalc.memory.engines.engine import BatchLine, BlockPool, Engine, Line, Resolved, RunningPool, lines_of
 from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.memory.engines.rounding import ceil_div, round_up
@@ -245,6 +245,12 @@ class Sglang(Engine):
                 found = BlockPool(*found[:3], capacity // page, capacity, concurrency)
         full, window = self._pool_tokens(pools, tokens, batch)
         return {**found._asdict(), "max_total_num_tokens": full, "swa_max_total_num_tokens": window or None}
+
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, memory: int) -> RunningPool:
+        """The table counts tokens, in whole pages."""
+        size = self.block_tokens(share, dtype)
+        found = self.blocks(share, dtype, longest_tokens, 1, memory)
+        return RunningPool(found["kv_cache_tokens"], size, range(0, (-(-longest_tokens // size) + 3) * size, size))
 
     def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, memory: int) -> int | None:
         """max_total_num_tokens if every device has `memory` bytes for its pools: the least of any pipeline stage.

@@ -7,13 +7,14 @@ releases.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.checkpoint import published_cache, quantized_cache
-from kvcalc.memory.engines.engine import BatchLine, BlockPool, Engine, Line, Resolved
+from kvcalc.memory.engines.engine import BatchLine, BlockPool, Engine, Line, Resolved, RunningPool, block_table
 from kvcalc.memory.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.memory.engines.release import Asked, parse_release
 from kvcalc.memory.engines.vllm.account import Plan, account
@@ -185,7 +186,9 @@ class Vllm(Engine):
         """
         return self.plan(share, dtype).running_blocks(tokens, self.chosen.steps_in_flight - 1 if decodes else None)
 
-    def most_running(self, share: ModelSpec, dtype: Dtype, memory: int, prompt_tokens: int, tokens: int) -> int | None:
+    def most_running(
+        self, share: ModelSpec, dtype: Dtype, memory: int, prompt_tokens: int, tokens: int, shared_tokens: int = 0
+    ) -> int | None:
         plan = self.plan(share, dtype)
         if not plan.gives_back:
             return None
@@ -194,7 +197,30 @@ class Vllm(Engine):
         )
         # One block is never given to a request (null_block, v1/core/block_pool.py).
         left = memory // plan.block_bytes - 1 - (of_prompt - decoding)
-        return max(left // self.running_blocks(share, dtype, tokens, decodes=True), 0)
+        if not shared_tokens:
+            return max(left // self.running_blocks(share, dtype, tokens, decodes=True), 0)
+        from kvcalc.memory.engines.vllm.prefixes import VllmPrefixes
+
+        held = VllmPrefixes(plan, plan.block_bytes).running_blocks(
+            shared_tokens, tokens, self.chosen.steps_in_flight - 1
+        )
+        return max((left - held.shared) // held.own, 0)
+
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, memory: int) -> RunningPool:
+        size = self.block_tokens(share, dtype)
+        # One block is never given to a request (null_block, v1/core/block_pool.py).
+        capacity = memory // self.plan(share, dtype).block_bytes - 1
+
+        def table_of(numbers: int, *, decodes: bool) -> list[int]:
+            running = partial(self.running_blocks, share, dtype, decodes=decodes)
+            return block_table(running, size, numbers, capacity)
+
+        prompts = table_of(-(-longest_tokens // size) + 2, decodes=False)
+        table = table_of(len(prompts) - 1, decodes=True)
+        if table == prompts:
+            even = range(0, len(table) * table[1], table[1])
+            return RunningPool(capacity, size, even if table == list(even) else table)
+        return RunningPool(capacity, size, table, prompts)
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
         return account(self.plan(share, dtype), tokens)

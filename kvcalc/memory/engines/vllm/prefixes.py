@@ -19,7 +19,7 @@ from kvcalc.memory.engines.prefixes import InUse, Prefixes, in_use
 from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.memory.engines.vllm.account import Plan
 from kvcalc.memory.engines.vllm.groups import kinds_of_groups
-from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, EVERY_TOKEN, SLIDING, STATE, Page
+from kvcalc.memory.engines.vllm.pages import CHUNKED, CROSS, EVERY_TOKEN, SLIDING, STATE, Page, running_blocks
 
 
 class VllmPrefixes(Prefixes):
@@ -37,6 +37,18 @@ class VllmPrefixes(Prefixes):
             found = self._in_use(page, needed, shared, tokens)
             blocks += count * (found.shared + batch * found.own)
         return blocks * self.unit_bytes
+
+    def running_blocks(self, shared: int, tokens: int, in_flight_tokens: int) -> InUse:
+        """The blocks of requests that decode and have `tokens` tokens each. Their first `shared` are kept once.
+
+        Blocks of the prefix that a window has left are free for others.
+        """
+        demand = self._plan.demand(tokens)._replace(max_in_flight_tokens=in_flight_tokens)
+        once = own = 0
+        for page, pages, count in self._kinds:
+            found = self._in_use(page, max(running_blocks(page, demand) for page in pages), shared, tokens)
+            once, own = once + count * found.shared, own + count * found.own
+        return InUse(once, own)
 
     def kept_bytes(self, tokens: int, after: int = 0) -> int:
         return self._bytes(
