@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.around import Around
 from kvcalc.memory.engines.engine import Engine, Line
+from kvcalc.memory.reads import Entries
 from kvcalc.model.caches import Cache
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches
@@ -36,6 +37,10 @@ class DraftPool(Around):
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return self._engine.held_bytes(own_part(share), dtype, tokens, batch) + self._added(share, dtype, tokens, batch)
+
+    def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
+        parts = (self._engine, own_part(share)), (self._drafts, draft_part(share, self._drafter))
+        return [each for engine, part in parts if part.layers for each in engine.entries(part, dtype)]
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
         from kvcalc.memory.engines.drafted_prefixes import JointPrefixes
