@@ -24,6 +24,7 @@ from kvcalc.throughput.hardware import all_gpus, find_devices
 from kvcalc.throughput.speed import StoredWeights, range_factors, speed_model
 from tests.conftest import preset_names
 from tests.documents import estimate
+from tests.throughput.conftest import formula_reads
 
 BF16 = DTYPES["bf16"]
 
@@ -149,7 +150,7 @@ def test_no_more_tokens_or_sequences_ever_take_less_time(engine: str) -> None:
         held = stored(spec)
         if held is None or has_cross_attention(spec):
             continue
-        model = speed_model(spec, held, BF16, gpus[place % len(gpus)], engine, Layout())[0]
+        model = speed_model(spec, held, formula_reads(spec, BF16), gpus[place % len(gpus)], engine, Layout())[0]
         for batch in (1, 3, 64, 1000):
             steps = [model.decode(batch, context).seconds for context in (1, 100, 5000, 200_000)]
             assert all(a <= b for a, b in pairwise(steps)), name
@@ -170,7 +171,7 @@ def test_an_engines_range_holds_its_own_value(engine: str) -> None:
     held = stored(spec)
     assert held is not None
     for gpu in all_gpus():
-        model, regime = speed_model(spec, held, BF16, gpu, engine, Layout())
+        model, regime = speed_model(spec, held, formula_reads(spec, BF16), gpu, engine, Layout())
         for ranges in (regime.ranges, regime.ttft_ranges):
             for dtype in ("bf16", "fp8", "nvfp4", "q4_k_m"):
                 inside, beyond = (range_factors(model, ranges, dtype, 40, outside) for outside in (False, True))

@@ -18,6 +18,7 @@ from kvcalc.model.variants import layer_parameters
 from kvcalc.throughput.counts import Layout, bytes_of, count
 from tests.conftest import preset_names
 from tests.documents import estimate
+from tests.throughput.conftest import formula_reads
 
 BF16 = DTYPES["bf16"]
 RANKS = (1, 2, 8, 16)
@@ -52,7 +53,7 @@ def test_what_a_step_reads_is_what_a_rank_holds(name: str) -> None:
             if weight.role == LOOKUP or not weight.read
         )
         apart += 0 if weights.tied else embedding_bytes(held, BF16)
-        counts = count(spec, weights, BF16, BF16, Layout(ranks))
+        counts = count(spec, weights, BF16, formula_reads(spec, BF16, ranks), Layout(ranks))
         experts = sum(row.experts * bytes_of(row.matrices) for row in counts.experts)
         assert bytes_of(counts.dense) + bytes_of(counts.head) + experts + apart == plain_bytes(held, BF16)[0], ranks
 

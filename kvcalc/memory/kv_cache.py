@@ -12,7 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, check_rows
-from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState, TokenCache, read_elements, stored_elements
+from kvcalc.model.caches import (
+    HEADS_CACHES,
+    Cache,
+    CompressedAttention,
+    CrossAttention,
+    RecurrentState,
+    TokenCache,
+    read_entries,
+    stored_elements,
+)
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, cache_runs, distinct_caches, map_caches
 from kvcalc.records import NamedTuple
@@ -25,22 +34,30 @@ def stored_cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
     """Bytes stored according to the formula. A state's convolution keeps the inputs before the current one."""
     if isinstance(cache, RecurrentState):
         return state_bytes(cache, cache.conv_kernel - 1, dtype)
-    return _token_bytes(stored_elements, cache, tokens, dtype)
+    return _token_bytes(cache, tokens, dtype)
+
+
+def entry_sizes(cache: Cache, dtype: Dtype) -> tuple[int, ...]:
+    """Bytes of one entry in each part that a step reads (`caches.read_entries`), according to the formula."""
+    if isinstance(cache, CompressedAttention):
+        row = bytes_of(cache.head_dim, dtype)
+        return (row, row, bytes_of(cache.index_head_dim, dtype))
+    if isinstance(cache, CrossAttention):
+        cache = cache._replace(encoder_tokens=1)
+    return (stored_cache_bytes(cache, 1, dtype),)
 
 
 def read_cache_bytes(cache: Cache, tokens: int, dtype: Dtype) -> int:
     """Bytes one decode step reads, including the new token's own row. A state is read completely."""
-    if isinstance(cache, RecurrentState):
-        return stored_cache_bytes(cache, tokens, dtype)
-    return _token_bytes(read_elements, cache, tokens, dtype)
+    return sum(size * count for size, count in zip(entry_sizes(cache, dtype), read_entries(cache, tokens)))
 
 
-def _token_bytes(count: Callable[[TokenCache, int], int], cache: TokenCache, tokens: int, dtype: Dtype) -> int:
-    """The bytes of the counted elements. K and V are counted separately if their types differ."""
+def _token_bytes(cache: TokenCache, tokens: int, dtype: Dtype) -> int:
+    """The bytes of the stored elements. K and V are counted separately if their types differ."""
     if dtype.v is None or not isinstance(cache, HEADS_CACHES):
-        return bytes_of(count(cache, tokens), dtype)
+        return bytes_of(stored_elements(cache, tokens), dtype)
     k, v = cache._replace(v_head_dim=0), cache._replace(k_head_dim=0)
-    return bytes_of(count(k, tokens), dtype) + bytes_of(count(v, tokens), dtype.v)
+    return bytes_of(stored_elements(k, tokens), dtype) + bytes_of(stored_elements(v, tokens), dtype.v)
 
 
 def state_bytes(cache: RecurrentState, conv_columns: int, dtype: Dtype) -> int:
@@ -111,7 +128,10 @@ def stored_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, batch_size:
 
 
 def decode_read_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, batch_size: int = 1) -> int:
-    """Bytes of cache one decode step reads for the whole batch, including the new token's own row."""
+    """Bytes of cache one decode step reads for the whole batch, including the new token's own row: the formula's.
+
+    An engine may store other types (`kvcalc.memory.reads`).
+    """
     return batch_size * sequence_bytes(spec, dtype, context_tokens, read_cache_bytes)
 
 

@@ -204,15 +204,15 @@ class CompressedAttention(NamedTuple):
             return (*parts, ("buffers", 2 * width * (2 * waiting + overlap)))
         return (*parts, ("buffers", 2 * width * waiting))
 
-    def read_parts(self, tokens: int) -> tuple[Factor, ...]:
-        """Elements one step reads, by purpose. Buffers are read once per `compress_rate` steps and are not counted."""
+    def read_entries(self, tokens: int) -> tuple[int, ...]:
+        """The entries that one step reads in each of `READ_PARTS`.
+
+        Buffers are read once per `compress_rate` steps and are not counted.
+        """
         entries = tokens // self.compress_rate if self.compress_rate else 0
-        chosen = min(entries, self.index_topk) if self.index_head_dim else entries
-        return (
-            ("window", min(tokens, self.window) * self.head_dim),
-            ("compressed", chosen * self.head_dim),
-            ("index keys", entries * self.index_head_dim),
-        )
+        if not self.index_head_dim:
+            return (min(tokens, self.window), entries, 0)
+        return (min(tokens, self.window), min(entries, self.index_topk), entries)
 
     def token_rows(self) -> tuple[int, ...]:
         return (self.head_dim, self.index_head_dim) if self.index_head_dim else (self.head_dim,)
@@ -323,14 +323,39 @@ def stored_elements(cache: TokenCache, tokens: int) -> int:
     return prod(value for _, value in cache.stored_factors(tokens))
 
 
-def read_elements(cache: TokenCache, tokens: int) -> int:
-    """Return the elements that one decode step reads if `tokens` tokens, including the new one, are cached.
+READ_PARTS = ("window", "compressed", "index keys")
+"""The parts of compressed attention that a step reads. Every other cache has one part."""
 
-    A step reads all stored elements: a window completely, MLA's latent once for K and V together. If an indexer picks
-    the tokens, a step reads at most as many tokens as the indexer picks.
+
+def most_read(cache: Cache) -> int | None:
+    """The most tokens of a cache that one step reads, or None if it reads all of them."""
+    caps = (cache.window, getattr(cache, "most_read_tokens", None))
+    return min((cap for cap in caps if cap is not None), default=None)
+
+
+def read_entries(cache: Cache, tokens: int) -> tuple[int, ...]:
+    """Return the entries of each part of a cache that one decode step reads. `tokens` includes the new token.
+
+    An entry is what one token adds: a row of K and one of V, or MLA's latent, which is read once for both. A state is
+    one entry. A step reads all entries that attention stores: a window completely. If an indexer picks the tokens, it
+    reads at most as many as the indexer picks.
     """
     if isinstance(cache, CompressedAttention):
-        return sum(value for _, value in cache.read_parts(tokens))
-    if isinstance(cache, (FullAttention, LatentAttention)) and cache.most_read_tokens is not None:
-        tokens = min(tokens, cache.most_read_tokens)
-    return stored_elements(cache, tokens)
+        return cache.read_entries(tokens)
+    if isinstance(cache, RecurrentState):
+        return (1,)
+    if isinstance(cache, CrossAttention):
+        if cache.encoder_tokens is None:
+            raise ValueError("the encoder's length is not known before bind_workload")
+        return (cache.encoder_tokens,)
+    most = most_read(cache)
+    return (tokens if most is None else min(tokens, most),)
+
+
+def reading_at_most(cache: Cache, tokens: int) -> Cache:
+    """The cache if a step reads its last `tokens` tokens at most. Other kinds than those below are returned as is."""
+    if isinstance(cache, SlidingWindowAttention):
+        return cache._replace(window=min(cache.window, tokens))
+    if isinstance(cache, (FullAttention, LatentAttention)):
+        return cache._replace(most_read_tokens=min(tokens, most_read(cache) or tokens))
+    return cache

@@ -22,6 +22,7 @@ from kvcalc.planning.resolve import engine_of, laid_out, notes_of, resolve_types
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
+    from kvcalc.memory.reads import Reads
     from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.throughput.hardware import Devices
 
@@ -111,6 +112,15 @@ class Case(NamedTuple):
         rules.bounds = ()
         stages = stages_of(self.share, self.rules.bounds)
         return [self._replace(share=stage, rules=rules, device=number) for number, stage in enumerate(stages)]
+
+    def reads(self, first: int, num_layers: int) -> Reads:
+        """What a decode step reads on one tensor-parallel rank of the cache of these layers.
+
+        The layers that draft tokens come after the model's.
+        """
+        share = on_device(self.cached, self.workload.tensor_parallel_size)
+        (part,) = stages_of(share, ((first, first + num_layers - 1),))
+        return self.rules.reads(part, self.workload.kv_dtype)
 
     def cache_bytes(self, tokens: int, sequences: int) -> int:
         """The bytes that `sequences` sequences of `tokens` tokens take on a device, whatever the case's own context.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kvcalc.errors import KvcalcError
-from kvcalc.memory.curves import Curve, read_curve, stored_curve
+from kvcalc.memory.curves import Curve, stored_curve
 from kvcalc.memory.workload import BEYOND_MODEL, ENCODER_AS_CONTEXT
 from kvcalc.notes import Note
 from kvcalc.planning.case import Case, make_case
@@ -255,5 +255,5 @@ def _curves(case: Case) -> tuple[Curve, Curve, Curve] | None:
     ):
         return None
     spec, share, dtype = case.cached, case.share, case.workload.kv_dtype
-    stored, device, read = stored_curve(spec, dtype), stored_curve(share, dtype), read_curve(spec, dtype)
+    stored, device, read = stored_curve(spec, dtype), stored_curve(share, dtype), case.rules.reads(spec, dtype).curve
     return None if stored is None or device is None or read is None else (stored, device, read)

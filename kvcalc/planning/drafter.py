@@ -68,7 +68,8 @@ def speed_of_drafting(case: Case, target: SpeedModel) -> SpeedModel | str:
         if isinstance(stored, str):
             return stored
         how = (stored.linear, stored.scheme)
-        counts = count(drafter.spec, stored.weights, stored.base, workload.kv_dtype, target.layout, *how)
+        reads = case.reads(case.spec.num_layers, drafter.spec.num_layers)
+        counts = count(drafter.spec, stored.weights, stored.base, reads, target.layout, *how)
         model = drafter_model(target, counts)
     length = 1.0 if asked.acceptance_length is None else float(asked.acceptance_length)
     return DraftingModel(

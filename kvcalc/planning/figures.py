@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcalc.memory.curves import read_sequence_bytes, stored_sequence_bytes
+from kvcalc.memory.curves import stored_sequence_bytes
 from kvcalc.planning.case import Case
 from kvcalc.records import NamedTuple
 
@@ -39,5 +39,5 @@ def cache_figures(case: Case) -> CacheFigures:
         workload.tensor_parallel_size
         * workload.prompt_ranks
         * sum([replicas * rules.all_stages_bytes(device, dtype, tokens, each) for each, replicas in batches]),
-        batch * read_sequence_bytes(spec, dtype, tokens),
+        batch * rules.reads(spec, dtype).bytes_at(tokens),
     )

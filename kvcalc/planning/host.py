@@ -120,8 +120,9 @@ def hosted(case: Case, placement: Placement, stored: StoredWeights, whole: Speed
         raise ValueError("the speed of a placed model needs its weights")
     host_cache, device_cache = rules.divide_cache(spec)
     on_device, on_host = divided
-    device = count(device_cache, on_device, stored.base, kv_dtype, whole.layout, stored.linear, stored.scheme)
-    host = count(host_cache, on_host, stored.base, kv_dtype, whole.layout, stored.linear, stored.scheme)
+    how = (whole.layout, stored.linear, stored.scheme)
+    device = count(device_cache, on_device, stored.base, rules.reads(device_cache, kv_dtype), *how)
+    host = count(host_cache, on_host, stored.base, rules.reads(host_cache, kv_dtype), *how)
     total = count_placed_layers(spec)
     if not placement.first_on_device(total) and not host.experts and placement.kv_offload:
         return whole  # the host looks up the input embedding and computes nothing

@@ -205,7 +205,8 @@ def _speeds_of(model: ModelSpec, spec: ModelSpec) -> dict[tuple[Any, ...], tuple
 def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     """The speed of a case on its device, or the reason if it is not known.
 
-    Cached per model, device, dtypes and layout: creating it takes a millisecond, a step only microseconds.
+    Cached per model, device, dtypes, layout and the engine's settings, which decide how it stores the cache. Creating
+    it takes a millisecond, a step only microseconds.
     """
     asked, workload, gpu = case.question, case.workload, case.devices.gpu
     if case.rules.settings.get("split_mode") == "row":
@@ -214,11 +215,8 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     key: tuple[Any, ...] = (
         asked.engine, id(gpu), workload.kv_dtype, workload.model_dtype, asked.dtype, case.rules.placement, calibration,
         workload.tensor_parallel_size, workload.pipeline_parallel_size, workload.data_parallel_size,
-        workload.expert_parallel_size, case.rules.token_ranks, workload.prompt_ranks,
+        workload.expert_parallel_size, case.rules.token_ranks, workload.prompt_ranks, *sorted(case.settings.items()),
     )  # fmt: skip
-    if calibration is not None:
-        # The engine's settings decide how many requests of a measured run were in the batch.
-        key = (*key, *sorted(case.settings.items()))
     if asked.speculative is not None:
         from kvcalc.planning.drafter import key_of
 
@@ -257,7 +255,9 @@ def _speed(case: Case, gpu: Gpu, layout: Layout) -> Speed | str:
     stored = stored_weights(case.model, spec, case.question.dtype, workload.model_dtype)
     if not isinstance(stored, StoredWeights):
         return stored
-    found, regime = speed_model(spec, stored, workload.kv_dtype, gpu, case.question.engine, layout)
+    found, regime = speed_model(
+        case.rules.attended(spec), stored, case.reads(0, spec.num_layers), gpu, case.question.engine, layout
+    )
     return Speed(found, regime, stored.name)
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcalc.memory.curves import Curve, most_read, read_curve, read_sequence_bytes
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import Spread, shard
 from kvcalc.memory.weights import embedding_bytes, matrices
-from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState
+from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState, most_read
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import EMBEDDING, HEAD, LINEAR, LOOKUP, ROUTER, Block, ModelWeights, Weight
 from kvcalc.records import NamedTuple
@@ -22,6 +21,7 @@ from kvcalc.throughput.launches import count_launches
 
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme
+    from kvcalc.memory.reads import Reads
 
 
 class Layout(NamedTuple):
@@ -105,9 +105,8 @@ class Counts(NamedTuple):
     Every step reads `dense` and `head`. Every token is multiplied with `dense`, and only sampled tokens with `head`.
     `moe_layers` is the number of layers with experts.
     `launches` is the fixed cost of the kernels of a step (`kvcalc.throughput.launches`). `kv_heads` is the number of KV
-    heads that one token adds on the rank, over all layers (MLA: none). `cache` is the rank's share of the model, whose
-    cache is in `kv_dtype`. `curve` gives the cache bytes that a step reads, or is None if they are not piecewise
-    linear.
+    heads that one token adds on the rank, over all layers (MLA: none). `reads` is what a step reads of the rank's
+    cache.
     """
 
     num_layers: int
@@ -120,18 +119,14 @@ class Counts(NamedTuple):
     head: tuple[Matrices, ...]
     experts: tuple[Experts, ...]
     work: tuple[Work, ...]
-    cache: ModelSpec
-    curve: Curve | None
-    kv_dtype: Dtype
+    reads: Reads
     layout: Layout
 
     def kv_read_bytes(self, context_tokens: float) -> float:
         """Bytes of cache that one decode step of one sequence reads on the rank in all layers (`decode_read_bytes`)."""
         if self.layout.token_ranks > 1:
             context_tokens = max(1.0, context_tokens / self.layout.token_ranks)
-        if self.curve is not None:
-            return self.curve.bytes_at(context_tokens)
-        return read_sequence_bytes(self.cache, self.kv_dtype, max(1, int(context_tokens)))
+        return self.reads.bytes_at(context_tokens)
 
     def attention_flops(self, context_tokens: float) -> float:
         """Operations of the attention scores and the weighted sum, for one query token of one sequence."""
@@ -170,13 +165,14 @@ def count(
     spec: ModelSpec,
     weights: ModelWeights,
     base: Dtype,
-    kv_dtype: Dtype,
+    reads: Reads,
     layout: Layout = Layout(),
     linear: Dtype | None = None,
     scheme: Scheme | None = None,
 ) -> Counts:
     """The counts of a model with weights in `base`, `linear` or `scheme` (see `kvcalc.memory.weights`).
 
+    `reads` is what a step reads of one rank's cache, as the engine stores it (`Engine.reads`).
     A step reads every weight except the tables from which it takes one row. It reads the whole input embedding only if
     that is also the output head.
     """
@@ -222,9 +218,7 @@ def count(
         head=head.found(),
         experts=tuple(Experts(*key, row.found()) for key, row in experts.items()),
         work=tuple(_work(spec, ranks)),
-        cache=share,
-        curve=read_curve(share, kv_dtype),
-        kv_dtype=kv_dtype,
+        reads=reads,
         layout=layout,
     )
 

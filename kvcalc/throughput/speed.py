@@ -14,6 +14,7 @@ from kvcalc.throughput.roofline import SpeedModel
 
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme
+    from kvcalc.memory.reads import Reads
     from kvcalc.model.spec import ModelSpec
     from kvcalc.model.tensors import ModelWeights
     from kvcalc.throughput.hardware import Gpu
@@ -42,14 +43,15 @@ def check_layout(layout: Layout) -> None:
 
 
 def speed_model(
-    spec: ModelSpec, stored: StoredWeights, kv_dtype: Dtype, gpu: Gpu, engine: str, layout: Layout = Layout()
+    spec: ModelSpec, stored: StoredWeights, reads: Reads, gpu: Gpu, engine: str, layout: Layout = Layout()
 ) -> tuple[SpeedModel, Regime]:
     """The speed of `spec` (bound to its workload) with `engine`, and the regime of its constants.
 
-    `engine` may end in a release: `vllm@0.12`. This takes about a millisecond, and `SpeedModel.decode` then takes
-    microseconds. So keep the result and use it for many batches and contexts.
+    `reads` is what a step reads of one rank's cache. `engine` may end in a release: `vllm@0.12`. This takes about a
+    millisecond, and `SpeedModel.decode` then takes microseconds. So keep the result and use it for many batches and
+    contexts.
     """
-    counts = count(spec, stored.weights, stored.base, kv_dtype, layout, stored.linear, stored.scheme)
+    counts = count(spec, stored.weights, stored.base, reads, layout, stored.linear, stored.scheme)
     constants, regime = load_constants(engine, gpu)
     return SpeedModel(counts, gpu, constants), regime
 

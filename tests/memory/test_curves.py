@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.errors import UsageError
-from kvcalc.memory.curves import read_curve, read_sequence_bytes, stored_curve, stored_sequence_bytes
+from kvcalc.memory.curves import stored_curve, stored_sequence_bytes
 from kvcalc.memory.dtypes import DTYPES, Dtype, pair
 from kvcalc.memory.kv_cache import growth, on_device, read_cache_bytes, sequence_bytes
 from kvcalc.memory.workload import bind_workload, resolve_workload
@@ -16,6 +16,7 @@ from kvcalc.model.layers import LayerGroup
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec, all_caches, windows
 from tests.conftest import preset_names
+from tests.throughput.conftest import formula_reads
 
 BF16 = DTYPES["bf16"]
 
@@ -31,13 +32,13 @@ def test_every_preset_around_its_corners(name: str) -> None:
     most_read = [getattr(cache, "most_read_tokens", None) or 1 for cache in all_caches(spec)]
     corners = {1, 2, 4096, 10**9, *windows(spec), *most_read}
     near = {t for corner in corners for t in (corner - 1, corner, corner + 1) if t >= 1}
-    stored, read = stored_curve(spec, BF16), read_curve(spec, BF16)
+    stored, read = stored_curve(spec, BF16), formula_reads(spec, BF16)
     compressed = any(isinstance(cache, CompressedAttention) for cache in all_caches(spec))
-    assert (stored is None) == (read is None) == compressed
+    assert (stored is None) == (read.curve is None) == compressed
     for tokens in near:
         by_hand = sequence_bytes(spec, BF16, tokens)
         assert stored_sequence_bytes(spec, BF16, tokens) == by_hand
-        assert read_sequence_bytes(spec, BF16, tokens) == sequence_bytes(spec, BF16, tokens, read_cache_bytes)
+        assert read.bytes_at(tokens) == sequence_bytes(spec, BF16, tokens, read_cache_bytes)
         if stored is not None:
             assert stored.bytes_at(tokens) == by_hand
             assert stored.growth_at(tokens) == growth(lambda t: sequence_bytes(spec, BF16, t), tokens)
@@ -58,7 +59,7 @@ def test_two_caps_in_one_cache(tokens: int) -> None:
     spec = bound("llama-7b")._replace(
         layers=(LayerGroup(0, 2, (LatentAttention(512, 64, 1000, 700), FullAttention(2, 8, 8, 900))),)
     )
-    read = read_curve(spec, BF16)
+    read = formula_reads(spec, BF16).curve
     assert read is not None
     assert read.starts == (0, 700, 900)
     assert read.bytes_at(tokens) == sequence_bytes(spec, BF16, tokens, read_cache_bytes)

@@ -12,7 +12,7 @@ from kvcalc.model.caches import (
     FullAttention,
     LatentAttention,
     SlidingWindowAttention,
-    read_elements,
+    read_entries,
     stored_elements,
 )
 
@@ -48,7 +48,8 @@ def test_a_latent_is_kept_once_for_all_heads(t: int, rank: int, rope: int) -> No
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 1000])
 def test_the_factors_a_person_reads_multiply_to_the_count(cache: Plain, tokens: int) -> None:
     assert prod(value for _, value in cache.stored_factors(tokens)) == stored_elements(cache, tokens)
-    assert read_elements(cache, tokens) == stored_elements(cache, tokens)
+    (entries,) = read_entries(cache, tokens)
+    assert entries * stored_elements(cache, 1) == stored_elements(cache, tokens)
 
 
 @pytest.mark.parametrize("cache", CACHES, ids=repr)

@@ -8,6 +8,8 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.memory.kv_cache import read_cache_bytes
 from kvcalc.model.caches import (
     CompressedAttention,
     CrossAttention,
@@ -15,7 +17,7 @@ from kvcalc.model.caches import (
     IndexerKeys,
     RecurrentState,
     SlidingWindowAttention,
-    read_elements,
+    read_entries,
     stored_elements,
 )
 from tests.documents import estimate, texts
@@ -192,10 +194,12 @@ def test_deepseek_v4_in_transformers_as_measured() -> None:
 
 def test_deepseek_v4_reads_the_entries_its_indexer_picks() -> None:
     sparse = CompressedAttention(128, 512, 4, 128, 512)
-    assert read_elements(sparse, 100_000) == 128 * 512 + 512 * 512 + 25_000 * 128
-    assert read_elements(sparse, 1000) == 128 * 512 + 250 * 512 + 250 * 128
-    assert read_elements(CompressedAttention(128, 512, 128), 100_000) == 128 * 512 + 781 * 512
-    assert read_elements(CompressedAttention(128, 512), 100_000) == stored_elements(CompressedAttention(128, 512), 128)
+    # Tokens of the window, compressed entries, and index keys.
+    assert read_entries(sparse, 100_000) == (128, 512, 25_000)
+    assert read_entries(sparse, 1000) == (128, 250, 250)
+    assert read_entries(CompressedAttention(128, 512, 128), 100_000) == (128, 781, 0)
+    assert read_entries(CompressedAttention(128, 512), 100_000) == (128, 0, 0)
+    assert read_cache_bytes(sparse, 1000, DTYPES["bf16"]) == 2 * (128 * 512 + 250 * 512 + 250 * 128)
 
 
 def test_deepseek_v4_slope_is_the_mean_of_a_period() -> None:
@@ -227,7 +231,7 @@ def test_minimax_m3_keeps_index_keys_in_sparse_layers_and_reads_the_blocks_picke
     kept = layers(spec_of("minimax_m3", **GQA, sparse_attention_config=config))
     sparse = (FullAttention(2, 8, 8, most_read_tokens=12), IndexerKeys(128))
     assert kept == [(FULL,)] * 2 + [sparse] * 4
-    assert (stored_elements(sparse[0], 100), read_elements(sparse[0], 100)) == (100 * 32, 12 * 32)
+    assert (stored_elements(sparse[0], 100), read_entries(sparse[0], 100)) == (100 * 32, (12,))
     assert layers(spec_of("minimax_m3", **GQA)) == [(FULL,)] * 6
 
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from kvcalc.memory.dtypes import parse_dtype
+from kvcalc.memory.dtypes import Dtype, parse_dtype
+from kvcalc.memory.engines import load_engine
+from kvcalc.memory.kv_cache import on_device
+from kvcalc.memory.reads import Reads
 from kvcalc.model.resolve import load_model
-from kvcalc.model.spec import weights_of
+from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.throughput.counts import Counts, Layout, count
 from kvcalc.throughput.hardware import find_gpu
 from kvcalc.throughput.roofline import SpeedModel
@@ -28,12 +31,17 @@ def stored(name: str, dtype: str = "bf16") -> StoredWeights:
     return StoredWeights(weights, parse_dtype("bf16", "--dtype"), linear, None, dtype)
 
 
+def formula_reads(spec: ModelSpec, dtype: Dtype, tensor_parallel_size: int = 1, **layout: int) -> Reads:
+    """What a step reads of one rank's cache if it is stored as the formula says."""
+    return load_engine("logical", spec).reads(on_device(spec, tensor_parallel_size), dtype)
+
+
 @pytest.fixture
 def counts_of() -> MakeCounts:
     def make(name: str, dtype: str = "bf16", kv_dtype: str = "bf16", **layout: Any) -> Counts:
         held = stored(name, dtype)
-        kv = parse_dtype(kv_dtype, "--kv-dtype")
-        return count(load_model(name), held.weights, held.base, kv, Layout(**layout), held.linear)
+        spec, kv = load_model(name), parse_dtype(kv_dtype, "--kv-dtype")
+        return count(spec, held.weights, held.base, formula_reads(spec, kv, **layout), Layout(**layout), held.linear)
 
     return make
 
@@ -41,7 +49,8 @@ def counts_of() -> MakeCounts:
 @pytest.fixture
 def model_of() -> MakeModel:
     def make(name: str, gpu: str = "h100", engine: str = "vllm", dtype: str = "bf16", **layout: Any) -> SpeedModel:
-        kv = parse_dtype("bf16", "--kv-dtype")
-        return speed_model(load_model(name), stored(name, dtype), kv, find_gpu(gpu), engine, Layout(**layout))[0]
+        spec, kv = load_model(name), parse_dtype("bf16", "--kv-dtype")
+        reads = formula_reads(spec, kv, **layout)
+        return speed_model(spec, stored(name, dtype), reads, find_gpu(gpu), engine, Layout(**layout))[0]
 
     return make

@@ -11,7 +11,7 @@ from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import has_cross_attention, weights_of
 from kvcalc.planning.weight_storage import stored_weights
 from kvcalc.throughput.counts import Experts, Matrices, bytes_of, count
-from tests.throughput.conftest import MakeCounts, stored
+from tests.throughput.conftest import MakeCounts, formula_reads, stored
 
 BF16 = parse_dtype("bf16", "--dtype")
 MODELS = ("llama-3-8b", "llama-2-7b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3", "mixtral-8x7b", "llama-3.2-1b",
@@ -108,7 +108,7 @@ def test_matrices_are_summed_by_the_type_whose_kernels_read_them(counts_of: Make
     spec = load_model("gpt-oss-20b")
     held = stored_weights(spec, spec, None, BF16)
     assert not isinstance(held, str)
-    counts = count(spec, held.weights, held.base, BF16, linear=held.linear, scheme=held.scheme)
+    counts = count(spec, held.weights, held.base, formula_reads(spec, BF16), linear=held.linear, scheme=held.scheme)
     assert {row.kind for row in counts.dense} == {"bf16"}
     [experts] = counts.experts
     assert {row.kind: row.bytes > 0 for row in experts.matrices} == {"mxfp4": True}

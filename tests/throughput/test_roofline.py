@@ -13,7 +13,7 @@ from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import all_gpus, find_gpu
 from kvcalc.throughput.roofline import SpeedModel, link_bytes_per_second, matrix_flops
 from kvcalc.throughput.speed import speed_model
-from tests.throughput.conftest import MakeModel, stored
+from tests.throughput.conftest import MakeModel, formula_reads, stored
 
 ENGINES = ("logical", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers")
 MODELS = ("llama-3-8b", "deepseek-v3", "gpt-oss-120b", "gemma-3-27b", "qwen3-next-80b-a3b")
@@ -37,7 +37,8 @@ def test_no_step_is_faster_than_the_ideal_roofline(
 
 
 _MODEL = speed_model(
-    load_model("gpt-oss-120b"), stored("gpt-oss-120b"), parse_dtype("bf16", "x"), find_gpu("h100"), "vllm",
+    load_model("gpt-oss-120b"), stored("gpt-oss-120b"),
+    formula_reads(load_model("gpt-oss-120b"), parse_dtype("bf16", "x"), 4), find_gpu("h100"), "vllm",
     Layout(tensor_parallel_size=4),
 )[0]  # fmt: skip
 
@@ -111,10 +112,11 @@ def test_devices_beyond_a_fast_link_talk_over_the_network() -> None:
 
 
 def test_every_device_that_has_rates_has_a_speed() -> None:
-    spec, held, kv = load_model("llama-3-8b"), stored("llama-3-8b"), parse_dtype("bf16", "x")
+    spec, held = load_model("llama-3-8b"), stored("llama-3-8b")
+    reads = formula_reads(spec, parse_dtype("bf16", "x"))
     for gpu in all_gpus():
         for engine in ENGINES:
-            model, _ = speed_model(spec, held, kv, gpu, engine)
+            model, _ = speed_model(spec, held, reads, gpu, engine)
             assert 0 < model.decode(1, 1000).seconds < 60, gpu.name
         assert isinstance(model, SpeedModel)
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from kvcalc.memory.curves import Curve
-from kvcalc.memory.dtypes import parse_dtype
-from kvcalc.model.resolve import load_model
+from kvcalc.memory.reads import Reads
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.counts import Counts, Experts, Layout, Matrices, Work
 from kvcalc.throughput.hardware import Gpu, Interconnect
@@ -37,8 +36,7 @@ COUNTS = Counts(
     num_layers=4, moe_layers=2, attention_layers=3, hidden_size=10, launches=17, kv_heads=6,
     dense=(Matrices("bf16", 9000, 700),), head=(Matrices("bf16", 600, 30),),
     experts=(Experts(8, 2, (Matrices("bf16", 500, 40),)),),
-    work=(Work(6, 4, None),), cache=load_model("gpt2"), curve=Curve((1,), (100,), (20,)),
-    kv_dtype=parse_dtype("bf16", "x"), layout=Layout(),
+    work=(Work(6, 4, None),), reads=Reads((), Curve((1,), (100,), (20,))), layout=Layout(),
 )  # fmt: skip
 
 
@@ -151,7 +149,7 @@ def test_devices_without_a_fast_link_have_constants_of_their_own() -> None:
 
 
 def test_what_the_shorter_of_reading_and_multiplying_adds_is_its_own_part() -> None:
-    dense_alone = COUNTS._replace(head=(), experts=(), work=(), curve=Curve((1,), (0,), (0,)))
+    dense_alone = COUNTS._replace(head=(), experts=(), work=(), reads=Reads((), Curve((1,), (0,), (0,))))
     # With power 2, 3 and 4 seconds together take 5.
     for held, elements, weights, compute in ((3000, 200, 1, 4), (4000, 150, 4, 1)):
         counts = dense_alone._replace(dense=(Matrices("bf16", held, elements),))

@@ -17,6 +17,7 @@ from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.engines.place import Place
 from kvcalc.memory.engines.release import Asked, split_engine
 from kvcalc.memory.engines.unread import UNREAD
+from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import Bounds, bounds_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec
@@ -68,6 +69,9 @@ class _NoCache(Engine):
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         return 0
+
+    def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
+        return []
 
 
 def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None = None, stages: int = 1) -> Engine:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.engines.release import Asked
+from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import Bounds
+from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec
 
 TAKEN = (
@@ -36,6 +38,15 @@ class Around(Engine):
 
     def start_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         return self._engine.start_bytes(share, dtype, tokens)
+
+    def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
+        return self._engine.entries(share, dtype)
+
+    def entry_sizes(self, cache: Cache, dtype: Dtype) -> tuple[int, ...]:
+        return self._engine.entry_sizes(cache, dtype)
+
+    def attended(self, share: ModelSpec) -> ModelSpec:
+        return self._engine.attended(share)
 
     def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self._engine.block_tokens(share, dtype)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.around import Around
 from kvcalc.memory.engines.engine import Engine, Line, RunningPool
+
+from kvcalc.memory.engines.engine import Engine, Line
+from kvcalc.memory.reads import Entries
 from kvcalc.model.caches import Cache
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches
@@ -49,6 +52,10 @@ class DraftPool(Around):
         drafts = draft_part(share, self._drafter)
         added = self._drafts.host_bytes(drafts, dtype, tokens, batch) if drafts.layers else 0
         return self._engine.host_bytes(own_part(share), dtype, tokens, batch) + added
+
+    def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
+        parts = (self._engine, own_part(share)), (self._drafts, draft_part(share, self._drafter))
+        return [each for engine, part in parts if part.layers for each in engine.entries(part, dtype)]
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
         from kvcalc.memory.engines.drafted_prefixes import JointPrefixes
@@ -115,6 +122,8 @@ def own_part(share: ModelSpec) -> ModelSpec:
 @remembered_of_two
 def draft_part(share: ModelSpec, drafter: ModelSpec) -> ModelSpec:
     """`drafter` with the layers of `share` that draft tokens, numbered from 0. It may have no layers."""
-    first = share.num_layers if share.first_draft_layer is None else share.first_draft_layer
+    first = share.first_draft_layer
+    if first is None:
+        return drafter._replace(layers=())
     moved = (g._replace(first=g.first - first, last=g.last - first) for g in share.layers if g.first >= first)
     return drafter._replace(layers=tuple(moved))

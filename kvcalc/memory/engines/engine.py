@@ -13,9 +13,11 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.release import Asked, Release
-from kvcalc.memory.kv_cache import Growth, growth, longest_context, sequence_bytes
+from kvcalc.memory.kv_cache import Growth, checked_caches, entry_sizes, growth, longest_context, sequence_bytes
+from kvcalc.memory.reads import Entries, Reads, reads_of
 from kvcalc.memory.sharding import Bounds, bounds_of, longer_before_last, stages_of
 from kvcalc.model.caches import Cache
+from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
@@ -199,6 +201,25 @@ class Engine(ABC):
         """Bytes that `batch` sequences of `tokens` tokens each take on a device that holds this share."""
         return batch * sequence_bytes(share, dtype, tokens, self.cache_bytes)
 
+    def reads(self, share: ModelSpec, dtype: Dtype) -> Reads:
+        """The bytes that one decode step reads of the cache of this share, as the engine stores it."""
+        return _reads_of(self, share, dtype)
+
+    def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
+        """The caches of this share with the bytes of one entry of each, for `reads`.
+
+        An engine in which layers with the same cache store it differently has its own method.
+        """
+        return [Entries(cache, n, self.entry_sizes(cache, dtype)) for cache, n in checked_caches(share, dtype)]
+
+    def entry_sizes(self, cache: Cache, dtype: Dtype) -> tuple[int, ...]:
+        """The bytes of one entry in each part of a cache that a step reads (`caches.read_entries`)."""
+        return entry_sizes(cache, dtype)
+
+    def attended(self, share: ModelSpec) -> ModelSpec:
+        """The share as attention reads it, if the settings limit the tokens that the engine keeps."""
+        return share
+
     def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
         """The longest context for which a batch fits into `memory` bytes (`kv_cache.longest_context`)."""
         return longest_context(lambda tokens: self.batch_bytes(share, dtype, tokens, batch), memory, period(share))
@@ -312,6 +333,11 @@ class Engine(ABC):
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         """How the bytes of one replica grow at a context."""
         return growth(lambda t: self.replica_bytes(spec, dtype, t), tokens, self.growth_tokens(spec, dtype))
+
+
+@remembered_of_two
+def _reads_of(engine: Engine, share: ModelSpec, dtype: Dtype) -> Reads:
+    return reads_of(engine.entries(engine.attended(share), dtype))
 
 
 def not_established(spec: ModelSpec, engine: str, what: str) -> ModelError:

@@ -114,6 +114,9 @@ class TensorrtLlm(Engine):
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         return round_up(tokens, self.block) * row_bytes(cache, dtype)
 
+    def entry_sizes(self, cache: Cache, dtype: Dtype) -> tuple[int, ...]:
+        return (row_bytes(cache, dtype),)
+
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return batch * round_up(tokens, self.block) * token_bytes(share, dtype)
 

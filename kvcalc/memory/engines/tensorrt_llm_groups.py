@@ -34,7 +34,7 @@ from kvcalc.memory.engines.tensorrt_llm_pools import (
     prompts_of_step,
 )
 from kvcalc.memory.kv_cache import Growth, growth_at_slope, stored_cache_bytes
-from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention
+from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, reading_at_most
 from kvcalc.model.layers import LayerGroup
 from kvcalc.model.spec import ModelSpec, all_caches, windows
 from kvcalc.notes import Note
@@ -89,6 +89,18 @@ class LayerGroups(TensorrtLlm):
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         return most_blocks(self._window(cache, 0, tokens), tokens, self.block) * self.block * row_bytes(cache, dtype)
+
+    def attended(self, share: ModelSpec) -> ModelSpec:
+        """A layer reads at most the tokens that --max-attention-window keeps."""
+        pattern = self.chosen.max_attention_window
+        if pattern is None:
+            return share
+        groups = []
+        for group in share.layers:
+            for number in range(group.first, group.last + 1):
+                kept = tuple(reading_at_most(cache, pattern[number % len(pattern)]) for cache in group.caches)
+                groups.append(group._replace(first=number, last=number, caches=kept))
+        return share._replace(layers=tuple(groups))
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         layout = self.layout(share, dtype, tokens)

@@ -63,6 +63,11 @@ class Hybrid(TensorrtLlm):
             return self._num_states(1) * self._state_bytes(cache)
         return super().cache_bytes(cache, tokens, dtype)
 
+    def entry_sizes(self, cache: Cache, dtype: Dtype) -> tuple[int, ...]:
+        if isinstance(cache, RecurrentState):
+            return (self._state_bytes(cache),)
+        return super().entry_sizes(cache, dtype)
+
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         rows = batch * round_up(tokens, self.block) * token_bytes(attending(share), dtype)
         return rows + self._num_states(batch) * self._all_states(share)

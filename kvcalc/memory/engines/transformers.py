@@ -84,7 +84,7 @@ class Transformers(Engine):
         if isinstance(cache, RecurrentState):
             return state_bytes(cache, cache.conv_kernel - (model_type in _EARLIER_INPUTS), dtype)
         if isinstance(cache, IndexerKeys):
-            dtype = DTYPES["fp32"] if model_type == "dots3_note_text" else dtype
+            dtype = self._index_dtype(dtype)
             counter = _COUNTER_BYTES if model_type in _COUNTED_INDEXERS and not self.is_dynamic else 0
             return stored_cache_bytes(cache, tokens, dtype) + counter
         if model_type == "cpmant":
@@ -98,9 +98,23 @@ class Transformers(Engine):
             cache = FullAttention(cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
         if self.is_dynamic and in_view and cache.window is not None:
             tokens = min(tokens, cache.window - 1)
-        if model_type == "falcon" and isinstance(cache, FullAttention) and cache.num_kv_heads > 1:
-            cache = cache._replace(num_kv_heads=self.spec.attention.num_heads)
-        return stored_cache_bytes(cache, tokens, dtype)
+        return stored_cache_bytes(self._repeated(cache), tokens, dtype)
+
+    def entry_sizes(self, cache: Cache, dtype: Dtype) -> tuple[int, ...]:
+        if isinstance(cache, CompressedAttention) and not cache.compress_rate:
+            row, *others = super().entry_sizes(cache, dtype)
+            return (2 * row, *others)
+        used = self._index_dtype(dtype) if isinstance(cache, IndexerKeys) else dtype
+        return super().entry_sizes(self._repeated(cache), used)
+
+    def _index_dtype(self, dtype: Dtype) -> Dtype:
+        return DTYPES["fp32"] if self.spec.model_type == "dots3_note_text" else dtype
+
+    def _repeated(self, cache: Cache) -> Cache:
+        """The cache with the heads that the model keeps: Falcon repeats K and V."""
+        if self.spec.model_type == "falcon" and isinstance(cache, FullAttention) and cache.num_kv_heads > 1:
+            return cache._replace(num_kv_heads=self.spec.attention.num_heads)
+        return cache
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         total = super().held_bytes(share, dtype, tokens, batch)

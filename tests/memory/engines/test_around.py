@@ -41,7 +41,7 @@ def test_changed_rules_cut_a_model_and_start_like_the_engine() -> None:
 # What the wrappers may leave to `Engine`, which computes it from their other methods.
 COMPUTED = {
     "all_stages_bytes", "alone", "batch_bytes", "batch_line", "growth", "largest_stage", "longest_context",
-    "replica_bytes",
+    "reads", "replica_bytes",
 }  # fmt: skip
 # Asked of the class, before there is an account that could be changed.
 OF_THE_CLASS = {"at", "cut", "kv_dtype", "replica_settings", "weight_dtype"}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, gguf_type, pair, parse_dtype
 from kvcalc.memory.engines.engine import Engine, Line, Resolved
-from kvcalc.memory.engines.llama_cpp.account import Cells, account, cells_for
+from kvcalc.memory.engines.llama_cpp.account import Cells, account, cells_for, read_row
 from kvcalc.memory.engines.llama_cpp.architectures import layers_of
 from kvcalc.memory.engines.llama_cpp.converted import ROLLS_BACK
 from kvcalc.memory.engines.llama_cpp.placement import count_placed_layers, parse_placement
@@ -142,6 +142,9 @@ class LlamaCpp(Engine):
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         alone = layers_of(self.spec, self.chosen).only(cache)
         return sum(line.bytes for line in account(alone, self.cells(self.spec, tokens, 1), dtype, self.chosen))
+
+    def entry_sizes(self, cache: Cache, dtype: Dtype) -> tuple[int, ...]:
+        return read_row(layers_of(self.spec, self.chosen).only(cache), dtype)
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return sum(line.bytes for line in self.pool(share, dtype, tokens, batch))

@@ -13,7 +13,7 @@ from kvcalc.memory.engines.engine import Line, lines_of
 from kvcalc.memory.engines.llama_cpp.architectures import Layers
 from kvcalc.memory.engines.llama_cpp.settings import Settings
 from kvcalc.memory.engines.rounding import round_up
-from kvcalc.memory.kv_cache import stored_cache_bytes
+from kvcalc.memory.kv_cache import entry_sizes, stored_cache_bytes
 from kvcalc.model.caches import HEADS_CACHES, Cache, IndexerKeys, RecurrentState
 from kvcalc.records import NamedTuple
 
@@ -99,6 +99,19 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, settings: Settings) -> l
             padded = count * cells.streams * stream // row * spare
             sizes["V padded to the widest layer's"] += padded
     return lines_of(sizes)
+
+
+def read_row(layer: Layers, dtype: Dtype) -> tuple[int, ...]:
+    """The bytes of one entry that a step reads in a single layer (`Layers.only`).
+
+    The V of an indexer is never written, and so not read. K and V of an encoder's output that are not kept are computed
+    at every step, and read there.
+    """
+    for cache, kept, _ in layer.caches:
+        if isinstance(cache, RecurrentState):
+            return (_state_bytes(cache),)
+        return entry_sizes(cache, dtype) if isinstance(cache, IndexerKeys) else (_row_bytes(kept, dtype),)
+    return entry_sizes(layer.not_kept[0].cache, dtype)
 
 
 def _state_bytes(cache: RecurrentState) -> int:

@@ -14,7 +14,7 @@ from kvcalc.memory.engines.engine import Line, lines_of, not_established
 from kvcalc.memory.engines.llama_cpp import LlamaCpp
 from kvcalc.memory.engines.llama_cpp.account import Cells, cells_for
 from kvcalc.memory.engines.rounding import ceil_div, round_up
-from kvcalc.memory.kv_cache import stored_cache_bytes
+from kvcalc.memory.kv_cache import entry_sizes, stored_cache_bytes
 from kvcalc.model.caches import Cache, CompressedAttention
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, windows
 from kvcalc.records import NamedTuple
@@ -68,6 +68,9 @@ class DeepseekV4(LlamaCpp):
             return 0
         parts = _parts(cache, made, dtype)
         return made.slots * (sum(parts) + self.chosen.draft_max * parts.states)
+
+    def entry_sizes(self, cache: Cache, dtype: Dtype) -> tuple[int, ...]:
+        return entry_sizes(cache, dtype)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return lcm(self.chosen.padding, _PADDING * _HEAVY)

@@ -18,8 +18,15 @@ from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.release import parse_release
 from kvcalc.memory.engines.rounding import round_up
 from kvcalc.memory.kv_cache import state_bytes, stored_cache_bytes
-from kvcalc.model.caches import HEADS_CACHES, Cache, ChunkedAttention, LatentAttention, RecurrentState
-from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches
+from kvcalc.model.caches import (
+    HEADS_CACHES,
+    Cache,
+    ChunkedAttention,
+    LatentAttention,
+    RecurrentState,
+    reading_at_most,
+)
+from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, map_caches
 from kvcalc.notes import Note
 
 if TYPE_CHECKING:
@@ -102,9 +109,21 @@ class Mlx(Engine):
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         held = kept(self.spec, cache, self.release)
+        (size,) = self.entry_sizes(cache, dtype)
+        return size if isinstance(held, RecurrentState) else self._rows(held, tokens) * size
+
+    def entry_sizes(self, cache: Cache, dtype: Dtype) -> tuple[int, ...]:
+        held = kept(self.spec, cache, self.release)
         if isinstance(held, RecurrentState):
-            return state_bytes(held, held.conv_kernel - 1, dtype)
-        return self._rows(held, tokens) * bytes_of(sum(held.token_rows()), dtype)
+            return (state_bytes(held, held.conv_kernel - 1, dtype),)
+        return (bytes_of(sum(held.token_rows()), dtype),)
+
+    def attended(self, share: ModelSpec) -> ModelSpec:
+        """A step reads at most the tokens that --max-kv-size keeps."""
+        most = self.max_kv_size
+        if most is None or makes_own_cache(self.spec):
+            return share
+        return map_caches(share, lambda cache: reading_at_most(cache, most))
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
         """mlx_lm.server copies the cache of an earlier prompt for a request (LRUPromptCache, mlx_lm/server.py)."""

@@ -31,6 +31,7 @@ from kvcalc.memory.engines.sglang.pools import Pools, pools_of
 from kvcalc.memory.engines.sglang.profile import memory_after_states, profiled_tokens
 from kvcalc.memory.engines.sglang.settings import Settings, parse_settings
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
+from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import longer_last, stages_of, whole_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec, has_states
@@ -166,6 +167,10 @@ class Sglang(Engine):
         if layer.pool != STATE:
             rows = self.page + (full if layer.pool == FULL else window)
         return rows * layer.bytes
+
+    def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
+        layers = layers_of(share, dtype)
+        return [Entries(layer.cache, layer.num_layers, (layer.bytes,)) for layer in layers if layer.stores]
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         pools = self._pools(share, dtype)

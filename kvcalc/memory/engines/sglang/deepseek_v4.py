@@ -65,6 +65,7 @@ class DeepseekV4(Sglang):
 
     growth = Engine.growth
     longest_context = Engine.longest_context
+    entries = Engine.entries
 
     @classmethod
     def default_settings(cls, settings: Mapping[str, str]) -> Mapping[str, str]:
@@ -94,6 +95,9 @@ class DeepseekV4(Sglang):
         group = next(group for group in self.spec.layers if cache in group.caches)
         one = self.spec._replace(layers=(group._replace(last=group.first, caches=(cache,)),), whole=self.spec)
         return sum(self._sizes(one, tokens, 1))
+
+    def entry_sizes(self, cache: Cache, dtype: Dtype) -> tuple[int, ...]:
+        return (_ROW, _ROW, _index_bytes(cache.index_head_dim if isinstance(cache, CompressedAttention) else 0))
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         _check_dtype(dtype)

@@ -22,12 +22,13 @@ from kvcalc.memory.engines.vllm.cache_dtypes import check_dtype, own_dtype
 from kvcalc.memory.engines.vllm.context_parallel import check_prompt_ranks, check_token_ranks
 from kvcalc.memory.engines.vllm.defaults import default_cache, has_raw_rows
 from kvcalc.memory.engines.vllm.groups import group
-from kvcalc.memory.engines.vllm.layers import layers_of, with_draft_layers
+from kvcalc.memory.engines.vllm.layers import Layer, entries_of, layers_of, with_draft_layers
 from kvcalc.memory.engines.vllm.releases import Rules, is_known, rules_of
 from kvcalc.memory.engines.vllm.settings import Settings, check_partition, parse_settings
 from kvcalc.memory.engines.vllm.states import ALL, States
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
-from kvcalc.memory.sharding import Bounds, bounds_of
+from kvcalc.memory.reads import Entries
+from kvcalc.memory.sharding import Bounds, bounds_of, whole_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec, has_states, period
 from kvcalc.notes import Note
@@ -83,6 +84,7 @@ class Vllm(Engine):
         if self.prompt_ranks > 1:
             check_prompt_ranks(spec, settings, chosen, self.place)
         self._of_any_length = (in_flight, batched, self.states.kept, self.token_ranks)
+        self._layers: dict[tuple[int, int], tuple[ModelSpec, Dtype, tuple[ModelSpec, list[Layer]]]] = {}
         self._plans: dict[tuple[int, int, bool], tuple[ModelSpec, Dtype, Plan]] = {}
 
     @staticmethod
@@ -113,6 +115,12 @@ class Vllm(Engine):
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         plan = self.plan(share, dtype)
         return batch * plan.request_blocks(tokens) * plan.block_bytes
+
+    def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
+        whole = whole_of(share)
+        _, layers = self._layers_of(whole, dtype)
+        numbers = {number for group in share.layers for number in range(group.first, group.last + 1)}
+        return entries_of(whole, [layer for layer in layers if layer.number in numbers], self.chosen)
 
     def stage_bounds(self, num_layers: int, stages: int) -> Bounds:
         sizes = self.chosen.pp_layer_partition
@@ -243,11 +251,7 @@ class Vllm(Engine):
         return found[2]
 
     def _make_plan(self, share: ModelSpec, dtype: Dtype, is_divided: bool) -> Plan:
-        check_dtype(dtype, self.place)
-        # With --speculative the share has its drafting layers already.
-        if self.chosen.num_speculative_tokens and share.first_draft_layer is None:
-            share = with_draft_layers(share)
-        layers = layers_of(share, dtype, self.chosen, self.states, self.rules, self.place)
+        share, layers = self._layers_of(share, dtype)
         if not layers:
             raise ModelError(f"{share.name}: vLLM keeps no cache for it")
         groups = group([layer.page for layer in layers], self.rules)
@@ -259,6 +263,20 @@ class Vllm(Engine):
             stages.append([part.only(places) for part in groups])
         of_any_length = self._of_any_length if is_divided else (*self._of_any_length[:-1], 1)
         return Plan(layers, groups, stages, of_any_length, dtype, self.rules)
+
+    def _layers_of(self, share: ModelSpec, dtype: Dtype) -> tuple[ModelSpec, list[Layer]]:
+        """The share with the layers that draft tokens for it, and its layers."""
+        found = self._layers.get((id(share), id(dtype)))
+        if found is None:
+            check_dtype(dtype, self.place)
+            drafted = share
+            # With --speculative the share has its drafting layers already.
+            if self.chosen.num_speculative_tokens and share.first_draft_layer is None:
+                drafted = with_draft_layers(share)
+            layers = layers_of(drafted, dtype, self.chosen, self.states, self.rules, self.place)
+            # Keep the share and the dtype too, so that their id() is not reused.
+            found = self._layers[id(share), id(dtype)] = share, dtype, (drafted, layers)
+        return found[2]
 
 
 # LLaVA's flat configs name classes (LlavaLlamaForCausalLM) that vLLM does not have (model_executor/models/registry.py).

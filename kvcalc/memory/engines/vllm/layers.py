@@ -20,8 +20,10 @@ from kvcalc.memory.engines.vllm.releases import Rules
 from kvcalc.memory.engines.vllm.settings import Settings
 from kvcalc.memory.engines.vllm.skipped import skipped_layers
 from kvcalc.memory.engines.vllm.states import ALL, States
+from kvcalc.memory.reads import Entries
 from kvcalc.model.caches import (
     HEADS_CACHES,
+    READ_PARTS,
     Cache,
     CompressedAttention,
     CrossAttention,
@@ -80,7 +82,9 @@ def layers_of(
             if isinstance(cache, RecurrentState):
                 if not rules.states:
                     raise ModelError(f"{spec.name}: recurrent states are only modelled for vLLM 0.11 and later")
-                size = _state_bytes(spec, cache, settings)
+                # The convolution's inputs have one more column per speculative token.
+                columns = cache.conv_kernel - 1 + settings.num_speculative_tokens
+                size = _state_bytes(spec, cache, settings, columns)
                 pages.append((cache, Page(STATE, 0, 0, state_bytes=size), None))
             elif isinstance(cache, CompressedAttention):
                 if not rules.packing:
@@ -102,6 +106,24 @@ def layers_of(
         pages_of_all = skipped.pages([layer[:3] for layer in layers], settings.block_size, own_page)
         layers = [layer._replace(page=page) for layer, page in zip(layers, pages_of_all)]
     return layers
+
+
+def entries_of(spec: ModelSpec, layers: list[Layer], settings: Settings) -> list[Entries]:
+    """What a step reads of these layers: the rows of their pages, and one state without inputs for drafted tokens."""
+    found: dict[tuple[type[Cache], Cache, tuple[int, ...]], int] = {}
+    parts: dict[tuple[int, Cache], dict[str | None, int]] = {}
+    for number, cache, page, part in layers:
+        if isinstance(cache, CompressedAttention):
+            parts.setdefault((number, cache), {})[part] = page.token_bytes
+            continue
+        size = page.token_bytes
+        if isinstance(cache, RecurrentState):
+            size = _state_bytes(spec, cache, settings, cache.conv_kernel - 1)
+        found[type(cache), cache, (size,)] = found.get((type(cache), cache, (size,)), 0) + 1
+    for (_, cache), of_part in parts.items():
+        sizes = tuple(of_part.get(part, 0) for part in READ_PARTS)
+        found[type(cache), cache, sizes] = found.get((type(cache), cache, sizes), 0) + 1
+    return [Entries(cache, count, sizes) for (_, cache, sizes), count in found.items()]
 
 
 def with_draft_layers(share: ModelSpec) -> ModelSpec:
@@ -138,12 +160,12 @@ def _kept_whole(spec: ModelSpec, rules: Rules, settings: Settings) -> tuple[str,
     return found if rules.chunks else (*found, "chunked_attention")
 
 
-def _state_bytes(spec: ModelSpec, cache: RecurrentState, settings: Settings) -> int:
-    """Bytes of the convolution's inputs and the state.
+def _state_bytes(spec: ModelSpec, cache: RecurrentState, settings: Settings, columns: int) -> int:
+    """Bytes of the state and of `columns` columns of the convolution's inputs.
 
-    The inputs have one more column per speculative token. They have the type of --mamba-cache-dtype, by default the
-    model's, and so does the state if neither --mamba-ssm-cache-dtype nor the model's family decides otherwise
-    (MambaStateDtypeCalculator, layers/mamba/mamba_utils.py, vLLM 0.33.0).
+    The inputs have the type of --mamba-cache-dtype, by default the model's, and so does the state if neither
+    --mamba-ssm-cache-dtype nor the model's family decides otherwise (MambaStateDtypeCalculator,
+    layers/mamba/mamba_utils.py, vLLM 0.33.0).
     """
     conv = _STATE_DTYPES.get(settings.mamba_cache_dtype, cache.conv_dtype or "bf16")
     asked = _STATE_DTYPES.get(settings.mamba_ssm_cache_dtype)
@@ -152,7 +174,6 @@ def _state_bytes(spec: ModelSpec, cache: RecurrentState, settings: Settings) -> 
     state = DTYPES[conv]
     if cache.state_dtype == "fp32":
         state = DTYPES[asked] if asked else _state_dtype(spec, state)
-    columns = cache.conv_kernel - 1 + settings.num_speculative_tokens
     return bytes_of(cache.conv_channels * columns, DTYPES[conv]) + bytes_of(cache.state_elements, state)
 
 
