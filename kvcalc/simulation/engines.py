@@ -118,7 +118,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
     constants, stages = model.constants, case.workload.pipeline_parallel_size
     replicas, drafted = case.workload.data_parallel_size, case.question.speculative
     checked = 1 if drafted is None else 1 + drafted.num_tokens
-    most = most_at_once(case, constants.max_sequences)
+    most = most_at_once(case, found)
     running = max(1, most // replicas)
     engine, overlaps, lag = case.engine_name, bool(overlaps_steps(case)), _lag(constants, step_rules(case, most))
     drafts: dict[str, Any] = {
@@ -136,7 +136,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
 
         drafts["lookahead_tokens"] = slots_of(drafted, engine, serves_requests=True)
         longest_tokens += 2 * checked + drafts["lookahead_tokens"]
-    capacity, block_tokens, table, prompt_table = _blocks(case, found, longest_tokens)
+    capacity, block_tokens, table, prompt_table = _blocks(case, found, longest_tokens, running)
     if engine == "sglang":
         tokens = max(prefill_step_tokens(case), block_tokens)
         rules = Rules(tokens, running, is_overlapped=overlaps, lag=lag, **drafts)
@@ -187,7 +187,7 @@ def _check(case: Case) -> None:
 _Blocks = tuple[int | None, int, Sequence[int], Sequence[int] | None]
 
 
-def _blocks(case: Case, found: Budget, longest_tokens: int) -> _Blocks:
+def _blocks(case: Case, found: Budget, longest_tokens: int, most_running: int) -> _Blocks:
     """The blocks of a replica, the tokens in one, and the blocks of a request by its number of blocks of tokens.
 
     For SGLang a unit is a token. The last table is that of requests whose prompts are computed, if it differs.
@@ -196,7 +196,10 @@ def _blocks(case: Case, found: Budget, longest_tokens: int) -> _Blocks:
     device = rules.largest_stage(case.share, dtype, longest_tokens, 1)
     size = rules.block_tokens(device, dtype)
     numbers = -(-longest_tokens // size) + 2
-    whole = rules.blocks(device, dtype, longest_tokens, 1, found.offered_bytes)
+    # TensorRT-LLM's hybrids have states for the requests that fit at full length, unless another number is given.
+    limit = found.running_limit(longest_tokens)
+    batch = most_running if limit is None else min(most_running, case.workload.attention_batch(max(1, limit)))
+    whole = rules.blocks(device, dtype, longest_tokens, batch, found.offered_bytes)
     if case.engine_name == "sglang":
         return whole["kv_cache_tokens"], size, range(0, (numbers + 1) * size, size), None
     capacity = whole["num_gpu_blocks"]

@@ -37,6 +37,11 @@ class Around(Engine):
     def start_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         return self._engine.start_bytes(share, dtype, tokens)
 
+    def max_running_requests(
+        self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
+    ) -> int | None:
+        return self._engine.max_running_requests(share, dtype, memory, tokens, shared_tokens)
+
     def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self._engine.block_tokens(share, dtype)
 

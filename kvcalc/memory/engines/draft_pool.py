@@ -60,6 +60,11 @@ class DraftPool(Around):
         found = self._engine.blocks(own, dtype, tokens, batch, memory)
         return {**found, "request_bytes": self.held_bytes(share, dtype, tokens, 1)} if found else found
 
+    def max_running_requests(
+        self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
+    ) -> int | None:
+        return self._engine.max_running_requests(own_part(share), dtype, memory, tokens, shared_tokens)
+
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
         return self._with_drafts(self._engine.lines(own_part(share), dtype, tokens), share, dtype, tokens, 1)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.release import Asked, Release
 from kvcalc.memory.kv_cache import Growth, growth, longest_context, sequence_bytes
@@ -111,6 +112,7 @@ class Engine(ABC):
     older_rules = ""
     reserves_full_length = True
     running_option: str | None = None
+    _default_running: int | None = None  # without that option; None if the device decides it, or if there is no limit
     notes: tuple[Note, ...] = ()
     token_ranks = 1  # the tensor-parallel ranks that divide the tokens of a cache among them (context parallelism)
     prompt_ranks = 1  # the copies of the attention and the cache that divide a prompt (prefill context parallelism)
@@ -121,6 +123,8 @@ class Engine(ABC):
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         self.spec = spec
         self.settings: dict[str, object] = {}
+        option = self.running_option
+        self._most_asked = None if option is None else Given(self.name, settings).optional_count(option)
         self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()
 
     @classmethod
@@ -206,6 +210,17 @@ class Engine(ABC):
         None if requests hold at any time what the engine reserves for them at the start.
         """
         return None
+
+    def max_running_requests(
+        self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
+    ) -> int | None:
+        """The most requests of `tokens` tokens that one attention replica runs at once, by the engine's own limits.
+
+        These are its settings, and its division of `memory`, the bytes that a device has for the cache (None: not
+        known). Fewer run if their caches take more than `memory`. None if the engine has no limit. The default is the
+        limit for requests of any length. `shared_tokens` of the tokens are kept once for all requests.
+        """
+        return self._default_running if self._most_asked is None else self._most_asked
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
         """The parts of one sequence's bytes, which add up to `held_bytes`. None if the engine has no such account."""

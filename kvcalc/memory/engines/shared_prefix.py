@@ -70,6 +70,11 @@ class SharedPrefix(Around):
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         return self.alone.blocks(share, dtype, tokens, batch, memory)
 
+    def max_running_requests(
+        self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
+    ) -> int | None:
+        return self.alone.max_running_requests(share, dtype, memory, tokens, self._shared(share, dtype, tokens))
+
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
         return self.alone.lines(share, dtype, tokens)
 
