@@ -143,7 +143,6 @@ _FIXED = {
 }  # fmt: skip
 # The default limit of running sequences: max_num_seqs of vLLM's server (0.33, on large devices), and max_batch_size of
 # TensorRT-LLM 1.0. In SGLang and the others, only memory limits it.
-_MAX_SEQUENCES = {"vllm": 1024, "tensorrt-llm": 2048, "sglang": 4096, "logical": 4096, "llama.cpp": 256, "mlx": 256}
 
 
 def _of_sums(sums: Mapping[tuple[str, str], Any], parameters: Sequence[Parameter]) -> dict[str, Any]:
@@ -239,7 +238,7 @@ class Model:
             return {p.name: p.likely for p in self.parameters}
         parameters = (*_STEP, *self.parameters)
         found = _of_sums({(p.name, p.of): math.log(p.likely) for p in parameters}, parameters)
-        return {**found, **_FIXED, "max_sequences": _MAX_SEQUENCES[engine]}
+        return {**found, **_FIXED}
 
     def fixed(self, engine: str, kind: str) -> dict[str, Any]:
         """The constants that kernel tables determine."""

@@ -21,6 +21,7 @@ from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.engines.release import Release, parse_release
 from kvcalc.planning.admission import most_at_once, running_requests, step_rules, wanted_requests
+from kvcalc.planning.budget import budget
 from kvcalc.planning.case import make_case
 from kvcalc.planning.load import at_load
 from kvcalc.planning.question import Question
@@ -183,7 +184,7 @@ def _row(asks: Questions, point: dict[str, Any]) -> Row | None:
     if not isinstance(speed, Speed):
         return None
     served = fields.get("output_tokens", 0)
-    most = most_at_once(case, speed.model.constants.max_sequences)
+    most = most_at_once(case, budget(case))
     running = running_requests(case, wanted_requests(case, most)).requests
     concurrency = fields.get("concurrency", running)
     context = fields["input_tokens"] + served / 2 if served else case.workload.context_tokens

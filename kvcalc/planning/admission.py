@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from kvcalc.memory.engines.options import Given
 from kvcalc.model.spec import windows
-from kvcalc.planning.attention_replicas import whole_copies
 from kvcalc.planning.budget import Budget, budget
+from kvcalc.planning.capacity import max_running_requests
 from kvcalc.planning.case import Case
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.scheduling import STEP_TOKENS, StepRules
+
+# The most requests considered of an engine without a limit.
+_UNLIMITED = 4096
 
 # n_batch of llama.cpp (common/common.h).
 BATCH_TOKENS = 2048
@@ -18,24 +21,16 @@ BATCH_TOKENS = 2048
 _DRAFT_FOR_ONE = ("transformers", "mlx")
 
 
-def most_at_once(case: Case, max_sequences: int) -> int:
-    """The most sequences that the engine's settings allow. `max_sequences` is its default.
+def most_at_once(case: Case, found: Budget | str) -> int:
+    """The most requests that the engine's attention replicas run at once, whatever their lengths.
 
-    Every attention replica has its own scheduler.
+    `found` is the budget of the case, or the reason if it is not known. Of an engine without a limit, no more are
+    considered.
     """
     if case.question.speculative is not None and case.engine_name in _DRAFT_FOR_ONE:
         return 1
-    option, replicas = case.rules.running_option, case.workload.data_parallel_size
-    given = None if option is None else Given(case.engine_name, case.settings).optional_count(option)
-    if given is None and case.question.speculative is not None and case.engine_name == "sglang":
-        from kvcalc.planning.drafting import SGLANG_DRAFTS_FOR
-
-        given = SGLANG_DRAFTS_FOR
-    if given is None:
-        return max_sequences * replicas
-    if replicas > 1 and case.rules.limits_all_replicas and not whole_copies(case.spec, case.workload):
-        return given
-    return given * replicas
+    limit = max_running_requests(case, None if isinstance(found, str) else found.offered_bytes)
+    return _UNLIMITED * case.workload.data_parallel_size if limit is None else limit
 
 
 def prefill_step_tokens(case: Case) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kvcalc.planning.attention_replicas import whole_copies
 from kvcalc.planning.budget import Budget, budget, free_range
+from kvcalc.planning.capacity import holds
 from kvcalc.planning.case import Case
 from kvcalc.planning.estimate import Answer, answer_case
 from kvcalc.planning.throughput import describe_serving, speed_of
@@ -18,7 +19,7 @@ def brief_answer(case: Case, needs_speed: bool) -> Answer:
     """The estimate of a case with requests to serve, whose batch is final.
 
     Its document may have only `fits`, `free_bytes` and `free_low_bytes` of `fit`, `serving` of `throughput`, and the
-    size of expert parallelism. `throughput` is null without `needs_speed`, and may be null if `free_bytes` is negative.
+    size of expert parallelism. `throughput` is null without `needs_speed`, and may be null if it does not fit.
     """
     found = _brief(case, needs_speed)
     return answer_case(case) if found is None else found
@@ -32,7 +33,7 @@ def _brief(case: Case, needs_speed: bool) -> Answer | None:
     workload, rules = case.workload, case.rules
     sizes = case.share, workload.kv_dtype, workload.context_tokens
     held = rules.batch_bytes(*sizes, workload.attention_batch(workload.batch_size))
-    fits = max(held, rules.start_bytes(*sizes)) <= room.pool_bytes
+    fits = holds(case, room.pool_bytes, held)
     free = room.pool_bytes - held
     low, _ = free_range(room, free)
     throughput = None

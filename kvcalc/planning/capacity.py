@@ -41,7 +41,7 @@ def capacity(
         largest_batch(case, kv_memory_bytes, workload.context_tokens, pool_shrinkage),
     )
     here = rules.batch_bytes(share, workload.kv_dtype, workload.context_tokens, batch)
-    fits = max(here, rules.start_bytes(share, workload.kv_dtype, workload.context_tokens)) <= kv_memory_bytes
+    fits = holds(case, kv_memory_bytes, here)
     notes += context_notes(case, longest)
     return {
         "fits": fits,
@@ -62,6 +62,24 @@ def capacity(
         "host": None,
         "devices": None,
     }
+
+
+def holds(case: Case, kv_memory_bytes: int, held_bytes: int) -> bool:
+    """Whether a device with `kv_memory_bytes` for the cache runs the workload, whose cache takes `held_bytes`."""
+    workload = case.workload
+    needed = max(held_bytes, case.rules.start_bytes(case.share, workload.kv_dtype, workload.context_tokens))
+    most = max_running_requests(case, kv_memory_bytes, workload.context_tokens)
+    return needed <= kv_memory_bytes and (most is None or workload.batch_size <= most)
+
+
+def max_running_requests(case: Case, kv_memory_bytes: int | None, tokens: int = 1) -> int | None:
+    """The most requests of `tokens` tokens that all attention replicas run at once (`Engine.max_running_requests`).
+
+    This is the engine's own limit; fewer run if their caches take more memory. None if there is none.
+    """
+    memory = None if kv_memory_bytes is None else max(kv_memory_bytes, 0)
+    most = case.rules.max_running_requests(case.share, case.workload.kv_dtype, memory, tokens)
+    return None if most is None else most * case.workload.data_parallel_size
 
 
 def context_notes(case: Case, longest: int | None) -> list[Note]:
@@ -88,19 +106,34 @@ def longest_context(
     if at_most is not None and period(spec) == 1 and (not at_most or needed(at_most, batch) <= kv_memory_bytes):
         return at_most
     if pool_shrinkage is None and not case.encoder_follows_context:
-        return case.rules.longest_context(case.share, workload.kv_dtype, batch, kv_memory_bytes)
-    return kv_cache.longest_context(lambda tokens: needed(tokens, batch), kv_memory_bytes, period(spec))
+        found = case.rules.longest_context(case.share, workload.kv_dtype, batch, kv_memory_bytes)
+    else:
+        found = kv_cache.longest_context(lambda tokens: needed(tokens, batch), kv_memory_bytes, period(spec))
+    return _longest_running(case, kv_memory_bytes, found)
+
+
+def _longest_running(case: Case, kv_memory_bytes: int, longest: int | None) -> int | None:
+    """The longest context, up to `longest`, with which the engine runs the batch. None if there is no limit."""
+
+    def is_too_long(tokens: int) -> bool:
+        most = max_running_requests(case, kv_memory_bytes, tokens)
+        return most is not None and most < case.workload.batch_size
+
+    if longest == 0 or not is_too_long(longest or 1):
+        return longest
+    return 0 if longest is None else kv_cache.most_that_fit(lambda tokens: int(is_too_long(tokens)), 0, longest)
 
 
 def largest_batch(
     case: Case, kv_memory_bytes: int, tokens: int, pool_shrinkage: PoolShrinkage | None = None
 ) -> int | None:
-    """The most sequences of `tokens` tokens whose cache fits in `kv_memory_bytes` on each device. None if memory sets
-    no limit. Every attention replica runs as many."""
+    """The most sequences of `tokens` tokens that the engine runs at once and whose cache fits in `kv_memory_bytes` on
+    each device. None if neither sets a limit. Every attention replica runs as many."""
     if tokens != case.workload.context_tokens and case.encoder_follows_context:
         case = case.of_length(tokens)
     most = _largest_attention_batch(case, kv_memory_bytes, tokens, pool_shrinkage)
-    return None if most is None else most * case.workload.data_parallel_size
+    fitting = None if most is None else most * case.workload.data_parallel_size
+    return least(fitting, max_running_requests(case, kv_memory_bytes, tokens))
 
 
 def _largest_attention_batch(

@@ -45,9 +45,6 @@ OF_THE_MODEL_ALONE = (
 llama.cpp places it by options of its own, and puts all of it on the device by default. Only --no-kv-offload counts for
 both (load_model in tools/server/server-context.cpp: params_dft).
 """
-# The most requests that run at once in SGLang if it drafts and no --max-running-requests is given
-# (arg_groups/speculative_hook.py, 0.5.23).
-SGLANG_DRAFTS_FOR = 48
 # N-grams are drafted in trees of this many branches (speculative_ngram_max_bfs_breadth, SGLang 0.5.23).
 _NGRAM_BRANCHES = {"sglang": ("speculative-eagle-topk", "10")}
 _WITH_DFLASH = ("logical", "vllm", "sglang", "tensorrt-llm")
@@ -193,7 +190,9 @@ def notes_of(asked: Speculation, engine: str, spec: ModelSpec, settings: Mapping
     """
     notes = []
     if engine == "sglang" and "max-running-requests" not in settings:
-        text = f"SGLang runs at most {SGLANG_DRAFTS_FOR} requests if it drafts (set --max-running-requests)"
+        from kvcalc.memory.engines.sglang.profile import DRAFTING_REQUESTS
+
+        text = f"SGLang runs at most {DRAFTING_REQUESTS} requests if it drafts (set --max-running-requests)"
         notes.append(Note("speculative", "running-limit", text))
     if asked.method in (EAGLE, EAGLE1) and asked.draft_model is None:
         text = f"the EAGLE head is assumed to be a layer like the last of {spec.name}; --draft-model reads its config"

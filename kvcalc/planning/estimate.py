@@ -200,6 +200,10 @@ def _describe_blocks(case: Case, memory: int | None) -> dict[str, Any]:
     dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch(workload.batch_size)
     device = rules.largest_stage(case.share, dtype, tokens, batch)
     found = rules.blocks(device, dtype, tokens, batch, memory)
+    concurrency, most = found.get("max_concurrency"), rules.max_running_requests(case.share, dtype, memory)
+    # vLLM's start-up log prints how many requests the pool holds, also if fewer may run.
+    if concurrency is not None and most is not None and case.engine_name != "vllm":
+        found["max_concurrency"] = min(concurrency, float(most))
     accounts = {
         "request_lines": rules.lines(device, dtype, tokens),
         "pool_lines": rules.pool(device, dtype, tokens, batch),

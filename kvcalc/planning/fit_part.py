@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.memory.reserve.parts import ACTIVATION, RESERVE, Held
 from kvcalc.notes import Note
 from kvcalc.planning.budget import Budget, free_range
-from kvcalc.planning.capacity import NO_LIMIT, Limits, capacity, context_notes, least
+from kvcalc.planning.capacity import NO_LIMIT, Limits, capacity, context_notes, least, max_running_requests
 from kvcalc.planning.case import Case
 from kvcalc.planning.gpus import describe_gpu
 from kvcalc.planning.layout import count_replicas
@@ -132,10 +132,14 @@ def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
             f"{format_size(found.case.devices.gpu.memory_bytes, capacity=True)}, and {kept} is reserved"
         )
     case, workload = found.case, found.case.workload
+    tokens = f"{workload.context_tokens:,} tokens"
+    most = max_running_requests(case, found.pool_bytes, workload.context_tokens)
+    if fit["free_bytes"] >= 0 and most is not None and most < workload.batch_size:
+        asked = "request" if workload.batch_size == 1 else "requests"
+        return f"{workload.batch_size:,} {asked} of {tokens}: {case.rules.name} runs at most {most:,} at once"
     sizes = case.share, workload.kv_dtype, workload.context_tokens
     one = max(case.rules.batch_bytes(*sizes, 1), case.rules.start_bytes(*sizes))
     there = format_size(found.pool_bytes, capacity=True)
-    tokens = f"{workload.context_tokens:,} tokens"
     if one > found.pool_bytes:
         longest = fit["max_context_tokens"] if workload.attention_batch(workload.batch_size) == 1 else None
         estimated = f"; the longest context that fits is {longest:,}" if longest else ""

@@ -40,7 +40,7 @@ def _fitting_requests(case: Case) -> int:
     limit = None if isinstance(found, str) else found.running_limit()
     speed, asked = speed_of(case, []), case.question.speed
     if isinstance(speed, Speed):
-        wanted = wanted_requests(case, most_at_once(case, speed.model.constants.max_sequences))
+        wanted = wanted_requests(case, most_at_once(case, found))
     else:
         wanted = (asked and asked.concurrency) or 1
     return max(1, wanted if limit is None else min(wanted, limit))

@@ -290,12 +290,13 @@ def _row(
     hourly = None if kind.price is None else kind.price * found.num_devices
     trace = None if judge is None else judge.simulation.trace
     row.update(describe_cost(hourly, traffic.lengths, row["tokens_per_second"], trace))
+    replicas = memory["engine"]["data_parallel_size"]
     layout = Layout(
         found.shape.tensor, found.shape.stages, traffic.lengths.longest_tokens,
-        found.most_running or found.probe.running,
+        found.probe.running if found.most_running is None else found.most_running * replicas,
         memory["kv_cache"]["dtype"], question.engine_settings or {}, traffic.limit is not None,
         drafting_of(question.speculative),
-        memory["engine"]["data_parallel_size"], memory["engine"]["expert_parallel_size"],
+        replicas, memory["engine"]["expert_parallel_size"],
         has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes), engine=kind.engine,
         cp_strategy=_cp_strategy(question),
     )  # fmt: skip

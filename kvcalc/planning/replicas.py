@@ -28,7 +28,7 @@ _MOST_ROUNDS = 4
 class Option(NamedTuple):
     """A layout that serves the traffic. `next_layout` is the second choice, and why it was not chosen.
 
-    `most_running` is the engine's limit of running requests in the simulation. None if there was no simulation.
+    `most_running` is the limit of running requests of an attention replica in the simulation. None without one.
     """
 
     shape: Shape

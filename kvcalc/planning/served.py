@@ -30,7 +30,8 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     prompt, answer = question.input_tokens, question.output_tokens
     if prompt is None or answer is None:
         return None
-    most = most_at_once(case, model.constants.max_sequences)
+    found_budget = budget(case)
+    most = most_at_once(case, found_budget)
     wanted = wanted_requests(case, most)
     running, may_preempt = running_requests(case, wanted)
     concurrency = question.concurrency or int(running)
@@ -38,14 +39,13 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     cached = question.prefix_hit_rate * prompt
     waits: dict[str, Any] = {}
     # Imported here because most questions do not need them.
-    if running < concurrency:
+    if running < concurrency and may_preempt:
         from kvcalc.planning.preemption import preemption
 
         waits = preemption(case, running, concurrency)._asdict()
     elif case.engine_name == "sglang" and case.workload.batch_size < wanted:
         from kvcalc.planning.preemption import sglang_late_steps
 
-        found_budget = budget(case)
         if isinstance(found_budget, Budget):
             waits["late_steps"] = sglang_late_steps(found_budget, prompt, answer, running)
     if case.engine_name == "llama.cpp":

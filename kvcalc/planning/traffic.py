@@ -163,10 +163,8 @@ def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int, 
 
         case = place_layers(case)
     memory = answer_of(case.at(lengths.held_tokens, running), total == lengths.held_tokens)
-    if memory.fit["free_bytes"] < 0:
-        short = format_size(-memory.fit["free_bytes"])
-        reason = f"a request of {lengths.held_tokens:,} tokens does not fit: {short} more is needed per device"
-        return Probe(running, memory, None, Trouble(reason))
+    if not memory.fit["fits"]:
+        return Probe(running, memory, None, Trouble(_why_not(kind, running, lengths.held_tokens, memory.fit)))
     if traffic.strict and Probe(running, memory, None, None).is_tight:
         more = format_size(-memory.fit["free_low_bytes"])
         reason = f"{running:,} {'request' if running == 1 else 'requests'} of {lengths.held_tokens:,} tokens may need "
@@ -178,7 +176,7 @@ def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int, 
     speed = memory
     if total != lengths.held_tokens:
         speed = answer_of(case.at(total, running), True)
-        if speed.fit["free_bytes"] < 0:
+        if not speed.fit["fits"]:
             # These requests run, though not all of them have this length. Their speed is in the whole answer.
             speed = answer_case(case.at(total, running))
     throughput = speed.document["throughput"]
@@ -189,6 +187,15 @@ def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int, 
         raise ModelError(f"{traffic.question.model.name} cannot be planned for {kind.gpu.name}: {unknown}")
     probe = Probe(running, memory, speed, None, is_steady=traffic.targets.requests_per_second is not None)
     return probe._replace(trouble=too_slow(traffic.targets, lengths, probe.serving))
+
+
+def _why_not(kind: Kind, running: int, tokens: int, fit: Mapping[str, Any]) -> str:
+    """Why `running` requests of `tokens` tokens do not run together."""
+    if fit["free_bytes"] < 0:
+        short = format_size(-fit["free_bytes"])
+        return f"a request of {tokens:,} tokens does not fit: {short} more is needed per device"
+    requests = "a request" if running == 1 else f"{running:,} requests"
+    return f"{kind.engine} does not run {requests} of {tokens:,} tokens at once in this memory"
 
 
 def _without_burst(serving: dict[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
     constants, stages = model.constants, case.workload.pipeline_parallel_size
     replicas, drafted = case.workload.data_parallel_size, case.question.speculative
     checked = 1 if drafted is None else 1 + drafted.num_tokens
-    most = most_at_once(case, constants.max_sequences)
+    most = most_at_once(case, found)
     running = max(1, most // replicas)
     engine, overlaps, lag = case.engine_name, bool(overlaps_steps(case)), _lag(constants, step_rules(case, most))
     drafts: dict[str, Any] = {
@@ -137,8 +137,11 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
         longest_tokens += 2 * checked + drafts["lookahead_tokens"]
     dtype = case.workload.kv_dtype
     device = case.rules.largest_stage(case.share, dtype, longest_tokens, 1)
+    # TensorRT-LLM's hybrids have states for the requests that fit at full length, unless another number is given.
+    limit = found.running_limit(longest_tokens)
+    batch = running if limit is None else min(running, case.workload.attention_batch(max(1, limit)))
     capacity, block_tokens, table, prompt_table = case.rules.running_pool(
-        device, dtype, longest_tokens, found.offered_bytes
+        device, dtype, longest_tokens, batch, found.offered_bytes
     )
     if engine == "sglang":
         tokens = max(prefill_step_tokens(case), block_tokens)

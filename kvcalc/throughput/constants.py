@@ -42,7 +42,6 @@ class Constants(NamedTuple):
     - ttft_seconds: host time before and after the prefill. ttft_steps: decode steps that a request waits, in the
       engine's pipeline and for the step that runs. ttft_prompt_steps: those for each 8,192 tokens of its prompt.
       ttft_request_seconds: host time for each other running request.
-    - max_sequences: the engine's default limit of running sequences.
     """
 
     weight_overhead: Mapping[str, float]
@@ -74,7 +73,6 @@ class Constants(NamedTuple):
     ttft_steps: float
     ttft_prompt_steps: float
     ttft_request_seconds: float
-    max_sequences: int
 
 
 class Regime(NamedTuple):

@@ -27,7 +27,7 @@ IDEAL = Constants(
     activation_passes=0.0, all_reduce_seconds=0.0, all_reduce_device_seconds=0.0, link_overhead=1.0,
     pcie_all_reduce_seconds=0.0, pcie_all_reduce_device_seconds=0.0, pcie_overhead=1.0, stage_seconds=0.0,
     prefill_overhead=1.0, prefill_expert_overhead=1.0, prefill_attention_overhead=1.0, ttft_seconds=0.0,
-    ttft_steps=0.0, ttft_prompt_steps=0.0, ttft_request_seconds=0.0, max_sequences=256,
+    ttft_steps=0.0, ttft_prompt_steps=0.0, ttft_request_seconds=0.0,
 )  # fmt: skip
 
 # Four layers of width 10 with 17 kernels. Two of them send a token to 2 of 8 experts. Three have a cache of 20 bytes

@@ -48,6 +48,11 @@ class Around(Engine):
     def attended(self, share: ModelSpec) -> ModelSpec:
         return self._engine.attended(share)
 
+    def max_running_requests(
+        self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
+    ) -> int | None:
+        return self._engine.max_running_requests(share, dtype, memory, tokens, shared_tokens)
+
     def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self._engine.block_tokens(share, dtype)
 

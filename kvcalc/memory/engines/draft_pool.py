@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.engines.around import Around
 from kvcalc.memory.engines.engine import Engine, Line, RunningPool
-
-from kvcalc.memory.engines.engine import Engine, Line
 from kvcalc.memory.reads import Entries
 from kvcalc.model.caches import Cache
 from kvcalc.model.memo import remembered, remembered_of_two
@@ -84,14 +82,19 @@ class DraftPool(Around):
         memory = self._of_own(share, dtype, tokens, 1, memory)
         return self._engine.most_running(own_part(share), dtype, memory, prompt_tokens, tokens, shared_tokens)
 
-    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, memory: int) -> RunningPool:
-        memory = self._of_own(share, dtype, longest_tokens, 1, memory)
-        return self._engine.running_pool(own_part(share), dtype, longest_tokens, memory)
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
+        memory = self._of_own(share, dtype, longest_tokens, batch, memory)
+        return self._engine.running_pool(own_part(share), dtype, longest_tokens, batch, memory)
 
     def _of_own(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int) -> int:
         """The part of `memory` that the model's own pool gets."""
         held = self._engine.held_bytes(own_part(share), dtype, tokens, batch)
         return memory * held // max(1, held + self._added(share, dtype, tokens, batch))
+
+    def max_running_requests(
+        self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
+    ) -> int | None:
+        return self._engine.max_running_requests(own_part(share), dtype, memory, tokens, shared_tokens)
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
         return self._with_drafts(self._engine.lines(own_part(share), dtype, tokens), share, dtype, tokens, 1)

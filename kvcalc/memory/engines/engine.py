@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.engines.options import Given
 from kvcalc.memory.engines.place import ANYWHERE, Place
 from kvcalc.memory.engines.release import Asked, Release
 from kvcalc.memory.kv_cache import Growth, checked_caches, entry_sizes, growth, longest_context, sequence_bytes
@@ -137,6 +138,7 @@ class Engine(ABC):
     older_rules = ""
     reserves_full_length = True
     running_option: str | None = None
+    _default_running: int | None = None  # without that option; None if the device decides it, or if there is no limit
     notes: tuple[Note, ...] = ()
     token_ranks = 1  # the tensor-parallel ranks that divide the tokens of a cache among them (context parallelism)
     prompt_ranks = 1  # the copies of the attention and the cache that divide a prompt (prefill context parallelism)
@@ -149,6 +151,8 @@ class Engine(ABC):
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         self.spec = spec
         self.settings: dict[str, object] = {}
+        option = self.running_option
+        self._most_asked = None if option is None else Given(self.name, settings).optional_count(option)
         self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()
 
     @classmethod
@@ -257,10 +261,10 @@ class Engine(ABC):
         """
         return None
 
-    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, memory: int) -> RunningPool:
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
         """The blocks in `memory` bytes for requests of up to `longest_tokens` tokens."""
         size = self.block_tokens(share, dtype)
-        capacity: int | None = self.blocks(share, dtype, longest_tokens, 1, memory)["num_gpu_blocks"]
+        capacity: int | None = self.blocks(share, dtype, longest_tokens, batch, memory)["num_gpu_blocks"]
         if capacity is None:
             return RunningPool(None)
         return RunningPool(capacity, size, range(-(-longest_tokens // size) + 3))
@@ -286,6 +290,17 @@ class Engine(ABC):
     def alone(self) -> Engine:
         """The account of requests that have no prefix in common."""
         return self
+
+    def max_running_requests(
+        self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
+    ) -> int | None:
+        """The most requests of `tokens` tokens that one attention replica runs at once, by the engine's own limits.
+
+        These are its settings, and its division of `memory`, the bytes that a device has for the cache (None: not
+        known). Fewer run if their caches take more than `memory`. None if the engine has no limit. The default is the
+        limit for requests of any length. `shared_tokens` of the tokens are kept once for all requests.
+        """
+        return self._default_running if self._most_asked is None else self._most_asked
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
         """The parts of one sequence's bytes, which add up to `held_bytes`. None if the engine has no such account."""

@@ -83,6 +83,11 @@ class LookAhead(Around):
         found = self._engine.growth(spec, dtype, tokens + self._slots)
         return Growth(found.bytes_per_token, found.fixed_bytes + found.bytes_per_token * self._slots)
 
+    def max_running_requests(
+        self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
+    ) -> int | None:
+        return self._engine.max_running_requests(share, dtype, memory, tokens + self._slots, shared_tokens)
+
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
         found = self._engine.blocks(share, dtype, tokens, batch, memory)
         return {**found, "request_bytes": self.held_bytes(share, dtype, tokens, 1)} if found else found
@@ -93,9 +98,9 @@ class LookAhead(Around):
         lengths = prompt_tokens + self._slots, tokens + self._slots
         return self._engine.most_running(share, dtype, memory, *lengths, shared_tokens)
 
-    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, memory: int) -> RunningPool:
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
         """That of requests without the slots: a simulation adds those of each step."""
-        return self._engine.running_pool(share, dtype, longest_tokens, memory)
+        return self._engine.running_pool(share, dtype, longest_tokens, batch, memory)
 
     def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return self._engine.host_bytes(share, dtype, tokens + self._slots, batch)

@@ -79,12 +79,17 @@ class SharedPrefix(Around):
         shared = self._shared(share, dtype, prompt_tokens)
         return self._engine.most_running(share, dtype, memory, prompt_tokens, tokens, shared)
 
-    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, memory: int) -> RunningPool:
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
         """That of requests which share nothing: a simulation follows what is shared."""
-        return self._engine.running_pool(share, dtype, longest_tokens, memory)
+        return self._engine.running_pool(share, dtype, longest_tokens, batch, memory)
 
     def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return self._engine.host_bytes(share, dtype, tokens, batch)
+
+    def max_running_requests(
+        self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
+    ) -> int | None:
+        return self._engine.max_running_requests(share, dtype, memory, tokens, self._shared(share, dtype, tokens))
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
         return self._engine.lines(share, dtype, tokens)

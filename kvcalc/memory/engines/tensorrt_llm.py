@@ -67,6 +67,7 @@ class TensorrtLlm(Engine):
     # GUARANTEED_NO_EVICT, the default of capacity_scheduler_policy (llmapi/llm_args.py).
     reserves_full_length = True
     running_option = "max-batch-size"
+    _default_running: int = 2048
     version = "001541bad83b"
     # With enable_attention_dp, every tensor-parallel rank is an attention replica (Mapping.dp_size, mapping.py). The
     # first ranks hold one expert more (_compute_ep_partition, _torch/modules/fused_moe/interface.py).

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 _WINDOWS_SINCE = Release.of(1, 3)._replace(phase=-1, of_phase=28)
 _ALWAYS = ("gemma4_text",)
 _OTHERWISE = Sequences(2049, 2048)  # what StorageManager assumes without a typical batch
-_MOST_RUNNING = 2048  # max_batch_size
 
 
 class _Layers(NamedTuple):
@@ -143,7 +142,7 @@ class LayerGroups(TensorrtLlm):
         quota = quota_of(self.chosen, memory, None if most is None else self._quota_of_tokens(layout, most))
         return layout.division, None if quota is None else layout.division.slots(quota)
 
-    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, memory: int) -> RunningPool:
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
         """The slots of all pools as those of one.
 
         A request starts if every pool has room for it, and the pools do not borrow from each other. The capacity is the
@@ -211,7 +210,7 @@ class LayerGroups(TensorrtLlm):
 
     def _quota_of_tokens(self, layout: Layout, tokens: int) -> int:
         """The bytes for `tokens` tokens (_get_quota_from_max_tokens, kv_cache_manager_v2.py)."""
-        running, total = self.chosen.max_batch_size or _MOST_RUNNING, 0
+        running, total = self.chosen.max_batch_size or self._default_running, 0
         for kind in layout.kinds:
             if kind.window is None:
                 held = tokens
@@ -254,7 +253,7 @@ class LayerGroups(TensorrtLlm):
         average = self.chosen.avg_seq_len
         if average is None:
             return Division(groups, self.block, (_OTHERWISE,))
-        running = self.chosen.max_batch_size or _MOST_RUNNING
+        running = self.chosen.max_batch_size or self._default_running
         average = min(average, tokens)
         typical = (Sequences(STEP_TOKENS, 0), Sequences(average, max(0, average - 1), running - 1))
         batches = ((Sequences(tokens, tokens - 1), Sequences(1, 0, running - 1)), (Sequences(STEP_TOKENS, 0),))

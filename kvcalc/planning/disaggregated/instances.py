@@ -112,7 +112,7 @@ def decode_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Tr
     model = found.speed.model
     context = lengths.input_tokens + lengths.output_tokens / 2
     tpot = between_counts(lambda requests: model.decode(requests, context).seconds / model.tokens_per_step)
-    most = most_at_once(found.case, model.constants.max_sequences)
+    most = most_at_once(found.case, budget(found.case))
     most = most if found.slots is None else min(most, found.slots)
     longest = traffic.targets.max_tpot_seconds
     judged = traffic.targets.confidence == RANGE_CONFIDENCE

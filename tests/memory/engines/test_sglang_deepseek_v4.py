@@ -95,8 +95,13 @@ def test_the_longest_context_and_the_largest_batch_fit() -> None:
     fit = ask(kv_memory_bytes=memory)["fit"]
     assert ask(context_tokens=fit["max_context_tokens"])["kv_cache"]["bytes_per_device"] <= memory
     assert ask(context_tokens=fit["max_context_tokens"] + 1)["kv_cache"]["bytes_per_device"] > memory
-    assert ask(batch_size=fit["max_batch_size"])["kv_cache"]["bytes_per_device"] <= memory
-    assert ask(batch_size=fit["max_batch_size"] + 1)["kv_cache"]["bytes_per_device"] > memory
+    given = {"max-running-requests": "300"}
+    most = ask(kv_memory_bytes=memory, engine_settings=given)["fit"]["max_batch_size"]
+    assert 256 < most < 300
+    assert ask(batch_size=most, engine_settings=given)["kv_cache"]["bytes_per_device"] <= memory
+    assert ask(batch_size=most + 1, engine_settings=given)["kv_cache"]["bytes_per_device"] > memory
+    # Without the option, a server runs 256 requests, and the memory would hold more.
+    assert fit["max_batch_size"] == 256
 
 
 def test_the_cache_is_in_fp8_and_pages_have_256_tokens() -> None:

@@ -45,6 +45,7 @@ class LlamaCpp(Engine):
     # Every slot has the cells of a whole request (llama-server).
     reserves_full_length = True
     running_option = "parallel"
+    _default_running = 256  # the most sequences of a context (LLAMA_MAX_SEQ, src/llama-cparams.h)
     version = VERSION
     splits_heads = False
     can_place = True

@@ -6,7 +6,7 @@ Source: memory_pool.py, pool_configurator.py and kv_cache_configurator.py, SGLan
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,13 @@ from kvcalc.memory.engines.sglang.models import (
     is_sparse,
 )
 from kvcalc.memory.engines.sglang.pools import Pools, pools_of
-from kvcalc.memory.engines.sglang.profile import memory_after_states, profiled_tokens
+from kvcalc.memory.engines.sglang.profile import (
+    DRAFTING_REQUESTS,
+    memory_after_states,
+    most_requests,
+    num_states,
+    profiled_tokens,
+)
 from kvcalc.memory.engines.sglang.settings import Settings, parse_settings
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
 from kvcalc.memory.reads import Entries
@@ -120,6 +126,8 @@ class Sglang(Engine):
         shared = cls.default_settings(settings)
         given = Given("sglang", shared)
         counts = {name: given.optional_count(name) for name in _OF_ALL_REPLICAS}
+        if "speculative-num-draft-tokens" in shared and counts["max-running-requests"] is None:
+            counts["max-running-requests"] = DRAFTING_REQUESTS
         return {**shared, **{name: Number(max(1, n // replicas)) for name, n in counts.items() if n is not None}}
 
     @classmethod
@@ -246,27 +254,58 @@ class Sglang(Engine):
         if memory is not None:
             capacity = self._profiled_tokens(share, dtype, memory)
             if capacity is not None:
-                concurrency = capacity / round_up(tokens + self.encoder, page)
-                found = BlockPool(*found[:3], capacity // page, capacity, concurrency)
+                found = BlockPool(*found[:3], capacity // page, capacity, capacity / self._paged(tokens))
         full, window = self._pool_tokens(pools, tokens, batch)
         return {**found._asdict(), "max_total_num_tokens": full, "swa_max_total_num_tokens": window or None}
 
-    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, memory: int) -> RunningPool:
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
         """The table counts tokens, in whole pages."""
         size = self.block_tokens(share, dtype)
-        found = self.blocks(share, dtype, longest_tokens, 1, memory)
+        found = self.blocks(share, dtype, longest_tokens, batch, memory)
         return RunningPool(found["kv_cache_tokens"], size, range(0, (-(-longest_tokens // size) + 3) * size, size))
+
+    def max_running_requests(
+        self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
+    ) -> int | None:
+        """The most requests for which there are states, and for whose tokens the states leave room.
+
+        Without states, the bytes of a request say how many have room.
+        """
+        most = self._most_running(share, dtype, memory)
+        if memory is None or not self._largest_states(share, dtype):
+            return most
+        capacity = self._profiled_tokens(share, dtype, memory)
+        if capacity is None:
+            return most
+        return min(most, max(0, capacity - shared_tokens) // (self._paged(tokens) - shared_tokens))
+
+    def _most_running(self, share: ModelSpec, dtype: Dtype, memory: int | None) -> int:
+        """max_running_requests of a server, whatever the requests' lengths (resolve_max_num_reqs)."""
+        capacity = None if memory is None else self._profiled_tokens(share, dtype, memory)
+        most = most_requests(self.chosen, capacity, self.chosen.context_length or self.spec.max_position_embeddings)
+        state = self._largest_states(share, dtype)
+        states = num_states(memory, state, self.chosen, self.states_each) if state else None
+        return most if states is None else min(most, states // self.states_each)
 
     def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, memory: int) -> int | None:
         """max_total_num_tokens if every device has `memory` bytes for its pools: the least of any pipeline stage.
 
         Every stage subtracts as many states as the stage with the most of them (_handle_max_mamba_cache).
         """
-        stages = stages_of(whole_of(share), self.bounds) if self.bounds else (share,)
-        states = max(self._pools(stage, dtype).state for stage in stages)
-        left = memory_after_states(memory, states, self.chosen, self.states_each)
-        found = [profiled_tokens(self._pools(stage, dtype), self.chosen, left) for stage in stages]
+        left = memory_after_states(memory, self._largest_states(share, dtype), self.chosen, self.states_each)
+        found = [profiled_tokens(self._pools(stage, dtype), self.chosen, left) for stage in self._stages(share)]
         return min((tokens for tokens in found if tokens is not None), default=None)
+
+    def _stages(self, share: ModelSpec) -> Sequence[ModelSpec]:
+        return stages_of(whole_of(share), self.bounds) if self.bounds else (share,)
+
+    def _largest_states(self, share: ModelSpec, dtype: Dtype) -> int:
+        """The bytes of a state in the pipeline stage with the most of them."""
+        return max(self._pools(stage, dtype).state for stage in self._stages(share))
+
+    def _paged(self, tokens: int) -> int:
+        """The tokens that a request of `tokens` tokens takes in the pool."""
+        return round_up(tokens + self.encoder, self.page)
 
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
         pools, page, every = self._pools(share, dtype), self.page, tokens + self.encoder

@@ -115,10 +115,16 @@ class DeepseekV4(Sglang):
         each = self._bytes_per_token(share)
         found = BlockPool(_PAGE, int(_PAGE * each), self.held_bytes(share, dtype, tokens, 1))
         if memory is not None:
-            capacity = int(max(0, memory - self._fixed_bytes(share)) / each) // _PAGE * _PAGE
+            capacity = self._profiled_tokens(share, dtype, memory)
             found = BlockPool(*found[:3], capacity // _PAGE, capacity, capacity / round_up(tokens, _PAGE))
         windows = self._window_slots(full, batch)
         return {**found._asdict(), "max_total_num_tokens": full, "swa_max_total_num_tokens": windows}
+
+    def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, memory: int) -> int:
+        return int(max(0, memory - self._fixed_bytes(share)) / self._bytes_per_token(share)) // _PAGE * _PAGE
+
+    def _largest_states(self, share: ModelSpec, dtype: Dtype) -> int:
+        return 0
 
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
         _check_dtype(dtype)

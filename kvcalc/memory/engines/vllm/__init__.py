@@ -214,7 +214,7 @@ class Vllm(Engine):
         )
         return max((left - held.shared) // held.own, 0)
 
-    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, memory: int) -> RunningPool:
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
         size = self.block_tokens(share, dtype)
         # One block is never given to a request (null_block, v1/core/block_pool.py).
         capacity = memory // self.plan(share, dtype).block_bytes - 1
