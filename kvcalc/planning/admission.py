@@ -82,7 +82,7 @@ def overlaps_steps(case: Case) -> bool | None:
     """
     has_stages = case.workload.pipeline_parallel_size > 1
     if case.engine_name == "vllm":
-        return bool(case.rules.settings.get("async_scheduling")) and not has_stages
+        return bool(case.engine.settings.get("async_scheduling")) and not has_stages
     return {"sglang": True, "tensorrt-llm": not has_stages, "llama.cpp": False}.get(case.engine_name)
 
 
@@ -112,7 +112,7 @@ def running_requests(case: Case, wanted: int) -> Running:
     if question is None or question.input_tokens is None or question.output_tokens is None:
         return Running(fitting)
     prompt, answer = question.input_tokens, question.output_tokens
-    if case.rules.reserves_full_length or fitting >= wanted:
+    if case.engine.reserves_full_length or fitting >= wanted:
         return Running(min(fitting, wanted))
     found = budget(case)
     if not isinstance(found, Budget):
@@ -156,6 +156,6 @@ def _most_running(found: Budget, tokens: int) -> int | None:
     case, speed = found.case, found.case.question.speed
     if found.devices or speed is None or speed.input_tokens is None:
         return None
-    share = case.rules.largest_stage(case.share, case.workload.kv_dtype, tokens, 1)
-    most = case.rules.most_running(share, case.workload.kv_dtype, found.offered_bytes, speed.input_tokens, tokens)
+    share = case.allocation.largest_stage(case.share, case.workload.kv_dtype, tokens, 1)
+    most = case.allocation.most_running(share, case.workload.kv_dtype, found.offered_bytes, speed.input_tokens, tokens)
     return None if most is None else most * case.workload.data_parallel_size

@@ -22,7 +22,7 @@ WHOLE_COPIES = "whole-copies"
 
 
 def with_attention_replicas(
-    model: ModelSpec, replicas: int, expert_parallel_size: int | None, rules: Engine, workload: Workload
+    model: ModelSpec, replicas: int, expert_parallel_size: int | None, engine: Engine, workload: Workload
 ) -> Workload:
     """The workload with `replicas` attention replicas, and the experts in `expert_parallel_size` groups of devices.
 
@@ -31,16 +31,16 @@ def with_attention_replicas(
     engine or the model cannot be split this way, and ModelError (exit 3) if it is not known whether the model has
     experts.
     """
-    if replicas > 1 and not rules.has_attention_replicas:
+    if replicas > 1 and not engine.has_attention_replicas:
         raise LayoutError(
-            f"--dp {replicas}: {rules.name} has no attention replicas",
+            f"--dp {replicas}: {engine.name} has no attention replicas",
             "use --engine vllm, sglang or tensorrt-llm",
         )
     size, workload = workload.tensor_parallel_size, workload._replace(data_parallel_size=replicas)
     ranks = workload.attention_copies * size
-    if size > 1 and not rules.splits_attention_replicas:
+    if size > 1 and not engine.splits_attention_replicas:
         raise LayoutError(
-            f"--dp {replicas} --tp {size}: every device is an attention replica in {rules.name}",
+            f"--dp {replicas} --tp {size}: every device is an attention replica in {engine.name}",
             f"use --dp {ranks}, or leave out --dp",
         )
     if weights_of(model) is None:
@@ -49,19 +49,19 @@ def with_attention_replicas(
     if not most:
         if expert_parallel_size is not None:
             raise LayoutError(f"--ep {expert_parallel_size}: {model.name} has no experts", "leave it out")
-        if rules.splits_attention_replicas:
+        if engine.splits_attention_replicas:
             return workload
         # Whether its MLPs are split or copied differs between its models and releases (GatedMLP, modules/gated_mlp.py).
         raise LayoutError(
             f"--dp {replicas}: {model.name} has no experts to split, and attention replicas of such models are not "
-            f"modelled for {rules.name}",
+            f"modelled for {engine.name}",
             f"remove --dp: with --tp 1 --num-gpus {replicas} the devices form {replicas} replicas",
         )
     groups = expert_parallel_size or ranks
-    if groups > most or (most % groups and not rules.splits_uneven_experts):
+    if groups > most or (most % groups and not engine.splits_uneven_experts):
         given = f"--dp {replicas}" if workload.prompt_ranks == 1 else f"{ranks} devices"
         given = given if expert_parallel_size is None else f"--ep {groups}"
-        even = "" if groups > most else f" evenly, as {rules.name} requires"
+        even = "" if groups > most else f" evenly, as {engine.name} requires"
         fitting = [str(n) for n in range(1, min(ranks, most) + 1) if ranks % n == 0 and most % n == 0]
         raise LayoutError(
             f"{given}: the {most} experts of a layer cannot be divided among {groups} devices{even}",
@@ -79,13 +79,13 @@ def whole_copies(model: ModelSpec, workload: Workload) -> bool:
     return workload.data_parallel_size > 1 and not most_experts(model)
 
 
-def spread_of(spec: ModelSpec, rules: Engine, workload: Workload) -> Spread:
+def spread_of(spec: ModelSpec, engine: Engine, workload: Workload) -> Spread:
     """How the weights are split among the attention replicas."""
     if workload.attention_copies == 1:
         return NOT_SPREAD
     names: frozenset[str] = frozenset()
-    if rules.spreads_mlps or rules.spreads_head:
-        names = _mlp_and_head(spec, rules.spreads_mlps) if most_experts(spec) else names
+    if engine.spreads_mlps or engine.spreads_head:
+        names = _mlp_and_head(spec, engine.spreads_mlps) if most_experts(spec) else names
     if names and workload.data_parallel_size == 1:
         # Only with attention replicas, the embedding is in each (get_embedding_tp_kwargs, SGLang 0.5.23).
         names |= _embedding(spec)

@@ -39,7 +39,7 @@ def with_auto_context(case: Case) -> tuple[Case, Note]:
         given = Given("llama.cpp", case.settings)
         margin, least = given.count("fit-target") * _MIB, min(given.count("fit-ctx"), longest)
         # Slots that share the context share the model's length too.
-        blocks = case.rules.blocks(case.share, case.workload.kv_dtype, longest, batch, None)
+        blocks = case.allocation.blocks(case.share, case.workload.kv_dtype, longest, batch, None)
         tokens = _longest(case.at(longest // (batch if blocks.get("n_stream") == 1 else 1), batch), margin)
         if tokens < longest:
             tokens = max(tokens - tokens % _LLAMA_CPP_STEP, least)
@@ -49,10 +49,10 @@ def with_auto_context(case: Case) -> tuple[Case, Note]:
     text = f"--context auto is {tokens:,} tokens: "
     if tokens == longest:
         # The server measures the devices only, so the host's part may still be too large.
-        text += "the model's maximum fits" + ("" if case.rules.placement is None else " on the device")
+        text += "the model's maximum fits" + ("" if case.engine.placement is None else " on the device")
     elif case.engine_name == "llama.cpp" and tokens == least:
         text += "the least that llama-server chooses (--fit-ctx)"
-        if case.rules.placement is None:
+        if case.engine.placement is None:
             text += "; -ngl auto also moves layers into host memory, as the server does"
     else:
         text += f"the longest context that fits{left}"

@@ -30,9 +30,9 @@ def _brief(case: Case, needs_speed: bool) -> Answer | None:
     room = budget(case)
     if not isinstance(room, Budget) or room.devices or room.host is not None:
         return None
-    workload, rules = case.workload, case.rules
+    workload, allocation = case.workload, case.allocation
     sizes = case.share, workload.kv_dtype, workload.context_tokens
-    held = rules.batch_bytes(*sizes, workload.attention_batch(workload.batch_size))
+    held = allocation.batch_bytes(*sizes, workload.attention_batch(workload.batch_size))
     fits = holds(case, room.pool_bytes, held)
     free = room.pool_bytes - held
     low, _ = free_range(room, free)

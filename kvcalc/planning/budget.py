@@ -79,9 +79,9 @@ class Budget(NamedTuple):
         tokens, batch = workload.context_tokens, workload.attention_batch(workload.batch_size)
         if tokens * batch > most:
             return False
-        rules, share, dtype = self.case.rules, self.case.share, workload.kv_dtype
+        allocation, share, dtype = self.case.allocation, self.case.share, workload.kv_dtype
         return all(
-            rules.batch_bytes(share, dtype, *size) > self.pool_bytes
+            allocation.batch_bytes(share, dtype, *size) > self.pool_bytes
             for size in ((most // batch, batch), (tokens, most // tokens))
         )
 
@@ -92,11 +92,11 @@ def budget(case: Case) -> Budget | str:
     Remembered per layout, unless it depends on the context, the batch, the host's memory or drafted tokens.
     """
     asked, workload = case.question, case.workload
-    if case.rules.placement is not None or asked.speculative is not None or _has_own_layers(case):
+    if case.engine.placement is not None or asked.speculative is not None or _has_own_layers(case):
         return _budget(case)
-    # The engine's rules already belong to one release, number of stages and set of settings.
+    # The engine already belongs to one release, number of stages and set of settings.
     key = (
-        id(case.rules), id(case.devices.gpu), asked.dtype, asked.kv_memory_bytes, workload.model_dtype,
+        id(case.engine), id(case.devices.gpu), asked.dtype, asked.kv_memory_bytes, workload.model_dtype,
         workload.tensor_parallel_size, workload.data_parallel_size, workload.expert_parallel_size,
     )  # fmt: skip
     known = _budgets_of(case.model, case.spec)
@@ -107,7 +107,7 @@ def budget(case: Case) -> Budget | str:
     if isinstance(computed, Budget) and _is_same(computed.reserve, case):
         if len(known) >= _MOST_BUDGETS:
             known.clear()
-        known[key] = computed  # it holds the rules and the device, so that their id() is not reused
+        known[key] = computed  # it holds the engine and the device, so that their id() is not reused
     return computed
 
 
@@ -125,7 +125,7 @@ def _budgets_of(model: ModelSpec, spec: ModelSpec) -> dict[tuple[object, ...], B
 def _budget(case: Case) -> Budget | str:
     spec, workload = case.spec, case.workload
     ranks, tables = workload.tensor_parallel_size, _has_tables_on_host(case)
-    spread = spread_of(spec, case.rules, workload)
+    spread = spread_of(spec, case.engine, workload)
     own_layers = _has_own_layers(case)
     stages = () if own_layers else case.stages
     weights = device_weights(case.model, spec, case.question.dtype, workload.model_dtype, ranks, stages, spread, tables)
@@ -133,7 +133,7 @@ def _budget(case: Case) -> Budget | str:
         return f"the weights of {spec.name} are not known: {weights.reason}"
     if own_layers:
         return _budget_of_devices(case, weights, tables)
-    placement, host = case.rules.placement, None
+    placement, host = case.engine.placement, None
     if placement is not None:
         from kvcalc.planning.host import Host, divide_bytes
 
@@ -184,7 +184,7 @@ def without_file_towers(case: Case, weights: DeviceWeights) -> DeviceWeights:
 
 def _has_own_layers(case: Case) -> bool:
     """Whether every device has layers of its own, with a budget of their own."""
-    return bool(case.rules.bounds) and case.engine_name == "llama.cpp"
+    return bool(case.engine.bounds) and case.engine_name == "llama.cpp"
 
 
 def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budget | str:
@@ -192,12 +192,12 @@ def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budg
     from kvcalc.planning.split import Room
 
     asked, workload = case.question, case.workload
-    if case.rules.settings.get("split_mode") == "row":
+    if case.engine.settings.get("split_mode") == "row":
         from kvcalc.planning.row_sizes import row_sizes
 
         sizes = row_sizes(case, tables)
     else:
-        sizes = stage_sizes(case.model, case.spec, asked.dtype, workload.model_dtype, case.rules.bounds, tables)
+        sizes = stage_sizes(case.model, case.spec, asked.dtype, workload.model_dtype, case.engine.bounds, tables)
     if isinstance(sizes, str):
         return sizes
 

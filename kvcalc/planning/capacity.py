@@ -35,12 +35,12 @@ def capacity(
     both if they are known already.
     """
     workload = case.workload
-    share, rules, batch = case.share, case.rules, workload.attention_batch(workload.batch_size)
+    share, allocation, batch = case.share, case.allocation, workload.attention_batch(workload.batch_size)
     longest, largest = limits or (
         longest_context(case, kv_memory_bytes, pool_shrinkage),
         largest_batch(case, kv_memory_bytes, workload.context_tokens, pool_shrinkage),
     )
-    here = rules.batch_bytes(share, workload.kv_dtype, workload.context_tokens, batch)
+    here = allocation.batch_bytes(share, workload.kv_dtype, workload.context_tokens, batch)
     fits = holds(case, kv_memory_bytes, here)
     notes += context_notes(case, longest)
     return {
@@ -67,7 +67,7 @@ def capacity(
 def holds(case: Case, kv_memory_bytes: int, held_bytes: int) -> bool:
     """Whether a device with `kv_memory_bytes` for the cache runs the workload, whose cache takes `held_bytes`."""
     workload = case.workload
-    needed = max(held_bytes, case.rules.start_bytes(case.share, workload.kv_dtype, workload.context_tokens))
+    needed = max(held_bytes, case.allocation.start_bytes(case.share, workload.kv_dtype, workload.context_tokens))
     most = max_running_requests(case, kv_memory_bytes, workload.context_tokens)
     return needed <= kv_memory_bytes and (most is None or workload.batch_size <= most)
 
@@ -78,7 +78,7 @@ def max_running_requests(case: Case, kv_memory_bytes: int | None, tokens: int = 
     This is the engine's own limit; fewer run if their caches take more memory. None if there is none.
     """
     memory = None if kv_memory_bytes is None else max(kv_memory_bytes, 0)
-    most = case.rules.max_running_requests(case.share, case.workload.kv_dtype, memory, tokens)
+    most = case.allocation.max_running_requests(case.share, case.workload.kv_dtype, memory, tokens)
     return None if most is None else most * case.workload.data_parallel_size
 
 
@@ -106,7 +106,7 @@ def longest_context(
     if at_most is not None and period(spec) == 1 and (not at_most or needed(at_most, batch) <= kv_memory_bytes):
         return at_most
     if pool_shrinkage is None and not case.encoder_follows_context:
-        found = case.rules.longest_context(case.share, workload.kv_dtype, batch, kv_memory_bytes)
+        found = case.allocation.longest_context(case.share, workload.kv_dtype, batch, kv_memory_bytes)
     else:
         found = kv_cache.longest_context(lambda tokens: needed(tokens, batch), kv_memory_bytes, period(spec))
     return _longest_running(case, kv_memory_bytes, found)
@@ -140,7 +140,7 @@ def _largest_attention_batch(
     case: Case, kv_memory_bytes: int, tokens: int, pool_shrinkage: PoolShrinkage | None
 ) -> int | None:
     if pool_shrinkage is None:
-        line = case.rules.batch_line(case.share, case.workload.kv_dtype, tokens)
+        line = case.allocation.batch_line(case.share, case.workload.kv_dtype, tokens)
         if line is not None and line.bytes_of_each:
             if line.start_bytes and line.start_bytes > kv_memory_bytes:
                 return 0

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.memory.engines.allocation import Allocation
 from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import Bounds, stages_of
@@ -18,7 +19,7 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_cross_attention
 from kvcalc.notes import Note
 from kvcalc.planning.question import Question, checked, completed, with_requests
-from kvcalc.planning.resolve import engine_of, laid_out, notes_of, resolve_types, settings_of, with_hits
+from kvcalc.planning.resolve import allocation_of, laid_out, notes_of, resolve_types, settings_of, with_hits
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Case(NamedTuple):
     cached: ModelSpec
     share: ModelSpec
     workload: Workload
-    rules: Engine
+    allocation: Allocation
     settings: Mapping[str, str]
     kv_dtype_reason: str | None
     notes: tuple[Note, ...]
@@ -57,6 +58,10 @@ class Case(NamedTuple):
     def model(self) -> ModelSpec:
         """The model without the what-if."""
         return self.question.model
+
+    @property
+    def engine(self) -> Engine:
+        return self.allocation.engine
 
     @property
     def engine_name(self) -> str:
@@ -73,8 +78,8 @@ class Case(NamedTuple):
     @property
     def stages(self) -> Bounds:
         """The layers of each pipeline stage."""
-        rules = self.rules
-        return rules.bounds or rules.stage_bounds(self.spec.num_layers, self.workload.pipeline_parallel_size)
+        engine = self.engine
+        return engine.bounds or engine.stage_bounds(self.spec.num_layers, self.workload.pipeline_parallel_size)
 
     @property
     def encoder_follows_context(self) -> bool:
@@ -89,7 +94,7 @@ class Case(NamedTuple):
             # make_case accepts only the requests' own context, and this may be another one: check without the requests.
             there = asked._replace(context_tokens=context_tokens, batch_size=batch_size, speed=None)
             return make_case(there)._replace(question=there._replace(speed=asked.speed))
-        self.rules.check_context(context_tokens)
+        self.engine.check_context(context_tokens)
         return self._replace(workload=self.workload._replace(context_tokens=context_tokens, batch_size=batch_size))
 
     def of_length(self, context_tokens: int) -> Case:
@@ -99,19 +104,19 @@ class Case(NamedTuple):
         """
         workload = self.workload._replace(context_tokens=context_tokens, encoder_tokens=context_tokens)
         spec = bind_workload(self.spec, workload)
-        cached, rules = engine_of(self.question, spec, workload, self.settings)
+        cached, allocation = allocation_of(self.question, spec, workload, self.settings)
         share = on_device(cached, workload.tensor_parallel_size)
-        there = self._replace(spec=spec, cached=cached, share=share, rules=rules, workload=workload)
+        there = self._replace(spec=spec, cached=cached, share=share, allocation=allocation, workload=workload)
         if self.device is None:
             return there
         return there.of_devices()[self.device]
 
     def of_devices(self) -> list[Case]:
         """The case for each device: its layers, which are not divided any more. For devices with their own layers."""
-        rules = copy(self.rules)
-        rules.bounds = ()
-        stages = stages_of(self.share, self.rules.bounds)
-        return [self._replace(share=stage, rules=rules, device=number) for number, stage in enumerate(stages)]
+        engine = copy(self.engine)
+        engine.bounds = ()
+        stages, allocation = stages_of(self.share, self.engine.bounds), self.allocation.of(engine)
+        return [self._replace(share=stage, allocation=allocation, device=number) for number, stage in enumerate(stages)]
 
     def reads(self, first: int, num_layers: int) -> Reads:
         """What a decode step reads on one tensor-parallel rank of the cache of these layers.
@@ -120,7 +125,7 @@ class Case(NamedTuple):
         """
         share = on_device(self.cached, self.workload.tensor_parallel_size)
         (part,) = stages_of(share, ((first, first + num_layers - 1),))
-        return self.rules.reads(part, self.workload.kv_dtype)
+        return self.allocation.reads(part, self.workload.kv_dtype)
 
     def cache_bytes(self, tokens: int, sequences: int) -> int:
         """The bytes that `sequences` sequences of `tokens` tokens take on a device, whatever the case's own context.
@@ -129,14 +134,14 @@ class Case(NamedTuple):
         asked for.
         """
         there = self.of_length(tokens) if self.encoder_follows_context else self
-        return there.rules.batch_bytes(there.share, there.workload.kv_dtype, tokens, sequences)
+        return there.allocation.batch_bytes(there.share, there.workload.kv_dtype, tokens, sequences)
 
     def needed_bytes(self, tokens: int, sequences: int) -> int:
         """`cache_bytes`, or what the engine asks of a device before it starts, if that is more."""
         is_other = tokens != self.workload.context_tokens and self.encoder_follows_context
         there = self.of_length(tokens) if is_other else self
         sizes = there.share, there.workload.kv_dtype, tokens
-        return max(there.rules.batch_bytes(*sizes, sequences), there.rules.start_bytes(*sizes))
+        return max(there.allocation.batch_bytes(*sizes, sequences), there.allocation.start_bytes(*sizes))
 
 
 def make_case(question: Question) -> Case:
@@ -192,7 +197,7 @@ def _with_load(case: Case, asked: Question) -> Case:
     """`case` with the context, the batch and the requests of another question that is otherwise the same."""
     spec, workload = case.spec, case.workload
     tokens, beyond = resolve_context(spec, asked.context_tokens)
-    case.rules.check_context(tokens)
+    case.engine.check_context(tokens)
     if asked.devices is not None:
         from kvcalc.planning.layout import check_speed
 
@@ -218,16 +223,17 @@ def _resolve(asked: Question) -> Case:
     found = resolve_types(asked)
     asked, spec = found.asked, found.spec
     settings = settings_of(found)
-    cached, rules = engine_of(asked, spec, found.workload, settings)
-    workload = laid_out(asked, spec, rules, found.workload)
+    cached, allocation = allocation_of(asked, spec, found.workload, settings)
+    engine = allocation.engine
+    workload = laid_out(asked, spec, engine, found.workload)
     share = on_device(cached, workload.tensor_parallel_size)
-    asked, hits = with_hits(asked, spec, rules, share, workload)
-    notes = notes_of(found, rules, workload, settings, hits)
-    case = Case(asked, spec, cached, share, workload, rules, settings, found.reason, notes)
-    if asked.devices is not None or rules.name == "logical":
+    asked, hits = with_hits(asked, spec, allocation, share, workload)
+    notes = notes_of(found, engine, workload, settings, hits)
+    case = Case(asked, spec, cached, share, workload, allocation, settings, found.reason, notes)
+    if asked.devices is not None or engine.name == "logical":
         return case
     from kvcalc.planning.device_defaults import describe_device_defaults
 
     given = asked.engine_settings or {}
     types = (asked.kv_dtype, workload.kv_dtype.name, asked.dtype)
-    return case._replace(device_defaults=describe_device_defaults(spec, asked.engine, given, rules.settings, types))
+    return case._replace(device_defaults=describe_device_defaults(spec, asked.engine, given, engine.settings, types))

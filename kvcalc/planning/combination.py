@@ -189,7 +189,7 @@ def _with_memory(
     also_fits: Callable[[int, int], bool] | None = None,
 ) -> Combination:  # fmt: skip
     """The combination with this memory. An engine that asks for more before it starts needs that at every point."""
-    if case.rules.start_bytes(case.share, case.workload.kv_dtype, case.workload.context_tokens):
+    if case.allocation.start_bytes(case.share, case.workload.kv_dtype, case.workload.context_tokens):
         return found._replace(
             memory=memory, also_fits=lambda tokens, batch: case.needed_bytes(tokens, 1) <= memory(tokens, batch)
         )
@@ -236,7 +236,7 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
         if asked.reuse is not None:
             from kvcalc.planning.reuse import cached_tokens
 
-            cached = cached_tokens(asked.reuse, hit_rate, tokens, case.rules, case.share, case.workload.kv_dtype)
+            cached = cached_tokens(asked.reuse, hit_rate, tokens, case.allocation, case.share, case.workload.kv_dtype)
         return step, shortest, step * high, rate, model.prefill(tokens, batch, cached).seconds
 
     return at
@@ -249,11 +249,15 @@ def _curves(case: Case) -> tuple[Curve, Curve, Curve] | None:
     """
     if (
         case.question.reuse is not None
-        or case.rules.name != "logical"
+        or case.engine.name != "logical"
         or case.workload.pipeline_parallel_size > 1
         or case.encoder_follows_context
     ):
         return None
     spec, share, dtype = case.cached, case.share, case.workload.kv_dtype
-    stored, device, read = stored_curve(spec, dtype), stored_curve(share, dtype), case.rules.reads(spec, dtype).curve
+    stored, device, read = (
+        stored_curve(spec, dtype),
+        stored_curve(share, dtype),
+        case.allocation.reads(spec, dtype).curve,
+    )
     return None if stored is None or device is None or read is None else (stored, device, read)

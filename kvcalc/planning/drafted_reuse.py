@@ -28,8 +28,6 @@ from __future__ import annotations
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.engines.drafted_prefixes import PLAIN, Matching
-from kvcalc.memory.engines.engine import Engine
-from kvcalc.memory.engines.lookahead import LookAhead
 from kvcalc.memory.engines.release import Release, release_of
 from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM, Speculation
 from kvcalc.model.spec import ModelSpec, has_states, windows
@@ -40,17 +38,12 @@ _VLLM_LOOKS_AHEAD = Release.of(0, 33)
 _TENSORRT_LLM_REUSES = Release.of(1, 3)._replace(phase=-1, of_phase=28)
 
 
-def with_matching(
-    asked: Speculation, engine: str, spec: ModelSpec, rules: Engine, slots: int, reuse: CacheReuse
-) -> Engine:
-    """The engine's rules with `slots` for drafted tokens, and the prefixes that it finds while it drafts.
-
-    UsageError (exit 2) for a method of which that is not known in this engine.
-    """
+def matching_of(asked: Speculation, engine: str, spec: ModelSpec, reuse: CacheReuse) -> Matching:
+    """The prefixes that an engine finds while it drafts. UsageError (exit 2) if that is not known for the method."""
     moves = bool(reuse.offload) or reuse.transfer is not None
     if moves:
         _check_moved(asked, engine.partition("@")[0], reuse)
-    return LookAhead(rules, slots, _matching(asked, engine, spec, moves))
+    return _matching(asked, engine, spec, moves)
 
 
 def _check_moved(asked: Speculation, engine: str, reuse: CacheReuse) -> None:

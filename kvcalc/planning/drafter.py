@@ -61,7 +61,7 @@ def speed_of_drafting(case: Case, target: SpeedModel) -> SpeedModel | str:
     asked, workload, model = speculation_of(case), case.workload, None
     drafter = drafter_of(asked, case.spec, workload)
     if drafter is not None:
-        placement = case.rules.placement
+        placement = case.engine.placement
         if placement is not None and not placement.kv_offload:
             return "the speed of drafts whose cache is in host memory (--no-kv-offload) is not modelled"
         stored = _stored(case, drafter)

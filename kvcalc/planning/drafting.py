@@ -1,17 +1,16 @@
-"""Drafted tokens (speculative decoding) in a case: the check, the engine's settings, the layers and the rules.
+"""Drafted tokens (speculative decoding) in a case: the check, the engine's settings, and the layers.
 
 Everything here is called only if the question drafts tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.errors import LayoutError, UsageError
-from kvcalc.memory.engines.draft_pool import JOINED, DraftPool
+from kvcalc.memory.engines import joins_drafts
 from kvcalc.memory.engines.engine import Engine
-from kvcalc.memory.engines.lookahead import LookAhead, lookahead_tokens
 from kvcalc.memory.workload import Workload, bind_workload, check_tensor_parallel
 from kvcalc.model import drafting
 from kvcalc.model.drafting import (
@@ -156,31 +155,17 @@ def with_layers(asked: Speculation, spec: ModelSpec, workload: Workload) -> Mode
     return drafting.with_drafter(spec, drafter)
 
 
-def rules_of(
-    engine: str, drafter: Drafter | None, spec: ModelSpec, cached: ModelSpec, load: Callable[[ModelSpec], Engine]
-) -> Engine:
-    """The engine's rules for `cached`, the model `spec` with the layers that draft tokens.
-
-    `load` loads the rules for one model. MTP layers are in the model's own cache. Most engines give a draft model or an
-    EAGLE head a cache of its own.
-    """
-    if drafter is None or drafter.like_model or engine.partition("@")[0] in JOINED:
-        return load(cached)
-    return DraftPool(load(spec), load(drafter.spec), drafter.spec)
+def has_own_pool(engine: str, drafter: Drafter | None) -> bool:
+    """Whether what drafts tokens has a pool of its own. MTP layers are in the model's own cache."""
+    return drafter is not None and not drafter.like_model and not joins_drafts(engine)
 
 
-def with_slots(asked: Speculation, rules: Engine, serves_requests: bool) -> Engine:
-    """The engine's rules with the slots for drafted tokens. The same rules if a request takes no more slots."""
-    slots = slots_of(asked, rules.name, serves_requests)
-    return LookAhead(rules, slots) if slots else rules
-
-
-def slots_of(asked: Speculation, engine: str, serves_requests: bool) -> int:
+def slots_of(asked: Speculation, engine: Engine, serves_requests: bool) -> int:
     """The slots that a running request takes beyond its own tokens.
 
     Requests to serve may be shorter than the engine allows. Without them, the context is the longest request.
     """
-    return lookahead_tokens(engine, asked.num_tokens, is_longest=not serves_requests, by_ngrams=asked.method == NGRAM)
+    return engine.lookahead_tokens(asked.num_tokens, is_longest=not serves_requests, by_ngrams=asked.method == NGRAM)
 
 
 def notes_of(asked: Speculation, engine: str, spec: ModelSpec, settings: Mapping[str, str]) -> list[Note]:

@@ -58,7 +58,7 @@ def answer_asked(case: Case) -> Answer:
 
 def answer_case(case: Case) -> Answer:
     """The estimate of a case whose batch is final."""
-    workload, rules, kv_memory_bytes = case.workload, case.rules, case.question.kv_memory_bytes
+    workload, engine, kv_memory_bytes = case.workload, case.engine, case.question.kv_memory_bytes
     notes = list(case.notes)
     weights = describe_weights(case.model, case.spec, case.question.dtype, workload.model_dtype, notes)
     fit = hardware = throughput = served = None
@@ -92,14 +92,14 @@ def answer_case(case: Case) -> Answer:
         "model": describe_model(case.spec),
         "workload": _describe_workload(case),
         "engine": {
-            "name": rules.name,
-            "version": rules.version,
+            "name": engine.name,
+            "version": engine.version,
             "tensor_parallel_size": workload.tensor_parallel_size,
             "pipeline_parallel_size": workload.pipeline_parallel_size,
             "data_parallel_size": workload.data_parallel_size,
             "expert_parallel_size": workload.expert_parallel_size,
             "kv_dtype_reason": case.kv_dtype_reason,
-            **rules.settings,
+            **engine.settings,
             **division,
             "device_defaults": case.device_defaults,
             **_describe_blocks(case, kv_memory_bytes),
@@ -164,7 +164,7 @@ def _describe_workload(case: Case) -> dict[str, Any]:
         from kvcalc.planning.images import describe_images
 
         loads_tower = case.engine_name == "vllm" and "language-model-only" not in case.settings
-        step = case.rules.settings.get("max_num_batched_tokens") if loads_tower else None
+        step = case.engine.settings.get("max_num_batched_tokens") if loads_tower else None
         tokens = step if isinstance(step, int) else None
         images = describe_images(
             case.question.images, case.model, workload.context_tokens, tokens, workload.model_dtype.block_bytes
@@ -182,7 +182,7 @@ def _describe_workload(case: Case) -> dict[str, Any]:
 def _describe_cache(case: Case, figures: CacheFigures) -> dict[str, Any]:
     workload = case.workload
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
-    rows = kv_cache.cache_rows(case.cached, dtype, tokens, case.rules.cache_bytes)
+    rows = kv_cache.cache_rows(case.cached, dtype, tokens, case.allocation.cache_bytes)
     return {
         "dtype": dtype.name,
         **dict(zip(FIGURES, figures)),
@@ -196,17 +196,17 @@ def _describe_cache(case: Case, figures: CacheFigures) -> dict[str, Any]:
 
 def _describe_blocks(case: Case, memory: int | None) -> dict[str, Any]:
     """The engine's block figures for one device, and where the bytes go. Empty if the engine has no pool."""
-    workload, rules = case.workload, case.rules
+    workload, allocation = case.workload, case.allocation
     dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch(workload.batch_size)
-    device = rules.largest_stage(case.share, dtype, tokens, batch)
-    found = rules.blocks(device, dtype, tokens, batch, memory)
-    concurrency, most = found.get("max_concurrency"), rules.max_running_requests(case.share, dtype, memory)
+    device = allocation.largest_stage(case.share, dtype, tokens, batch)
+    found = allocation.blocks(device, dtype, tokens, batch, memory)
+    concurrency, most = found.get("max_concurrency"), allocation.max_running_requests(case.share, dtype, memory)
     # vLLM's start-up log prints how many requests the pool holds, also if fewer may run.
     if concurrency is not None and most is not None and case.engine_name != "vllm":
         found["max_concurrency"] = min(concurrency, float(most))
     accounts = {
-        "request_lines": rules.lines(device, dtype, tokens),
-        "pool_lines": rules.pool(device, dtype, tokens, batch),
+        "request_lines": allocation.lines(device, dtype, tokens),
+        "pool_lines": allocation.pool(device, dtype, tokens, batch),
     }
     for name, lines in accounts.items():
         if lines is not None:
@@ -283,7 +283,7 @@ def _describe_variant(variant: _Variant, mha_bytes: int, case: Case, figures: Ca
     spec, row = variant.spec, dict(variant.row)
     if spec is None:
         return row
-    workload, rules = case.workload, case.rules
+    workload, allocation = case.workload, case.allocation
     if spec is case.cached and workload.data_parallel_size == 1:
         row["bytes_per_token"], row["total_bytes"] = figures.bytes_per_token, figures.total_bytes
         stored = figures.stored_bytes // workload.batch_size
@@ -291,8 +291,8 @@ def _describe_variant(variant: _Variant, mha_bytes: int, case: Case, figures: Ca
         return row
     dtype, tokens = workload.kv_dtype, workload.context_tokens
     try:
-        row["bytes_per_token"] = rules.growth(spec, dtype, tokens).bytes_per_token
-        row["total_bytes"] = rules.replica_bytes(spec, dtype, tokens, workload.batch_size)
+        row["bytes_per_token"] = allocation.growth(spec, dtype, tokens).bytes_per_token
+        row["total_bytes"] = allocation.replica_bytes(spec, dtype, tokens, workload.batch_size)
     except KvcalcError as error:
         # A variant may be invalid for the dtype or the engine. The model itself is still answered.
         return _refused(row["attention"], error.message)

@@ -25,19 +25,19 @@ FIGURES = CacheFigures._fields
 
 def cache_figures(case: Case) -> CacheFigures:
     """The bytes of a case."""
-    spec, workload, rules, device = case.cached, case.workload, case.rules, case.share
+    spec, workload, allocation, device = case.cached, case.workload, case.allocation, case.share
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
-    growth = rules.growth(spec, dtype, tokens)
+    growth = allocation.growth(spec, dtype, tokens)
     batches = workload.attention_batches(batch).items()
     return CacheFigures(
         batch * stored_sequence_bytes(spec, dtype, tokens),
-        sum([replicas * rules.replica_bytes(spec, dtype, tokens, each) for each, replicas in batches]),
+        sum([replicas * allocation.replica_bytes(spec, dtype, tokens, each) for each, replicas in batches]),
         growth.bytes_at(tokens),
         growth.bytes_per_token,
         growth.fixed_bytes,
-        rules.batch_bytes(device, dtype, tokens, workload.attention_batch(batch)),
+        allocation.batch_bytes(device, dtype, tokens, workload.attention_batch(batch)),
         workload.tensor_parallel_size
         * workload.prompt_ranks
-        * sum([replicas * rules.all_stages_bytes(device, dtype, tokens, each) for each, replicas in batches]),
-        batch * rules.reads(spec, dtype).bytes_at(tokens),
+        * sum([replicas * allocation.all_stages_bytes(device, dtype, tokens, each) for each, replicas in batches]),
+        batch * allocation.reads(spec, dtype).bytes_at(tokens),
     )

@@ -51,8 +51,8 @@ def _smallest(case: Case) -> dict[str, Any] | None:
     An engine that splits only layers gets more stages instead.
     """
     asked, heads = case.question, case.model.attention.num_heads or 1
-    if not case.rules.splits_heads:
-        return _fewest_stages(case) if case.engine_name == "llama.cpp" and case.rules.placement is None else None
+    if not case.engine.splits_heads:
+        return _fewest_stages(case) if case.engine_name == "llama.cpp" and case.engine.placement is None else None
     first = (asked.tensor_parallel_size or 1) + 1
     for size in range(first, min(heads, _MOST_RANKS) + 1):
         if heads % size == 0:

@@ -90,8 +90,8 @@ def _add_range(found: Budget, fit: dict[str, Any], notes: list[Note]) -> None:
     more = fit["free_bytes"] - low
     if found.case.question.serves_requests:
         # More requests wait if there is less memory. It is tight only if not even one is sure to run.
-        workload, rules = found.case.workload, found.case.rules
-        one = rules.batch_bytes(found.case.share, workload.kv_dtype, workload.context_tokens, 1)
+        workload, allocation = found.case.workload, found.case.allocation
+        one = allocation.batch_bytes(found.case.share, workload.kv_dtype, workload.context_tokens, 1)
         if found.pool_bytes - more >= one:
             return
     fit["verdict"] = "tight"
@@ -136,9 +136,9 @@ def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
     most = max_running_requests(case, found.pool_bytes, workload.context_tokens)
     if fit["free_bytes"] >= 0 and most is not None and most < workload.batch_size:
         asked = "request" if workload.batch_size == 1 else "requests"
-        return f"{workload.batch_size:,} {asked} of {tokens}: {case.rules.name} runs at most {most:,} at once"
+        return f"{workload.batch_size:,} {asked} of {tokens}: {case.engine.name} runs at most {most:,} at once"
     sizes = case.share, workload.kv_dtype, workload.context_tokens
-    one = max(case.rules.batch_bytes(*sizes, 1), case.rules.start_bytes(*sizes))
+    one = max(case.allocation.batch_bytes(*sizes, 1), case.allocation.start_bytes(*sizes))
     there = format_size(found.pool_bytes, capacity=True)
     if one > found.pool_bytes:
         longest = fit["max_context_tokens"] if workload.attention_batch(workload.batch_size) == 1 else None

@@ -30,7 +30,7 @@ class Host(NamedTuple):
 
     def kv_bytes(self, tokens: int, sequences: int) -> int:
         """The bytes of the cache in host memory."""
-        return self.case.rules.host_bytes(self.case.share, self.case.workload.kv_dtype, tokens, sequences)
+        return self.case.allocation.host_bytes(self.case.share, self.case.workload.kv_dtype, tokens, sequences)
 
     def free_bytes(self) -> int | None:
         """What is left of the host's memory. It may be negative. None if the memory is not known."""
@@ -114,15 +114,15 @@ def hosted(case: Case, placement: Placement, stored: StoredWeights, whole: Speed
     from kvcalc.throughput.host import HostedModel
 
     spec, kv_dtype = case.spec, case.workload.kv_dtype
-    rules = case.rules
+    engine = case.engine
     divided = divide_model(spec, placement)
     if divided is None:
         raise ValueError("the speed of a placed model needs its weights")
-    host_cache, device_cache = rules.divide_cache(spec)
+    host_cache, device_cache = engine.divide_cache(spec)
     on_device, on_host = divided
     how = (whole.layout, stored.linear, stored.scheme)
-    device = count(device_cache, on_device, stored.base, rules.reads(device_cache, kv_dtype), *how)
-    host = count(host_cache, on_host, stored.base, rules.reads(host_cache, kv_dtype), *how)
+    device = count(device_cache, on_device, stored.base, engine.reads(device_cache, kv_dtype), *how)
+    host = count(host_cache, on_host, stored.base, engine.reads(host_cache, kv_dtype), *how)
     total = count_placed_layers(spec)
     if not placement.first_on_device(total) and not host.experts and placement.kv_offload:
         return whole  # the host looks up the input embedding and computes nothing
@@ -133,7 +133,7 @@ def hosted(case: Case, placement: Placement, stored: StoredWeights, whole: Speed
         _count_switches(spec, placement, first),
         float(placement.host_bandwidth or DEFAULT_HOST_BANDWIDTH),
         placement.host_bandwidth is None,
-        rules.micro_batch_tokens,
+        engine.micro_batch_tokens,
     )
     return HostedModel(whole, device, part)
 

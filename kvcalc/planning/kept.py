@@ -11,7 +11,9 @@ def prefixes_of(case: Case) -> Prefixes:
     """The prefix cache of the case's engine, on one device of the largest pipeline stage."""
     workload = case.workload
     dtype, batch = workload.kv_dtype, workload.attention_batch(workload.batch_size)
-    return case.rules.prefixes(case.rules.largest_stage(case.share, dtype, workload.context_tokens, batch), dtype)
+    return case.allocation.prefixes(
+        case.allocation.largest_stage(case.share, dtype, workload.context_tokens, batch), dtype
+    )
 
 
 def session_tokens_of(case: Case, prefixes: Prefixes) -> int:

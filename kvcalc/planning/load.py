@@ -20,7 +20,7 @@ def at_load(case: Case) -> Case:
         from kvcalc.planning.auto_context import with_auto_context
 
         case, chosen = with_auto_context(case)
-    if case.rules.placement is not None:
+    if case.engine.placement is not None:
         from kvcalc.planning.offload import place_layers
 
         case = place_layers(case)

@@ -24,7 +24,7 @@ def place_layers(case: Case) -> Case:
 def suggest(case: Case) -> dict[str, Any] | None:
     """What to keep in host memory so that a model fits: the most layers on the device, and the fewest experts in host
     memory. None if the engine keeps nothing there, or if neither helps."""
-    if not case.rules.can_place or case.workload.pipeline_parallel_size > 1:
+    if not case.engine.can_place or case.workload.pipeline_parallel_size > 1:
         return None
     layers = _most_layers(case)
     experts = _fewest_experts(case)
@@ -86,7 +86,7 @@ def _fits(case: Case) -> bool:
     if speed is not None and speed.concurrency is not None and speed.request_tokens is not None:
         case = case.at(case.workload.context_tokens, speed.concurrency)
     workload = case.workload
-    held = case.rules.batch_bytes(case.share, workload.kv_dtype, workload.context_tokens, workload.batch_size)
+    held = case.allocation.batch_bytes(case.share, workload.kv_dtype, workload.context_tokens, workload.batch_size)
     try:
         return held <= _budget_of(case).pool_bytes
     except UsageError:  # --kv-memory is more than these weights leave

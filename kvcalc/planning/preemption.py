@@ -67,9 +67,9 @@ def sglang_late_steps(found: Budget, input_tokens: int, output_tokens: int, requ
 def _sglang_pool(found: Budget) -> float:
     """The tokens in the pool. Without one, memory sets no limit."""
     case = found.case
-    rules, dtype, tokens = case.rules, case.workload.kv_dtype, case.workload.context_tokens
-    device = rules.largest_stage(case.share, dtype, tokens, 1)
-    pool: int | None = rules.blocks(device, dtype, tokens, 1, found.offered_bytes)["kv_cache_tokens"]
+    allocation, dtype, tokens = case.allocation, case.workload.kv_dtype, case.workload.context_tokens
+    device = allocation.largest_stage(case.share, dtype, tokens, 1)
+    pool: int | None = allocation.blocks(device, dtype, tokens, 1, found.offered_bytes)["kv_cache_tokens"]
     return inf if pool is None else pool
 
 

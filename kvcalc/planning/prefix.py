@@ -78,7 +78,7 @@ def prefix_curve(
     step = 1 if prefixes is None else prefixes.block_tokens
     check_tiers(offload, tuple((bandwidths or {}).items()))
     if case is not None:
-        check_engine_tiers(case.rules.name, offload)
+        check_engine_tiers(case.engine.name, offload)
     for given, name in ((sizes.memory_bytes, "--cache-memory"), (offload, "--offload")):
         if given and case is None:
             raise UsageError(f"{name} needs a model", "for example kvcalc prefix TRACE llama-3-70b")

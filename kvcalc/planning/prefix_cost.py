@@ -47,11 +47,11 @@ def prefixes_of(case: Case) -> Prefixes:
     """The engine's prefix cache on one device. UsageError or ModelError if it is not an LRU cache of blocks."""
     if case.workload.data_parallel_size > 1:
         raise LayoutError("--dp: each attention replica has a prefix cache of its own", "leave it out")
-    check_caching(case.rules, "kvcalc prefix")
+    check_caching(case.engine, "kvcalc prefix")
     found = kept_prefixes_of(case)
     if not found.shares_memory:
         raise UsageError(
-            f"{case.rules.name} keeps prompts as a whole, not in blocks that they share",
+            f"{case.engine.name} keeps prompts as a whole, not in blocks that they share",
             "use vllm, sglang or tensorrt-llm",
         )
     return found

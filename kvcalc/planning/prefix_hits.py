@@ -8,13 +8,13 @@ from kvcalc.model.spec import ModelSpec, has_cross_attention
 from kvcalc.notes import Note
 
 
-def check_caching(rules: Engine, option: str) -> None:
+def check_caching(engine: Engine, option: str) -> None:
     """Raise UsageError (exit 2) if the engine's settings turn the prefix cache off, which `option` asks about."""
-    if rules.prefixes_off:
-        raise UsageError(f"{option}: {rules.name} caches no prefixes of {rules.spec.name}", rules.prefixes_off)
+    if engine.prefixes_off:
+        raise UsageError(f"{option}: {engine.name} caches no prefixes of {engine.spec.name}", engine.prefixes_off)
 
 
-def prefix_hit_notes(rate: float, rules: Engine, spec: ModelSpec) -> list[Note]:
+def prefix_hit_notes(rate: float, engine: Engine, spec: ModelSpec) -> list[Note]:
     """The notes about a hit rate; none for 0.
 
     Raises UsageError (exit 2) for a rate outside 0 to below 1, and if the engine finds no prompts in its cache:
@@ -26,10 +26,10 @@ def prefix_hit_notes(rate: float, rules: Engine, spec: ModelSpec) -> list[Note]:
         raise UsageError(f"{given}: must be at least 0 and below 1", "for example --prefix-hit-rate 0.3")
     if not rate:
         return []
-    if rules.name == "transformers":
+    if engine.name == "transformers":
         raise UsageError(f"{given}: transformers has no prefix cache", "leave it out, or use another engine")
-    if rules.name == "vllm" and has_cross_attention(spec):
+    if engine.name == "vllm" and has_cross_attention(spec):
         raise UsageError(f"{given}: vLLM has no prefix cache for encoder-decoders like {spec.name}", "leave it out")
-    check_caching(rules, "--prefix-hit-rate")
+    check_caching(engine, "--prefix-hit-rate")
     text = f"{rate:.0%} of each prompt is found in the prefix cache: no prefill for it, but memory as without hits"
     return [Note("throughput", "prefix-hits", text)]

@@ -111,8 +111,8 @@ def describe_engine(setup: Setup) -> dict[str, Any]:
     """The `engine` part of a prefix document. Bytes are those of one block of the trace."""
     case, workload = setup.case, setup.case.workload
     return {
-        "name": case.rules.name,
-        "version": case.rules.version,
+        "name": case.engine.name,
+        "version": case.engine.version,
         "tensor_parallel_size": workload.tensor_parallel_size,
         "pipeline_parallel_size": workload.pipeline_parallel_size,
         "kv_dtype": workload.kv_dtype.name,

@@ -9,7 +9,7 @@ from kvcalc.planning.case import Case
 
 def parts_of(case: Case, tokens: int, cached_tokens: int) -> list[tuple[int, int]]:
     """The parts of a prompt of `tokens` tokens whose first `cached_tokens` are cached: [(first, last + 1), ...]."""
-    stops = [tokens - min(before, BATCH_TOKENS) for before in case.rules.prompt_stops(case.spec)]
+    stops = [tokens - min(before, BATCH_TOKENS) for before in case.engine.prompt_stops(case.spec)]
     found, start = [], cached_tokens
     while start < tokens:
         end = min(tokens, start + BATCH_TOKENS)

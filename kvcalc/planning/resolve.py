@@ -13,6 +13,7 @@ from kvcalc.memory.engines import (
     resolve_weight_dtype,
     with_default_block,
 )
+from kvcalc.memory.engines.allocation import PLAIN, Allocation, Drafts, Requests
 from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
@@ -97,10 +98,10 @@ def settings_of(found: Types) -> Mapping[str, str]:
     return settings
 
 
-def engine_of(
+def allocation_of(
     asked: Question, spec: ModelSpec, workload: Workload, settings: Mapping[str, str]
-) -> tuple[ModelSpec, Engine]:
-    """All layers with a cache, those that draft tokens included, and the engine that counts them."""
+) -> tuple[ModelSpec, Allocation]:
+    """All layers with a cache, those that draft tokens included, and what the engine allocates for them."""
     stages = workload.pipeline_parallel_size
     if asked.data_parallel_size > 1:
         from kvcalc.planning.attention_replicas import most_experts
@@ -110,60 +111,57 @@ def engine_of(
             settings = replica_settings(asked.engine, spec.model_type, settings, asked.data_parallel_size)
     given = sorted(settings.items())
     if asked.speculative is None:
-        rules = _rules_of(spec, asked.engine, stages, *given)
-        if asked.reuse is None:
-            return spec, rules
-        from kvcalc.planning.reuse import with_prefix
+        cached, requests = spec, PLAIN
+        engine = _engine_of(spec, asked.engine, stages, *given)
+    else:
+        from kvcalc.planning import drafting
 
-        return spec, with_prefix(rules, asked.reuse)
-    from kvcalc.planning import drafting
+        cached = drafting.with_layers(asked.speculative, spec, workload)
+        drafter, drafts = drafting.drafter_of(asked.speculative, spec, workload), None
+        own_pool = drafting.has_own_pool(asked.engine, drafter)
+        engine = _engine_of(spec if own_pool else cached, asked.engine, 1, *given)
+        if drafter is not None and own_pool:
+            others = [(name, text) for name, text in given if name not in drafting.OF_THE_MODEL_ALONE]
+            drafts = Drafts(_engine_of(drafter.spec, asked.engine, 1, *others), drafter.spec)
+        slots, matching = drafting.slots_of(asked.speculative, engine, asked.serves_requests), None
+        if asked.reuse is not None:
+            from kvcalc.planning.drafted_reuse import matching_of
 
-    cached = drafting.with_layers(asked.speculative, spec, workload)
-    drafter = drafting.drafter_of(asked.speculative, spec, workload)
-    own = [(name, text) for name, text in given if name not in drafting.OF_THE_MODEL_ALONE]
-
-    def load(model: ModelSpec) -> Engine:
-        return _rules_of(model, asked.engine, 1, *(given if model is spec or model is cached else own))
-
-    rules = drafting.rules_of(asked.engine, drafter, spec, cached, load)
-    if asked.reuse is None:
-        return cached, drafting.with_slots(asked.speculative, rules, asked.serves_requests)
-    from kvcalc.planning.drafted_reuse import with_matching
-    from kvcalc.planning.reuse import with_prefix
-
-    slots = drafting.slots_of(asked.speculative, rules.name, asked.serves_requests)
-    matching = with_matching(asked.speculative, asked.engine, spec, rules, slots, asked.reuse)
-    return cached, with_prefix(matching, asked.reuse)
+            matching = matching_of(asked.speculative, asked.engine, spec, asked.reuse)
+        requests = Requests(0, slots, matching, drafts)
+    if asked.reuse is not None and not engine.copies_prefixes:
+        requests = requests._replace(prefix_tokens=asked.reuse.prefix_tokens)
+    return cached, Allocation(engine, requests)
 
 
 @remembered
-def _rules_of(spec: ModelSpec, engine: str, stages: int, *settings: tuple[str, str]) -> Engine:
+def _engine_of(spec: ModelSpec, engine: str, stages: int, *settings: tuple[str, str]) -> Engine:
     return load_engine(engine, spec, dict(settings), stages)
 
 
-def laid_out(asked: Question, spec: ModelSpec, rules: Engine, workload: Workload) -> Workload:
+def laid_out(asked: Question, spec: ModelSpec, engine: Engine, workload: Workload) -> Workload:
     """The workload with the attention replicas and the expert-parallel ranks.
 
     Raises UsageError (exit 2) if the engine, the context or the number of devices does not allow the layout, and
     ModelError (exit 3) if the model does not.
     """
     ranks = workload.tensor_parallel_size
-    if ranks > 1 and not rules.splits_heads:
+    if ranks > 1 and not engine.splits_heads:
         raise LayoutError(
             f"--tp {ranks}: tensor parallelism is not supported for {asked.engine}",
-            f"use --pp {ranks} to split the layers" if rules.splits_layers else "use --tp 1",
+            f"use --pp {ranks} to split the layers" if engine.splits_layers else "use --tp 1",
         )
-    rules.check_ranks(spec, ranks)
+    engine.check_ranks(spec, ranks)
     experts = None if asked.speed is None else asked.speed.expert_parallel_size
-    if rules.prompt_ranks > 1:
-        workload = workload._replace(prompt_ranks=rules.prompt_ranks)
-    if asked.data_parallel_size * rules.prompt_ranks > 1:
+    if engine.prompt_ranks > 1:
+        workload = workload._replace(prompt_ranks=engine.prompt_ranks)
+    if asked.data_parallel_size * engine.prompt_ranks > 1:
         from kvcalc.planning.attention_replicas import with_attention_replicas
 
-        workload = with_attention_replicas(asked.model, asked.data_parallel_size, experts, rules, workload)
+        workload = with_attention_replicas(asked.model, asked.data_parallel_size, experts, engine, workload)
     elif experts is not None:
         workload = workload._replace(expert_parallel_size=experts)
-    rules.check_context(workload.context_tokens)
+    engine.check_context(workload.context_tokens)
     if asked.devices is not None:
         from kvcalc.planning.layout import check_speed, count_replicas
 
@@ -173,7 +171,7 @@ def laid_out(asked: Question, spec: ModelSpec, rules: Engine, workload: Workload
 
 
 def with_hits(
-    asked: Question, spec: ModelSpec, rules: Engine, share: ModelSpec, workload: Workload
+    asked: Question, spec: ModelSpec, allocation: Allocation, share: ModelSpec, workload: Workload
 ) -> tuple[Question, list[Note]]:
     """The question with the hit rate that follows from the reuse of its cache, and the notes about hits.
 
@@ -184,23 +182,23 @@ def with_hits(
         from kvcalc.planning.reuse import resolve
 
         speed = asked.speed or SpeedQuestion()
-        rate, notes = resolve(asked.reuse, speed, rules, share, workload)
+        rate, notes = resolve(asked.reuse, speed, allocation, share, workload)
         if asked.devices is not None:
             asked = asked._replace(speed=speed._replace(prefix_hit_rate=rate))
         return asked, notes
     if asked.speed is not None and asked.speed.prefix_hit_rate:
         from kvcalc.planning.prefix_hits import prefix_hit_notes
 
-        return asked, prefix_hit_notes(asked.speed.prefix_hit_rate, rules, spec)
+        return asked, prefix_hit_notes(asked.speed.prefix_hit_rate, allocation.engine, spec)
     return asked, []
 
 
 def notes_of(
-    found: Types, rules: Engine, workload: Workload, settings: Mapping[str, str], hits: list[Note]
+    found: Types, engine: Engine, workload: Workload, settings: Mapping[str, str], hits: list[Note]
 ) -> tuple[Note, ...]:  # fmt: skip
     """All notes of a case, in their order. `hits` are those about the prefix cache."""
     spec, drafts = found.spec, found.asked.speculative
-    notes = [*(Note("model", "remark", text) for text in spec.remarks), *workload.notes, *rules.notes]
+    notes = [*(Note("model", "remark", text) for text in spec.remarks), *workload.notes, *engine.notes]
     notes += [found.weight_note] if found.weight_note else []
     if workload.data_parallel_size > 1:
         from kvcalc.planning.attention_replicas import WHOLE_COPIES, whole_copies
@@ -212,8 +210,8 @@ def notes_of(
     if drafts is not None:
         from kvcalc.planning import drafting
 
-        notes += drafting.notes_of(drafts, rules.name, spec, settings)
-    if spec.is_encoder and rules.name == "logical":
+        notes += drafting.notes_of(drafts, engine.name, spec, settings)
+    if spec.is_encoder and engine.name == "logical":
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))
     return tuple(notes)

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines.engine import Engine
-from kvcalc.memory.engines.prefixes import COPYING, Prefixes
-from kvcalc.memory.engines.shared_prefix import SharedPrefix
+from kvcalc.memory.engines.allocation import Allocation
+from kvcalc.memory.engines.prefixes import Prefixes
 from kvcalc.memory.workload import Workload
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
@@ -85,11 +84,6 @@ def check_tiers(offload: Sequence[tuple[str, int]], bandwidths: Sequence[tuple[s
         raise UsageError(f"--offload-bandwidth {missing[0]}: --offload has no such tier", hint)
 
 
-def with_prefix(rules: Engine, reuse: CacheReuse) -> Engine:
-    """The rules for requests with a common prefix. `rules` itself if there is none, or if the engine copies it."""
-    return SharedPrefix(rules, reuse.prefix_tokens) if reuse.prefix_tokens and rules.name not in COPYING else rules
-
-
 def prompt_tokens_of(speed: SpeedQuestion | None, workload: Workload) -> int:
     """The tokens of a prompt. Without requests to serve, the whole context is one."""
     given = None if speed is None else speed.input_tokens
@@ -119,18 +113,18 @@ def turns_of(reuse: CacheReuse, prompt_tokens: int, context_tokens: int, prefixe
 
 
 def resolve(
-    reuse: CacheReuse, speed: SpeedQuestion, rules: Engine, share: ModelSpec, workload: Workload
+    reuse: CacheReuse, speed: SpeedQuestion, allocation: Allocation, share: ModelSpec, workload: Workload
 ) -> tuple[float, list[Note]]:
     """The share of a prompt that is found, as it was given or as the prefix and the turns give it, and notes about it.
 
     UsageError (exit 2) if the prefix is longer than the prompt, or if the rate given is lower.
     """
-    given, option = speed.prefix_hit_rate, _asked_cache(reuse)
+    given, option, engine = speed.prefix_hit_rate, _asked_cache(reuse), allocation.engine
     if option is not None:
-        check_caching(rules, option)
+        check_caching(engine, option)
     if not (reuse.prefix_tokens or reuse.turns):
-        return given, prefix_hit_notes(given, rules, rules.spec)
-    prefixes, prompt = rules.prefixes(share, workload.kv_dtype), prompt_tokens_of(speed, workload)
+        return given, prefix_hit_notes(given, engine, engine.spec)
+    prefixes, prompt = allocation.prefixes(share, workload.kv_dtype), prompt_tokens_of(speed, workload)
     if reuse.prefix_tokens > prompt:
         raise UsageError(
             f"--prefix-tokens {reuse.prefix_tokens}: the prompt has {prompt:,} tokens",
@@ -146,15 +140,17 @@ def resolve(
         )
     notes = []
     if not prefixes.shares_memory and reuse.prefix_tokens:
-        text = f"{rules.name} copies a prefix for every request: it saves prefill, but no memory"
+        text = f"{engine.name} copies a prefix for every request: it saves prefill, but no memory"
         notes.append(Note("kv_cache", "prefix-copied", text))
     elif reuse.prefix_tokens and not prefixes.found(min(reuse.prefix_tokens, prompt - 1)):
-        text = f"{rules.name} finds prefixes in steps of {prefixes.block_tokens:,} tokens, so this one is not found"
+        text = f"{engine.name} finds prefixes in steps of {prefixes.block_tokens:,} tokens, so this one is not found"
         notes.append(Note("kv_cache", "prefix-too-short", text))
     return max(rate, given), notes
 
 
-def cached_tokens(reuse: CacheReuse, rate: float, tokens: int, rules: Engine, share: ModelSpec, dtype: Dtype) -> float:
+def cached_tokens(
+    reuse: CacheReuse, rate: float, tokens: int, allocation: Allocation, share: ModelSpec, dtype: Dtype
+) -> float:
     """The tokens of a prompt of `tokens` tokens that are found, if the whole context is the prompt.
 
     `rate` is the hit rate of a question. With a prefix or turns, it is that of another length.
@@ -162,4 +158,4 @@ def cached_tokens(reuse: CacheReuse, rate: float, tokens: int, rules: Engine, sh
     if not (reuse.prefix_tokens or reuse.turns):
         return rate * tokens
     there = reuse._replace(prefix_tokens=min(reuse.prefix_tokens, tokens))
-    return turns_of(there, tokens, tokens, rules.prefixes(share, dtype))[-1].reused_tokens
+    return turns_of(there, tokens, tokens, allocation.prefixes(share, dtype))[-1].reused_tokens

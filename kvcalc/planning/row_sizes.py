@@ -28,7 +28,7 @@ def row_sizes(case: Case, tables_on_host: bool) -> list[int] | str:
             "llama.cpp has no --split-mode row on these devices since pull request 24216 of June 2026 (device CUDA0 "
             "does not support split buffers); --before-pull 24216 counts an older build"
         )
-    weights, bounds = weights_of(spec), case.rules.bounds
+    weights, bounds = weights_of(spec), case.engine.bounds
     if spec.gguf is not None or weights is None:
         return f"--split-mode row: the matrices of {spec.name} are not counted one by one"
     if has_states(spec):

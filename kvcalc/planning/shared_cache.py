@@ -37,11 +37,11 @@ def describe_reuse(
 
 
 def _describe_prefix(case: Case, reuse: CacheReuse, fit: dict[str, Any] | None) -> dict[str, Any]:
-    prefixes, workload, rules = prefixes_of(case), case.workload, case.rules
+    prefixes, workload, allocation = prefixes_of(case), case.workload, case.allocation
     dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch(workload.batch_size)
     prompt = prompt_tokens_of(case.question.speed, workload)
     found = prefixes.found(min(reuse.prefix_tokens, prompt - 1))
-    held, more = (rules.batch_bytes(case.share, dtype, tokens, number) for number in (batch, batch + 1))
+    held, more = (allocation.batch_bytes(case.share, dtype, tokens, number) for number in (batch, batch + 1))
     most = None if fit is None else fit["max_batch_size"]
     most_alone = _most_alone(case, fit)
     return {
@@ -50,7 +50,7 @@ def _describe_prefix(case: Case, reuse: CacheReuse, fit: dict[str, Any] | None) 
         "found_tokens": found,
         "shared_tokens": prefixes.shared(min(reuse.prefix_tokens, prompt - 1, tokens - 1)),
         "kept_bytes": prefixes.kept_bytes(found),
-        "saved_bytes": rules.alone().batch_bytes(case.share, dtype, tokens, batch) - held,
+        "saved_bytes": allocation.alone().batch_bytes(case.share, dtype, tokens, batch) - held,
         "next_request_bytes": more - held,
         "max_batch_size_alone": most_alone,
         "more_requests": None if most is None or most_alone is None else most - most_alone,
@@ -61,10 +61,10 @@ def _most_alone(case: Case, fit: dict[str, Any] | None) -> int | None:
     """The most sequences that fit if they share nothing. None if no memory is known, or if it sets no limit."""
     if fit is None:
         return None
-    if case.rules.alone() is case.rules:
+    if case.allocation.alone() is case.allocation:
         most: int | None = fit["max_batch_size"]
         return most
-    alone = case._replace(rules=case.rules.alone())
+    alone = case._replace(allocation=case.allocation.alone())
     if case.question.devices is None:
         return largest_batch(alone, fit["kv_cache_memory_bytes"], case.workload.context_tokens)
     from kvcalc.planning.budget import budget

@@ -22,7 +22,7 @@ def describe_speculative(case: Case, served: Case | None) -> dict[str, Any]:
         **describe_asked(asked),
         "num_layers": added,
         "first_layer": case.cached.first_draft_layer if added else None,
-        "lookahead_tokens": slots_of(asked, case.rules.name, case.question.serves_requests),
+        "lookahead_tokens": slots_of(asked, case.engine, case.question.serves_requests),
         "weights_bytes": weights if isinstance(weights, int) else None,
         "cache_bytes": _added_cache(case),
         **dict.fromkeys(_SPEED),
@@ -54,4 +54,4 @@ def _added_cache(case: Case) -> int:
     )
     plain = make_case(there)
     sizes = (workload.kv_dtype, workload.context_tokens, workload.batch_size)
-    return case.rules.batch_bytes(case.share, *sizes) - plain.rules.batch_bytes(plain.share, *sizes)
+    return case.allocation.batch_bytes(case.share, *sizes) - plain.allocation.batch_bytes(plain.share, *sizes)

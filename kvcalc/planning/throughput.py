@@ -209,13 +209,13 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     it takes a millisecond, a step only microseconds.
     """
     asked, workload, gpu = case.question, case.workload, case.devices.gpu
-    if case.rules.settings.get("split_mode") == "row":
+    if case.engine.settings.get("split_mode") == "row":
         return "the speed of --split-mode row is not modelled"
     calibration = None if asked.speed is None else asked.speed.calibration
     key: tuple[Any, ...] = (
-        asked.engine, id(gpu), workload.kv_dtype, workload.model_dtype, asked.dtype, case.rules.placement, calibration,
+        asked.engine, id(gpu), workload.kv_dtype, workload.model_dtype, asked.dtype, case.engine.placement, calibration,
         workload.tensor_parallel_size, workload.pipeline_parallel_size, workload.data_parallel_size,
-        workload.expert_parallel_size, case.rules.token_ranks, workload.prompt_ranks, *sorted(case.settings.items()),
+        workload.expert_parallel_size, case.engine.token_ranks, workload.prompt_ranks, *sorted(case.settings.items()),
     )  # fmt: skip
     if asked.speculative is not None:
         from kvcalc.planning.drafter import key_of
@@ -235,10 +235,10 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
 
 
 def _new_speed(case: Case) -> Speed | str:
-    workload, rules = case.workload, case.rules
-    layout = layout_of(workload)._replace(token_ranks=rules.token_ranks, divides_decode=rules.divides_decode)
+    workload, engine = case.workload, case.engine
+    layout = layout_of(workload)._replace(token_ranks=engine.token_ranks, divides_decode=engine.divides_decode)
     if workload.attention_copies > 1:
-        layout = layout._replace(spread_names=spread_of(case.spec, rules, workload).names)
+        layout = layout._replace(spread_names=spread_of(case.spec, engine, workload).names)
     found = _speed(case, case.devices.gpu, layout)
     asked = case.question.speed
     if isinstance(found, Speed) and asked is not None and asked.calibration is not None:
@@ -256,14 +256,14 @@ def _speed(case: Case, gpu: Gpu, layout: Layout) -> Speed | str:
     if not isinstance(stored, StoredWeights):
         return stored
     found, regime = speed_model(
-        case.rules.attended(spec), stored, case.reads(0, spec.num_layers), gpu, case.question.engine, layout
+        case.engine.attended(spec), stored, case.reads(0, spec.num_layers), gpu, case.question.engine, layout
     )
     return Speed(found, regime, stored.name)
 
 
 def _with_other_parts(case: Case, speed: Speed) -> Speed | str:
     """The speed with what runs beside the model on the device: the host's part of it, and what drafts tokens."""
-    if case.rules.placement is None and case.question.speculative is None:
+    if case.engine.placement is None and case.question.speculative is None:
         return speed
     stored = stored_weights(case.model, case.spec, case.question.dtype, case.workload.model_dtype)
     if not isinstance(stored, StoredWeights):
@@ -280,10 +280,10 @@ def _with_other_parts(case: Case, speed: Speed) -> Speed | str:
 
 
 def _around(case: Case, stored: StoredWeights, model: SpeedModel) -> SpeedModel | str:
-    if case.rules.placement is not None:
+    if case.engine.placement is not None:
         from kvcalc.planning.host import hosted
 
-        model = hosted(case, case.rules.placement, stored, model)
+        model = hosted(case, case.engine.placement, stored, model)
     if case.question.speculative is None:
         return model
     from kvcalc.planning.drafter import speed_of_drafting

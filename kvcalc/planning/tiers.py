@@ -133,7 +133,7 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
 
 def store_of(case: Case, *, is_lmcache: bool = False) -> Store:
     """How the case's engine, or LMCache, keeps contexts outside the device, for one pipeline stage."""
-    name, prefixes = case.rules.name, prefixes_of(case)
+    name, prefixes = case.engine.name, prefixes_of(case)
     keeps_one = _is_latent(case.share) and (name in _ONE_COPY or is_lmcache)
     copies = 1 if keeps_one else case.workload.tensor_parallel_size
     if copies > 1 and name == "sglang" and _is_latent(case.spec):
@@ -153,10 +153,10 @@ def check_engine_tiers(name: str, offload: Sequence[tuple[str, int]], *, is_lmca
 
 
 def _checked_store(case: Case, reuse: CacheReuse) -> Store:
-    name, workload, spec = case.rules.name, case.workload, case.spec
+    name, workload, spec = case.engine.name, case.workload, case.spec
     is_lmcache = reuse.backend == LMCACHE
     store = store_of(case, is_lmcache=is_lmcache)
-    if workload.pipeline_parallel_size * workload.attention_copies * case.rules.token_ranks > 1:
+    if workload.pipeline_parallel_size * workload.attention_copies * case.engine.token_ranks > 1:
         raise LayoutError("--offload is modelled for one attention replica without stages", "split the model with --tp")
     if is_lmcache:
         if name not in _WITH_LMCACHE:

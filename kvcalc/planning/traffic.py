@@ -158,7 +158,7 @@ def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int, 
     )
     answer_of = brief_answer if is_brief else _whole
     case = make_case(replica._replace(speed=served))
-    if case.rules.placement is not None:
+    if case.engine.placement is not None:
         from kvcalc.planning.offload import place_layers
 
         case = place_layers(case)

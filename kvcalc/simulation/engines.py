@@ -127,20 +127,20 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
         given = Given(engine, case.settings).optional_count("parallel")
         running = running if slots is None else min(given or running, slots)
         rules = Rules(
-            BATCH_TOKENS, max(running, 1), "answer", lag=lag, ends_chunks=case.rules.prompt_stops(case.spec), **drafts
+            BATCH_TOKENS, max(running, 1), "answer", lag=lag, ends_chunks=case.engine.prompt_stops(case.spec), **drafts
         )
         return Scheduler("slots", rules, None, 1, ())
     if drafted is not None:
         from kvcalc.planning.drafting import slots_of
 
-        drafts["lookahead_tokens"] = slots_of(drafted, engine, serves_requests=True)
+        drafts["lookahead_tokens"] = slots_of(drafted, case.engine, serves_requests=True)
         longest_tokens += 2 * checked + drafts["lookahead_tokens"]
     dtype = case.workload.kv_dtype
-    device = case.rules.largest_stage(case.share, dtype, longest_tokens, 1)
+    device = case.allocation.largest_stage(case.share, dtype, longest_tokens, 1)
     # TensorRT-LLM's hybrids have states for the requests that fit at full length, unless another number is given.
     limit = found.running_limit(longest_tokens)
     batch = running if limit is None else min(running, case.workload.attention_batch(max(1, limit)))
-    capacity, block_tokens, table, prompt_table = case.rules.running_pool(
+    capacity, block_tokens, table, prompt_table = case.allocation.running_pool(
         device, dtype, longest_tokens, batch, found.offered_bytes
     )
     if engine == "sglang":
@@ -153,7 +153,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
         rules = Rules(tokens, running, is_overlapped=overlaps, lag=lag, **drafts)
         # A preempted request is looked up in the prefix cache when it starts again. SGLang's retracted requests are not
         # kept in its radix cache (release_req, srt/managers/schedule_batch.py).
-        finds_own = not case.rules.prefixes_off and isinstance(table, range)
+        finds_own = not case.engine.prefixes_off and isinstance(table, range)
         return Scheduler("running first", rules, capacity, block_tokens, table, prompt_table, finds_own, replicas)
     # A prompt that is not divided must fit into a step, beside the requests that decode.
     tokens = max(prefill_step_tokens(case) * stages, longest_tokens + running * checked)

@@ -51,7 +51,7 @@ def simulate(
     question, requests, named_tokens, of_load = ask_about(model, load, asked)
     check_reuse(question)
     (case, prefixes), longest = case_of(question), longest_of(requests)
-    if case.rules.placement is not None:
+    if case.engine.placement is not None:
         from kvcalc.planning.offload import place_layers
 
         case = place_layers(case)
@@ -135,7 +135,7 @@ def shared_tokens_of(case: Case, scheduler: Scheduler, named_tokens: int | None,
     if named_tokens is None:
         return None
     why = scheduler.cannot_share(named_tokens)
-    if why is None and case.rules.prefixes_off:
+    if why is None and case.engine.prefixes_off:
         why = "prefix caching is off"
     if why is None:
         return named_tokens
@@ -175,8 +175,8 @@ def describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
     """The `engine` part of the document."""
     workload, rules = case.workload, scheduler.rules
     return {
-        "name": case.rules.name,
-        "version": case.rules.version,
+        "name": case.engine.name,
+        "version": case.engine.version,
         "tensor_parallel_size": workload.tensor_parallel_size,
         "pipeline_parallel_size": workload.pipeline_parallel_size,
         "data_parallel_size": workload.data_parallel_size,

@@ -48,7 +48,7 @@ def test_quotients_give_the_same_limits_as_searches(name: str, engine: str) -> N
         found = budget(case)
         assert isinstance(found, Budget)
         for memory in (-1, 0, 10**6, found.pool_bytes // 7, found.pool_bytes):
-            longest = case.rules.longest_context(case.share, case.workload.kv_dtype, batch, memory)
+            longest = case.allocation.longest_context(case.share, case.workload.kv_dtype, batch, memory)
             assert (longest, largest_batch(case, memory, tokens)) == searched(case, memory)
 
 
@@ -56,8 +56,8 @@ def searched(case: Case, memory: int) -> tuple[int | None, int]:
     """The longest context and the largest batch that fit, from the bytes alone."""
     tokens, batch, dtype = case.workload.context_tokens, case.workload.batch_size, case.workload.kv_dtype
     return (
-        kv_cache.longest_context(lambda t: case.rules.batch_bytes(case.share, dtype, t, batch), memory),
-        kv_cache.most_that_fit(lambda n: case.rules.batch_bytes(case.share, dtype, tokens, n), memory, 1 << 60),
+        kv_cache.longest_context(lambda t: case.allocation.batch_bytes(case.share, dtype, t, batch), memory),
+        kv_cache.most_that_fit(lambda n: case.allocation.batch_bytes(case.share, dtype, tokens, n), memory, 1 << 60),
     )
 
 

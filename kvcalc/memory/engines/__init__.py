@@ -144,6 +144,11 @@ def with_default_block(
     return settings if block == step_of(spec) else {**settings, "block-size": str(block)}
 
 
+def joins_drafts(name: str) -> bool:
+    """Whether any drafter's layers are in the model's own cache in engine `name` (`Engine.joins_drafts`)."""
+    return _class_of(name)[0].joins_drafts
+
+
 def resolve_weight_dtype(name: str, spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
     """The type of the weights in engine `name` if `asked` was requested, and a note if it is another type.
 

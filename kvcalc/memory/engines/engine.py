@@ -142,6 +142,8 @@ class Engine(ABC):
     notes: tuple[Note, ...] = ()
     token_ranks = 1  # the tensor-parallel ranks that divide the tokens of a cache among them (context parallelism)
     prompt_ranks = 1  # the copies of the attention and the cache that divide a prompt (prefill context parallelism)
+    joins_drafts = False  # whether any drafter's layers are in the model's own cache
+    copies_prefixes = False  # whether requests copy a prefix that they have in common, and share no memory
     prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
     divides_decode = True  # whether these copies also divide the requests of a decode step
     can_place = False  # whether parts of a model can be in host memory
@@ -261,6 +263,14 @@ class Engine(ABC):
         """
         return None
 
+    def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
+        """The slots that a running request takes beyond its own tokens if `num_tokens` tokens are drafted per step.
+
+        `is_longest`: the request is as long as the engine allows. `by_ngrams`: the drafts are n-grams. 0 if the engine
+        drafts fewer tokens at the end, as llama.cpp, mlx-lm and Transformers do.
+        """
+        return 0
+
     def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
         """The blocks in `memory` bytes for requests of up to `longest_tokens` tokens."""
         size = self.block_tokens(share, dtype)
@@ -286,10 +296,6 @@ class Engine(ABC):
         Raises ValueError if the engine cannot keep a part of a model in host memory.
         """
         raise ValueError(f"{self.name} keeps no part of a model in host memory")
-
-    def alone(self) -> Engine:
-        """The account of requests that have no prefix in common."""
-        return self
 
     def max_running_requests(
         self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0

@@ -20,6 +20,7 @@ class Logical(Engine):
 
     name = "logical"
     has_attention_replicas = True
+    joins_drafts = True  # layers add up
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         return stored_cache_bytes(cache, tokens, dtype)

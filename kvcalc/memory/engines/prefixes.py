@@ -16,9 +16,6 @@ from kvcalc.model.caches import Cache, CompressedAttention, CrossAttention, Recu
 from kvcalc.model.spec import ModelSpec, has_cross_attention, has_states, windows
 from kvcalc.records import NamedTuple
 
-# Engines whose requests copy a prefix (`CopiedPrefixes`).
-COPYING = ("llama.cpp", "mlx")
-
 
 class Prefixes(ABC):
     """The prefix cache of an engine on one device.

@@ -141,6 +141,14 @@ class TensorrtLlm(Engine):
             found = BlockPool(*found[:3], fitting, fitting * self.block, fitting / ceil_div(tokens, self.block))
         return {**found._asdict(), "window_pools": pools or None}
 
+    def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
+        """A step is prepared while the last one runs, so requests may grow by the drafted tokens of both.
+
+        One less for layers or a model that draft in the same engine (max_seq_len in create_py_executor,
+        py_executor_creator.py; get_num_extra_kv_tokens, _torch/speculative/utils.py).
+        """
+        return 2 * num_tokens if by_ngrams else 3 * num_tokens - 1
+
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
         sizes = dict.fromkeys(("stored", "windows kept whole", "different layout or dtype"), 0)
         for cache, num_layers in distinct_caches(share):

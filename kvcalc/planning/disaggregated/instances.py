@@ -194,7 +194,7 @@ def sent_of(case: Case, prompt_tokens: int) -> Sent:
     busiest = prefixes_of(case).sent_bytes(prompt_tokens)
     whole = busiest
     if workload.pipeline_parallel_size > 1:
-        whole = case.rules.prefixes(case.share, workload.kv_dtype).sent_bytes(prompt_tokens)
+        whole = case.allocation.prefixes(case.share, workload.kv_dtype).sent_bytes(prompt_tokens)
     return Sent(busiest, whole * workload.tensor_parallel_size)
 
 

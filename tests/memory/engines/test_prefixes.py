@@ -9,8 +9,8 @@ import pytest
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.engines import load_engine
+from kvcalc.memory.engines.allocation import Allocation, Requests
 from kvcalc.memory.engines.engine import Engine
-from kvcalc.memory.engines.shared_prefix import SharedPrefix
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.model.resolve import load_model
 
@@ -97,7 +97,7 @@ def test_as_many_blocks_as_a_block_manager_holds(engine: str, size: int) -> None
     for prefix in (0, 1, 15, 16, 17, 64, 100, 127, 128):
         for context in (128, 129, 140, 200):
             for batch in (1, 2, 5):
-                held = SharedPrefix(rules, prefix).batch_bytes(rules.spec, BF16, context, batch)
+                held = Allocation(rules, Requests(prefix)).batch_bytes(rules.spec, BF16, context, batch)
                 assert held - fixed == simulate(size, prefix, context, batch) * size * token_bytes, (prefix, context)
 
 
@@ -126,7 +126,7 @@ def test_no_more_blocks_of_windows_are_needed_than_counted() -> None:
     for prefix in (0, 64, 256, 1024, 1040):
         for context in (1041, 1056, 1100, 1300, 3000):
             for batch in (1, 2, 7):
-                held = SharedPrefix(rules, prefix).batch_bytes(rules.spec, BF16, context, batch)
+                held = Allocation(rules, Requests(prefix)).batch_bytes(rules.spec, BF16, context, batch)
                 full = prefix // 16 + batch * (-(-context // 16) - prefix // 16)
                 windows = held // block_bytes - full
                 peak = window_peak(16, 128, 256, prefix, context, batch)
@@ -137,7 +137,7 @@ def test_no_more_blocks_of_windows_are_needed_than_counted() -> None:
 
 def test_a_prefix_of_nothing_changes_nothing() -> None:
     for engine, model, rules in combinations():
-        shared = SharedPrefix(rules, 0)
+        shared = Allocation(rules, Requests(0))
         for share in (rules.spec, on_device(rules.spec, 2)):
             for tokens, batch in ((1, 1), (5000, 3)):
                 for method in ("held_bytes", "batch_bytes", "all_stages_bytes", "replica_bytes"):
@@ -151,14 +151,14 @@ def test_a_longer_prefix_never_takes_more() -> None:
         for batch in (1, 2, 64):
             before = rules.batch_bytes(rules.spec, BF16, 9000, batch)
             for prefix in (16, 100, 1000, 2500, 4096, 8192, 8999, 9000):
-                held = SharedPrefix(rules, prefix).batch_bytes(rules.spec, BF16, 9000, batch)
+                held = Allocation(rules, Requests(prefix)).batch_bytes(rules.spec, BF16, 9000, batch)
                 assert held <= before, (engine, model, batch, prefix)
                 before = held
 
 
 def test_more_tokens_or_requests_never_take_less() -> None:
     for engine, model, rules in combinations():
-        shared, before = SharedPrefix(rules, 3000), 0
+        shared, before = Allocation(rules, Requests(3000)), 0
         for tokens in (1, 16, 17, 500, 3000, 3001, 3016, 3017, 4000, 9000, 40_000):
             held = [shared.batch_bytes(rules.spec, BF16, tokens, batch) for batch in (1, 2, 3, 9)]
             assert held == sorted(held), (engine, model, tokens)
@@ -169,7 +169,7 @@ def test_more_tokens_or_requests_never_take_less() -> None:
 
 def test_every_account_adds_up() -> None:
     for engine, model, rules in combinations():
-        shared = SharedPrefix(rules, 4000)
+        shared = Allocation(rules, Requests(4000))
         lines = shared.pool(rules.spec, BF16, 9000, 5)
         if lines is None:
             assert engine == "logical"
@@ -198,7 +198,7 @@ def test_all_stages_save_alike() -> None:
     """llama-3.1-8b on two stages of vLLM and of SGLang: each has half of the layers."""
     for engine in ("vllm", "sglang"):
         spec = load_model("llama-3.1-8b")
-        shared = SharedPrefix(load_engine(engine, spec, {}, 2), 4096)
+        shared = Allocation(load_engine(engine, spec, {}, 2), Requests(4096))
         row = 2 * 32 * 8 * 128 * 2
         fixed = row if engine == "sglang" else 0
         held = (4096 + 3 * (8192 - 4096)) * row + fixed
@@ -211,7 +211,7 @@ def test_all_stages_save_alike() -> None:
 def test_the_last_token_of_a_prompt_is_never_shared() -> None:
     rules = rules_of("vllm", "llama-3.1-8b")
     row = 2 * 32 * 8 * 128 * 2
-    held = SharedPrefix(rules, 64).batch_bytes(rules.spec, BF16, 64, 2)
+    held = Allocation(rules, Requests(64)).batch_bytes(rules.spec, BF16, 64, 2)
     assert held == (48 + 2 * 16) * row
 
 
@@ -311,7 +311,7 @@ def test_vllm_s_own_block_manager_finds_and_holds_as_much(model: str) -> None:
     prefixes, equal = rules.prefixes(rules.spec, BF16), 0
     for prefix, context, batch, found, blocks in VLLM_ROWS[model]:
         assert prefixes.found(min(prefix, context - 1)) == found
-        held = SharedPrefix(rules, prefix).held_bytes(rules.spec, BF16, context, batch) // prefixes.unit_bytes
+        held = Allocation(rules, Requests(prefix)).held_bytes(rules.spec, BF16, context, batch) // prefixes.unit_bytes
         alone = rules.held_bytes(rules.spec, BF16, context, batch) // prefixes.unit_bytes
         # A request's windows and states are counted as vLLM reserves them, which may be more than it holds.
         assert blocks <= held <= alone

@@ -49,6 +49,7 @@ class LlamaCpp(Engine):
     version = VERSION
     splits_heads = False
     can_place = True
+    copies_prefixes = True
     older_rules = "; --before-pull counts an older build"
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:

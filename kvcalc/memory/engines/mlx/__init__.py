@@ -54,6 +54,7 @@ class Mlx(Engine):
     """
 
     name = "mlx"
+    copies_prefixes = True
     version = VERSION
     splits_heads = False
     splits_layers = False

@@ -58,6 +58,9 @@ _OF_ALL_REPLICAS = ("max-running-requests", "max-mamba-cache-size", "chunked-pre
 # Extra tokens per row of the request table (get_req_to_token_extra_context_len). The table's entries are int32.
 _EXTRA_TOKENS = 4
 _INDEX_BYTES = 4
+# The fewest tokens that are allocated per step for drafts in trees: one for each branch of a tree of n-grams
+# (speculative_ngram_max_bfs_breadth).
+_LEAST_IN_TREES = 10
 
 
 class Sglang(Engine):
@@ -257,6 +260,13 @@ class Sglang(Engine):
                 found = BlockPool(*found[:3], capacity // page, capacity, capacity / self._paged(tokens))
         full, window = self._pool_tokens(pools, tokens, batch)
         return {**found._asdict(), "max_total_num_tokens": full, "swa_max_total_num_tokens": window or None}
+
+    def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
+        """Room for two steps, each with the drafted tokens and the one before them, which is already counted once.
+
+        N-grams are drafted in trees (get_alloc_reserve_per_decode, mem_cache/allocation_sizing.py).
+        """
+        return 2 * max(num_tokens + 1, _LEAST_IN_TREES if by_ngrams else 0) - 1
 
     def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
         """The table counts tokens, in whole pages."""

@@ -56,6 +56,8 @@ class Vllm(Engine):
     version = VERSION
     # The first ranks hold one expert more (determine_expert_map, layers/fused_moe/expert_map_manager.py).
     has_attention_replicas = True
+    # The cache spec has every attention layer of both models (get_kv_cache_spec, v1/worker/gpu_model_runner.py).
+    joins_drafts = True
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, 1, release)
@@ -213,6 +215,10 @@ class Vllm(Engine):
             shared_tokens, tokens, self.chosen.steps_in_flight - 1
         )
         return max((left - held.shared) // held.own, 0)
+
+    def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
+        """At most up to max_model_len (allocate_slots, v1/core/kv_cache_manager.py)."""
+        return 0 if is_longest else num_tokens
 
     def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
         size = self.block_tokens(share, dtype)

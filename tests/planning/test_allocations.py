@@ -60,8 +60,8 @@ def test_a_shared_prefix_never_makes_windows_run_fewer_requests(name: str) -> No
 def running(case: Case, tokens: int) -> int | None:
     found = budget(case)
     assert isinstance(found, Budget)
-    share = case.rules.largest_stage(case.share, case.workload.kv_dtype, tokens, 1)
-    return case.rules.most_running(share, case.workload.kv_dtype, found.offered_bytes, 8192, tokens)
+    share = case.allocation.largest_stage(case.share, case.workload.kv_dtype, tokens, 1)
+    return case.allocation.most_running(share, case.workload.kv_dtype, found.offered_bytes, 8192, tokens)
 
 
 @pytest.mark.parametrize("prefix", [0, 15, 4096])
