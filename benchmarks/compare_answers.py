@@ -1,12 +1,21 @@
-"""Save the answers to a fixed set of questions, and compare two saved files.
+"""Save the answers to many questions, and compare two saved files.
 
     python benchmarks/compare_answers.py save before.jsonl.gz [--configs FOLDER ...]
+    python benchmarks/compare_answers.py save before.jsonl.gz --random 5000 [--seed N]
+    python benchmarks/compare_answers.py save after.jsonl.gz --questions before.jsonl.gz
     python benchmarks/compare_answers.py diff before.jsonl.gz after.jsonl.gz [--examples 2]
 
-The questions are every preset x engine x tp 1, 2, 8 x pp 1, 2, without a device and on h100x8 with serving options, and
-every config.json in the given folders. `save` runs `kvcalc batch`, so it also works if the structure of the code
-changes. `diff` groups the differences by engine and JSON path. A change that should not change figures must print no
-differences.
+Without --random, the questions are every preset x engine x tp 1, 2, 8 x pp 1, 2, without a device and on h100x8 with
+serving options, and every config.json in the given folders. They go through one `kvcalc batch`.
+
+With --random N, they are N random ones about every command and engine: loads, layouts, types, the engines' own options
+as the help lists them, prefixes, drafts, parts in host memory, pools, batches, and the same questions in Python. There
+are also `plan --emit`, screens of 80 columns, every help screen, and the signatures of the Python API. Refusals are
+recorded too. `save --questions OLD` asks the questions that are stored in another recording again.
+
+To ask another checkout, put it on the path: PYTHONPATH=OTHER python benchmarks/compare_answers.py save ... Only its
+command line and its public Python API are used, so it also works if the structure of the code changes. `diff` groups
+the differences by command, engine and JSON path. A change that should not change figures must print no differences.
 """
 
 from __future__ import annotations
@@ -16,16 +25,15 @@ import gzip
 import json
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from answers.recording import compare, record
+
 ENGINES = ("logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp")
 SERVED: dict[str, Any] = {"gpu": "h100x8", "input_tokens": 6000, "output_tokens": 2192, "concurrency": 32}
-# Floats may change in the last digits if a sum is computed in another order.
-RELATIVE_TOLERANCE = 1e-9
 
 
 def questions(folders: list[Path]) -> Iterator[dict[str, Any]]:
@@ -58,63 +66,26 @@ def save(target: Path, folders: list[Path]) -> None:
     print(f"{len(asked):,} questions, {errors:,} refused")
 
 
-def load(source: Path) -> dict[str, Any]:
-    with gzip.open(source, "rt") as stream:
-        rows = map(json.loads, stream)
-        return {json.dumps(row["question"], sort_keys=True): row["answer"] for row in rows}
-
-
-def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in {**old, **new}:
-            if key not in old or key not in new:
-                yield f"{path}.{key}", old.get(key, "(absent)"), new.get(key, "(absent)")
-            else:
-                yield from differences(old[key], new[key], f"{path}.{key}")
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for one, other in zip(old, new):
-            yield from differences(one, other, f"{path}[]")
-    elif isinstance(old, float) and isinstance(new, float):
-        if abs(old - new) > RELATIVE_TOLERANCE * max(abs(old), abs(new)):
-            yield path, old, new
-    elif old != new:
-        yield path, old, new
-
-
-def diff(before: Path, after: Path, examples: int) -> int:
-    old, new = load(before), load(after)
-    found: dict[tuple[str, str], list[tuple[str, Any, Any]]] = defaultdict(list)
-    changed = set()
-    for key in old:
-        if key not in new:
-            found["-", "question"].append((key, "asked", "not asked"))
-            continue
-        for path, one, other in differences(old[key], new[key]):
-            found[json.loads(key)["engine"], path.lstrip(".")].append((key, one, other))
-            changed.add(key)
-    for (engine, path), rows in sorted(found.items()):
-        print(f"{engine:13} {path}: {len({key for key, _, _ in rows}):,} answers")
-        for key, one, other in rows[:examples]:
-            print(f"    {key}\n        {str(one)[:200]}\n     -> {str(other)[:200]}")
-    print(f"{len(changed):,} of {len(old):,} answers differ")
-    return 1 if changed else 0
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     commands = parser.add_subparsers(dest="command", required=True)
     saving = commands.add_parser("save")
     saving.add_argument("target", type=Path)
     saving.add_argument("--configs", type=Path, action="append", default=[])
+    saving.add_argument("--random", type=int, metavar="N")
+    saving.add_argument("--seed", type=int, default=0)
+    saving.add_argument("--questions", type=Path, metavar="OLD")
     comparing = commands.add_parser("diff")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
     comparing.add_argument("--examples", type=int, default=1)
     given = parser.parse_args()
-    if given.command == "save":
+    if given.command == "diff":
+        raise SystemExit(compare(given.before, given.after, given.examples))
+    if given.random is None and given.questions is None:
         save(given.target, given.configs)
     else:
-        raise SystemExit(diff(given.before, given.after, given.examples))
+        record(given.target, given.random or 0, given.seed, given.questions)
 
 
 if __name__ == "__main__":
