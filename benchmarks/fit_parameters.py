@@ -141,8 +141,6 @@ _TABLES: dict[str, dict[str, tuple[float, float]]] = {
 _FIXED = {
     "head_seconds": 20e-9, "kv_token_seconds": 0.0, "stage_seconds": 2e-5,
 }  # fmt: skip
-# The default limit of running sequences: max_num_seqs of vLLM's server (0.33, on large devices), and max_batch_size of
-# TensorRT-LLM 1.0. In SGLang and the others, only memory limits it.
 
 
 def _of_sums(sums: Mapping[tuple[str, str], Any], parameters: Sequence[Parameter]) -> dict[str, Any]:
