@@ -194,7 +194,7 @@ class Model:
         labels = [{"", *self.labels_of(row)} for row in rows]
         columns = [np.array([float(label in own) for own in labels]) for _, label in self.thetas]
         kinds = {(row.engine, row.kind) for row in rows}
-        likely = {(e, kind): {**self.likely(e), **self.fixed(e, kind)} for e, kind in kinds}
+        likely = {(e, kind): {**self.likely(), **self.fixed(e, kind)} for e, kind in kinds}
         each = [likely[row.engine, row.kind] for row in rows]
         given: dict[str, Any] = {}
         for name, first in each[0].items():
@@ -221,7 +221,7 @@ class Model:
         for (p, label), value in zip(self.thetas, theta):
             if label in ("", engine, *labels):
                 sums[p.name, p.of] = sums.get((p.name, p.of), 0.0) + value
-        found, likely = _of_sums(sums, self.parameters), self.likely(engine)
+        found, likely = _of_sums(sums, self.parameters), self.likely()
         if self.is_first_token:
             return found
         kind = next((label for label in labels if label in ALL_KINDS), "")
@@ -230,7 +230,7 @@ class Model:
                 found[name] = {**first, **found.get(name, {}), **self.tables(kind).get(name, {})}
         return {**likely, **found, **self.fixed(engine, kind)}
 
-    def likely(self, engine: str) -> dict[str, Any]:
+    def likely(self) -> dict[str, Any]:
         """The constants that this fit does not determine, with their likely values."""
         if self.is_first_token:
             return {p.name: p.likely for p in self.parameters}
