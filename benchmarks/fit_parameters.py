@@ -141,8 +141,6 @@ _TABLES: dict[str, dict[str, tuple[float, float]]] = {
 _FIXED = {
     "head_seconds": 20e-9, "kv_token_seconds": 0.0, "stage_seconds": 2e-5,
 }  # fmt: skip
-# The default limit of running sequences: max_num_seqs of vLLM's server (0.33, on large devices), and max_batch_size of
-# TensorRT-LLM 1.0. In SGLang and the others, only memory limits it.
 
 
 def _of_sums(sums: Mapping[tuple[str, str], Any], parameters: Sequence[Parameter]) -> dict[str, Any]:
@@ -196,7 +194,7 @@ class Model:
         labels = [{"", *self.labels_of(row)} for row in rows]
         columns = [np.array([float(label in own) for own in labels]) for _, label in self.thetas]
         kinds = {(row.engine, row.kind) for row in rows}
-        likely = {(e, kind): {**self.likely(e), **self.fixed(e, kind)} for e, kind in kinds}
+        likely = {(e, kind): {**self.likely(), **self.fixed(e, kind)} for e, kind in kinds}
         each = [likely[row.engine, row.kind] for row in rows]
         given: dict[str, Any] = {}
         for name, first in each[0].items():
@@ -223,7 +221,7 @@ class Model:
         for (p, label), value in zip(self.thetas, theta):
             if label in ("", engine, *labels):
                 sums[p.name, p.of] = sums.get((p.name, p.of), 0.0) + value
-        found, likely = _of_sums(sums, self.parameters), self.likely(engine)
+        found, likely = _of_sums(sums, self.parameters), self.likely()
         if self.is_first_token:
             return found
         kind = next((label for label in labels if label in ALL_KINDS), "")
@@ -232,7 +230,7 @@ class Model:
                 found[name] = {**first, **found.get(name, {}), **self.tables(kind).get(name, {})}
         return {**likely, **found, **self.fixed(engine, kind)}
 
-    def likely(self, engine: str) -> dict[str, Any]:
+    def likely(self) -> dict[str, Any]:
         """The constants that this fit does not determine, with their likely values."""
         if self.is_first_token:
             return {p.name: p.likely for p in self.parameters}

@@ -83,7 +83,7 @@ class Fitted:
 
     def values(self, engine: str, labels: Sequence[str]) -> dict[str, Any]:
         """All constants of an engine for a kind of device and a release, which `labels` name."""
-        found = model_of(engine).first_token.likely(engine)
+        found = model_of(engine).first_token.likely()
         for key, model in self.models.items():
             if engine in model.engines:
                 found |= model.values(self.theta[key], engine, labels)
