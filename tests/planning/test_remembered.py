@@ -9,7 +9,7 @@ from kvcalc.model.hf_config import read_config
 from kvcalc.model.memo import forget
 from kvcalc.model.resolve import load_model
 from kvcalc.planning.budget import Budget, budget
-from kvcalc.planning.capacity import largest_batch
+from kvcalc.planning.capacity import largest_batch, max_running_requests
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.estimate import answer
 from kvcalc.planning.layout import SpeedQuestion
@@ -53,11 +53,15 @@ def test_quotients_give_the_same_limits_as_searches(name: str, engine: str) -> N
 
 
 def searched(case: Case, memory: int) -> tuple[int | None, int]:
-    """The longest context and the largest batch that fit, from the bytes alone."""
+    """The longest context, and the largest batch that fits and runs, from the bytes of each batch alone."""
     tokens, batch, dtype = case.workload.context_tokens, case.workload.batch_size, case.workload.kv_dtype
+    fitting = kv_cache.most_that_fit(
+        lambda n: case.allocation.batch_bytes(case.share, dtype, tokens, n), memory, 1 << 60
+    )
+    most = max_running_requests(case, memory, tokens)
     return (
         kv_cache.longest_context(lambda t: case.allocation.batch_bytes(case.share, dtype, t, batch), memory),
-        kv_cache.most_that_fit(lambda n: case.allocation.batch_bytes(case.share, dtype, tokens, n), memory, 1 << 60),
+        fitting if most is None else min(fitting, most),
     )
 
 
