@@ -136,7 +136,9 @@ def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
     most = max_running_requests(case, found.pool_bytes, workload.context_tokens)
     if fit["free_bytes"] >= 0 and most is not None and most < workload.batch_size:
         asked = "request" if workload.batch_size == 1 else "requests"
-        return f"{workload.batch_size:,} {asked} of {tokens}: {case.engine.name} runs at most {most:,} at once"
+        option = case.engine.running_option
+        raises = f" (--{option} sets it)" if option and most == max_running_requests(case, None) else ""
+        return f"{workload.batch_size:,} {asked} of {tokens}: {case.engine.name} runs at most {most:,} at once{raises}"
     sizes = case.share, workload.kv_dtype, workload.context_tokens
     one = max(case.allocation.batch_bytes(*sizes, 1), case.allocation.start_bytes(*sizes))
     there = format_size(found.pool_bytes, capacity=True)
