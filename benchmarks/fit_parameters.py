@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from fit_arrays import Values
 
-from kvcalc.memory.engines.release import parse_release
+from kvcalc.releases import parse_release
 
 if TYPE_CHECKING:
     from throughput_data import Row

@@ -3,7 +3,7 @@
     python benchmarks/fit_reserve.py [ENGINE]             # a row per log, the range, and how many logs it covers
     python benchmarks/fit_reserve.py [ENGINE] --markdown  # the table of docs/fit.md
 
-The constants in kvcalc/memory/reserve follow from the engine's source, and from the rows of the tables that are marked
+The constants in kvcalc/engines follow from the engine's source, and from the rows of the tables that are marked
 `report` or `used`; the range comes from the other logs. For each release and family, the range is computed without its
 logs and then checked with them.
 """
@@ -23,7 +23,10 @@ from benchmarks.reserve_logs import (
     read_vllm_logs,
     release_and_family,
 )
-from kvcalc.memory.reserve import llama_cpp, sglang, tensorrt_llm, vllm
+from kvcalc.engines.llama_cpp import reserve as llama_cpp
+from kvcalc.engines.sglang import reserve as sglang
+from kvcalc.engines.tensorrt_llm import reserve as tensorrt_llm
+from kvcalc.engines.vllm import reserve as vllm
 
 ENGINES = {
     "vllm": (read_vllm_logs, (vllm._LOW, vllm._HIGH)),

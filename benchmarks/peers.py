@@ -37,11 +37,11 @@ import kvcalc
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
-from kvcalc.memory.engines.release import Release, parse_release
 from kvcalc.planning.case import make_case
 from kvcalc.planning.load import at_load
 from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import describe_throughput
+from kvcalc.releases import Release, parse_release
 
 TARGET = Path(__file__).resolve().parent / "results" / "peers.json"
 BEGIN = "<!-- peers: python benchmarks/peers.py --data FOLDER --peer PYTHON --docs docs/throughput.md -->"

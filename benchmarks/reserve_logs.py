@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import kvcalc
-from kvcalc.memory.reserve import parts, tensorrt_llm, vllm
-from kvcalc.memory.reserve.llama_cpp import llama_cpp
-from kvcalc.memory.reserve.sglang import sglang
+from kvcalc.engines import reserve as parts
+from kvcalc.engines.llama_cpp.reserve import llama_cpp
+from kvcalc.engines.sglang.reserve import sglang
+from kvcalc.engines.tensorrt_llm import reserve as tensorrt_llm
+from kvcalc.engines.vllm import reserve as vllm
 from kvcalc.memory.sharding import Width
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import make_case

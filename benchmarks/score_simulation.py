@@ -20,11 +20,11 @@ from throughput_data import Row, data_folder, read_rows
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
-from kvcalc.memory.engines.release import parse_release
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.load import at_load
 from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.releases import parse_release
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.engines import scheduler_of
 from kvcalc.simulation.requests import Request

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The tests of a file's rules, fastest first, because a mutant's run ends at the first failure.
 TESTS = {
     "kvcalc/throughput/roofline.py": ("tests/throughput/test_steps.py",),
-    "kvcalc/memory/engines/vllm/pages.py": ("tests/memory/engines/test_vllm_pages.py",),
+    "kvcalc/engines/vllm/pages.py": ("tests/engines/test_vllm_pages.py",),
     "kvcalc/memory/sharding.py": ("tests/memory/test_shares.py",),
     "kvcalc/planning/budget.py": ("tests/planning/test_budget.py",),
 }

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines import ENGINES, load_engine
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.memory.engines import ENGINES, load_engine
 from kvcalc.memory.sharding import shard, stage_weights
 from kvcalc.memory.weights import plain_bytes
 from kvcalc.model.spec import ModelSpec, has_cross_attention, weights_of

@@ -22,15 +22,16 @@ FOLDERS = {
     "model": set(),
     "memory": {"model"},
     "throughput": {"memory", "model"},
+    "engines": {"throughput", "memory", "model"},
     "traces": {"model"},
-    "planning": {"traces", "throughput", "memory", "model"},
-    "simulation": {"planning", "traces", "throughput", "memory", "model"},
+    "planning": {"engines", "traces", "throughput", "memory", "model"},
+    "simulation": {"planning", "engines", "traces", "throughput", "memory", "model"},
     "attention": set(),
     "measure": {"attention", "throughput", "memory", "model"},
     "output": set(),
-    "cli": {"output", "simulation", "planning", "measure", "traces", "memory", "model"},
+    "cli": {"output", "simulation", "planning", "measure", "engines", "traces", "memory", "model"},
 }
-SHARED = {"errors", "limits", "notes", "records", "units", "schema"}
+SHARED = {"errors", "limits", "notes", "records", "releases", "release_dates", "units", "schema"}
 
 # Third-party module -> where it may be imported.
 THIRD_PARTY = {

@@ -255,7 +255,7 @@ def options_of_commands() -> set[str]:
     """Every option of every command, and the engines' own."""
     import typer
 
-    from kvcalc.memory.engines import options as engines
+    from kvcalc.engines import options as engines
 
     found = {"--help", "-h", "--version", *re.findall(r"(?<![\w-])--?[a-z][\w-]*", Path(engines.__file__).read_text())}
     for name in COMMANDS.values():

@@ -2,7 +2,7 @@
 
 import re
 
-from kvcalc.memory.engines import ENGINES
+from kvcalc.engines import ENGINES
 from tests.conftest import ROOT
 
 

@@ -10,8 +10,8 @@ import jsonschema_rs
 import pytest
 
 import kvcalc as api
+from kvcalc.engines import ENGINES
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.memory.engines import ENGINES
 from kvcalc.model.presets import presets_folder
 from kvcalc.schema import SCHEMA_VERSION, load_schema
 from tests.conftest import ROOT, one_of_each_type, preset_names

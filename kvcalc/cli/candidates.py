@@ -83,7 +83,7 @@ def _commands(root: Any) -> dict[str, str]:
 
 def _options_of(command: Any, typed: Sequence[str], used: Iterable[str] = ()) -> dict[str, str]:
     """The options that are not given yet. Engine options are included only for the engines that --engine names."""
-    from kvcalc.memory.engines.options import OPTIONS
+    from kvcalc.engines.options import OPTIONS
 
     own = {option.name for engine in engines_in(typed) for option in OPTIONS[engine]}
     found = {}
@@ -199,12 +199,12 @@ def _numbers(part: str) -> list[str]:
 
 
 def _engines(kind: str, part: str) -> list[str]:
-    from kvcalc.memory.engines.options import OPTIONS
+    from kvcalc.engines.options import OPTIONS
 
     name, at, _ = part.partition("@")
     if at:
-        from kvcalc.memory.engines.release_dates import DATES
-        from kvcalc.memory.engines.vllm.releases import RELEASES
+        from kvcalc.engines.vllm.releases import RELEASES
+        from kvcalc.release_dates import DATES
 
         if name == "vllm":
             return [f"vllm@{rules.release}" for rules in RELEASES if rules.since > (0, 0, 0)]

@@ -234,7 +234,7 @@ def engine(help: str, default: str = "logical", metavar: str = "NAME[@RELEASE],.
 
 def engine_settings() -> list[TyperOption]:
     """The options of all engines. Engines whose options have the same name share one option."""
-    from kvcalc.memory.engines.options import OPTIONS
+    from kvcalc.engines.options import OPTIONS
 
     declared: dict[str, list[tuple[str, Any]]] = {}
     for engine_name, options in OPTIONS.items():

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 from kvcalc.cli.drafting import hit_rate_of, speculation_of
 from kvcalc.cli.reuse import reuse_of
+from kvcalc.engines.options import option_names
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines.options import option_names
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
 from kvcalc.units import Number, parse_bandwidth, parse_count, parse_flops, parse_size, parse_tokens, parse_vllm_tokens

@@ -4,7 +4,7 @@
     stored = layers x batch x tokens x (kv_lora_rank + qk_rope_head_dim) x bytes_per_element  (MLA)
 
 In layers with a sliding window, min(tokens, window) replaces `tokens`. The bytes an engine allocates are a different
-quantity: see kvcalc.memory.engines.
+quantity: see kvcalc.engines.
 """
 
 from __future__ import annotations

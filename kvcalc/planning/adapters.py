@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvcalc.engines.options import Given
 from kvcalc.errors import ModelError
-from kvcalc.memory.engines.options import Given
 from kvcalc.memory.sharding import stage_weights
 from kvcalc.model.spec import weights_of
 from kvcalc.model.tensors import LINEAR, WHOLE, ModelWeights, Weight

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcalc.memory.engines.options import Given
+from kvcalc.engines.options import Given
 from kvcalc.model.spec import windows
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.capacity import max_running_requests
@@ -42,7 +42,7 @@ def prefill_step_tokens(case: Case) -> int:
         return Given("vllm", case.settings).count("max-num-batched-tokens", STEP_TOKENS)
     if case.engine_name == "sglang":
         # Imported here because most questions do not need it.
-        from kvcalc.memory.reserve.by_device import sglang_prefill_tokens
+        from kvcalc.engines.device_defaults import sglang_prefill_tokens
 
         tokens = Given("sglang", case.settings).optional_count("chunked-prefill-size")
         tokens = tokens or sglang_prefill_tokens(case.devices.gpu.memory_bytes)

@@ -9,8 +9,8 @@ Source: docs/serving/data_parallel_deployment.md and expert_parallel_deployment.
 
 from __future__ import annotations
 
+from kvcalc.engines.engine import Engine
 from kvcalc.errors import LayoutError, ModelError
-from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.sharding import NOT_SPREAD, Spread
 from kvcalc.memory.workload import Workload
 from kvcalc.model.memo import remembered

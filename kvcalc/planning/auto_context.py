@@ -10,8 +10,8 @@
 
 from __future__ import annotations
 
+from kvcalc.engines.options import Given
 from kvcalc.errors import ModelError
-from kvcalc.memory.engines.options import Given
 from kvcalc.notes import Note
 from kvcalc.planning.budget import budget
 from kvcalc.planning.capacity import longest_context

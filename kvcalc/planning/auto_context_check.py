@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines.release import Release, release_of
+from kvcalc.releases import Release, release_of
 
 # The first known release with the mode. llama.cpp: the last known build without it, of November 2025.
 _VLLM_SINCE = Release.of(0, 14)

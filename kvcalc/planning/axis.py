@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Union
 
+from kvcalc.engines import ENGINES
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines import ENGINES
 
 ALL = "all"
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvcalc.engines.reserve import RESERVE, Held, Question, Reserve
+from kvcalc.engines.reserves import reserve_of
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines.release import release_of
-from kvcalc.memory.reserve import reserve_of
-from kvcalc.memory.reserve.parts import RESERVE, Held, Question, Reserve
 from kvcalc.model.caches import IndexerKeys, RecurrentState
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches
@@ -17,6 +16,7 @@ from kvcalc.planning.capacity import PoolShrinkage, largest_batch, least
 from kvcalc.planning.case import Case
 from kvcalc.planning.device_weights import DeviceWeights, device_weights, file_excess, stage_sizes
 from kvcalc.records import NamedTuple
+from kvcalc.releases import release_of
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.memory.engines.allocation import Allocation
-from kvcalc.memory.engines.engine import Engine
+from kvcalc.engines.allocation import Allocation
+from kvcalc.engines.engine import Engine
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import Bounds, stages_of
 from kvcalc.memory.workload import BEYOND_MODEL, Workload, bind_workload, resolve_context

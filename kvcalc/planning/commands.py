@@ -9,13 +9,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from kvcalc.memory.engines.options import OPTIONS
-from kvcalc.memory.engines.place import RAW_FP8
-from kvcalc.memory.engines.release import Release, split_engine
-from kvcalc.memory.engines.vllm.cache_dtypes import SINCE
+from kvcalc.engines.options import OPTIONS
+from kvcalc.engines.place import RAW_FP8
+from kvcalc.engines.vllm.cache_dtypes import SINCE
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.drafting_flags import Drafting, sglang_drafting, vllm_drafting
 from kvcalc.records import NamedTuple
+from kvcalc.releases import Release, split_engine
 
 # vLLM takes the number of draft tokens inside --speculative-config, together with the draft model's name. The layers of
 # pipeline stages are in a variable.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines import check_engine
+from kvcalc.engines.options import check_settings, settings_of
 from kvcalc.errors import KvcalcError, UsageError
-from kvcalc.memory.engines import check_engine
-from kvcalc.memory.engines.options import check_settings, settings_of
 from kvcalc.memory.workload import DEFAULT_CONTEXT_TOKENS
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec

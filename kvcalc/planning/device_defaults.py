@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvcalc.engines import resolve_kv_dtype
+from kvcalc.engines.device_defaults import device_defaults
+from kvcalc.engines.place import DISTINGUISHED, Place
 from kvcalc.memory.dtypes import Dtype, parse_dtype
-from kvcalc.memory.engines import resolve_kv_dtype
-from kvcalc.memory.engines.place import DISTINGUISHED, Place
-from kvcalc.memory.engines.release import release_of
-from kvcalc.memory.reserve.by_device import device_defaults
 from kvcalc.model.spec import ModelSpec, has_states
+from kvcalc.releases import release_of
 
 # The classes of devices whose kernels of attention read blocks of their own, and all others.
 _BLOCKS = (("blackwell", "B200 and B300"), ("hopper", "Hopper"), ("", "others"))
@@ -50,7 +50,7 @@ def _row(option: str, here: object, values: list[dict[str, Any]]) -> dict[str, A
 
 def _blocks(spec: ModelSpec, engine: str, kv_dtype: str) -> dict[str, Any]:
     """The row for vLLM's block. Beside states, blocks are as large as a state needs."""
-    from kvcalc.memory.engines.vllm.blocks import default_block
+    from kvcalc.engines.vllm.blocks import default_block
 
     release = release_of(engine)
     sizes = [default_block(spec, kv_dtype, Place(release, device_class)) for device_class, _ in _BLOCKS]

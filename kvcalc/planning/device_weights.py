@@ -52,7 +52,7 @@ def device_weights(
     `stages` has the layers of each stage (`Engine.stage_bounds`), and `spread` says what attention replicas divide
     among them. `model`, `spec` and `dtype` are as in `describe_weights`. Bytes read from files are split in the same
     proportion as the counted bytes. `tables_on_host` is whether the input embedding is in host memory, as in llama.cpp
-    (`kvcalc.memory.placement`).
+    (`kvcalc.engines.llama_cpp.placed_weights`).
     """
     described, _ = language_model_weights(model, spec, dtype, model_dtype)
     if spec.gguf is not None:
@@ -73,7 +73,7 @@ def device_weights(
     if len(stages) > 1:
         parts = stage_weights(weights, stages)
     if tables_on_host:
-        from kvcalc.memory.placement import without_tables
+        from kvcalc.engines.llama_cpp.placed_weights import without_tables
 
         parts = [without_tables(part, number == len(parts)) for number, part in enumerate(parts, 1)]
     sizes = [(size_of(shard(part, ranks, spread)), size_of(part), part) for part in parts]
@@ -109,7 +109,7 @@ def stage_sizes(
         return reason or "the weights are not known"
     parts = stage_weights(weights, stages)
     if tables_on_host:
-        from kvcalc.memory.placement import without_tables
+        from kvcalc.engines.llama_cpp.placed_weights import without_tables
 
         parts = [without_tables(part, number == last) for number, part in enumerate(parts)]
     return part_bytes(model, spec, dtype, model_dtype, parts) or "the bytes of the weights are not known"

@@ -26,12 +26,12 @@
 
 from __future__ import annotations
 
+from kvcalc.engines.drafted_prefixes import PLAIN, Matching
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines.drafted_prefixes import PLAIN, Matching
-from kvcalc.memory.engines.release import Release, release_of
 from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM, Speculation
 from kvcalc.model.spec import ModelSpec, has_states, windows
 from kvcalc.planning.reuse import LMCACHE, CacheReuse
+from kvcalc.releases import Release, release_of
 
 _OF_HIDDEN_STATES = (MTP, EAGLE, EAGLE1)
 _VLLM_LOOKS_AHEAD = Release.of(0, 33)

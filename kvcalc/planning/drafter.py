@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcalc.memory.engines import resolve_weight_dtype
+from kvcalc.engines import resolve_weight_dtype
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import plain_bytes, quantized_bytes
 from kvcalc.model.drafting import DFLASH, DRAFT, Drafter, Speculation

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvcalc.engines import joins_drafts
+from kvcalc.engines.engine import Engine
 from kvcalc.errors import LayoutError, UsageError
-from kvcalc.memory.engines import joins_drafts
-from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.workload import Workload, bind_workload, check_tensor_parallel
 from kvcalc.model import drafting
 from kvcalc.model.drafting import (
@@ -175,7 +175,7 @@ def notes_of(asked: Speculation, engine: str, spec: ModelSpec, settings: Mapping
     """
     notes = []
     if engine == "sglang" and "max-running-requests" not in settings:
-        from kvcalc.memory.engines.sglang.profile import DRAFTING_REQUESTS
+        from kvcalc.engines.sglang.profile import DRAFTING_REQUESTS
 
         text = f"SGLang runs at most {DRAFTING_REQUESTS} requests if it drafts (set --max-running-requests)"
         notes.append(Note("speculative", "running-limit", text))

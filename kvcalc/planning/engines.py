@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvcalc.engines import RELEASE, check_engine
+from kvcalc.engines.options import check_settings, settings_of
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.memory.engines import RELEASE, check_engine
-from kvcalc.memory.engines.options import check_settings, settings_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.axis import ALL, parse_engines
 from kvcalc.planning.estimate import answer

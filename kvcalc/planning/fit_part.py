@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.memory.reserve.parts import ACTIVATION, RESERVE, Held
+from kvcalc.engines.reserve import ACTIVATION, RESERVE, Held
 from kvcalc.notes import Note
 from kvcalc.planning.budget import Budget, free_range
 from kvcalc.planning.capacity import NO_LIMIT, Limits, capacity, context_notes, least, max_running_requests

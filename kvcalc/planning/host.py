@@ -1,15 +1,15 @@
 """The part of a case in host memory: its bytes, the limits that it sets, and its speed.
 
-llama.cpp alone has such parts (`kvcalc.memory.engines.llama_cpp.placement`).
+llama.cpp alone has such parts (`kvcalc.engines.llama_cpp.placement`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines.llama_cpp.placed_weights import Divided, divide_file, divide_model, expert_layers
+from kvcalc.engines.llama_cpp.placement import DEFAULT_HOST_BANDWIDTH, Placement, count_placed_layers
 from kvcalc.memory import kv_cache
-from kvcalc.memory.engines.llama_cpp.placement import DEFAULT_HOST_BANDWIDTH, Placement, count_placed_layers
-from kvcalc.memory.placement import Divided, divide_file, divide_model, expert_layers
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.planning.case import Case
 from kvcalc.planning.device_weights import part_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcalc.memory.engines.prefixes import Prefixes
+from kvcalc.engines.prefixes import Prefixes
 from kvcalc.planning.case import Case
 from kvcalc.planning.reuse import prompt_tokens_of, turns_of
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from kvcalc.engines.device_defaults import device_settings
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines.release import release_of
-from kvcalc.memory.reserve.by_device import device_settings
 from kvcalc.memory.workload import Workload
 from kvcalc.records import NamedTuple
+from kvcalc.releases import release_of
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import check_layout

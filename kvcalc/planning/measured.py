@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.memory.engines.release import split_engine
 from kvcalc.model.resolve import find_published
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.case import Case, make_case
@@ -14,6 +13,7 @@ from kvcalc.planning.layout import Calibrates, SpeedQuestion, count_replicas
 from kvcalc.planning.load import at_load
 from kvcalc.planning.question import Question
 from kvcalc.records import NamedTuple
+from kvcalc.releases import split_engine
 from kvcalc.throughput.bench_results import Measured, Point
 from kvcalc.throughput.hardware import Devices, find_devices
 

@@ -10,13 +10,13 @@ import json
 import shlex
 from collections.abc import Mapping
 
+from kvcalc.engines.place import RAW_FP8
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.memory.engines.place import RAW_FP8
-from kvcalc.memory.engines.release import Release
 from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.commands import Layout
 from kvcalc.planning.drafting_flags import Drafting
+from kvcalc.releases import Release
 
 # Where the settings are written that are no options of trtllm-serve. JSON is YAML too.
 SETTINGS_FILE = "trtllm.yaml"

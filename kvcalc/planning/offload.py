@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kvcalc.engines.llama_cpp.placed_weights import expert_layers
+from kvcalc.engines.llama_cpp.placement import ALL_EXPERTS, EXPERTS, LAYERS, count_placed_layers, is_auto
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.memory.engines.llama_cpp.placement import ALL_EXPERTS, EXPERTS, LAYERS, count_placed_layers, is_auto
-from kvcalc.memory.placement import expert_layers
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case, make_case
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from kvcalc.memory.engines.rounding import round_up
+from kvcalc.engines.rounding import round_up
 from kvcalc.memory.sharding import stage_weights
 from kvcalc.model.spec import weights_of
 from kvcalc.model.tensors import LINEAR, ModelWeights

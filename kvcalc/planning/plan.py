@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines import RELEASE, check_engine
+from kvcalc.engines.options import check_settings
 from kvcalc.errors import DoesNotFitError, KvcalcError, UsageError
-from kvcalc.memory.engines import RELEASE, check_engine
-from kvcalc.memory.engines.options import check_settings
 from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
@@ -147,7 +147,7 @@ def _check_split(settings: Mapping[str, Any]) -> None:
     """Raise UsageError (exit 2) for a number of devices that llama.cpp's options name, because plan chooses it."""
     if "tensor-split" not in settings:
         return
-    from kvcalc.memory.engines.llama_cpp.splitting import count_devices
+    from kvcalc.engines.llama_cpp.splitting import count_devices
 
     if count_devices(settings) != 1:
         raise UsageError(
@@ -307,7 +307,7 @@ def _cp_strategy(question: Question) -> str | None:
     """SGLang's --cp-strategy if it divides prompts."""
     if (question.engine_settings or {}).get("attn-cp-size", "1") == "1":
         return None
-    from kvcalc.memory.engines.sglang.context_parallel import strategy_of
+    from kvcalc.engines.sglang.context_parallel import strategy_of
 
     return strategy_of(question.model)
 

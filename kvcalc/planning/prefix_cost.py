@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kvcalc.engines.prefixes import Prefixes
+from kvcalc.engines.rounding import ceil_div
 from kvcalc.errors import LayoutError, UsageError
-from kvcalc.memory.engines.prefixes import Prefixes
-from kvcalc.memory.engines.rounding import ceil_div
 from kvcalc.notes import Note
 from kvcalc.planning.cache_tiers import CPU, DISK
 from kvcalc.planning.case import Case

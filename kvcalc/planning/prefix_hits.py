@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvcalc.engines.engine import Engine
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines.engine import Engine
 from kvcalc.model.spec import ModelSpec, has_cross_attention
 from kvcalc.notes import Note
 

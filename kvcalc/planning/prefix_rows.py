@@ -12,7 +12,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.traces.reuse_counts import Reuse
 
 if TYPE_CHECKING:
-    from kvcalc.memory.engines.prefixes import Prefixes
+    from kvcalc.engines.prefixes import Prefixes
     from kvcalc.throughput.hardware import Gpu
 
 DEVICE = "device"

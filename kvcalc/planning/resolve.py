@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcalc.errors import LayoutError, UsageError
-from kvcalc.memory.engines import (
+from kvcalc.engines import (
     check_engine,
     load_engine,
     replica_settings,
@@ -13,9 +12,10 @@ from kvcalc.memory.engines import (
     resolve_weight_dtype,
     with_default_block,
 )
-from kvcalc.memory.engines.allocation import PLAIN, Allocation, Drafts, Requests
-from kvcalc.memory.engines.engine import Engine
-from kvcalc.memory.engines.options import check_settings
+from kvcalc.engines.allocation import PLAIN, Allocation, Drafts, Requests
+from kvcalc.engines.engine import Engine
+from kvcalc.engines.options import check_settings
+from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec

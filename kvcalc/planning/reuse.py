@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvcalc.engines.allocation import Allocation
+from kvcalc.engines.prefixes import Prefixes
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines.allocation import Allocation
-from kvcalc.memory.engines.prefixes import Prefixes
 from kvcalc.memory.workload import Workload
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note

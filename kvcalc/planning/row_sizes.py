@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvcalc.memory.engines.llama_cpp.settings import NO_ROWS, parse_settings
-from kvcalc.memory.engines.llama_cpp.splitting import SPLIT, parse_shares
-from kvcalc.memory.placement import without_tables
-from kvcalc.memory.row_split import divide_rows, tile_rows
+from kvcalc.engines.llama_cpp.placed_weights import without_tables
+from kvcalc.engines.llama_cpp.row_split import divide_rows, tile_rows
+from kvcalc.engines.llama_cpp.settings import NO_ROWS, parse_settings
+from kvcalc.engines.llama_cpp.splitting import SPLIT, parse_shares
 from kvcalc.memory.sharding import stage_weights
 from kvcalc.model.spec import has_states, weights_of
 from kvcalc.model.tensors import ModelWeights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.memory.engines.prefixes import Prefixes
+from kvcalc.engines.prefixes import Prefixes
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.notes import Note
 from kvcalc.planning.capacity import largest_batch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvcalc.engines.llama_cpp.splitting import MODE, NONE, SPLIT, count_devices
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines.llama_cpp.splitting import MODE, NONE, SPLIT, count_devices
 from kvcalc.throughput.hardware import Devices
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines import check_engine, resolve_kv_dtype
+from kvcalc.engines.options import check_settings, settings_of
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import parse_dtype
-from kvcalc.memory.engines import check_engine, resolve_kv_dtype
-from kvcalc.memory.engines.options import check_settings, settings_of
 from kvcalc.memory.workload import BEYOND_MODEL, resolve_workload
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec

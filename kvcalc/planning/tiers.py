@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines.prefixes import Prefixes
+from kvcalc.engines.rounding import round_up
 from kvcalc.errors import LayoutError, ModelError, UsageError
-from kvcalc.memory.engines.prefixes import Prefixes
-from kvcalc.memory.engines.rounding import round_up
 from kvcalc.model.caches import IndexerKeys, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, has_states, windows
 from kvcalc.notes import Note

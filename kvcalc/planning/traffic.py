@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvcalc.engines.options import settings_of
 from kvcalc.errors import ModelError
-from kvcalc.memory.engines.options import settings_of
 from kvcalc.planning.brief import brief_answer
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.estimate import Answer, answer_case

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvcalc.engines.prefixes import Prefixes
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines.prefixes import Prefixes
 from kvcalc.notes import Note
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.kept import prefixes_of

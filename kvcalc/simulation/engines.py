@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+from kvcalc.engines.options import Given
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
-from kvcalc.memory.engines.options import Given
 from kvcalc.planning.admission import BATCH_TOKENS, most_at_once, overlaps_steps, prefill_step_tokens, step_rules
 from kvcalc.planning.attention_replicas import whole_copies
 from kvcalc.planning.budget import budget

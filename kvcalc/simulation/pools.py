@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
+from kvcalc.engines.prefixes import Prefixes
 from kvcalc.errors import LayoutError, UsageError
-from kvcalc.memory.engines.prefixes import Prefixes
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.memory.engines.release import split_engine
 from kvcalc.records import NamedTuple
+from kvcalc.releases import split_engine
 from kvcalc.throughput.steps import step_of
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from kvcalc.memory.engines.release import Release, parse_release, step_at
 from kvcalc.records import NamedTuple
+from kvcalc.releases import Release, parse_release, step_at
 
 _OF_A_STEP = ("since", "source", "steps")
 

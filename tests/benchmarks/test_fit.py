@@ -72,7 +72,7 @@ def rows_of(data: ModuleType) -> list[Any]:
 
 def constants(parameters: ModuleType, row: Any, theta: Any) -> Constants:
     model = parameters.SERVERS
-    found = model.first_token.likely(row.engine) | model.values(theta, row.engine, model.labels_of(row))
+    found = model.first_token.likely() | model.values(theta, row.engine, model.labels_of(row))
     return Constants(**{name: found[name] for name in Constants._fields})
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.fit_reserve import ENGINES
 from benchmarks.reserve_logs import Log, covered, range_of, read_table, read_vllm_logs, release_and_family
-from kvcalc.memory.reserve.parts import Question
-from kvcalc.memory.reserve.sglang import sglang
+from kvcalc.engines.reserve import Question
+from kvcalc.engines.sglang.reserve import sglang
 from kvcalc.memory.sharding import Width
 from kvcalc.throughput.hardware import find_gpu
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvcalc.memory.engines.release import Release
+from kvcalc.releases import Release
 from tests.conftest import ROOT
 
 for needed in ("numpy", "scipy"):

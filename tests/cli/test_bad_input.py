@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvcalc.cli.app import COMMANDS
-from kvcalc.memory.engines.options import engines_with
+from kvcalc.engines.options import engines_with
 from kvcalc.model.reader import MAX_LAYERS
 from kvcalc.model.resolve import MAX_CONFIG_BYTES, MAX_KEYS, MAX_VALUES
 from tests.conftest import ROOT

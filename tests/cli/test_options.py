@@ -12,7 +12,7 @@ import typer
 from kvcalc.cli.app import COMMANDS
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.json_lines import Line
-from kvcalc.memory.engines.options import OPTIONS, Option, engines_with, option_names
+from kvcalc.engines.options import OPTIONS, Option, engines_with, option_names
 from tests.conftest import ROOT
 
 MODEL = "llama-3-8b"

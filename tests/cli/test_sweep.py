@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvcalc.memory.engines import ENGINES
+from kvcalc.engines import ENGINES
 from kvcalc.output.text import csv_text
 from tests.conftest import PEAK, spawn
 from tests.documents import texts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import kvcalc
+from kvcalc.engines import ENGINES, load_engine
 from kvcalc.errors import LayoutError, ModelError, UsageError
-from kvcalc.memory.engines import ENGINES, load_engine
 from kvcalc.memory.sharding import Bounds, stages_of, whole_of
 from kvcalc.throughput.hardware import find_devices
 from tests.conftest import preset_names

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from kvcalc.engines.unread import UNREAD
 from kvcalc.errors import ModelError
-from kvcalc.memory.engines.unread import UNREAD
 from kvcalc.model.caches import FullAttention, SlidingWindowAttention
 from kvcalc.model.hf_config import REFUSED, is_remote, known_types, read_config
 from kvcalc.model.layers import LayerGroup

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines import ENGINES
 from kvcalc.errors import LayoutError, ModelError, UsageError
-from kvcalc.memory.engines import ENGINES
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.case import make_case
 from kvcalc.planning.fit import fit

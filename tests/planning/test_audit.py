@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.documents import audit, texts
-from tests.memory.engines.models import gated_delta, gpt_oss, latent, plain, sparse
+from tests.engines.models import gated_delta, gpt_oss, latent, plain, sparse
 
 
 class Case(NamedTuple):

@@ -12,7 +12,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import ModelError, UsageError
-from tests.memory.engines.models import gated_delta, latent, plain
+from tests.engines.models import gated_delta, latent, plain
 from tests.planning.test_audit import run
 
 LLAMA = plain(32, 32, 8, 128, vocab_size=128_256, hidden_size=4096)

@@ -8,7 +8,7 @@ import pytest
 
 import kvcalc
 from tests.documents import audit
-from tests.memory.engines.models import plain
+from tests.engines.models import plain
 
 MIB = 2**20
 

@@ -9,8 +9,8 @@ import pytest
 import kvcalc
 from kvcalc.errors import UsageError
 from tests.documents import audit
-from tests.memory.engines.models import plain
-from tests.memory.engines.test_sglang_drafts import QWEN
+from tests.engines.models import plain
+from tests.engines.test_sglang_drafts import QWEN
 
 GEMMA_4 = {
     "model_type": "gemma4_unified_text", "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 8,

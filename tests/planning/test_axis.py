@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcalc.engines import ENGINES
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines import ENGINES
 from kvcalc.planning.axis import Axis, parse_axis, parse_engines
 from kvcalc.units import parse_count, parse_tokens
 

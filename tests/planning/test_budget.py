@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from kvcalc.engines.reserve import Held, Reserve
 from kvcalc.errors import UsageError
-from kvcalc.memory.reserve.parts import Held, Reserve
 from kvcalc.memory.sharding import Width
 from kvcalc.model.memo import forget
 from kvcalc.model.resolve import load_model

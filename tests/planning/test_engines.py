@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines import ENGINES
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines import ENGINES
 from kvcalc.planning.engines import compare_engines
 from tests.documents import estimate
 from tests.test_schema import check

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.memory.engines.models import plain
+from tests.engines.models import plain
 
 PLAN = ("plan", "llama-3.1-8b", "--input-tokens", "2k", "--output-tokens", "500", "--gpu", "h100")
 BUSY = (*PLAN, "--concurrency", "4000", "--max-tpot", "40ms")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines.llama_cpp.placement import Placement, parse_placement
 from kvcalc.errors import KvcalcError, ModelError, UsageError
-from kvcalc.memory.engines.llama_cpp.placement import Placement, parse_placement
 from kvcalc.planning.fit import fit
 from kvcalc.throughput.hardware import Devices, find_devices, find_gpu, own_gpu
 from tests.documents import estimate, texts

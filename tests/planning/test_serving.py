@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import kvcalc
+from kvcalc.engines import ENGINES
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.memory.engines import ENGINES
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
 from tests.conftest import preset_names

@@ -10,8 +10,8 @@ import kvcalc
 from kvcalc.model.drafting import Speculation
 from kvcalc.throughput.hardware import find_devices
 from tests.documents import audit, estimate
-from tests.memory.engines.models import plain
-from tests.memory.engines.test_sglang_drafts import QWEN
+from tests.engines.models import plain
+from tests.engines.test_sglang_drafts import QWEN
 
 
 def ask(name: str, **asked: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from kvcalc.engines.options import OPTIONS
 from kvcalc.limits import DEVICES, LAYERS, SEQUENCES, TOKENS, WIDTH
-from kvcalc.memory.engines.options import OPTIONS
 from tests.conftest import PEAK, ROOT
 
 _REQUEST = "--input-tokens 8 --output-tokens 8"

@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from kvcalc.memory.engines.vllm.pages import Demand, Page, running_blocks
+from kvcalc.engines.vllm.pages import Demand, Page, running_blocks
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.mixed import MixedReplica
 from kvcalc.simulation.pool import BlockPool

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvcalc.engines import load_engine
 from kvcalc.memory.dtypes import Dtype, parse_dtype
-from kvcalc.memory.engines import load_engine
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.reads import Reads
 from kvcalc.model.resolve import load_model

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvcalc.engines import ENGINES
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES
-from kvcalc.memory.engines import ENGINES
 from kvcalc.throughput import constants
 from kvcalc.throughput.constants import Constants, device_kind, load_constants, regions, weight_class
 from kvcalc.throughput.hardware import all_gpus, find_gpu

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from kvcalc.memory.engines.llama_cpp.architectures import Layers, layers_of
-from kvcalc.memory.engines.llama_cpp.settings import AUTO_SLOTS, LATENT, NO_V, PADDING, WINDOWS, parse_settings
+from kvcalc.engines.llama_cpp.architectures import Layers, layers_of
+from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, LATENT, NO_V, PADDING, WINDOWS, parse_settings
 from kvcalc.model.spec import GgufFacts, ModelSpec, latent_of, windows
 from kvcalc.planning.audit.figures import (
     Figure,

@@ -1,17 +1,17 @@
 """Checks what each device holds of llama.cpp's caches: the lines `CUDA0 KV buffer size` and `CUDA0 RS buffer size`.
 
-A layer's cache is on the device of the layer (`kvcalc.memory.engines.llama_cpp.splitting`). If the log says how the
+A layer's cache is on the device of the layer (`kvcalc.engines.llama_cpp.splitting`). If the log says how the
 layers are divided, the bytes of each device follow. Otherwise a buffer must be a number of whole layers.
 """
 
 from __future__ import annotations
 
+from kvcalc.engines.llama_cpp.architectures import Layers, layers_of
+from kvcalc.engines.llama_cpp.settings import parse_settings
+from kvcalc.engines.llama_cpp.splitting import devices_of_layers, parse_shares
+from kvcalc.engines.rounding import round_up
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of
-from kvcalc.memory.engines.llama_cpp.architectures import Layers, layers_of
-from kvcalc.memory.engines.llama_cpp.settings import parse_settings
-from kvcalc.memory.engines.llama_cpp.splitting import devices_of_layers, parse_shares
-from kvcalc.memory.engines.rounding import round_up
 from kvcalc.memory.sharding import stages_of
 from kvcalc.model.caches import RecurrentState
 from kvcalc.planning.audit.figures import Figure, check_size, given, parse_printed

@@ -5,11 +5,11 @@ Source: llama-kv-cache.cpp, llama-kv-cache-iswa.cpp and llama-memory-recurrent.c
 
 from __future__ import annotations
 
+from kvcalc.engines.llama_cpp.account import cells_for
+from kvcalc.engines.llama_cpp.architectures import Layer, Layers, layers_of
+from kvcalc.engines.llama_cpp.settings import parse_settings
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, pair, parse_dtype
-from kvcalc.memory.engines.llama_cpp.account import cells_for
-from kvcalc.memory.engines.llama_cpp.architectures import Layer, Layers, layers_of
-from kvcalc.memory.engines.llama_cpp.settings import parse_settings
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.drafting import MTP, drafter_of
 from kvcalc.planning.audit.setup import Setup

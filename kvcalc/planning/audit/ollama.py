@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from kvcalc.engines.llama_cpp.architectures import Layers
 from kvcalc.memory.dtypes import parse_dtype
-from kvcalc.memory.engines.llama_cpp.architectures import Layers
 from kvcalc.model.caches import RecurrentState
 from kvcalc.planning.audit.figures import EQUAL, UNEXPLAINED, Figure, check_size, given, parse_printed
 from kvcalc.planning.audit.llama_cpp_caches import parts_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from kvcalc.engines import load_engine, resolve_kv_dtype
+from kvcalc.engines.engine import Engine
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.engines import load_engine, resolve_kv_dtype
-from kvcalc.memory.engines.engine import Engine
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import stages_of
 from kvcalc.memory.workload import bind_workload, resolve_workload

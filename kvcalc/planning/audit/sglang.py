@@ -10,8 +10,8 @@ from fractions import Fraction
 from functools import partial
 from itertools import product
 
-from kvcalc.memory.engines.sglang.drafts import slot_of
-from kvcalc.memory.engines.sglang.layers import FULL, WINDOW, Layer, is_sparse, layers_of
+from kvcalc.engines.sglang.drafts import slot_of
+from kvcalc.engines.sglang.layers import FULL, WINDOW, Layer, is_sparse, layers_of
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import HEADS_CACHES, IndexerKeys
 from kvcalc.model.spec import ModelSpec, has_states
@@ -193,7 +193,7 @@ def _check_states(record: Record, log: Log, layers: list[Layer]) -> list[Figure]
     """Check the states: one for each slot and one extra. The convolution's inputs are in bf16.
 
     While drafted tokens are checked, each request that may run has a state for every one of them, and the inputs of all
-    of them in one window or in one each (`kvcalc.memory.engines.sglang.drafts`). If the log says neither how many
+    of them in one window or in one each (`kvcalc.engines.sglang.drafts`). If the log says neither how many
     requests run nor how many tokens are checked, the states are read for both numbers, and the inputs are checked.
     """
     slots = int(record.parts["slots"]) + 1

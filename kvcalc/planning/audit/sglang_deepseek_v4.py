@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from kvcalc.memory.engines.sglang.deepseek_v4 import bytes_per_token
+from kvcalc.engines.sglang.deepseek_v4 import bytes_per_token
 from kvcalc.planning.audit.figures import Figure, check_count, check_ratio, given
 from kvcalc.planning.audit.setup import Reading, Setup, best_stage
 from kvcalc.planning.logs import Log

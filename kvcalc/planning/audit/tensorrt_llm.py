@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
 
-from kvcalc.memory.engines.rounding import ceil_div, round_up
-from kvcalc.memory.engines.tensorrt_llm_hybrid import state_parts
+from kvcalc.engines.rounding import ceil_div, round_up
+from kvcalc.engines.tensorrt_llm.hybrid import state_parts
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.spec import ModelSpec, distinct_caches
 from kvcalc.planning.audit.figures import (

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
+from kvcalc.engines.vllm.defaults import is_sparse
+from kvcalc.engines.vllm.releases import RELEASES, Rules
+from kvcalc.engines.vllm.settings import XPU_BLOCK
+from kvcalc.engines.vllm.states import caches_prefixes, uses_qwen_delta_nets
 from kvcalc.errors import UsageError
-from kvcalc.memory.engines.release import parse_release
-from kvcalc.memory.engines.vllm.defaults import is_sparse
-from kvcalc.memory.engines.vllm.releases import RELEASES, Rules
-from kvcalc.memory.engines.vllm.settings import XPU_BLOCK
-from kvcalc.memory.engines.vllm.states import caches_prefixes, uses_qwen_delta_nets
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention
 from kvcalc.model.spec import ModelSpec, has_compressed, has_states, latent_of, map_caches, windows
@@ -25,6 +24,7 @@ from kvcalc.planning.audit.setup import Reading, Setup
 from kvcalc.planning.audit.vllm_pool import DECIMALS, TOKENS, Pool, engine_of, pool_figures, printed_gib
 from kvcalc.planning.audit.vllm_v0 import check_v0
 from kvcalc.planning.logs import Log, Record
+from kvcalc.releases import parse_release
 
 _V1_DEFAULT = (0, 8, 0)
 _PREFILL_COPIES = (0, 26, 0)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import zip_longest
 
+from kvcalc.engines.vllm import Vllm
 from kvcalc.errors import ModelError
-from kvcalc.memory.engines.vllm import Vllm
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.planning.audit.figures import (
     EQUAL,

@@ -5,11 +5,11 @@ Source: executor_base.py and worker.py, vLLM 0.8.
 
 from __future__ import annotations
 
+from kvcalc.engines.rounding import ceil_div
+from kvcalc.engines.vllm.layers import layers_of
+from kvcalc.engines.vllm.pages import STATE
+from kvcalc.engines.vllm.releases import rules_of
 from kvcalc.errors import ModelError
-from kvcalc.memory.engines.rounding import ceil_div
-from kvcalc.memory.engines.vllm.layers import layers_of
-from kvcalc.memory.engines.vllm.pages import STATE
-from kvcalc.memory.engines.vllm.releases import rules_of
 from kvcalc.planning.audit.figures import Figure, check_count, given
 from kvcalc.planning.audit.setup import Setup
 from kvcalc.planning.audit.vllm_pool import BY_BLOCKS, BY_GROUP, Pool, engine_of, pool_figures

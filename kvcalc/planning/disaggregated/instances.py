@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvcalc.engines.options import settings_of
+from kvcalc.engines.rounding import round_up
 from kvcalc.errors import LayoutError, ModelError
-from kvcalc.memory.engines.options import settings_of
-from kvcalc.memory.engines.rounding import round_up
 from kvcalc.planning.admission import most_at_once, prefill_step_tokens
 from kvcalc.planning.budget import budget
 from kvcalc.planning.capacity import largest_batch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines import RELEASE
 from kvcalc.errors import KvcalcError, UsageError
-from kvcalc.memory.engines import RELEASE
 from kvcalc.notes import Note
 from kvcalc.planning.attention_replicas import most_experts
 from kvcalc.planning.checkpoint import Checkpoint

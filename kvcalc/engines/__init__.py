@@ -1,0 +1,189 @@
+"""How many bytes each engine allocates for a workload. Each engine is one class in its own module.
+
+To add an engine, write a subclass of `Engine` (`engine.py`), add a line to `ENGINES`, and add its options to
+`options.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+
+from kvcalc.engines.engine import Engine, Resolved
+from kvcalc.engines.options import check_settings
+from kvcalc.engines.place import Place
+from kvcalc.engines.unread import UNREAD
+from kvcalc.errors import ModelError, UsageError, nearest
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.reads import Entries
+from kvcalc.memory.sharding import Bounds, bounds_of
+from kvcalc.model.caches import Cache
+from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note
+from kvcalc.releases import Asked, split_engine
+
+# Engine name -> (module in this package, class).
+ENGINES = {
+    "logical": ("logical", "Logical"),
+    "transformers": ("transformers", "Transformers"),
+    "vllm": ("vllm", "Vllm"),
+    "sglang": ("sglang", "Sglang"),
+    "tensorrt-llm": ("tensorrt_llm", "TensorrtLlm"),
+    "llama.cpp": ("llama_cpp", "LlamaCpp"),
+    "mlx": ("mlx", "Mlx"),
+}
+# (engine, model type) pairs that have a class of their own.
+_OF_TYPE = {
+    ("llama.cpp", "deepseek_v4"): ("llama_cpp.deepseek_v4", "DeepseekV4"),
+    ("llama.cpp", "deepseek_ref"): ("llama_cpp.deepseek_v4", "DeepseekV4"),
+    ("sglang", "deepseek_v4"): ("sglang.deepseek_v4", "DeepseekV4"),
+    **dict.fromkeys(
+        [("tensorrt-llm", kind) for kind in ("nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")],
+        ("tensorrt_llm.states", "HybridPools"),
+    ),
+    **dict.fromkeys(
+        [("tensorrt-llm", kind) for kind in ("gemma3_text", "gemma4_text", "gpt_oss")],
+        ("tensorrt_llm.groups", "LayerGroups"),
+    ),
+}
+
+# Engines that were seen to reserve a pool even for encoder models: SGLang for bge-m3 (sgl-project/sglang#7590), and
+# llama.cpp in early 2025 for BERT and nomic-embed (ggml-org/llama.cpp#12836, #12817).
+_POOLS_FOR_ENCODERS = {"sglang": "SGLang", "llama.cpp": "llama.cpp before mid-2025"}
+
+# The code of the note that says which release's rules count.
+RELEASE = "release"
+
+
+class _NoCache(Engine):
+    """Any engine that runs an encoder model: it keeps no cache after the forward pass.
+
+    `sizes` is how the engine cuts a model into stages.
+    """
+
+    sizes: Callable[[int, int], list[int]]
+
+    def stage_bounds(self, num_layers: int, stages: int) -> Bounds:
+        return bounds_of(self.sizes(num_layers, stages))
+
+    def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
+        return 0
+
+    def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
+        return []
+
+
+def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None = None, stages: int = 1) -> Engine:
+    """The engine `name` for `spec`, cut into `stages` pipeline stages, with the engine's own `settings`.
+
+    `settings` maps option names to text. `name` may end in a release: `vllm@0.11`. A note says if the rules of another
+    release count. For encoder models, every engine except `logical` keeps no cache. Raises UsageError (exit 2) for an
+    unknown name, something that is not a release, or a setting the engine does not have, and ModelError (exit 3) for a
+    model whose layout in the engine is not modelled.
+    """
+    engine, asked = _class_of(name, spec.model_type)
+    name, settings = name.partition("@")[0], settings or {}
+    check_settings([name], settings, has_device=True)
+    if spec.model_type in UNREAD.get(name, ()):
+        shown = {"vllm": "vLLM", "tensorrt-llm": "TensorRT-LLM"}[name]
+        raise ModelError(f"{spec.name}: {shown}'s layout of {spec.model_type} is not modelled")
+    if not spec.is_encoder or name == "logical":
+        found = engine(spec, settings, stages, asked.text if asked else None)
+        if asked is not None:
+            found.notes = (*found.notes, *_release_notes(found, asked))
+            found.version = asked.text
+        return found
+    if name == "llama.cpp":
+        from kvcalc.engines.llama_cpp.placement import parse_placement
+
+        if parse_placement(settings) is not None:
+            raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoders")
+    nothing, pool = _NoCache(spec, settings, 1, None), _POOLS_FOR_ENCODERS.get(name)
+    nothing.sizes, nothing.name, nothing.version = engine.cut, name, asked.text if asked else None
+    if pool:
+        text = f"{pool} may reserve a pool for encoders; its size depends on the memory, not on the request"
+        nothing.notes = (Note("engine", "encoder-pool", text),)
+    return nothing
+
+
+def replica_settings(name: str, model_type: str, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
+    """The settings of one of engine `name`'s attention replicas (`Engine.replica_settings`)."""
+    return _class_of(name, model_type)[0].replica_settings(settings, replicas)
+
+
+def resolve_kv_dtype(
+    name: str,
+    spec: ModelSpec,
+    asked: str,
+    settings: Mapping[str, str] | None = None,
+    dtype: str | None = None,
+    device_class: str | None = None,
+) -> Resolved:
+    """The cache's dtype as engine `name` resolves `asked`, and the reason (`Engine.kv_dtype`).
+
+    `name` may end in a release. `device_class` is the kind of device, None if there is none. Raises UsageError (exit 2)
+    for an unknown engine or release.
+    """
+    engine, release = _class_of(name)
+    place = Place(release.release if release else None, device_class)
+    return engine.kv_dtype(spec, asked, settings or {}, dtype, place)
+
+
+def with_default_block(
+    name: str, spec: ModelSpec, kv_dtype: str | Dtype, settings: Mapping[str, str], device_class: str | None
+) -> Mapping[str, str]:
+    """`settings` with vLLM's default size of a block, if the device decides it. `name` may end in a release."""
+    if name.partition("@")[0] != "vllm" or "block-size" in settings:
+        return settings
+    from kvcalc.engines.vllm.blocks import default_block, step_of
+
+    release = split_engine(name)[1]
+    place = Place(release.release if release else None, device_class)
+    block = default_block(spec, kv_dtype.name if isinstance(kv_dtype, Dtype) else kv_dtype, place)
+    return settings if block == step_of(spec) else {**settings, "block-size": str(block)}
+
+
+def joins_drafts(name: str) -> bool:
+    """Whether any drafter's layers are in the model's own cache in engine `name` (`Engine.joins_drafts`)."""
+    return _class_of(name)[0].joins_drafts
+
+
+def resolve_weight_dtype(name: str, spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
+    """The type of the weights in engine `name` if `asked` was requested, and a note if it is another type.
+
+    Raises UsageError (exit 2) for an unknown engine, or for a type that the engine does not have.
+    """
+    return _class_of(name)[0].weight_dtype(spec, asked)
+
+
+def check_engine(name: str) -> None:
+    """Raise UsageError (exit 2), with the nearest names, for an unknown engine."""
+    _class_of(name)
+
+
+def _release_notes(engine: Engine, asked: Asked) -> list[Note]:
+    """A note if `engine` counts by the rules of another release than the one that was asked for."""
+    rules = None if asked.is_placed and asked.release is None else engine.rules_used(asked)
+    if rules is None:
+        return []
+    text = f"{engine.name}@{asked.text} counts by the rules read from {rules}"
+    if not asked.is_placed:
+        text += "; the place of this name among the releases is not known"
+    return [Note("engine", RELEASE, text + engine.older_rules)]
+
+
+def _class_of(asked: str, model_type: str = "") -> tuple[type[Engine], Asked | None]:
+    """The engine class for a model type, and the requested release, or None."""
+    name = asked.partition("@")[0]
+    if name not in ENGINES:
+        raise UsageError(f"--engine {name!r}: not an engine", nearest(name, ENGINES) or f"one of {', '.join(ENGINES)}")
+    own, release = _OF_TYPE.get((name, model_type)), split_engine(asked)[1]
+    engine = _imported(*(own or ENGINES[name]))
+    return (engine if own is None else engine.at(model_type, release.release if release else None)), release
+
+
+@cache
+def _imported(module: str, engine: str) -> type[Engine]:
+    found: type[Engine] = getattr(import_module(f"kvcalc.engines.{module}"), engine)
+    return found

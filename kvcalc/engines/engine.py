@@ -1,0 +1,366 @@
+"""What an engine is to the rest of kvcalc: its account of a cache, as an abstract class, and the parts of that account.
+
+The main method is `Engine.cache_bytes`: the bytes one sequence takes in one layer's cache.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvcalc.engines.options import Given
+from kvcalc.engines.place import ANYWHERE, Place
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.kv_cache import Growth, checked_caches, entry_sizes, growth, longest_context, sequence_bytes
+from kvcalc.memory.reads import Entries, Reads, reads_of
+from kvcalc.memory.sharding import Bounds, bounds_of, longer_before_last, stages_of
+from kvcalc.model.caches import Cache
+from kvcalc.model.memo import remembered_of_two
+from kvcalc.model.spec import ModelSpec, period
+from kvcalc.notes import Note
+from kvcalc.records import NamedTuple
+from kvcalc.releases import Asked, Release
+
+if TYPE_CHECKING:
+    from kvcalc.engines.llama_cpp.placement import Placement
+    from kvcalc.engines.prefixes import Prefixes
+
+# The name of every line in the engines' accounts, in display order.
+_LINES = (
+    "stored", "window cells beyond the window", "in-flight tokens beyond the window", "longest encoder input",
+    "windows kept whole", "window pool beyond the windows", "K and V beyond the latent", "V of the indexer",
+    "encoder K and V, recomputed", "different layout or dtype", "unused rows", "blocks rounded up",
+    "pages rounded up", "cells rounded up", "entry cells rounded up", "full compressor states in fp32",
+    "tokens required by the window pool's ratio", "dummy page", "one extra block per window",
+    "states for prefixes and drafts", "pages padded to one size", "blocks padded to the largest group",
+    "states beyond the batch", "dummy state", "request table", "slots beyond the batch", "states in fp32",
+    "V padded to the widest layer's", "states for checking drafts", "convolution inputs for checking drafts",
+    "caches that no layer reads", "memory pages rounded up", "pools in a fixed proportion", "prefix kept once",
+)  # fmt: skip
+_ORDER = {name: place for place, name in enumerate(_LINES)}
+
+
+Resolved = tuple[str | Dtype, str | None]
+"""A cache's dtype as an engine resolves it, and the reason. The reason is None if the dtype is the requested one."""
+
+
+class Line(NamedTuple):
+    """A named part of a request's bytes. The bytes are negative if an engine keeps less than the formula stores."""
+
+    name: str
+    bytes: int
+
+
+def lines_of(sizes: Mapping[str, int]) -> list[Line]:
+    """The parts of an account in the order of `_LINES`, without parts of 0 bytes."""
+    return [Line(name, sizes[name]) for name in sorted(filter(sizes.get, sizes), key=_ORDER.__getitem__)]
+
+
+class BatchLine(NamedTuple):
+    """The bytes of a batch on one rank: `fixed_bytes`, and `bytes_of_each` for every sequence.
+
+    `start_bytes` is what the engine asks of a device before it starts (`Engine.start_bytes`).
+    """
+
+    fixed_bytes: int
+    bytes_of_each: int
+    start_bytes: int = 0
+
+
+class BlockPool(NamedTuple):
+    """The figures an engine with blocks prints for its pool on one device.
+
+    The last three are None if the memory for the cache is not known.
+    """
+
+    block_size: int
+    bytes_per_block: int
+    request_bytes: int
+    num_gpu_blocks: int | None = None
+    kv_cache_tokens: int | None = None
+    max_concurrency: float | None = None
+
+
+class RunningPool(NamedTuple):
+    """The blocks of one device while requests run, as a simulation of the scheduler follows them.
+
+    There are `capacity` blocks, None if memory sets no limit. `table[n]` is the number of blocks of a request that
+    decodes and has `n * block_tokens` tokens; beyond the table, it does not fit. `prompt_table` is the same while the
+    prompt is computed, None if that takes no more.
+    """
+
+    capacity: int | None
+    block_tokens: int = 1
+    table: Sequence[int] = ()
+    prompt_table: Sequence[int] | None = None
+
+
+def block_table(blocks: Callable[[int], int], size: int, numbers: int, capacity: int) -> list[int]:
+    """The blocks of a request with 0 to `numbers` blocks of `size` tokens, up to the first one that does not fit."""
+    table = [0]
+    for number in range(1, numbers + 1):
+        table.append(blocks(number * size))
+        if table[-1] > capacity:
+            break
+    return table
+
+
+class Engine(ABC):
+    """How an engine counts the bytes of a model's share.
+
+    A share is all layers on one tensor-parallel rank, or the layers of one pipeline stage. `version` is the requested
+    release, or the one from which the rules were read; of the class, always the latter. `settings` are the settings in
+    use, by name. `splits_heads` is whether tensor parallelism is modelled for the engine, and `splits_layers` whether
+    pipeline stages are. `older_rules` ends a note about releases: how to count an older release. `reserves_full_length`
+    is whether a request starts only if there is room for its whole answer. `running_option` is the engine's option for
+    the most requests that run at once.
+
+    `has_attention_replicas` is whether the engine can copy the attention and split the experts. If it can:
+    `splits_attention_replicas` is whether an attention replica may be split over several devices,
+    `splits_uneven_experts` is whether the number of experts may be no multiple of the expert-parallel ranks,
+    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas,
+    `spreads_head` whether the output head is, whatever the MLPs, and
+    `limits_all_replicas` whether `running_option` counts the requests of all replicas and not those of each.
+    """
+
+    name: str
+    version: str | None = None
+    splits_heads = True
+    splits_layers = True
+    has_attention_replicas = False
+    splits_attention_replicas = True
+    splits_uneven_experts = True
+    spreads_mlps = False
+    spreads_head = False
+    limits_all_replicas = False
+    older_rules = ""
+    reserves_full_length = True
+    running_option: str | None = None
+    _default_running: int | None = None  # without that option; None if the device decides it, or if there is no limit
+    notes: tuple[Note, ...] = ()
+    token_ranks = 1  # the tensor-parallel ranks that divide the tokens of a cache among them (context parallelism)
+    prompt_ranks = 1  # the copies of the attention and the cache that divide a prompt (prefill context parallelism)
+    joins_drafts = False  # whether any drafter's layers are in the model's own cache
+    copies_prefixes = False  # whether requests copy a prefix that they have in common, and share no memory
+    prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
+    divides_decode = True  # whether these copies also divide the requests of a decode step
+    can_place = False  # whether parts of a model can be in host memory
+    placement: Placement | None = None  # which parts of the model are there
+    micro_batch_tokens = 0  # the most tokens that the host and the device pass to each other at once
+
+    def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
+        self.spec = spec
+        self.settings: dict[str, object] = {}
+        option = self.running_option
+        self._most_asked = None if option is None else Given(self.name, settings).optional_count(option)
+        self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()
+
+    @classmethod
+    def at(cls, model_type: str, release: Release | None) -> type[Engine]:
+        """The class for a release (None: the newest), if this class of a model type has the rules of some only."""
+        return cls
+
+    @staticmethod
+    def cut(num_layers: int, stages: int) -> list[int]:
+        """The number of layers in each of `stages` pipeline stages."""
+        return longer_before_last(num_layers, stages)
+
+    def stage_bounds(self, num_layers: int, stages: int) -> Bounds:
+        """The first and last layer of each pipeline stage, if the settings may change how a model is cut."""
+        return bounds_of(self.cut(num_layers, stages))
+
+    @staticmethod
+    def kv_dtype(
+        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+    ) -> Resolved:
+        """The cache's dtype as the engine resolves `asked`, and the reason.
+
+        `dtype` is the requested weight dtype. `place` has the release and the device, which decide it for some models.
+        """
+        return asked, None
+
+    @staticmethod
+    def weight_dtype(spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
+        """The type of the weights in the engine if `asked` was requested (None: the config's own), and a note."""
+        return asked, None
+
+    @classmethod
+    def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
+        """The settings of one attention replica, from settings that count for all `replicas` together."""
+        return settings
+
+    def rules_used(self, asked: Asked) -> str | None:
+        """The release whose rules count for another release that was asked for. None if they are its own rules.
+
+        Most engines have the rules of one release only.
+        """
+        own = self.version
+        return None if own is None or asked.text.removeprefix("v") == own.split()[-1] else own
+
+    @abstractmethod
+    def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
+        """Bytes one sequence takes in one layer's cache."""
+
+    def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        """Bytes that `batch` sequences of `tokens` tokens each take on a device that holds this share."""
+        return batch * sequence_bytes(share, dtype, tokens, self.cache_bytes)
+
+    def reads(self, share: ModelSpec, dtype: Dtype) -> Reads:
+        """The bytes that one decode step reads of the cache of this share, as the engine stores it."""
+        return _reads_of(self, share, dtype)
+
+    def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
+        """The caches of this share with the bytes of one entry of each, for `reads`.
+
+        An engine in which layers with the same cache store it differently has its own method.
+        """
+        return [Entries(cache, n, self.entry_sizes(cache, dtype)) for cache, n in checked_caches(share, dtype)]
+
+    def entry_sizes(self, cache: Cache, dtype: Dtype) -> tuple[int, ...]:
+        """The bytes of one entry in each part of a cache that a step reads (`caches.read_entries`)."""
+        return entry_sizes(cache, dtype)
+
+    def attended(self, share: ModelSpec) -> ModelSpec:
+        """The share as attention reads it, if the settings limit the tokens that the engine keeps."""
+        return share
+
+    def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
+        """The longest context for which a batch fits into `memory` bytes (`kv_cache.longest_context`)."""
+        return longest_context(lambda tokens: self.batch_bytes(share, dtype, tokens, batch), memory, period(share))
+
+    def start_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
+        """Bytes that a device must have for the cache before the engine starts, if that is more than a request takes.
+
+        Else 0.
+        """
+        return 0
+
+    def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
+        """`batch_bytes` as a line over the batch. None if it is no line, or if that is not known."""
+        return None
+
+    def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        """The number of tokens after which the growth repeats: the tokens of a block, or the model's own period."""
+        return period(share)
+
+    def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        """The tokens in the smallest block that a request takes as it grows."""
+        return self.growth_tokens(share, dtype)
+
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+        """The figures the engine prints for its pool, for a batch and a memory size. Empty if it has no pool."""
+        return {}
+
+    def most_running(
+        self, share: ModelSpec, dtype: Dtype, memory: int, prompt_tokens: int, tokens: int, shared_tokens: int = 0
+    ) -> int | None:
+        """The most requests of `tokens` tokens that run in `memory` bytes, of which one has just computed its prompt.
+
+        They keep their first `shared_tokens` once, as `Prefixes.shared` gives them. None if requests hold at any time
+        what the engine reserves for them at the start.
+        """
+        return None
+
+    def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
+        """The slots that a running request takes beyond its own tokens if `num_tokens` tokens are drafted per step.
+
+        `is_longest`: the request is as long as the engine allows. `by_ngrams`: the drafts are n-grams. 0 if the engine
+        drafts fewer tokens at the end, as llama.cpp, mlx-lm and Transformers do.
+        """
+        return 0
+
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
+        """The blocks in `memory` bytes for requests of up to `longest_tokens` tokens."""
+        size = self.block_tokens(share, dtype)
+        capacity: int | None = self.blocks(share, dtype, longest_tokens, batch, memory)["num_gpu_blocks"]
+        if capacity is None:
+            return RunningPool(None)
+        return RunningPool(capacity, size, range(-(-longest_tokens // size) + 3))
+
+    def prompt_stops(self, spec: ModelSpec) -> tuple[int, ...]:
+        """Where a part of a prompt ends so that the engine can save the model's state: tokens before the prompt's end.
+
+        Empty if only the size of a step divides prompts.
+        """
+        return ()
+
+    def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        """Bytes that a batch takes in host memory. 0 if no part of the model is there (`placement`)."""
+        return 0
+
+    def divide_cache(self, share: ModelSpec) -> tuple[ModelSpec, ModelSpec]:
+        """The layers whose cache is in host memory, and those whose cache is on the device.
+
+        Raises ValueError if the engine cannot keep a part of a model in host memory.
+        """
+        raise ValueError(f"{self.name} keeps no part of a model in host memory")
+
+    def max_running_requests(
+        self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
+    ) -> int | None:
+        """The most requests of `tokens` tokens that one attention replica runs at once, by the engine's own limits.
+
+        These are its settings, and its division of `memory`, the bytes that a device has for the cache (None: not
+        known). Fewer run if their caches take more than `memory`. None if the engine has no limit. The default is the
+        limit for requests of any length. `shared_tokens` of the tokens are kept once for all requests.
+        """
+        return self._default_running if self._most_asked is None else self._most_asked
+
+    def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
+        """The parts of one sequence's bytes, which add up to `held_bytes`. None if the engine has no such account."""
+        return None
+
+    def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line] | None:
+        """Like `lines`, but for a batch. For engines that allocate for all sequences of a batch at once."""
+        return None
+
+    def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:  # noqa: B027 - most engines need no check
+        """Raise LayoutError (exit 2) or ModelError (exit 3) if the settings do not suit this number of ranks."""
+
+    def check_context(self, tokens: int) -> None:  # noqa: B027 - most engines accept any context
+        """Raise UsageError (exit 2) for a context that the settings do not allow."""
+
+    def batch_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        """Bytes a batch takes on one rank of the largest pipeline stage."""
+        if not self.bounds:
+            return self.held_bytes(share, dtype, tokens, batch)
+        return max([self.held_bytes(stage, dtype, tokens, batch) for stage in stages_of(share, self.bounds)])
+
+    def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        """Bytes a batch takes on one rank of each pipeline stage, summed over the stages."""
+        stages = stages_of(share, self.bounds) if self.bounds else (share,)
+        return sum([self.held_bytes(stage, dtype, tokens, batch) for stage in stages])
+
+    def largest_stage(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> ModelSpec:
+        """The pipeline stage that holds the most bytes."""
+        if not self.bounds:
+            return share
+        return max(stages_of(share, self.bounds), key=lambda stage: self.held_bytes(stage, dtype, tokens, batch))
+
+    def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
+        """Bytes a batch takes in one replica of the model, before it is split over devices."""
+        return self.held_bytes(spec, dtype, tokens, batch)
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        """The prefix cache on a device that holds this share. With `whole`, the share is a replica before it is split.
+
+        Raises UsageError (exit 2) if the engine has none, and ModelError (exit 3) if it is not modelled.
+        """
+        hint = "leave --prefix-tokens, --turns, --offload and --transfer-bandwidth out, or use another engine"
+        raise UsageError(f"{self.name} has no prefix cache for {share.name}", hint)
+
+    def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
+        """How the bytes of one replica grow at a context."""
+        return growth(lambda t: self.replica_bytes(spec, dtype, t), tokens, self.growth_tokens(spec, dtype))
+
+
+@remembered_of_two
+def _reads_of(engine: Engine, share: ModelSpec, dtype: Dtype) -> Reads:
+    return reads_of(engine.entries(engine.attended(share), dtype))
+
+
+def not_established(spec: ModelSpec, engine: str, what: str) -> ModelError:
+    """The error for a kind of cache, or a model type, whose layout in an engine is not known from its source."""
+    return ModelError(f"{spec.name}: {engine}'s layout of {what.replace('_', ' ')} is not modelled")

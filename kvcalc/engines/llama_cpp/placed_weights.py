@@ -1,0 +1,93 @@
+"""Divides the weights of a model between the device and the host's memory, as llama.cpp places them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kvcalc.engines.llama_cpp.placement import Placement, count_placed_layers
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import FileBytes, ModelSpec, weights_of
+from kvcalc.model.tensors import EMBEDDING, LOOKUP, Block, ModelWeights, Weight
+from kvcalc.records import NamedTuple
+
+
+class Divided(NamedTuple):
+    """Something on the device, and the rest in host memory."""
+
+    device: int
+    host: int
+
+
+def divide_weights(weights: ModelWeights, num_layers: int, placement: Placement) -> tuple[ModelWeights, ModelWeights]:
+    """The weights on the device, and those in host memory.
+
+    The input embedding is in host memory. A tied one is also on the device if the output is there, so it counts twice.
+    """
+    first, has_output = placement.first_on_device(num_layers), placement.has_output_on_device()
+    device: list[Block] = []
+    host: list[Block] = []
+    for block in weights.blocks:
+        if "{" not in block.prefix:
+            _add(device if has_output else host, block, block.numbers, [w for w in block.weights if not _is_table(w)])
+            _add(host, block, block.numbers, [w for w in block.weights if _is_table(w)])
+            continue
+        on_host = [number for number in block.numbers if number < first]
+        kept = [number for number in block.numbers if number >= first and placement.keeps_experts(number)]
+        whole = [number for number in block.numbers if number >= first and not placement.keeps_experts(number)]
+        _add(host, block, on_host, block.weights)
+        _add(host, block, kept, [weight for weight in block.weights if _is_routed(weight)])
+        _add(device, block, kept, [weight for weight in block.weights if not _is_routed(weight)])
+        _add(device, block, whole, block.weights)
+    none = weights.embedding._replace(rows=0)
+    has_copy = weights.tied and has_output
+    return (
+        ModelWeights(weights.embedding if has_copy else none, has_copy, tuple(device)),
+        ModelWeights(weights.embedding, weights.tied and not has_output, tuple(host)),
+    )
+
+
+def without_tables(weights: ModelWeights, has_output: bool) -> ModelWeights:
+    """The weights on the device if all layers are there. Only with the output, a tied embedding has a copy there."""
+    part = ModelWeights(weights.embedding, weights.tied and has_output, weights.blocks)
+    return divide_weights(part, 0, Placement())[0]
+
+
+def divide_file(parts: FileBytes, placement: Placement) -> Divided:
+    """The bytes of a GGUF file on the device and in host memory. Layers for multi-token prediction count as layers."""
+    first, device = placement.first_on_device(len(parts.layers)), 0
+    for number, (other, routed) in enumerate(parts.layers):
+        if number >= first:
+            device += other + (0 if placement.keeps_experts(number) else routed)
+    host = sum(map(sum, parts.layers)) - device + parts.input
+    if placement.has_output_on_device():
+        return Divided(device + parts.output + parts.tied_head, host)
+    return Divided(device, host + parts.output)
+
+
+@remembered
+def divide_model(spec: ModelSpec, placement: Placement) -> tuple[ModelWeights, ModelWeights] | None:
+    """`divide_weights` for the weights of a model, or None if they are not counted."""
+    weights = weights_of(spec)
+    return None if weights is None else divide_weights(weights, count_placed_layers(spec), placement)
+
+
+@remembered
+def expert_layers(spec: ModelSpec) -> frozenset[int]:
+    """The numbers of the layers with routed experts."""
+    weights = weights_of(spec)
+    blocks = () if weights is None else weights.blocks
+    return frozenset(number for block in blocks if any(map(_is_routed, block.weights)) for number in block.numbers)
+
+
+def _add(blocks: list[Block], block: Block, numbers: Sequence[int], weights: Iterable[Weight]) -> None:
+    kept = tuple(weights)
+    if numbers and kept:
+        blocks.append(Block(block.prefix, numbers, kept))
+
+
+def _is_routed(weight: Weight) -> bool:
+    return weight.copies > 1
+
+
+def _is_table(weight: Weight) -> bool:
+    return weight.role in (EMBEDDING, LOOKUP)

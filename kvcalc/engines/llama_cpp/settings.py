@@ -1,0 +1,109 @@
+"""llama.cpp's own options, with llama-server's names and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvcalc.engines.options import Given
+from kvcalc.errors import UsageError
+from kvcalc.records import NamedTuple
+from kvcalc.releases import Release
+
+VERSION = "llama-cpp-python 0.3.36"
+
+# Pull requests of ggml-org/llama.cpp that changed the contents of the cache, oldest first: the latent of MLA instead of
+# its heads (April 2025), windows instead of all tokens (May 2025), the end of padding to 32 (October 2025; to 256 since
+# 17046), four slots by default (November 2025), and no second copy of the latent as V (January 2026). The last one
+# changed no cache: it ended --split-mode row of the CUDA backend (June 2026).
+LATENT, WINDOWS, PADDING, SLOTS, NO_V, NO_ROWS = 12801, 13194, 16812, 16736, 19067, 24216
+_PULLS = (LATENT, WINDOWS, PADDING, SLOTS, NO_V, NO_ROWS)
+
+# llama-server without --parallel: n_parallel = 4 and kv_unified = true (tools/server/server.cpp).
+AUTO_SLOTS = 4
+# The newest build that is known to start one slot, of 2 November 2025. b7079 starts four (ggml-org/llama.cpp#17300).
+_LAST_WITH_ONE_SLOT = Release.of(6918)
+
+
+class Settings(NamedTuple):
+    """`parallel` is the number of slots if it is more than the batch. None is llama-server's own choice.
+
+    Without flash attention, V is transposed. `starts_four_slots` is whether llama-server chooses four slots.
+
+    `draft_max` is the number of drafted tokens per step. To take back the tokens that the model rejects, every slot
+    keeps its state before each of them (`rs_seq` in the log: 1 + 2 states of 149.62 MiB for Qwen3.8-27B with two).
+    `before_pull` means a build from before that pull request, and so from before the later ones too.
+    """
+
+    parallel: int | None
+    kv_unified: bool
+    ubatch_size: int
+    swa_full: bool
+    flash_attn: str
+    before_pull: int | None
+    draft_max: int = 0
+    starts_four_slots: bool = True
+
+    def is_before(self, pull: int) -> bool:
+        """Whether the build lacks this pull request."""
+        return self.before_pull is not None and _PULLS.index(self.before_pull) <= _PULLS.index(pull)
+
+    @property
+    def padding(self) -> int:
+        """Cells are rounded up to a multiple of this: 256.
+
+        Older builds use 32 without flash attention, which was off by default (llama_kv_cache_get_padding, pull request
+        7257).
+        """
+        return 32 if self.is_before(PADDING) and self.flash_attn != "on" else 256
+
+    def slots(self, batch: int) -> int:
+        """The slots of a server for a batch. Without --parallel, a batch of more than four has as many slots."""
+        chosen = self.parallel or (AUTO_SLOTS if self._chooses_slots else 1)
+        return max(chosen, batch)
+
+    def has_one_stream(self, batch: int) -> bool:
+        """Whether all slots share one stream, and so the whole context.
+
+        Separate streams came after windows (pull request 14363, July 2025). The four slots that llama-server chooses
+        share one, also with --no-kv-unified.
+        """
+        return self.kv_unified or self.is_before(WINDOWS) or (self._chooses_slots and batch <= AUTO_SLOTS)
+
+    @property
+    def _chooses_slots(self) -> bool:
+        return self.parallel is None and self.starts_four_slots
+
+    @property
+    def transposes_v(self) -> bool:
+        """Whether V is transposed. `auto` has the same cache layout as `on` (llama_context, llama-context.cpp)."""
+        return self.flash_attn == "off"
+
+    def describe(self) -> dict[str, object]:
+        """The settings in use, by option name. `parallel` is n_seq_max in the document, and depends on the batch."""
+        return {
+            "program": "llama-server", "kv_unified": self.has_one_stream(1), "ubatch_size": self.ubatch_size,
+            "swa_full": self.swa_full, "flash_attn": self.flash_attn, "before_pull": self.before_pull,
+            "draft_max": self.draft_max,
+        }  # fmt: skip
+
+
+def parse_settings(settings: Mapping[str, str], build: Release | None = None) -> Settings:
+    """Parse and check the given options of a build (None: the newest). Raises UsageError (exit 2)."""
+    given = Given("llama.cpp", settings)
+    flash_attn, before = given.choice("flash-attn"), given.optional_count("before-pull")
+    if before is not None and before not in _PULLS:
+        known = ", ".join(map(str, _PULLS))
+        raise UsageError(f"--before-pull {before}: no known change of memory in this pull", f"one of {known}")
+    for name in ("fit-target", "fit-ctx"):  # used with --context auto only, but checked always
+        given.optional_count(name)
+    found = Settings(
+        given.optional_count("parallel"),
+        "kv-unified" in settings,
+        given.count("ubatch-size"),
+        "swa-full" in settings,
+        flash_attn,
+        before,
+        given.count("draft-max", 0),
+    )
+    has_one_slot = found.is_before(SLOTS) or (build is not None and build <= _LAST_WITH_ONE_SLOT)
+    return found._replace(starts_four_slots=not has_one_slot)

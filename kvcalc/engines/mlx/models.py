@@ -1,0 +1,131 @@
+"""Which model types mlx-lm runs, and what the class of each type keeps.
+
+Source: mlx_lm/models at commit d78bf58e217c (mlx-lm 0.32.0), and the same files at the tags of older releases.
+"""
+
+from __future__ import annotations
+
+from kvcalc.engines.engine import not_established
+from kvcalc.errors import ModelError
+from kvcalc.model.caches import (
+    Cache,
+    ChunkedAttention,
+    CompressedAttention,
+    CrossAttention,
+    FullAttention,
+    LatentAttention,
+    RecurrentState,
+    SlidingWindowAttention,
+)
+from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.releases import Release
+
+VERSION = "mlx-lm 0.32.0"
+
+# Types whose windowed layers have a RotatingKVCache. In other types, windowed layers keep all tokens.
+_ROTATING = (
+    "afmoe cohere2 exaone4 exaone_moe gemma3_text gemma3n_text gemma4_text gemma4_unified_text gpt_oss laguna mellum "
+    "mimo_v2_flash ministral3 olmo3 step3p5"
+).split()
+
+# Other types whose class makes its own cache, so that --max-kv-size has no effect (make_cache).
+_OWN_CACHE = (
+    "deepseek_v32 falcon_h1 generic glm_moe_dsa granitemoehybrid iquestcoder kimi_linear lfm2 lfm2_moe llama "
+    "llama4_text longcat_flash mamba2 mistral nemotron-nas nemotron_h qwen3_5_moe_text qwen3_5_text qwen3_next"
+).split()
+
+_PLAIN = (
+    "apertus bailing_moe bitnet cohere dbrx deepseek deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe exaone gemma "
+    "gemma2 glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neox granite granitemoe helium hunyuan_v1_dense "
+    "internlm2 internlm3 kimi_k2 mimo minicpm minicpm3 minimax_m2 mixtral nanochat nemotron olmo2 olmoe openelm phi "
+    "phi3 phimoe qwen qwen2 qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_moe qwen3_vl_moe_text qwen3_vl_text "
+    "seed_oss smollm3 solar_open stablelm starcoder2"
+).split()
+
+# MLA: the first release that caches the latent. Before it, and in the last two types in every release, the cache has K
+# and V of every head. Source: update_and_fetch in each class, at the tags v0.30.4 to v0.30.7.
+_LATENT_SINCE: dict[str, Release | None] = {
+    "deepseek_v3": Release.of(0, 30, 6), "kimi_k2": Release.of(0, 30, 6), "deepseek_v32": Release.of(0, 30, 6),
+    "glm_moe_dsa": Release.of(0, 30, 6), "glm4_moe_lite": Release.of(0, 30, 5), "kimi_linear": Release.of(0, 30, 7),
+    "longcat_flash": Release.of(0, 30, 7), "deepseek_v2": None, "minicpm3": None,
+}  # fmt: skip
+
+# Recurrent states are fp32 since this release: gated_delta.py, and dt in ssm.py (v0.31.2). Before it, the state of a
+# delta net has the type of the activations.
+_FP32_STATES_SINCE = Release.of(0, 31, 2)
+_DELTA_NETS = ("kimi_linear", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+_CONVOLUTIONS = ("lfm2", "lfm2_moe")
+
+# Types whose layers have several caches in a CacheList, which mlx-lm does not quantize (CacheList has no to_quantized).
+_LISTS = ("deepseek_v32", "falcon_h1", "glm_moe_dsa", "longcat_flash")
+
+
+def check_model(spec: ModelSpec, release: Release | None) -> None:
+    """Raise ModelError (exit 3) for a model that mlx-lm does not run, or whose cache is not modelled."""
+    kind = spec.model_type
+    if spec.gguf is not None:
+        raise ModelError(
+            f"{spec.name}: mlx-lm loads safetensors, not GGUF files",
+            "ask about the model's preset or config.json, with --dtype mlx-4bit for 4-bit weights",
+        )
+    if kind not in (*_ROTATING, *_OWN_CACHE, *_PLAIN):
+        raise ModelError(f"{spec.name}: mlx-lm's cache of {kind} is not modelled", "count with --engine logical")
+    for cache in all_caches(spec):
+        if isinstance(cache, (CompressedAttention, CrossAttention)) or (
+            isinstance(cache, LatentAttention) and (kind not in _LATENT_SINCE or cache.window is not None)
+        ):
+            raise not_established(spec, "mlx-lm", cache.kind)
+    is_older = release is not None and release < _FP32_STATES_SINCE
+    has_state = any(isinstance(cache, RecurrentState) and cache.state_elements for cache in all_caches(spec))
+    if is_older and has_state and kind not in _DELTA_NETS:
+        raise ModelError(
+            f"{spec.name}: the state of {kind} before mlx-lm 0.31.2 is not modelled", "use --engine mlx@0.31.2"
+        )
+
+
+def rotates(spec: ModelSpec) -> bool:
+    """Whether windowed layers keep only their window."""
+    return spec.model_type in _ROTATING
+
+
+def makes_own_cache(spec: ModelSpec) -> bool:
+    """Whether the model's class makes its cache itself and ignores --max-kv-size."""
+    return spec.model_type in (*_ROTATING, *_OWN_CACHE)
+
+
+def kept(spec: ModelSpec, cache: Cache, release: Release | None) -> Cache:
+    """The cache that mlx-lm keeps for `cache`: K and V of every head, all tokens, or a state of another type."""
+    shape = spec.attention
+    if isinstance(cache, LatentAttention):
+        # A what-if variant with MLA, of a type without it, has a latent.
+        since = _LATENT_SINCE.get(spec.model_type, Release.of(0))
+        if since is None or (release is not None and release < since):
+            return FullAttention(shape.num_heads, shape.qk_head_dim, shape.v_head_dim)
+    if isinstance(cache, SlidingWindowAttention) and not rotates(spec):
+        return FullAttention(cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
+    if isinstance(cache, SlidingWindowAttention) and spec.model_type == "mimo_v2_flash":
+        # The model also reads the token before the config's window, but max_size is that window.
+        return cache._replace(window=cache.window - 1)
+    if isinstance(cache, RecurrentState) and spec.model_type not in _CONVOLUTIONS:
+        is_older = release is not None and release < _FP32_STATES_SINCE
+        return cache._replace(state_dtype=cache.conv_dtype if is_older else "fp32")
+    return cache
+
+
+def why_not_quantized(spec: ModelSpec, release: Release | None) -> str | None:
+    """Why mlx-lm cannot quantize this model's cache. None if it can.
+
+    RotatingKVCache.to_quantized is not implemented. The classes with a latent cannot read a quantized one. Attention
+    sinks and quantized caches exclude each other (scaled_dot_product_attention of models/base.py). ChunkedKVCache and
+    CacheList stay in 16 bits.
+    """
+    caches = [kept(spec, cache, release) for cache in all_caches(spec)]
+    if any(isinstance(cache, SlidingWindowAttention) for cache in caches):
+        return "windows"
+    if any(isinstance(cache, LatentAttention) for cache in caches):
+        return "a latent (MLA)"
+    if any(isinstance(cache, ChunkedAttention) for cache in caches):
+        return "chunks"
+    if spec.model_type in _LISTS:
+        return "several caches in a layer"
+    return None if any(isinstance(cache, FullAttention) for cache in caches) else "a state only"

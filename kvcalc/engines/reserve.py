@@ -1,0 +1,107 @@
+"""What a reserve is made of: its parts, the question it answers, and the memory that the cache does not get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import TYPE_CHECKING
+
+from kvcalc.memory.sharding import Width
+from kvcalc.records import NamedTuple
+from kvcalc.releases import Release
+
+if TYPE_CHECKING:
+    from kvcalc.model.towers.image_rule import ImageRule
+
+GIB = 2**30
+MIB = 2**20
+# Newer than every release.
+NEWEST = Release.of(999)
+
+ACTIVATION, RESERVE = "activation", "reserve"
+
+
+class Held(NamedTuple):
+    """A part of a device's memory: its kind (ACTIVATION or RESERVE), its name, and its size in bytes.
+
+    `low` and `high` are the ends of the 80 % range of an estimate, or None if the range is not known.
+    """
+
+    kind: str
+    name: str
+    bytes: int
+    low: int | None = None
+    high: int | None = None
+
+    def within(self, low: float, high: float) -> Held:
+        """The part with a range of `low` to `high` times its bytes."""
+        return self._replace(low=int(self.bytes * low), high=ceil(self.bytes * high))
+
+    def exact(self) -> Held:
+        """The part as one that the engine's settings determine: both ends of the range are its bytes."""
+        return self._replace(low=self.bytes, high=self.bytes)
+
+
+class Question(NamedTuple):
+    """A device's memory, the workload on it, and the engine's own settings (option name to text).
+
+    `ranks` is the number of devices of one replica. `is_latent` is true for an MLA model, and `is_apple` if macOS
+    manages the memory. `release` is the engine's release, or None for the newest. `batch_size` is that of one of the
+    `attention_replicas`. `has_fast_links` is whether the devices are joined by more than PCIe. `images` is set if the
+    engine loads a vision tower, and `has_sparse_latent` for MLA with an indexer.
+    `shares_memory` is whether the host uses the device's memory. `multimodal` is the published config of a model with
+    vision or audio towers, and `keeps_tokens` is false for one without a cache of tokens.
+    """
+
+    memory_bytes: int
+    width: Width
+    ranks: int
+    context_tokens: int
+    batch_size: int
+    settings: Mapping[str, str]
+    num_heads: int = 0
+    is_latent: bool = False
+    release: Release | None = None
+    is_apple: bool = False
+    attention_replicas: int = 1
+    has_fast_links: bool = True
+    images: ImageRule | None = None
+    has_sparse_latent: bool = False
+    shares_memory: bool = False
+    tensor_parallel_size: int = 1
+    multimodal: Mapping[str, object] | None = None
+    keeps_tokens: bool = True
+
+    def driver(self, context_mib: int, nccl_mib: int = 0) -> list[Held]:
+        """The memory outside the engine: the driver's context, and NCCL's buffers if there are several ranks."""
+        held = [Held(RESERVE, "CUDA context", context_mib * MIB)]
+        return [*held, Held(RESERVE, "NCCL buffers", nccl_mib * MIB)] if nccl_mib and self.ranks > 1 else held
+
+    def step_activations(self, tokens: int, element_bytes: int = 2) -> int:
+        """Peak bytes of activations in one step of `tokens` tokens.
+
+        At the peak, a step holds the residual, the normed input, and the widest module's inputs and intermediate
+        values. Layers run one after another and reuse the memory. With attention replicas, every rank also gathers the
+        tokens of the other replicas before its experts (vLLM's default backend, allgather_reducescatter).
+        """
+        gathered = (self.attention_replicas - 1) * self.width.hidden_size
+        return tokens * (2 * self.width.hidden_size + self.width.module_elements + gathered) * element_bytes
+
+
+class Reserve(NamedTuple):
+    """The memory that is not available to the cache, and the settings that determine it.
+
+    `share` is the cache's fraction of the memory left after weights and `held` (TensorRT-LLM's fraction of free
+    memory). `varies` is whether `held` grows with the context or the batch, and `same_until` the tokens of all
+    sequences together up to which it does not.
+    """
+
+    held: list[Held]
+    settings: dict[str, object]
+    share: float = 1.0
+    varies: bool = False
+    same_until: int = 0
+
+    def held_bytes(self) -> int:
+        """The bytes of all parts."""
+        return sum([part.bytes for part in self.held])

@@ -1,0 +1,253 @@
+"""DeepSeek-V4 in SGLang: a pool of windows, pools of compressed entries and of index keys, and compressor states.
+
+Source: DSV4PoolConfigurator (model_executor/pool_configurator.py) and DeepSeekV4TokenToKVPool
+(mem_cache/deepseek_v4_memory_pool.py), SGLang 0.5.23, with its defaults on NVIDIA devices (the `flashmla` backend).
+Logs of a release before the padding of pages print bytes_per_full_token=7705.45 for DeepSeek-V4-Flash. It follows from
+the same rows and states, with states for every 128 tokens instead of 256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvcalc.engines.engine import BatchLine, BlockPool, Engine, Line, lines_of, not_established
+from kvcalc.engines.rounding import ceil_div, round_up
+from kvcalc.engines.sglang import Sglang
+from kvcalc.engines.sglang.settings import Settings, parse_settings
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.dtypes import Dtype, bytes_of
+from kvcalc.memory.sharding import whole_of
+from kvcalc.model.caches import Cache, CompressedAttention
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches
+from kvcalc.records import NamedTuple
+from kvcalc.units import Number
+
+_SPARSE, _HEAVY = 4, 128
+_PAGE = 256
+# Of a row of 512 elements, 448 are in fp8 with 7 scales and a byte of padding, and the 64 rotary ones have 16 bits.
+# Pages are padded to a multiple of 576 bytes (KVLayout.V4, kernels/ops/attention/dsv4/kv_layout.py).
+_HEAD_DIM, _ROW, _PADDING = 512, 448 + 2 * 64 + 8, 576
+_STATE_BYTES = 4  # compressor states are in fp32 (SGLANG_DSV4_COMPRESS_STATE_DTYPE)
+# Defaults: apply_deepseek_v4_defaults (arg_groups/deepseek_v4_hook.py), handle_gpu_memory_settings for a device of 60
+# to 160 GiB, and SGLANG_SWA_EVICTION_INTERVAL.
+_REQUESTS, _CHUNK, _EVICTION = 256, 8192, 128
+# Prefixes for which windows are kept, for every running request (_resolve_swa_prefix_tails).
+_PREFIXES = 4
+
+
+class Layers(NamedTuple):
+    """How many layers keep a window, how many of them also keep entries of 4 or of 128 tokens, and the widths."""
+
+    windows: int
+    sparse: int
+    heavy: int
+    window: int
+    index_head_dim: int
+
+
+class Sizes(NamedTuple):
+    """The bytes of each pool."""
+
+    windows: int
+    entries: int
+    states: int
+
+
+class DeepseekV4(Sglang):
+    """Counts pools that are just large enough for a batch at full context, with SGLang's pool of windows.
+
+    The pool of windows does not depend on the context. It has room for the windows of all requests that may run, of
+    the prefixes that are kept, and of two prefill chunks; or for a share of the tokens, if `--swa-full-tokens-ratio`
+    is given. Raises ModelError (exit 3) for compression rates that SGLang does not support.
+    """
+
+    growth = Engine.growth
+    longest_context = Engine.longest_context
+    entries = Engine.entries
+
+    @classmethod
+    def default_settings(cls, settings: Mapping[str, str]) -> Mapping[str, str]:
+        return {"max-running-requests": Number(_REQUESTS), "chunked-prefill-size": Number(_CHUNK), **settings}
+
+    def parse(self, settings: Mapping[str, str]) -> Settings:
+        self.ratio_is_given = "swa-full-tokens-ratio" in settings
+        found = parse_settings(self.default_settings(settings), _PAGE)
+        if found.page_size != _PAGE:
+            raise UsageError(
+                f"--page-size {found.page_size}: DeepSeek-V4 needs pages of {_PAGE} tokens", f"use --page-size {_PAGE}"
+            )
+        return found
+
+    def check_model(self) -> None:
+        for cache in all_caches(self.spec):
+            if not isinstance(cache, CompressedAttention):
+                raise not_established(self.spec, "SGLang", cache.kind)
+            rate = _SPARSE if cache.index_head_dim else cache.compress_rate and _HEAVY
+            if cache.compress_rate != rate or cache.head_dim != _HEAD_DIM or cache.index_head_dim % 128:
+                raise ModelError(
+                    f"{self.spec.name}: SGLang compresses rows of {_HEAD_DIM} elements by {_SPARSE} with an indexer "
+                    f"and by {_HEAVY} without one"
+                )
+
+    def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
+        group = next(group for group in self.spec.layers if cache in group.caches)
+        one = self.spec._replace(layers=(group._replace(last=group.first, caches=(cache,)),), whole=self.spec)
+        return sum(self._sizes(one, tokens, 1))
+
+    def entry_sizes(self, cache: Cache, dtype: Dtype) -> tuple[int, ...]:
+        return (_ROW, _ROW, _index_bytes(cache.index_head_dim if isinstance(cache, CompressedAttention) else 0))
+
+    def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        _check_dtype(dtype)
+        return sum(self._sizes(share, tokens, batch)) + self.table_bytes(tokens)
+
+    def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
+        return None
+
+    def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        return _PAGE * self.ratio.denominator if self.ratio_is_given else _PAGE
+
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+        self.check_context(tokens)
+        full = batch * round_up(tokens, _PAGE)
+        each = self._bytes_per_token(share)
+        found = BlockPool(_PAGE, int(_PAGE * each), self.held_bytes(share, dtype, tokens, 1))
+        if memory is not None:
+            capacity = self._profiled_tokens(share, dtype, memory)
+            found = BlockPool(*found[:3], capacity // _PAGE, capacity, capacity / round_up(tokens, _PAGE))
+        windows = self._window_slots(full, batch)
+        return {**found._asdict(), "max_total_num_tokens": full, "swa_max_total_num_tokens": windows}
+
+    def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, memory: int) -> int:
+        return int(max(0, memory - self._fixed_bytes(share)) / self._bytes_per_token(share)) // _PAGE * _PAGE
+
+    def _largest_states(self, share: ModelSpec, dtype: Dtype) -> int:
+        return 0
+
+    def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
+        _check_dtype(dtype)
+        found, layers = self._sizes(share, tokens, batch), _layers(share)
+        stored = {"window": 0, "entries": 0, "buffers": 0}
+        for cache, num_layers in distinct_caches(share):
+            if isinstance(cache, CompressedAttention):
+                for name, elements in cache.stored_parts(tokens):
+                    part = name if name in stored else "entries"
+                    stored[part] += batch * num_layers * bytes_of(elements, dtype)
+        rows = batch * sum(
+            [
+                layers.sparse * (tokens // _SPARSE) * (_ROW + _index_bytes(layers.index_head_dim)),
+                layers.heavy * (tokens // _HEAVY) * _ROW,
+            ]
+        )
+        return lines_of(
+            {
+                "stored": sum(stored.values()),
+                "window pool beyond the windows": found.windows - stored["window"],
+                "different layout or dtype": rows - stored["entries"],
+                "pages rounded up": found.entries - rows,
+                "full compressor states in fp32": found.states - stored["buffers"],
+                "request table": self.table_bytes(tokens),
+            }
+        )
+
+    def _sizes(self, share: ModelSpec, tokens: int, batch: int) -> Sizes:
+        """The bytes of the pools. The allocator keeps a page of tokens free in each."""
+        layers, full = _layers(share), batch * round_up(tokens, _PAGE)
+        windows = self._window_slots(full, batch)
+        entries = (
+            layers.sparse * _pages(full // _SPARSE, _PAGE // _SPARSE) * _page_bytes(_PAGE // _SPARSE)
+            + layers.heavy * _pages(full // _HEAVY, _PAGE // _HEAVY) * _page_bytes(_PAGE // _HEAVY)
+            + layers.sparse * _pages(full // _HEAVY * 32, 64) * 64 * _index_bytes(layers.index_head_dim)
+        )
+        sparse_ring, heavy_ring = self._rings()
+        sparse_rows = round_up(windows // _PAGE * sparse_ring + sparse_ring + 1, _SPARSE)
+        heavy_rows = round_up((self._requests(batch) + 1) * heavy_ring + heavy_ring + 1, _HEAVY)
+        states = layers.sparse * sparse_rows * 4 * (_HEAD_DIM + layers.index_head_dim) * _STATE_BYTES
+        states += layers.heavy * heavy_rows * 2 * _HEAD_DIM * _STATE_BYTES
+        return Sizes(layers.windows * _pages(windows, _PAGE) * _page_bytes(_PAGE), entries, states)
+
+    def _requests(self, batch: int) -> int:
+        return max(batch, self.chosen.max_running_requests or 0)
+
+    def _rings(self) -> tuple[int, int]:
+        """The rows of a compressor's ring with and without an indexer (get_compress_state_ring_size)."""
+        return (8, 128) if self.chosen.speculative_num_draft_tokens is None else (16, 256)
+
+    def _window_slots(self, full: int, batch: int) -> int:
+        """The tokens in the pool of windows (_resolve_swa_cap_tokens, compute_swa_request_cap).
+
+        With a ratio, more than one window and one page (validate_swa_pool_size).
+        """
+        window, requests = _layers(whole_of(self.spec)).window, self._requests(batch)
+        if self.ratio_is_given:
+            return max(self._window_tokens(full), round_up(window + _PAGE + 1, _PAGE))
+        checked = self.chosen.speculative_num_draft_tokens
+        step = _PAGE if checked is None else 2 * checked
+        each = window + _EVICTION * (checked or 1) + _PAGE + step
+        running = each * requests + 2 * (self.chosen.chunked_prefill_size or 0) + _PAGE
+        return round_up(running + _PREFIXES * requests * (window + _PAGE), _PAGE)
+
+    def _bytes_per_window_token(self, share: ModelSpec) -> float:
+        return bytes_per_window_token(share, self._rings()[0] / _PAGE, padded=True)
+
+    def _bytes_per_token(self, share: ModelSpec) -> float:
+        ratio = self.chosen.swa_full_tokens_ratio if self.ratio_is_given else 0.0
+        return bytes_per_token(share, ratio, self._rings()[0] / _PAGE, padded=True)
+
+    def _fixed_bytes(self, share: ModelSpec) -> float:
+        """The bytes that do not depend on the tokens of the pool, for the requests that may run."""
+        layers, requests, ring = _layers(share), self._requests(0), self._rings()[1]
+        rows = round_up((requests + 1) * ring + ring + 1, _HEAVY)
+        fixed = layers.heavy * rows * 2 * _HEAD_DIM * _STATE_BYTES
+        return fixed + (0 if self.ratio_is_given else self._window_slots(0, 0) * self._bytes_per_window_token(share))
+
+
+def bytes_per_window_token(share: ModelSpec, states: float, padded: bool) -> float:
+    """bytes_per_swa_token: the windows of all layers, and `states` rows of the sparse compressors per token.
+
+    `padded` is whether pages are padded.
+    """
+    layers = _layers(share)
+    row = _page_bytes(_PAGE) / _PAGE if padded else _ROW
+    return layers.windows * row + layers.sparse * states * 4 * (_HEAD_DIM + layers.index_head_dim) * _STATE_BYTES
+
+
+def bytes_per_token(share: ModelSpec, ratio: float, states: float, padded: bool) -> float:
+    """bytes_per_full_token: the entries of a token, and `ratio` of the bytes of a token in the windows' pool."""
+    layers = _layers(share)
+    sparse, heavy = (_page_bytes(64) / 64, _page_bytes(2) / 2) if padded else (_ROW, _ROW)
+    entries = layers.sparse * (sparse + _index_bytes(layers.index_head_dim)) / _SPARSE + layers.heavy * heavy / _HEAVY
+    return entries + (ratio * bytes_per_window_token(share, states, padded) if ratio else 0)
+
+
+@remembered
+def _layers(share: ModelSpec) -> Layers:
+    found = [(cache, n) for cache, n in distinct_caches(share) if isinstance(cache, CompressedAttention)]
+    return Layers(
+        sum(n for _, n in found),
+        sum(n for cache, n in found if cache.index_head_dim),
+        sum(n for cache, n in found if cache.compress_rate and not cache.index_head_dim),
+        max((cache.window for cache, _ in found), default=0),
+        max((cache.index_head_dim for cache, _ in found), default=0),
+    )
+
+
+def _pages(rows: int, page: int) -> int:
+    """The pages of a pool, which has room for 256 more of its own rows (_num_dsv4_physical_kv_pages)."""
+    return ceil_div(rows + _PAGE, page)
+
+
+def _page_bytes(rows: int) -> int:
+    return round_up(rows * _ROW, _PADDING)
+
+
+def _index_bytes(index_head_dim: int) -> int:
+    """Bytes of an index key in fp8 with an fp32 scale per 128 elements (get_dsv4_indexer_bytes_per_token)."""
+    return index_head_dim + index_head_dim // 128 * 4
+
+
+def _check_dtype(dtype: Dtype) -> None:
+    if dtype.name != "fp8":
+        raise UsageError(f"--kv-dtype {dtype.name}: SGLang keeps DeepSeek-V4's cache in fp8", "use --kv-dtype fp8")

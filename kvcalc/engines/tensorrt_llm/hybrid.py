@@ -1,0 +1,138 @@
+"""TensorRT-LLM's hybrids: blocks for the layers with attention, and a state for each request in the other layers.
+
+Source: MambaHybridCacheManager and PythonMambaCacheManager (tensorrt_llm/_torch/pyexecutor/mamba_cache_manager.py),
+validate_and_set_mamba_ssm_cache_dtype (model_loader.py) and is_hybrid_linear (config_utils.py) at commits b35ac1b64368
+and 00bce92cbb90, for releases before 1.3.0rc24. These managers keep no prefixes (enable_block_reuse: false). The
+manager of early 2026 that does (CppMambaHybridCacheManager) is not modelled. Since 1.3.0rc24, see
+`tensorrt_llm_states`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvcalc.engines.engine import BlockPool, Line, lines_of, not_established
+from kvcalc.engines.rounding import ceil_div, round_up
+from kvcalc.engines.tensorrt_llm import TensorrtLlm, row_bytes, token_bytes
+from kvcalc.errors import LayoutError, ModelError
+from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
+from kvcalc.memory.kv_cache import stored_cache_bytes
+from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, RecurrentState
+from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches
+from kvcalc.notes import Note
+
+if TYPE_CHECKING:
+    from kvcalc.engines.prefixes import Prefixes
+
+_STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+class Hybrid(TensorrtLlm):
+    """Counts a pool of blocks, and states for `--max-batch-size` requests or for those of the batch.
+
+    `no_reuse` is why no prefixes are found again.
+    """
+
+    no_reuse = "TensorRT-LLM keeps no states of prefixes then (enable_block_reuse: false)"
+
+    def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
+        super().__init__(spec, settings, stages, release)
+        self.notes = (*self.notes, Note("engine", "no-block-reuse", f"counted without block reuse: {self.no_reuse}"))
+
+    def check_model(self) -> None:
+        caches = all_caches(self.spec)
+        widths = {(c.k_head_dim, c.v_head_dim) for c in caches if isinstance(c, HEADS_CACHES)}
+        for cache in caches:
+            is_known = isinstance(cache, RecurrentState) or (isinstance(cache, HEADS_CACHES) and cache.window is None)
+            if not is_known or isinstance(cache, CrossAttention):
+                raise not_established(self.spec, "TensorRT-LLM", cache.kind)
+        if len(widths) != 1 or len(set(*widths)) != 1:
+            raise not_established(self.spec, "TensorRT-LLM", "heads of several widths")
+
+    def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
+        groups = {cache.num_groups for cache in all_caches(spec) if isinstance(cache, RecurrentState)}
+        if any(number % tensor_parallel_size for number in groups if number > 1):
+            raise LayoutError(
+                f"--tp {tensor_parallel_size} does not divide the {max(groups)} groups of the recurrent state",
+                "TensorRT-LLM does not replicate them: use a smaller --tp, or --dp",
+            )
+
+    def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
+        if isinstance(cache, RecurrentState):
+            return self._num_states(1) * self._state_bytes(cache)
+        return super().cache_bytes(cache, tokens, dtype)
+
+    def entry_sizes(self, cache: Cache, dtype: Dtype) -> tuple[int, ...]:
+        if isinstance(cache, RecurrentState):
+            return (self._state_bytes(cache),)
+        return super().entry_sizes(cache, dtype)
+
+    def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        rows = batch * round_up(tokens, self.block) * token_bytes(attending(share), dtype)
+        return rows + self._num_states(batch) * self._all_states(share)
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        hint = "leave --prefix-tokens, --turns and --offload out, or use another engine"
+        raise ModelError(f"{share.name}: {self.name} finds no prefixes again: {self.no_reuse}", hint)
+
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+        """The figures of the pool of blocks, in the memory that the states leave."""
+        left = None if memory is None else max(0, memory - self._num_states(batch) * self._all_states(share))
+        with_rows = attending(share)
+        if not with_rows.layers:
+            return {
+                **BlockPool(self.block, 0, self.held_bytes(share, dtype, tokens, 1))._asdict(),
+                "window_pools": None,
+            }
+        found = super().blocks(with_rows, dtype, tokens, batch, left)
+        if found["num_gpu_blocks"] is not None:
+            found["max_concurrency"] = found["num_gpu_blocks"] / ceil_div(tokens, self.block)
+        return {**found, "request_bytes": self.held_bytes(share, dtype, tokens, 1)}
+
+    def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
+        return self._account(share, dtype, tokens, 1)
+
+    def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
+        return self._account(share, dtype, tokens, batch)
+
+    def _account(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
+        sizes = dict.fromkeys(("stored", "different layout or dtype", "states beyond the batch"), 0)
+        for cache, num_layers in distinct_caches(share):
+            stored = num_layers * batch * stored_cache_bytes(cache, tokens, dtype)
+            sizes["stored"] += stored
+            if isinstance(cache, RecurrentState):
+                held = num_layers * self._state_bytes(cache)
+                sizes["different layout or dtype"] += batch * held - stored
+                sizes["states beyond the batch"] += (self._num_states(batch) - batch) * held
+            else:
+                sizes["different layout or dtype"] += num_layers * batch * tokens * row_bytes(cache, dtype) - stored
+        rest = self.held_bytes(share, dtype, tokens, batch) - sum(sizes.values())
+        return lines_of({**sizes, "blocks rounded up": rest})
+
+    def _num_states(self, batch: int) -> int:
+        return max(batch, self.chosen.max_batch_size or 0)
+
+    def _all_states(self, share: ModelSpec) -> int:
+        return sum(n * self._state_bytes(c) for c, n in distinct_caches(share) if isinstance(c, RecurrentState))
+
+    def _state_bytes(self, cache: RecurrentState) -> int:
+        return sum(state_parts(self.spec, cache))
+
+
+def state_parts(spec: ModelSpec, cache: RecurrentState) -> tuple[int, int]:
+    """Bytes of the convolution's inputs and of the state, of one request in one layer.
+
+    The inputs are in the model's dtype. So are the states, unless the config names theirs.
+    """
+    inputs = DTYPES[cache.conv_dtype or "bf16"]
+    states = DTYPES[_STATE_DTYPES.get(spec.state_dtype or "", inputs.name)]
+    return bytes_of(cache.conv_channels * (cache.conv_kernel - 1), inputs), bytes_of(cache.state_elements, states)
+
+
+def attending(share: ModelSpec) -> ModelSpec:
+    """The layers with K and V."""
+    groups = (
+        group for group in share.layers if any(not isinstance(cache, RecurrentState) for cache in group.caches)
+    )  # fmt: skip
+    return share._replace(layers=tuple(groups))

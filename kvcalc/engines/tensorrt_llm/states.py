@@ -1,0 +1,124 @@
+"""TensorRT-LLM's hybrids since 1.3.0rc24: blocks and states are in pools of KVCacheManagerV2.
+
+There is a state for every request that may run, and one for the requests that fill up a CUDA graph. The pools have the
+proportion for requests half as long as the longest one (_get_typical_request_capacity), unless that leaves too few
+states. Prefixes need snapshots of states, which are off by default (mamba_state_config.periodic_snapshot_interval).
+
+Source: MambaHybridCacheManagerV2 (_torch/pyexecutor/kv_cache/mamba_cache_manager/mamba_cache_manager_v2.py and
+common.py) at commit 28295084972c; the default since NVIDIA/TensorRT-LLM#16598 of 28 July 2026.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcalc.engines.engine import BlockPool, Engine, Line, lines_of
+from kvcalc.engines.rounding import ceil_div, round_up
+from kvcalc.engines.tensorrt_llm import cache_buffers, quota_of, row_bytes, token_bytes
+from kvcalc.engines.tensorrt_llm.hybrid import Hybrid, attending, state_parts
+from kvcalc.engines.tensorrt_llm.pools import (
+    RESUMES_BELOW,
+    STATE,
+    STEP_TOKENS,
+    Division,
+    Group,
+    Sequences,
+    check_average,
+    least_slots,
+)
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.kv_cache import Growth, growth_at_slope, stored_cache_bytes
+from kvcalc.model.caches import RecurrentState
+from kvcalc.model.memo import remembered_of_two
+from kvcalc.model.spec import ModelSpec, distinct_caches
+from kvcalc.releases import Release
+
+_SINCE = Release.of(1, 3)._replace(phase=-1, of_phase=24)
+_DUMMIES = 1  # _get_num_cuda_graph_padding_dummy_slots
+
+
+class HybridPools(Hybrid):
+    """Counts a pool of blocks and one of states, which are just large enough for a batch."""
+
+    version = "28295084972c"
+    no_reuse = "snapshots of states are off by default (mamba_state_config.periodic_snapshot_interval)"
+
+    @classmethod
+    def at(cls, model_type: str, release: Release | None) -> type[Engine]:
+        """The rules of a release."""
+        return cls if release is None or release >= _SINCE else Hybrid
+
+    def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        division = self._division(share, dtype, tokens, batch)
+        needed = {None: batch * ceil_div(tokens, self.block), STATE: self._num_states(batch)}
+        return division.smallest([needed[group.windows[0]] for group in division.groups])
+
+    def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
+        return growth_at_slope(token_bytes(attending(spec), dtype), self.held_bytes(spec, dtype, tokens, 1), tokens)
+
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+        check_average(self.chosen.avg_seq_len, tokens)
+        division, most = self._division(share, dtype, tokens, batch), self.chosen.max_tokens
+        rows = token_bytes(attending(share), dtype)
+        if most is not None:
+            most = ceil_div((most * rows + self._num_states(batch) * self._all_states(share)) * 100, RESUMES_BELOW)
+        found = BlockPool(self.block, self.block * rows, self.held_bytes(share, dtype, tokens, 1))
+        quota = quota_of(self.chosen, memory, most)
+        if rows and quota is not None:
+            slots = division.slots(quota)[0]
+            found = BlockPool(*found[:3], slots, slots * self.block, slots / ceil_div(tokens, self.block))
+        return {**found._asdict(), "window_pools": None}
+
+    def _account(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
+        sizes = dict.fromkeys(("stored", "different layout or dtype", "blocks rounded up"), 0)
+        for cache, num_layers in distinct_caches(share):
+            stored = num_layers * batch * stored_cache_bytes(cache, tokens, dtype)
+            sizes["stored"] += stored
+            if isinstance(cache, RecurrentState):
+                sizes["different layout or dtype"] += batch * num_layers * self._state_bytes(cache) - stored
+            else:
+                row = num_layers * batch * row_bytes(cache, dtype)
+                sizes["different layout or dtype"] += tokens * row - stored
+                sizes["blocks rounded up"] += (round_up(tokens, self.block) - tokens) * row
+        state = self._all_states(share)
+        sizes["states beyond the batch"] = (self._num_states(batch) - _DUMMIES - batch) * state
+        sizes["dummy state"] = _DUMMIES * state
+        rest = self.held_bytes(share, dtype, tokens, batch) - sum(sizes.values())
+        return lines_of({**sizes, "pools in a fixed proportion": rest})
+
+    def _num_states(self, batch: int) -> int:
+        """The states of the requests that may run, --max-batch-size in every pipeline stage, and the dummy's."""
+        return max(batch, (self.chosen.max_batch_size or 0) * max(1, len(self.bounds))) + _DUMMIES
+
+    def _division(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> Division:
+        states, block = self._num_states(batch), self.block
+        groups = [Group(tuple(block * size for size in sizes), (None,)) for sizes in (_rows(share, dtype),) if sizes]
+        groups += [Group(sizes, (STATE,)) for sizes in (_states(self.spec, share),) if sizes]
+        average, batches = self.chosen.avg_seq_len, [[Sequences(0, 0, states)]]
+        if average is not None:
+            average = min(average, tokens)
+            longest = [Sequences(tokens, tokens - 1), Sequences(1, 0, states - 1 - _DUMMIES)]
+            batches += [[*longest, Sequences(0, 0, _DUMMIES)], [Sequences(STEP_TOKENS, 0), Sequences(0, 0, _DUMMIES)]]
+        length = average or max(1, tokens // 2)
+        typical = (Sequences(length, length - 1, states - _DUMMIES), Sequences(0, 0, _DUMMIES))
+        return Division(groups, block, typical, least_slots(groups, block, batches))
+
+
+@remembered_of_two
+def _rows(share: ModelSpec, dtype: Dtype) -> tuple[int, ...]:
+    """The bytes of a token in each pool of blocks."""
+    sizes: dict[int, int] = {}
+    for cache, num_layers in distinct_caches(share):
+        for size in () if isinstance(cache, RecurrentState) else cache_buffers(cache, dtype):
+            sizes[size] = sizes.get(size, 0) + num_layers * size
+    return tuple(sorted(sizes.values(), reverse=True))
+
+
+@remembered_of_two
+def _states(spec: ModelSpec, share: ModelSpec) -> tuple[int, ...]:
+    """The bytes of a request in each pool of states: the states, and the inputs of the convolutions."""
+    sizes: dict[int, int] = {}
+    for cache, num_layers in distinct_caches(share):
+        for size in state_parts(spec, cache) if isinstance(cache, RecurrentState) else ():
+            sizes[size] = sizes.get(size, 0) + num_layers * size
+    return tuple(sorted(sizes.values(), reverse=True))

@@ -1,0 +1,229 @@
+"""The page of every layer: the cache spec in vLLM that corresponds to each cache in kvcalc.
+
+Source: attention.py, mla_attention.py, deepseek_v2.py (the indexer) and mamba_utils.py under vllm/model_executor, and
+_align_hybrid_block_size of platforms/interface.py, vLLM 0.33.0.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+
+from kvcalc.engines.place import ANYWHERE, Place
+from kvcalc.engines.rounding import ceil_div
+from kvcalc.engines.vllm.blocks import BLOCK, MINIMAX_M3
+from kvcalc.engines.vllm.cache_dtypes import heads_bytes, latent_bytes
+from kvcalc.engines.vllm.compressed import compressed_pages
+from kvcalc.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, SLIDING, STATE, Page
+from kvcalc.engines.vllm.releases import Rules
+from kvcalc.engines.vllm.settings import Settings
+from kvcalc.engines.vllm.skipped import skipped_layers
+from kvcalc.engines.vllm.states import ALL, States
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
+from kvcalc.memory.reads import Entries
+from kvcalc.model.caches import (
+    HEADS_CACHES,
+    READ_PARTS,
+    Cache,
+    CompressedAttention,
+    CrossAttention,
+    IndexerKeys,
+    LatentAttention,
+    RecurrentState,
+)
+from kvcalc.model.drafting import mtp_like
+from kvcalc.model.layers import LayerGroup
+from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.records import NamedTuple
+
+# Families whose state is in fp32 by default, and families whose config may set the state's dtype. In other families the
+# state has the model's dtype (mamba_ssm_cache_dtype `auto`; models/config.py, and kda_state_dtype of mamba_utils.py).
+_FP32_STATES = ("nemotron_h", "kimi_linear")
+_STATED_STATES = ("nemotron_h", "qwen3_5_text", "qwen3_5_moe_text")
+_STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+# vLLM's window has one token less than the model's (sliding_window_size; MiMoV2Attention, models/mimo_v2.py). In the
+# sources of 0.14 to 0.18 the pages of these windows do not fit with the others.
+_MIMO, _MIMO_SINCE = ("mimo_v2", "mimo_v2_flash"), (0, 20, 0)
+
+_PAGES = {
+    "full_attention": FULL, "sliding_window_attention": SLIDING, "chunked_attention": CHUNKED, "cross_attention": CROSS,
+}  # fmt: skip
+
+
+class Layer(NamedTuple):
+    """A page of one cache of one layer. `part` is the part of the cache that the page stores, if it has several."""
+
+    number: int
+    cache: Cache
+    page: Page
+    part: str | None = None
+
+
+def layers_of(
+    spec: ModelSpec, dtype: Dtype, settings: Settings, states: States, rules: Rules, place: Place = ANYWHERE
+) -> list[Layer]:
+    """Every cache of every layer, with its page. `spec` is one device's share, bound to a workload.
+
+    If a model has both states and attention, attention's block grows until its page can hold a state, and states are
+    padded to that page. `states` is how they are kept. `rules` decides which layers keep only a window. Raises
+    ModelError (exit 3) for caches whose layout in vLLM is not modelled.
+    """
+    sparse = any(isinstance(cache, IndexerKeys) for group in spec.layers for cache in group.caches)
+    if spec.model_type in MINIMAX_M3 and dtype.name not in ("fp16", "bf16", "fp8", "nvfp4"):
+        raise UsageError(f"--kv-dtype {dtype.name}: not supported for MiniMax-M3", "one of bf16, fp8, nvfp4")
+    if spec.model_type in _MIMO and rules.since < _MIMO_SINCE:
+        raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.20 is not modelled")
+    layers = []
+    whole = _kept_whole(spec, rules, settings)
+    for group in spec.layers:
+        pages: list[tuple[Cache, Page, str | None]] = []
+        for cache in group.caches:
+            if isinstance(cache, RecurrentState):
+                if not rules.states:
+                    raise ModelError(f"{spec.name}: recurrent states are only modelled for vLLM 0.11 and later")
+                # The convolution's inputs have one more column per speculative token.
+                columns = cache.conv_kernel - 1 + settings.num_speculative_tokens
+                size = _state_bytes(spec, cache, settings, columns)
+                pages.append((cache, Page(STATE, 0, 0, state_bytes=size), None))
+            elif isinstance(cache, CompressedAttention):
+                if not rules.packing:
+                    text = f"{spec.name}: vLLM before 0.20 does not run {spec.model_type}"
+                    raise ModelError(text, "use --engine vllm")
+                parts = compressed_pages(spec, cache, dtype, settings.block_size)
+                pages += [(cache, page, part) for part, page in parts]
+            elif not (isinstance(cache, CrossAttention) and not cache.encoder_tokens):
+                page = _token_page(spec, cache, dtype, settings.block_size, sparse, whole, place)
+                pages.append((cache, page, None))
+        layers += [Layer(number, *page) for number in range(group.first, group.last + 1) for page in pages]
+    layers = _beside_states(layers, settings.block_size, rules.mla_block, states)
+    skipped = skipped_layers(spec, dtype, settings, place)
+    if skipped is not None:
+
+        def own_page(cache: Cache) -> Page:
+            return _token_page(spec, cache, skipped.dtype, settings.block_size, sparse, whole, place)
+
+        pages_of_all = skipped.pages([layer[:3] for layer in layers], settings.block_size, own_page)
+        layers = [layer._replace(page=page) for layer, page in zip(layers, pages_of_all)]
+    return layers
+
+
+def entries_of(spec: ModelSpec, layers: list[Layer], settings: Settings) -> list[Entries]:
+    """What a step reads of these layers: the rows of their pages, and one state without inputs for drafted tokens."""
+    found: dict[tuple[type[Cache], Cache, tuple[int, ...]], int] = {}
+    parts: dict[tuple[int, Cache], dict[str | None, int]] = {}
+    for number, cache, page, part in layers:
+        if isinstance(cache, CompressedAttention):
+            parts.setdefault((number, cache), {})[part] = page.token_bytes
+            continue
+        size = page.token_bytes
+        if isinstance(cache, RecurrentState):
+            size = _state_bytes(spec, cache, settings, cache.conv_kernel - 1)
+        found[type(cache), cache, (size,)] = found.get((type(cache), cache, (size,)), 0) + 1
+    for (_, cache), of_part in parts.items():
+        sizes = tuple(of_part.get(part, 0) for part in READ_PARTS)
+        found[type(cache), cache, sizes] = found.get((type(cache), cache, sizes), 0) + 1
+    return [Entries(cache, count, sizes) for (_, cache, sizes), count in found.items()]
+
+
+def with_draft_layers(share: ModelSpec) -> ModelSpec:
+    """`share` with the multi-token prediction layers (MTP) that speculative decoding adds to the model.
+
+    Raises UsageError (exit 2) if the config names no such layers.
+    """
+    if share.num_draft_layers is None:
+        raise UsageError(
+            f"--num-speculative-tokens: {share.name} has no multi-token prediction (MTP) layers",
+            "estimate a separate draft model on its own",
+        )
+    first = share.num_layers
+    kept = mtp_like(share).caches
+    return share._replace(layers=(*share.layers, LayerGroup(first, first + share.num_draft_layers - 1, kept)))
+
+
+def _kept_whole(spec: ModelSpec, rules: Rules, settings: Settings) -> tuple[str, ...]:
+    """The kinds of windowed caches for which this release keeps all tokens.
+
+    Without the hybrid manager, these are all of them if other layers keep all tokens (unify_hybrid_kv_cache_specs,
+    core/kv_cache_planning.py, vLLM 0.33.0). Raises ModelError (exit 3) for models that need the manager.
+    """
+    window = "sliding_window_attention"
+    if settings.disable_hybrid_kv_cache_manager:
+        kinds = {cache.kind for cache in all_caches(spec)}
+        if len(kinds) > 1 and kinds & {"recurrent_state", "cross_attention", "compressed_attention"}:
+            raise ModelError(f"{spec.name}: --disable-hybrid-kv-cache-manager is not supported for its kinds of layers")
+        if "full_attention" in kinds:
+            return (window, "chunked_attention")
+    alone = {cache.kind for cache in all_caches(spec)} == {window}
+    windows = rules.windows == "always" or (rules.windows == "alone" and alone)
+    found = () if windows else (window,)
+    return found if rules.chunks else (*found, "chunked_attention")
+
+
+def _state_bytes(spec: ModelSpec, cache: RecurrentState, settings: Settings, columns: int) -> int:
+    """Bytes of the state and of `columns` columns of the convolution's inputs.
+
+    The inputs have the type of --mamba-cache-dtype, by default the model's, and so does the state if neither
+    --mamba-ssm-cache-dtype nor the model's family decides otherwise (MambaStateDtypeCalculator,
+    layers/mamba/mamba_utils.py, vLLM 0.33.0).
+    """
+    conv = _STATE_DTYPES.get(settings.mamba_cache_dtype, cache.conv_dtype or "bf16")
+    asked = _STATE_DTYPES.get(settings.mamba_ssm_cache_dtype)
+    if asked == "fp16" and spec.model_type == "kimi_linear":
+        raise UsageError("--mamba-ssm-cache-dtype float16: not supported for KDA", "one of float32, bfloat16")
+    state = DTYPES[conv]
+    if cache.state_dtype == "fp32":
+        state = DTYPES[asked] if asked else _state_dtype(spec, state)
+    return bytes_of(cache.conv_channels * columns, DTYPES[conv]) + bytes_of(cache.state_elements, state)
+
+
+def _token_page(
+    spec: ModelSpec, cache: Cache, dtype: Dtype, block_size: int, sparse: bool, whole: tuple[str, ...], place: Place
+) -> Page:
+    if isinstance(cache, HEADS_CACHES):
+        kind = FULL if cache.kind in whole else _PAGES[cache.kind]
+        span = cache.window or 0 if kind in (SLIDING, CHUNKED) else 0
+        if span and spec.model_type in _MIMO:
+            span -= 1
+        width = (cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
+        return Page(kind, block_size, heads_bytes(cache, dtype, place), span, width)
+    if isinstance(cache, LatentAttention) and cache.window is None:
+        row = cache.kv_lora_rank + cache.qk_rope_head_dim
+        return Page(MLA, block_size, latent_bytes(cache, dtype, sparse), width=(row,))
+    if isinstance(cache, IndexerKeys):
+        if spec.model_type in MINIMAX_M3:
+            # Always in bf16 (MiniMaxM3IndexerCache, indexer_kv_dtype `auto`).
+            token_bytes = bytes_of(cache.head_dim, DTYPES["bf16"])
+        else:
+            # Always in fp8, with an fp32 scale per 128 elements (DeepseekV32IndexerCache).
+            token_bytes = cache.head_dim + ceil_div(cache.head_dim, 128) * 4
+        return Page(MLA, block_size, token_bytes, width=(0, cache.head_dim))
+    raise ModelError(f"{spec.name}: vLLM's layout of {cache.kind.replace('_', ' ')} is not modelled")
+
+
+def _state_dtype(spec: ModelSpec, model_dtype: Dtype) -> Dtype:
+    if spec.model_type in _STATED_STATES and spec.state_dtype in _STATE_DTYPES:
+        return DTYPES[_STATE_DTYPES[spec.state_dtype]]
+    return DTYPES["fp32"] if spec.model_type in _FP32_STATES else model_dtype
+
+
+def _beside_states(layers: list[Layer], block_size: int, mla_block: int, states: States) -> list[Layer]:
+    """`layers`, with attention's block large enough for a state if there are both."""
+    sizes = [layer.page.state_bytes for layer in layers if layer.page.kind == STATE]
+    tokens = [layer.page for layer in layers if layer.page.kind != STATE]
+    if not sizes or not tokens:
+        return layers
+    # MLA in a model with states needs larger blocks than other kernels (`Rules.mla_block`).
+    align = max(BLOCK, block_size)
+    if any(page.kind == MLA for page in tokens):
+        align = max(align, mla_block)
+    align = lcm(align, states.alignment)
+    token_bytes = max(page.token_bytes for page in tokens)
+    block = max(block_size, align * ceil_div(max(sizes), align * token_bytes))
+    for place, (number, cache, page, _) in enumerate(layers):
+        if page.kind == STATE:
+            page = page._replace(padded_bytes=block * token_bytes, block_size=block if states.mode == ALL else 0)
+        else:
+            page = page._replace(block_size=block)
+        layers[place] = Layer(number, cache, page)
+    return layers

@@ -1,0 +1,133 @@
+"""What vLLM keeps free, and what its profiling run finds, beside weights and cache."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kvcalc.engines.options import Given
+from kvcalc.engines.reserve import ACTIVATION, MIB, NEWEST, RESERVE, Held, Question, Reserve
+from kvcalc.releases import Release
+
+# Constants of vLLM's start. benchmarks/fit_reserve.py compares them with the logs in benchmarks/vllm_memory.tsv.
+#
+# Bytes per logit while the dummy step samples. 39 with PyTorch's sort, which V0 and V1 before 0.17 use without
+# FlashInfer; 14 since 0.17 (19 families on an H100, 0.19); 10 with the second model runner, which 0.33 prefers.
+_LOGIT_BYTES = {Release.of(0, 33): 10, Release.of(0, 17): 14, Release.of(0): 39}
+# From 0.8 on, V1 samples with FlashInfer if it is installed, and then sorts nothing: the model's logits, a copy in fp32
+# and the probabilities (flashinfer_sample, v1/sample/ops/topk_topp_sampler.py). Until 0.17, this is the low end.
+_UNSORTED_LOGIT_BYTES, _UNSORTED_SINCE, _UNSORTED_UNTIL = 2 + 4 + 4, Release.of(0, 8), Release.of(0, 17)
+# The driver's context. On devices that share their memory with the host, vLLM also counts what its host processes
+# take: 0.1 to 5.7 GiB in six logs of GB10.
+_CONTEXT_MIB, _SHARED_CONTEXT_MIB = 256, 4096
+# Rows of the hidden size per token at the peak of a layer, and those that stay while the step samples.
+_ROWS, _ROWS_WHILE_SAMPLING = 4, 3
+# Graph bytes per layer for all 51 sizes up to 512 tokens. Llama-3.1-8B's 32 layers take 0.23 GiB.
+_GRAPH_BYTES, _EXPERTS_GRAPH_BYTES, _GRAPH_SIZES = 12 * MIB, 20 * MIB, 51
+# NCCL and all-reduce buffers. With fast links, 0.17 and later prepare more kinds of all-reduce (2.07 to 2.21 GiB with
+# the context on an H100, 0.19).
+_NCCL_MIB, _FAST_NCCL_MIB, _SECOND_ALL_REDUCE = 704, 1843, Release.of(0, 17)
+# The 80 % range of all estimated parts together, as multiples of the estimate, and at its low end of that without a
+# sort. It comes from the logs that set no constant, checked without the logs of the same family.
+_LOW, _HIGH = 0.7, 1.63
+# Since this release, vLLM also estimates the graphs by default and has a new default share (config/cache.py; the log
+# says "default since v0.21.0").
+_GRAPHS_SINCE = Release.of(0, 21)
+
+
+def vllm(question: Question) -> Reserve:
+    """vLLM takes a share of the device and subtracts what a profiling run finds.
+
+    The parts are the unused share, the peak of a step, the CUDA context, NCCL and the graphs. Source: request_memory
+    (v1/worker/utils.py) and determine_available_memory (v1/worker/gpu_worker.py), vLLM 0.33.0:
+    ceil(total x gpu_memory_utilization) - weights - non-torch memory - peak of a dummy step - estimate of the graphs.
+    The dummy step has max_num_batched_tokens tokens and samples for max_num_seqs of them (_dummy_sampler_run).
+
+    A vision tower is profiled first, with a batch of the largest images, and its output stays during the dummy step
+    (profile_run, v1/worker/gpu_model_runner.py). Workspaces of experts stay while the step samples
+    (v1/worker/workspace.py). Only the last pipeline stage samples, but the stage with the least memory sets the pool.
+    """
+    given, width = Given("vllm", question.settings), question.width
+    release = question.release or NEWEST
+    newest, is_eager = release >= _GRAPHS_SINCE, "enforce-eager" in given.settings
+    utilization = given.share("gpu-memory-utilization", 0.92 if newest else 0.9)
+    tokens = given.count("max-num-batched-tokens")
+    requests = min(given.count("max-num-seqs"), tokens)
+    left = question.memory_bytes - ceil(question.memory_bytes * utilization)
+    nccl = _nccl_mib(question.has_fast_links, release)
+    peak, low_peak = (_peak(question, tokens, requests, size) for size in _logit_bytes(release))
+    estimated = [
+        Held(ACTIVATION, f"activations of {tokens:,} tokens", peak),
+        *question.driver(_SHARED_CONTEXT_MIB if question.shares_memory else _CONTEXT_MIB, nccl),
+    ]
+    if question.images is not None:
+        # The embeddings of images, in the type of the model (v1/core/encoder_cache_manager.py).
+        cached = max(tokens, question.images.most_at(question.context_tokens))
+        estimated.insert(
+            1, Held(ACTIVATION, f"encoder cache of {cached:,} tokens", cached * question.width.hidden_size * 2)
+        )
+    if question.has_sparse_latent:
+        size = _sparse_workspace(question.context_tokens, release)
+        estimated.append(Held(ACTIVATION, "sparse attention workspace", size))
+    if newest and not is_eager:
+        a_layer = _EXPERTS_GRAPH_BYTES if width.has_experts else _GRAPH_BYTES
+        sizes = _graph_sizes(requests)
+        estimated.append(Held(RESERVE, "CUDA graphs", width.num_layers * a_layer * sizes // _GRAPH_SIZES))
+    unused = Held(RESERVE, f"unused share (1 - {utilization:g})", left).exact()
+    held = [unused, *(part.within(_LOW, _HIGH) for part in estimated)]
+    held[1] = held[1]._replace(low=int(low_peak * _LOW))
+    settings: dict[str, object] = {
+        "gpu_memory_utilization": utilization,
+        "max_num_seqs": requests,
+        "enforce_eager": is_eager,
+    }
+    has_videos = question.images is not None and question.images.most_frames > 1
+    return Reserve(held, settings, varies=question.has_sparse_latent or has_videos)
+
+
+def _nccl_mib(has_fast_links: bool, release: Release) -> int:
+    """NCCL's buffers and those of vLLM's own all-reduce. Devices on PCIe alone have few of them before 0.17."""
+    if release >= _SECOND_ALL_REDUCE:
+        return _FAST_NCCL_MIB if has_fast_links else _NCCL_MIB
+    return _NCCL_MIB if has_fast_links else 0
+
+
+def _sparse_workspace(context_tokens: int, release: Release) -> int:
+    """Latents of 576 elements that a sparse prefill gathers: 5 times the longest context, or twice if it is long.
+
+    Source: sparse_mla_prefill_workspace_factor, config/attention.py; before 0.33 the factor is always 5.
+    """
+    factor = 5 if context_tokens <= 256 * 1024 or release < Release.of(0, 33) else 2
+    return factor * context_tokens * 576 * 2
+
+
+def _logit_bytes(release: Release) -> tuple[int, int]:
+    """The bytes per logit, and those at the low end of the range."""
+    found = next(size for since, size in _LOGIT_BYTES.items() if release >= since)
+    return found, _UNSORTED_LOGIT_BYTES if _UNSORTED_SINCE <= release < _UNSORTED_UNTIL else found
+
+
+def _peak(question: Question, tokens: int, requests: int, logit_bytes: int) -> int:
+    """The peak of the dummy step: that of a layer, of sampling or of the vision tower."""
+    width, element = question.width, 2
+    row = width.hidden_size * element
+    gathered = (question.attention_replicas - 1) * row
+    module = tokens * width.module_elements * element
+    layer = tokens * (_ROWS * row + gathered) + module
+    sampling = requests * width.vocab_size * logit_bytes + tokens * _ROWS_WHILE_SAMPLING * row
+    sampling += module if width.has_experts else 0
+    if question.images is None:
+        return max(layer, sampling)
+    images = question.images
+    batch = max(tokens, images.most_at(question.context_tokens))
+    inner = -(-images.elements // question.tensor_parallel_size)
+    tower = batch * images.patches_per_token * (_ROWS * images.width + inner) * element
+    return max(layer, sampling, tower)
+
+
+def _graph_sizes(requests: int) -> int:
+    """The number of captured sizes: 1, 2, 4, multiples of 8 below 256, then of 16, up to twice the requests or 512.
+
+    Source: VllmConfig._set_cudagraph_sizes, config/vllm.py.
+    """
+    most = min(2 * requests, 512)
+    return sum(size <= most for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)))

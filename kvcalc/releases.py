@@ -1,0 +1,207 @@
+"""The one place that reads a release of an engine: the text after @ in `--engine vllm@0.12`.
+
+A release is a version (0.12, v0.11.2, 1.2.0rc6.post2, 0.20.2rc1.dev9+g123), a build of llama.cpp (b6097), a date, a
+commit, an image tag (v0.5.9-cu129), or `latest` or `nightly`. Rules and constants that changed with a release are steps
+in time, and a release uses the newest step that is not newer than itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import date, timedelta
+from functools import lru_cache
+
+from kvcalc.errors import UsageError
+from kvcalc.records import NamedTuple
+from kvcalc.release_dates import DATES
+
+_LONGEST = 100
+# A missing part of a version stands for the last release of that line, and so does a missing development number.
+_LAST = 99_999_999
+_PHASES = {"a": -3, "alpha": -3, "b": -2, "beta": -2, "c": -1, "rc": -1, "pre": -1, "preview": -1}
+_ONLY_DEVELOPMENT = -4
+
+# The patterns are compiled when a release is asked for: most questions name none.
+# A version as PEP 440 writes it, which is how the engines written in Python name their releases.
+_VERSION = (
+    r"v?(?P<numbers>\d{1,5}(?:\.\d{1,5}){0,3})"
+    r"(?:[-_.]?(?P<phase>alpha|a|beta|b|preview|pre|rc|c)[-_.]?(?P<of_phase>\d{0,5}))?"
+    r"(?:[-_.]?post[-_.]?(?P<post>\d{0,5}))?"
+    r"(?:[-_.]?dev[-_.]?(?P<dev>\d{0,8}))?"
+    r"(?:\+[\w.]+)?"
+)
+_BUILD = r"b?([1-9]\d{0,5})(?:\s*\([0-9a-f]+\))?"
+_DATE = r"(?:(?:nightly|dev|main)[-_.]?)*(20\d\d)([-_.]?)(\d\d)\2(\d\d)(?:[-_.][0-9a-f]{7,40})?"
+_MONTH = r"(20\d\d)-(\d\d)"
+_COMMIT = r"(?:commit[-:]?|g)?[0-9a-f]{7,40}"
+# Tags of images and branches that name no release of the engine: nightly-5b8c30d, gpt-oss-dev, rocm7.1-pytorch2.9.
+_BRANCH = r"(?:nightly|latest|dev|main|stable)[-_.].+|.+[-_.](?:nightly|latest|dev|main)"
+_COMPONENTS = r"[a-z]+\d+(?:\.\d+)*(?:[-_][a-z]+\d+(?:\.\d+)*)+(?:[-_]\w+)*"
+
+_NEWEST = ("latest", "nightly", "main", "master", "head")
+
+# How tags and packages spell the engines' names.
+_SPELLED = {
+    "vllm": r"vllm(?:-openai)?",
+    "sglang": r"sglang|sgl",
+    "tensorrt-llm": r"tensorrt[-_]?llm|trt[-_]?llm",
+    "llama.cpp": r"llama[-_.]?cpp",
+    "transformers": r"transformers",
+    "mlx": r"mlx[-_]?lm|mlx",
+}
+_COUNTS_BUILDS = ("llama.cpp",)
+_EXAMPLES = {"sglang": "0.5.9", "tensorrt-llm": "1.1", "llama.cpp": "b6097", "transformers": "5.0", "mlx": "0.30"}
+
+
+class Release(NamedTuple):
+    """A place in an engine's history. Releases compare by age, as PEP 440 orders versions.
+
+    `numbers` has four parts. `phase` is 0 for a release and below 0 for what comes before it: a development version, an
+    alpha, a beta or a release candidate. A build of llama.cpp has its number as the first part.
+    """
+
+    numbers: tuple[int, ...]
+    phase: int = 0
+    of_phase: int = 0
+    post: int = 0
+    dev: int = _LAST
+
+    @classmethod
+    def of(cls, *numbers: int) -> Release:
+        """The release with exactly these numbers: `Release.of(0, 21)` is 0.21.0."""
+        return cls((*numbers, *(0,) * (4 - len(numbers))))
+
+    def first_patch(self) -> Release:
+        """The first release of a line such as 0.12, whose place is that of its last release."""
+        return self._replace(numbers=tuple(0 if part == _LAST else part for part in self.numbers))
+
+
+class Asked(NamedTuple):
+    """A release as it was asked for.
+
+    `text` is in lower case. `release` is its place, or None for the newest. `is_placed` is False if the text names
+    something whose place is not known, such as a commit, which counts as the newest. `is_date` is whether the place
+    follows from a date.
+    """
+
+    text: str
+    release: Release | None
+    is_placed: bool = True
+    is_date: bool = False
+
+
+def split_engine(engine: str) -> tuple[str, Asked | None]:
+    """The name and the release in `vllm@0.12`. The release is None if there is none.
+
+    Raises UsageError (exit 2) for a release that is missing, or that cannot be read.
+    """
+    name, at, text = engine.partition("@")
+    return name, parse_release(name, text) if at else None
+
+
+def release_of(engine: str) -> Release | None:
+    """The place of the release in `vllm@0.12`. None means the newest. Raises UsageError as `split_engine` does."""
+    asked = split_engine(engine)[1]
+    return asked.release if asked else None
+
+
+@lru_cache(maxsize=1024)
+def parse_release(engine: str, text: str) -> Asked:
+    """The release of `engine` that `text` names. Raises UsageError (exit 2), with an example, if it names none."""
+    example = f"write {engine}@{_EXAMPLES.get(engine, '0.19.0')}, {engine}@nightly or a date, {engine}@2026-05-01"
+    folded = text.strip().casefold()
+    if not folded:
+        raise UsageError(f"--engine {engine}@: the release is missing", f"{example}, or {engine} for the newest")
+    if engine == "logical":
+        raise UsageError(f"--engine logical@{text[:20]}: the formula has no releases", "write logical")
+    found = _parse(engine, folded) if len(folded) <= _LONGEST else None
+    if found is None:
+        raise UsageError(f"--engine {engine}@{text[:40]}: not a release", example)
+    return found
+
+
+def _parse(engine: str, text: str) -> Asked | None:
+    if text in _NEWEST:
+        return Asked(text, None)
+    if re.fullmatch(_DATE, text) or re.fullmatch(_MONTH, text):
+        day = _date(text) or _last_day(text)
+        return _on(engine, text, day) if day else None
+    # A tag may begin with the release, as in v0.5.9-cu129, or name the engine first, as in rocm7.0-vllm_0.11.1.
+    named = re.search(
+        rf"(?:^|[-_:/])(?:{_SPELLED.get(engine, re.escape(engine))}|releases?)[-_:/= ]*(v?\d.*|b\d.*)", text
+    )
+    build = re.search(r"[-_](b\d+)(?:[-_]|$)", text) if engine in _COUNTS_BUILDS else None
+    for tag in (text, named[1] if named else "", build[1] if build else ""):
+        while tag:
+            release = _version(engine, tag)
+            if release is not None:
+                return Asked(text, release)
+            tag = re.sub(r"(?:^|[-_])[^-_]*$", "", tag)
+    # llama.cpp's Python package counts its own versions, which say nothing about the build.
+    is_package = engine in _COUNTS_BUILDS and "." in text and re.fullmatch(_VERSION, text) is not None
+    if is_package or any(re.fullmatch(kind, text) for kind in (_COMMIT, _BRANCH, _COMPONENTS)):
+        return Asked(text, None, is_placed=False)
+    return None
+
+
+def _version(engine: str, text: str) -> Release | None:
+    if engine in _COUNTS_BUILDS:
+        build = re.fullmatch(_BUILD, text)
+        return Release.of(int(build[1])) if build else None
+    found = re.fullmatch(_VERSION, text)
+    if found is None or found["numbers"] == "0":
+        return None
+    given = [int(part) for part in found["numbers"].split(".")]
+    phase, of_phase, post, dev = _PHASES.get(found["phase"] or ""), found["of_phase"], found["post"], found["dev"]
+    is_plain = phase is None and post is None and dev is None
+    # "0.12" is the last release of that line, but "0.12rc1" came before all of them.
+    numbers = [*given, *[_LAST if is_plain else 0] * (3 - len(given))]
+    if phase is None:
+        phase = _ONLY_DEVELOPMENT if dev is not None and post is None else 0
+    return Release(
+        (*numbers, *(0,) * (4 - len(numbers))),
+        phase,
+        int(of_phase or 0),
+        0 if post is None else int(post or 0) + 1,
+        _LAST if dev is None else int(dev or 0),
+    )
+
+
+def _date(text: str) -> date | None:
+    found = re.fullmatch(_DATE, text)
+    try:
+        return date(int(found[1]), int(found[3]), int(found[4])) if found else None
+    except ValueError:
+        return None
+
+
+def _last_day(text: str) -> date | None:
+    """The last day of the month in `2025-10`."""
+    found = re.fullmatch(_MONTH, text)
+    try:
+        first = date(int(found[1]), int(found[2]), 1) if found else None
+    except ValueError:
+        return None
+    return None if first is None else (first + timedelta(days=31)).replace(day=1) - timedelta(days=1)
+
+
+def _on(engine: str, text: str, day: date) -> Asked:
+    """The newest release that was out on a day. For a day before the first known release, the oldest possible one."""
+    known = DATES.get(engine)
+    if known is None:
+        return Asked(text, None, is_placed=False)
+    out = [release for released, release in known if released <= day.isoformat()]
+    place = _version(engine, out[-1]) if out else Release.of(0)
+    return Asked(text, place, is_date=True)
+
+
+def step_at(since: Sequence[Release], release: Release | None) -> int | None:
+    """The index of the step that a release uses. `since` has the first release of every step, oldest first.
+
+    The newest step for None. None if the release is older than every step: then the oldest step is the nearest one.
+    """
+    if release is None:
+        return len(since) - 1
+    reached = sum(first <= release for first in since)
+    return reached - 1 if reached else None

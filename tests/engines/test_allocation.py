@@ -1,0 +1,83 @@
+"""What an engine allocates if requests draft nothing and have nothing in common is what the engine counts."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from kvcalc.engines import ENGINES, load_engine
+from kvcalc.engines.allocation import Allocation, Requests
+from kvcalc.engines.engine import Engine
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.model.resolve import load_model
+
+BF16 = DTYPES["bf16"]
+# Facts about an engine's own account, which no request changes. They are asked of `Allocation.engine`.
+FACTS = {
+    "at", "attended", "block_tokens", "check_context", "check_ranks", "cut", "divide_cache", "entries", "entry_sizes",
+    "kv_dtype", "lookahead_tokens", "prompt_stops", "replica_settings", "rules_used", "stage_bounds", "weight_dtype",
+}  # fmt: skip
+
+
+def methods_of(kind: type) -> dict[str, object]:
+    found = vars(kind).items()
+    return {
+        name: value
+        for name, value in found
+        if not name.startswith("_")
+        and not isinstance(value, property)
+        and (callable(value) or isinstance(value, (staticmethod, classmethod)))
+    }
+
+
+def test_an_allocation_answers_everything_that_depends_on_the_requests() -> None:
+    engine, allocation = methods_of(Engine), methods_of(Allocation)
+    assert set(engine) - set(allocation) == FACTS
+    assert set(allocation) - set(engine) == {"alone", "of"}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("model", ["llama-3-8b", "gpt-oss-20b", "deepseek-v2-lite"])
+def test_plain_requests_change_nothing(name: str, model: str) -> None:
+    """Neither do requests with a prefix of no tokens, or drafts without slots."""
+    spec = load_model(model)
+    engine = load_engine(name, spec)
+    for requests in (Requests(), Requests(0, 0, None)):
+        allocation = Allocation(engine, requests)
+        assert allocation.alone() is allocation
+        for tokens, batch in ((1, 1), (100, 7), (9000, 3)):
+            for method in ("held_bytes", "batch_bytes", "all_stages_bytes", "replica_bytes", "host_bytes", "pool"):
+                asked = (spec, BF16, tokens, batch)
+                assert getattr(allocation, method)(*asked) == getattr(engine, method)(*asked), method
+            for method in ("growth", "lines", "start_bytes", "batch_line"):
+                assert getattr(allocation, method)(spec, BF16, tokens) == getattr(engine, method)(spec, BF16, tokens)
+            blocks = engine.blocks(spec, BF16, tokens, batch, 10**10)
+            assert allocation.blocks(spec, BF16, tokens, batch, 10**10) == blocks
+        assert allocation.growth_tokens(spec, BF16) == engine.growth_tokens(spec, BF16)
+        assert allocation.longest_context(spec, BF16, 2, 10**9) == engine.longest_context(spec, BF16, 2, 10**9)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt-llm"])
+def test_slots_are_tokens_at_the_end_of_every_request(name: str) -> None:
+    spec = load_model("gpt-oss-20b")
+    engine = load_engine(name, spec)
+    drafting = Allocation(engine, Requests(slots=5))
+    for tokens, batch in ((100, 1), (4095, 3), (9000, 2)):
+        assert drafting.batch_bytes(spec, BF16, tokens, batch) == engine.batch_bytes(spec, BF16, tokens + 5, batch)
+        lines = drafting.pool(spec, BF16, tokens, batch) or drafting.lines(spec, BF16, tokens) or []
+        held = drafting.held_bytes(spec, BF16, tokens, batch if drafting.pool(spec, BF16, tokens, batch) else 1)
+        assert sum(line.bytes for line in lines) == held
+        growth = drafting.growth(spec, BF16, tokens)
+        assert growth.bytes_per_token == engine.growth(spec, BF16, tokens + 5).bytes_per_token
+        assert growth.fixed_bytes + growth.bytes_per_token * tokens == drafting.replica_bytes(spec, BF16, tokens)
+
+
+def test_every_method_names_its_arguments_like_the_engine() -> None:
+    """But for what the allocation knows itself: the tokens that requests keep once."""
+    engine, allocation = methods_of(Engine), methods_of(Allocation)
+    for name in set(engine) & set(allocation):
+        own = list(inspect.signature(getattr(Engine, name)).parameters)
+        assert [one for one in own if one != "shared_tokens"] == list(
+            inspect.signature(getattr(Allocation, name)).parameters
+        ), name

@@ -1,0 +1,102 @@
+"""The bytes that engines hold if kvcalc models them, and errors if it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+import kvcalc
+from kvcalc.engines import load_engine
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.model.spec import windows
+from tests.conftest import PLAIN_PRESETS
+from tests.documents import estimate
+
+# Decoder presets without a window. For these, Transformers holds exactly what the formula stores.
+SPECS = {name: kvcalc.load_model(name) for name in PLAIN_PRESETS}
+PLAIN = [name for name, spec in SPECS.items() if not spec.is_encoder and not windows(spec)]
+
+FALCON_40B = {
+    "model_type": "falcon", "num_hidden_layers": 60, "num_attention_heads": 128, "num_kv_heads": 8, "hidden_size": 8192,
+    "new_decoder_architecture": True,
+}  # fmt: skip
+
+
+def held(spec: kvcalc.ModelSpec, tokens: int, **settings: str) -> int:
+    answer = estimate(spec, context_tokens=tokens, dtype="bf16", engine="transformers", engine_settings=settings)
+    return int(answer["kv_cache"]["total_bytes"])
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 4094, 4095, 4096, 4097, 100_000])
+def test_transformers_keeps_one_token_less_than_the_window(tokens: int) -> None:
+    spec = kvcalc.load_model("mistral-7b-v0.1")
+    assert held(spec, tokens) == 32 * 2 * 8 * 128 * 2 * min(tokens, 4095)
+    assert held(spec, tokens, cache="static") == 32 * 2 * 8 * 128 * 2 * min(tokens, 4096)
+
+
+def test_transformers_slope_ends_with_the_window() -> None:
+    spec = kvcalc.load_model("mistral-7b-v0.1")
+    full = estimate(spec, context_tokens=4095, engine="transformers")["kv_cache"]
+    assert (full["bytes_per_token"], full["fixed_bytes_per_sequence"]) == (0, held(spec, 4095))
+    assert full["stored_bytes"] == full["total_bytes"] == held(spec, 4095)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_transformers_holds_the_formulas_bytes_of_other_presets(name: str) -> None:
+    spec = kvcalc.load_model(name)
+    assert held(spec, 1025) == estimate(spec, context_tokens=1025, dtype="bf16")["kv_cache"]["stored_bytes"]
+
+
+def test_transformers_repeats_falcons_heads_in_the_new_architecture_alone() -> None:
+    spec = kvcalc.read_config(FALCON_40B, "falcon-40b", "test")
+    assert held(spec, 1025) == 2_015_232_000
+    assert estimate(spec, context_tokens=1025, dtype="bf16")["kv_cache"]["total_bytes"] == 2_015_232_000 // 16
+
+
+def test_a_window_of_one_is_refused_for_transformers() -> None:
+    config = {
+        "model_type": "mistral",
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "hidden_size": 8,
+        "sliding_window": 1,
+    }
+    with pytest.raises(ModelError, match="window of 1"):
+        held(kvcalc.read_config(config, "test", "test"), 5)
+
+
+def test_an_unknown_engine_offers_the_near_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        load_engine("vlm", kvcalc.load_model("llama-7b"))
+    assert "vllm" in (caught.value.hint or "")
+
+
+def test_a_setting_belongs_to_its_engine() -> None:
+    with pytest.raises(UsageError, match="logical has no such setting"):
+        load_engine("logical", kvcalc.load_model("llama-7b"), {"cache": "static"})
+    with pytest.raises(UsageError, match="not a kind of cache"):
+        load_engine("transformers", kvcalc.load_model("llama-7b"), {"cache": "quantized"})
+
+
+def test_a_bert_that_decodes_is_kept() -> None:
+    config = {
+        "model_type": "bert",
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "hidden_size": 8,
+        "is_decoder": True,
+    }
+    assert held(kvcalc.read_config(config, "test", "test"), 5) == 2 * 5 * 8 * 2
+
+
+def test_a_prefill_stays_alive_behind_its_windows() -> None:
+    spec = kvcalc.load_model("gemma-3-27b")
+    answer = estimate(spec, context_tokens=8192, dtype="bf16", engine="transformers", batch_size=3)
+    # All 62 layers (16 heads of 128) keep 8,192 tokens allocated until the next token. Then 52 of them keep 1,023.
+    row = 2 * 16 * 128 * 2
+    assert answer["engine"]["storage_bytes"] == 3 * 62 * 8192 * row
+    assert answer["kv_cache"]["total_bytes"] == 3 * (10 * 8192 + 52 * 1023) * row
+    static = estimate(spec, context_tokens=8192, engine="transformers", engine_settings={"cache": "static"})
+    assert static["engine"]["storage_bytes"] == static["kv_cache"]["total_bytes"]
+    v4 = estimate(kvcalc.load_model("deepseek-v4-flash"), context_tokens=8192, engine="transformers")
+    assert v4["engine"]["storage_bytes"] is None

@@ -1,0 +1,190 @@
+"""mlx-lm's caches, counted by hand from mlx_lm/models/cache.py, and what it does not support."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import KvcalcError, LayoutError, ModelError, UsageError
+from tests.documents import estimate, texts
+from tests.engines.models import ask, gated_delta, gpt_oss, latent, plain, sparse, total
+
+# `plain`: 2 layers, 2 KV heads of 64. One token takes 2 layers x 2 x 2 x 64 elements of 2 bytes.
+TOKEN = 2 * 2 * 2 * 64 * 2
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 256), (256, 256), (257, 512), (2049, 2304), (4096, 4096)])
+def test_arrays_grow_by_256_tokens(tokens: int, rows: int) -> None:
+    assert total(plain(), "mlx", tokens) == rows * TOKEN
+    assert total(plain(), "mlx", tokens, 3) == 3 * rows * TOKEN
+
+
+@pytest.mark.parametrize(("bits", "group", "bytes_per_element"), [
+    (8, 64, 8.5 / 8), (4, 64, 4.5 / 8), (4, 32, 5 / 8), (6, 64, 6.5 / 8), (3, 32, 4 / 8), (2, 64, 2.5 / 8),
+])  # fmt: skip
+def test_a_quantized_cache_has_a_scale_and_a_bias_per_group(bits: int, group: int, bytes_per_element: float) -> None:
+    settings = {"kv-bits": bits, "kv-group-size": group}
+    found = ask(plain(), "mlx", 8192, settings=settings)
+    assert found["kv_cache"]["total_bytes"] == 8192 * TOKEN / 2 * bytes_per_element
+    assert (found["engine"]["kv_bits"], found["engine"]["kv_group_size"]) == (bits, group)
+    assert found["engine"]["kv_dtype_reason"] == "--kv-bits"
+    assert any("mlx_lm.server" in text for text in texts(found))
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(100, 128), (128, 128), (129, 128), (5000, 128)])
+def test_a_window_keeps_at_most_its_own_tokens(tokens: int, rows: int) -> None:
+    # Every other layer of gpt-oss has a window of 128. A layer has 8 KV heads of 64.
+    row = 2 * 8 * 64 * 2
+    full = -(-tokens // 256) * 256
+    assert total(gpt_oss(24), "mlx", tokens) == 12 * row * (full + rows)
+
+
+def test_windows_of_other_types_are_kept_whole() -> None:
+    config = plain(model_type="mistral", sliding_window=512)
+    found = ask(config, "mlx", 2048)
+    assert found["kv_cache"]["total_bytes"] == 2048 * TOKEN
+    assert found["kv_cache"]["stored_bytes"] == 512 * TOKEN
+    assert any("keeps all tokens in the windowed layers of mistral" in text for text in texts(found))
+
+
+@pytest.mark.parametrize(("engine", "elements"), [
+    ("mlx", 512 + 64), ("mlx@0.30.6", 512 + 64), ("mlx@0.30.5", 16 * (192 + 128)), ("mlx@0.28", 16 * (192 + 128)),
+])  # fmt: skip
+def test_the_latent_is_cached_since_0_30_6(engine: str, elements: int) -> None:
+    assert total(latent(), engine, 1024) == 3 * 1024 * elements * 2
+
+
+def test_deepseek_v2_keeps_every_head_and_its_older_releases_too() -> None:
+    for engine in ("mlx", "mlx@0.28"):
+        assert total(latent(model_type="deepseek_v2"), engine, 1024) == 3 * 1024 * 16 * (192 + 128) * 2
+
+
+def test_an_indexer_has_a_cache_of_its_own() -> None:
+    assert total(sparse(), "mlx", 1024) == 3 * 1024 * (512 + 64 + 128) * 2
+
+
+@pytest.mark.parametrize(("engine", "state_bytes"), [("mlx", 4), ("mlx@0.31.2", 4), ("mlx@0.31.1", 2)])
+def test_the_state_of_a_delta_net_is_fp32_since_0_31_2(engine: str, state_bytes: int) -> None:
+    # 30 states of 32 x 128 x 128, and 3 inputs of (16 + 16 + 32) x 128 channels in bf16. 10 layers with attention.
+    states = 30 * (32 * 128 * 128 * state_bytes + 3 * 64 * 128 * 2)
+    assert total(gated_delta(), engine, 1024) == states + 10 * 1024 * 2 * 2 * 256 * 2
+
+
+def test_a_chunk_grows_by_256_tokens_beyond_itself() -> None:
+    spec = kvcalc.load_model("llama-4-scout")
+    layer = 2 * 8 * 128 * 2
+    found = estimate(spec, context_tokens=16384, engine="mlx")
+    # Every fourth of 48 layers has full attention; the others have chunks of 8,192.
+    assert found["kv_cache"]["total_bytes"] == layer * (12 * 16384 + 36 * (8192 + 256))
+
+
+def test_a_group_size_alone_changes_nothing() -> None:
+    found = ask(plain(), "mlx", 4096, settings={"kv-group-size": 32})
+    assert found["kv_cache"]["total_bytes"] == 4096 * TOKEN
+    assert any("no effect without --kv-bits" in text for text in texts(found))
+
+
+def test_max_kv_size_rotates_models_whose_class_makes_no_cache() -> None:
+    settings = {"max-kv-size": 1024}
+    assert total(plain(model_type="qwen2"), "mlx", 4096, settings=settings) == 1024 * TOKEN
+    found = ask(plain(), "mlx", 4096, settings=settings)
+    assert found["kv_cache"]["total_bytes"] == 4096 * TOKEN
+    assert any("ignores --max-kv-size for llama" in text for text in texts(found))
+
+
+@pytest.mark.parametrize("config", [plain(), gpt_oss(), latent(), latent(model_type="deepseek_v2"), gated_delta()])
+@pytest.mark.parametrize("tokens", [1, 255, 300, 5000])
+def test_the_lines_of_a_request_add_up(config: dict[str, object], tokens: int) -> None:
+    found = ask(config, "mlx", tokens)
+    assert sum(line["bytes"] for line in found["engine"]["request_lines"]) == found["kv_cache"]["bytes_per_sequence"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message", "hint"),
+    [
+        ({"tensor_parallel_size": 2}, LayoutError, "tensor parallelism is not supported for mlx", "--tp 1"),
+        ({"pipeline_parallel_size": 2}, LayoutError, "several devices are not modelled", "remove --pp"),
+        ({"kv_dtype": "q8_0"}, UsageError, "--kv-dtype q8_0: not a cache dtype of mlx", "--kv-bits 8"),
+        ({"kv_dtype": "bf16", "engine_settings": {"kv-bits": 8}}, UsageError, "--kv-bits sets the type", "remove one"),
+        ({"engine_settings": {"kv-bits": 7}}, UsageError, "--kv-bits 7", "2, 3, 4, 5, 6, 8"),
+        ({"engine_settings": {"kv-bits": 8, "kv-group-size": 16}}, UsageError, "--kv-group-size 16", "32, 64, 128"),
+        ({"engine_settings": {"kv-bits": 8, "kv-group-size": 128}}, UsageError, "do not divide a head of 64", "64"),
+        ({"dtype": "fp8"}, UsageError, "MLX has no fp8 weights", "mlx-8bit"),
+    ],
+)  # fmt: skip
+def test_what_mlx_does_not_support_is_refused_by_name(
+    asked: dict[str, Any], error: type[KvcalcError], message: str, hint: str
+) -> None:
+    with pytest.raises(error) as raised:
+        estimate(kvcalc.read_config(plain(), "test", "test"), context_tokens=1024, engine="mlx", **asked)
+    assert message in raised.value.message
+    assert hint in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize(("config", "why"), [(gpt_oss(), "windows"), (latent(), "a latent"), (sparse(), "a latent")])
+def test_a_cache_that_mlx_does_not_quantize_is_refused(config: dict[str, object], why: str) -> None:
+    with pytest.raises(ModelError, match=f"does not quantize a cache with {why}"):
+        ask(config, "mlx", 1024, settings={"kv-bits": 8})
+
+
+def test_a_rotating_cache_is_not_quantized() -> None:
+    with pytest.raises(UsageError, match="rotating"):
+        ask(plain(model_type="qwen2"), "mlx", 1024, settings={"kv-bits": 8, "max-kv-size": 512})
+
+
+@pytest.mark.parametrize("name", ["falcon-7b", "bart-large", "mamba-2.8b"])
+def test_a_type_that_mlx_does_not_run_is_refused(name: str) -> None:
+    with pytest.raises(ModelError, match="mlx"):
+        estimate(kvcalc.load_model(name), context_tokens=1024, engine="mlx")
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype"),
+    [("q4_0", "mlx-4bit"), ("Q5_K_M", "mlx-5bit"), ("q6_k", "mlx-6bit"), ("q8_0", "mlx-8bit"), ("mxfp4", "mlx-mxfp4")],
+)
+def test_other_engines_types_are_counted_as_the_mlx_type_with_as_many_bits(asked: str, dtype: str) -> None:
+    spec = kvcalc.load_model("llama-3.1-8b")
+    found = estimate(spec, engine="mlx", dtype=asked)
+    assert found["weights"] == estimate(spec, engine="mlx", dtype=dtype)["weights"]
+    assert f"the weights are counted as {dtype}" in " ".join(texts(found))
+
+
+def test_an_fp8_checkpoint_is_counted_as_mlx_loads_it() -> None:
+    found = estimate(kvcalc.load_model("deepseek-v3"), engine="mlx")
+    assert found["weights"]["dtype"] == "bf16"
+    assert "MLX has no fp8" in " ".join(texts(found))
+
+
+def test_a_mac_gives_mlx_three_quarters_of_its_memory() -> None:
+    devices = kvcalc.find_devices("m3-ultra")
+    spec = kvcalc.load_model("llama-3.1-8b")
+    found = estimate(spec, context_tokens=8192, engine="mlx", devices=devices, dtype="mlx-4bit")
+    lines = {line["name"]: line["bytes"] for line in found["fit"]["lines"]}
+    assert lines["reserved by macOS (25 %)"] == 128 * 2**30
+    # A step of 2,048 tokens of 2 bytes: twice the hidden size, and the gate and up projections and their inputs.
+    assert 0 < lines["activations of 2,048 tokens"] < 2**30
+    assert found["throughput"]["decode_step_seconds"] > found["throughput"]["roofline_decode_step_seconds"]
+
+
+def test_mla_on_a_mac_holds_the_scores_of_a_prompts_step() -> None:
+    devices, spec = kvcalc.find_devices("m3-ultra"), kvcalc.load_model("deepseek-v3")
+
+    def activations(tokens: int, **settings: int) -> int:
+        asked = {name.replace("_", "-"): size for name, size in settings.items()}
+        found = estimate(
+            spec, context_tokens=tokens, engine="mlx", devices=devices, dtype="mlx-4bit", engine_settings=asked
+        )
+        size: int = found["fit"]["activation_bytes"]
+        return size
+
+    assert activations(16384) - activations(8192) == 2048 * 8192 * 128 * 2
+    assert activations(16384, prefill_step_size=512) * 4 == activations(16384)
+
+
+def test_other_devices_are_refused(kvcalc: Any) -> None:
+    failed = kvcalc("fit", "llama-3.1-8b", "--engine", "mlx", "--gpu", "h100")
+    assert failed.status == 2
+    assert "only Apple's devices are modelled" in failed.err
+    assert "--gpu m3-ultra" in failed.err

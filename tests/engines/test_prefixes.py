@@ -1,0 +1,319 @@
+"""Shared prefixes, against a small simulation of a block manager, and cases counted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvcalc.engines import load_engine
+from kvcalc.engines.allocation import Allocation, Requests
+from kvcalc.engines.engine import Engine
+from kvcalc.errors import KvcalcError, ModelError, UsageError
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.memory.kv_cache import on_device
+from kvcalc.model.resolve import load_model
+
+BF16 = DTYPES["bf16"]
+SHARING = ("logical", "vllm", "sglang", "tensorrt-llm")
+# Full attention; two window sizes in turn with full attention; states; MLA; an indexer; chunks; windows alone.
+MODELS = (
+    "llama-3.1-8b", "gemma-3-27b", "gpt-oss-20b", "qwen3.5-27b", "nemotron-3-nano", "deepseek-v3", "deepseek-v3.2",
+    "llama-4-scout", "mistral-7b-v0.1", "gemma-2-9b",
+)  # fmt: skip
+
+
+def rules_of(engine: str, model: str, **settings: str) -> Engine:
+    return load_engine(engine, load_model(model), {name.replace("_", "-"): text for name, text in settings.items()})
+
+
+def combinations() -> Iterator[tuple[str, str, Engine]]:
+    for engine in SHARING:
+        for model in MODELS:
+            try:
+                rules = rules_of(engine, model)
+                rules.prefixes(rules.spec, BF16)
+            except KvcalcError:
+                continue
+            yield engine, model, rules
+
+
+class Blocks:
+    """A block manager: blocks with a content hash that are found again, and counts of the requests that use each."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.size = block_tokens
+        self.cached: dict[tuple[int, ...], int] = {}
+        self.users: dict[int, int] = {}
+        self.made = 0
+
+    def start(self, prompt: list[int]) -> list[int]:
+        """The blocks of a new request that are found: whole ones, and not the last token of the prompt."""
+        found = []
+        for end in range(self.size, len(prompt), self.size):
+            block = self.cached.get(tuple(prompt[:end]))
+            if block is None:
+                break
+            self.users[block] += 1
+            found.append(block)
+        return found
+
+    def grow(self, blocks: list[int], tokens: list[int]) -> None:
+        """Give a request blocks for all of its tokens, and remember the whole ones."""
+        while len(blocks) * self.size < len(tokens):
+            self.made += 1
+            self.users[self.made] = 1
+            blocks.append(self.made)
+        for place, block in enumerate(blocks):
+            if (place + 1) * self.size <= len(tokens):
+                self.cached.setdefault(tuple(tokens[: (place + 1) * self.size]), block)
+
+    @property
+    def in_use(self) -> int:
+        return sum(count > 0 for count in self.users.values())
+
+
+def simulate(block_tokens: int, prefix: int, context: int, batch: int) -> int:
+    """The blocks in use when all requests have their full length. The first one fills the cache and leaves."""
+    manager = Blocks(block_tokens)
+    texts = [[*range(prefix), *(10_000 * (number + 1) + k for k in range(context - prefix))] for number in range(batch)]
+    first = manager.start(texts[0])
+    manager.grow(first, texts[0][: max(prefix, 1)])
+    for block in first:
+        manager.users[block] -= 1
+    for text in texts:
+        manager.grow(manager.start(text), text)
+    return manager.in_use
+
+
+@pytest.mark.parametrize("engine", ["vllm", "tensorrt-llm", "sglang", "logical"])
+@pytest.mark.parametrize("size", [16, 32])
+def test_as_many_blocks_as_a_block_manager_holds(engine: str, size: int) -> None:
+    option = {"vllm": "block-size", "tensorrt-llm": "tokens-per-block", "sglang": "page-size"}.get(engine)
+    rules = load_engine(engine, load_model("llama-3.1-8b"), {option: str(size)} if option else {})
+    size = size if option else 1
+    token_bytes = 2 * 32 * 8 * 128 * 2
+    fixed = size * token_bytes if engine == "sglang" else 0  # the dummy page
+    for prefix in (0, 1, 15, 16, 17, 64, 100, 127, 128):
+        for context in (128, 129, 140, 200):
+            for batch in (1, 2, 5):
+                held = Allocation(rules, Requests(prefix)).batch_bytes(rules.spec, BF16, context, batch)
+                assert held - fixed == simulate(size, prefix, context, batch) * size * token_bytes, (prefix, context)
+
+
+def window_peak(size: int, window: int, step: int, prefix: int, context: int, batch: int) -> int:
+    """The most blocks of one windowed layer in use, if all requests compute `step` tokens at a time after the prefix.
+
+    A request frees the blocks that its window has left before it takes new ones.
+    """
+    found, peak = prefix // size, 0
+    tokens = found * size
+    while tokens < context:
+        after = min(tokens + step, context)
+        first = max(0, tokens - window + 1) // size
+        used = range(first, -(-after // size))
+        common = sum(place < found for place in used)
+        peak = max(peak, common + batch * (len(used) - common))
+        tokens = after
+    return peak
+
+
+def test_no_more_blocks_of_windows_are_needed_than_counted() -> None:
+    """gpt-oss has one group of windows of 128 tokens and one of full attention, of 12 layers each."""
+    rules = rules_of("vllm", "gpt-oss-20b", max_num_batched_tokens="256", no_async_scheduling="true")
+    block_bytes = 16 * 12 * 2 * 8 * 64 * 2
+    exact = 0
+    for prefix in (0, 64, 256, 1024, 1040):
+        for context in (1041, 1056, 1100, 1300, 3000):
+            for batch in (1, 2, 7):
+                held = Allocation(rules, Requests(prefix)).batch_bytes(rules.spec, BF16, context, batch)
+                full = prefix // 16 + batch * (-(-context // 16) - prefix // 16)
+                windows = held // block_bytes - full
+                peak = window_peak(16, 128, 256, prefix, context, batch)
+                assert peak <= windows <= batch * 25  # cdiv(128 - 1 + 256, 16) + 1
+                exact += peak == windows
+    assert exact >= 10  # it is not only a bound: after a long prefix, a short prompt needs exactly this
+
+
+def test_a_prefix_of_nothing_changes_nothing() -> None:
+    for engine, model, rules in combinations():
+        shared = Allocation(rules, Requests(0))
+        for share in (rules.spec, on_device(rules.spec, 2)):
+            for tokens, batch in ((1, 1), (5000, 3)):
+                for method in ("held_bytes", "batch_bytes", "all_stages_bytes", "replica_bytes"):
+                    same = getattr(rules, method)(share, BF16, tokens, batch)
+                    assert getattr(shared, method)(share, BF16, tokens, batch) == same, (engine, model, method)
+                assert shared.growth(share, BF16, tokens) == rules.growth(share, BF16, tokens)
+
+
+def test_a_longer_prefix_never_takes_more() -> None:
+    for engine, model, rules in combinations():
+        for batch in (1, 2, 64):
+            before = rules.batch_bytes(rules.spec, BF16, 9000, batch)
+            for prefix in (16, 100, 1000, 2500, 4096, 8192, 8999, 9000):
+                held = Allocation(rules, Requests(prefix)).batch_bytes(rules.spec, BF16, 9000, batch)
+                assert held <= before, (engine, model, batch, prefix)
+                before = held
+
+
+def test_more_tokens_or_requests_never_take_less() -> None:
+    for engine, model, rules in combinations():
+        shared, before = Allocation(rules, Requests(3000)), 0
+        for tokens in (1, 16, 17, 500, 3000, 3001, 3016, 3017, 4000, 9000, 40_000):
+            held = [shared.batch_bytes(rules.spec, BF16, tokens, batch) for batch in (1, 2, 3, 9)]
+            assert held == sorted(held), (engine, model, tokens)
+            if tokens > 3000:
+                assert held[2] >= before, (engine, model, tokens)
+                before = held[2]
+
+
+def test_every_account_adds_up() -> None:
+    for engine, model, rules in combinations():
+        shared = Allocation(rules, Requests(4000))
+        lines = shared.pool(rules.spec, BF16, 9000, 5)
+        if lines is None:
+            assert engine == "logical"
+            continue
+        assert sum(line.bytes for line in lines) == shared.held_bytes(rules.spec, BF16, 9000, 5), (engine, model)
+        assert lines[-1].name == "prefix kept once"
+        assert lines[-1].bytes < 0
+
+
+def test_what_stays_for_a_later_request_grows_and_counts_the_prefix_once() -> None:
+    for engine, model, rules in combinations():
+        prefixes, before = rules.prefixes(rules.spec, BF16), 0
+        shared = prefixes.found(3000)
+        for tokens in (0, 16, 3000, 8192, 9000, 20_000, 70_000):
+            found = prefixes.found(tokens)
+            assert tokens - prefixes.block_tokens < found <= tokens
+            kept = prefixes.kept_bytes(found)
+            # A chunk ends, so what it keeps falls back to nothing.
+            assert kept >= before or model == "llama-4-scout", (engine, model)
+            assert prefixes.kept_bytes(found, min(found, shared)) <= kept
+            assert kept <= prefixes.kept_bytes(shared) + prefixes.kept_bytes(found, min(found, shared)), (engine, model)
+            before = kept
+
+
+def test_all_stages_save_alike() -> None:
+    """llama-3.1-8b on two stages of vLLM and of SGLang: each has half of the layers."""
+    for engine in ("vllm", "sglang"):
+        spec = load_model("llama-3.1-8b")
+        shared = Allocation(load_engine(engine, spec, {}, 2), Requests(4096))
+        row = 2 * 32 * 8 * 128 * 2
+        fixed = row if engine == "sglang" else 0
+        held = (4096 + 3 * (8192 - 4096)) * row + fixed
+        assert shared.batch_bytes(spec, BF16, 8192, 3) == held // 2
+        assert shared.all_stages_bytes(spec, BF16, 8192, 3) == held
+        largest = shared.largest_stage(spec, BF16, 8192, 3)
+        assert shared.held_bytes(largest, BF16, 8192, 3) == held // 2
+
+
+def test_the_last_token_of_a_prompt_is_never_shared() -> None:
+    rules = rules_of("vllm", "llama-3.1-8b")
+    row = 2 * 32 * 8 * 128 * 2
+    held = Allocation(rules, Requests(64)).batch_bytes(rules.spec, BF16, 64, 2)
+    assert held == (48 + 2 * 16) * row
+
+
+def test_hybrids_share_large_blocks() -> None:
+    """vLLM's block of qwen3.5-27b has 832 tokens, that of nemotron-3-nano 2,096: states are found at their ends."""
+    for model, block in (("qwen3.5-27b", 832), ("nemotron-3-nano", 2096)):
+        prefixes = rules_of("vllm", model).prefixes(load_model(model), BF16)
+        assert prefixes.block_tokens == block
+        assert prefixes.found(8000) == 8000 // block * block
+        assert prefixes.found(block - 1) == 0
+
+
+def test_windows_keep_only_the_blocks_of_the_last_window() -> None:
+    """gpt-oss-20b: 12 layers of full attention, and 12 with a window of 128 tokens, whose last 127 tokens are kept."""
+    row = 12 * 2 * 8 * 64 * 2
+    for engine, window in (("vllm", 128), ("sglang", 128), ("logical", 128)):
+        rules = rules_of(engine, "gpt-oss-20b")
+        prefixes = rules.prefixes(rules.spec, BF16)
+        assert prefixes.kept_bytes(8000) == (8000 + window) * row
+        # After a prefix of 7,936 tokens, only 64 tokens of the window are the session's own.
+        assert prefixes.kept_bytes(8000, 7936) == (64 + 64) * row
+    # TensorRT-LLM keeps whole blocks of 32 tokens of the window. Before 1.3.0rc28, it kept all tokens.
+    for engine, window in (("tensorrt-llm", 128), ("tensorrt-llm@1.2", 8000)):
+        assert rules_of(engine, "gpt-oss-20b").prefixes(rules.spec, BF16).kept_bytes(8000) == (8000 + window) * row
+
+
+def test_what_a_prefill_instance_sends() -> None:
+    """vLLM sends one more block of a window: it may begin inside a block (blocks_per_sw of nixl/base_scheduler.py)."""
+    row = 12 * 2 * 8 * 64 * 2
+    rules = rules_of("vllm", "gpt-oss-20b")
+    prefixes = rules.prefixes(rules.spec, BF16)
+    assert prefixes.sent_bytes(8001) == (8016 + 128 + 16) * row
+    assert prefixes.sent_bytes(40) == 2 * 48 * row
+    assert rules_of("sglang", "gpt-oss-20b").prefixes(rules.spec, BF16).sent_bytes(8001) == (8001 + 128) * row
+    hybrid = rules_of("vllm", "qwen3.5-27b")
+    # One block of states in each of the three groups with states, and all blocks of the group with attention.
+    assert hybrid.prefixes(hybrid.spec, BF16).sent_bytes(8000) == (10 + 3) * 832 * 16 * 2 * 4 * 256 * 2
+
+
+def test_hicache_divides_its_memory_like_the_device() -> None:
+    """gpt-oss-20b: for every token of full attention, the host has 0.8 tokens of windows, as the device has."""
+    rules = rules_of("sglang", "gpt-oss-20b")
+    row = 12 * 2 * 8 * 64 * 2
+    assert rules.prefixes(rules.spec, BF16).tier_bytes(10_000) == 10_000 * row * 18 // 10
+    hybrid = rules_of("sglang", "qwen3.5-27b")
+    prefixes = hybrid.prefixes(hybrid.spec, BF16)
+    with pytest.raises(ModelError, match="HiCache"):
+        prefixes.tier_bytes(10_000)
+
+
+def test_engines_that_copy_a_prefix_share_nothing() -> None:
+    for engine in ("llama.cpp", "mlx"):
+        rules = rules_of(engine, "llama-3.1-8b")
+        prefixes = rules.prefixes(rules.spec, BF16)
+        assert (prefixes.found(8000), prefixes.shared(8000)) == (8000, 0)
+        other = rules_of(engine, "gemma-3-27b")
+        with pytest.raises(ModelError, match="windows or states"):
+            other.prefixes(other.spec, BF16)
+
+
+def test_engines_and_models_without_a_prefix_cache_are_refused() -> None:
+    cases: tuple[tuple[str, str, dict[str, str]], ...] = (
+        ("transformers", "llama-3.1-8b", {}), ("vllm", "whisper-large-v3", {}), ("sglang", "whisper-large-v3", {}),
+        ("vllm", "bert-base", {}), ("logical", "bert-base", {}),
+    )  # fmt: skip
+    for engine, model, settings in cases:
+        rules = rules_of(engine, model, **settings)
+        with pytest.raises(UsageError, match="prefix"):
+            rules.prefixes(rules.spec, BF16)
+
+
+# Prefix, context and requests; then the tokens that a request finds and the most blocks in use. From the KVCacheManager
+# of vLLM 0.33.0, run without a device: one request fills the cache and leaves, then all others start at once and
+# compute 256 tokens (qwen3.5-27b: one block) at a time, each with its own text after the prefix.
+VLLM_ROWS = {
+    "llama-3.1-8b": [
+        (0, 129, 3, 0, 27), (1, 129, 3, 0, 27), (16, 129, 2, 16, 17), (100, 200, 5, 96, 41), (128, 128, 2, 112, 9),
+        (127, 128, 2, 112, 9), (2500, 4000, 9, 2496, 1002),
+    ],
+    "gpt-oss-20b": [
+        (0, 1041, 2, 0, 176), (64, 1056, 1, 64, 88), (256, 1041, 2, 256, 160), (1024, 1056, 1, 1024, 76),
+        (1024, 1041, 7, 1024, 100), (1024, 1100, 7, 1024, 142), (1040, 1300, 7, 1040, 297),
+        (1024, 3000, 7, 1024, 1072), (3990, 4000, 16, 3984, 289), (4000, 4000, 3, 3984, 263),
+    ],
+    "qwen3.5-27b": [
+        (0, 3000, 2, 0, 20), (800, 3000, 2, 784, 19), (1600, 5000, 3, 1568, 35), (4000, 9000, 4, 3920, 57),
+        (8000, 8000, 2, 7840, 21), (8000, 9000, 5, 7840, 50), (8000, 20000, 5, 7840, 120),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", VLLM_ROWS)
+def test_vllm_s_own_block_manager_finds_and_holds_as_much(model: str) -> None:
+    rules = rules_of("vllm", model, max_num_batched_tokens="256", no_async_scheduling="true")
+    if model == "qwen3.5-27b":
+        rules = rules_of("vllm", model, gdn_prefill_backend="triton")  # two states per request, and no checkpoints
+    prefixes, equal = rules.prefixes(rules.spec, BF16), 0
+    for prefix, context, batch, found, blocks in VLLM_ROWS[model]:
+        assert prefixes.found(min(prefix, context - 1)) == found
+        held = Allocation(rules, Requests(prefix)).held_bytes(rules.spec, BF16, context, batch) // prefixes.unit_bytes
+        alone = rules.held_bytes(rules.spec, BF16, context, batch) // prefixes.unit_bytes
+        # A request's windows and states are counted as vLLM reserves them, which may be more than it holds.
+        assert blocks <= held <= alone
+        equal += blocks == held
+    assert equal >= {"llama-3.1-8b": 7, "gpt-oss-20b": 5, "qwen3.5-27b": 6}[model]

@@ -1,0 +1,186 @@
+"""Releases of engines: every way to write one, their order, and the rules they count by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvcalc.engines import ENGINES
+from kvcalc.errors import UsageError
+from kvcalc.model.resolve import load_model
+from kvcalc.release_dates import DATES
+from kvcalc.releases import Release, parse_release, release_of, split_engine, step_at
+from tests.documents import estimate
+from tests.engines.models import ask, plain
+
+# Versions of one engine, oldest first. No two of them are equal.
+IN_ORDER = (
+    "0.9.2", "0.12.0.dev3", "0.12.0a1", "0.12.0b2", "0.12.0rc1.dev9+g123", "0.12.0rc1", "0.12.0rc2", "0.12.0rc2.post1",
+    "0.12.0", "0.12.0.post1", "0.12.0.post2", "0.12.1rc1", "v0.12.1", "0.12", "0.13.0rc1", "0.13.0", "1.0.0rc3", "1.0",
+)  # fmt: skip
+
+
+def test_versions_are_ordered_by_age() -> None:
+    found = [release_of(f"vllm@{text}") for text in IN_ORDER]
+    assert None not in found
+    assert found == sorted(set(found), key=lambda release: release or Release.of(0))
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "same"),
+    [
+        ("vllm", "v0.11.2", "0.11.2"),
+        ("vllm", "0.12.0-rc1", "0.12.0rc1"),
+        ("vllm", "0.19.0+cu129", "0.19.0"),
+        ("sglang", "v0.5.9-cu129-amd64", "0.5.9"),
+        ("sglang", "0.5.6.post2-rocm700-mi35x", "0.5.6.post2"),
+        ("vllm", "rocm7.0-vllm_0.11.1_instinct", "0.11.1"),
+        ("tensorrt-llm", "release:1.2.0rc6.post2", "1.2.0rc6.post2"),
+        ("llama.cpp", "6097", "b6097"),
+        ("llama.cpp", "6097 (9515c613)", "b6097"),
+        ("llama.cpp", "server-cuda-b6097", "b6097"),
+        ("vllm", "2026-05-01", "0.20.0"),
+        ("vllm", "2026-02", "0.16.0"),
+        ("vllm", "2025-12", "0.13.0"),
+        ("vllm", "nightly-20260501", "0.20.0"),
+        ("vllm", "nightly-dev-20260501-5b8c30d6", "0.20.0"),
+        ("llama.cpp", "2025-08-06", "b6097"),
+        ("mlx", "v0.30.7", "0.30.7"),
+        ("mlx", "mlx-lm-0.28.4", "0.28.4"),
+        ("mlx", "2026-02-20", "0.30.7"),
+    ],
+)
+def test_two_spellings_of_one_release(engine: str, text: str, same: str) -> None:
+    release = parse_release(engine, text).release
+    assert release is not None
+    assert release == parse_release(engine, same).release
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "logical"])
+def test_latest_and_nightly_are_the_newest_release(engine: str) -> None:
+    assert split_engine(engine) == (engine, None)
+    for text in ("latest", "nightly", "Nightly"):
+        asked = parse_release(engine, text)
+        assert (asked.release, asked.is_placed) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("engine", "text"),
+    [
+        ("vllm", "nightly-5b8c30d62b754b57"),
+        ("vllm", "5b8c30d62b75"),
+        ("tensorrt-llm", "gpt-oss-dev"),
+        ("sglang", "rocm7.1.1-ubuntu24.04-pytorch2.9-atom0.1.1-MI350x"),
+        ("llama.cpp", "0.3.16"),
+        ("transformers", "2026-05-01"),
+    ],
+)
+def test_a_name_without_a_known_place_is_the_newest_and_says_so(engine: str, text: str) -> None:
+    asked = parse_release(engine, text)
+    assert (asked.release, asked.is_placed) == (None, False)
+    [warning] = [one for one in ask(plain(), f"{engine}@{text}", 64)["warnings"] if one["code"] == "release"]
+    assert warning["text"].startswith(f"{engine}@{text.casefold()} counts by the rules read from ")
+    assert "the place of this name among the releases is not known" in warning["text"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers"])
+@pytest.mark.parametrize("text", ["nope", "newest", "0.9.x", "0", "2026-13-45", "1" * 200, "-", "@"])
+def test_what_is_no_release_is_refused_with_an_example(engine: str, text: str) -> None:
+    with pytest.raises(UsageError, match="not a release") as caught:
+        parse_release(engine, text)
+    assert caught.value.exit_code == 2
+    example = str(caught.value.hint).removeprefix("write ").split(",")[0]
+    assert split_engine(example)[1] is not None
+
+
+@pytest.mark.parametrize("engine", DATES)
+def test_release_dates_are_in_order_and_readable(engine: str) -> None:
+    days = [day for day, _ in DATES[engine]]
+    releases = [release_of(f"{engine}@{text}") for _, text in DATES[engine]]
+    assert days == sorted(set(days))
+    assert None not in releases
+    assert len(set(releases)) == len(releases)
+    # A day's release is the one of that day, and on the day before, the one before.
+    for (_, before), (day, text) in zip(DATES[engine], DATES[engine][1:]):
+        assert release_of(f"{engine}@{day}") == release_of(f"{engine}@{text}") != release_of(f"{engine}@{before}")
+
+
+def test_a_release_uses_the_newest_step_that_is_not_newer() -> None:
+    since = [Release.of(0, 5), Release.of(0, 5, 9), Release.of(1)]
+    chosen = {text: step_at(since, release_of(f"sglang@{text}")) for text in ("0.4.9", "0.5.0", "0.5.9rc1", "0.5.9")}
+    assert chosen == {"0.4.9": None, "0.5.0": 0, "0.5.9rc1": 0, "0.5.9": 1}
+    assert step_at(since, release_of("sglang@0.5")) == 1
+    assert step_at(since, release_of("sglang@7.0")) == step_at(since, None) == 2
+
+
+OTHERS = {"sglang": "0.5.9", "tensorrt-llm": "1.1", "llama.cpp": "b6097", "transformers": "4.50"}
+OWN = {"sglang": "v0.5.23", "tensorrt-llm": "001541bad83b", "llama.cpp": "0.3.36", "transformers": "5.23.0"}
+
+
+@pytest.mark.parametrize("engine", OTHERS)
+def test_engines_with_one_set_of_rules_count_every_release_by_them(engine: str) -> None:
+    settings = {"parallel": "1"} if engine == "llama.cpp" else {}  # the default number changed with a build
+    newest = ask(plain(), engine, 1000, settings=settings)
+    for release in (OTHERS[engine], OWN[engine], "nightly"):
+        found = ask(plain(), f"{engine}@{release}", 1000, settings=settings)
+        assert found["kv_cache"] == newest["kv_cache"]
+        assert found["engine"] == {**newest["engine"], "version": release}
+        added = [one for one in found["warnings"] if one not in newest["warnings"]]
+        assert [one["code"] for one in added] == (["release"] if release == OTHERS[engine] else [])
+    assert [one for one in newest["warnings"] if one["code"] == "release"] == []
+
+
+def test_the_note_says_how_to_count_an_older_build_of_llama_cpp() -> None:
+    warnings = ask(plain(), "llama.cpp@b6097", 1000)["warnings"]
+    assert "; --before-pull counts an older build" in warnings[-1]["text"]
+
+
+BERT = load_model("bert-base")
+
+
+def test_an_encoder_repeats_the_release_too() -> None:
+    assert estimate(BERT, context_tokens=64, engine="vllm@0.11")["engine"]["version"] == "0.11"
+
+
+ON_A_DEVICE = ("--gpu", "h100", "--context", "8k")
+
+
+@pytest.mark.parametrize("engine", ["vllm@0.12", "sglang@0.5.9", "tensorrt-llm@1.1", "llama.cpp@b6097"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("estimate", "llama-3-8b", *ON_A_DEVICE),
+        ("fit", "llama-3-8b", *ON_A_DEVICE),
+        ("compare", "llama-3-8b", "qwen3-8b", *ON_A_DEVICE),
+        ("sweep", "llama-3-8b", *ON_A_DEVICE),
+        ("plan", "llama-3-8b", "--gpu", "h100", "--input-tokens", "1k", "--output-tokens", "200", "--concurrency", "8"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_takes_a_release(kvcalc: Any, command: tuple[str, ...], engine: str) -> None:
+    document = kvcalc(*command, "--engine", engine, "--json").json
+    warned = [one["text"] for one in document["warnings"] if one["code"] == "release"]
+    name, _, release = engine.partition("@")
+    assert len(warned) == (name != "vllm")
+    assert all(f"{engine} counts by the rules read from" in text for text in warned)
+    if command[0] in ("estimate", "fit"):
+        assert (document["engine"]["name"], document["engine"]["version"]) == (name, release)
+
+
+def test_a_table_of_engines_says_whose_rules_count(kvcalc: Any) -> None:
+    document = kvcalc("estimate", "llama-3-8b", "--engine", "sglang@0.5.9,vllm@0.12", "--json").json
+    assert [(row["engine"], row["version"]) for row in document["engines"]] == [
+        ("sglang@0.5.9", "0.5.9"),
+        ("vllm@0.12", "0.12"),
+    ]
+    assert [one["text"] for one in document["warnings"] if one["code"] == "release"] == [
+        "sglang@0.5.9 counts by the rules read from 0.5.23"
+    ]
+
+
+def test_an_unreadable_release_exits_with_2(kvcalc: Any) -> None:
+    failed = kvcalc("estimate", "llama-3-8b", "--engine", "sglang@nope")
+    assert failed.status == 2
+    assert "--engine sglang@nope: not a release" in failed.err
+    assert "write sglang@0.5.9" in failed.err

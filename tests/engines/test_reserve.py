@@ -1,0 +1,296 @@
+"""The memory that engines do not give to the cache: each line computed by hand, and settings out of range."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import pytest
+
+from kvcalc.engines.device_defaults import device_settings
+from kvcalc.engines.reserve import GIB, MIB, Question
+from kvcalc.engines.reserves import reserve_of
+from kvcalc.errors import UsageError
+from kvcalc.memory.sharding import Width
+from kvcalc.model.towers.image_rule import ImageRule
+from kvcalc.releases import Release, release_of
+
+LLAMA_8B = Width(3 * 14336, 4096, 128256, 32, False)
+LLAMA_2_7B = Width(3 * 11008, 4096, 32000, 32, False)
+MEMORY = 80 * GIB
+
+
+def ask(engine: str, width: Width = LLAMA_8B, **changes: Any) -> Any:
+    question = Question(MEMORY, width, 1, 4096, 1, {})
+    settings = {
+        **device_settings(engine, MEMORY, "h100-sxm", "hopper", changes.get("release")),
+        **changes.pop("settings", {}),
+    }
+    return reserve_of(engine, question._replace(settings=settings, **changes))
+
+
+def lines(found: Any) -> dict[str, int]:
+    return {part.name: part.bytes for part in found.held}
+
+
+def test_logical_keeps_a_tenth() -> None:
+    assert lines(ask("logical")) == {"reserved (10 %)": 8 * GIB}
+
+
+def test_vllm_of_today() -> None:
+    # 1,024 requests sample with 10 bytes per logit, while three rows of 4,096 of 8,192 tokens stay. A step of 8,192
+    # tokens has four rows of 4,096 and three of 14,336. An element has 2 bytes.
+    peak = 1024 * 128256 * 10 + 8192 * 3 * 4096 * 2
+    assert peak > 8192 * (4 * 4096 + 3 * 14336) * 2
+    assert lines(ask("vllm")) == {
+        "unused share (1 - 0.92)": MEMORY - ceil(MEMORY * 0.92),
+        "activations of 8,192 tokens": peak,
+        "CUDA context": 256 * MIB,
+        "CUDA graphs": 32 * 12 * MIB,
+    }
+
+
+def test_vllm_where_the_layer_is_the_peak() -> None:
+    found = lines(ask("vllm", LLAMA_2_7B))
+    assert found["activations of 8,192 tokens"] == 8192 * (4 * 4096 + 3 * 11008) * 2
+
+
+def test_vllm_before_it_counted_graphs() -> None:
+    found = ask("vllm", release=Release.of(0, 8, 1))
+    assert lines(found)["unused share (1 - 0.9)"] == MEMORY - ceil(MEMORY * 0.9)
+    assert "CUDA graphs" not in lines(found)
+    assert lines(found)["activations of 8,192 tokens"] == 1024 * 128256 * 39 + 8192 * 3 * 4096 * 2
+    assert found.settings["gpu_memory_utilization"] == 0.9
+
+
+def test_vllm_settings() -> None:
+    found = ask(
+        "vllm", settings={"gpu-memory-utilization": "0.5", "max-num-seqs": "8", "enforce-eager": "true"}, ranks=4
+    )
+    assert lines(found) == {
+        "unused share (1 - 0.5)": MEMORY // 2,
+        "activations of 8,192 tokens": 8192 * (4 * 4096 + 3 * 14336) * 2,
+        "CUDA context": 256 * MIB,
+        "NCCL buffers": 1843 * MIB,
+    }
+
+
+def test_vllm_has_fewer_buffers_without_fast_links() -> None:
+    assert lines(ask("vllm", ranks=2, has_fast_links=False))["NCCL buffers"] == 704 * MIB
+    old = Release.of(0, 10)
+    assert lines(ask("vllm", ranks=2, release=old))["NCCL buffers"] == 704 * MIB
+    assert "NCCL buffers" not in lines(ask("vllm", ranks=2, has_fast_links=False, release=old))
+
+
+def test_vllm_captures_fewer_graphs_for_fewer_requests() -> None:
+    # 16 requests capture 1, 2, 4, 8, 16, 24 and 32.
+    found = lines(ask("vllm", settings={"max-num-seqs": "16"}))
+    assert found["CUDA graphs"] == 32 * 12 * MIB * 7 // 51
+
+
+def test_vllm_profiles_the_vision_tower() -> None:
+    images = ImageRule(lambda width, height: 1, 16384, 4, 1280, 3 * 3420, 7)
+    short = ask("vllm", context_tokens=32768, images=images, settings={"max-num-seqs": "8"})
+    assert short.varies
+    # 32,768 tokens are a video of twice the tokens of an image.
+    assert lines(short)["encoder cache of 32,768 tokens"] == 32768 * 4096 * 2
+    assert lines(short)["activations of 8,192 tokens"] == 32768 * 4 * (4 * 1280 + 3 * 3420) * 2
+    assert "encoder cache of 114,688 tokens" in lines(ask("vllm", context_tokens=2**20, images=images))
+
+
+def test_vllm_gathers_latents_for_sparse_attention() -> None:
+    name = "sparse attention workspace"
+    assert lines(ask("vllm", has_sparse_latent=True, context_tokens=8192))[name] == 5 * 8192 * 1152
+    long: dict[str, Any] = {"has_sparse_latent": True, "context_tokens": 2**19}
+    assert lines(ask("vllm", **long))[name] == 2 * 2**19 * 1152
+    assert lines(ask("vllm", **long, release=Release.of(0, 27)))[name] == 5 * 2**19 * 1152
+
+
+def test_estimated_parts_of_vllm_have_a_range() -> None:
+    share, *others = ask("vllm", ranks=2).held
+    assert share.low == share.high == share.bytes
+    for part in others:
+        assert part.low is not None
+        assert part.high is not None
+        assert part.low < part.bytes < part.high
+
+
+@pytest.mark.parametrize(
+    ("memory", "name", "kind", "tokens", "requests", "prefill"),
+    [(24, "rtx-4090", "ada", 2048, 256, "triton"), (80, "a100-sxm-80gb", "ampere", 2048, 256, "triton"),
+     (80, "h100-sxm", "hopper", 8192, 1024, "flashinfer"), (119, "gb10", "blackwell-rtx", 2048, 256, "flashinfer"),
+     (178, "b200-sxm", "blackwell", 16384, 1024, "flashinfer"), (192, "mi300x", "cdna3", 16384, 1024, "triton")],
+)  # fmt: skip
+def test_vllm_takes_its_step_and_its_prefill_from_the_device(
+    memory: int, name: str, kind: str, tokens: int, requests: int, prefill: str
+) -> None:
+    found = device_settings("vllm", memory * GIB, name, kind, None)
+    sizes = {"max-num-batched-tokens": str(tokens), "max-num-seqs": str(requests)}
+    assert found == {**sizes, "gdn-prefill-backend": prefill}
+
+
+def test_vllm_has_larger_blocks_on_gpus_of_intel() -> None:
+    older = release_of("vllm@0.31")
+    assert device_settings("vllm", 12 * GIB, "arc-b580", "xe2", None)["block-size"] == "64"
+    assert "block-size" not in device_settings("vllm", 12 * GIB, "arc-b580", "xe2", older)
+
+
+def test_sglang_default_share() -> None:
+    # 81,920 MiB: 512 + 1.5 x 8,192 + 1/8 x 1,024 + 2 x 256 + 8 x the number of prefill sizes up to 8,192, which is
+    # 8 + 14 + 8 + 8 + 12 + 8 = 58.
+    reserved = 512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58
+    share = round((81920 - reserved) / 81920, 3)
+    found = ask("sglang")
+    assert found.settings == {"mem_fraction_static": share}
+    free = MEMORY - 640 * MIB
+    assert lines(found)[f"activations and graphs (1 - {share:g})"] == free - int(free * share)
+
+
+def test_sglang_default_share_follows_the_step_and_the_requests() -> None:
+    # A log of SGLang on an RTX 5090 (32,607 MiB) with decode graphs of up to 32 requests chose 0.778 itself: a step has
+    # 4,096 tokens there, and 50 prefill sizes are captured.
+    row = {"chunked-prefill-size": "4096", "max-running-requests": "32"}
+    assert ask("sglang", settings=row, memory_bytes=32607 * MIB).settings == {"mem_fraction_static": 0.778}
+    # A step of 2,048 tokens or fewer counts as 2,048, and has 38 sizes.
+    reserved = 512 + 1.5 * 2048 + 128 + 2 * 32 + 8 * 42
+    small = ask("sglang", settings={**row, "chunked-prefill-size": "2048"}, memory_bytes=32607 * MIB)
+    assert small.settings == {"mem_fraction_static": round((32607 - reserved) / 32607, 3)}
+
+
+@pytest.mark.parametrize(
+    ("vision", "factor"),
+    [({"num_hidden_layers": 27, "hidden_size": 1152}, 0.95 * (1 - 0.1 * (27 * 1152**2 / (24 * 1024**2) - 1))),
+     ({"depth": 32, "hidden_size": 1280}, 0.95 * (1 - 0.1 * (1280**2 / 1024**2 - 1))),
+     ({"num_hidden_layers": 2, "hidden_size": 64}, 0.95 * 1.05), ({"hidden_size": 8192}, 0.95 * 0.8), ({}, 0.95)],
+)  # fmt: skip
+def test_sglang_keeps_more_free_for_a_vision_tower(vision: dict[str, int], factor: float) -> None:
+    text = ask("sglang").settings["mem_fraction_static"]
+    found = ask("sglang", multimodal={"vision_config": vision})
+    assert found.settings["mem_fraction_static"] == pytest.approx(text * factor, abs=1e-5)
+    assert lines(found)["embeddings of images"] == 100 * MIB
+    # Audio alone leaves the share as it is.
+    assert ask("sglang", multimodal={"audio_config": {}}).settings["mem_fraction_static"] == text
+
+
+def test_sglang_counts_the_driver_and_the_host_before_it_loads() -> None:
+    assert lines(ask("sglang", ranks=4, has_fast_links=False)).keys() & {"NCCL buffers"} == set()
+    assert lines(ask("sglang", shares_memory=True))["CUDA context"] == 10 * GIB
+    for part in ask("sglang", ranks=2, multimodal={}).held:
+        assert part.low is not None
+        assert part.high is not None
+        is_estimated = part.name in ("CUDA context", "NCCL buffers")
+        assert (part.low < part.bytes < part.high) if is_estimated else part.low == part.bytes == part.high
+
+
+def test_vllm_may_sample_without_a_sort_before_0_17() -> None:
+    # With FlashInfer: 10 bytes per logit at the low end, not 39. The peak is then that of a layer.
+    ends = {}
+    for name in ("0.7", "0.8", "0.16", "0.17"):
+        peak = ask("vllm", release=release_of(f"vllm@{name}")).held[1]
+        assert peak.low is not None
+        ends[name] = peak.low / peak.bytes
+    assert [ends["0.7"], ends["0.17"]] == pytest.approx([0.7, 0.7])
+    assert ends["0.8"] < 0.5
+    assert ends["0.16"] < 0.5
+
+
+def test_sglang_default_share_of_mla() -> None:
+    # The same, but 1,536 MiB for the prefill graphs.
+    reserved = 512 + 1.5 * 8192 + 128 + 2 * 256 + 1536
+    share = round((81920 - reserved) / 81920, 3)
+    assert ask("sglang", is_latent=True).settings == {"mem_fraction_static": share}
+
+
+def test_sglang_given_a_share() -> None:
+    found = lines(ask("sglang", settings={"mem-fraction-static": "0.9"}, ranks=2))
+    free = MEMORY - (640 + 1152) * MIB
+    assert found["activations and graphs (1 - 0.9)"] == free - int(free * 0.9)
+
+
+def test_llama_cpp_buffers_as_its_logs_print_them() -> None:
+    # llama_context: CUDA0 compute buffer size = 258.50 MiB (Llama 3 8B) and 70.50 MiB (Llama 2 7B) for 512 tokens.
+    assert lines(ask("llama.cpp"))["compute buffer of 512 tokens"] == int(258.5 * MIB)
+    assert lines(ask("llama.cpp", LLAMA_2_7B))["compute buffer of 512 tokens"] == int(70.5 * MIB)
+
+
+def test_llama_cpp_without_flash_attention_holds_scores_and_the_mask() -> None:
+    found = ask("llama.cpp", settings={"flash-attn": "off"}, num_heads=32, context_tokens=65536)
+    assert lines(found)["compute buffer of 512 tokens"] == 512 * (3 * 14336 + 65536 * (32 + 1)) * 4
+
+
+def test_llama_cpp_holds_a_mask_that_grows_with_the_cells() -> None:
+    # With flash attention, 2 bytes per token and cell. The logits are larger up to (128,256 + 4,096 - 43,008) x 4 / 2.
+    until = (128256 + 4096 - 3 * 14336) * 2
+    short, long = (ask("llama.cpp", context_tokens=tokens) for tokens in (until, 2**19))
+    assert short.same_until == long.same_until == until
+    assert lines(short)["compute buffer of 512 tokens"] == int(258.5 * MIB)
+    assert lines(long)["compute buffer of 512 tokens"] == 512 * (3 * 14336 * 4 + 2**19 * 2)
+    # Slots that share one stream see the cells of all; several devices prepare four micro-batches.
+    four = ask("llama.cpp", context_tokens=2**17, batch_size=4)
+    assert lines(four) == lines(long)
+    own = ask("llama.cpp", context_tokens=2**17, batch_size=4, settings={"parallel": "4"})
+    assert lines(own)["compute buffer of 512 tokens"] == int(258.5 * MIB)
+    assert lines(ask("llama.cpp", context_tokens=2**17, ranks=2))["compute buffer of 512 tokens"] > 2**28
+
+
+def test_metal_has_no_context_of_a_driver() -> None:
+    assert set(lines(ask("llama.cpp", is_apple=True))) == {"compute buffer of 512 tokens", "reserved by macOS (25 %)"}
+    for part in ask("llama.cpp").held:
+        assert part.low is not None
+        assert part.high is not None
+        assert part.low < part.bytes < part.high
+
+
+def test_tensorrt_llm_shares_what_is_free() -> None:
+    assert ask("tensorrt-llm").share == 0.9
+    assert ask("tensorrt-llm", settings={"free-gpu-memory-fraction": "0.5"}).share == 0.5
+
+
+def test_transformers_follows_the_prompt() -> None:
+    short, long = ask("transformers"), ask("transformers", context_tokens=8192, batch_size=2)
+    assert short.varies
+    by_token = (2 * 4096 + 3 * 14336) * 2
+    assert lines(long)["prefill activations"] == 2 * 8192 * by_token + 2 * 128256 * 6
+    assert lines(short)["prefill activations"] == 4096 * by_token + 128256 * 6
+
+
+def test_macos_keeps_a_quarter() -> None:
+    assert lines(ask("llama.cpp", is_apple=True))["reserved by macOS (25 %)"] == 20 * GIB
+
+
+@pytest.mark.parametrize("value", ["0", "1.01", "-1", "nan", "inf", "much", ""])
+@pytest.mark.parametrize(("engine", "option"), [("vllm", "gpu-memory-utilization"), ("sglang", "mem-fraction-static")])
+def test_shares_out_of_range(engine: str, option: str, value: str) -> None:
+    with pytest.raises(UsageError, match=option):
+        ask(engine, settings={option: value})
+
+
+@pytest.mark.parametrize(
+    ("release", "requests"), [("0.7.3", "256"), ("0.8.0rc1", "256"), ("0.8.0", "1024"), ("2025-03-17", "256")]
+)
+def test_a_release_has_the_defaults_of_its_time(release: str, requests: str) -> None:
+    found = device_settings("vllm", 80 * GIB, "h100-sxm", "hopper", release_of(f"vllm@{release}"))
+    assert found["max-num-seqs"] == requests
+
+
+def test_the_mask_of_llama_cpp_has_the_cells_of_all_slots_that_share_a_stream() -> None:
+    """As `settings.Settings.has_one_stream` says, which also counts the cache's cells."""
+
+    def cells(batch: int, build: int | None = None, **settings: str) -> int:
+        given = {name.replace("_", "-"): text for name, text in {"flash_attn": "off", **settings}.items()}
+        asked = Question(
+            MEMORY, LLAMA_2_7B, 1, 1 << 20, batch, given, num_heads=32,
+            release=None if build is None else Release.of(build),
+        )  # fmt: skip
+        # For every token of a micro-batch, a layer has its values, and the mask and the scores of 32 heads of every
+        # cell, in fp32.
+        return reserve_of("llama.cpp", asked).held[0].bytes // 512 // 4 // 33
+
+    layer = LLAMA_2_7B.module_elements // 33
+    one, four = (1 << 20) + layer, (1 << 22) + layer
+    assert (cells(1), cells(4), cells(5)) == (one, four, one)
+    assert (cells(4, parallel="4"), cells(4, parallel="4", kv_unified="")) == (one, four)
+    # Older builds start one slot, and so as many as the batch, each with a stream.
+    assert (cells(4, 6918), cells(4, before_pull="16736")) == (one, one)
+    # Before windows came, all slots shared one.
+    assert cells(4, parallel="4", before_pull="13194") == four

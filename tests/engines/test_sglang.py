@@ -1,0 +1,133 @@
+"""SGLang's pools, computed by hand. A token of `plain()` has 2 layers x 2 heads x 128 elements, 1,024 bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcalc.errors import ModelError, UsageError
+from tests.documents import texts
+from tests.engines.models import ask, gated_delta, gpt_oss, latent, lines, plain, sparse, total
+
+TOKEN = 1024
+
+
+def test_tokens_take_rows_and_a_dummy_page_stands_beside() -> None:
+    assert total(plain(), "sglang", 100, 3) == (300 + 1) * TOKEN
+    # With pages of 64, 100 tokens take 128 rows.
+    assert lines(plain(), "sglang", 100, 3, settings={"page-size": "64"}) == {
+        "stored": 300 * TOKEN, "pages rounded up": 3 * 28 * TOKEN, "dummy page": 64 * TOKEN,
+    }  # fmt: skip
+
+
+def test_heads_are_divided_and_replicated_and_the_latent_is_whole() -> None:
+    assert ask(plain(), "sglang", 100, tensor_parallel_size=8)["kv_cache"]["bytes_per_device"] == 101 * TOKEN // 2
+    assert ask(latent(), "sglang", 100, tensor_parallel_size=8)["kv_cache"]["bytes_per_device"] == 101 * 3 * 576 * 2
+
+
+def test_memory_holds_whole_pages_the_dummy_page_not_reckoned_in() -> None:
+    found = ask(plain(), "sglang", 100, settings={"page-size": "64"}, kv_memory_bytes=1000 * TOKEN)["engine"]
+    # 1,000 tokens are 15 whole pages, and a request takes two.
+    assert (found["kv_cache_tokens"], found["num_gpu_blocks"], found["max_concurrency"]) == (960, 15, 7.5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "token_bytes"), [("fp8", 512), ("mxfp8", 512 + 512 // 32), ("nvfp4", 256 + 512 // 16)]
+)
+def test_small_types_carry_their_scales(dtype: str, token_bytes: int) -> None:
+    assert total(plain(), "sglang", 99, kv_dtype=dtype) == 100 * token_bytes
+
+
+def test_sparse_attention_keeps_packed_records_and_its_indexer() -> None:
+    # 64 tokens and the dummy page of 64. fp8 takes 512 + 16 + 128 bytes, bf16 1,152, and the indexer's key 128 + 4.
+    assert total(sparse(), "sglang", 64, kv_dtype="fp8") == 128 * 3 * (656 + 132)
+    assert total(sparse(), "sglang", 64, kv_dtype="bf16") == 128 * 3 * (1152 + 132)
+
+
+def test_windows_have_a_pool_of_their_own() -> None:
+    # 12 + 12 layers of 2,048 bytes per token, 10,000 tokens, 8,000 in the window pool, and one dummy row in each.
+    row = 12 * 2048
+    assert total(gpt_oss(), "sglang", 10000) == (10001 + 8001) * row
+    assert total(gpt_oss(), "sglang", 10000, settings={"swa-full-tokens-ratio": "0.25"}) == (10001 + 2501) * row
+    # Slightly more than 10,000 x 1.8 rows, because SGLang divides in floating point.
+    found = ask(gpt_oss(), "sglang", 10000, kv_memory_bytes=18000 * row + 1)["engine"]
+    assert (found["kv_cache_tokens"], found["swa_max_total_num_tokens"]) == (10000, 8000)
+
+
+def test_the_window_pool_holds_at_least_a_window_and_a_page() -> None:
+    # SGLang does not start with 128 + 1 rows. It starts with 130 rows, which is 80% of 163 tokens.
+    found = ask(gpt_oss(), "sglang", 8)["engine"]
+    assert (found["max_total_num_tokens"], found["swa_max_total_num_tokens"]) == (163, 130)
+
+
+def test_the_window_pool_holds_the_windows_of_the_batch() -> None:
+    # Four sequences of 100 need 400 rows in the window pool, 80% of 500 tokens. Four of 200 need 4 x 128 of 800.
+    row = 12 * 2048
+    assert lines(gpt_oss(), "sglang", 100, 4) == {
+        "stored": 2 * 400 * row, "tokens required by the window pool's ratio": 100 * row, "dummy page": 2 * row,
+    }  # fmt: skip
+    found = ask(gpt_oss(), "sglang", 200, 4)["engine"]
+    assert (found["max_total_num_tokens"], found["swa_max_total_num_tokens"]) == (800, 640)
+
+
+def test_other_windows_are_kept_whole() -> None:
+    config = plain(model_type="mistral", sliding_window=64)
+    assert total(config, "sglang", 1000) == 1001 * TOKEN
+    assert lines(config, "sglang", 1000)["windows kept whole"] == 936 * TOKEN
+
+
+def test_the_request_table_is_counted_where_its_rows_are_known() -> None:
+    # 16 requests and a spare row, each of 4,096 + 4 indices of 4 bytes.
+    settings = {"max-running-requests": "16", "context-length": "4096"}
+    assert lines(plain(), "sglang", 100, settings=settings)["request table"] == 17 * 4100 * 4
+    answer = ask(plain(), "sglang", 100)
+    assert answer["engine"]["max_running_requests"] is None
+    assert any("request table" in warning for warning in texts(answer))
+
+
+def test_states_have_a_pool_with_a_dummy_of_its_own() -> None:
+    # 30 layers x (8,192 channels x 3 in bf16 + 524,288 in fp32).
+    state, token = 30 * (8192 * 3 * 2 + 524288 * 4), 10 * 1024 * 2
+    plain = {"disable-radix-cache": True}
+    assert total(gated_delta(), "sglang", 100, 2, settings=plain) == 201 * token + 3 * state
+    # With the prefix cache, a request has five states, because steps overlap.
+    assert total(gated_delta(), "sglang", 100, 2) == 201 * token + 11 * state
+    settings = {"max-mamba-cache-size": "186"}
+    assert total(gated_delta(), "sglang", 100, settings=settings) == 101 * token + 187 * state
+    # The states take their memory first.
+    found = ask(gated_delta(), "sglang", 100, settings=settings, kv_memory_bytes=187 * state + 500 * token)["engine"]
+    assert found["kv_cache_tokens"] == 500
+
+
+def test_the_states_take_a_share_of_the_memory_if_their_number_is_not_given() -> None:
+    """0.9 of the tokens' memory: of 190 states' memory 90, one of which is spare. _handle_max_mamba_cache."""
+    state, token = 30 * (8192 * 3 * 2 + 524288 * 4), 10 * 1024 * 2
+    memory = 190 * state
+    found = ask(gated_delta(), "sglang", 100, kv_memory_bytes=memory)["engine"]
+    assert found["kv_cache_tokens"] == (memory - 90 * state) // token
+    for wrong in ("0", "-1", "nan", "a"):
+        with pytest.raises(UsageError, match="--mamba-full-memory-ratio"):
+            ask(gated_delta(), "sglang", 100, settings={"mamba-full-memory-ratio": wrong})
+    half = {"mamba-full-memory-ratio": "0.5"}
+    found = ask(gated_delta(), "sglang", 100, kv_memory_bytes=memory, settings=half)["engine"]
+    assert found["kv_cache_tokens"] == (memory - 63 * state) // token
+    # While 4 tokens are checked, 9 in 5 states' memory: (90 - 5) / 1.8 = 47 states, of which 9 requests run.
+    drafts = {"speculative-num-draft-tokens": "4"}
+    found = ask(gated_delta(), "sglang", 100, kv_memory_bytes=memory, settings=drafts)["engine"]
+    assert found["kv_cache_tokens"] == (memory - (48 + 10 * 4) * state) // token
+    alone = {"disable-radix-cache": True, "max-running-requests": "8"}
+    found = ask(gated_delta(), "sglang", 100, kv_memory_bytes=memory, settings=alone)["engine"]
+    assert found["kv_cache_tokens"] == (memory - 9 * state) // token
+
+
+def test_what_sglang_refuses() -> None:
+    with pytest.raises(UsageError, match="above 0 and at most 1"):
+        ask(gpt_oss(), "sglang", 8, settings={"swa-full-tokens-ratio": "1.5"})
+    with pytest.raises(UsageError, match="shorter than the context"):
+        ask(plain(), "sglang", 8, settings={"context-length": "4"})
+    with pytest.raises(UsageError, match="pages of 64"):
+        ask(sparse(), "sglang", 8, settings={"page-size": "1"})
+    with pytest.raises(UsageError, match=r"not modelled for .* in SGLang"):
+        ask(plain(), "sglang", 8, kv_dtype="q8_0")
+    with pytest.raises(ModelError, match="rwkv is not modelled"):
+        ask({"model_type": "rwkv", "num_hidden_layers": 1, "hidden_size": 64, "attention_hidden_size": 64,
+             "torch_dtype": "bfloat16"}, "sglang", 8)  # fmt: skip

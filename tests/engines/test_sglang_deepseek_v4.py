@@ -1,0 +1,119 @@
+"""DeepSeek-V4's pools in SGLang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.engines import load_engine
+from kvcalc.errors import UsageError
+from kvcalc.model.drafting import Speculation
+from kvcalc.throughput.hardware import Devices, find_gpu
+from tests.documents import estimate
+
+FLASH = "deepseek-v4-flash"
+# By hand, from the tensors' shapes in deepseek_v4_memory_pool.py: a page of 256 rows of 584 bytes is padded to 149,760,
+# a page of 64 rows to 37,440, and a page of 2 rows to 1,728.
+WINDOW_PAGE, SPARSE_PAGE, HEAVY_PAGE = 149_760, 37_440, 1_728
+
+
+def ask(model: str = FLASH, **asked: Any) -> dict[str, Any]:
+    asked = {"engine": "sglang", "context_tokens": 32_768, "batch_size": 2, **asked}
+    return estimate(kvcalc.load_model(model), **asked)
+
+
+def lines(found: dict[str, Any]) -> dict[str, int]:
+    assert sum(line["bytes"] for line in found["engine"]["pool_lines"]) == found["kv_cache"]["bytes_per_device"]
+    return {line["name"]: line["bytes"] for line in found["engine"]["pool_lines"]}
+
+
+def test_the_pools_of_flash_with_a_ratio() -> None:
+    settings = {"swa-full-tokens-ratio": "0.1", "max-running-requests": "4"}
+    found = ask(engine_settings=settings)
+    full, windows = 65_536, 6400
+    assert found["engine"]["max_total_num_tokens"] == full
+    assert found["engine"]["swa_max_total_num_tokens"] == windows
+    pools = (
+        43 * (windows // 256 + 1) * WINDOW_PAGE
+        + 21 * ((full // 4 + 256) // 64) * (SPARSE_PAGE + 64 * 132)
+        + 20 * ((full // 128 + 256) // 2) * HEAVY_PAGE
+    )
+    # 25 pages of windows have 200 rows of states, with 9 more rounded to 212, of 4 x (512 + 128) elements in fp32.
+    states = 21 * 212 * 4 * (512 + 128) * 4 + 20 * (5 * 128 + 256) * 2 * 512 * 4
+    table = 5 * (1_048_576 + 4) * 4
+    assert found["kv_cache"]["total_bytes"] == pools + states + table
+    assert lines(found)["request table"] == table
+
+
+def test_the_windows_have_room_for_256_requests_and_the_prefixes_that_are_kept() -> None:
+    """By default 256 requests: 128 + 128 + 256 + 256 tokens each, 4 prefixes of 128 + 256 each, and two chunks."""
+    windows = 256 * 768 + 2 * 8192 + 256 + 4 * 256 * 384
+    assert windows == 606_464
+    assert ask()["engine"]["swa_max_total_num_tokens"] == windows
+    assert ask(context_tokens=100, batch_size=1)["engine"]["swa_max_total_num_tokens"] == windows
+    few = ask(engine_settings={"max-running-requests": "8"})["engine"]
+    assert few["swa_max_total_num_tokens"] == 8 * 768 + 2 * 8192 + 256 + 4 * 8 * 384
+    large = ask(devices=Devices(find_gpu("b200"), 4), tensor_parallel_size=4)["engine"]
+    assert large["swa_max_total_num_tokens"] == windows + 2 * 8192
+
+
+def test_the_bytes_of_a_token_are_those_of_a_log_before_the_padding() -> None:
+    """bytes_per_full_token=7705.45 in public logs: 0.1 of a window row per layer, with states for every 128 tokens."""
+    memory = 2**33
+    settings = {"swa-full-tokens-ratio": "0.1", "max-running-requests": "4"}
+    tokens = ask(engine_settings=settings, kv_memory_bytes=memory)["engine"]["kv_cache_tokens"]
+    states = 20 * (5 * 128 + 256) * 2 * 512 * 4
+    each = (memory - states) / tokens
+    rows = 43 * 0.1 * (WINDOW_PAGE / 256 - 584) + 21 / 4 * (SPARSE_PAGE / 64 - 584) + 20 / 128 * (HEAVY_PAGE / 2 - 584)
+    half_of_the_states = 21 * 0.1 * 8 / 256 * 4 * (512 + 128) * 4
+    assert each - rows + half_of_the_states == pytest.approx(7705.45, rel=2e-4)
+
+
+def test_drafting_takes_longer_rings_and_the_windows_of_a_layer() -> None:
+    settings = {"swa-full-tokens-ratio": "0.5", "max-running-requests": "4"}
+    plain, drafted = ask(engine_settings=settings), ask(engine_settings=settings, speculative=Speculation("mtp", 1))
+    rows = lines(drafted)["full compressor states in fp32"] - lines(plain)["full compressor states in fp32"]
+    assert rows == 21 * (128 * 8 + 8) * 4 * 640 * 4 + 20 * (6 * 256 + 128 - 6 * 128 - 128) * 2 * 512 * 4
+    assert drafted["speculative"]["cache_bytes"] > rows + 128 * WINDOW_PAGE
+
+
+@pytest.mark.parametrize("name", [FLASH, "deepseek-v4-pro"])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_the_lines_and_the_rows_add_up(name: str, stages: int) -> None:
+    for settings in ({}, {"swa-full-tokens-ratio": "0.2"}):
+        for tokens, batch in ((1, 1), (130, 3), (100_000, 7)):
+            found = ask(
+                name, engine_settings=settings, context_tokens=tokens, batch_size=batch, pipeline_parallel_size=stages
+            )
+            assert all(size > 0 for size in lines(found).values() if size is not None) or tokens == 1
+
+
+def test_the_longest_context_and_the_largest_batch_fit() -> None:
+    memory = 60 * 2**30
+    fit = ask(kv_memory_bytes=memory)["fit"]
+    assert ask(context_tokens=fit["max_context_tokens"])["kv_cache"]["bytes_per_device"] <= memory
+    assert ask(context_tokens=fit["max_context_tokens"] + 1)["kv_cache"]["bytes_per_device"] > memory
+    given = {"max-running-requests": "300"}
+    most = ask(kv_memory_bytes=memory, engine_settings=given)["fit"]["max_batch_size"]
+    assert 256 < most < 300
+    assert ask(batch_size=most, engine_settings=given)["kv_cache"]["bytes_per_device"] <= memory
+    assert ask(batch_size=most + 1, engine_settings=given)["kv_cache"]["bytes_per_device"] > memory
+    # Without the option, a server runs 256 requests, and the memory would hold more.
+    assert fit["max_batch_size"] == 256
+
+
+def test_the_cache_is_in_fp8_and_pages_have_256_tokens() -> None:
+    assert ask()["kv_cache"]["dtype"] == "fp8"
+    with pytest.raises(UsageError, match="keeps DeepSeek-V4's cache in fp8"):
+        ask(kv_dtype="bf16")
+    with pytest.raises(UsageError, match="--page-size 64"):
+        ask(engine_settings={"page-size": "64"})
+
+
+def test_a_refused_page_says_what_to_type() -> None:
+    spec = kvcalc.load_model("deepseek-v4-flash")
+    with pytest.raises(UsageError, match="needs pages of 256 tokens") as refused:
+        load_engine("sglang", spec, {"page-size": "64"})
+    assert refused.value.hint == "use --page-size 256"

@@ -1,0 +1,145 @@
+"""DeepSeek-V4 and MiMo-V2-Flash under vLLM: pages of several sizes in one block, windows with heads of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import KvcalcError
+from tests.documents import estimate
+from tests.engines.test_vllm_states import GIB, start
+
+V4 = "deepseek-v4-flash"
+
+# Model, tokens in one step, tokens, drafts; bytes per block, bytes of a request, blocks, tokens and concurrency in 40
+# GiB: vLLM 0.33.0's own planner (get_kv_cache_groups with the layout BLHNC), two steps in flight.
+PLANNED = [
+    (V4, 8192, 8_192, 1_002_240, 3_371_535_360, 42_853, 104_355, 12.7387),
+    (V4, 8192, 131_072, 1_002_240, 7_210_114_560, 42_853, 780_765, 5.9568),
+    (V4, 8192, 1_048_576, 1_002_240, 10_802_142_720, 42_853, 4_169_106, 3.976),
+    (V4, 1024, 1_048_576, 1_002_240, 4_965_096_960, 42_853, 9_070_372, 8.6502),
+    ("deepseek-v4-pro", 8192, 8_192, 1_435_968, 4_830_596_352, 29_909, 72_834, 8.8909),
+    ("deepseek-v4-pro", 8192, 131_072, 1_435_968, 10_330_353_792, 29_909, 544_930, 4.1575),
+    ("deepseek-v4-pro", 1024, 1_048_576, 1_435_968, 7_113_785_472, 29_909, 6_330_613, 6.0373),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "step", "tokens", "block", "request_bytes", "blocks", "printed", "concurrency"), PLANNED
+)
+def test_deepseek_v4(
+    model: str, step: int, tokens: int, block: int, request_bytes: int, blocks: int, printed: int, concurrency: float
+) -> None:
+    for ranks in (1, 8):
+        found = start(
+            model, tokens, settings={"max_num_batched_tokens": str(step)}, kv_memory_bytes=40 * GIB,
+            tensor_parallel_size=ranks,
+        )  # fmt: skip
+        assert (found["block_size"], found["bytes_per_block"], found["request_bytes"]) == (256, block, request_bytes)
+        assert (found["num_gpu_blocks"], found["kv_cache_tokens"]) == (blocks, printed)
+        assert round(found["max_concurrency"], 4) == concurrency
+
+
+@pytest.mark.parametrize(
+    ("release", "block", "request_bytes", "blocks", "printed", "concurrency"),
+    [
+        # get_kv_cache_groups and get_max_concurrency_for_kv_cache_config of the release's core/kv_cache_utils.py, for
+        # 131,072 tokens and 8,192 in a step. Two steps are in flight since 0.26.
+        ("@0.20", 1_051_776, 3_866 * 1_051_776, 40_835, 32_668, 11.7308),
+        ("@0.22", 1_051_776, 3_866 * 1_051_776, 40_835, 1_537_582, 11.7308),
+        ("@0.24", 1_039_680, 3_866 * 1_039_680, 41_310, 1_555_468, 11.8673),
+        ("@0.26", 1_039_680, 7_194 * 1_039_680, 41_310, 842_212, 6.4256),
+        ("@0.28", 1_002_240, 7_194 * 1_002_240, 42_853, 780_765, 5.9568),
+    ],
+)
+def test_deepseek_v4_in_older_releases(
+    release: str, block: int, request_bytes: int, blocks: int, printed: int, concurrency: float
+) -> None:
+    found = start(V4, 131_072, release, kv_memory_bytes=40 * GIB)
+    assert (found["bytes_per_block"], found["request_bytes"]) == (block, request_bytes)
+    assert (found["num_gpu_blocks"], found["kv_cache_tokens"]) == (blocks, printed)
+    assert round(found["max_concurrency"], 4) == concurrency
+
+
+def test_stages_of_deepseek_v4() -> None:
+    # The planner's two workers have blocks of 478,080 and 524,160 bytes; the second has the fewest blocks, 81,940.
+    found = estimate(
+        kvcalc.load_model(V4), engine="vllm", context_tokens=131_072, pipeline_parallel_size=2,
+        kv_memory_bytes=40 * GIB,
+    )  # fmt: skip
+    assert (found["engine"]["bytes_per_block"], found["engine"]["num_gpu_blocks"]) == (524_160, 81_940)
+    assert found["kv_cache"]["devices_total_bytes"] == 5_030_357_760 + 5_515_211_520
+
+
+def test_deepseek_v4_drafts_with_a_window() -> None:
+    # compress_ratios has a 0 for the layer of multi-token prediction: 44 windows still make two groups of 22.
+    drafting = start(V4, 131_072, settings={"num_speculative_tokens": "1"})
+    assert drafting["request_bytes"] == start(V4, 131_072)["request_bytes"]
+
+
+def test_a_log_of_deepseek_v4() -> None:
+    """Lines of vllm-project/vllm#44376: 0.22.0 on two GH200, started by `LLM`, whose steps have 16,384 tokens."""
+    log = (
+        "vLLM API server version 0.22.0\n"
+        "model='deepseek-ai/DeepSeek-V4-Flash', tensor_parallel_size=2, kv_cache_dtype=fp8, block_size=256\n"
+        "ValueError: To serve at least one request with the model's max seq len (30000), (6.66 GiB KV cache is needed, "
+        "which is larger than the available KV cache memory (5.44 GiB). Based on the available memory, the estimated "
+        "maximum model length is 13528.\n"
+    )
+    found = kvcalc.audit(log)
+    assert (found["equal"], found["unexplained"]) == (2, 0)
+    assert found["engine"]["settings"]["max-num-batched-tokens"] == "16384"
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"kv_dtype": "bf16"}, "vLLM keeps the cache of deepseek-v4-flash in fp8"),
+        ({"settings": {"block_size": "64"}}, "need multiples of 256"),
+        ({"release": "@0.18"}, "vLLM before 0.20 does not run deepseek_v4"),
+        ({"tensor_parallel_size": 8, "settings": {"decode_context_parallel_size": "2"}}, "sliding windows"),
+    ],
+)
+def test_what_vllm_refuses_for_deepseek_v4(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(KvcalcError, match=words):
+        start(V4, 8192, **asked)
+
+
+MIMO = [
+    (1, "bf16", 8_192, 32, 737_280, 2_079_866_880, 169_165), (1, "fp8", 131_072, 32, 368_640, 3_413_975_040, 1_648_951),
+    (2, "bf16", 131_072, 32, 368_640, 3_413_975_040, 1_648_951), (4, "fp8", 8_192, 32, 92_160, 259_983_360, 1_353_329),
+    (8, "bf16", 131_072, 16, 92_160, 1_230_981_120, 4_573_173), (8, "fp8", 8_192, 16, 46_080, 141_788_160, 2_481_473),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "dtype", "tokens", "block_size", "block", "request_bytes", "printed"), MIMO)
+def test_mimo_v2(
+    ranks: int, dtype: str, tokens: int, block_size: int, block: int, request_bytes: int, printed: int
+) -> None:
+    """vLLM 0.33.0's own planner: K and V have widths of their own, and windows twice as many heads."""
+    found = start(
+        "mimo-v2-flash", tokens, tensor_parallel_size=ranks, kv_dtype=dtype, kv_memory_bytes=40 * GIB
+    )  # fmt: skip
+    assert (found["block_size"], found["bytes_per_block"]) == (block_size, block)
+    assert (found["request_bytes"], found["kv_cache_tokens"]) == (request_bytes, printed)
+
+
+def test_the_window_of_mimo_v2_has_128_tokens() -> None:
+    # The planner for 17 tokens in flight: 127 + 17 tokens are 9 blocks. Attention itself reads 128 earlier tokens.
+    one_step = {"max_num_batched_tokens": "17", "no_async_scheduling": ""}
+    found = start("mimo-v2-flash", 131_072, tensor_parallel_size=8, settings=one_step)
+    assert found["request_bytes"] == 759_582_720
+    with pytest.raises(KvcalcError, match=r"before 0\.20 is not modelled"):
+        start("mimo-v2-flash", 8192, "@0.18")
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [({"settings": {"block_size": "64"}}, "use --block-size 256"), ({"release": "@0.18"}, "use --engine vllm")],
+)
+def test_refusals_say_what_to_type(asked: dict[str, Any], hint: str) -> None:
+    with pytest.raises(KvcalcError) as refused:
+        start(V4, 8192, **asked)
+    assert refused.value.hint == hint

@@ -1,0 +1,138 @@
+"""vLLM's own flags for its cache: the hybrid manager, recurrent states, and layers that keep the model's type.
+
+Figures are of vLLM 0.33.0's own functions (get_kv_cache_groups, _align_heterogeneous_kv_block_size, TurboQuantConfig,
+and the backends' customize_spec), for 131,072 tokens and two steps of 8,192 in flight, in 40 GiB.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvcalc.errors import KvcalcError
+from tests.engines.test_vllm_states import GIB, start
+
+TOKENS = 131_072
+
+PLANNED = [
+    # Two layers at both ends keep bf16. The kernel of the first one counts a byte per element of the others, so a block
+    # of 32 tokens is as large as 16 tokens in bf16.
+    ("llama-3.1-8b", 1, "turboquant_k8v4", None, 32, 1_929_216, 7_902_068_736, 22_262),
+    ("llama-3.1-8b", 8, "turboquant_4bit_nc", None, 32, 185_600, 760_217_600, 231_409),
+    ("llama-3.1-8b", 1, "turboquant_k3v4_nc", None, 32, 1_370_112, 5_611_978_752, 31_347),
+    ("llama-3.1-8b", 8, "turboquant_3bit_nc", None, 32, 156_928, 642_777_088, 273_690),
+    ("llama-3.1-8b", 1, "fp8", "0,31", 32, 2_228_224, 9_126_805_504, 19_275),
+    ("llama-3.1-8b", 1, "nvfp4", "0,31", 64, 2_736_128, 5_603_590_144, 15_697),
+    ("gpt-oss-20b", 1, "fp8", "sliding_window", 32, 393_216, 2_016_804_864, 109_226),
+    ("gpt-oss-20b", 1, "nvfp4", "sliding_window", 64, 442_368, 1_362_935_808, 97_090),
+    # One layer of its kind makes groups of one layer.
+    ("gpt-oss-20b", 1, "nvfp4", "0", 64, 36_864, 1_049_075_712, 1_165_084),
+    ("gpt-oss-20b", 1, "nvfp4", None, 16, 110_592, 1_020_211_200, 388_361),
+]
+
+
+@pytest.mark.parametrize(("model", "tp", "dtype", "skips", "block_size", "block", "request_bytes", "blocks"), PLANNED)
+def test_layers_in_the_models_own_type(
+    model: str, tp: int, dtype: str, skips: str | None, block_size: int, block: int, request_bytes: int, blocks: int
+) -> None:
+    settings = {} if skips is None else {"kv_cache_dtype_skip_layers": skips}
+    found = start(
+        model, TOKENS, tensor_parallel_size=tp, kv_dtype=dtype, kv_memory_bytes=40 * GIB, settings=settings
+    )  # fmt: skip
+    assert (found["block_size"], found["bytes_per_block"]) == (block_size, block)
+    assert (found["request_bytes"], found["num_gpu_blocks"]) == (request_bytes, blocks)
+
+
+def test_without_the_hybrid_manager_windows_keep_all_tokens() -> None:
+    flag = {"disable_hybrid_kv_cache_manager": ""}
+    found = start("gpt-oss-20b", TOKENS, settings=flag)
+    assert (found["bytes_per_block"], found["request_bytes"]) == (786_432, 6_442_450_944)
+    assert found["disable_hybrid_kv_cache_manager"]
+    wide = start("mimo-v2-flash", TOKENS, tensor_parallel_size=4, settings=flag)
+    assert (wide["bytes_per_block"], wide["request_bytes"]) == (890_880, 7_298_088_960)
+    # If all layers have the window, they keep it.
+    assert start("mistral-7b-v0.1", TOKENS, settings=flag) | {"disable_hybrid_kv_cache_manager": False} == start(
+        "mistral-7b-v0.1", TOKENS
+    )
+    assert (
+        start("deepseek-v3.2", TOKENS, settings=flag)["request_bytes"]
+        == start("deepseek-v3.2", TOKENS)["request_bytes"]
+    )
+    for model in ("qwen3.6-27b", "deepseek-v4-flash"):
+        with pytest.raises(KvcalcError, match="not supported for its kinds of layers"):
+            start(model, TOKENS, settings=flag)
+
+
+def test_the_types_of_states() -> None:
+    # A state of Qwen3-Next: 8,192 x 3 inputs and 32 heads of 128 x 128; in bf16 by default.
+    inputs, elements = 8192 * 3, 32 * 128 * 128
+
+    def page(settings: dict[str, str]) -> int:
+        found = start("qwen3-next-80b-a3b", 8192, settings={"no_enable_prefix_caching": "", **settings})
+        # The attention page that holds a state: blocks of 16 tokens of 1,024 bytes each (2 heads of 256, K and V).
+        return int(found["block_size"]) * 2048
+
+    def rounded(size: int) -> int:
+        return -(-size // (16 * 2048)) * 16 * 2048
+
+    assert page({}) == rounded(2 * (inputs + elements))
+    assert page({"mamba_ssm_cache_dtype": "float32"}) == rounded(2 * inputs + 4 * elements)
+    assert page({"mamba_cache_dtype": "float32"}) == rounded(4 * (inputs + elements))
+    both = {"mamba_cache_dtype": "float32", "mamba_ssm_cache_dtype": "bfloat16"}
+    assert page(both) == rounded(4 * inputs + 2 * elements)
+    with pytest.raises(KvcalcError, match="not supported for KDA"):
+        start("kimi-linear-48b", 8192, settings={"mamba_ssm_cache_dtype": "float16"})
+
+
+def test_a_state_for_every_block_on_request() -> None:
+    nano = "nemotron-3-nano-30b-a3b"
+    chosen = start(nano, 32_768, "@0.28", settings={"mamba_cache_mode": "all"})
+    assert chosen["mamba_cache_mode"] == "all"
+    assert (
+        chosen["block_size"] == start(nano, 32_768, "@0.27")["block_size"] != start(nano, 32_768, "@0.28")["block_size"]
+    )
+    # Before 0.28 it was the default; align asks for the newest states only.
+    assert start(nano, 32_768, "@0.27", settings={"mamba_cache_mode": "align"})["mamba_cache_mode"] == "align"
+    # Delta nets keep no state for every block.
+    assert start("qwen3.6-27b", 32_768, "@0.28", settings={"mamba_cache_mode": "all"})["mamba_cache_mode"] == "align"
+    # A state for every 4,096 tokens, which holds in blocks of a multiple of them.
+    fewer = start(nano, 32_768, "@0.27", settings={"mamba_block_size": "4096"})
+    assert fewer["block_size"] == 4096
+
+
+def test_blocks_beside_states_are_multiples_of_the_size_asked_for() -> None:
+    # 784 tokens hold a state of Qwen3.6-27B; with FlashInfer's prefill blocks are multiples of 64.
+    for size, block in (("16", 832), ("128", 896), ("256", 1024), ("1024", 1024)):
+        assert start("qwen3.6-27b", 32_768, settings={"block_size": size})["block_size"] == block
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "settings", "words"),
+    [
+        ("llama-3.1-8b", "@0.18", {"kv_cache_dtype_skip_layers": "0"}, "--kv-cache-dtype-skip-layers: this release"),
+        ("qwen3-next-80b-a3b", "@0.14", {"mamba_cache_mode": "align"}, "--mamba-cache-mode: this release"),
+        ("qwen3-next-80b-a3b", "@0.12", {"mamba_cache_dtype": "float16"}, "--mamba-cache-dtype float16: this release"),
+        ("qwen3-next-80b-a3b", "@0.21", {"mamba_ssm_cache_dtype": "bfloat16"}, "bfloat16: this release"),
+        ("gpt-oss-20b", "@0.9.0", {"disable_hybrid_kv_cache_manager": ""}, "it is in vLLM 0.9.1 and later"),
+        ("nemotron-3-nano-30b-a3b", "@0.32", {"mamba_cache_mode": "all"}, "0.32 and later do not have it"),
+        ("jamba-v0.1", "", {"mamba_block_size": "64", "no_enable_prefix_caching": ""}, "needs prefix caching"),
+        ("llama-3.1-8b", "", {"kv_cache_dtype_skip_layers": "32"}, "use numbers from 0 to 31"),
+        ("jamba-v0.1", "@0.32", {"kv_cache_dtype_skip_layers": "4"}, "not modelled beside recurrent states"),
+    ],
+)
+def test_flags_that_a_release_or_a_model_does_not_have(
+    model: str, release: str, settings: dict[str, str], words: str
+) -> None:
+    with pytest.raises(KvcalcError) as caught:
+        start(model, 8192, release, settings=settings)
+    assert words in f"{caught.value} {caught.value.hint}"
+
+
+def test_turboquant_beside_states_skips_no_layer() -> None:
+    asked: dict[str, Any] = {"kv_dtype": "turboquant_4bit_nc", "settings": {"gdn_prefill_backend": "triton"}}
+    # 4 heads of 256: 128 + 2 bytes of a key, 128 + 4 of a value.
+    found = start("qwen3.6-27b", 32_768, **asked)
+    assert found["bytes_per_block"] == 16 * found["block_size"] * 4 * (130 + 132)
+    with pytest.raises(KvcalcError, match="not modelled beside recurrent states"):
+        start("qwen3.6-27b", 32_768, "@0.21", **asked)

@@ -1,0 +1,166 @@
+"""vLLM's older releases: the figures they printed, and the differences from the newest release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.engines.vllm.releases import rules_of
+from kvcalc.errors import ModelError, UsageError
+from tests.documents import estimate
+from tests.engines.models import ask, latent, plain
+
+GIB = 1 << 30
+
+
+def of_release(release: str, model: str, tokens: int, memory: int | None = None, tp: int = 1) -> dict[str, Any]:
+    answer = estimate(
+        kvcalc.load_model(model),
+        context_tokens=tokens,
+        dtype="bf16",
+        engine=f"vllm@{release}",
+        kv_memory_bytes=memory,
+        tensor_parallel_size=tp,
+    )
+    return dict(answer["engine"])
+
+
+def test_tokens_printed_are_a_groups_before_0_21() -> None:
+    # vllm-project/vllm#40691, 0.19.0: Qwen3.5-27B prints 290,864 tokens, 33.04x of 32,768: 1,487 blocks of 784 tokens.
+    block = of_release("0.19.0", "qwen3.5-27b", 32_768)["bytes_per_block"]
+    found = of_release("0.19.0", "qwen3.5-27b", 32_768, 1487 * block)
+    assert (found["block_size"], found["kv_cache_tokens"], round(found["max_concurrency"], 2)) == (784, 290_864, 33.04)
+    # The newest release prints the concurrency times the length: 33.04 times 32,768.
+    assert of_release("0.21", "qwen3.5-27b", 32_768, 1487 * block)["kv_cache_tokens"] == 1487 * 32_768 // 45
+    # alvarobartt/hf-mem#61: gemma-4-31B, 24.54 GiB: 26,800 tokens, a sixth of 10,051 blocks of 16.
+    assert of_release("0.20", "gemma-4-31b", 8192, int(24.54 * GIB))["kv_cache_tokens"] == 26_800
+
+
+# Kimi-Linear-48B-A3B: 7 of 27 layers have MLA, and the others keep a state of 32 heads of 128 x 128.
+KIMI_LINEAR = latent(
+    27,
+    "kimi_linear",
+    num_key_value_heads=32,
+    linear_attn_config={
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "kda_layers": [n for n in range(1, 27) if n % 4],
+        "head_dim": 128,
+        "num_heads": 32,
+        "short_conv_kernel_size": 4,
+    },
+)
+
+
+def test_kimi_linears_block_was_a_multiple_of_64() -> None:
+    # vllm-project/vllm#28228: 2.30 GiB on each of two devices: 75,840 tokens, 2.48x of 120,000. That is 318 blocks,
+    # which fit into 2.293 GiB. 2.2999 GiB would fit one more.
+    memory = int(2.296 * GIB)
+    found = ask(KIMI_LINEAR, "vllm@0.11", 120_000, tensor_parallel_size=2, kv_memory_bytes=memory)["engine"]
+    assert (found["block_size"], found["kv_cache_tokens"], round(found["max_concurrency"], 2)) == (960, 75_840, 2.48)
+    newest = ask(KIMI_LINEAR, "vllm", 120_000, tensor_parallel_size=2)["engine"]
+    assert newest["block_size"] == 1024
+
+
+def test_chunks_were_kept_whole_before_0_10() -> None:
+    # vllm-project/vllm#19407: Llama 4 Scout at 10,485,760 tokens on 8 devices needs 240 GiB each.
+    assert of_release("0.9.1", "llama-4-scout", 10_485_760, tp=8)["request_bytes"] == 240 * GIB
+    # 36 of 48 layers are chunked, so only 12 layers keep all tokens in newer releases.
+    assert of_release("0.10", "llama-4-scout", 10_485_760, tp=8)["request_bytes"] < 62 * GIB
+
+
+def windowed(layers: int, every_layer: bool) -> dict[str, object]:
+    kinds = ["sliding_attention", "sliding_attention" if every_layer else "full_attention"] * (layers // 2)
+    return plain(layers, model_type="gpt_oss", sliding_window=128, layer_types=kinds)
+
+
+def reserved(config: dict[str, object], release: str) -> int:
+    settings = {"max-num-batched-tokens": "1024"}
+    return int(ask(config, f"vllm@{release}", 65_536, settings=settings)["engine"]["request_bytes"])
+
+
+def test_windows_came_in_two_steps() -> None:
+    token = 2 * 2 * 64 * 2
+    whole = 4 * 65_536 * token
+    some, every = windowed(4, every_layer=False), windowed(4, every_layer=True)
+    assert reserved(some, "0.7") == reserved(every, "0.7") == whole
+    assert reserved(some, "0.8") == reserved(some, "0.9.0") == whole
+    # 127 + 1,024 tokens take 72 blocks of 16, plus one.
+    assert reserved(every, "0.8") == 4 * 73 * 16 * token
+    # Two layers with the window, two without: two groups of two layers.
+    assert reserved(some, "0.9") == 2 * (4096 + 73) * 16 * token
+    # With a second step in flight, 127 + 2,048 tokens take 136 blocks, plus one.
+    assert reserved(some, "0.25") == reserved(some, "0.9")
+    assert reserved(some, "0.26") == 2 * (4096 + 137) * 16 * token
+
+
+def test_pages_of_several_sizes_are_refused_before_0_12() -> None:
+    with pytest.raises(ModelError, match=r"vLLM 0\.11 and later cannot give this model's layers pages of one size"):
+        of_release("0.11", "gemma-4-31b", 8192)
+    assert of_release("0.12", "gemma-4-31b", 8192)["block_size"] == 32
+    with pytest.raises(ModelError, match=r"states are only modelled for vLLM 0\.11 and later"):
+        of_release("0.10", "qwen3-next-80b-a3b", 8192)
+
+
+@pytest.mark.parametrize("tokens", [1, 8192, 131_072])
+@pytest.mark.parametrize("release", ["0.6", "0.8.5", "0.9.0", "0.9.2", "0.11", "0.17", "0.20", "0.25", "0.33"])
+@pytest.mark.parametrize("config", [plain(32, 32, 8, 128), latent(27)], ids=["gqa", "mla"])
+def test_models_of_one_kind_of_layer_are_alike_in_every_release(
+    config: dict[str, object], release: str, tokens: int
+) -> None:
+    memory = 10 * GIB
+    old = ask(config, f"vllm@{release}", tokens, kv_memory_bytes=memory)["engine"]
+    new = ask(config, "vllm", tokens, kv_memory_bytes=memory)["engine"]
+    assert (old["request_bytes"], old["num_gpu_blocks"]) == (new["request_bytes"], new["num_gpu_blocks"])
+    assert old["version"] == release
+    assert old["rules"] == rules_of(release).name
+
+
+def test_a_release_without_its_patch_is_its_last() -> None:
+    assert rules_of("0.9") == rules_of("0.9.2") != rules_of("0.9.0")
+    assert rules_of(None) == rules_of("0.33.0") == rules_of("v0.34")
+    assert (rules_of("0.12").name, rules_of("0.9.1").name) == ("vLLM 0.12 and later", "vLLM 0.9.1 and later")
+    assert rules_of("0.6.3").name == "vLLM before 0.8"
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ("vllm@", "the release is missing"),
+        ("vllm@0", "not a release"),
+        ("vllm@newest", "not a release"),
+        ("vllm@0.9.x", "not a release"),
+        ("sglang@x", "not a release"),
+        ("logical@1", "has no releases"),
+        ("vlm@0.9", "not an engine"),
+    ],
+)
+def test_what_is_no_release_is_refused(engine: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ask(plain(), engine, 8)
+
+
+def test_a_release_newer_than_read_counts_by_the_newest_rules_and_says_so() -> None:
+    assert rules_of("0.99") == rules_of(None)
+    found = ask(plain(), "vllm@0.99", 8)
+    text = "vllm@0.99 counts by the rules read from 0.33.0"
+    assert found["warnings"] == [{"part": "engine", "code": "release", "text": text}]
+    assert ask(plain(), "vllm@0.33.1", 8)["warnings"] == []
+
+
+def test_a_date_has_the_rules_of_the_last_release_before_it() -> None:
+    assert rules_of("2025-12-02") == rules_of("0.11.0") != rules_of("2025-12-03") == rules_of("0.12.0")
+    assert rules_of("2020-01-01") == rules_of("0.1")
+    found = ask(plain(), "vllm@2025-12-02", 8)
+    assert found["engine"]["version"] == "2025-12-02"
+    assert [one["text"] for one in found["warnings"]] == [
+        "vllm@2025-12-02 counts by the rules read from vLLM 0.11 and later"
+    ]
+
+
+def test_a_pre_release_has_the_rules_of_the_release_before_it() -> None:
+    assert rules_of("0.12.0rc1") == rules_of("0.11.2") != rules_of("0.12.0")
+    assert rules_of("0.12.0.post1") == rules_of("0.12.0")
+    assert rules_of("0.20.2rc1.dev9+g123") == rules_of("0.20.1")
+    assert rules_of("nightly") == rules_of("latest") == rules_of("5b8c30d62b75") == rules_of(None)

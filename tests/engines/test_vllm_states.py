@@ -1,0 +1,203 @@
+"""vLLM started without flags: the states that prefix caching keeps, and decode context parallelism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.engines import load_engine
+from kvcalc.engines.vllm import Vllm
+from kvcalc.engines.vllm.states import States, _chunk
+from kvcalc.errors import KvcalcError
+from tests.documents import estimate, texts
+from tests.engines.models import ask, plain
+
+GIB = 1 << 30
+
+
+def start(model: str, tokens: int, release: str = "", gpu: str | None = None, **asked: Any) -> dict[str, Any]:
+    """The `engine` part of an estimate."""
+    options = {name.replace("_", "-"): text for name, text in asked.pop("settings", {}).items()}
+    devices = None if gpu is None else kvcalc.find_devices(gpu)
+    found = estimate(
+        kvcalc.load_model(model), engine=f"vllm{release}", context_tokens=tokens, dtype="bf16", devices=devices,
+        engine_settings=options, **asked,
+    )  # fmt: skip
+    engine = found["engine"]
+    assert sum(line["bytes"] for line in engine["request_lines"]) == engine["request_bytes"]
+    return dict(engine)
+
+
+# Block size, blocks, tokens and concurrency in 40 GiB for 32,768 tokens on an H100: vLLM 0.33.0's own planner with the
+# defaults of its API server (prefix caching, FlashInfer's prefill for gated delta nets).
+PLANNED = [
+    ("nemotron-3-nano-30b-a3b", 1, "bf16", 2096, 3_335, 3_902_902, 119.1071),
+    ("nemotron-3-nano-30b-a3b", 8, "fp8", 1056, 26_479, 19_719_633, 601.7955),
+    ("nemotron-3-super-120b-a12b", 1, "bf16", 4160, 1_260, 1_795_116, 54.7826),
+    ("nemotron-3-super-120b-a12b", 8, "fp8", 2080, 10_082, 10_656_999, 325.2258),
+    ("qwen3.6-27b", 1, "bf16", 832, 787, 526_294, 16.0612),
+    ("qwen3.6-27b", 1, "fp8", 1600, 819, 894_566, 27.3),
+    ("qwen3.6-27b", 8, "bf16", 448, 5_851, 2_309_946, 70.494),
+    ("qwen3.6-35b-a3b", 1, "fp8", 2112, 1_985, 2_601_779, 79.4),
+    ("qwen3-next-80b-a3b", 1, "bf16", 576, 3_034, 1_506_335, 45.9697),
+    ("qwen3-next-80b-a3b", 8, "fp8", 320, 21_845, 6_391_222, 195.0446),
+]
+
+
+@pytest.mark.parametrize(("model", "tp", "dtype", "block", "blocks", "tokens", "concurrency"), PLANNED)
+def test_a_start_without_flags(
+    model: str, tp: int, dtype: str, block: int, blocks: int, tokens: int, concurrency: float
+) -> None:
+    found = start(model, 32_768, tensor_parallel_size=tp, kv_dtype=dtype, kv_memory_bytes=40 * GIB)
+    assert (found["block_size"], found["num_gpu_blocks"], found["kv_cache_tokens"]) == (block, blocks, tokens)
+    assert round(found["max_concurrency"], 4) == concurrency
+    assert (found["enable_prefix_caching"], found["mamba_cache_mode"]) == (True, "align")
+
+
+def test_a_device_decides_the_prefill_of_delta_nets() -> None:
+    for gpu, prefill, block in (("h100x2", "flashinfer", 832), ("b200", "flashinfer", 832), ("a100x2", "triton", 784)):
+        found = start("qwen3.6-27b", 32_768, gpu=gpu, tensor_parallel_size=1)
+        assert (found["gdn_prefill_backend"], found["block_size"]) == (prefill, block), gpu
+    asked = start("qwen3.6-27b", 32_768, settings={"gdn_prefill_backend": "triton"})
+    assert asked["block_size"] == 784
+    # Other models have no such kernel.
+    assert start("nemotron-3-nano-30b-a3b", 8192, gpu="h100")["gdn_prefill_backend"] is None
+    assert start("llama-3-8b", 8192, gpu="h100")["gdn_prefill_backend"] is None
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "states"),
+    [
+        # 2 for prefixes, and one more that is written in the middle of a prefill: Mamba-2 since 0.32, Qwen since 0.33.
+        ("nemotron-3-nano-30b-a3b", "", States("align", 3)), ("qwen3.6-27b", "", States("align", 3, 64)),
+        ("nemotron-3-nano-30b-a3b", "@0.32", States("align", 3)), ("qwen3.6-27b", "@0.32", States("align", 2)),
+        ("jamba-v0.1", "", States("align", 2)), ("qwen3.6-27b", "@0.28", States("align", 2)),
+        # Mamba kept a state for every block before 0.28, and prefix caching of hybrids was off before 0.26.
+        ("nemotron-3-nano-30b-a3b", "@0.27", States("all", 0, 128)), ("jamba-v0.1", "@0.26", States("all", 0, 2048)),
+        ("qwen3.6-27b", "@0.26", States("align", 2)), ("qwen3.6-27b", "@0.25", States("none", 1)),
+        ("mamba-2.8b", "", States("none", 1)),
+    ],
+)  # fmt: skip
+def test_the_states_of_a_release(model: str, release: str, states: States) -> None:
+    engine = load_engine(f"vllm{release}", kvcalc.load_model(model))
+    assert isinstance(engine, Vllm)
+    assert engine.states == states
+    drafting = load_engine(f"vllm{release}", kvcalc.load_model(model), {"num-speculative-tokens": "2"})
+    assert isinstance(drafting, Vllm)
+    assert drafting.states == states._replace(kept=states.kept + 2)
+
+
+def test_a_state_for_every_block_needs_attention() -> None:
+    asked = {"enable-prefix-caching": ""}
+    with pytest.raises(KvcalcError, match="without attention"):
+        load_engine("vllm@0.27", kvcalc.load_model("mamba-2.8b"), asked)
+    newer = load_engine("vllm@0.28", kvcalc.load_model("mamba-2.8b"), asked)
+    assert isinstance(newer, Vllm)
+    assert newer.states == States("align", 2)
+
+
+def test_before_0_28_mamba_keeps_a_state_for_every_block() -> None:
+    # A state of Jamba: 8,192 x 3 inputs and 8,192 x 16 elements of 16 bits, 311,296 bytes. A token of attention takes
+    # 4,096 bytes, so 76 tokens are as large as a state, and blocks are multiples of 2,048 tokens. 4 of 32 layers have
+    # attention, so there are 7 groups of states.
+    found = start("jamba-v0.1", 4096, "@0.27")
+    assert (found["mamba_cache_mode"], found["block_size"]) == ("all", 2048)
+    assert found["request_bytes"] == (2 + 7 * 2) * found["bytes_per_block"]
+    longer = start("jamba-v0.1", 8192, "@0.27")
+    assert longer["request_bytes"] == 2 * found["request_bytes"]
+    # 0.28 keeps two states, in blocks of 80 tokens.
+    newer = start("jamba-v0.1", 4096, "@0.28")
+    assert (newer["mamba_cache_mode"], newer["block_size"]) == ("align", 80)
+    assert newer["request_bytes"] == (-(-4096 // 80) + 7 * 2) * newer["bytes_per_block"]
+
+
+def test_the_default_is_named_with_the_flag_that_turns_it_off() -> None:
+    found = estimate(kvcalc.load_model("jamba-v0.1"), context_tokens=4096, dtype="bf16", engine="vllm")
+    assert any("--no-enable-prefix-caching" in text for text in texts(found))
+    off = estimate(
+        kvcalc.load_model("jamba-v0.1"), context_tokens=4096, dtype="bf16", engine="vllm",
+        engine_settings={"no-enable-prefix-caching": True},
+    )  # fmt: skip
+    assert not any("prefix" in text for text in texts(off))
+    # 28 Mamba layers in groups of 4, like attention's group: seven groups, with one more block each.
+    more = found["engine"]["request_bytes"] - off["engine"]["request_bytes"]
+    assert more == 7 * found["engine"]["bytes_per_block"]
+    # No states, no remark; and models that keep nothing but states cache no prefixes.
+    assert not any("prefix" in text for text in texts(estimate(kvcalc.load_model("llama-3-8b"), engine="vllm")))
+    assert estimate(kvcalc.load_model("mamba-2.8b"), engine="vllm")["engine"]["enable_prefix_caching"] is False
+    with pytest.raises(KvcalcError, match="contradict"):
+        start("jamba-v0.1", 4096, settings={"no_enable_prefix_caching": "", "enable_prefix_caching": ""})
+
+
+def test_ranks_that_divide_the_tokens() -> None:
+    # vLLM 0.33.0's planner: DeepSeek-V3 on tp 8, dcp 8, 40 GiB, 32,768 tokens: 38,199 blocks, 4,889,472 tokens.
+    asked: dict[str, Any] = {"tensor_parallel_size": 8, "kv_dtype": "bf16", "kv_memory_bytes": 40 * GIB}
+    ranks = {"decode_context_parallel_size": "8"}
+    found = start("deepseek-v3", 32_768, settings=ranks, **asked)
+    assert (found["block_size"], found["num_gpu_blocks"], found["kv_cache_tokens"]) == (16, 38_199, 4_889_472)
+    assert round(found["max_concurrency"], 4) == 149.2148
+    # One token more begins a block on every rank. Before 0.21 the printed tokens were blocks x 16 x 8 too.
+    assert start("deepseek-v3", 32_769, settings=ranks, **asked)["request_bytes"] == 257 * found["bytes_per_block"]
+    assert start("deepseek-v3", 32_768, "@0.18", settings=ranks, **asked)["kv_cache_tokens"] == 4_889_472
+
+
+def test_the_cache_of_a_replica_is_the_same_however_its_tokens_are_divided() -> None:
+    def cache(**settings: str) -> dict[str, Any]:
+        options = {name.replace("_", "-"): text for name, text in settings.items()}
+        model = kvcalc.load_model("deepseek-v3")
+        found = estimate(
+            model, engine="vllm", context_tokens=32_768, tensor_parallel_size=8, engine_settings=options
+        )  # fmt: skip
+        return dict(found["kv_cache"])
+
+    plain_cache, divided = cache(), cache(decode_context_parallel_size="4")
+    assert divided["total_bytes"] == plain_cache["total_bytes"]
+    assert divided["bytes_per_token"] == plain_cache["bytes_per_token"]
+    assert 4 * divided["bytes_per_device"] == plain_cache["bytes_per_device"]
+
+
+@pytest.mark.parametrize(
+    ("config", "tp", "ranks", "words"),
+    [
+        (plain(4, 32, 8, 128), 8, 2, "8 KV heads on --tp 8 allow 1"),
+        (plain(4, 32, 8, 128), 16, 3, "does not divide --tp 16"),
+        (plain(4, 24, 2, 128), 24, 8, "does not divide the 12 query heads"),
+        (plain(4, 32, 2, 128, model_type="mistral", sliding_window=512), 8, 2, "sliding windows"),
+    ],
+)
+def test_numbers_of_ranks_that_vllm_refuses(config: dict[str, object], tp: int, ranks: int, words: str) -> None:
+    settings = {"decode-context-parallel-size": str(ranks)}
+    with pytest.raises(KvcalcError, match=words):
+        ask(config, "vllm", 4096, tensor_parallel_size=tp, settings=settings)
+
+
+def test_ranks_read_their_share_of_the_tokens() -> None:
+    def step(ranks: int) -> dict[str, Any]:
+        found = estimate(
+            kvcalc.load_model("deepseek-v3"), engine="vllm", context_tokens=131_072, batch_size=32,
+            devices=kvcalc.find_devices("h200x8"), engine_settings={"decode-context-parallel-size": str(ranks)},
+        )  # fmt: skip
+        assert ("decode context parallelism" in " ".join(texts(found))) is (ranks > 1)
+        return dict(found["throughput"]["parts"])
+
+    alone, divided = step(1), step(8)
+    assert divided["kv_seconds"] < alone["kv_seconds"] / 4
+    assert divided["weights_seconds"] == alone["weights_seconds"]
+    assert divided["communication_seconds"] > alone["communication_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "default"), [("falcon_h1", "mamba_chunk_size", 256), ("mamba2", "chunk_size", 256)]
+)
+def test_the_chunk_that_a_config_states(model_type: str, key: str, default: int) -> None:
+    """Source: get_mamba_chunk_size, vllm/config/model.py of 0.26.0."""
+    own: dict[str, object] = {"num_hidden_layers": 2, "hidden_size": 32, "state_size": 8, "num_heads": 4}
+    own["head_dim"] = 16
+    if model_type == "falcon_h1":
+        own = {**plain(), "mamba_d_ssm": 24, "mamba_n_heads": 4, "mamba_d_head": 6, "mamba_d_state": 8}
+    for stated in (None, 512):
+        chunk = {} if stated is None else {key: stated}
+        spec = kvcalc.read_config({**own, **chunk, "model_type": model_type}, "test", "test")
+        assert _chunk(spec, {"linear"}) == (stated or default)
