@@ -9,7 +9,6 @@ from kvcalc.model.memo import remembered
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Gpu, all_gpus, find_gpu
 
-
 # The vendors in the order of the list. Other vendors follow, by name.
 _VENDORS = {vendor: place for place, vendor in enumerate(("NVIDIA", "AMD", "Intel", "Google", "Apple"))}
 
