@@ -23,22 +23,25 @@ _EXPORTS = {
     "Speculation": "kvcalc.model.drafting",
     "SpeedQuestion": "kvcalc.planning.layout",
     "WhatIf": "kvcalc.model.variants",
-    "audit": "kvcalc.api",
-    "compare": "kvcalc.api",
-    "estimate": "kvcalc.api",
+    "audit": "kvcalc.api.files",
+    "compare": "kvcalc.api.memory",
+    "estimate": "kvcalc.api.memory",
     "find_devices": "kvcalc.throughput.hardware",
-    "fit": "kvcalc.api",
-    "gpus": "kvcalc.api",
+    "fit": "kvcalc.api.memory",
+    "gpus": "kvcalc.api.memory",
     "load_model": "kvcalc.model.resolve",
-    "models": "kvcalc.api",
-    "plan": "kvcalc.api",
-    "prefix_curve": "kvcalc.api",
+    "models": "kvcalc.api.memory",
+    "plan": "kvcalc.api.serving",
+    "prefix_curve": "kvcalc.api.files",
     "read_calibration": "kvcalc.planning.calibration",
     "read_config": "kvcalc.model.hf_config",
-    "score": "kvcalc.api",
-    "simulate": "kvcalc.api",
-    "sweep": "kvcalc.api",
+    "score": "kvcalc.api.files",
+    "simulate": "kvcalc.api.serving",
+    "sweep": "kvcalc.api.memory",
 }
+
+# Functions that the package itself uses too. As public functions they refuse arguments like those of `kvcalc.api`.
+_FUNCTIONS = ("find_devices", "load_model", "read_calibration", "read_config")
 
 __all__ = [
     "CacheReuse",
@@ -67,7 +70,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from kvcalc.api import audit, compare, estimate, fit, gpus, models, plan, prefix_curve, score, simulate, sweep
+    from kvcalc.api.files import audit, prefix_curve, score
+    from kvcalc.api.memory import compare, estimate, fit, gpus, models, sweep
+    from kvcalc.api.serving import plan, simulate
     from kvcalc.errors import KvcalcError
     from kvcalc.model.drafting import Speculation
     from kvcalc.model.hf_config import read_config
@@ -89,5 +94,9 @@ def __getattr__(name: str) -> object:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'kvcalc' has no attribute {name!r}")
     value = getattr(import_module(_EXPORTS[name]), name)
+    if name in _FUNCTIONS:
+        from kvcalc.api.arguments import takes
+
+        value = takes()(value)
     globals()[name] = value
     return value

@@ -19,13 +19,14 @@ WIDTH = 10**12
 
 _NAMES = {
     SEQUENCES: """
-        batch batch-size concurrency parallel max-num-seqs max-running-requests max-mamba-cache-size block-size
+        batch batches batch-size concurrency parallel max-num-seqs max-running-requests max-mamba-cache-size block-size
         page-size tokens-per-block mamba-block-size num-speculative-tokens speculative-num-draft-tokens
         speculative-eagle-topk draft-max speculative ubatch-size prefill-step-size max-num-batched-tokens
         chunked-prefill-size max-batch-size max-loras max-loras-per-batch images
     """,
     DEVICES: """
-        tp tensor-parallel-size pp pipeline-parallel-size dp data-parallel-size ep expert-parallel-size num-gpus
+        tp tensor-parallel-size tensor-parallel-sizes
+        pp pipeline-parallel-size dp data-parallel-size ep expert-parallel-size num-gpus
         max-gpus gpu num-devices decode-context-parallel-size prefill-context-parallel-size attn-cp-size
         prefill-replicas prefill-tp
     """,

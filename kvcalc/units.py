@@ -136,6 +136,21 @@ def check_count(value: object, name: str, least: int = 1) -> None:
         _bounded(value, name, str(value), least)
 
 
+def check_text(value: object, name: str) -> None:
+    """Raise UsageError (exit 2) if `value`, from a Python program, is not a string."""
+    if not isinstance(value, str):
+        raise UsageError(f"{name} {shown(value)}: must be a string")
+
+
+def shown(value: object) -> str:
+    """A value from a Python program as a message shows it: on one line, and not too long."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number with more digits than Python prints
+        text = type(value).__name__
+    return text if len(text) <= 2 * _SHOWN else f"{text[: 2 * _SHOWN]}..."
+
+
 def parse_seconds(text: str, option: str) -> float:
     """Seconds in `1.5s`, `30ms` or `200us`. UsageError if the time is not above 0 or has no unit."""
     number, unit = _split(text)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +60,95 @@ def test_measure_builds_it(acorn: str) -> None:
     assert sum(p.numel() for p in layer.parameters()) == 4096 * 128 * (32 + 8 + 8 + 32)
 
 
-def test_a_device_is_one_file(tmp_path: Path) -> None:
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The device's file among those that ship."""
+    from kvcalc.throughput import hardware
+
+    folder = tmp_path / "gpus"
+    shutil.copytree(ROOT / "presets" / "gpus", folder)
+    monkeypatch.setattr(hardware, "gpus_folder", lambda: str(folder))
+    hardware._look_up.cache_clear()
+    path = folder / "acorn-80gb.yaml"
+    path.write_text(block("yaml", "name: acorn-80gb"))
+    yield path
+    hardware._look_up.cache_clear()
+
+
+ACORN = ("llama-3.1-8b", "--gpu", "acorn")
+SERVED = ("--input-tokens", "1000", "--output-tokens", "100", "--concurrency", "4")
+PLAN = ("plan", *ACORN, *SERVED)
+
+
+@pytest.mark.parametrize("form", [(), ("--json",), ("--format", "tsv"), ("--format", "csv")])
+def test_a_device_of_a_new_vendor_is_listed_after_those_of_known_ones(kvcalc: Any, device: Path, form: Any) -> None:
+    shown = kvcalc("gpus", *form)
+    assert shown.status == 0, shown.err
+    assert shown.out.rindex("acorn-80gb") > shown.out.rindex("m2-ultra")
+    if not form:
+        assert [*vendors_of(kvcalc("gpus", "--json").json)] == ["NVIDIA", "AMD", "Intel", "Google", "Apple", "Acorn"]
+        device.with_name("birch-40gb.yaml").write_text(re.sub("[Aa]corn(-80gb)?", "birch-40gb", device.read_text()))
+        device.with_name("acorn-16gb.yaml").write_text(
+            device.read_text().replace("acorn-80gb", "acorn-16gb").replace("[acorn]", "[acorn16]")
+        )
+        assert [*vendors_of(kvcalc("gpus", "--json").json)][-2:] == ["Acorn", "birch-40gb"]
+
+
+def vendors_of(document: Any) -> list[str]:
+    """The vendors in the order of the list, each once if its devices are together."""
+    return [vendor for vendor, _ in groupby(document["gpus"], lambda row: row["vendor"])]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("gpus", "show", "acorn"),
+        ("estimate", *ACORN),
+        ("estimate", *ACORN, "--engine", "vllm", *SERVED, "--report", "page.html"),
+        ("estimate", *ACORN, "--engine", "all"),
+        ("fit", *ACORN, "--engine", "sglang"),
+        ("fit", "llama-3.1-8b", "--gpu", "acornx2", "--engine", "llama.cpp"),
+        ("compare", *ACORN, "--engine", "vllm"),
+        ("sweep", *ACORN, "--engine", "vllm", "--context", "1k,2k"),
+        ("simulate", *ACORN, "--prompt-tokens", "1000", "--answer-tokens", "100", "--concurrency", "4",
+         "--requests", "20", "--report", "page.html"),
+        ("prefix", str(ROOT / "tests" / "logs" / "mooncake.jsonl"), *ACORN, "--engine", "vllm"),
+        ("score", str(ROOT / "tests" / "logs" / "vllm-bench.json"), "--gpu", "acorn"),
+        (*PLAN, "--report", "page.html"),
+        (*PLAN, "--max-ttft", "1s@p99", "--requests", "50", "--pareto", "--price", "acorn=2"),
+        (*PLAN, "--disaggregate", "--transfer-bandwidth", "infiniband-400g", "--all-layouts"),
+        ("plan", "llama-3.1-8b", "--gpu", "acorn,h100,mi300x", *SERVED, "--engine", "all"),
+        *((*PLAN, "--engine", engine, "--emit", kind) for engine, kind in (
+            ("vllm", "vllm"), ("sglang", "sglang"), ("tensorrt-llm", "trtllm"), ("llama.cpp", "llama-server")
+        )),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+@pytest.mark.parametrize("device_class", ["hopper", "oak"])
+def test_a_device_of_a_new_vendor_is_used_by_every_command(
+    kvcalc: Any, device: Path, words: Any, device_class: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(device.parent)
+    device.write_text(device.read_text().replace("device_class: hopper", f"device_class: {device_class}"))
+    shown = kvcalc(*words)
+    assert shown.status == 0, shown.err
+    assert "acorn-80gb" in kvcalc(*words, "--json").out or "--emit" in words
+    if "--report" in words:
+        assert "acorn-80gb" in Path("page.html").read_text()
+
+
+@pytest.mark.parametrize("kind", ["k8s", "compose"])
+def test_containers_of_a_new_vendor_are_refused_by_its_name(kvcalc: Any, device: Path, kind: str) -> None:
+    """Neither the resource of Kubernetes nor the device files of the vendor are known."""
+    shown = kvcalc(*PLAN, "--emit", kind)
+    assert (shown.status, shown.out) == (2, "")
+    assert "containers do not see devices of Acorn" in shown.err
+
+
+def test_a_device_is_one_file(device: Path) -> None:
     from kvcalc.throughput.hardware import load_gpu
 
-    path = tmp_path / "acorn-80gb.yaml"
-    path.write_text(block("yaml", "name: acorn-80gb"))
+    path = device
     gpu = load_gpu(str(path))
     assert (gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second) == ("acorn-80gb", 81_559 * 2**20, 3350 * 10**9)
     # Every file has these keys, but for a note.

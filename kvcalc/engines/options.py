@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from kvcalc.errors import UsageError
+from kvcalc.errors import UsageError, nearest
 from kvcalc.records import NamedTuple
 from kvcalc.units import parse_count
 
@@ -253,7 +253,7 @@ def check_settings(engines: Iterable[str], settings: Mapping[str, Any], has_devi
             owners = engines_with(name)
             raise UsageError(
                 f"--{name}: {', '.join(dict.fromkeys(names))} has no such setting",
-                f"--{name} belongs to {', '.join(owners)}" if owners else None,
+                f"--{name} belongs to {', '.join(owners)}" if owners else nearest(name, taken),
             )
         if taken[name].divides_memory and not has_device:
             raise UsageError(f"--{name} divides a device's memory and needs a device", "for example --gpu h100")

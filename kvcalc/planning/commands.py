@@ -16,6 +16,7 @@ from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.drafting_flags import Drafting, sglang_drafting, vllm_drafting
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release, split_engine
+from kvcalc.units import parse_tokens
 
 # vLLM takes the number of draft tokens inside --speculative-config, together with the draft model's name. The layers of
 # pipeline stages are in a variable.
@@ -92,6 +93,8 @@ def sglang_command(checkpoint: Checkpoint, layout: Layout) -> str:
     Without it, --dp-size is the number of whole copies, each with --tp-size devices and these requests.
     """
     sizes = ("--tp-size", "--pp-size", "--context-length", "--max-running-requests")
+    if "context-length" in layout.settings:
+        layout = layout._replace(context_tokens=parse_tokens(layout.settings["context-length"], "--context-length"))
     replicas = layout.data_parallel_size
     names = ["--dp-size"]
     if not layout.has_copies:

@@ -16,7 +16,7 @@ from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.estimate import Answer, answer
 from kvcalc.planning.figures import FIGURES
 from kvcalc.planning.grouped_notes import RowNote, group_notes
-from kvcalc.planning.question import Question
+from kvcalc.planning.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 
@@ -74,7 +74,7 @@ def compare(
     attentions: Sequence[str | None] = (None,),
     engines: Sequence[str] = ("logical",),
     devices: Sequence[Devices] = (),
-    engine_settings: Mapping[str, str] | None = None,
+    engine_settings: Mapping[str, Any] | None = None,
     context_tokens: int | None = None,
     **question: Any,
 ) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def compare(
     A row that is refused has the reason and the exit code that estimate would return. If all rows are refused, the
     first refusal is raised. An unknown engine raises UsageError (exit 2).
     """
-    settings = engine_settings or {}
+    settings = setting_texts(engine_settings or {})
     for engine in engines:
         check_engine(engine)
     check_settings(engines, settings, has_device=bool(devices))

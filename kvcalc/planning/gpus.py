@@ -9,16 +9,23 @@ from kvcalc.model.memo import remembered
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Gpu, all_gpus, find_gpu
 
+# The vendors in the order of the list. Other vendors follow, by name.
+_VENDORS = {vendor: place for place, vendor in enumerate(("NVIDIA", "AMD", "Intel", "Google", "Apple"))}
+
 
 def list_gpus() -> dict[str, Any]:
     """All devices, sorted by vendor and then by memory, the largest first."""
-    order = ("NVIDIA", "AMD", "Intel", "Google", "Apple")
-    known = sorted(all_gpus(), key=lambda gpu: (order.index(gpu.vendor or order[-1]), -gpu.memory_bytes, gpu.name))
+    known = sorted(all_gpus(), key=_place)
     return {
         "schema_version": SCHEMA_VERSION,
         "gpus": [describe_gpu(gpu, {"aliases": list(gpu.aliases)}) for gpu in known],
         "warnings": [],
     }
+
+
+def _place(gpu: Gpu) -> tuple[int, str, int, str]:
+    vendor = gpu.vendor or ""
+    return _VENDORS.get(vendor, len(_VENDORS)), vendor.casefold(), -gpu.memory_bytes, gpu.name
 
 
 def show_gpu(name: str) -> dict[str, Any]:

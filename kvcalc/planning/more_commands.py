@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from kvcalc.engines.options import OPTIONS
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
@@ -29,6 +30,9 @@ _DECODING = {MTP: "MTP", EAGLE: "Eagle3", DRAFT: "Draft_Target", NGRAM: "NGram"}
 _KV_CACHE_CONFIG = {"tokens-per-block": "tokens_per_block", "max-tokens": "max_tokens"}
 _FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SPEC_TYPES = {MTP: "draft-mtp", EAGLE: "draft-eagle3", DRAFT: "draft-simple", NGRAM: "ngram-mod"}
+# kvcalc's options that are no options of llama-server, and one that it has under another name.
+_NOT_FLAGS = ("before-pull", "host-memory", "host-bandwidth")
+_RENAMED = {"draft-max": "spec-draft-n-max"}
 _GGML_FLOATS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 
 
@@ -101,15 +105,19 @@ def llama_cpp_command(checkpoint: Checkpoint, layout: Layout) -> str | None:
     It divides the context among its slots, so --ctx-size holds all requests. Pipeline stages are llama.cpp's default
     split over devices, by layers.
     """
-    kind = _ggml_type(layout.kv_dtype)
-    if kind is None or layout.data_parallel_size > 1:
+    types = [_ggml_type(name) for name in layout.kv_dtype.split("/")]  # of K and V, or one of both
+    k, v = types[0], types[-1]
+    if k is None or v is None or layout.data_parallel_size > 1:
         return None
     words = ["llama-server", "--model", checkpoint.name if checkpoint.name.endswith(".gguf") else "<your GGUF file>"]
     slots = layout.max_running
-    words += ["--ctx-size", str(layout.context_tokens * slots), "--parallel", str(slots), "--n-gpu-layers", "all"]
+    words += ["--ctx-size", str(layout.context_tokens * slots), "--parallel", str(slots)]
+    words += ["--n-gpu-layers", layout.settings.get("n-gpu-layers", "all")]
     if layout.tensor_parallel_size > 1:
         words += ["--split-mode", "tensor"]
-    return shlex.join([*words, *_llama_cpp_settings(layout.settings, kind), *_llama_cpp_drafting(layout.drafting)])
+    return shlex.join(
+        [*words, *_llama_cpp_settings(layout.settings, k, v, words), *_llama_cpp_drafting(layout.drafting)]
+    )
 
 
 def _llama_cpp_drafting(drafting: Drafting | None) -> list[str]:
@@ -130,10 +138,16 @@ def _ggml_type(kv_dtype: str) -> str | None:
     return kv_dtype if kv_dtype in DTYPES and kv_dtype[:1] in "qi" and "_" in kv_dtype else None
 
 
-def _llama_cpp_settings(settings: Mapping[str, str], kind: str) -> list[str]:
-    """The options that were given, and the types of the cache unless they are the default."""
-    types = {"cache-type-k": kind, "cache-type-v": kind} if kind != "f16" else {}
-    own = ("cache-type-k", "cache-type-v", "ubatch-size", "flash-attn", "n-cpu-moe")
-    given = {**types, **{name: settings[name] for name in own if name in settings}}
-    words = [word for name, text in given.items() for word in (f"--{name}", text)]
-    return [*words, *(f"--{name}" for name in ("kv-unified", "swa-full") if name in settings)]
+def _llama_cpp_settings(settings: Mapping[str, str], k: str, v: str, before: Sequence[str]) -> list[str]:
+    """The options that were given and are not in the words `before`, and the types of K and V if one is not f16."""
+    values = {"--cache-type-k": k, "--cache-type-v": v} if {k, v} != {"f16"} else {}
+    flags = []
+    for option in OPTIONS["llama.cpp"]:
+        name = f"--{_RENAMED.get(option.name, option.name)}"
+        if option.name not in settings or name in before or option.name in _NOT_FLAGS:
+            continue
+        if option.metavar is None:
+            flags.append(name)
+        else:
+            values[name] = settings[option.name]
+    return [*(word for pair in values.items() for word in pair), *flags]

@@ -22,7 +22,7 @@ from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.more_commands import llama_cpp_command, tensorrt_llm_command
 from kvcalc.planning.pareto import front
-from kvcalc.planning.question import Question
+from kvcalc.planning.question import Question, setting_texts
 from kvcalc.planning.replicas import Option, find_layout
 from kvcalc.planning.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost
@@ -80,7 +80,7 @@ def plan(
     prices = prices or {}
     kinds = [_kind(one, max_devices, engine.casefold(), prices) for one in gpus for engine in engines]
     _check(kinds, prices, targets)
-    settings = asked.pop("engine_settings", None) or {}
+    settings = setting_texts(asked.pop("engine_settings", None) or {})
     check_settings([kind.engine for kind in kinds], settings, has_device=True)
     _check_split(settings)
     given = SpeedQuestion(

@@ -9,7 +9,7 @@ from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
 from kvcalc.records import NamedTuple
-from kvcalc.units import Number, check_count
+from kvcalc.units import Number, check_count, check_text, shown
 
 if TYPE_CHECKING:
     from kvcalc.model.drafting import Speculation
@@ -57,51 +57,67 @@ class Question(NamedTuple):
         return self.speed is not None and self.speed.request_tokens is not None
 
 
+# The whole numbers of a question and of its `speed`, the first with the least of each, and the fields that are text.
+COUNTS = {
+    "batch_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1, "tensor_parallel_size": 1,
+    "context_tokens": 1, "encoder_tokens": 1, "kv_memory_bytes": 0,
+}  # fmt: skip
+SPEED_COUNTS = ("expert_parallel_size", "input_tokens", "output_tokens", "concurrency")
+TEXTS = ("dtype", "kv_dtype", "engine")
+
+
 def checked(question: Question) -> Question:
     """The question with names in lower case.
 
     UsageError (exit 2) for a value of the wrong type, which can only come from the Python API.
     """
-    check_count(question.batch_size, "batch_size")
-    check_count(question.pipeline_parallel_size, "pipeline_parallel_size")
-    check_count(question.data_parallel_size, "data_parallel_size")
-    if question.tensor_parallel_size is not None:
-        check_count(question.tensor_parallel_size, "tensor_parallel_size")
-    if question.context_tokens is not None:
-        check_count(question.context_tokens, "context_tokens")
-    if question.encoder_tokens is not None:
-        check_count(question.encoder_tokens, "encoder_tokens")
-    if question.kv_memory_bytes is not None:
-        check_count(question.kv_memory_bytes, "kv_memory_bytes", least=0)
+    for name, least in COUNTS.items():
+        value = getattr(question, name)
+        if value is not None or Question._field_defaults[name] is not None:
+            check_count(value, name, least)
     if question.speed is not None:
-        for name in ("expert_parallel_size", "input_tokens", "output_tokens", "concurrency"):
+        for name in SPEED_COUNTS:
             count = getattr(question.speed, name)
             if count is not None:
                 check_count(count, name)
-    for name in ("dtype", "kv_dtype", "engine"):
+    for name in TEXTS:
         value = getattr(question, name)
-        if not isinstance(value, str) and not (name == "dtype" and value is None):
-            raise UsageError(f"{name} {value!r}: must be a string")
+        if value is not None or name != "dtype":
+            check_text(value, name)
     if question.devices is not None:
-        from kvcalc.throughput.hardware import Devices
-
-        if not isinstance(question.devices, Devices):
-            raise UsageError(f"devices {question.devices!r}: must be Devices", 'use kvcalc.find_devices("h100x8")')
-        check_count(question.devices.num_devices, "num_devices")
-    if not isinstance(question.model, ModelSpec):
-        raise UsageError(f"model {question.model!r}: must be a ModelSpec", "use kvcalc.load_model(NAME)")
+        check_devices(question.devices)
+    check_model(question.model, "model")
     given = question.engine_settings or {}
     if question.fits_context:
         from kvcalc.planning.auto_context_check import check_auto_context
 
         has_device, serves = question.devices is not None, question.serves_requests
         check_auto_context(question.engine.casefold(), given, has_device, serves)
-    settings = {
+    return question._replace(engine=question.engine.casefold(), engine_settings=setting_texts(given))
+
+
+def check_devices(value: object) -> None:
+    """Raise UsageError (exit 2) if `value`, from a Python program, is not a number of devices."""
+    from kvcalc.throughput.hardware import Devices
+
+    if not isinstance(value, Devices):
+        raise UsageError(f"devices {shown(value)}: must be Devices", 'use kvcalc.find_devices("h100x8")')
+    check_count(value.num_devices, "num_devices")
+
+
+def check_model(value: object, name: str) -> None:
+    """Raise UsageError (exit 2) if `value`, from a Python program, is not a model."""
+    if not isinstance(value, ModelSpec):
+        raise UsageError(f"{name} {shown(value)}: must be a ModelSpec", "use kvcalc.load_model(NAME)")
+
+
+def setting_texts(given: Mapping[str, Any]) -> dict[str, str]:
+    """An engine's settings as text, without those that are None or False. A number needs no unit."""
+    return {
         name: Number(value) if isinstance(value, (int, float, Number)) and value is not True else str(value).casefold()
         for name, value in given.items()
         if value is not None and value is not False
     }
-    return question._replace(engine=question.engine.casefold(), engine_settings=settings)
 
 
 def completed(question: Question) -> Question:

@@ -61,6 +61,8 @@ def check_reuse(reuse: CacheReuse, has_device: bool) -> None:
     check_tiers(reuse.offload, reuse.bandwidths)
     if reuse.backend not in BACKENDS:
         raise UsageError(f"--offload-backend {reuse.backend[:40]}: unknown", f"one of {', '.join(BACKENDS)}")
+    if reuse.backend != NATIVE and not reuse.offload:
+        raise UsageError(f"--offload-backend {reuse.backend}: needs --offload", "for example --offload cpu=200GiB")
     if reuse.transfer is not None and not has_device:
         raise UsageError("--transfer-bandwidth needs a device", "for example --gpu h100")
 

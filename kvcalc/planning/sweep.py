@@ -21,7 +21,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.axis import Axis
 from kvcalc.planning.combination import COLUMNS, Combination, Row, combine
 from kvcalc.planning.grouped_notes import RowNote, group_notes
-from kvcalc.planning.question import Question
+from kvcalc.planning.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 
@@ -167,7 +167,7 @@ def sweep(
     gpus: Sequence[Gpu | Devices] = (),
     tensor_parallel_sizes: Axis | None = None,
     engines: Sequence[str] = ("logical",),
-    engine_settings: Mapping[str, str] | None = None,
+    engine_settings: Mapping[str, Any] | None = None,
     **asked: Any,
 ) -> Sweep:
     """The grid of every engine, cache type, device, tensor-parallel size, context and batch.
@@ -182,7 +182,7 @@ def sweep(
     UsageError.
     """
     question = Question(model, **asked)
-    spec, settings = apply(model, question.what_if), engine_settings or {}
+    spec, settings = apply(model, question.what_if), setting_texts(engine_settings or {})
     for engine in engines:
         check_engine(engine)
     check_settings(engines, settings, has_device=bool(gpus))

@@ -72,6 +72,8 @@ def check_load(load: Load) -> None:
     if load.trace is None and (load.prompt is None or load.answer is None):
         missing = "--prompt-tokens" if load.prompt is None else "--answer-tokens"
         raise UsageError(f"{missing} is missing", "for example --prompt-tokens 1000 --answer-tokens uniform:100..500")
+    if load.trace is not None and load.seed:
+        raise UsageError("--seed: nothing is drawn from a --trace", "leave it out")
     if load.trace is None and load.scale_rate != 1:
         raise UsageError("--scale-rate needs --trace", "another rate: --requests-per-second")
     if load.num_requests is not None and load.num_requests > MOST_REQUESTS:

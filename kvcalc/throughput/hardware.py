@@ -240,6 +240,8 @@ def _interconnect(value: object) -> Interconnect | None:
         return None
     if not isinstance(value, dict):
         raise ValueError("interconnect must be a mapping")
+    if value.keys() != {"name", "gb_per_second", "devices"}:
+        raise ValueError("interconnect must have the keys name, gb_per_second and devices")
     name, rate, devices = value["name"], value["gb_per_second"], value["devices"]
     return Interconnect(_text(name), _scale(rate, 10**9), _scale(devices, 1))
 

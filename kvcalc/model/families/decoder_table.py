@@ -94,17 +94,16 @@ class Decoder:
 def row(like: Mapping[str, Any] | None = None, /, **own: Any) -> dict[str, Any]:
     """Return the facts of a row: those of the row `like`, replaced by `own`.
 
-    `bias` applies to the biases of all four projections. `kv_heads`, `head_dim`, `window` and `defaults` are defaults
-    of config keys. `gguf` is one or more architectures, separated by spaces. Rows are mappings because a start needs
-    only one Decoder.
+    `bias` applies to the biases of all four projections. `kv_heads`, `head_dim`, `window`, `intermediate_size` and
+    `defaults` are defaults of config keys. `gguf` is one or more architectures, separated by spaces. Rows are mappings
+    because a start needs only one Decoder. Raises TypeError for a field that a Decoder does not have.
     """
     defaults = {**(like or {}).get("defaults", {}), **own.pop("defaults", {})}
     for name, key in _DEFAULTED.items():
         if name in own:
             defaults[key] = own.pop(name)
-    for key in ("vocab_size", "intermediate_size"):
-        if own.get(key) is not None:
-            defaults[key] = own[key]
+    if own.get("vocab_size") is not None:
+        defaults["vocab_size"] = own["vocab_size"]
     if "bias" in own:
         own["qkv_bias"] = own["output_bias"] = own.pop("bias")
     if "gguf" in own:
@@ -112,10 +111,17 @@ def row(like: Mapping[str, Any] | None = None, /, **own: Any) -> dict[str, Any]:
     if like:
         # GGUF files of the family `like` do not belong to this family.
         own = {**like, "gguf": (), **own}
-    return {**own, "defaults": defaults}
+    own["defaults"] = defaults
+    if not own.keys() <= _FIELDS:
+        raise TypeError(f"a row of decoders has no {' or '.join(sorted(own.keys() - _FIELDS))}")
+    return own
 
 
-_DEFAULTED = {"kv_heads": "num_key_value_heads", "head_dim": "head_dim", "window": "sliding_window"}
+_FIELDS = frozenset(Decoder.__annotations__)
+_DEFAULTED = {
+    "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "window": "sliding_window",
+    "intermediate_size": "intermediate_size",
+}  # fmt: skip
 
 
 def _check_flat_llava(config: ConfigReader) -> None:

@@ -41,11 +41,11 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         return read_row(config, model_type, _falcon(config))
     if model_type == "gpt_bigcode":
         shared = 1 if config.boolean("multi_query", default=True) else None
-        return read_row(config, model_type, {**_BIGCODE, "num_kv_heads": shared})
+        return read_row(config, model_type, row(_BIGCODE, num_kv_heads=shared))
     groups = None
     if config.boolean("multi_query_attention", default=False):
         groups = config.integer("multi_query_group_num")
-    return read_row(config, model_type, {**_CHATGLM, "num_kv_heads": groups})
+    return read_row(config, model_type, row(_CHATGLM, num_kv_heads=groups))
 
 
 def _falcon(config: ConfigReader) -> dict[str, Any]:
@@ -63,4 +63,4 @@ def _falcon(config: ConfigReader) -> dict[str, Any]:
         count = config.optional_integer("num_ln_in_parallel_attn") or (2 if is_new else 1)
         norms = ("ln_attn", "ln_mlp") if count == 2 else ("input_layernorm",)
     rotary = not config.boolean("alibi", default=False)
-    return {**_FALCON, "num_kv_heads": kv_heads, "norms": norms, "rotary": rotary}
+    return row(_FALCON, num_kv_heads=kv_heads, norms=norms, rotary=rotary)

@@ -23,13 +23,13 @@ _OPT = row(
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """Source: OPTConfig and OPTDecoder, Transformers 5.23.0."""
-    facts = dict(_OPT)
+    facts = _OPT
     if not config.boolean("layer_norm_elementwise_affine", default=True):
-        facts |= {"norms": (), "final_norms": ()}
+        facts = row(_OPT, norms=(), final_norms=())
     if not config.boolean("do_layer_norm_before", default=True) or config.boolean(
         "_remove_final_layer_norm", default=False
     ):
-        facts["final_norms"] = ()
+        facts = row(facts, final_norms=())
     spec = read_row(config, model_type, facts)
     width, narrow = spec.attention.hidden_size, config.optional_integer("word_embed_proj_dim")
     if spec.around is None or narrow in (None, width) or narrow is None or width is None:

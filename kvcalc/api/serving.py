@@ -1,0 +1,257 @@
+"""Requests to serve: `kvcalc plan` and `kvcalc simulate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from kvcalc.api.arguments import takes
+from kvcalc.api.memory import model_of
+from kvcalc.errors import UsageError
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.variants import WhatIf
+
+if TYPE_CHECKING:
+    from kvcalc.documents import Plan, Simulate
+    from kvcalc.model.drafting import Speculation
+    from kvcalc.planning.images import ImagesAsked
+    from kvcalc.planning.layout import SpeedQuestion
+    from kvcalc.planning.reuse import CacheReuse
+    from kvcalc.simulation.planned import PlannedLoad
+    from kvcalc.throughput.hardware import Devices, Gpu
+
+
+@takes(
+    needs={"trace_format": "trace", "scale_rate": "trace", "burstiness": "requests_per_second"},
+    either=(
+        *(
+            ("trace", name)
+            for name in ("input_tokens", "output_tokens", "concurrency", "requests_per_second", "burstiness", "seed")
+        ),
+        ("engine", "engines"),
+    ),
+    fields={"speed": "calibration", "reuse": "prefix_tokens turns"},
+    instead={
+        "context_tokens": "the context is input_tokens plus output_tokens",
+        "batch_size": "concurrency=... is the number of requests",
+        "devices": 'gpus=["h100"] are the kinds of device, of which plan finds the number',
+        "tensor_parallel_size": "plan chooses it; kvcalc.estimate takes a layout",
+        "pipeline_parallel_size": "plan chooses it; kvcalc.estimate takes a layout",
+        "fits_context": "the context is input_tokens plus output_tokens",
+        "prompt_tokens": "input_tokens=...",
+        "answer_tokens": "output_tokens=...",
+    },
+)
+def plan(
+    model: ModelSpec | str,
+    gpus: Sequence[str | Gpu | Devices],
+    *,
+    input_tokens: int | None = None,
+    output_tokens: int | None = None,
+    concurrency: int | None = None,
+    requests_per_second: float | None = None,
+    trace: str | None = None,
+    trace_format: str | None = None,
+    scale_rate: float = 1.0,
+    max_ttft_seconds: float | None = None,
+    max_tpot_seconds: float | None = None,
+    confidence: int = 80,
+    max_e2e_seconds: float | None = None,
+    ttft_percentile: int | None = None,
+    tpot_percentile: int | None = None,
+    e2e_percentile: int | None = None,
+    simulate: int | None = None,
+    burstiness: float = 1.0,
+    requests: int | None = None,
+    seed: int = 0,
+    engine: str = "vllm",
+    engines: Sequence[str] | None = None,
+    engine_settings: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
+    kv_dtype: str = "auto",
+    data_parallel_size: int = 1,
+    encoder_tokens: int | None = None,
+    kv_memory_bytes: int | None = None,
+    prices: Mapping[str, float] | None = None,
+    max_devices: int = 1024,
+    allow_beyond_limit: bool = False,
+    prefix_hit_rate: float = 0.0,
+    strict: bool = False,
+    all_layouts: bool = False,
+    with_front: bool = False,
+    disaggregate: bool = False,
+    transfer: int | str | None = None,
+    images: ImagesAsked | None = None,
+    speculative: Speculation | None = None,
+    reuse: CacheReuse | None = None,
+    speed: SpeedQuestion | None = None,
+    what_if: WhatIf = WhatIf(),
+) -> Plan:
+    """The document of `kvcalc plan`: for each kind of device, the smallest layout that serves the requests.
+
+    Give `input_tokens` and `output_tokens` with either `concurrency` or `requests_per_second`, or `trace`, the path of
+    a file with the times and lengths of its requests, as in `simulate`. With a `confidence` of 80, times are judged at
+    the upper end of their range, with 50 at the point estimate. A time limits the mean, or the percentile that is given
+    for it: 50, 90, 95 or 99. Percentiles are simulated, with `burstiness`, `requests` and `seed` as in `simulate`.
+    `simulate` is the number of layouts of each kind of device to simulate. `engines` are several, and "all" is every
+    engine; `engine` is one. `prices` maps the name of a device to its price per hour. `gpus` are names; `Devices` limit
+    the number of their kind. With `disaggregate` there are also rows with prefill and decode on separate instances,
+    joined by the link `transfer`: bytes per second of one device, or a name such as `infiniband-400g`. Of `speed`, only
+    the calibration is used, and of `reuse` the prefix and the turns. The other arguments are those of `estimate` and
+    the options of the command.
+    """
+    from kvcalc.planning.axis import parse_engines
+    from kvcalc.planning.lengths import one_length
+    from kvcalc.planning.plan import plan as ask
+    from kvcalc.planning.targets import Targets, check_percentiles
+    from kvcalc.throughput.hardware import find_gpu
+
+    if trace is None and (concurrency is None) == (requests_per_second is None):
+        raise UsageError("plan needs either concurrency or requests_per_second")
+    targets = Targets(
+        concurrency, requests_per_second, max_ttft_seconds, max_tpot_seconds, confidence, max_e2e_seconds,
+        ttft_percentile, tpot_percentile, e2e_percentile,
+    )  # fmt: skip
+    check_percentiles(targets)
+    simulation: PlannedLoad | None = None
+    if trace is not None:
+        from kvcalc.simulation.planned import planned_trace
+
+        simulation = planned_trace(trace, trace_format, scale_rate, requests)
+        lengths, targets = simulation.lengths, simulation.rated(targets)
+    elif input_tokens is None or output_tokens is None:
+        raise UsageError("plan needs input_tokens and output_tokens, or a trace")
+    else:
+        lengths = one_length(input_tokens, output_tokens)
+    if trace is None and (targets.highest_percentile is not None or simulate is not None):
+        from kvcalc.simulation.planned import PlannedLoad
+
+        simulation = PlannedLoad(lengths, None, burstiness, seed, requests)
+    _check_simulated(simulation is not None, burstiness, requests, seed)
+    kinds = [find_gpu(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
+    document = ask(
+        model_of(model), kinds, lengths, targets, engines=parse_engines(engines or (engine,)),
+        engine_settings=engine_settings, dtype=dtype, kv_dtype=kv_dtype, data_parallel_size=data_parallel_size,
+        encoder_tokens=encoder_tokens, kv_memory_bytes=kv_memory_bytes, prices=prices, max_devices=max_devices,
+        allow_beyond_limit=allow_beyond_limit, prefix_hit_rate=prefix_hit_rate, strict=strict, all_layouts=all_layouts,
+        with_front=with_front, disaggregate=disaggregate, transfer=transfer, images=images, speculative=speculative,
+        reuse=reuse, speed=speed, what_if=what_if, simulation=simulation, num_simulated=simulate,
+    )  # fmt: skip
+    return cast("Plan", document)
+
+
+def _check_simulated(is_simulated: bool, burstiness: float, requests: int | None, seed: int) -> None:
+    """Raise UsageError (exit 2) for an argument of the simulation if nothing is simulated."""
+    for name, is_given in {"burstiness": burstiness != 1, "requests": requests is not None, "seed": seed != 0}.items():
+        if is_given and not is_simulated:
+            raise UsageError(f"{name}: nothing is simulated", "add a percentile, ttft_percentile=99, or simulate=1")
+
+
+@takes(
+    needs={
+        "trace_format": "trace", "scale_rate": "trace", "burstiness": "requests_per_second",
+        "transfer": "prefill_replicas", "prefill_replicas": "transfer",
+        "prefill_tensor_parallel_size": "prefill_replicas", "prefill_data_parallel_size": "prefill_replicas",
+        "prefill_gpu": "prefill_replicas",
+    },
+    either=(("trace", "seed"), ("trace", "prompt_tokens"), ("trace", "answer_tokens")),
+    fields={
+        "speed": "expert_parallel_size prefix_hit_rate calibration",
+        # The others are refused by the simulation, which `plan` asks too.
+        "reuse": "prefix_tokens turns offload bandwidths transfer",
+    },
+    instead={
+        "context_tokens": "prompt_tokens=... and answer_tokens=... are the lengths of the requests",
+        "batch_size": "concurrency=... is the number of requests",
+        "fits_context": "the context is that of the longest request",
+        "input_tokens": "prompt_tokens=...",
+        "output_tokens": "answer_tokens=...",
+        "gpus": 'devices="h100x4"',
+        "engines": 'engine="vllm": one at a time',
+    },
+    also={"devices": str},
+)  # fmt: skip
+def simulate(
+    model: ModelSpec | str,
+    devices: Devices | str,
+    *,
+    prompt_tokens: int | str | None = None,
+    answer_tokens: int | str | None = None,
+    requests_per_second: float | None = None,
+    concurrency: int | None = None,
+    burstiness: float = 1.0,
+    trace: str | None = None,
+    trace_format: str | None = None,
+    scale_rate: float = 1.0,
+    requests: int | None = None,
+    seed: int = 0,
+    max_ttft_seconds: float | None = None,
+    max_tpot_seconds: float | None = None,
+    replicas: int | None = None,
+    prefill_replicas: int | None = None,
+    prefill_tensor_parallel_size: int | None = None,
+    prefill_data_parallel_size: int | None = None,
+    prefill_gpu: str | None = None,
+    transfer: int | str | None = None,
+    step_factor: float = 1.0,
+    engine: str = "vllm",
+    engine_settings: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
+    kv_dtype: str = "auto",
+    tensor_parallel_size: int | None = None,
+    pipeline_parallel_size: int = 1,
+    data_parallel_size: int = 1,
+    encoder_tokens: int | None = None,
+    kv_memory_bytes: int | None = None,
+    speculative: Speculation | None = None,
+    reuse: CacheReuse | None = None,
+    speed: SpeedQuestion | None = None,
+    what_if: WhatIf = WhatIf(),
+    images: ImagesAsked | None = None,
+) -> Simulate:
+    """The document of `kvcalc simulate`: percentiles of the times that clients see, goodput, and the state over time.
+
+    Give one of `requests_per_second`, `concurrency` and `trace`, the path of a file. Lengths are numbers, or
+    distributions as on the command line: `"uniform:100..2000"`. `devices` may be a name: `"h100x4"`. With
+    `prefill_replicas`, prompts are computed on instances of their own, on the kind of device `prefill_gpu` if it is
+    another one, and `transfer` is the link to those that answer: bytes per second of one device, or a name such as
+    `infiniband-400g`. The times of all steps are multiplied by `step_factor`. The other arguments are those of
+    `estimate`. Of `reuse`, the common prefix is used, and of `speed` the hit rate, the calibration and the
+    expert-parallel size. `images` must fit in the longest request.
+    """
+    from functools import partial
+
+    from kvcalc.simulation.load import Load
+    from kvcalc.simulation.requests import lengths_of
+    from kvcalc.simulation.results import Limits
+    from kvcalc.simulation.simulate import simulate as simulate_replicas
+    from kvcalc.throughput.hardware import find_devices, find_gpu
+
+    ask: Callable[..., dict[str, Any]] = simulate_replicas
+    rows = None
+    if trace is not None:
+        from kvcalc.traces import read_trace
+
+        rows = read_trace(trace, trace_format)
+    load = Load(
+        lengths_of(prompt_tokens, "prompt_tokens"), lengths_of(answer_tokens, "answer_tokens"), requests_per_second,
+        concurrency, burstiness, rows, trace, scale_rate, requests, seed,
+    )  # fmt: skip
+    found = find_devices(devices) if isinstance(devices, str) else devices
+    limits = Limits(max_ttft_seconds, max_tpot_seconds)
+    if prefill_replicas is not None and transfer is not None:
+        from kvcalc.simulation.pools import Prefills, simulate_pools
+
+        prefills = Prefills(
+            prefill_replicas, transfer, prefill_tensor_parallel_size, prefill_data_parallel_size,
+            gpu=None if prefill_gpu is None else find_gpu(prefill_gpu),
+        )  # fmt: skip
+        ask = partial(simulate_pools, prefills=prefills)
+    document = ask(
+        model_of(model), load, limits=limits, replicas=replicas, step_factor=step_factor, devices=found, engine=engine,
+        engine_settings=engine_settings, dtype=dtype, kv_dtype=kv_dtype, tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size, data_parallel_size=data_parallel_size,
+        encoder_tokens=encoder_tokens, kv_memory_bytes=kv_memory_bytes, speculative=speculative, reuse=reuse,
+        speed=speed, what_if=what_if, images=images,
+    )  # fmt: skip
+    return cast("Simulate", document)

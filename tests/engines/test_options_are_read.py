@@ -1,0 +1,213 @@
+"""Every option that an engine declares changes a figure of some answer: none is accepted and then forgotten."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+
+import kvcalc
+from kvcalc.engines.options import OPTIONS, option_names
+from kvcalc.planning.checkpoint import Checkpoint
+from kvcalc.planning.commands import Layout, sglang_command, vllm_command
+from kvcalc.planning.more_commands import llama_cpp_command, tensorrt_llm_command
+from tests.conftest import ROOT
+
+
+class Case(NamedTuple):
+    """A question in which an option has an effect: its value, and the other arguments."""
+
+    value: object
+    model: str = "llama-3.1-8b"
+    gpu: str | None = "h100"
+    settings: Mapping[str, object] = MappingProxyType({})
+    asked: Mapping[str, Any] = MappingProxyType({})
+
+
+WINDOWS, HYBRID, EXPERTS, LATENT = "gemma-3-27b", "qwen3-next-80b-a3b", "gpt-oss-20b", "deepseek-v3"
+FOUR = {"batch_size": 4, "context_tokens": 8000}
+LOAD = {"speed": kvcalc.SpeedQuestion(input_tokens=3000, output_tokens=500, concurrency=16)}
+LARGEST = {"fits_context": True}
+FP8 = {"kv_dtype": "fp8"}
+
+CASES: dict[str, dict[str, Case]] = {
+    "logical": {},
+    "transformers": {"cache": Case("static", WINDOWS, asked=FOUR)},
+    "vllm": {
+        "block-size": Case(64, asked=FOUR),
+        "max-num-batched-tokens": Case(2048),
+        "no-async-scheduling": Case(True, WINDOWS, asked={"context_tokens": 65_536}),
+        "enable-prefix-caching": Case(True, "mamba-2.8b", asked=FOUR),
+        "no-enable-prefix-caching": Case(True, HYBRID, "h100x8", asked=FOUR),
+        "gdn-prefill-backend": Case("triton", HYBRID, "h100x8", asked=FOUR),
+        "decode-context-parallel-size": Case(2, HYBRID, "h100x8", asked=FOUR),
+        "prefill-context-parallel-size": Case(2, LATENT, "h200x8", asked=FOUR),
+        "pp-layer-partition": Case("20,12", gpu="h100x2", asked={**FOUR, "pipeline_parallel_size": 2}),
+        "disable-hybrid-kv-cache-manager": Case(True, WINDOWS, asked=FOUR),
+        "mamba-cache-mode": Case("all", "jamba-v0.1", "h100x8", asked={**FOUR, "engine": "vllm@0.31"}),
+        "mamba-block-size": Case(
+            2048, "zamba2-7b", settings={"mamba-cache-mode": "all"}, asked={**FOUR, "engine": "vllm@0.31"}
+        ),
+        "mamba-cache-dtype": Case("float32", HYBRID, "h100x8", asked=FOUR),
+        "mamba-ssm-cache-dtype": Case("float32", HYBRID, "h100x8", asked=FOUR),
+        "kv-cache-dtype-skip-layers": Case("0,1", asked={**FOUR, **FP8}),
+        "num-speculative-tokens": Case(2, HYBRID, "h100x8", asked=FOUR),
+        "gpu-memory-utilization": Case(0.5),
+        "max-num-seqs": Case(2, asked=LOAD),
+        "enforce-eager": Case(True),
+        "language-model-only": Case(True, WINDOWS),
+        "max-loras": Case(2),
+        "max-lora-rank": Case(64),
+    },
+    "sglang": {
+        "page-size": Case(64, asked={**FOUR, "context_tokens": 8001}),
+        "swa-full-tokens-ratio": Case(0.5, EXPERTS, asked=FOUR),
+        "max-running-requests": Case(2, asked=LOAD),
+        "context-length": Case("64k", settings={"max-running-requests": 64}),
+        "max-mamba-cache-size": Case(64, HYBRID, "h100x8", asked=FOUR),
+        "mamba-full-memory-ratio": Case(0.5, HYBRID, "h100x8", asked=FOUR),
+        "disable-radix-cache": Case(True, HYBRID, "h100x8", asked=FOUR),
+        "speculative-num-draft-tokens": Case(2, HYBRID, "h100x8", asked=FOUR),
+        "speculative-eagle-topk": Case(4, HYBRID, "h100x8", {"speculative-num-draft-tokens": 4}, FOUR),
+        "chunked-prefill-size": Case(2048),
+        "attn-cp-size": Case(2, "deepseek-v3.2", "h200x8", asked=FOUR),
+        "mem-fraction-static": Case(0.5),
+        "max-loras-per-batch": Case(2),
+        "max-lora-rank": Case(64),
+    },
+    "tensorrt-llm": {
+        "tokens-per-block": Case(64, asked={**FOUR, "context_tokens": 8001}),
+        "max-tokens": Case(50_000),
+        "free-gpu-memory-fraction": Case(0.5),
+        "max-attention-window": Case("128,32k", EXPERTS, asked=FOUR),
+        "max-batch-size": Case(2, asked=LOAD),
+        "avg-seq-len": Case(512, WINDOWS, asked=FOUR),
+    },
+    "llama.cpp": {
+        "cache-type-k": Case("q8_0"),
+        "cache-type-v": Case("q8_0"),
+        "parallel": Case(8),
+        "kv-unified": Case(True, asked=FOUR),
+        "ubatch-size": Case(1024),
+        "draft-max": Case(4, "qwen3.5-27b", asked=FOUR),
+        "swa-full": Case(True, WINDOWS, asked=FOUR),
+        "flash-attn": Case("off"),
+        "tensor-split": Case("3,1", gpu="h100x2"),
+        "split-mode": Case("none", gpu="h100x2"),
+        "before-pull": Case(12801, WINDOWS, asked=FOUR),
+        "fit-target": Case(4096, gpu="rtx-4090", asked=LARGEST),
+        "fit-ctx": Case(100_000, gpu="rtx-4090", asked=LARGEST),
+        "n-gpu-layers": Case(10, gpu="rtx-4090"),
+        "n-cpu-moe": Case(4, EXPERTS, "rtx-4090"),
+        "cpu-moe": Case(True, EXPERTS, "rtx-4090"),
+        "no-kv-offload": Case(True, gpu="rtx-4090"),
+        "host-memory": Case("8GiB", gpu="rtx-4090", settings={"n-gpu-layers": 10}),
+        "host-bandwidth": Case("200GB/s", gpu="rtx-4090", settings={"n-gpu-layers": 10}),
+    },
+    "mlx": {
+        "kv-bits": Case(4, gpu=None),
+        "kv-group-size": Case(32, gpu=None, settings={"kv-bits": 4}),
+        "max-kv-size": Case(512, "gpt2", None, asked=FOUR),
+        "prefill-step-size": Case(512, gpu="m2-ultra", asked=FOUR),
+    },
+}  # fmt: skip
+
+# The figures of the document's `engine` part. Its other keys repeat the settings.
+FIGURES = ("bytes_per_block", "request_bytes", "num_gpu_blocks", "kv_cache_tokens", "max_concurrency")
+
+
+def figures_of(engine: str, case: Case, settings: Mapping[str, object]) -> dict[str, Any]:
+    """The parts of the estimate that no option is repeated in."""
+    devices = None if case.gpu is None else kvcalc.find_devices(case.gpu)
+    document: Any = kvcalc.estimate(
+        case.model, devices=devices, engine_settings=settings, **{"engine": engine, **case.asked}
+    )
+    parts = {part: document[part] for part in ("kv_cache", "weights", "fit", "throughput", "workload")}
+    return {**parts, "engine": {name: document["engine"].get(name) for name in FIGURES}}
+
+
+def test_every_option_has_a_question() -> None:
+    assert {engine: [*cases] for engine, cases in CASES.items()} == {
+        engine: [option.name for option in options] for engine, options in OPTIONS.items()
+    }
+
+
+@pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine, cases in CASES.items() for name in cases])
+def test_an_option_changes_a_figure(engine: str, name: str) -> None:
+    case = CASES[engine][name]
+    assert {name, *case.settings} <= {option.name for option in OPTIONS[engine]}
+    assert figures_of(engine, case, case.settings) != figures_of(engine, case, {**case.settings, name: case.value})
+
+
+COMMANDS: dict[str, Callable[..., str | None]] = {
+    "vllm": vllm_command, "sglang": sglang_command, "tensorrt-llm": tensorrt_llm_command,
+    "llama.cpp": llama_cpp_command,
+}  # fmt: skip
+# Options that say what no flag of the engine says: a build or a host, or drafts, which --speculative describes.
+NO_FLAGS = {"num-speculative-tokens", "before-pull", "host-memory", "host-bandwidth"}
+# Options without an effect in the newest release, and those that the engine has under another name.
+GONE, RENAMED = {"mamba-cache-mode"}, {"draft-max": "spec-draft-n-max", "free-gpu-memory-fraction": "free_gpu_memory"}
+
+
+@pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine in COMMANDS for name in CASES[engine]])
+def test_an_option_is_in_the_command(engine: str, name: str) -> None:
+    value = CASES[engine][name].value
+    sizes = {"max-num-seqs": value, "max-running-requests": value, "max-batch-size": value, "parallel": value}
+    layout = Layout(
+        1, 1, 8192, int(str(sizes.get(name, 4))), "fp16", {name: "" if value is True else str(value)},
+        cp_strategy="in-seq-split" if name == "attn-cp-size" else None,
+    )  # fmt: skip
+    command = COMMANDS[engine](Checkpoint("a/b"), layout) or ""
+    words = command.replace("_", "-").lower()
+    text = str(value).replace("64k", "65536").partition(",")[0]
+    is_there = RENAMED.get(name, name).replace("_", "-") in words and (value is True or text in command)
+    assert is_there == (name not in NO_FLAGS | GONE), command
+
+
+# Methods of `Given` that read a setting by its name.
+READERS = ("count", "optional_count", "choice", "share", "ratio")
+SETTINGS = ("settings", "given", "plain")
+
+
+def names_read_in(tree: ast.AST) -> Iterator[str]:
+    """The names that a module reads: `settings["x"]`, `settings.get("x")`, `"x" in settings`, `given.count("x")`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            name, of = node.left, node.comparators[0]
+        elif isinstance(node, ast.Subscript):
+            name, of = node.slice, node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            name, of = node.args[0], node.func.value
+            if node.func.attr != "get" and node.func.attr not in READERS:
+                continue
+            if node.func.attr in READERS and isinstance(of, ast.Call):  # Given("vllm", settings).count("x")
+                of = of.func
+        else:
+            continue
+        words = {word.lower() for word in (getattr(of, "id", ""), getattr(of, "attr", "")) if word}
+        if words & {*SETTINGS} and isinstance(name, ast.Constant) and isinstance(name.value, str):
+            yield name.value
+
+
+@pytest.mark.parametrize("folder", ["engines", "planning", "simulation", "throughput"])
+def test_code_reads_settings_by_names_that_are_declared(folder: str) -> None:
+    found = [
+        (path.name, name)
+        for path in sorted((ROOT / "kvcalc" / folder).rglob("*.py"))
+        for name in names_read_in(ast.parse(path.read_text()))
+    ]
+    wrong = [(file, name) for file, name in found if "-" in name and name not in option_names()]
+    assert not wrong
+    assert len(found) > 30 or folder in ("simulation", "throughput")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["settings.get('page-siz')", "'page-siz' in settings", "given.count('page-siz', 1)", "case.settings['page-siz']",
+     "Given('sglang', x).share('page-siz', 0.9)"],
+)  # fmt: skip
+def test_a_misspelled_name_is_found(line: str) -> None:
+    assert [*names_read_in(ast.parse(line))] == ["page-siz"]
