@@ -93,7 +93,7 @@ def answer_python(question: Mapping[str, Any]) -> dict[str, Any]:
 
     try:
         function = getattr(kvcalc, question["function"])
-        document = json.loads(json.dumps(function(*_built(question["models"]), **_built(question["arguments"]))))
+        document = json.loads(json.dumps(function(*built(question["models"]), **built(question["arguments"]))))
     except Exception as error:
         code = getattr(error, "exit_code", None)
         return {"error": type(error).__name__, "message": getattr(error, "message", str(error)), "exit_code": code}
@@ -136,19 +136,19 @@ def public_names() -> list[dict[str, Any]]:
     return questions
 
 
-def _built(value: Any) -> Any:
+def built(value: Any) -> Any:
     """`value`, with every {"call": name, ...} replaced by what the API's function or type of this name returns."""
     import kvcalc
 
     if isinstance(value, list):
-        return [_built(each) for each in value]
+        return [built(each) for each in value]
     if not isinstance(value, dict):
         return value
     if "call" in value:
         given = value.get("with", {})
-        arguments = {name: _tuples(_built(each)) for name, each in given.items()}
-        return getattr(kvcalc, value["call"])(*_built(value.get("on", [])), **arguments)
-    return {name: _built(each) for name, each in value.items()}
+        arguments = {name: _tuples(built(each)) for name, each in given.items()}
+        return getattr(kvcalc, value["call"])(*built(value.get("on", [])), **arguments)
+    return {name: built(each) for name, each in value.items()}
 
 
 def _tuples(value: Any) -> Any:

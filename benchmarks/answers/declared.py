@@ -10,14 +10,22 @@ from answers.asking import run
 
 # An option in a help screen: perhaps a short name, the name, and perhaps a metavar.
 _OPTION = re.compile(r"^  (?:-\w+, | {4})(--[\w-]+)(?: ([^ ]+))?(?=  |$)")
-_HEADING = re.compile(r"^\S.*:$")
+# The indent of a description's further lines, which is as wide as the longest name in any list of options.
+_INDENT = " " * 18
 
 
 class Option(NamedTuple):
-    """An option as the help shows it. `metavar` is None for a flag."""
+    """An option as the help shows it. `metavar` is None for a flag, `text` is the description."""
 
     name: str
     metavar: str | None
+    text: str = ""
+
+    @property
+    def default(self) -> str | None:
+        """The default, if it is one number or word."""
+        found = re.search(r"Default: (\S+)\.$", self.text)
+        return found and found[1]
 
 
 class Declared(NamedTuple):
@@ -45,6 +53,12 @@ def read_declared() -> Declared:
 
 
 def options_of(text: str) -> list[Option]:
-    """The options on a help screen, in order."""
-    found = (_OPTION.match(line) for line in text.splitlines())
-    return [Option(match[1].removeprefix("--"), match[2]) for match in found if match]
+    """The options on a help screen, in order. A description is beside the option's name, or on the next lines."""
+    found: list[Option] = []
+    for line in text.splitlines():
+        match = _OPTION.match(line)
+        if match:
+            found.append(Option(match[1].removeprefix("--"), match[2], line[match.end() :].strip()))
+        elif found and line.startswith(_INDENT):
+            found[-1] = found[-1]._replace(text=f"{found[-1].text} {line.strip()}".strip())
+    return found

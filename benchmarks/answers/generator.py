@@ -135,34 +135,49 @@ def _ask_batch(random: Random, declared: Declared, command: str) -> Iterator[dic
     (model,), options = draw(random, declared, command)
     fields = {"model": model, **({} if command == "estimate" else {"command": command})}
     fields |= {name.replace("-", "_"): value for name, value in options.items()}
-    fields.pop("json", None)
+    if random.random() < 0.8:
+        fields = {name: as_number(value) for name, value in fields.items()}
     lines = [fields]
     for _ in range(random.randint(1, 3) if command == "estimate" else 1):
-        lines.append(_changed(random, declared, fields))
+        lines.append(changed(random, declared, fields))
     if random.random() < 0.5:
         lines.append(fields)
     random.shuffle(lines)
     yield _command(["batch", "-"], lines=lines)
 
 
-def _changed(random: Random, declared: Declared, fields: dict[str, Any]) -> dict[str, Any]:
+def as_number(value: Any) -> Any:
+    """A count as JSON's number. Numbers and texts take different ways through a batch."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+# Fields whose change makes another question, or that a question cannot do without.
+_KEPT = ("model", "engine", "command", "gpu", "input_tokens", "output_tokens", "prompt_tokens", "answer_tokens")
+# Other counts of a question.
+_COUNTS = {
+    "context": (700, 3000, 9000), "batch": (3, 5, 33), "input_tokens": (300, 1100), "output_tokens": (70, 300),
+    "concurrency": (2, 9, 90), "prompt_tokens": (300, 1100), "requests": (7, 20),
+}  # fmt: skip
+
+
+def changed(random: Random, declared: Declared, fields: dict[str, Any]) -> dict[str, Any]:
     """The fields with one of them changed, left out or added."""
-    found = dict(fields)
-    kept = ("model", "engine", "command", "gpu", "input_tokens", "output_tokens", "prompt_tokens", "answer_tokens")
-    name = random.choice([each for each in fields if each not in kept] or ["batch"])
-    action = random.random()
-    if action < 0.3:
-        found.pop(name, None)
-    elif action < 0.6 and "command" not in fields:
-        sizes = () if "input_tokens" in fields else (("context", "3000"), ("batch", "5"))
-        extra, value = random.choice((("kv_memory", "3GiB"), ("kv_dtype", "auto"), *sizes))
-        found[extra] = value
+    found, action = dict(fields), random.random()
+    counts = [name for name in _COUNTS if name in fields]
+    others = [name for name in fields if name not in _KEPT and name not in _COUNTS]
+    own = declared.engines[fields.get("engine", "vllm").partition(",")[0].partition("@")[0]]
+    own = [option for option in own if "gpu" in fields or option.name not in NEEDS_DEVICE]
+    if action < 0.35 and counts:
+        name = random.choice(counts)
+        found[name] = random.choice(_COUNTS[name])
+    elif action < 0.55 and others:
+        found.pop(random.choice(others))
+    elif action < 0.75 or not own:
+        name, value = random.choice((("kv_memory", "3GiB"), ("kv_dtype", "auto"), ("dtype", "bf16"), ("tp", 1)))
+        found[name] = value
     else:
-        own = declared.engines[fields.get("engine", "vllm").partition(",")[0].partition("@")[0]]
-        own = [option for option in own if "gpu" in fields or option.name not in NEEDS_DEVICE]
-        if own:
-            option = random.choice(own)
-            found[option.name.replace("-", "_")] = value_of(random, option)
+        option = random.choice(own)
+        found[option.name.replace("-", "_")] = value_of(random, option)
     return found
 
 

@@ -32,8 +32,15 @@ WITHOUT_ARGUMENT = frozenset({"gpu-bandwidth"})
 """Options that the functions of the API do not have. A question with one of them is not asked in Python."""
 
 
+class NoCallError(Exception):
+    """The API cannot ask this question: one of its options has no argument, or needs another option."""
+
+
 def python_call(command: str, models: Sequence[str], options: Mapping[str, Any], declared: Declared) -> dict[str, Any]:
-    """The function, its models and its other arguments. A {"call": ...} is built when the question is asked."""
+    """The function, its models and its other arguments. A {"call": ...} is built when the question is asked.
+
+    Raises NoCallError for an option without an argument.
+    """
     given = dict(options)
     for name in _NO_ARGUMENTS.get(command, ()):
         given.pop(name, None)
@@ -78,7 +85,7 @@ def python_call(command: str, models: Sequence[str], options: Mapping[str, Any],
     _take_types(given, arguments)
     for name, value in given.items():
         if name not in _PLAIN:
-            raise KeyError(f"{command} --{name} has no argument here")
+            raise NoCallError(f"{command} --{name} has no argument here")
         argument, parse = _PLAIN[name]
         arguments[argument] = parse(value)
     function = {"prefix": "prefix_curve"}.get(command, command)
@@ -165,6 +172,8 @@ def _take_types(given: dict[str, Any], arguments: dict[str, Any]) -> None:
         width, height = given.pop("image-size").split("x")
         arguments["images"] = {"call": "ImagesAsked", "on": [int(given.pop("images")), int(width), int(height)]}
     if "speculative" in given:
+        if "acceptance-length" not in given:
+            raise NoCallError("--speculative needs --acceptance-length here")
         method, _, number = given.pop("speculative").partition(":")
         drafted: dict[str, Any] = {"acceptance_length": float(given.pop("acceptance-length"))}
         if "draft-model" in given:

@@ -3,91 +3,50 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.json_lines import Line
 from kvcalc.errors import KvcalcError
-from kvcalc.model.drafting import Speculation
+from kvcalc.model.presets import shipped_presets
 from kvcalc.model.resolve import load_model
 from kvcalc.planning.figures import FIGURES
-from kvcalc.throughput.hardware import Devices, find_gpu
-from tests.conftest import Result, preset_names
-from tests.documents import estimate
+from tests.conftest import Result, spawn
+from tests.relations.drawing import answers, ask, command_line, declared, draw
 
-ENGINES = ("logical", "transformers", "vllm", "vllm@0.11", "sglang", "tensorrt-llm", "llama.cpp")
-GPUS = ("h100", "h200", "l40s", "a100", "mi300x", "rtx-4090", "b200")
-SETTINGS: dict[str, dict[str, Any]] = {
-    "vllm": {"block-size": "32", "max-num-batched-tokens": "4096", "enable-prefix-caching": True},
-    "sglang": {"page-size": "64", "context-length": "32768", "swa-full-tokens-ratio": "0.5"},
-    "tensorrt-llm": {"tokens-per-block": "64"},
-    "llama.cpp": {"cache-type-k": "q8_0", "kv-unified": True, "parallel": "4"},
-    "transformers": {"cache": "static"},
-}
 # One random question for so many cases of the other fuzz tests: it takes five answers.
 CASES_PER_QUESTION = 10
+# Of these questions, one in so many is also asked on the command line in this process, and as a process of its own.
+QUESTIONS_PER_COMMAND, QUESTIONS_PER_PROCESS = 20, 200
+# Keys of a config that say what each layer is. Reversed, they describe a model that no preset has.
+PATTERNS = ("layer_types", "hybrid_layer_pattern", "compress_ratios", "layers_block_type", "cross_attention_layers")
 
 
-def random_question(random: Random) -> dict[str, Any]:
-    """The options of a random question: name to text, or to True for a flag."""
-    asked: dict[str, Any] = {
-        "engine": random.choice(ENGINES), "context": str(random.choice((1, 17, 1000, 4096, 8192, 32768, 100_000))),
-        "batch": str(random.choice((1, 2, 7, 64))), "tp": str(random.choice((1, 1, 2, 4, 8))),
-        "pp": str(random.choice((1, 1, 1, 2, 3))), "kv-dtype": random.choice(("auto", "auto", "bf16", "fp8", "q8_0")),
-    }  # fmt: skip
-    if random.random() < 0.4:
-        asked["dtype"] = random.choice(("bf16", "fp16", "fp8", "int4", "q4_k_m"))
-    if random.random() < 0.1:
-        asked["encoder-tokens"] = "500"
-    where = random.random()
-    if where < 0.6:
-        asked["gpu"] = random.choice(GPUS)
-        if random.random() < 0.1:
-            asked["ep"] = asked["tp"]
-        if random.random() < 0.1:
-            asked["prefix-hit-rate"] = "0.3"
-    elif where < 0.8:
-        asked["kv-memory"] = "40GiB"
-    if random.random() < 0.1:
-        asked["speculative"] = random.choice(("mtp:2", "ngram:4", "draft:3"))
-        asked["acceptance-length"] = "1.9"
-        if asked["speculative"] == "draft:3":
-            asked["draft-model"] = "llama-3.2-1b"
-    own = SETTINGS.get(asked["engine"].partition("@")[0], {})
-    if own and random.random() < 0.4:
-        name = random.choice(sorted(own))
-        asked[name] = own[name]
-    return asked
+def draw_single(random: Random) -> tuple[str, dict[str, Any]]:
+    """A model, and options that estimate, compare and sweep have, for one engine, device and kind of attention."""
+    while True:
+        model, options = draw(random, "compare")
+        if not any("," in options.get(name, "") for name in ("engine", "gpu")):
+            if options.get("n-gpu-layers") == "auto":  # sweep refuses it: its points would have different numbers
+                options["n-gpu-layers"] = "10"
+            return model, {"context": "4096", "batch": "1", **options}
 
 
-def words(asked: dict[str, Any]) -> list[str]:
-    return [word for name, text in asked.items() for word in ((f"--{name}",) if text is True else (f"--{name}", text))]
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """Options as words of a command line."""
+    found: list[str] = answers("generator").words_of(options)
+    return found
 
 
-def ask_python(model: str, asked: dict[str, Any]) -> dict[str, Any]:
-    from kvcalc.planning.layout import SpeedQuestion
-
-    names = {"context": "context_tokens", "batch": "batch_size", "tp": "tensor_parallel_size",
-             "pp": "pipeline_parallel_size", "encoder-tokens": "encoder_tokens"}  # fmt: skip
-    given: dict[str, Any] = {names[name]: int(text) for name, text in asked.items() if name in names}
-    given |= {name.replace("-", "_"): asked[name] for name in ("engine", "kv-dtype", "dtype") if name in asked}
-    if "gpu" in asked:
-        given["devices"] = Devices(find_gpu(asked["gpu"]), int(asked["tp"]) * int(asked["pp"]))
-    if "kv-memory" in asked:
-        given["kv_memory_bytes"] = 40 * 2**30
-    if "ep" in asked or "prefix-hit-rate" in asked:
-        hits = float(asked.get("prefix-hit-rate", 0))
-        given["speed"] = SpeedQuestion(int(asked.get("ep", 1)), prefix_hit_rate=hits)
-    if "speculative" in asked:
-        method, _, number = asked["speculative"].partition(":")
-        small = load_model(asked["draft-model"]) if "draft-model" in asked else None
-        given["speculative"] = Speculation(method, int(number), float(asked["acceptance-length"]), small)
-    settings = {name: text for own in SETTINGS.values() for name, text in asked.items() if name in own}
-    return estimate(model, **given, engine_settings=settings)
+def as_json(document: dict[str, Any]) -> Any:
+    """The document as JSON gives it back."""
+    return json.loads(json.dumps(document))
 
 
 def figures_of(document: dict[str, Any]) -> dict[str, Any]:
@@ -136,30 +95,181 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 def test_every_path_gives_the_same_figures_or_the_same_refusal(kvcalc: Any, pytestconfig: pytest.Config) -> None:
     number_asked = max(1, pytestconfig.getoption("--cases") // CASES_PER_QUESTION)
-    random, questions, names = Random(20261105 + pytestconfig.getoption("--fuzz-seed")), Questions(), preset_names()
-    answered = 0
+    random, questions = Random(20261105 + pytestconfig.getoption("--fuzz-seed")), Questions()
+    answered, failed = 0, []
     for number in range(number_asked):
-        model, asked = random.choice(names), random_question(random)
+        model, asked = draw_single(random)
         batch = questions.answer(Line(number, json.dumps({"model": model, **asked}).encode()))
-        estimate = kvcalc("estimate", model, *words(asked), "--json")
-        compared = kvcalc("compare", model, *words(asked), "--json")
-        # The question is the last point of a grid: its figures must not depend on the points before it.
-        grid = {**asked, "context": f"1,{asked['context']}", "batch": f"1,{asked['batch']}"}
-        point, reason = swept_point(kvcalc("sweep", model, *words(grid), "--format", "json"))
-        if "error" in batch:
-            refused = batch["error"]["exit_code"], batch["error"]["message"]
-            assert refusal_of(estimate) == refusal_of(compared) == refused, (model, asked)
-            # If two things are wrong, the shortest context may be refused for the other one.
-            assert reason == refused[1] or (reason and "context-length" in asked), (model, asked)
-            with pytest.raises(KvcalcError) as caught:
-                ask_python(model, asked)
-            assert (caught.value.exit_code, caught.value.message) == refused, (model, asked)
-            continue
-        answered += 1
-        assert estimate.json == batch == ask_python(model, asked), (model, asked)
-        wanted = figures_of(batch)
-        assert point is not None, (model, asked, reason)
-        assert {name: point[name] for name in wanted} == wanted, (model, asked)
-        (row,) = compared.json["models"]
-        assert {name: row[name] for name in wanted} == wanted, (model, asked)
+        answered += "error" not in batch
+        try:
+            check_paths(kvcalc, model, asked, batch)
+        except AssertionError as error:
+            failed.append(f"{command_line('estimate', model, asked)}\n    {str(error)[:500]}")
+    assert not failed, f"{len(failed)} of {number_asked}:\n" + "\n".join(failed[:8])
     assert answered > number_asked / 4
+
+
+def check_paths(kvcalc: Any, model: str, asked: dict[str, Any], batch: dict[str, Any]) -> None:
+    """Ask on the other paths what was asked in a batch. AssertionError if an answer or a refusal differs."""
+    estimate = kvcalc("estimate", model, *words_of(asked), "--json")
+    compared = kvcalc("compare", model, *words_of(asked), "--json")
+    # The question is the last point of a grid: its figures must not depend on the points before it.
+    shortest = 1 if "prefix-tokens" not in asked and "turns" not in asked else int(asked["context"]) - 1
+    grid = {**asked, "context": f"{shortest},{asked['context']}", "batch": f"1,{asked['batch']}"}
+    point, reason = swept_point(kvcalc("sweep", model, *words_of(grid), "--format", "json"))
+    if "error" in batch:
+        refused = batch["error"]["exit_code"], batch["error"]["message"]
+        assert refusal_of(estimate) == refusal_of(compared) == refused
+        # If two things are wrong, the shortest context may be refused for the other one.
+        assert reason == refused[1] or (reason and "context-length" in asked)
+        with pytest.raises(KvcalcError) as caught:
+            ask("estimate", model, asked)
+        assert (caught.value.exit_code, caught.value.message) == refused
+        return
+    assert estimate.json == batch == as_json(ask("estimate", model, asked))
+    wanted = figures_of(batch)
+    assert point is not None, reason
+    assert {name: point[name] for name in wanted} == wanted
+    (row,) = compared.json["models"]
+    assert {name: row[name] for name in wanted} == wanted
+
+
+class Family(NamedTuple):
+    """Questions about one model of which each differs from the first in one field, as lines of a batch."""
+
+    model: str
+    lines: list[dict[str, Any]]
+
+
+def families(random: Random, number: int, folder: Path) -> list[Family]:
+    """Families with so many questions in all, about presets and about models with a pattern of layers of their own."""
+    generator, changed = answers("generator"), changed_configs(folder)
+    found: list[Family] = []
+    while sum(len(family.lines) for family in found) < number:
+        command = random.choices(("estimate", "plan", "simulate"), (18, 1, 1))[0]
+        model, options = draw(random, command)
+        if "trace" in options:  # batch reads no traces
+            continue
+        if random.random() < 0.1:
+            model = random.choice(changed)
+            options = {name: value for name, value in options.items() if name not in ("image-size", "images")}
+            if random.random() < 0.5 and command == "estimate":
+                options = {"engine": "transformers", "context": "4096"}
+        first = {"model": model, **({} if command == "estimate" else {"command": command})}
+        first |= {name.replace("-", "_"): generator.as_number(value) for name, value in options.items()}
+        lines = [first] + [generator.changed(random, declared(), first) for _ in range(random.randint(1, 3))]
+        found.append(Family(model, lines))
+    return found
+
+
+def changed_configs(folder: Path) -> list[str]:
+    """Paths of the configs of presets, with the patterns of their layers reversed."""
+    found = []
+    for preset in shipped_presets():
+        config = json.loads(json.dumps(preset.config))
+        for part in (config, config.get("text_config", {})):
+            for key in PATTERNS:
+                if isinstance(part.get(key), list) and part[key] != part[key][::-1]:
+                    part[key] = part[key][::-1]
+                    path = folder / preset.name / "config.json"
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_text(json.dumps(config))
+                    found.append(str(path.parent))
+    return found
+
+
+def batch_answers(lines: list[dict[str, Any]], order: list[int]) -> dict[int, Any]:
+    """The answers of one batch to lines in this order, by the number of the line."""
+    questions, found = Questions(), dict[int, Any]()
+    for number in order:
+        document = questions.answer(Line(1, json.dumps(lines[number]).encode()))
+        if "error" in document:
+            found[number] = document["error"]["exit_code"], document["error"]["message"]
+        else:
+            found[number] = json.dumps(document)
+    return found
+
+
+def python_answers(lines: list[dict[str, Any]], order: list[int]) -> dict[int, Any]:
+    """The answers of Python, in which the questions about a model share what `load_model` returned."""
+    load, found = cache(load_model), dict[int, Any]()
+    for number in order:
+        try:
+            fields = dict(lines[number])
+            command, model = fields.pop("command", "estimate"), load(fields.pop("model"))
+            found[number] = json.dumps(ask(command, model, options_of(fields)))
+        except KvcalcError as error:
+            found[number] = error.exit_code, error.message
+        except answers("python_calls").NoCallError:
+            continue
+        except Exception as error:
+            found[number] = 1, f"internal error: {type(error).__name__}: {error}"
+    return found
+
+
+def options_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a line as options of a command line."""
+    return {name.replace("_", "-"): value if value is True else str(value) for name, value in fields.items()}
+
+
+@pytest.mark.fuzz
+@pytest.mark.usefixtures("quick")
+def test_no_answer_depends_on_the_questions_before_it(kvcalc: Any, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    """Batch and Python in two orders, and a part on the command line: the documents are equal to the byte.
+
+    `-m fuzz --cases 100000` asks 10,000 questions, 500 of them on the command line in this process and 50 as processes.
+    """
+    number = max(1, pytestconfig.getoption("--cases") // CASES_PER_QUESTION)
+    random = Random(20261123 + pytestconfig.getoption("--fuzz-seed"))
+    lines = [line for family in families(random, number, tmp_path) for line in family.lines]
+    order = list(range(len(lines)))
+    first, python = batch_answers(lines, order), python_answers(lines, order)
+    # In the second order a question follows others of its family or of other families, at random.
+    random.shuffle(order)
+    again, python_again = batch_answers(lines, order), python_answers(lines, order)
+    commands = set(random.sample(order, -(-len(lines) // QUESTIONS_PER_COMMAND)))
+    processes = set(random.sample(order, -(-len(lines) // QUESTIONS_PER_PROCESS)))
+    failed = []
+    for position, line in enumerate(lines):
+        found = {"batch": first[position], "batch in another order": again[position]}
+        if position in python and can_be_python(line, first[position]):
+            found |= {"Python": python[position], "Python in another order": python_again[position]}
+        if position in commands:
+            found["command line"] = printed(kvcalc(*command_of(line)))
+        if position in processes:
+            found["process"] = printed(spawn(*command_of(line)))
+        others = [name for name, answer in found.items() if answer != first[position]]
+        if "internal error" in str(first[position]):
+            failed.append(f"{json.dumps(line)}: {first[position]}")
+        elif others:
+            failed.append(f"{json.dumps(line)}: {first_difference(found['batch'], found[others[0]])} in {others}")
+    assert not failed, f"{len(failed)} of {len(lines)}:\n" + "\n".join(failed[:8])
+    assert sum(isinstance(answer, str) for answer in first.values()) > len(lines) / 2
+
+
+def can_be_python(line: Mapping[str, Any], answer: Any) -> bool:
+    """Whether Python has the same question. It takes one engine and prices by the full names of devices.
+
+    A field that a command does not have, or that needs another one, is refused by each in its own words.
+    """
+    has_own_refusal = any(words in str(answer[1]) for words in ("unknown field", ": needs --"))
+    return "," not in line.get("engine", "") and "price" not in line and not has_own_refusal
+
+
+def command_of(line: Mapping[str, Any]) -> list[str]:
+    """The words of the command line that asks what a line of a batch asks."""
+    others = {name: value for name, value in line.items() if name not in ("model", "command")}
+    return [str(line.get("command", "estimate")), str(line["model"]), *words_of(options_of(others)), "--json"]
+
+
+def printed(result: Result) -> Any:
+    """What a command line printed, as the answers of a batch are compared."""
+    return json.dumps(result.json) if result.out else refusal_of(result)
+
+
+def first_difference(one: Any, other: Any) -> str:
+    """Where two answers differ."""
+    if isinstance(one, str) and isinstance(other, str):
+        found = list(answers("recording").differences(json.loads(one), json.loads(other)))
+        return f"{found[0]} and {len(found) - 1} more" if found else "only the order of the keys"
+    return f"{str(one)[:200]} and {str(other)[:200]}"
