@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import kvcalc
 from kvcalc.engines import reserve as parts
-from kvcalc.engines.llama_cpp.reserve import llama_cpp
-from kvcalc.engines.sglang.reserve import sglang
+from kvcalc.engines.llama_cpp.reserve import reserve as llama_cpp
+from kvcalc.engines.sglang.reserve import reserve as sglang
 from kvcalc.engines.tensorrt_llm import reserve as tensorrt_llm
 from kvcalc.engines.vllm import reserve as vllm
 from kvcalc.memory.sharding import Width

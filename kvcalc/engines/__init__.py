@@ -6,14 +6,14 @@ To add an engine, write a subclass of `Engine` (`engine.py`), add a line to `ENG
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.options import check_settings
 from kvcalc.engines.place import Place
-from kvcalc.engines.unread import UNREAD
 from kvcalc.errors import ModelError, UsageError, nearest
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.reads import Entries
@@ -22,6 +22,9 @@ from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.releases import Asked, split_engine
+
+if TYPE_CHECKING:
+    from kvcalc.engines.reserve import Question, Reserve
 
 # Engine name -> (module in this package, class).
 ENGINES = {
@@ -48,10 +51,6 @@ _OF_TYPE = {
     ),
 }
 
-# Engines that were seen to reserve a pool even for encoder models: SGLang for bge-m3 (sgl-project/sglang#7590), and
-# llama.cpp in early 2025 for BERT and nomic-embed (ggml-org/llama.cpp#12836, #12817).
-_POOLS_FOR_ENCODERS = {"sglang": "SGLang", "llama.cpp": "llama.cpp before mid-2025"}
-
 # The code of the note that says which release's rules count.
 RELEASE = "release"
 
@@ -59,13 +58,16 @@ RELEASE = "release"
 class _NoCache(Engine):
     """Any engine that runs an encoder model: it keeps no cache after the forward pass.
 
-    `sizes` is how the engine cuts a model into stages.
+    `of` is that engine's class.
     """
 
-    sizes: Callable[[int, int], list[int]]
+    of: type[Engine]
+
+    def reserve(self, question: Question) -> Reserve:
+        return self.of.reserve(self, question)
 
     def stage_bounds(self, num_layers: int, stages: int) -> Bounds:
-        return bounds_of(self.sizes(num_layers, stages))
+        return bounds_of(self.of.cut(num_layers, stages))
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         return 0
@@ -85,9 +87,8 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
     engine, asked = _class_of(name, spec.model_type)
     name, settings = name.partition("@")[0], settings or {}
     check_settings([name], settings, has_device=True)
-    if spec.model_type in UNREAD.get(name, ()):
-        shown = {"vllm": "vLLM", "tensorrt-llm": "TensorRT-LLM"}[name]
-        raise ModelError(f"{spec.name}: {shown}'s layout of {spec.model_type} is not modelled")
+    if spec.model_type in engine.unread:
+        raise ModelError(f"{spec.name}: {engine.title}'s layout of {spec.model_type} is not modelled")
     if not spec.is_encoder or name == "logical":
         found = engine(spec, settings, stages, asked.text if asked else None)
         if asked is not None:
@@ -99,10 +100,11 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
 
         if parse_placement(settings) is not None:
             raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoders")
-    nothing, pool = _NoCache(spec, settings, 1, None), _POOLS_FOR_ENCODERS.get(name)
-    nothing.sizes, nothing.name, nothing.version = engine.cut, name, asked.text if asked else None
-    if pool:
-        text = f"{pool} may reserve a pool for encoders; its size depends on the memory, not on the request"
+    nothing = _NoCache(spec, settings, 1, None)
+    nothing.of, nothing.name, nothing.title, nothing.version = engine, name, engine.title, asked and asked.text
+    if engine.pools_for_encoders:
+        text = "may reserve a pool for encoders; its size depends on the memory, not on the request"
+        text = f"{engine.pools_for_encoders} {text}"
         nothing.notes = (Note("engine", "encoder-pool", text),)
     return nothing
 
@@ -130,23 +132,20 @@ def resolve_kv_dtype(
     return engine.kv_dtype(spec, asked, settings or {}, dtype, place)
 
 
-def with_default_block(
-    name: str, spec: ModelSpec, kv_dtype: str | Dtype, settings: Mapping[str, str], device_class: str | None
-) -> Mapping[str, str]:
-    """`settings` with vLLM's default size of a block, if the device decides it. `name` may end in a release."""
-    if name.partition("@")[0] != "vllm" or "block-size" in settings:
-        return settings
-    from kvcalc.engines.vllm.blocks import default_block, step_of
-
-    release = split_engine(name)[1]
-    place = Place(release.release if release else None, device_class)
-    block = default_block(spec, kv_dtype.name if isinstance(kv_dtype, Dtype) else kv_dtype, place)
-    return settings if block == step_of(spec) else {**settings, "block-size": str(block)}
+def engine_class(name: str) -> type[Engine]:
+    """The class of engine `name`, which may end in a release. Raises UsageError (exit 2) for an unknown engine."""
+    return _class_of(name)[0]
 
 
-def joins_drafts(name: str) -> bool:
-    """Whether any drafter's layers are in the model's own cache in engine `name` (`Engine.joins_drafts`)."""
-    return _class_of(name)[0].joins_drafts
+def reserve_of(engine: Engine, question: Question) -> Reserve:
+    """The memory that `engine` does not give to the cache. Raises UsageError (exit 2) for a setting out of range."""
+    found = engine.reserve(question)
+    if question.is_apple:
+        from kvcalc.engines.reserve import RESERVE, Held
+
+        # Metal's recommendedMaxWorkingSetSize is about three quarters of the machine's memory.
+        found.held.append(Held(RESERVE, "reserved by macOS (25 %)", question.memory_bytes // 4))
+    return found
 
 
 def resolve_weight_dtype(name: str, spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:

@@ -6,7 +6,7 @@ The main method is `Engine.cache_bytes`: the bytes one sequence takes in one lay
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.options import Given
@@ -26,6 +26,7 @@ from kvcalc.releases import Asked, Release
 if TYPE_CHECKING:
     from kvcalc.engines.llama_cpp.placement import Placement
     from kvcalc.engines.prefixes import Prefixes
+    from kvcalc.engines.reserve import Question, Reserve
 
 # The name of every line in the engines' accounts, in display order.
 _LINES = (
@@ -83,6 +84,14 @@ class BlockPool(NamedTuple):
     max_concurrency: float | None = None
 
 
+class DeviceDefault(NamedTuple):
+    """The default of an engine's option on some devices, which are named in words."""
+
+    option: str
+    value: str
+    devices: str
+
+
 class RunningPool(NamedTuple):
     """The blocks of one device while requests run, as a simulation of the scheduler follows them.
 
@@ -126,7 +135,10 @@ class Engine(ABC):
     """
 
     name: str
+    title: str  # as its project spells it
     version: str | None = None
+    unread: Set[str] = frozenset()  # the model types whose layout in the engine is not known from its source
+    pools_for_encoders = ""  # the releases that reserve a pool even for an encoder, in words
     splits_heads = True
     splits_layers = True
     has_attention_replicas = False
@@ -198,6 +210,29 @@ class Engine(ABC):
         """
         own = self.version
         return None if own is None or asked.text.removeprefix("v") == own.split()[-1] else own
+
+    @abstractmethod
+    def reserve(self, question: Question) -> Reserve:
+        """The memory that the engine does not give to the cache. UsageError (exit 2) for a setting out of range."""
+
+    @classmethod
+    def device_settings(
+        cls, memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
+    ) -> dict[str, str]:
+        """The default settings that the engine chooses by device."""
+        return {}
+
+    @classmethod
+    def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
+        """Every default that `device_settings` may give for an option that does not need a device."""
+        return []
+
+    @classmethod
+    def with_default_block(
+        cls, spec: ModelSpec, kv_dtype: str, settings: Mapping[str, str], place: Place
+    ) -> Mapping[str, str]:
+        """`settings` with the default size of a block, if the device decides it. `kv_dtype` is the cache's type."""
+        return settings
 
     @abstractmethod
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:

@@ -13,14 +13,25 @@ from kvcalc.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
+    from kvcalc.engines.reserve import Question, Reserve
 
 
 class Logical(Engine):
     """Counts only the bytes that attention must store."""
 
     name = "logical"
+    title = "logical"
     has_attention_replicas = True
     joins_drafts = True  # layers add up
+
+    def reserve(self, question: Question) -> Reserve:
+        """No engine: reserve 10% of the device for the software that runs the model, regardless of the model.
+
+        vLLM left the same share unused by default until 0.20 (gpu_memory_utilization 0.9).
+        """
+        from kvcalc.engines.reserve import RESERVE, Held, Reserve
+
+        return Reserve([Held(RESERVE, "reserved (10 %)", question.memory_bytes // 10)], {})
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         return stored_cache_bytes(cache, tokens, dtype)

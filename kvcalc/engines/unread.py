@@ -16,7 +16,5 @@ _ANYWHERE = (
 _NOT_IN_VLLM = "recurrent_gemma rwkv rwkv6".split()
 _IN_VLLM = "mimo_v2 param2moe plamo3 sarvam_mla sarvam_moe solar step1 step3_text step5 telechat3 youtu_llm".split()
 
-UNREAD = {
-    "vllm": frozenset((*_ANYWHERE, *_NOT_IN_VLLM)), "tensorrt-llm": frozenset((*_ANYWHERE, *_IN_VLLM)),
-}  # fmt: skip
-"""Engine -> the types that it refuses, because a figure would be a guess."""
+NOT_READ_IN_VLLM = frozenset((*_ANYWHERE, *_NOT_IN_VLLM))
+NOT_READ_IN_TENSORRT_LLM = frozenset((*_ANYWHERE, *_IN_VLLM))

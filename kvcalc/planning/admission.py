@@ -42,10 +42,10 @@ def prefill_step_tokens(case: Case) -> int:
         return Given("vllm", case.settings).count("max-num-batched-tokens", STEP_TOKENS)
     if case.engine_name == "sglang":
         # Imported here because most questions do not need it.
-        from kvcalc.engines.device_defaults import sglang_prefill_tokens
+        from kvcalc.engines.sglang.device import steps_by_memory
 
         tokens = Given("sglang", case.settings).optional_count("chunked-prefill-size")
-        tokens = tokens or sglang_prefill_tokens(case.devices.gpu.memory_bytes)
+        tokens = tokens or steps_by_memory(case.devices.gpu.memory_bytes)[0]
         return max(1, tokens // case.workload.data_parallel_size)
     return STEP_TOKENS
 

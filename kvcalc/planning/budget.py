@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvcalc.engines import reserve_of
 from kvcalc.engines.reserve import RESERVE, Held, Question, Reserve
-from kvcalc.engines.reserves import reserve_of
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import IndexerKeys, RecurrentState
 from kvcalc.model.memo import remembered, remembered_of_two
@@ -266,7 +266,7 @@ def _divide(
         multimodal=case.model.multimodal,
         keeps_tokens=_keeps_tokens(spec),
     )
-    reserve = reserve_of(case.engine_name, question)
+    reserve = reserve_of(case.engine, question)
     left = gpu.memory_bytes - weights.bytes - reserve.held_bytes()
     pool = int(left * reserve.share) if left > 0 else left
     offered = left if "free-gpu-memory-fraction" in settings else pool

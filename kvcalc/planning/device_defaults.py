@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvcalc.engines import resolve_kv_dtype
-from kvcalc.engines.device_defaults import device_defaults
+from kvcalc.engines import engine_class, resolve_kv_dtype
 from kvcalc.engines.place import DISTINGUISHED, Place
 from kvcalc.memory.dtypes import Dtype, parse_dtype
 from kvcalc.model.spec import ModelSpec, has_states
@@ -29,7 +28,7 @@ def describe_device_defaults(
     type as asked, the one that it has here, and the requested type of the weights.
     """
     found: dict[str, list[dict[str, Any]]] = {}
-    for option, value, devices in device_defaults(engine.partition("@")[0], release_of(engine)):
+    for option, value, devices in engine_class(engine).device_defaults(release_of(engine)):
         here = in_use.get(option.replace("-", "_"))
         if here is not None and option not in given:
             shown = int(value) if isinstance(here, int) else value

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvcalc.engines import joins_drafts
+from kvcalc.engines import engine_class
 from kvcalc.engines.engine import Engine
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.workload import Workload, bind_workload, check_tensor_parallel
@@ -157,7 +157,7 @@ def with_layers(asked: Speculation, spec: ModelSpec, workload: Workload) -> Mode
 
 def has_own_pool(engine: str, drafter: Drafter | None) -> bool:
     """Whether what drafts tokens has a pool of its own. MTP layers are in the model's own cache."""
-    return drafter is not None and not drafter.like_model and not joins_drafts(engine)
+    return drafter is not None and not drafter.like_model and not engine_class(engine).joins_drafts
 
 
 def slots_of(asked: Speculation, engine: Engine, serves_requests: bool) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from kvcalc.engines.device_defaults import device_settings
+from kvcalc.engines import engine_class
 from kvcalc.errors import UsageError
 from kvcalc.memory.workload import Workload
 from kvcalc.records import NamedTuple
@@ -74,8 +74,8 @@ def layout_of(workload: Workload) -> Layout:
 
 def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
     """The engine's settings, including the defaults that depend on the device."""
-    gpu, name = devices.gpu, engine.partition("@")[0]
-    chosen = device_settings(name, gpu.memory_bytes, gpu.name, gpu.device_class, release_of(engine))
+    gpu = devices.gpu
+    chosen = engine_class(engine).device_settings(gpu.memory_bytes, gpu.name, gpu.device_class, release_of(engine))
     return {**chosen, **settings}
 
 

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 
 from kvcalc.engines import (
     check_engine,
+    engine_class,
     load_engine,
     replica_settings,
     resolve_kv_dtype,
     resolve_weight_dtype,
-    with_default_block,
 )
 from kvcalc.engines.allocation import PLAIN, Allocation, Drafts, Requests
 from kvcalc.engines.engine import Engine
 from kvcalc.engines.options import check_settings
+from kvcalc.engines.place import Place
 from kvcalc.errors import LayoutError, UsageError
+from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
@@ -23,6 +25,7 @@ from kvcalc.model.variants import apply
 from kvcalc.notes import Note
 from kvcalc.planning.question import Question
 from kvcalc.records import NamedTuple
+from kvcalc.releases import release_of
 
 
 class Types(NamedTuple):
@@ -64,7 +67,9 @@ def resolve_types(asked: Question) -> Types:
     device_class = None if devices is None else devices.gpu.device_class
     kv_dtype, reason = resolve_kv_dtype(asked.engine, spec, asked.kv_dtype, settings, asked.dtype, device_class)
     if devices is not None:
-        settings = with_default_block(asked.engine, spec, kv_dtype, settings, device_class)
+        kv_type = kv_dtype.name if isinstance(kv_dtype, Dtype) else kv_dtype
+        place = Place(release_of(asked.engine), device_class)
+        settings = engine_class(asked.engine).with_default_block(spec, kv_type, settings, place)
     workload = resolve_workload(
         spec, asked.context_tokens, asked.batch_size, asked.dtype, kv_dtype, asked.tensor_parallel_size or 1,
         asked.encoder_tokens, asked.pipeline_parallel_size,

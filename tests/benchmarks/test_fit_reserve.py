@@ -9,7 +9,7 @@ import pytest
 from benchmarks.fit_reserve import ENGINES
 from benchmarks.reserve_logs import Log, covered, range_of, read_table, read_vllm_logs, release_and_family
 from kvcalc.engines.reserve import Question
-from kvcalc.engines.sglang.reserve import sglang
+from kvcalc.engines.sglang.reserve import reserve as sglang
 from kvcalc.memory.sharding import Width
 from kvcalc.throughput.hardware import find_gpu
 

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from kvcalc.engines.device_defaults import device_settings
+from kvcalc.engines import engine_class, load_engine, reserve_of
 from kvcalc.engines.reserve import GIB, MIB, Question
-from kvcalc.engines.reserves import reserve_of
 from kvcalc.errors import UsageError
 from kvcalc.memory.sharding import Width
+from kvcalc.model.resolve import load_model
 from kvcalc.model.towers.image_rule import ImageRule
 from kvcalc.releases import Release, release_of
 
+LLAMA = load_model("llama-3-8b")
 LLAMA_8B = Width(3 * 14336, 4096, 128256, 32, False)
 LLAMA_2_7B = Width(3 * 11008, 4096, 32000, 32, False)
 MEMORY = 80 * GIB
@@ -23,10 +24,10 @@ MEMORY = 80 * GIB
 def ask(engine: str, width: Width = LLAMA_8B, **changes: Any) -> Any:
     question = Question(MEMORY, width, 1, 4096, 1, {})
     settings = {
-        **device_settings(engine, MEMORY, "h100-sxm", "hopper", changes.get("release")),
+        **engine_class(engine).device_settings(MEMORY, "h100-sxm", "hopper", changes.get("release")),
         **changes.pop("settings", {}),
     }
-    return reserve_of(engine, question._replace(settings=settings, **changes))
+    return reserve_of(load_engine(engine, LLAMA), question._replace(settings=settings, **changes))
 
 
 def lines(found: Any) -> dict[str, int]:
@@ -124,15 +125,15 @@ def test_estimated_parts_of_vllm_have_a_range() -> None:
 def test_vllm_takes_its_step_and_its_prefill_from_the_device(
     memory: int, name: str, kind: str, tokens: int, requests: int, prefill: str
 ) -> None:
-    found = device_settings("vllm", memory * GIB, name, kind, None)
+    found = engine_class("vllm").device_settings(memory * GIB, name, kind, None)
     sizes = {"max-num-batched-tokens": str(tokens), "max-num-seqs": str(requests)}
     assert found == {**sizes, "gdn-prefill-backend": prefill}
 
 
 def test_vllm_has_larger_blocks_on_gpus_of_intel() -> None:
     older = release_of("vllm@0.31")
-    assert device_settings("vllm", 12 * GIB, "arc-b580", "xe2", None)["block-size"] == "64"
-    assert "block-size" not in device_settings("vllm", 12 * GIB, "arc-b580", "xe2", older)
+    assert engine_class("vllm").device_settings(12 * GIB, "arc-b580", "xe2", None)["block-size"] == "64"
+    assert "block-size" not in engine_class("vllm").device_settings(12 * GIB, "arc-b580", "xe2", older)
 
 
 def test_sglang_default_share() -> None:
@@ -269,7 +270,7 @@ def test_shares_out_of_range(engine: str, option: str, value: str) -> None:
     ("release", "requests"), [("0.7.3", "256"), ("0.8.0rc1", "256"), ("0.8.0", "1024"), ("2025-03-17", "256")]
 )
 def test_a_release_has_the_defaults_of_its_time(release: str, requests: str) -> None:
-    found = device_settings("vllm", 80 * GIB, "h100-sxm", "hopper", release_of(f"vllm@{release}"))
+    found = engine_class("vllm").device_settings(80 * GIB, "h100-sxm", "hopper", release_of(f"vllm@{release}"))
     assert found["max-num-seqs"] == requests
 
 
@@ -284,7 +285,7 @@ def test_the_mask_of_llama_cpp_has_the_cells_of_all_slots_that_share_a_stream() 
         )  # fmt: skip
         # For every token of a micro-batch, a layer has its values, and the mask and the scores of 32 heads of every
         # cell, in fp32.
-        return reserve_of("llama.cpp", asked).held[0].bytes // 512 // 4 // 33
+        return reserve_of(load_engine("llama.cpp", LLAMA), asked).held[0].bytes // 512 // 4 // 33
 
     layer = LLAMA_2_7B.module_elements // 33
     one, four = (1 << 20) + layer, (1 << 22) + layer

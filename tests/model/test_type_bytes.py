@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvcalc.engines.unread import UNREAD
+from kvcalc.engines import engine_class
 from kvcalc.errors import ModelError
 from kvcalc.model.caches import FullAttention, SlidingWindowAttention
 from kvcalc.model.hf_config import REFUSED, is_remote, known_types, read_config
@@ -131,7 +131,7 @@ def test_a_static_indexer_of_minimax_m3_has_one_counter_for_the_batch() -> None:
 
 @pytest.mark.parametrize("engine", ["vllm", "tensorrt-llm"])
 def test_an_engine_refuses_types_whose_layout_nobody_has_read(engine: str) -> None:
-    assert UNREAD[engine] <= set(known_types())
+    assert engine_class(engine).unread <= set(known_types())
     spec = read_config({**KV, "model_type": "zaya", "head_dim": 16}, "x", "x")
     with pytest.raises(ModelError, match="layout of zaya is not modelled"):
         estimate(spec, engine=engine)

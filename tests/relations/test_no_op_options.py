@@ -114,8 +114,7 @@ def speeds_of(document: Mapping[str, Any]) -> dict[str, Any]:
         times = {row["metric"]: row["mean_seconds"] for row in document["times"]}
         return {"tokens_per_second": results["tokens_per_second"], **{name: times[name] for name in ("tpot", "e2e")}}
     if "plans" in document:
-        times = ("tokens_per_second", "tpot_seconds", "ttft_seconds")
-        return of_rows(document, times)
+        return of_rows(document, ("tokens_per_second", "tpot_seconds", "ttft_seconds"))
     speed = document["throughput"] or {}
     served = speed.get("serving") or {}
     names = ("tokens_per_second", "running_requests", "tpot_seconds", "ttft_seconds")

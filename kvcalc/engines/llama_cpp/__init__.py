@@ -27,6 +27,7 @@ from kvcalc.releases import parse_release
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
+    from kvcalc.engines.reserve import Question, Reserve
 
 # kv_cache_types, common/arg.cpp.
 _TYPES = ("fp32", "fp16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -42,6 +43,9 @@ class LlamaCpp(Engine):
     """
 
     name = "llama.cpp"
+    title = "llama.cpp"
+    # Seen in early 2025 for BERT and nomic-embed (ggml-org/llama.cpp#12836, #12817).
+    pools_for_encoders = "llama.cpp before mid-2025"
     # Every slot has the cells of a whole request (llama-server).
     reserves_full_length = True
     running_option = "parallel"
@@ -97,6 +101,11 @@ class LlamaCpp(Engine):
     def cut(num_layers: int, stages: int) -> list[int]:
         """Split the layers over devices with the same memory (`splitting`)."""
         return layers_per_device(num_layers, (1,) * stages)
+
+    def reserve(self, question: Question) -> Reserve:
+        from kvcalc.engines.llama_cpp.reserve import reserve
+
+        return reserve(question)
 
     @staticmethod
     def kv_dtype(

@@ -20,7 +20,7 @@ _COPIES = 4
 _LOW, _HIGH = 0.58, 2.18
 
 
-def llama_cpp(question: Question) -> Reserve:
+def reserve(question: Question) -> Reserve:
     """A compute buffer for one micro-batch. llama.cpp keeps no other reserve.
 
     At the end of a micro-batch, the buffer holds its logits and embeddings in fp32. With 512 tokens, llama.cpp's logs

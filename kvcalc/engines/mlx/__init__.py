@@ -31,6 +31,7 @@ from kvcalc.releases import parse_release
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
+    from kvcalc.engines.reserve import Question, Reserve
 
 # KVCache.step: an array grows by this many tokens.
 _STEP = 256
@@ -54,6 +55,7 @@ class Mlx(Engine):
     """
 
     name = "mlx"
+    title = "mlx-lm"
     copies_prefixes = True
     version = VERSION
     splits_heads = False
@@ -88,6 +90,11 @@ class Mlx(Engine):
             text = f"mlx-lm keeps all tokens in the windowed layers of {spec.model_type}"
             notes.append(Note("engine", "whole-windows", text))
         self.notes = tuple(notes)
+
+    def reserve(self, question: Question) -> Reserve:
+        from kvcalc.engines.mlx.reserve import reserve
+
+        return reserve(question)
 
     @staticmethod
     def kv_dtype(

@@ -7,7 +7,7 @@ from kvcalc.engines.reserve import ACTIVATION, Held, Question, Reserve
 from kvcalc.errors import UsageError
 
 
-def mlx(question: Question) -> Reserve:
+def reserve(question: Question) -> Reserve:
     """The activations of one step of a prompt. The share that macOS reserves is added for every engine.
 
     MLX wires memory up to Metal's recommendedMaxWorkingSetSize (wired_limit, mlx_lm/generate.py) and reuses freed

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines.engine import BatchLine, BlockPool, Engine, Line, Resolved, RunningPool, lines_of
+from kvcalc.engines.engine import BatchLine, BlockPool, DeviceDefault, Engine, Line, Resolved, RunningPool, lines_of
 from kvcalc.engines.options import Given
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.sglang.defaults import default_cache, has_raw_rows
+from kvcalc.engines.sglang.device import device_defaults, steps_by_memory
 from kvcalc.engines.sglang.drafts import DraftSlot, draft_slot
 from kvcalc.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
 from kvcalc.engines.sglang.models import (
@@ -42,10 +43,12 @@ from kvcalc.memory.sharding import longer_last, stages_of, whole_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.notes import Note
+from kvcalc.releases import Release
 from kvcalc.units import Number
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
+    from kvcalc.engines.reserve import Question, Reserve
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
 # default on Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
@@ -71,6 +74,8 @@ class Sglang(Engine):
     """
 
     name = "sglang"
+    title = "SGLang"
+    pools_for_encoders = "SGLang"  # seen for bge-m3 (sgl-project/sglang#7590)
     # A request starts if its prompt fits beside a share of the answers still to come (new_token_ratio, which falls to
     # 10 %). If that was too little, requests are retracted (PrefillAdder, srt/managers/schedule_policy.py). Requests
     # with ignore_eos reserve more.
@@ -157,6 +162,21 @@ class Sglang(Engine):
     def cut(num_layers: int, stages: int) -> list[int]:
         """Remaining layers go to the last ranks, one each (get_pp_indices, srt/distributed/utils.py)."""
         return longer_last(num_layers, stages)
+
+    @classmethod
+    def device_settings(
+        cls, memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
+    ) -> dict[str, str]:
+        return {"chunked-prefill-size": str(steps_by_memory(memory_bytes)[0])}
+
+    @classmethod
+    def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
+        return device_defaults()
+
+    def reserve(self, question: Question) -> Reserve:
+        from kvcalc.engines.sglang.reserve import reserve
+
+        return reserve(question)
 
     @staticmethod
     def kv_dtype(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcalc.engines.device_defaults import sglang_row
 from kvcalc.engines.options import Given
 from kvcalc.engines.reserve import ACTIVATION, MIB, RESERVE, Held, Question, Reserve
+from kvcalc.engines.sglang.device import steps_by_memory
 
 # The memory SGLang reserves for the prefill graphs of an MLA model (reserve_for_graph_mb). Other models: 8 MiB per
 # captured size.
@@ -23,7 +23,7 @@ _EMBEDDINGS_MIB = 100
 _USUAL_TOWER = 24 * 1024**2
 
 
-def sglang(question: Question) -> Reserve:
+def reserve(question: Question) -> Reserve:
     """The pool takes all free memory except a share of the device, which is for activations and graphs.
 
     Source, in SGLang 0.5.23: handle_gpu_memory_settings (srt/arg_groups/memory_hook.py) for the default share, and
@@ -49,7 +49,7 @@ def _default_share(question: Question, given: Given) -> float:
     The largest prefill graph has as many tokens as a prefill step.
     """
     memory_mib = question.memory_bytes / MIB
-    tokens, few, many = sglang_row(question.memory_bytes)
+    tokens, few, many = steps_by_memory(question.memory_bytes)
     tokens = given.count("chunked-prefill-size", tokens)
     graph = few if question.ranks < 4 else many
     graph = min(graph, given.count("max-running-requests", graph))

@@ -15,6 +15,7 @@ from kvcalc.engines.engine import BlockPool, Engine, Line, Resolved, lines_of, n
 from kvcalc.engines.options import Given
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import ceil_div, round_up
+from kvcalc.engines.unread import NOT_READ_IN_TENSORRT_LLM
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of, parse_weight_dtype
 from kvcalc.memory.kv_cache import stored_cache_bytes
@@ -28,6 +29,7 @@ from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
+    from kvcalc.engines.reserve import Question, Reserve
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
 _WITH_FP8_CACHE = ("fp8", "nvfp4")
@@ -64,6 +66,8 @@ class TensorrtLlm(Engine):
     """
 
     name = "tensorrt-llm"
+    title = "TensorRT-LLM"
+    unread = NOT_READ_IN_TENSORRT_LLM
     # GUARANTEED_NO_EVICT, the default of capacity_scheduler_policy (llmapi/llm_args.py).
     reserves_full_length = True
     running_option = "max-batch-size"
@@ -92,6 +96,11 @@ class TensorrtLlm(Engine):
     def cut(num_layers: int, stages: int) -> list[int]:
         """Remaining layers go to the first ranks, one each (Mapping.pp_layers, tensorrt_llm/mapping.py)."""
         return longer_first(num_layers, stages)
+
+    def reserve(self, question: Question) -> Reserve:
+        from kvcalc.engines.tensorrt_llm.reserve import reserve
+
+        return reserve(question)
 
     @staticmethod
     def kv_dtype(

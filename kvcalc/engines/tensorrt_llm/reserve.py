@@ -11,7 +11,7 @@ _LOW, _HIGH = 0.94, 2.12
 _STEP_TOKENS = 8192
 
 
-def tensorrt_llm(question: Question) -> Reserve:
+def reserve(question: Question) -> Reserve:
     """The cache gets 90% of the memory that is free after the model is loaded and a step has run.
 
     The other 10% is a line of its own in `fit`. Source: KvCacheCreator (tensorrt_llm/_torch/pyexecutor/_util.py) and

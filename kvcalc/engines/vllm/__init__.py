@@ -12,12 +12,15 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.checkpoint import published_cache, quantized_cache
-from kvcalc.engines.engine import BatchLine, BlockPool, Engine, Line, Resolved, RunningPool, block_table
+from kvcalc.engines.engine import BatchLine, BlockPool, DeviceDefault, Engine, Line, Resolved, RunningPool, block_table
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
+from kvcalc.engines.unread import NOT_READ_IN_VLLM
 from kvcalc.engines.vllm.account import Plan, account
+from kvcalc.engines.vllm.blocks import default_block, step_of
 from kvcalc.engines.vllm.cache_dtypes import check_dtype, own_dtype
 from kvcalc.engines.vllm.context_parallel import check_prompt_ranks, check_token_ranks
 from kvcalc.engines.vllm.defaults import default_cache, has_raw_rows
+from kvcalc.engines.vllm.device import device_defaults, device_settings
 from kvcalc.engines.vllm.groups import group
 from kvcalc.engines.vllm.layers import Layer, entries_of, layers_of, with_draft_layers
 from kvcalc.engines.vllm.releases import Rules, is_known, rules_of
@@ -31,10 +34,11 @@ from kvcalc.memory.sharding import Bounds, bounds_of, whole_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec, has_states, period
 from kvcalc.notes import Note
-from kvcalc.releases import Asked, parse_release
+from kvcalc.releases import Asked, Release, parse_release
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
+    from kvcalc.engines.reserve import Question, Reserve
 
 VERSION = "0.33.0"
 
@@ -49,6 +53,8 @@ class Vllm(Engine):
     """
 
     name = "vllm"
+    title = "vLLM"
+    unread = NOT_READ_IN_VLLM
     # A request starts if there are blocks for its prompt. If a running one finds no block, another one is preempted
     # (Scheduler.schedule, v1/core/sched/scheduler.py, vLLM 0.33.0).
     reserves_full_length = False
@@ -88,6 +94,30 @@ class Vllm(Engine):
         self._of_any_length = (in_flight, batched, self.states.kept, self.token_ranks)
         self._layers: dict[tuple[int, int], tuple[ModelSpec, Dtype, tuple[ModelSpec, list[Layer]]]] = {}
         self._plans: dict[tuple[int, int, bool], tuple[ModelSpec, Dtype, Plan]] = {}
+
+    @classmethod
+    def device_settings(
+        cls, memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
+    ) -> dict[str, str]:
+        return device_settings(memory_bytes, device_name, device_class, release)
+
+    @classmethod
+    def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
+        return device_defaults(release)
+
+    @classmethod
+    def with_default_block(
+        cls, spec: ModelSpec, kv_dtype: str, settings: Mapping[str, str], place: Place
+    ) -> Mapping[str, str]:
+        if "block-size" in settings:
+            return settings
+        block = default_block(spec, kv_dtype, place)
+        return settings if block == step_of(spec) else {**settings, "block-size": str(block)}
+
+    def reserve(self, question: Question) -> Reserve:
+        from kvcalc.engines.vllm.reserve import reserve
+
+        return reserve(question)
 
     @staticmethod
     def kv_dtype(

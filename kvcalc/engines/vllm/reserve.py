@@ -34,7 +34,7 @@ _LOW, _HIGH = 0.7, 1.63
 _GRAPHS_SINCE = Release.of(0, 21)
 
 
-def vllm(question: Question) -> Reserve:
+def reserve(question: Question) -> Reserve:
     """vLLM takes a share of the device and subtracts what a profiling run finds.
 
     The parts are the unused share, the peak of a step, the CUDA context, NCCL and the graphs. Source: request_memory
