@@ -50,6 +50,19 @@ def test_a_plain_decoder_is_one_row_and_a_preset(acorn: str) -> None:
             estimate(spec, context_tokens=32_768, engine=engine)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("estimate", "acorn-7b"), ("fit", "acorn-ai/Acorn-7B", "--gpu", "h100"),
+     ("plan", "acorn-7b", "--gpu", "h100", "--input-tokens", "1000", "--output-tokens", "100", "--concurrency", "4"),
+     ("models", "show", "acorn-7b")],
+    ids=" ".join,
+)  # fmt: skip
+def test_commands_know_its_names(kvcalc: Any, acorn: str, words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCALC_PRESETS", str(Path(acorn).parent))
+    document = kvcalc(*words, "--json").json
+    assert document.get("model", document)["name"] == "acorn-7b"
+
+
 def test_measure_builds_it(acorn: str) -> None:
     import torch
 

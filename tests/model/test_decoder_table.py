@@ -52,7 +52,7 @@ def defaults_in(tree: ast.AST) -> Iterator[ast.Constant]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            is_table = isinstance(target, ast.Name) and "DEFAULTS" in target.id
+            is_table = isinstance(target, ast.Name) and ("DEFAULTS" in target.id or target.id in ("_QWEN", "_T5S"))
         else:
             is_table = isinstance(node, ast.keyword) and node.arg == "defaults"
         value = getattr(node, "value", None)
