@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import kvcalc as api
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.json_lines import Line
 from kvcalc.errors import KvcalcError
@@ -78,6 +79,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     from kvcalc.model import resolve
     from kvcalc.planning import compare
 
+    assert callable(api.load_model)  # the public name is made on first use, here from the module as it is
     load = cache(resolve.load_model)
     monkeypatch.setattr(resolve, "load_model", load)
     monkeypatch.setattr(compare, "load_model", load)
@@ -111,6 +113,7 @@ def test_every_path_gives_the_same_figures_or_the_same_refusal(kvcalc: Any, pyte
 
 def check_paths(kvcalc: Any, model: str, asked: dict[str, Any], batch: dict[str, Any]) -> None:
     """Ask on the other paths what was asked in a batch. AssertionError if an answer or a refusal differs."""
+    assert "error" not in batch or "internal error" not in batch["error"]["message"], batch["error"]["message"]
     estimate = kvcalc("estimate", model, *words_of(asked), "--json")
     compared = kvcalc("compare", model, *words_of(asked), "--json")
     # The question is the last point of a grid: its figures must not depend on the points before it.
