@@ -168,6 +168,8 @@ def _take_types(given: dict[str, Any], arguments: dict[str, Any]) -> None:
         reuse["transfer"] = _rate(given.pop("transfer-bandwidth"))
     if reuse:
         arguments["reuse"] = {"call": "CacheReuse", "with": reuse}
+    if ("images" in given) != ("image-size" in given):
+        raise NoCallError("--images and --image-size need each other")
     if "images" in given:
         width, height = given.pop("image-size").split("x")
         arguments["images"] = {"call": "ImagesAsked", "on": [int(given.pop("images")), int(width), int(height)]}
