@@ -13,6 +13,7 @@ from kvcalc.errors import KvcalcError
 from kvcalc.memory.curves import Curve, stored_curve
 from kvcalc.memory.workload import BEYOND_MODEL, ENCODER_AS_CONTEXT
 from kvcalc.notes import Note
+from kvcalc.planning.capacity import max_running_requests
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.figures import FIGURES, cache_figures
 from kvcalc.planning.question import Question
@@ -188,12 +189,17 @@ def _with_memory(
     found: Combination, case: Case, memory: Callable[[int, int], int],
     also_fits: Callable[[int, int], bool] | None = None,
 ) -> Combination:  # fmt: skip
-    """The combination with this memory. An engine that asks for more before it starts needs that at every point."""
-    if case.allocation.start_bytes(case.share, case.workload.kv_dtype, case.workload.context_tokens):
-        return found._replace(
-            memory=memory, also_fits=lambda tokens, batch: case.needed_bytes(tokens, 1) <= memory(tokens, batch)
-        )
-    return found._replace(memory=memory, also_fits=also_fits)
+    """The combination with this memory. At every point, an engine needs what it asks for before it starts, and runs at
+    most as many requests as its own limits allow."""
+    share, dtype = case.share, case.workload.kv_dtype
+    checks = [] if also_fits is None else [also_fits]
+    if case.allocation.start_bytes(share, dtype, case.workload.context_tokens):
+        checks.append(lambda tokens, batch: case.needed_bytes(tokens, 1) <= memory(tokens, batch))
+    if case.allocation.max_running_requests(share, dtype, None) is not None:
+        checks.append(lambda tokens, batch: batch <= (max_running_requests(case, memory(tokens, batch), tokens) or 0))
+    return found._replace(
+        memory=memory, also_fits=(lambda *point: all(check(*point) for check in checks)) if checks else None
+    )
 
 
 def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[int, int], Row] | None:

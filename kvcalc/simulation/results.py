@@ -33,7 +33,7 @@ def describe_times(requests: Sequence[Request], replicas: Sequence[Replica]) -> 
         _row("ttft", [ttft_of(request) for request in requests]),
         _row("tpot", tpots),
         {"metric": "itl", "mean_seconds": None, **{name: gaps.percentile(share) for name, share in _SHARES},
-         "max_seconds": gaps.percentile(1.0)},
+         "max_seconds": gaps.longest or None},
         _row("e2e", [e2e_of(request) for request in requests]),
         _row("queue", [_since(request, request.started) for request in requests]),
     ]  # fmt: skip

@@ -49,9 +49,10 @@ class Timeline:
 
 
 class TokenGaps:
-    """The times between a request's tokens, counted in classes of 1 %."""
+    """The times between a request's tokens, counted in classes of 1 %. `longest` is exact."""
 
     def __init__(self) -> None:
+        self.longest = 0.0
         self._counts: dict[int, int] = {}
 
     def add(self, seconds: float, tokens: int) -> None:
@@ -59,6 +60,7 @@ class TokenGaps:
         if seconds > 0:
             place = round(log(seconds) / _CLASS)
             self._counts[place] = self._counts.get(place, 0) + tokens
+            self.longest = max(self.longest, seconds)
 
     def add_run(self, first: float, last: float, steps: int, tokens: int) -> None:
         """`tokens` tokens came in each of `steps` steps, whose seconds rise evenly from `first` to `last`."""
@@ -68,6 +70,7 @@ class TokenGaps:
         for part in range(parts):
             middle = first + (last - first) * (part + 0.5) / parts
             self.add(middle, tokens * (steps * (part + 1) // parts - steps * part // parts))
+        self.longest = max(self.longest, first, last)
 
     @property
     def tokens(self) -> int:
@@ -78,13 +81,14 @@ class TokenGaps:
         """Add the gaps of another replica."""
         for place, tokens in other._counts.items():
             self._counts[place] = self._counts.get(place, 0) + tokens
+        self.longest = max(self.longest, other.longest)
 
     def percentile(self, share: float) -> float | None:
-        """The gap that `share` of the tokens do not exceed. None if there are no gaps."""
+        """The gap that `share` of the tokens do not exceed, and at most `longest`. None if there are no gaps."""
         total = self.tokens
         seen = 0
         for place in sorted(self._counts):
             seen += self._counts[place]
             if seen >= share * total:
-                return exp(place * _CLASS)
+                return min(exp(place * _CLASS), self.longest)
         return None

@@ -574,10 +574,11 @@ def test_what_changes_the_code_makes_another_library(
         assert len(libraries) == before + 1
 
 
-def test_a_compiler_that_hangs_is_started_once_until_it_is_another(
+def test_a_compiler_that_hangs_is_started_once_an_hour_until_it_is_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A file beside the library remembers it for the next processes."""
+    """A file beside the library remembers it for the next processes. Reasons, which stand in records, name no home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     slow = tmp_path / "cc"
     slow.write_text(f"#!/bin/sh\necho again >> {tmp_path / 'calls'}\nexec sleep 60\n")
     slow.chmod(0o755)
@@ -590,8 +591,13 @@ def test_a_compiler_that_hangs_is_started_once_until_it_is_another(
 
     assert reason() == f"{slow} did not finish within 3 seconds"
     for _ in range(2):
-        assert reason().startswith(f"{slow} did not finish in an earlier run; remove {tmp_path / 'cache'}")
+        assert reason().startswith(f"{slow} did not finish in an earlier run; remove ~/cache/kvcalc/hung-")
     assert (tmp_path / "calls").read_text() == "again\n"
+    (hung,) = (tmp_path / "cache" / "kvcalc").glob("hung-*")
+    os.utime(hung, (0, 0))
+    assert reason() == f"{slow} did not finish within 3 seconds"
+    assert (tmp_path / "calls").read_text() == "again\nagain\n"
+    assert reason().startswith(f"{slow} did not finish in an earlier run")
     slow.write_text("#!/bin/sh\necho 'error: mended' >&2\nexit 1\n")
     assert reason() == f"{slow} failed: error: mended"
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.errors import UsageError
 from kvcalc.throughput.hardware import Devices, find_devices
 from tests.documents import estimate
 
@@ -56,3 +57,33 @@ def test_no_request_runs_in_a_stage_that_does_not_start() -> None:
         model, contexts=[8192], engines=["vllm@0.15"], pipeline_parallel_size=2, kv_memory_bytes=700_000_000
     )["points"]
     assert row["fits"] is False
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "gpu", "settings"),
+    [
+        ("starcoder2-7b", "vllm", "h100", {"max-num-seqs": "8"}),
+        ("qwen3.6-35b-a3b", "sglang", "h200", {"max-mamba-cache-size": "40"}),
+        ("llama-3.1-8b", "tensorrt-llm", "h100", {"max-batch-size": "8"}),
+    ],
+)
+def test_a_sweep_runs_no_more_requests_than_the_engine(
+    model: str, engine: str, gpu: str, settings: dict[str, str]
+) -> None:
+    """The memory has room for 64 requests, but the engine's setting does not allow them."""
+    spec, devices = kvcalc.load_model(model), find_devices(gpu)
+    points = kvcalc.sweep(
+        spec, contexts=[1024], batches=[8, 9, 64], engines=[engine], gpus=[gpu], engine_settings=settings
+    )["points"]
+    asked = {"engine": engine, "devices": devices, "engine_settings": settings, "context_tokens": 1024}
+    single = [estimate(spec, batch_size=batch, **asked)["fit"]["fits"] for batch in (8, 9, 64)]
+    assert [point["fits"] for point in points] == single == [True, False, False]
+
+
+@pytest.mark.parametrize(("model", "kv_dtype"), [("deepseek-v2-lite", "auto"), ("gpt-oss-20b", "nvfp4")])
+def test_a_sweep_refuses_the_windows_that_an_estimate_refuses(model: str, kv_dtype: str) -> None:
+    asked: dict[str, Any] = {"engine_settings": {"max-attention-window": "128,1024"}}
+    with pytest.raises(UsageError, match="--max-attention-window"):
+        estimate(kvcalc.load_model(model), engine="tensorrt-llm@1.2", kv_dtype=kv_dtype, context_tokens=1024, **asked)
+    with pytest.raises(UsageError, match="--max-attention-window"):
+        kvcalc.sweep(model, contexts=[1024], engines=["tensorrt-llm@1.2"], kv_dtypes=[kv_dtype], **asked)

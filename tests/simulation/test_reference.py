@@ -30,6 +30,8 @@ def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
                 gaps.add(after - before, 1)
         for share in (0.1, 0.5, 0.9, 1.0) if gaps.tokens else ():
             assert case.replica.gaps.percentile(share) == pytest.approx(gaps.percentile(share), rel=0.021)
+            assert (case.replica.gaps.percentile(share) or 0) <= case.replica.gaps.longest
+        assert case.replica.gaps.longest == pytest.approx(gaps.longest, rel=1e-6)
         if case.server.capacity is not None:
             assert case.replica.pool.most_used == case.server.most_used <= case.server.capacity
 

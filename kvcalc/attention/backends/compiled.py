@@ -22,20 +22,22 @@ _NATIVE, _WIDE, _OPENMP = "-march=native", "-mprefer-vector-width=512", "-fopenm
 # Not every compiler supports all three. The sets are tried in this order until one compiles. Without these flags the
 # kernel is slower, but the results are the same.
 _EXTRA_FLAGS = ((_NATIVE, _WIDE, _OPENMP), (_NATIVE, _OPENMP), (_NATIVE,), (_OPENMP,), ())
-_TIMEOUT_SECONDS = 60
-"""For all calls of the compiler together. They take about two seconds."""
+_TIMEOUT_SECONDS = 300
+"""For all calls of the compiler together. They take about ten seconds, and minutes on a busy machine."""
+_HUNG_SECONDS = 3600
+"""How long a compiler that did not finish is not tried again. The machine may only have been busy."""
 
 
 def built() -> Path:
     """The path of the library, which is compiled first if it is not in the cache or was damaged there.
 
     Raises OSError with a one-line reason if there is no C compiler, or if compiling fails. A compiler that hangs is
-    tried once, until it is another one.
+    tried once an hour, until it is another one.
     """
     command, folder = _command(), _folder()
     hung = folder / f"hung-{_fingerprint(command)}"
-    if hung.exists():
-        raise OSError(f"{command[0]} did not finish in an earlier run; remove {hung} to try it again")
+    if hung.exists() and time.time() - hung.stat().st_mtime < _HUNG_SECONDS:
+        raise OSError(f"{command[0]} did not finish in an earlier run; remove {_shown(hung)} to try it again")
     try:
         return _built(_Compiler(command, time.monotonic() + _TIMEOUT_SECONDS), folder)
     except TimeoutError:
@@ -164,7 +166,7 @@ def _folder() -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if hasattr(os, "getuid"):
         if stat.S_IMODE(folder.stat().st_mode) & 0o022:
-            raise OSError(f"other users can write to {folder}, so compiled code is not stored there")
+            raise OSError(f"other users can write to {_shown(folder)}, so compiled code is not stored there")
         for path in (folder, *folder.parents, *folder.resolve().parents):
             _check_owner(path, folder)
     return folder
@@ -182,4 +184,11 @@ def _check_owner(path: Path, folder: Path) -> None:
         if stat.S_ISLNK(mode):
             is_shared = False  # the mode of a link means nothing
         if status.st_uid not in (0, os.getuid()) or (is_shared and not mode & stat.S_ISVTX):
-            raise OSError(f"other users can write to {path}, so compiled code is not stored in {folder}")
+            reason = f"other users can write to {_shown(path)}, so compiled code is not stored in {_shown(folder)}"
+            raise OSError(reason)
+
+
+def _shown(path: Path) -> str:
+    """A path for a reason, with `~` for the user's home. Reasons stand in records, which name no user."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) and path != home else str(path)

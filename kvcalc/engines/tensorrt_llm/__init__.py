@@ -89,8 +89,14 @@ class TensorrtLlm(Engine):
             self.notes = (Note("engine", "whole-windows", f"TensorRT-LLM {text}"),)
 
     def check_model(self) -> None:
-        """Raise ModelError (exit 3) if the layout of the model is not modelled."""
+        """Raise ModelError (exit 3) or UsageError (exit 2) if the layout of the model is not modelled."""
         _refuse(self.spec)
+        if self._has_window_pools and any(isinstance(cache, LatentAttention) for cache in all_caches(self.spec)):
+            raise UsageError("--max-attention-window: MLA has one pool", "give one window, or leave it out")
+
+    @property
+    def _has_window_pools(self) -> bool:
+        return len(set(self.chosen.max_attention_window or ())) > 1
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:
@@ -128,6 +134,8 @@ class TensorrtLlm(Engine):
         return (row_bytes(cache, dtype),)
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        if self._has_window_pools and dtype.name == "nvfp4":
+            raise UsageError("--max-attention-window: window pools are not modelled for nvfp4", "give one window")
         return batch * round_up(tokens, self.block) * token_bytes(share, dtype)
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
@@ -274,8 +282,6 @@ def _window_pools(
     pattern = [min(window, tokens) for window in settings.max_attention_window or (tokens,)]
     if len(set(pattern)) == 1:
         return []
-    if dtype.name == "nvfp4" or any(isinstance(cache, LatentAttention) for cache in all_caches(spec)):
-        raise UsageError("--max-attention-window: window pools are not modelled for nvfp4, and MLA has one pool")
     rows: dict[int, list[int]] = {}
     for group in spec.layers:
         for number in range(group.first, group.last + 1):
