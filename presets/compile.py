@@ -1,4 +1,4 @@
-"""Build hook: write presets/models and presets/gpus as JSON too, because importing YAML takes a third of the start-up.
+"""Build hook: write the presets as JSON too, because importing YAML takes a third of the start-up time.
 
 Each JSON file includes the text it was made from. kvcalc.model.compiled_presets uses it only if the YAML file still has
 the same text, so an edited preset in a checkout is never read from an old copy.
@@ -7,6 +7,7 @@ the same text, so an edited preset in a checkout is never read from an old copy.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,14 @@ class CompilePresets(BuildHookInterface[Any]):
 
 
 def compile_presets(presets: Path) -> None:
-    """Write presets/compiled/NAME.json for every presets/models/NAME.yaml and compiled/gpus/NAME.json for every
-    presets/gpus/NAME.yaml. Write the devices' aliases to compiled/gpus/_aliases.json. Old JSON files are removed."""
+    """Write presets/compiled/NAME.json for every presets/models/NAME.yaml, and compiled/KIND/NAME.json for every
+    NAME.yaml in presets/gpus and presets/types. Write the devices' aliases to compiled/gpus/_aliases.json.
+
+    Old JSON files are removed. Raises ValueError if a row of a table of model types is not as its reader expects.
+    """
     compiled = presets / "compiled"
     aliases: dict[str, list[str]] = {}
-    for kind, folder in (("models", compiled), ("gpus", compiled / "gpus")):
+    for kind, folder in (("models", compiled), ("gpus", compiled / "gpus"), ("types", compiled / "types")):
         folder.mkdir(exist_ok=True)
         for stale in folder.glob("*.json"):
             stale.unlink()
@@ -38,4 +42,16 @@ def compile_presets(presets: Path) -> None:
             (folder / f"{path.stem}.json").write_text(json.dumps({"text": text, "mapping": mapping}, default=str))
             if kind == "gpus":
                 aliases[path.stem] = mapping["aliases"]
+            if kind == "types":
+                _check(presets.parent, mapping)
     (compiled / "gpus" / "_aliases.json").write_text(json.dumps(aliases))
+
+
+def _check(root: Path, rows: dict[str, Any]) -> None:
+    """Check the rows with the reader in this checkout, which is not installed yet."""
+    sys.path.insert(0, str(root))
+    try:
+        from kvcalc.model.families.decoder_check import check_rows
+    finally:
+        sys.path.remove(str(root))
+    check_rows(rows)

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import kvcalc
 from kvcalc.errors import ModelError
 from kvcalc.model.families import decoder_table
+from kvcalc.model.families.decoder_check import check_rows
 from tests.conftest import ROOT
 from tests.documents import estimate
 
@@ -26,13 +28,17 @@ def block(language: str, starts: str) -> str:
 
 
 @pytest.fixture
-def acorn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+def acorn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """The preset's path, with the row in the table."""
-    rows: dict[str, Any] = eval("{" + block("python", '"acorn"') + "}", vars(decoder_table))
-    monkeypatch.setitem(decoder_table.DECODERS, "acorn", rows["acorn"])
+    own = yaml.safe_load(block("yaml", "acorn:"))
+    check_rows({**decoder_table.rows(), **own})
+    monkeypatch.setitem(decoder_table.rows(), "acorn", own["acorn"])
+    decoder_table.model_types.cache_clear()
     path = tmp_path / "acorn-7b.yaml"
     path.write_text(block("yaml", "name: acorn-7b"))
-    return str(path)
+    yield str(path)
+    decoder_table.model_types.cache_clear()
+    decoder_table.row.cache_clear()
 
 
 def test_a_plain_decoder_is_one_row_and_a_preset(acorn: str) -> None:

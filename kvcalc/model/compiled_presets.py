@@ -24,7 +24,8 @@ def compiled_mapping(path: str, text: str) -> dict[object, object] | None:
         if found["text"] != text:
             return None
         mapping: dict[object, object] = found["mapping"]
-        mapping["date"] = datetime.date.fromisoformat(found["mapping"]["date"])
+        if kind != "types":  # rows of a table have no date
+            mapping["date"] = datetime.date.fromisoformat(found["mapping"]["date"])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # no copy, or a damaged one: read the YAML file instead
     return mapping

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from kvcalc.model import gguf_latent as deep
 from kvcalc.model import gguf_layers as layers
-from kvcalc.model.families.decoder_table import DECODERS
+from kvcalc.model.families.decoder_table import architectures
 from kvcalc.model.gguf_keys import Facts
 from kvcalc.model.gguf_layers import Config
 
@@ -18,7 +18,7 @@ Build = Callable[[Facts, Config], Config]
 
 # Architectures that have only the common metadata: plain decoders, named in the rows of the table, and encoders.
 PLAIN: dict[str, str] = {
-    **{arch: model_type for model_type, facts in DECODERS.items() for arch in facts.get("gguf", ())},
+    **architectures(),
     "bert": "bert", "jina-bert-v2": "bert", "jina-bert-v3": "xlm-roberta", "nomic-bert": "nomic_bert",
     "nomic-bert-moe": "nomic_bert",
 }  # fmt: skip

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
 
 from kvcalc.errors import ModelError, nearest
+from kvcalc.model.families.decoder_table import model_types, row
 from kvcalc.model.reader import TOWER_KEYS, ConfigReader
 from kvcalc.model.spec import ModelSpec, cache_runs
 
 # model_type -> module in kvcalc.model.families. Plain decoders are not listed here, because they are rows of
-# `decoder_table`. Modules are imported on demand, so a start imports only one.
+# presets/types/decoders.yaml. Modules are imported on demand, so a start imports only one.
 FAMILIES: dict[str, str] = {
     "dbrx": "mosaic",
     "deepseek_v4": "deepseek_v4",
@@ -228,23 +228,17 @@ def _read_any(config: Mapping[str, object], name: str, source: str, strict: bool
 
 def known_types() -> list[str]:
     """Return every supported model_type, without wrappers."""
-    return [*FAMILIES, *REMOTE_FAMILIES, *_decoders()]
+    return [*FAMILIES, *REMOTE_FAMILIES, *model_types()]
 
 
 def is_remote(model_type: str) -> bool:
     """Return whether models of this type are published with their own code."""
-    return model_type in REMOTE_FAMILIES or bool(_decoders().get(model_type, {}).get("is_remote"))
-
-
-def _decoders() -> Mapping[str, Mapping[str, Any]]:
-    from kvcalc.model.families.decoder_table import DECODERS
-
-    return DECODERS
+    return model_type in REMOTE_FAMILIES or (model_type in model_types() and bool(row(model_type).get("is_remote")))
 
 
 def _module_of(model_type: str) -> str | None:
     found = FAMILIES.get(model_type) or REMOTE_FAMILIES.get(model_type)
-    return found or ("decoder" if model_type in _decoders() else None)
+    return found or ("decoder" if model_type in model_types() else None)
 
 
 def _read(

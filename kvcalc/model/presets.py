@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 from kvcalc.errors import KvcalcError, ModelError, UsageError, nearest
 from kvcalc.model.compiled_presets import compiled_mapping
@@ -55,6 +56,16 @@ class Presets(NamedTuple):
 def presets_folder() -> str:
     """The folder of the presets that ship with kvcalc."""
     return shipped_folder(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def shipped_table(name: str) -> dict[str, Any]:
+    """The table in presets/types/NAME.yaml: rows by name."""
+    from kvcalc.model.yaml_mapping import parse_mapping
+
+    path = os.path.join(os.path.dirname(presets_folder()), "types", f"{name}.yaml")
+    text = read_text(path, MAX_PRESET_BYTES)
+    found: Any = compiled_mapping(path, text) or parse_mapping(text, path)
+    return dict(found)
 
 
 def find_preset(name: str) -> Preset | None:

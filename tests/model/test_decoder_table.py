@@ -1,54 +1,87 @@
-"""A mistake in a row of the table of decoders is found when the table is read."""
+"""A mistake in a row of the table of decoders is found when kvcalc is built."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvcalc.model.families import decoder_table
 from kvcalc.model.families.decoder import _OWN_KEYS
-from kvcalc.model.families.decoder_table import DECODERS, Decoder, renamed, row
+from kvcalc.model.families.decoder_check import check_rows
+from kvcalc.model.families.decoder_table import Decoder, model_types, row, rows
 from tests.conftest import ROOT
 
 
-@pytest.mark.parametrize("write", [row, renamed])
-@pytest.mark.parametrize("typo", ["kv_head", "windw", "qkvbias", "layer", "experts_"])
-def test_a_field_that_no_decoder_has_is_refused(write: Any, typo: str) -> None:
-    with pytest.raises(TypeError, match=f"has no {typo}$"):
-        write(**{typo: 8})
-    with pytest.raises(TypeError, match=f"has no {typo}$"):
-        write({typo: 8}, kv_heads=8)
+def test_the_rows_have_the_form_that_the_build_checks() -> None:
+    assert len(rows()) > 150
+    check_rows(rows())
 
 
-def test_a_typo_in_any_row_of_the_table_stops_its_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Path(str(decoder_table.__file__)).read_text()
-    words = [word for word in Decoder.__annotations__ if f" {word}=" in source]
-    assert len(words) > 30
-    for word in words:
-        changed = re.sub(rf"(?<=row\()(.*?) {word}=", rf"\1 {word}x=", source, count=1, flags=re.DOTALL)
-        if changed != source:
-            with pytest.raises(TypeError, match=rf"{word}x"):
-                exec(compile(changed, "decoder_table", "exec", dont_inherit=True), {"__name__": decoder_table.__name__})
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kv_head", 8), ("windw", 8), ("experts_", {}), ("kv_heads", "8"), ("kv_heads", True), ("tied", "yes"),
+        ("mlp", "gatd"), ("qk_norm", "heads"), ("slides", "all_layer"), ("slides", {"full_evry": 4}),
+        ("slides", {"full_every": [4], "full_first_of": 2}), ("slides", {"full_first_of": [4, 5]}),
+        ("experts", {"numbr": "num_experts"}), ("experts", "num_experts"), ("norms", "input_layernorm"),
+        ("keys", [1]), ("tables", [["wpe", "n_positions", 1024, 0]]), ("mlp_names", ["up"]), ("refused", {"key": 1}),
+        ("builds", {"hidden_size": "4096"}), ("defaults", []), ("like", "_lama"), ("like", ["llama", "acorn"]),
+        ("vocab_size", "32k"), ("qkv_bias", 1), ("gguf", [1]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_mistake_in_a_row_stops_the_build(field: str, value: object) -> None:
+    """`kv_head` for `kv_heads` gave four times the bytes."""
+    with pytest.raises(ValueError, match=rf"^acorn\b.*\b{field}\b|^acorn is like"):
+        check_rows({**rows(), "acorn": {"vocab_size": 32000, field: value}})
 
 
-@pytest.mark.parametrize("model_type", DECODERS)
-def test_words_with_a_meaning_are_among_those_that_are_read(model_type: str) -> None:
-    facts = Decoder(DECODERS[model_type])
-    assert facts.mlp in ("gated", "fused", "plain", "xielu")
-    assert facts.qk_norm in ("", "head", "head_bias", "width")
-    assert {*facts.own_keys} <= _OWN_KEYS
+def test_a_row_may_only_be_like_a_row_above_it() -> None:
+    with pytest.raises(ValueError, match="acorn is like oak, which is not above it"):
+        check_rows({"acorn": {"like": "oak"}, "oak": {}})
+
+
+def test_the_build_checks_the_rows(tmp_path: Path) -> None:
+    """The build of a checkout with a mistake in the table fails, and names it."""
+    shutil.copytree(ROOT / "presets", tmp_path / "presets")
+    shutil.copytree(ROOT / "kvcalc", tmp_path / "kvcalc", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "presets" / "types" / "decoders.yaml").open("a") as table:
+        table.write("acorn: {kv_head: 8}\n")
+    code = "import pathlib, compile; compile.compile_presets(pathlib.Path())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "presets", env={"PYTHONPATH": str(tmp_path / "presets")},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "ValueError: acorn has no kv_head: its fields are" in done.stderr
+
+
+def test_a_row_has_the_facts_of_the_rows_that_it_is_like() -> None:
+    phi4 = row("phi4")
+    assert (phi4["mlp"], phi4["attention_names"], phi4["is_remote"]) == ("fused", {"fused": "qkv_proj"}, True)
+    assert phi4["defaults"] == {"vocab_size": 200064, "intermediate_size": 8192}
+    # The facts of the last row that it is like count, and its own count most.
+    ctrl = row("ctrl")
+    assert (ctrl["layers"], ctrl["qkv_bias"], ctrl["output_bias"]) == (("n_layer", "num_hidden_layers"), False, True)
+    assert "gguf" not in row("qwen2_vl_text")
+
+
+@pytest.mark.parametrize("model_type", model_types())
+def test_keys_that_a_family_knows_are_among_those_that_are_read(model_type: str) -> None:
+    assert {*Decoder(row(model_type)).own_keys} <= _OWN_KEYS
 
 
 MODEL = ROOT / "kvcalc" / "model"
 
 
 def defaults_in(tree: ast.AST) -> Iterator[ast.Constant]:
-    """The keys of the tables of defaults: `_DEFAULTS = {...}`, and `defaults={...}` in a row."""
+    """The keys of the tables of defaults: `_DEFAULTS = {...}`, and `defaults={...}`."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
@@ -65,8 +98,8 @@ def defaults_in(tree: ast.AST) -> Iterator[ast.Constant]:
 
 
 def test_every_default_is_that_of_a_key_that_a_reader_names() -> None:
-    defaults: set[str] = set()
-    named: set[str] = set()
+    defaults = {key for own in rows().values() for key in own.get("defaults", {})}
+    named = {word for own in rows().values() for word in re.findall(r"\w+", repr({**own, "defaults": ()}))}
     for path in MODEL.rglob("*.py"):
         tree = ast.parse(path.read_text())
         keys = [*defaults_in(tree)]

@@ -6,7 +6,7 @@ Source: the classes registered in conversion/ and load_arch_hparams of src/model
 from __future__ import annotations
 
 from kvcalc.errors import ModelError
-from kvcalc.model.families.decoder_table import DECODERS
+from kvcalc.model.families.decoder_table import row
 from kvcalc.model.families.window_patterns import OneFullIn, full_every, full_first_of
 from kvcalc.model.spec import ModelSpec
 
@@ -23,7 +23,7 @@ _LISTED = (
 # The same, but the file does not list the layers. The architecture has a fixed rule (load_swa_pattern). If the config
 # of a type need not list the layers, this is the model's own rule; otherwise it is llama.cpp's.
 _RULED: dict[str, OneFullIn] = {
-    **{kind: DECODERS[kind]["slides"] for kind in ("afmoe", "cohere2", "gemma2", "gemma3_text", "gpt_oss")},
+    **{kind: row(kind)["slides"] for kind in ("afmoe", "cohere2", "gemma2", "gemma3_text", "gpt_oss")},
     "laguna": full_first_of(4), "llama4_text": full_every(4),
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvcalc.model.experts import choose, moe, sparse_layers, with_defaults
-from kvcalc.model.families.decoder_table import DECODERS, Decoder
+from kvcalc.model.families.decoder_table import Decoder, row
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
@@ -40,12 +40,12 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 def known_keys(model_type: str) -> frozenset[str]:
     """Return the keys that a config of this type may have, besides the common ones."""
-    return Decoder(DECODERS[model_type]).keys or _KEYS
+    return Decoder(row(model_type)).keys or _KEYS
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
-    """Read a decoder that has a row in `DECODERS`."""
-    return read_row(config, model_type, DECODERS[model_type])
+    """Read a decoder that has a row in the table."""
+    return read_row(config, model_type, row(model_type))
 
 
 def read_row(
@@ -55,28 +55,28 @@ def read_row(
 
     `slides` says for each layer whether it has the window, if a family's own module has already determined this.
     """
-    row = Decoder(facts)
-    defaults = row.defaults
+    decoder = Decoder(facts)
+    defaults = decoder.defaults
     if any(config.config.get(key) is not None for key in _WINDOW_KEYS[1:]):
         defaults = {key: value for key, value in defaults.items() if key not in _WINDOW_KEYS}
     config = with_defaults(config, defaults)
-    for key, why in row.refused.items():
+    for key, why in decoder.refused.items():
         config.refuse(key, why)
-    for key in row.foreign_keys if row.keys else _foreign_keys(config, row, model_type):
+    for key in decoder.foreign_keys if decoder.keys else _foreign_keys(config, decoder, model_type):
         config.refuse(key, f"may change the cache, and kvcalc does not know it for {model_type}")
-    num_layers = config.num_layers(*row.layers)
-    shape = _shape(config, row)
-    sliding = _sliding_layers(config, row, num_layers) if slides is None else slides
+    num_layers = config.num_layers(*decoder.layers)
+    shape = _shape(config, decoder)
+    sliding = _sliding_layers(config, decoder, num_layers) if slides is None else slides
     window = config.integer(*_WINDOW_KEYS) if any(sliding) else None
-    has_norm = row.qk_norm and (not row.qk_norm_key or config.boolean(row.qk_norm_key, default=False))
-    names = Projections(**row.attention_names, qk_norm=row.qk_norm if has_norm else "")
+    has_norm = decoder.qk_norm and (not decoder.qk_norm_key or config.boolean(decoder.qk_norm_key, default=False))
+    names = Projections(**decoder.attention_names, qk_norm=decoder.qk_norm if has_norm else "")
     full, windowed = (Attention(shape, names=names),), (Attention(shape, window, names=names),)
     return config.model(
         model_type,
         [windowed if is_sliding else full for is_sliding in sliding],
-        None if row.vocab_size is None else lambda: _body(config, row, num_layers),
+        None if decoder.vocab_size is None else lambda: _body(config, decoder, num_layers),
         attention=shape,
-        positions=row.positions,
+        positions=decoder.positions,
     )
 
 
@@ -159,8 +159,9 @@ def _sliding_layers(config: ConfigReader, row: Decoder, num_layers: int) -> list
 
 
 def _body(config: ConfigReader, row: Decoder, num_layers: int) -> Body:
-    if row.check is not None:
-        row.check(config)
+    for key, size in row.builds.items():
+        if config.integer(key) != size:
+            raise config.error(f"{key}: weights are not counted, because the model's class ignores this config's sizes")
     width, vocab = config.integer(*row.hidden), config.integer("vocab_size")
     is_parallel = bool(row.parallel_key) and config.boolean(row.parallel_key, default=False)
     norms = row.norms[:1] if is_parallel else row.norms

@@ -5,30 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.model.families.decoder import read_row
-from kvcalc.model.families.decoder_table import GPT2, RENAMED_KEYS, renamed, row
+from kvcalc.model.families.decoder_table import row
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-_FALCON_KEYS = frozenset("num_kv_heads multi_query".split())
-
-_FALCON = row(
-    keys=_FALCON_KEYS, kv_heads_key="", hidden=("hidden_size", "n_embed"), inner=("ffn_hidden_size",), inner_factor=4,
-    bias="bias", mlp_bias="bias", norm_bias=True, mlp="plain", vocab_size=65024, tied=True,
-    mlp_names=("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
-    attention_names={"prefix": "self_attention", "fused": "query_key_value", "output": "dense"},
-    prefix="transformer.h.{}.", embedding="transformer.word_embeddings", final_norms=("transformer.ln_f",),
-)  # fmt: skip
-_BIGCODE = renamed(GPT2, knows="multi_query", bias=True)
-_CHATGLM = renamed(
-    layers=("num_layers",), heads=("num_attention_heads",), hidden=("hidden_size",), positions=("seq_length",),
-    head_dim_key="kv_channels", qkv_bias=True, is_remote=True,
-    knows="kv_channels multi_query_attention multi_query_group_num",
-)  # fmt: skip
+_ROWS = {"falcon": "_falcon", "gpt_bigcode": "_bigcode", "chatglm": "_chatglm"}
 
 
 def known_keys(model_type: str) -> frozenset[str]:
     """Return the keys that a config of this type may have, besides the common ones."""
-    return _FALCON_KEYS if model_type == "falcon" else RENAMED_KEYS
+    keys: frozenset[str] = row(_ROWS[model_type])["keys"]
+    return keys
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -41,11 +28,11 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         return read_row(config, model_type, _falcon(config))
     if model_type == "gpt_bigcode":
         shared = 1 if config.boolean("multi_query", default=True) else None
-        return read_row(config, model_type, row(_BIGCODE, num_kv_heads=shared))
+        return read_row(config, model_type, {**row("_bigcode"), "num_kv_heads": shared})
     groups = None
     if config.boolean("multi_query_attention", default=False):
         groups = config.integer("multi_query_group_num")
-    return read_row(config, model_type, row(_CHATGLM, num_kv_heads=groups))
+    return read_row(config, model_type, {**row("_chatglm"), "num_kv_heads": groups})
 
 
 def _falcon(config: ConfigReader) -> dict[str, Any]:
@@ -63,4 +50,4 @@ def _falcon(config: ConfigReader) -> dict[str, Any]:
         count = config.optional_integer("num_ln_in_parallel_attn") or (2 if is_new else 1)
         norms = ("ln_attn", "ln_mlp") if count == 2 else ("input_layernorm",)
     rotary = not config.boolean("alibi", default=False)
-    return row(_FALCON, num_kv_heads=kv_heads, norms=norms, rotary=rotary)
+    return {**row("_falcon"), "num_kv_heads": kv_heads, "norms": norms, "rotary": rotary}

@@ -1,12 +1,13 @@
 """Patterns that say which layers of a decoder have a sliding window, for families whose configs may leave this out.
 
-A pattern takes the config and the number of layers, and returns for each layer whether it has the window. Source: the
-configuration classes of Transformers 5.23.0.
+A pattern takes the config and the number of layers, and returns for each layer whether it has the window. `pattern_of`
+finds it by its name in a table. Source: the configuration classes of Transformers 5.23.0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from kvcalc.model.reader import ConfigReader
 
@@ -108,3 +109,29 @@ def after_dense_layers(config: ConfigReader, num_layers: int) -> list[bool]:
 def flint(config: ConfigReader, num_layers: int) -> list[bool]:
     """Layers 0, 1, 5, 9 and so on, and the last layer, have no window. Source: FlintConfig."""
     return [number > 1 and number % 4 != 1 and number != num_layers - 1 for number in range(num_layers)]
+
+
+_PATTERNS: dict[str, Pattern] = {
+    found.__name__: found
+    for found in (
+        all_layers, no_layers, only_listed, from_max_window_layers, every_other_below_max_window_layers, without_rope,
+        after_dense_layers, flint,
+    )
+}  # fmt: skip
+_WITH_STEPS: dict[str, Callable[..., Pattern]] = {
+    found.__name__: found for found in (full_every, full_first_of, full_last_of)
+}
+
+
+def pattern_of(stated: str | Mapping[str, Any]) -> Pattern:
+    """The pattern that a table states: its name, or a mapping from its name to its arguments.
+
+    Raises KeyError for another name, and TypeError for other arguments.
+    """
+    if isinstance(stated, str):
+        return _PATTERNS[stated]
+    ((name, values),) = stated.items()
+    if name == "and_the_last":
+        return and_the_last(pattern_of(values))
+    is_list = isinstance(values, Sequence) and not isinstance(values, str)
+    return _WITH_STEPS[name](*values) if is_list else _WITH_STEPS[name](values)
