@@ -1,4 +1,4 @@
-"""The version of the JSON documents, and their JSON Schema (schema.json in this folder)."""
+"""The version of the JSON documents, and their JSON Schema: schema.json, made from the declarations in `documents`."""
 
 from __future__ import annotations
 

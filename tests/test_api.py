@@ -11,7 +11,7 @@ import pytest
 
 import kvcalc as library
 from tests.conftest import ROOT
-from tests.typed_documents import TARGET, generate
+from tests.json_schema import TARGET, generate
 
 VLLM = str(ROOT / "tests" / "logs" / "vllm-bench.json")
 
@@ -28,7 +28,7 @@ def test_the_public_names_are_shown() -> None:
 
 def test_the_package_is_typed() -> None:
     assert (ROOT / "kvcalc" / "py.typed").exists()
-    assert TARGET.read_text() == generate(), "python -m tests.typed_documents --write"
+    assert TARGET.read_text() == generate(), "python -m tests.json_schema --write"
 
 
 def test_devices_split_the_model_as_on_the_command_line(kvcalc: Any) -> None:

@@ -1,0 +1,289 @@
+"""The documents of `estimate`, `fit`, `sweep`, `compare` and `batch`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+
+from kvcalc.documents.fields import Amount, Count, Positive, Whole
+from kvcalc.documents.loads import Plan, Simulate
+from kvcalc.documents.parts import (
+    Engine,
+    Fit,
+    Hardware,
+    KvCache,
+    Model,
+    Reuse,
+    Speculative,
+    Throughput,
+    Variant,
+    Warning,
+    Weights,
+    Workload,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+
+class Estimate(TypedDict):
+    """kvcalc estimate"""
+
+    schema_version: Literal[2]
+    model: Model
+    workload: Workload
+    engine: Engine
+    kv_cache: KvCache
+    variants: list[Variant]
+    weights: Weights
+    hardware: Hardware | None
+    fit: Fit | None
+    throughput: Throughput | None
+    speculative: Speculative | None
+    warnings: list[Warning]
+    reuse: NotRequired[Reuse]
+
+
+class Engines(TypedDict):
+    """kvcalc estimate --engine all, or with several engines"""
+
+    schema_version: Literal[2]
+    model: Model
+    workload: Workload
+    tensor_parallel_size: Whole
+    pipeline_parallel_size: Count
+    data_parallel_size: Count
+    """attention replicas (--dp), which divide the requests and share the experts"""
+    stored_bytes: Whole
+    """bytes attention must keep for the whole batch, in the dtype of the formula"""
+    engines: list[EngineRow]
+    warnings: list[Warning]
+
+
+class EngineRow(TypedDict):
+    """one engine; figures are null if it is refused"""
+
+    model: str
+    engine: str
+    """as asked for, with its release"""
+    version: str | None
+    kv_dtype_reason: str | None
+    """why `auto` became this dtype, or null"""
+    block_size: Whole | None
+    num_gpu_blocks: Whole | None
+    kv_cache_tokens: Whole | None
+    """tokens that fit in the given memory"""
+    max_concurrency: float | None
+    dtype: str | None
+    total_bytes: Whole | None
+    bytes_per_sequence: Whole | None
+    bytes_per_token: Whole | None
+    fixed_bytes_per_sequence: int | None
+    bytes_per_device: Whole | None
+    devices_total_bytes: Whole | None
+    fits: bool | None
+    reason: str | None
+    """why the engine is not supported for this model or workload"""
+
+
+class FitDocumentSmallest(TypedDict):
+    """a number of devices and how the model is split over them"""
+
+    num_devices: Count
+    tensor_parallel_size: Count
+    pipeline_parallel_size: Count
+    data_parallel_size: Count
+    """attention replicas (--dp), which divide the requests and share the experts"""
+
+
+class FitDocumentOffloadNGpuLayers(TypedDict):
+    """a number for an option, and the bytes in host memory with it"""
+
+    value: Whole
+    host_bytes: Whole
+
+
+class FitDocumentOffloadNCpuMoe(TypedDict):
+    """a number for an option, and the bytes in host memory with it"""
+
+    value: Whole
+    host_bytes: Whole
+
+
+class FitDocumentOffload(TypedDict):
+    """what llama.cpp can keep in host memory so that the rest fits"""
+
+    n_gpu_layers: FitDocumentOffloadNGpuLayers | None
+    """the most layers on the device that fit: -ngl"""
+    n_cpu_moe: FitDocumentOffloadNCpuMoe | None
+    """the fewest layers with experts in host memory, if all layers are on the device: --n-cpu-moe"""
+
+
+class FitDocument(TypedDict):
+    """kvcalc fit"""
+
+    schema_version: Literal[2]
+    model: Model
+    workload: Workload
+    engine: Engine
+    kv_cache: KvCache
+    weights: Weights
+    hardware: Hardware
+    fit: Fit
+    speculative: Speculative | None
+    smallest: FitDocumentSmallest | None
+    """if it does not fit, the fewest devices of this kind it fits on"""
+    offload: FitDocumentOffload | None
+    """if it does not fit, what to keep in host memory instead; null for other engines than llama.cpp"""
+    warnings: list[Warning]
+    reuse: NotRequired[Reuse]
+
+
+class Sweep(TypedDict):
+    """kvcalc sweep --json; --format jsonl prints only the points, one per line"""
+
+    schema_version: Literal[2]
+    model: Model
+    kv_memory_bytes: Whole | None
+    """memory for the cache on each device"""
+    num_points: Whole
+    points: list[SweepPoint]
+    warnings: list[Warning]
+
+
+class SweepPoint(TypedDict):
+    """one point of a grid; the bytes are those of the estimate's kv_cache"""
+
+    model: str
+    engine: str
+    """the requested engine, including its release"""
+    kv_dtype: str
+    gpu: str | None
+    num_devices: Count | None
+    """devices of the layout"""
+    tensor_parallel_size: Count
+    data_parallel_size: Count
+    """attention replicas (--dp), which divide the requests and share the experts"""
+    context_tokens: Count
+    batch_size: Count
+    stored_bytes: Whole | None
+    total_bytes: Whole | None
+    bytes_per_sequence: Whole | None
+    bytes_per_token: Whole | None
+    fixed_bytes_per_sequence: int | None
+    bytes_per_device: Whole | None
+    devices_total_bytes: Whole | None
+    decode_read_bytes: Whole | None
+    fits: bool | None
+    """whether bytes_per_device fits in the memory"""
+    free_bytes: int | None
+    """free memory per device; negative if it does not fit"""
+    decode_step_seconds: Amount | None
+    """one step of the whole batch; null if not even one sequence fits"""
+    decode_step_low_seconds: Amount | None
+    """the low end of the step's range: its 10th percentile, but at least the roofline"""
+    decode_step_high_seconds: Amount | None
+    """the high end of the step's range: its 90th percentile"""
+    decode_tokens_per_second: Amount | None
+    """tokens per second of the whole batch"""
+    prefill_seconds: Amount | None
+    """prefill of the whole batch; each sequence is as long as the context"""
+    reason: str | None
+    """why the point is refused, or null"""
+
+
+class CompareWorkload(TypedDict):
+    """the workload of all rows"""
+
+    context_tokens: Count
+    batch_size: Count
+
+
+class CompareEngines(TypedDict):
+    """one engine"""
+
+    name: str
+    version: str | None
+
+
+class Compare(TypedDict):
+    """kvcalc compare"""
+
+    schema_version: Literal[2]
+    workload: CompareWorkload
+    hardware: list[Hardware]
+    """the devices of all rows, each once"""
+    engines: list[CompareEngines]
+    """the engines of all rows, each once"""
+    models: list[CompareRow]
+    warnings: list[Warning]
+
+
+class CompareRow(TypedDict):
+    """one model with one kind of attention, one engine and one layout; figures are null if it is refused"""
+
+    model: str
+    """its name, or the requested name if the model is unknown"""
+    engine: str
+    """the requested engine, including its release"""
+    gpu: str | None
+    num_devices: Count | None
+    """devices of the layout"""
+    tensor_parallel_size: Count | None
+    data_parallel_size: Count | None
+    """attention replicas (--dp), which divide the requests and share the experts"""
+    attention: str | None
+    num_layers: Whole | None
+    num_kv_heads: Whole | None
+    max_position_embeddings: Whole | None
+    kv_dtype: str | None
+    stored_bytes: Whole | None
+    total_bytes: Whole | None
+    bytes_per_sequence: Whole | None
+    bytes_per_token: Whole | None
+    fixed_bytes_per_sequence: int | None
+    bytes_per_device: Whole | None
+    devices_total_bytes: Whole | None
+    decode_read_bytes: Whole | None
+    parameters: Whole | None
+    active_parameters_per_token: Whole | None
+    weights_bytes: Whole | None
+    weights_dtype: str | None
+    fits: bool | None
+    free_bytes: int | None
+    max_context_tokens: Whole | None
+    max_batch_size: Whole | None
+    decode_step_seconds: Amount | None
+    decode_step_low_seconds: Amount | None
+    """the low end of the step's range: its 10th percentile, but at least the roofline"""
+    decode_step_high_seconds: Amount | None
+    """the high end of the step's range: its 90th percentile"""
+    decode_tokens_per_second: Amount | None
+    prefill_seconds: Amount | None
+    bound_by: str | None
+    joules_per_token: Positive | None
+    """energy of the devices per output token"""
+    reason: str | None
+    """why the model is refused, or null"""
+    exit_code: Whole
+    """the exit code estimate would have"""
+
+
+Batch: TypeAlias = "Estimate | Engines | Plan | Simulate | BatchError"
+"""kvcalc batch: one line of its output"""
+
+
+class BatchErrorError(TypedDict):
+    """the error of the line"""
+
+    message: str
+    hint: str | None
+    exit_code: Count
+    """the exit code estimate would have"""
+    line: Count
+    """the line number, starting at 1"""
+
+
+class BatchError(TypedDict):
+    """a line without an answer"""
+
+    error: BatchErrorError

@@ -1,0 +1,120 @@
+"""The documents of `models` and `gpus`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypedDict
+
+from kvcalc.documents.fields import Count, Whole
+from kvcalc.documents.parts import Interconnect, Warning
+
+
+class ModelsModels(TypedDict):
+    """one preset"""
+
+    name: str
+    family: str | None
+    attention: str
+    num_layers: Whole
+    num_attention_heads: Whole | None
+    num_kv_heads: Whole | None
+    head_dim: Whole | None
+    sliding_window: Whole | None
+    max_position_embeddings: Whole | None
+    bytes_per_token_16_bit: Whole
+    aliases: list[str]
+    source: str
+    date: str
+    file: str | None
+
+
+class Models(TypedDict):
+    """kvcalc models"""
+
+    schema_version: Literal[2]
+    models: list[ModelsModels]
+    warnings: list[Warning]
+
+
+class ModelsShow(TypedDict):
+    """kvcalc models show"""
+
+    schema_version: Literal[2]
+    name: str
+    family: str | None
+    aliases: list[str]
+    source: str
+    date: Annotated[str, {"format": "date"}]
+    note: str | None
+    file: str | None
+    """path of the user's own preset; null for a shipped preset"""
+    config: dict[str, Any]
+
+
+class ModelsCheckFiles(TypedDict):
+    """one file, and its error if it is not valid"""
+
+    file: str
+    name: str | None
+    ok: bool
+    exit_code: Annotated[int, {"minimum": 0, "maximum": 3}]
+    error: str | None
+    hint: str | None
+
+
+class ModelsCheck(TypedDict):
+    """kvcalc models check"""
+
+    schema_version: Literal[2]
+    exit_code: Annotated[int, {"minimum": 0, "maximum": 3}]
+    files: Annotated[list[ModelsCheckFiles], {"minItems": 1}]
+
+
+class GpusShow(TypedDict):
+    """kvcalc gpus show"""
+
+    schema_version: Literal[2]
+    name: str
+    vendor: str | None
+    device_class: str | None
+    """the microarchitecture"""
+    memory_bytes: Count
+    memory_type: str | None
+    bandwidth_bytes_per_second: Count | None
+    flops_per_second: dict[str, Count]
+    """dense FLOP/s by dtype"""
+    interconnect: Interconnect | None
+    pcie_bytes_per_second: Count | None
+    tdp_watts: Count | None
+    aliases: list[str]
+    source: str
+    date: str | None
+    note: str | None
+
+
+class GpusGpus(TypedDict):
+    """one known device"""
+
+    name: str
+    vendor: str | None
+    device_class: str | None
+    """the microarchitecture"""
+    memory_bytes: Count
+    memory_type: str | None
+    bandwidth_bytes_per_second: Count | None
+    flops_per_second: dict[str, Count]
+    """dense FLOP/s by dtype"""
+    interconnect: Interconnect | None
+    pcie_bytes_per_second: Count | None
+    tdp_watts: Count | None
+    aliases: list[str]
+    source: str
+    date: str | None
+    note: str | None
+
+
+class Gpus(TypedDict):
+    """kvcalc gpus"""
+
+    schema_version: Literal[2]
+    gpus: list[GpusGpus]
+    warnings: list[Warning]

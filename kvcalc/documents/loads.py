@@ -1,0 +1,686 @@
+"""The documents of `plan`, `simulate` and `prefix`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
+
+from kvcalc.documents.fields import Amount, Count, Positive, Share, Whole
+from kvcalc.documents.parts import Hardware, Model, Warning
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+
+class PlanLengths(TypedDict):
+    """the lengths of the requests, in tokens"""
+
+    input_tokens: Count
+    """the mean of all requests"""
+    output_tokens: Count
+    """the mean of all requests"""
+    longest_tokens: Count
+    """prompt and answer of the longest request together"""
+    held_tokens: Count
+    """the tokens a running request is assumed to hold"""
+    num_requests: Count
+    """rows of the file; 1 if no file is given"""
+    file: str | None
+
+
+class PlanTargets(TypedDict):
+    """the traffic to serve, and the limits for its times"""
+
+    concurrency: Count | None
+    requests_per_second: Amount | None
+    max_ttft_seconds: Amount | None
+    max_tpot_seconds: Amount | None
+    confidence: Literal[50, 80]
+    """80: max_tpot_seconds is compared with the upper end of the range; 50: with the point estimate"""
+    max_e2e_seconds: Amount | None
+    ttft_percentile: Literal[50, 90, 95, 99] | None
+    """the percentile that max_ttft_seconds limits; null for the mean"""
+    tpot_percentile: Literal[50, 90, 95, 99] | None
+    """the percentile that max_tpot_seconds limits; null for the mean"""
+    e2e_percentile: Literal[50, 90, 95, 99] | None
+    """the percentile that max_e2e_seconds limits; null for the mean"""
+
+
+class PlanSpeculative(TypedDict):
+    """how tokens are drafted"""
+
+    method: Literal["mtp", "eagle", "eagle1", "dflash", "draft", "ngram"]
+    num_draft_tokens: Count
+    """tokens drafted per step"""
+    acceptance_length: Annotated[float, {"minimum": 1}] | None
+    """mean number of tokens that a step gives a sequence; null if not given"""
+    draft_model: str | None
+    """the model that drafts, or the EAGLE head, if one is named"""
+
+
+class Plan(TypedDict):
+    """kvcalc plan: for each kind of device, the smallest layout that serves the traffic"""
+
+    schema_version: Literal[2]
+    model: Model
+    checkpoint: str
+    """what the commands load: a repository on the Hugging Face Hub, a path, or a placeholder in angle brackets"""
+    lengths: PlanLengths
+    targets: PlanTargets
+    trace: PlanTrace | None
+    """the trace whose requests are served; null without --trace"""
+    engines: list[str]
+    dtype: str | None
+    kv_dtype: str
+    prefix_hit_rate: Annotated[float, {"exclusiveMinimum": 0, "exclusiveMaximum": 1}] | None
+    """share of a prompt that is found in the prefix cache; null if none is"""
+    prefix_tokens: NotRequired[Count]
+    """tokens that all prompts begin with, if given"""
+    speculative: PlanSpeculative | None
+    ranked_by: Literal["cost_per_hour", "num_devices"]
+    """what the best row has least of. Without prices this is the number of devices, which says nothing about the cost
+    of devices of different kinds"""
+    best: PlanRow | None
+    """the cheapest row, or the row with the fewest devices; null if no device serves the traffic"""
+    plans: list[PlanRow]
+    finalists: list[PlanFinalist] | None
+    """the layouts that were simulated; null without a percentile, --simulate and --trace"""
+    pareto: list[ParetoPoint] | None
+    """the layouts of one replica that are cheaper, or faster for one user, than every other, the fastest first; null
+    without --pareto"""
+    warnings: list[Warning]
+
+
+class PlanTrace(TypedDict):
+    """the trace of a plan: its requests with an answer"""
+
+    name: str
+    """the file"""
+    scale_rate: Positive
+    """the times between arrivals are divided by this"""
+    requests: Count
+    duration_seconds: Positive
+    """seconds from the first arrival to the last one"""
+    requests_per_second: Positive
+    """mean rate, for which the costs of a token are"""
+    peak_requests_per_second: Positive
+    """rate of the busiest minute, for which the closed form chooses layouts. The mean rate for a shorter trace"""
+
+
+class PlanRow(TypedDict):
+    """one kind of device with one engine; figures are null if it does not serve the traffic"""
+
+    model: str
+    gpu: str
+    engine: str
+    fits: bool
+    """whether this device serves the traffic"""
+    verdict: Literal["fits", "tight", "does_not_fit"]
+    """tight: the free memory is within the range of the estimated parts"""
+    reason: str | None
+    """what is missing, or null"""
+    hint: str | None
+    """what to try next, or null"""
+    next_layout: str | None
+    """the second choice for this device, and why it was not chosen; null if there is none"""
+    tensor_parallel_size: Count | None
+    pipeline_parallel_size: Count | None
+    data_parallel_size: Count | None
+    """attention replicas (--dp), which divide the requests and share the experts"""
+    expert_parallel_size: Count | None
+    """devices that each hold whole experts; 1 if every expert is split"""
+    decode_context_parallel_size: Count | None
+    """tensor-parallel ranks that divide the tokens of the cache"""
+    replicas: Count | None
+    num_devices: Count | None
+    """devices of all replicas together"""
+    requests_per_replica: Count | None
+    """concurrent requests per replica"""
+    kv_dtype: str | None
+    weights_dtype: str | None
+    free_bytes: int | None
+    """free memory per device"""
+    max_batch_size: Whole | None
+    """requests that fit in one replica"""
+    ttft_seconds: Amount | None
+    ttft_low_seconds: Amount | None
+    """80% range"""
+    ttft_high_seconds: Amount | None
+    """null until a range is known"""
+    tpot_seconds: Amount | None
+    tpot_low_seconds: Amount | None
+    """the low end of its range"""
+    tpot_high_seconds: Amount | None
+    """the high end of its range; with a confidence of 80, the target is compared with it"""
+    simulated_ttft_seconds: Amount | None
+    """the simulated time that the target limits"""
+    simulated_tpot_seconds: Amount | None
+    """the simulated time that the target limits"""
+    simulated_e2e_seconds: Amount | None
+    """the simulated time that the target limits"""
+    simulated_requests: Count | None
+    tokens_per_second: Amount | None
+    """answer tokens per second of all replicas"""
+    tokens_per_second_low: Amount | None
+    """from the high end of TPOT's 80% range"""
+    tokens_per_second_high: Amount | None
+    requests_per_second: Amount | None
+    tokens_per_second_per_device: Amount | None
+    price_per_hour: Amount | None
+    """price of one device per hour, as given"""
+    cost_per_hour: Amount | None
+    cost_per_million_output_tokens: Amount | None
+    cost_per_million_tokens: Amount | None
+    """per million prompt and answer tokens together"""
+    watts: Positive | None
+    """power of all devices; null if the TDP is not known"""
+    kwh_per_million_output_tokens: Positive | None
+    vllm: str | None
+    """the command that starts one replica"""
+    sglang: str | None
+    """the command that starts one replica"""
+    tensorrt_llm: str | None
+    """the command that starts one replica"""
+    llama_cpp: str | None
+    """the command that starts one replica; null if llama.cpp has no such layout"""
+    disaggregated: NotRequired[SplitPools | None]
+    """the pools of a row with prefill and decode on separate instances; null in other rows; only with --disaggregate"""
+    next_mode: NotRequired[str | None]
+    """why the other row of this device and engine lost, aggregated or disaggregated; null in that row; only with
+    --disaggregate"""
+
+
+class SplitPoolsTransfer(TypedDict):
+    """the cache of a prompt, sent from a prefill to a decode instance"""
+
+    link: str | None
+    """the link's name, if one was given"""
+    bandwidth_bytes_per_second: Count
+    """rate of one device's link"""
+    prompt_tokens: Count
+    """tokens of the prompt"""
+    bytes_per_device: Whole
+    """what the busiest device sends or receives"""
+    request_bytes: Whole
+    """what all devices of the decode instance receive together"""
+    seconds: Amount
+    """time to send it"""
+
+
+class SplitPoolsTtftParts(TypedDict):
+    """the parts of ttft_seconds, which add up to it"""
+
+    host_seconds: Amount
+    """the engine's host time"""
+    queue_seconds: Amount
+    """mean wait for a prefill instance, and for the link of a decode instance"""
+    prefill_seconds: Amount
+    """the prefill, with other prompts in the same step if prompts wait"""
+    transfer_seconds: Amount
+    """sending the cache"""
+    first_step_seconds: Amount
+    """the decode steps until the first token"""
+
+
+class SplitPoolsCommands(TypedDict):
+    """the commands that start an instance of each kind, and the router; prefill-0, decode-0, ... stand for the names of
+    machines"""
+
+    prefill: str
+    decode: str
+    router: str
+
+
+class SplitPools(TypedDict):
+    """prefill and decode on separate instances"""
+
+    prefill: SplitPool
+    decode: SplitPool
+    transfer: SplitPoolsTransfer
+    ttft_parts: SplitPoolsTtftParts
+    commands: SplitPoolsCommands
+
+
+class SplitPool(TypedDict):
+    """the prefill or the decode instances"""
+
+    gpu: str
+    """the kind of device"""
+    instances: Count
+    """instances in the pool"""
+    tensor_parallel_size: Count
+    """of one instance"""
+    pipeline_parallel_size: Count
+    """of one instance"""
+    data_parallel_size: Count
+    """of one instance"""
+    expert_parallel_size: Count
+    """of one instance"""
+    num_devices: Count
+    """devices of all instances"""
+    requests_per_instance: Amount
+    """prompts in a prefill step, or the mean number of requests in a decode batch"""
+    requests_held: Count
+    """requests in the cache of an instance, those being sent or received included"""
+    max_requests_held: Count | None
+    """requests whose cache fits in an instance; null if memory sets no limit"""
+    max_requests_per_second: Amount
+    """the most requests per second of the pool within the target for TPOT"""
+    utilization: Share
+    """requests per second as a share of the most"""
+    transfer_buffer_bytes: Whole
+    """buffers for the transfer on each device"""
+    free_bytes: int
+    """free memory of a device with the requests held"""
+
+
+class PlanFinalist(TypedDict):
+    """a layout that was simulated. Its times are at the end of the range that is judged"""
+
+    gpu: str
+    engine: str
+    tensor_parallel_size: Count | None
+    """null for separate instances"""
+    pipeline_parallel_size: Count | None
+    """null for separate instances"""
+    data_parallel_size: Count | None
+    """null for separate instances"""
+    expert_parallel_size: Count | None
+    """null for separate instances"""
+    decode_context_parallel_size: Count | None
+    """null for separate instances"""
+    disaggregated: FinalistPools | None
+    """prefill and decode on separate instances; null if one kind of instance does both"""
+    replicas: Count | None
+    """null: each request alone, one after the other, or separate instances"""
+    num_devices: Count | None
+    cost_per_hour: Amount | None
+    passes: bool
+    """whether all targets are met"""
+    reason: str | None
+    """the target that is missed most; null if all are met"""
+    requests: Count
+    """simulated requests"""
+    seed: Whole | None
+    """seed of the arrivals and the lengths"""
+    max_running_requests: Count
+    """the engine's limit per replica"""
+    step_factor: Positive
+    """factor on the times of all steps: the upper end of TPOT's range, or 1 with a confidence of 50"""
+    ttft_factor: Annotated[float, {"minimum": 1}]
+    """factor on the simulated TTFT, whose range is wider than that of steps"""
+    ttft_mean_seconds: Amount | None
+    """time to first token, mean"""
+    ttft_p50_seconds: Amount | None
+    """time to first token, percentile 50"""
+    ttft_p90_seconds: Amount | None
+    """time to first token, percentile 90"""
+    ttft_p95_seconds: Amount | None
+    """time to first token, percentile 95"""
+    ttft_p99_seconds: Amount | None
+    """time to first token, percentile 99"""
+    tpot_mean_seconds: Amount | None
+    """time per output token, mean"""
+    tpot_p50_seconds: Amount | None
+    """time per output token, percentile 50"""
+    tpot_p90_seconds: Amount | None
+    """time per output token, percentile 90"""
+    tpot_p95_seconds: Amount | None
+    """time per output token, percentile 95"""
+    tpot_p99_seconds: Amount | None
+    """time per output token, percentile 99"""
+    e2e_mean_seconds: Amount | None
+    """time of the whole request, mean"""
+    e2e_p50_seconds: Amount | None
+    """time of the whole request, percentile 50"""
+    e2e_p90_seconds: Amount | None
+    """time of the whole request, percentile 90"""
+    e2e_p95_seconds: Amount | None
+    """time of the whole request, percentile 95"""
+    e2e_p99_seconds: Amount | None
+    """time of the whole request, percentile 99"""
+
+
+class FinalistPool(TypedDict):
+    """the instances of one pool that was simulated, and how each is split"""
+
+    gpu: str
+    instances: Count | None
+    """null: each request alone, on one instance"""
+    tensor_parallel_size: Count
+    pipeline_parallel_size: Count
+    data_parallel_size: Count
+    expert_parallel_size: Count
+    decode_context_parallel_size: Count
+
+
+class FinalistPools(TypedDict):
+    """both pools of a layout that was simulated"""
+
+    prefill: FinalistPool
+    decode: FinalistPool
+
+
+class PrefixTrace(TypedDict):
+    """the trace that was read"""
+
+    file: str
+    format: Literal["csv", "azure", "burstgpt", "mooncake", "qwen", "token-ids"]
+    num_requests: Count
+    num_bad_rows: Whole
+    """the rows that were skipped"""
+    first_bad_row: str | None
+    """the line of the first one, and what is wrong with it"""
+    duration_seconds: Amount | None
+    """from the first request to the last; null if the rows have no times"""
+    prompt_tokens: Whole
+    """of all requests"""
+    answer_tokens: Whole
+    """of all requests"""
+    longest_prompt_tokens: Whole
+    block_tokens: Count
+    """the tokens of a block"""
+    num_blocks: Whole
+    """the blocks of all prompts"""
+    distinct_blocks: Whole
+    """the different ones among them; an estimate if they are sampled"""
+    largest_request_blocks: Whole
+    """the blocks of the longest prompt"""
+    sampling_rate: Share
+    """the share of the distinct blocks that is counted"""
+
+
+class PrefixEngine(TypedDict):
+    """the engine's prefix cache"""
+
+    name: str
+    version: str | None
+    tensor_parallel_size: Count
+    pipeline_parallel_size: Count
+    kv_dtype: str
+    block_tokens: Count
+    """prefixes are found in steps of this many tokens"""
+    bytes_per_trace_block: Whole
+    """a block of the trace, over all devices of a replica"""
+    bytes_per_trace_block_per_device: Whole
+    offloaded_bytes_per_trace_block: Whole
+    """the same in a tier of slower memory"""
+
+
+class PrefixPrefill(TypedDict):
+    """the prefill of all prompts without a cache"""
+
+    seconds: Amount
+    """for the whole trace, on one replica"""
+    gpu_seconds: Amount
+    """the same times the devices of the replica"""
+    mean_seconds: Amount
+    """per request"""
+    worst_error: Amount
+    """how far the time of a single prompt may be off, because it is fitted by a square function"""
+
+
+class PrefixPrices(TypedDict):
+    """prices per hour"""
+
+    device_per_hour: Amount | None
+    """of one device"""
+    cpu_per_gib_hour: Amount | None
+    """of a GiB of host memory"""
+    disk_per_gib_hour: Amount | None
+    """of a GiB of disk"""
+
+
+class Prefix(TypedDict):
+    """kvcalc prefix: what a prefix cache of every size finds"""
+
+    schema_version: Literal[2]
+    trace: PrefixTrace
+    model: Model | None
+    engine: PrefixEngine | None
+    hardware: Hardware | None
+    prefill: PrefixPrefill | None
+    """null if the speed is not known"""
+    prices: PrefixPrices
+    curve: list[PrefixRow]
+    knee: PrefixRow
+    knee_share: Share
+    """the knee is the smallest cache with this share of the hits of a cache without a limit"""
+    unlimited: PrefixRow
+    tiers: list[PrefixTier]
+    """in the order in which they are searched; empty without a model"""
+    warnings: list[Warning]
+
+
+class PrefixRow(TypedDict):
+    """a prefix cache of one size"""
+
+    cache_blocks: Whole
+    """the size in blocks of the trace"""
+    cache_tokens: Whole
+    """the size in tokens"""
+    cache_bytes: Whole | None
+    """the size in bytes, over all devices of a replica; null without a model"""
+    cache_bytes_per_device: Whole | None
+    """the size in bytes on one device"""
+    hit_rate: Share
+    """the share of all prompt tokens that the cache has"""
+    hit_rate_low: Share
+    """the low end of the 99% range; the same as hit_rate if no blocks are sampled"""
+    hit_rate_high: Share
+    """the high end of the 99% range"""
+    saved_prefill_seconds: Amount | None
+    """the prefill time of the tokens that are found, for the whole trace; null if the speed is not known"""
+    saved_prefill_share: Amount | None
+    """the same as a share of all prefill time"""
+    saved_ttft_seconds: Amount | None
+    """the same per request: how much sooner the first token comes in the mean, without waiting"""
+    saved_gpu_seconds: Amount | None
+    """saved_prefill_seconds times the devices of a replica"""
+    device_cost_per_gpu_second: Amount | None
+    """the cost of the cache in device memory for the time of the trace, per saved GPU second; null without prices"""
+    cpu_cost_per_gpu_second: Amount | None
+    """the same in host memory"""
+    disk_cost_per_gpu_second: Amount | None
+    """the same on disk"""
+
+
+class PrefixTier(TypedDict):
+    """a tier of memory, and what is found there and not in the tiers before it"""
+
+    name: Literal["device", "cpu", "disk", "remote"]
+    memory_bytes: Whole
+    """the memory for the cache: of one device, or of the tier for a replica"""
+    cache_blocks: Whole
+    """the blocks of the trace that fit"""
+    hit_rate: Share
+    """the share of all prompt tokens that is found in this tier"""
+    prefill_seconds: Amount | None
+    """how long computing these tokens takes; null if the speed is not known"""
+    bandwidth_bytes_per_second: Whole | None
+    """the rate of each device's link for cpu, else of the whole tier; null if it is not known"""
+    load_seconds: Amount | None
+    """how long loading these tokens takes"""
+
+
+class SimulateEngine(TypedDict):
+    """the engine's scheduler, and the blocks; both of one attention replica if there are several"""
+
+    name: str
+    version: str | None
+    tensor_parallel_size: Count
+    pipeline_parallel_size: Count
+    data_parallel_size: Count
+    expert_parallel_size: Count
+    kv_dtype: str
+    scheduler: Literal["running first", "prefill first", "guaranteed no evict", "slots"]
+    """how the engine chooses the requests of a step"""
+    step_tokens: Count
+    """the most tokens of one step"""
+    max_running_requests: Count
+    tokens_per_step: Annotated[float, {"minimum": 1}]
+    """mean tokens that a decode step gives a sequence; more than 1 if tokens are drafted"""
+    blocks: Whole | None
+    """blocks of the cache of a replica, or of each attention replica; tokens for SGLang; null if slots limit the
+    requests"""
+    block_tokens: Count | None
+
+
+class SimulateLoad(TypedDict):
+    """the requests"""
+
+    arrivals: Literal["poisson", "gamma", "closed_loop", "trace"]
+    requests_per_second: Amount | None
+    burstiness: Amount | None
+    """shape of the gamma distribution of the times between arrivals; 1 is a Poisson process"""
+    concurrency: Count | None
+    trace: str | None
+    scale_rate: Amount | None
+    """the times between the arrivals of the trace are divided by it"""
+    seed: Whole | None
+    requests: Count
+    refused_requests: Whole
+    """requests that are too long for the cache; they are not simulated"""
+    prompt_tokens: str | None
+    """the distribution, as it was given"""
+    answer_tokens: str | None
+    """the distribution, as it was given"""
+    mean_prompt_tokens: Amount
+    mean_answer_tokens: Amount
+
+
+class SimulateLimits(TypedDict):
+    """the limits that a good request keeps to"""
+
+    max_ttft_seconds: Amount | None
+    max_tpot_seconds: Amount | None
+
+
+class SimulateResults(TypedDict):
+    """rates, means over time, and totals of all replicas"""
+
+    duration_seconds: Amount
+    """from the first arrival to the last answer"""
+    requests: Count
+    requests_per_second: Amount
+    tokens_per_second: Amount
+    """tokens of answers"""
+    good_requests: Whole | None
+    """requests that keep to the limits; null without limits"""
+    goodput_requests_per_second: Amount | None
+    steady_ttft_seconds: Amount | None
+    """mean time to first token without the first request of each client; null without --concurrency"""
+    mean_running_requests: Amount
+    mean_waiting_requests: Amount
+    busy_share: Amount
+    """the share of the time in which steps run"""
+    preemptions: Whole
+    preempted_requests: Whole
+    cached_tokens: Whole
+    """prompt tokens that are found in the prefix cache"""
+    most_used_blocks: Whole | None
+    """of the replica that uses most"""
+
+
+class SimulateStepRange(TypedDict):
+    """the 80 % range of the time of a decode step, as factors"""
+
+    low_factor: Amount
+    high_factor: Amount
+
+
+class SimulatePrefill(TypedDict):
+    """the prefill instances and the transfer; only with --prefill-replicas"""
+
+    gpu: str
+    replicas: Count
+    """prefill instances"""
+    tensor_parallel_size: Count
+    """of one prefill instance"""
+    pipeline_parallel_size: Count
+    data_parallel_size: Count
+    """attention replicas of one prefill instance"""
+    link: str | None
+    """the link's name, if one was given"""
+    bandwidth_bytes_per_second: Count
+    """rate of one device's link"""
+    sent_bytes: Whole
+    """the caches of all requests, each on the busiest device"""
+    busy_share: Share
+    """share of the time in which the prefill instances compute"""
+    mean_queue_seconds: Amount
+    """until a prefill starts"""
+    mean_prefill_seconds: Amount
+    """from its start to its end, in steps that it may share with others"""
+    mean_transfer_seconds: Amount
+    """from the end of the prefill until the cache has arrived"""
+
+
+class Simulate(TypedDict):
+    """kvcalc simulate: the requests of a server, scheduled as its engine does"""
+
+    schema_version: Literal[2]
+    model: Model
+    hardware: Hardware
+    engine: SimulateEngine
+    load: SimulateLoad
+    limits: SimulateLimits
+    results: SimulateResults
+    times: list[SimulateTime]
+    """ttft: to the first token; tpot: per token after it; itl: between two tokens, to 1 %; e2e: the whole request;
+    queue: until it runs"""
+    timeline: list[SimulateState]
+    """the state of all replicas together at equal distances"""
+    step_factor: Positive
+    """factor on the times of all steps, as asked for"""
+    step_range: SimulateStepRange
+    prefill: NotRequired[SimulatePrefill]
+    warnings: list[Warning]
+
+
+class SimulateTime(TypedDict):
+    """one time of all requests"""
+
+    metric: Literal["ttft", "tpot", "itl", "e2e", "queue"]
+    mean_seconds: Amount | None
+    p50_seconds: Amount | None
+    p90_seconds: Amount | None
+    p95_seconds: Amount | None
+    p99_seconds: Amount | None
+    max_seconds: Amount | None
+
+
+class SimulateState(TypedDict):
+    """the state at one time"""
+
+    seconds: Amount
+    waiting_requests: Whole
+    running_requests: Whole
+    used_blocks: Whole | None
+
+
+class ParetoPoint(TypedDict):
+    """a layout of one replica with a number of running requests"""
+
+    gpu: str
+    engine: str
+    tensor_parallel_size: Count
+    pipeline_parallel_size: Count
+    data_parallel_size: Count
+    expert_parallel_size: Count
+    """devices that each hold whole experts; 1 if every expert is split"""
+    decode_context_parallel_size: Count
+    """tensor-parallel ranks that divide the tokens of the cache"""
+    num_devices: Count
+    """devices of one replica"""
+    requests_per_replica: Count
+    ttft_seconds: Positive
+    tpot_seconds: Positive
+    tokens_per_second_per_user: Positive
+    """one user's tokens per second: 1 / tpot_seconds"""
+    tokens_per_second_per_device: Positive
+    cost_per_million_output_tokens: Amount | None
+    """null without a price"""
+    layout: NotRequired[str | None]
+    """the instances, if prefill and decode are on separate ones: the sizes are then those of a decode instance,
+    num_devices are those of all instances, and requests_per_replica are the requests in the batch of a decode
+    instance; null for one replica; only with --disaggregate"""
