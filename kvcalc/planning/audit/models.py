@@ -1,4 +1,4 @@
-"""Finds the model of a log: a preset with the name in the log, or the dimensions that llama.cpp prints.
+"""Finds the model of a log: the dimensions that the engine prints, or a preset with the name in the log.
 
 A path in a log is never opened.
 """
@@ -8,16 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from kvcalc.engines import log_reader
+from kvcalc.engines.log_lines import Log
 from kvcalc.errors import ModelError
-from kvcalc.model.hf_config import read_config
 from kvcalc.model.presets import all_presets
 from kvcalc.model.resolve import find_published, spec_of
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.logs import Log
-from kvcalc.planning.logs.llama_cpp import GGUF_KEYS
-
-# llama.cpp architectures in which every layer keeps K and V of every token, with the same width (src/models).
-_PLAIN = "llama qwen2 qwen2moe qwen3 qwen3moe command-r stablelm starcoder2 codeshell olmo2".split()
 
 # What publishers of quantized copies add to a model's name: formats of weights, which do not change the cache's layout.
 _WEIGHTS = re.compile(
@@ -37,10 +33,9 @@ def model_of(log: Log, name: str) -> ModelSpec:
     model or kvcalc does not know it.
     """
     asked = log.text("model")
-    if (log.text("arch") or log.text("gguf_arch")) in _PLAIN:
-        spec = _by_dimensions(log, asked or "model")
-        if spec is not None:
-            return spec
+    spec = log_reader(log.engine).model(log, asked or "model")
+    if spec is not None:
+        return spec
     if asked is None:
         raise ModelError(f"{name}: the log does not name its model", _HINT)
     wanted = list(_names_of(asked))
@@ -65,32 +60,6 @@ def _names_of(asked: str) -> Iterator[str]:
     base = _WEIGHTS.sub("", last)
     if base != last:
         yield base
-
-
-def _by_dimensions(log: Log, name: str) -> ModelSpec | None:
-    """A plain decoder with the dimensions llama.cpp printed. None if one is missing or the model is not plain."""
-    said = _dimensions(log)
-    if said is None or said["n_swa"] or said["n_embd_head_k"] != said["n_embd_head_v"]:
-        return None
-    config: dict[str, object] = {
-        "model_type": "generic", "num_hidden_layers": said["n_layer"], "num_attention_heads": said["n_head"],
-        "num_key_value_heads": said["n_head_kv"], "hidden_size": said["n_embd"], "head_dim": said["n_embd_head_k"],
-        "torch_dtype": "float16",
-    }  # fmt: skip
-    return read_config(config, name, "the log's dimensions")
-
-
-def _dimensions(log: Log) -> dict[str, int] | None:
-    """The dimensions in llama.cpp's own lines, or else in the file's keys. None if one is missing."""
-    said = {key: int(text) for key in GGUF_KEYS if (text := log.text(key)) is not None}
-    if len(said) == len(GGUF_KEYS):
-        return said
-    said = {key: int(text) for key in GGUF_KEYS if (text := log.text(f"gguf_{key}")) is not None}
-    if not {"n_layer", "n_head", "n_embd"} <= said.keys() or not said["n_head"]:
-        return None
-    # The defaults of keys that a file may leave out (llama_model::load_hparams).
-    width = said["n_embd"] // said["n_head"]
-    return {"n_head_kv": said["n_head"], "n_embd_head_k": width, "n_embd_head_v": width, "n_swa": 0, **said}
 
 
 def _plain(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-from kvcalc.planning.logs import Record
+from kvcalc.engines.log_lines import Record
 from kvcalc.records import NamedTuple
 
 EQUAL, UNEXPLAINED, INPUT = "equal", "unexplained", "input"
@@ -61,7 +61,7 @@ class Figure(NamedTuple):
     rule: str
 
 
-def given(record: Record, part: str, name: str, unit: str, rule: str) -> Figure:
+def as_input(record: Record, part: str, name: str, unit: str, rule: str) -> Figure:
     """An input: a number from one part of its line that is not checked."""
     return Figure(record.line, name, record.parts[part], unit, None, None, INPUT, rule)
 

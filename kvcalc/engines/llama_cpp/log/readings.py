@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from itertools import product
 
 from kvcalc.engines.llama_cpp.architectures import Layers, layers_of
+from kvcalc.engines.llama_cpp.log.buffers import check_buffers, count_states
+from kvcalc.engines.llama_cpp.log.caches import Part, created_part, drafting_parts, dtype_of, parts_of, state_bytes
+from kvcalc.engines.llama_cpp.log.ollama import check_ollama
 from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, LATENT, NO_V, PADDING, WINDOWS, parse_settings
-from kvcalc.model.spec import GgufFacts, ModelSpec, latent_of, windows
-from kvcalc.planning.audit.figures import (
+from kvcalc.engines.log import Reading, Setup
+from kvcalc.engines.log_figures import (
     Figure,
+    as_input,
     check_count,
     check_sizes,
     count_equal,
-    given,
 )
-from kvcalc.planning.audit.llama_cpp_buffers import check_buffers, count_states
-from kvcalc.planning.audit.llama_cpp_caches import Part, created_part, drafting_parts, dtype_of, parts_of, state_bytes
-from kvcalc.planning.audit.ollama import check_ollama
-from kvcalc.planning.audit.setup import Reading, Setup
-from kvcalc.planning.logs import Log, Record
+from kvcalc.engines.log_lines import Log, Record
+from kvcalc.model.spec import GgufFacts, ModelSpec, latent_of, windows
 
 _PULLS = (None, NO_V, PADDING, WINDOWS, LATENT)
 _STEPS = ("2048", "1024", "256", "128", "64")
@@ -115,7 +115,7 @@ def _check_created(log: Log, record: Record, layers: Layers, setup: Setup) -> li
     """The cells of a cache as it is announced."""
     name = created_part(record)
     if log.text("context_tokens") is None and name != "window":
-        return [given(record, "cells", "cells", "cells", "an input: the log has no n_ctx")]
+        return [as_input(record, "cells", "cells", "cells", "an input: the log has no n_ctx")]
     parts = [part for part in parts_of(log, record, layers, setup, setup.dtype) if part.name == name]
     return [
         check_count(record, "cells", "cells", part.cells, "cells", f"{name}: cells per stream") for part in parts[:1]
@@ -127,7 +127,7 @@ def _check_part(record: Record, part: Part, log: Log, setup: Setup) -> list[Figu
     figures = []
     if "cells" in record.parts:
         if log.text("context_tokens") is None and part.name != "window":
-            figures.append(given(record, "cells", "cells", "cells", "an input: the log has no n_ctx"))
+            figures.append(as_input(record, "cells", "cells", "cells", "an input: the log has no n_ctx"))
         else:
             words = f"{part.name}: cells per stream"
             figures.append(check_count(record, "cells", "cells", part.cells, "cells", words))
@@ -163,7 +163,7 @@ def _check_states(log: Log, record: Record, layers: Layers, setup: Setup) -> lis
         figures.append(
             check_count(record, "slots", "slots", slots, "slots", rule)
             if is_stated
-            else given(record, "slots", "slots", "slots", "an input: the log has no n_seq_max")
+            else as_input(record, "slots", "slots", "slots", "an input: the log has no n_seq_max")
         )
     if "layers" in record.parts:
         total, words = setup.spec.num_layers, "all layers of the model"

@@ -9,12 +9,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 from kvcalc.engines.llama_cpp.architectures import Layers
+from kvcalc.engines.llama_cpp.log.caches import parts_of
+from kvcalc.engines.log import Setup
+from kvcalc.engines.log_figures import EQUAL, UNEXPLAINED, Figure, as_input, check_size, parse_printed
+from kvcalc.engines.log_lines import Log, Record
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.model.caches import RecurrentState
-from kvcalc.planning.audit.figures import EQUAL, UNEXPLAINED, Figure, check_size, given, parse_printed
-from kvcalc.planning.audit.llama_cpp_caches import parts_of
-from kvcalc.planning.audit.setup import Setup
-from kvcalc.planning.logs import Log, Record
 
 _NO_CONTEXT = "an input: the log has no --ctx-size"
 _OWN_RULES = "an input: Ollama sizes windows and states by its own rules"
@@ -26,9 +26,9 @@ def check_ollama(log: Log, layers: Layers, setup: Setup) -> list[Figure]:
     if not totals and not buffers:
         return []
     if layers.window is not None or any(isinstance(layer.cache, RecurrentState) for layer in layers.caches):
-        return [given(record, "size", "cache_bytes", "bytes", _OWN_RULES) for record in (*totals, *buffers)]
+        return [as_input(record, "size", "cache_bytes", "bytes", _OWN_RULES) for record in (*totals, *buffers)]
     if log.text("context_tokens") is None:
-        return [given(record, "size", "cache_bytes", "bytes", _NO_CONTEXT) for record in (*totals, *buffers)]
+        return [as_input(record, "size", "cache_bytes", "bytes", _NO_CONTEXT) for record in (*totals, *buffers)]
     stated = log.text("ollama_kv_type")
     dtype = setup.dtype if stated is None else parse_dtype(stated, "the log's cache type")
     parts = parts_of(log, (totals or buffers)[0], layers, setup, dtype)

@@ -7,17 +7,17 @@ layers are divided, the bytes of each device follow. Otherwise a buffer must be 
 from __future__ import annotations
 
 from kvcalc.engines.llama_cpp.architectures import Layers, layers_of
+from kvcalc.engines.llama_cpp.log.caches import Part, created_part, drafting_parts, dtype_of, parts_of, state_bytes
 from kvcalc.engines.llama_cpp.settings import parse_settings
 from kvcalc.engines.llama_cpp.splitting import devices_of_layers, parse_shares
+from kvcalc.engines.log import Setup
+from kvcalc.engines.log_figures import Figure, as_input, check_size, parse_printed
+from kvcalc.engines.log_lines import Log, Record
 from kvcalc.engines.rounding import round_up
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of
 from kvcalc.memory.sharding import stages_of
 from kvcalc.model.caches import RecurrentState
-from kvcalc.planning.audit.figures import Figure, check_size, given, parse_printed
-from kvcalc.planning.audit.llama_cpp_caches import Part, created_part, drafting_parts, dtype_of, parts_of, state_bytes
-from kvcalc.planning.audit.setup import Setup
-from kvcalc.planning.logs import Log, Record
 from kvcalc.records import NamedTuple
 
 # Layers that are not on a device of their own.
@@ -55,7 +55,7 @@ def check_buffers(log: Log, layers: Layers, setup: Setup) -> list[Figure]:
         parts = parts_of(log, line, layers, setup, dtype_of(line, setup))
         part = _part_of(buffer, [*parts, *drafting_parts(log, line, setup, dtype_of(line, setup))])
         if part is not None and not parse_printed(buffer.record.parts["size"]).middle:
-            figures.append(given(buffer.record, "size", "buffer_bytes", "bytes", _MEASURED))
+            figures.append(as_input(buffer.record, "size", "buffer_bytes", "bytes", _MEASURED))
         elif part is not None:
             figures.append(_check(log, buffer, part, divided, setup))
     for record in log.named("state_buffer"):
