@@ -9,8 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 
 from kvcalc.engines.engine import Engine
-from kvcalc.engines.log_figures import EQUAL, Figure
-from kvcalc.engines.log_lines import Log, Passes, Pattern
+from kvcalc.engines.log_lines import EQUAL, Figure, Log, Passes, Pattern
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.sharding import stages_of

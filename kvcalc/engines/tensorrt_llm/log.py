@@ -11,16 +11,7 @@ from fractions import Fraction
 from functools import partial
 
 from kvcalc.engines.log import LogReader, Reading, Setup, best_stage
-from kvcalc.engines.log_figures import (
-    UNEXPLAINED,
-    Figure,
-    as_input,
-    check_count,
-    check_size,
-    check_sizes,
-    parse_printed,
-)
-from kvcalc.engines.log_lines import Log, Pattern, Record, option
+from kvcalc.engines.log_lines import UNEXPLAINED, Figure, Log, Pattern, Record, option, parse_printed
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.tensorrt_llm.hybrid import state_parts
 from kvcalc.model.caches import RecurrentState
@@ -81,36 +72,36 @@ def check(from_memory: bool, log: Log, setup: Setup) -> list[Figure]:
     figures: list[Figure] = []
     counts = log.named("pool", "tokens")
     for record in counts:
-        figures.append(as_input(record, "tokens", "tokens", "tokens", _INPUT))
+        figures.append(record.as_input("tokens", "tokens", "tokens", _INPUT))
         if "size" in record.parts and log.text("fake_cache") is not None:
-            figures.append(as_input(record, "size", "pool_bytes", "bytes", _AUTO_DEPLOY))
+            figures.append(record.as_input("size", "pool_bytes", "bytes", _AUTO_DEPLOY))
         elif "size" in record.parts:
             tokens = int(record.parts["tokens"])
             words = f"{tokens:,} tokens x {token:,} bytes"
-            figures.append(check_size(record, "size", "pool_bytes", tokens * token, words))
+            figures.append(record.check_size("size", "pool_bytes", tokens * token, words))
     figures += _check_available(log, token, block, from_memory)
     # The tokens in the first pool line, or None if the log has no such line.
     held = int(counts[0].parts["tokens"]) if counts else None
     for record in log.named("pool_bytes"):
         if held is None:
-            figures.append(as_input(record, "bytes", record.name, "bytes", "an input: the log has no tokens"))
+            figures.append(record.as_input("bytes", record.name, "bytes", "an input: the log has no tokens"))
         else:
             tokens = round_up(held, block)
             words = f"{tokens:,} tokens in whole blocks x {token:,} bytes"
-            figures.append(check_count(record, "bytes", record.name, tokens * token, "bytes", words))
+            figures.append(record.check_count("bytes", record.name, tokens * token, "bytes", words))
     for record in log.named("blocks"):
         if held is None:
-            figures.append(as_input(record, "blocks", "num_blocks", "blocks", _INPUT))
+            figures.append(record.as_input("blocks", "num_blocks", "blocks", _INPUT))
         else:
             words = f"{held:,} tokens / {block} per block"
-            figures.append(check_count(record, "blocks", "num_blocks", ceil_div(held, block), "blocks", words))
+            figures.append(record.check_count("blocks", "num_blocks", ceil_div(held, block), "blocks", words))
     for record in log.named("states"):
         figures += _check_states(record, setup)
     longest = int(log.text("block_window") or setup.context_tokens)
     words = f"{longest:,} tokens / {block} per block"
     for record in log.named("pages"):
         blocks = ceil_div(longest, block)
-        figures.append(check_count(record, "pages", "blocks_per_sequence", blocks, "blocks", words))
+        figures.append(record.check_count("pages", "blocks_per_sequence", blocks, "blocks", words))
     return figures
 
 
@@ -123,8 +114,8 @@ def _check_states(record: Record, setup: Setup) -> list[Figure]:
             conv, ssm = conv + num_layers * inputs, ssm + num_layers * state
     sizes = {"conv": ("conv_state_bytes", conv), "ssm": ("ssm_state_bytes", ssm)}
     rule = "an input: the requests that may run"
-    figures = [as_input(record, "slots", "max_mamba_cache_size", "states", rule)]
-    return figures + check_sizes(record, sizes, slots, f"{slots:,} requests x {{}}")
+    figures = [record.as_input("slots", "max_mamba_cache_size", "states", rule)]
+    return figures + record.check_sizes(sizes, slots, f"{slots:,} requests x {{}}")
 
 
 def _check_available(log: Log, token: int, block: int, from_memory: bool) -> list[Figure]:
@@ -141,9 +132,9 @@ def _check_available(log: Log, token: int, block: int, from_memory: bool) -> lis
             printed = parse_printed(record.parts["available"]).middle
             nearest = min(max(printed, (blocks - 1) * one), (blocks + 1) * one)
             words = f"{blocks:,} blocks of {block} x {token:,} bytes, give or take one, / {float(fraction):g}"
-            figure = check_size(record, "available", "available_bytes", nearest, words)
+            figure = record.check_size("available", "available_bytes", nearest, words)
         if figure is None or (figure.verdict == UNEXPLAINED and not from_memory):
-            figure = as_input(record, "available", "available_bytes", "bytes", "an input: the free memory")
+            figure = record.as_input("available", "available_bytes", "bytes", "an input: the free memory")
         figures.append(figure)
     return figures
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from kvcalc.engines import engine_class, load_engine, log_reader, resolve_kv_dtype
 from kvcalc.engines.log import LogReader, Reading, Setup
-from kvcalc.engines.log_figures import INPUT, Figure, count_equal, count_unexplained
-from kvcalc.engines.log_lines import Log
+from kvcalc.engines.log_lines import INPUT, Figure, Log, count_equal, count_unexplained
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.memory.dtypes import DTYPES, parse_dtype
 from kvcalc.memory.kv_cache import on_device

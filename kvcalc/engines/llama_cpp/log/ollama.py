@@ -11,8 +11,7 @@ from fractions import Fraction
 from kvcalc.engines.llama_cpp.architectures import Layers
 from kvcalc.engines.llama_cpp.log.caches import parts_of
 from kvcalc.engines.log import Setup
-from kvcalc.engines.log_figures import EQUAL, UNEXPLAINED, Figure, as_input, check_size, parse_printed
-from kvcalc.engines.log_lines import Log, Record
+from kvcalc.engines.log_lines import EQUAL, UNEXPLAINED, Figure, Log, Record, parse_printed
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.model.caches import RecurrentState
 
@@ -26,15 +25,15 @@ def check_ollama(log: Log, layers: Layers, setup: Setup) -> list[Figure]:
     if not totals and not buffers:
         return []
     if layers.window is not None or any(isinstance(layer.cache, RecurrentState) for layer in layers.caches):
-        return [as_input(record, "size", "cache_bytes", "bytes", _OWN_RULES) for record in (*totals, *buffers)]
+        return [record.as_input("size", "cache_bytes", "bytes", _OWN_RULES) for record in (*totals, *buffers)]
     if log.text("context_tokens") is None:
-        return [as_input(record, "size", "cache_bytes", "bytes", _NO_CONTEXT) for record in (*totals, *buffers)]
+        return [record.as_input("size", "cache_bytes", "bytes", _NO_CONTEXT) for record in (*totals, *buffers)]
     stated = log.text("ollama_kv_type")
     dtype = setup.dtype if stated is None else parse_dtype(stated, "the log's cache type")
     parts = parts_of(log, (totals or buffers)[0], layers, setup, dtype)
     cells, size = parts[0].cells * parts[0].streams, sum(part.k + part.v for part in parts)
     words = f"{cells:,} cells x {size:,} bytes"
-    figures = [check_size(record, "size", "cache_bytes", cells * size, words) for record in totals]
+    figures = [record.check_size("size", "cache_bytes", cells * size, words) for record in totals]
     return figures + ([_check_sum(buffers, cells * size, words)] if buffers else [])
 
 

@@ -15,14 +15,7 @@ from kvcalc.engines.llama_cpp.log.caches import Part, created_part, drafting_par
 from kvcalc.engines.llama_cpp.log.ollama import check_ollama
 from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, LATENT, NO_V, PADDING, WINDOWS, parse_settings
 from kvcalc.engines.log import Reading, Setup
-from kvcalc.engines.log_figures import (
-    Figure,
-    as_input,
-    check_count,
-    check_sizes,
-    count_equal,
-)
-from kvcalc.engines.log_lines import Log, Record
+from kvcalc.engines.log_lines import Figure, Log, Record, count_equal
 from kvcalc.model.spec import GgufFacts, ModelSpec, latent_of, windows
 
 _PULLS = (None, NO_V, PADDING, WINDOWS, LATENT)
@@ -115,10 +108,10 @@ def _check_created(log: Log, record: Record, layers: Layers, setup: Setup) -> li
     """The cells of a cache as it is announced."""
     name = created_part(record)
     if log.text("context_tokens") is None and name != "window":
-        return [as_input(record, "cells", "cells", "cells", "an input: the log has no n_ctx")]
+        return [record.as_input("cells", "cells", "cells", "an input: the log has no n_ctx")]
     parts = [part for part in parts_of(log, record, layers, setup, setup.dtype) if part.name == name]
     return [
-        check_count(record, "cells", "cells", part.cells, "cells", f"{name}: cells per stream") for part in parts[:1]
+        record.check_count("cells", "cells", part.cells, "cells", f"{name}: cells per stream") for part in parts[:1]
     ]
 
 
@@ -127,17 +120,17 @@ def _check_part(record: Record, part: Part, log: Log, setup: Setup) -> list[Figu
     figures = []
     if "cells" in record.parts:
         if log.text("context_tokens") is None and part.name != "window":
-            figures.append(as_input(record, "cells", "cells", "cells", "an input: the log has no n_ctx"))
+            figures.append(record.as_input("cells", "cells", "cells", "an input: the log has no n_ctx"))
         else:
             words = f"{part.name}: cells per stream"
-            figures.append(check_count(record, "cells", "cells", part.cells, "cells", words))
+            figures.append(record.check_count("cells", "cells", part.cells, "cells", words))
         if setup.spec.model_type == _LAYERS_WITHOUT:
             total, words = setup.spec.num_layers, "all layers, including those without attention"
         else:
             total, words = part.layers, "layers with a cache"
-        figures.append(check_count(record, "layers", "layers", total, "layers", words))
+        figures.append(record.check_count("layers", "layers", total, "layers", words))
     sizes = {"size": ("cache_bytes", part.k + part.v), "k": ("k_bytes", part.k), "v": ("v_bytes", part.v)}
-    return figures + check_sizes(record, sizes, cells, f"{cells:,} cells x {{}}")
+    return figures + record.check_sizes(sizes, cells, f"{cells:,} cells x {{}}")
 
 
 def _slots_of(log: Log) -> str | None:
@@ -161,14 +154,14 @@ def _check_states(log: Log, record: Record, layers: Layers, setup: Setup) -> lis
         is_stated = log.text("parallel") is not None or any("seqs" in line.parts for line in log.named("cache"))
         rule = "sequences that can run at once"
         figures.append(
-            check_count(record, "slots", "slots", slots, "slots", rule)
+            record.check_count("slots", "slots", slots, "slots", rule)
             if is_stated
-            else as_input(record, "slots", "slots", "slots", "an input: the log has no n_seq_max")
+            else record.as_input("slots", "slots", "slots", "an input: the log has no n_seq_max")
         )
     if "layers" in record.parts:
         total, words = setup.spec.num_layers, "all layers of the model"
         if int(record.parts["layers"]) > total:
             total, words = total + (setup.spec.num_draft_layers or 0), "all layers of the file, with those of MTP"
-        figures.append(check_count(record, "layers", "layers", total, "layers", words))
+        figures.append(record.check_count("layers", "layers", total, "layers", words))
     parts = {"size": ("state_bytes", r + s), "r": ("r_bytes", r), "s": ("s_bytes", s)}
-    return figures + check_sizes(record, parts, slots, words)
+    return figures + record.check_sizes(parts, slots, words)

@@ -9,19 +9,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 
 from kvcalc.engines.log import Setup
-from kvcalc.engines.log_figures import (
-    EQUAL,
-    UNEXPLAINED,
-    Figure,
-    Printed,
-    as_input,
-    check_count,
-    check_ratio,
-    check_size,
-    count_equal,
-    parse_printed,
-)
-from kvcalc.engines.log_lines import Log, Record
+from kvcalc.engines.log_lines import EQUAL, UNEXPLAINED, Figure, Log, Printed, Record, count_equal, parse_printed
 from kvcalc.engines.rounding import ceil_div
 from kvcalc.engines.vllm import Vllm
 from kvcalc.engines.vllm.layers import layers_of
@@ -83,13 +71,13 @@ def check_v1(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
     pool = _Pool(block, block_tokens, len(plan.groups), plan.printed_blocks(tokens))
     words = "the smallest with a page that holds a state"
     figures = [
-        check_count(record, "block_size", record.name, found["block_size"], "tokens", words)
+        record.check_count("block_size", record.name, found["block_size"], "tokens", words)
         for record in log.named("attention_block_size")
     ]
     for record in log.named("request_bytes"):
         needed, blocks = plan.checked_bytes(tokens), plan.request_blocks(tokens)
         words = f"{blocks:,} blocks of {needed // blocks:,} bytes for {tokens:,} tokens"
-        figures.append(check_size(record, "needed", record.name, needed, words, _DECIMALS))
+        figures.append(record.check_size("needed", record.name, needed, words, _DECIMALS))
     figures += [_longest(log, setup, record) for record in log.named("max_model_len")]
     return figures + _pool_figures(log, pool, _TOKENS[rules.tokens], setup)
 
@@ -98,7 +86,7 @@ def _longest(log: Log, setup: Setup, record: Record) -> Figure:
     """Check the longest request: it fits in the memory, and one more token does not."""
     memories = [_printed_gib(memory.parts["memory"]) for memory in log.named("available_memory")]
     if not memories:
-        return as_input(record, "longest", record.name, "tokens", "an input: the log has no memory")
+        return record.as_input("longest", record.name, "tokens", "an input: the log has no memory")
 
     plan = _engine_of(setup).plan(setup.share, setup.dtype)
 
@@ -112,7 +100,7 @@ def _longest(log: Log, setup: Setup, record: Record) -> Figure:
     found = most if needed(most + 1) <= memory else most_that_fit(needed, memory, most + 1)
     found = longest if explained else found
     words = f"the longest request in {memories[0].text}, within rounding"
-    return check_count(record, "longest", record.name, found, "tokens", words)
+    return record.check_count("longest", record.name, found, "tokens", words)
 
 
 def check_v0(log: Log, setup: Setup) -> list[Figure]:
@@ -141,9 +129,9 @@ def _check_swap(record: Record, stated: str | None, block: int) -> Figure:
     other = ceil_div(printed * block, _GIB)
     if stated is None and printed != blocks and other * _GIB // block == printed:
         words = f"an input: blocks of {block:,} bytes in a swap space of {other} GiB"
-        return as_input(record, "cpu_blocks", record.name, "blocks", words)
+        return record.as_input("cpu_blocks", record.name, "blocks", words)
     words = f"swap space of {swap} GiB // {block:,} bytes per block"
-    return check_count(record, "cpu_blocks", record.name, blocks, "blocks", words)
+    return record.check_count("cpu_blocks", record.name, blocks, "blocks", words)
 
 
 def _pool_figures(log: Log, pool: _Pool, rule: _Rule, setup: Setup) -> list[Figure]:
@@ -155,13 +143,13 @@ def _pool_figures(log: Log, pool: _Pool, rule: _Rule, setup: Setup) -> list[Figu
     """
     memories, length = log.named("available_memory"), setup.context_tokens
     words = f"{_INPUT_MEMORY}; blocks of {pool.block_bytes:,} bytes"
-    figures = [as_input(memory, "memory", memory.name, "bytes", words) for memory in memories]
+    figures = [memory.as_input("memory", memory.name, "bytes", words) for memory in memories]
     ranges = [_fitting(_printed_gib(memory.parts["memory"]), pool) for memory in memories]
     stated, chosen = log.named("num_gpu_blocks"), log.text("blocks_override")
     for record in log.named("num_gpu_blocks", "fitting_blocks"):
         number = record.parts["gpu_blocks"]
         if number == chosen:
-            figures.append(as_input(record, "gpu_blocks", record.name, "blocks", "an input: --num-gpu-blocks-override"))
+            figures.append(record.as_input("gpu_blocks", record.name, "blocks", "an input: --num-gpu-blocks-override"))
         else:
             figures.append(_check_blocks(record, int(number), ranges, memories, pool))
     blocks = [[int(record.parts["gpu_blocks"])] for record in stated] or ranges
@@ -175,12 +163,12 @@ def _pool_figures(log: Log, pool: _Pool, rule: _Rule, setup: Setup) -> list[Figu
         if not made:
             # Tokens in the log would have determined the blocks, so the log has only a concurrency.
             words = "an input: the log has no memory and no blocks"
-            figures.append(as_input(concurrency, "concurrency", concurrency.name, "x", words))
+            figures.append(concurrency.as_input("concurrency", concurrency.name, "x", words))
             continue
         best = max(made, key=count_equal)
         if not blocks and tokens and best[0].verdict == EQUAL:
             solved = f"{best[0].rule}; an input: the log has no memory"
-            best[0] = as_input(tokens, "tokens", tokens.name, "tokens", solved)
+            best[0] = tokens.as_input("tokens", tokens.name, "tokens", solved)
         figures += best
     return [_of_the_least(figure, setup.ranks) for figure in figures] if memories else figures
 
@@ -201,11 +189,11 @@ def _pair(
     if tokens is not None:
         counted = rule.tokens(pool, blocks, length)
         text = rule.words.format(pool=pool, blocks=blocks, length=length)
-        figures.append(check_count(tokens, "tokens", tokens.name, counted, "tokens", text))
+        figures.append(tokens.check_count("tokens", tokens.name, counted, "tokens", text))
     if concurrency is not None:
         text = f"{blocks:,} blocks / {pool.request_blocks:,g} per request"
         ratio = blocks / pool.request_blocks
-        figures.append(check_ratio(concurrency, "concurrency", concurrency.name, ratio, text))
+        figures.append(concurrency.check_ratio("concurrency", concurrency.name, ratio, text))
     return figures
 
 
@@ -243,11 +231,11 @@ def _solve(tokens: int, pool: _Pool, rule: _Rule, length: int) -> list[int]:
 def _check_blocks(record: Record, blocks: int, ranges: list[list[int]], memories: list[Record], pool: _Pool) -> Figure:
     """Check the number of blocks against the printed memory. It is an input if the log has no memory."""
     if not ranges:
-        return as_input(record, "gpu_blocks", record.name, "blocks", "an input: the log has no memory")
+        return record.as_input("gpu_blocks", record.name, "blocks", "an input: the log has no memory")
     words, computed = f"as many of {pool.block_bytes:,} bytes as fit, within rounding", blocks
     if not any(blocks in span for span in ranges):
         words, computed = f"{memories[0].parts['memory']} // {pool.block_bytes:,} bytes per block", ranges[0][0]
-    return check_count(record, "gpu_blocks", record.name, computed, "blocks", words)
+    return record.check_count("gpu_blocks", record.name, computed, "blocks", words)
 
 
 def _engine_of(setup: Setup) -> Vllm:
