@@ -177,9 +177,9 @@ class Log(NamedTuple):
         """The text of the fact `name`, or None if the log does not have it."""
         return self.facts[name].text if name in self.facts else None
 
-    def is_on(self, name: str) -> bool:
-        """Whether the log says that the setting `name` is on."""
-        return (self.text(name) or "").casefold() == "true"
+    def flag(self, name: str) -> bool | None:
+        """Whether the log says that the setting `name` is on. None if it does not say."""
+        return {"true": True, "false": False}.get((self.text(name) or "").casefold())
 
     def number(self, name: str, words: str) -> int:
         """The fact `name` as a number, `words` in an error. 1 if the log does not have it. UsageError (exit 2)."""

@@ -35,18 +35,12 @@ FACTS = (
     *option("kv_dtype", "kv_cache_dtype", "--kv_cache_dtype"),
     *option("tokens_per_block", "tokens_per_block", value=r"\d+"),
     Pattern("tokens_per_block", "okens per block", r"[Tt]okens per block[=:] ?(?P<value>\d+)"),
-    *option(
-        "memory_fraction",
-        "free_gpu_memory_fraction",
-        "--free_gpu_memory_fraction",
-        "kv_cache_free_gpu_mem_fraction",
-        "--kv_cache_free_gpu_memory_fraction",
-        value=r"0?\.\d+",
-    ),
+    *option("memory_fraction", "free_gpu_memory_fraction", "--free_gpu_memory_fraction",
+            "kv_cache_free_gpu_mem_fraction", "--kv_cache_free_gpu_memory_fraction", value=r"0?\.\d+"),
     *option("max_tokens", "max_tokens_in_paged_kv_cache", value=r"\d+"),
     Pattern("fake_cache", "fake cache manager", r"Using fake cache manager with head_dim=(?P<value>0)"),
     Pattern("block_window", "[window size=", r"per sequence: \d+ \[window size=(?P<value>\d+)\]"),
-)
+)  # fmt: skip
 
 RECORDS = (
     Pattern("pool", "Allocated ",
@@ -172,7 +166,7 @@ class TensorrtLlmLog(LogReader):
     def tensor_parallel_size(self, log: Log) -> int:
         """1 with attention DP: every rank holds a copy of the attention (Mapping.dp_size, mapping.py)."""
         size = super().tensor_parallel_size(log)
-        return 1 if log.is_on("enable_attention_dp") else size
+        return 1 if log.flag("enable_attention_dp") else size
 
 
 LOG = TensorrtLlmLog()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvcalc.engines import engine_class, load_engine, log_reader, resolve_kv_dtype
 from kvcalc.engines.log import LogReader, Reading, Setup
 from kvcalc.engines.log_lines import INPUT, Figure, Log, count_equal, count_unexplained
-from kvcalc.errors import KvcalcError, UsageError
+from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, parse_dtype
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.workload import bind_workload, resolve_workload
+from kvcalc.model.presets import all_presets
+from kvcalc.model.resolve import find_published, spec_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.audit.models import model_of
 from kvcalc.planning.logs import read_log
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
@@ -23,6 +25,15 @@ from kvcalc.units import parse_vllm_tokens
 # Sizes and types to try if numbers are unexplained: the common ones.
 _OTHER_SIZES = (1, 2, 4, 8, 16)
 _OTHER_TYPES = ("bf16", "fp8", "fp32")
+
+# What publishers of quantized copies add to a model's name: formats of weights, which do not change the cache's layout.
+_WEIGHTS = re.compile(
+    r"(?:[-.](?:a?wq|awq-marlin|gptq|auto-?round|int[248]|fp[48]|nvfp4|mxfp4|w\d+a\d+|bf16|fp16|f16|f32|bnb|unsloth|"
+    r"\dbit|gguf|mlx|quantized|dynamic|block|compressed-tensors|ud|imat|[if]?q\d(?:-[k01])?(?:-(?:xxs|xs|s|m|l|xl))?))+$"
+)
+_FILES = (".gguf", ".safetensors")
+
+_HINT = "name it: --model PRESET (kvcalc models), or --model PATH of its config.json"
 
 
 class Run(NamedTuple):
@@ -65,7 +76,7 @@ def audit(
     does not support it.
     """
     log = read_log(text, name, engine)
-    spec = model or model_of(log, name)
+    spec = model or _model_of(log, name)
     reader = log_reader(log.engine)
     run = Run(
         log.engine, spec, context_tokens or _context(log), tensor_parallel_size or reader.tensor_parallel_size(log),
@@ -195,3 +206,49 @@ def _dtype(text: str | None, reader: LogReader) -> str | None:
         return parse_dtype(reader.dtypes.get(name, name), "the log's type").name
     except UsageError as error:
         raise UsageError(error.message, "give the type with --kv-dtype") from None
+
+
+def _model_of(log: Log, name: str) -> ModelSpec:
+    """The model from the dimensions in the log if they are complete, else the preset that the log names.
+
+    The name is compared with the names of presets and of their releases, in full or the last part only, ignoring case
+    and spaces, and then without the suffixes of quantized copies. A path is never opened. Raises ModelError (exit 3) if
+    the log does not name a model or kvcalc does not know it.
+    """
+    asked = log.text("model")
+    spec = log_reader(log.engine).model(log, asked or "model")
+    if spec is not None:
+        return spec
+    if asked is None:
+        raise ModelError(f"{name}: the log does not name its model", _HINT)
+    wanted = list(_names_of(asked))
+    for one in wanted:
+        found = find_published(one)
+        if found is not None:
+            return found
+    plain = set(map(_plain, wanted))
+    for preset in all_presets():
+        if not plain.isdisjoint(map(_plain, (preset.name, *preset.aliases))):
+            return spec_of(preset)
+    raise ModelError(f"{name}: the log names an unknown model, {asked[:80]!a}", _HINT)
+
+
+def _names_of(asked: str) -> Iterator[str]:
+    """The name as it is, its last part, and that part without the suffixes of quantized copies."""
+    yield asked
+    last = _plain(asked)
+    for file in _FILES:
+        last = last.removesuffix(file)
+    yield last
+    base = _WEIGHTS.sub("", last)
+    if base != last:
+        yield base
+
+
+def _plain(name: str) -> str:
+    """The last part of a path or repository name, in lower case, with - for spaces and underscores.
+
+    ModelScope's folders have ___ for a dot.
+    """
+    last = re.split(r"[/\\\\]", name.rstrip("/\\"))[-1].replace("___", ".")
+    return last.casefold().replace(" ", "-").replace("_", "-")

@@ -56,7 +56,7 @@ FACTS = (
     *option("kv_unified", "kv_unified", value="true|false"),
     Pattern("swa_full", "--swa-full", r"--(?P<value>swa)-full"),
     Pattern("offloaded", "layers to GPU", r"offloaded (?P<value>\d+/\d+) layers to GPU"),
-)
+)  # fmt: skip
 
 RECORDS = (
     Pattern("cache", "llama_kv_cache",

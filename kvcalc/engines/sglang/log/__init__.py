@@ -28,12 +28,9 @@ FACTS = (
     Pattern("enable_dp_attention", "--enable-dp-attention", r"--(?P<value>enable)-dp-attention"),
     *option("page_size", "page_size", "--page-size", value=r"\d+"),
     *option("swa_full_tokens_ratio", "swa_full_tokens_ratio", "--swa-full-tokens-ratio", value=r"[\d.]+"),
-    # The scheduler prints the requests of one attention replica, the arguments those of all.
-    Pattern(
-        "running_requests",
-        "max_total_num_tokens=",
-        r"max_total_num_tokens=\d+, [\w=, -]{0,120}max_running_requests=(?P<value>\d+)",
-    ),
+    # The scheduler prints the requests of one data-parallel rank, the arguments those of all.
+    Pattern("running_requests", "max_total_num_tokens=",
+            r"max_total_num_tokens=\d+, [\w=, -]{0,120}max_running_requests=(?P<value>\d+)"),
     *option("max_running_requests", "max_running_requests", "--max-running-requests", value=r"\d+"),
     *option("kv_dtype", "kv_cache_dtype", "--kv-cache-dtype"),
     Pattern("kv_dtype", "KV cache dtype", r"[Uu]sing KV cache dtype: (?:torch\.)?(?P<value>\w+)"),
@@ -42,7 +39,7 @@ FACTS = (
     *option("draft_tokens", "speculative_num_draft_tokens", "--speculative-num-draft-tokens", value=r"\d+"),
     Pattern("drafts", "speculative", r"speculative[_-]algorithm['\"]?[= :]{1,3}['\"]?(?P<value>[A-Z]\w{1,31})"),
     Pattern("dtype", "dtype=torch.", r"(?<!\w)dtype=torch\.(?P<value>\w+)"),
-)
+)  # fmt: skip
 
 RECORDS = (
     Pattern("pool", "K size: ",
@@ -87,7 +84,7 @@ class SglangLog(LogReader):
         Source: derive_attn_tp_size, srt/runtime_context.py, SGLang 0.5.23.
         """
         size = super().tensor_parallel_size(log)
-        if log.is_on("enable_dp_attention"):
+        if log.flag("enable_dp_attention"):
             return max(1, size // log.number("dp_size", "data-parallel size"))
         return max(1, size // (log.number("attn_dp_size", "attn_dp_size") * log.number("attn_cp_size", "attn_cp_size")))
 

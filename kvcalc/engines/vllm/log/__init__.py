@@ -33,25 +33,18 @@ FACTS = (
     Pattern("context_tokens", "max seq len (", r"max seq len \((?P<value>\d+)\)"),
     *option("tensor_parallel_size", "tensor_parallel_size", "--tensor-parallel-size", "-tp", value=r"\d+"),
     *option("pipeline_parallel_size", "pipeline_parallel_size", "--pipeline-parallel-size", "-pp", value=r"\d+"),
-    Pattern(
-        "pp_layer_partition",
-        "VLLM_PP_LAYER_PARTITION",
-        r"VLLM_PP_LAYER_PARTITION['\"]?[=:] ?['\"]?(?P<value>\d+(?:,\d+)+)",
-    ),
-    Pattern(
-        "pp_layer_partition", "unevenly partitioned", r"layers were unevenly partitioned: \[(?P<value>\d+(?:,\d+)+)\]"
-    ),
+    Pattern("pp_layer_partition", "VLLM_PP_LAYER_PARTITION",
+            r"VLLM_PP_LAYER_PARTITION['\"]?[=:] ?['\"]?(?P<value>\d+(?:,\d+)+)"),
+    Pattern("pp_layer_partition", "unevenly partitioned",
+            r"layers were unevenly partitioned: \[(?P<value>\d+(?:,\d+)+)\]"),
     *option("token_ranks", "decode_context_parallel_size", "--decode-context-parallel-size", "-dcp", value=r"\d+"),
     *option("prefill_ranks", "prefill_context_parallel_size", "--prefill-context-parallel-size", "-pcp", value=r"\d+"),
     *option("block_size", "block_size", "--block-size", value=r"\d+"),
     Pattern("block_size", "kv cache block size to", r"Setting kv cache block size to (?P<value>\d+) for"),
     *option("max_num_batched_tokens", "max_num_batched_tokens", "--max-num-batched-tokens", value=r"\d+"),
     *option("num_speculative_tokens", "num_speculative_tokens", "num_spec_tokens", value=r"\d+"),
-    Pattern(
-        "speculative_method",
-        "peculative",
-        r"[Ss]peculative[-_]?[Cc]onfig[^\n]{0,60}?method['\"]? ?[=:] ?['\"](?P<value>[\w-]{1,32})",
-    ),
+    Pattern("speculative_method", "peculative",
+            r"[Ss]peculative[-_]?[Cc]onfig[^\n]{0,60}?method['\"]? ?[=:] ?['\"](?P<value>[\w-]{1,32})"),
     *option("enable_prefix_caching", "enable_prefix_caching", value="True|False"),
     Pattern("enable_prefix_caching", "--enable-prefix-caching", r"--(?P<value>enable)-prefix-caching"),
     Pattern("enable_prefix_caching", "--no-enable-prefix-caching", r"--(?P<value>no)-enable-prefix-caching"),
@@ -61,23 +54,19 @@ FACTS = (
     *option("mamba_cache_mode", "mamba_cache_mode", "--mamba-cache-mode", value="align|all|none"),
     *option("mamba_cache_dtype", "mamba_cache_dtype", "--mamba-cache-dtype", value=r"float\d+|bfloat16"),
     *option("mamba_ssm_cache_dtype", "mamba_ssm_cache_dtype", "--mamba-ssm-cache-dtype", value=r"float\d+|bfloat16"),
-    Pattern(
-        "no_hybrid_manager", "--disable-hybrid-kv-cache-manager", r"(?<!no)--(?P<value>disable)-hybrid-kv-cache-manager"
-    ),
+    Pattern("no_hybrid_manager", "--disable-hybrid-kv-cache-manager",
+            r"(?<!no)--(?P<value>disable)-hybrid-kv-cache-manager"),
     Pattern("platform", "device_config=", r"device_config=(?P<value>[a-z]{1,16})\b"),
     Pattern("platform", "[XPU]", r"\[(?P<value>XPU)\]"),
     # While the memory of CUDA graphs is measured, 0.17 to 0.19 replace 0 blocks by as many as the graphs need.
-    Pattern(
-        "blocks_override",
-        "Overriding num_gpu_blocks",
-        r"Overriding num_gpu_blocks=(?!0 )\d+ with num_gpu_blocks_override=(?P<value>\d+)",
-    ),
+    Pattern("blocks_override", "Overriding num_gpu_blocks",
+            r"Overriding num_gpu_blocks=(?!0 )\d+ with num_gpu_blocks_override=(?P<value>\d+)"),
     *(
         Pattern("blocks_override", name, rf"(?<!with ){name}['\"]?[:= ] ?(?P<value>[1-9]\d*)")
         for name in ("--num-gpu-blocks-override", "num_gpu_blocks_override")
     ),
     *option("swap_space_gib", "swap_space", "--swap-space", value=r"\d+(?:\.\d+)?"),
-)
+)  # fmt: skip
 
 RECORDS = (
     Pattern("available_memory", "Available KV cache memory", rf"Available KV cache memory: (?P<memory>-?{_SIZE})"),

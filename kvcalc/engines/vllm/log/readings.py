@@ -128,8 +128,14 @@ _STATED = {
     "mamba_cache_mode": "mamba-cache-mode", "no_hybrid_manager": "disable-hybrid-kv-cache-manager",
 }  # fmt: skip
 
-# An option, its text (None if it is not given), and the description for the user.
+# An option, its text (None if it is not set), and the description for the user.
 _Choice = tuple[str, "str | None", str]
+_PREFIX_CACHING: tuple[_Choice, _Choice] = (
+    ("enable-prefix-caching", "", "prefix caching on"), ("no-enable-prefix-caching", "", "prefix caching off"),
+)  # fmt: skip
+_ASYNC_SCHEDULING: tuple[_Choice, _Choice] = (
+    ("no-async-scheduling", None, "async scheduling on"), ("no-async-scheduling", "", "async scheduling off"),
+)  # fmt: skip
 
 
 def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], list[list[_Choice]]]:
@@ -155,14 +161,14 @@ def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], 
     if "block-size" not in plain and sizes:
         choices.append([("block-size", n, f"blocks of {n} tokens") for n in sizes])
     if has_states(spec):
-        choices.append(_prefix_caching(log, caches_prefixes(spec, rules)))
+        choices.append(_switch(log, "enable_prefix_caching", *_PREFIX_CACHING, caches_prefixes(spec, rules)))
         if uses_qwen_delta_nets(spec) and "delta" in rules.checkpoints:
             choices.append([("gdn-prefill-backend", name, f"{name} prefill") for name in ("flashinfer", "triton")])
     if windows(spec):
         if "max-num-batched-tokens" not in plain:
             choices.append([("max-num-batched-tokens", n, f"max_num_batched_tokens {n}") for n in _BATCHED_TOKENS])
         if rules.two_steps:
-            choices.append(_switch(log, "async_scheduling", "no-async-scheduling", "async scheduling", given="false"))
+            choices.append(_switch(log, "async_scheduling", *_ASYNC_SCHEDULING))
     return plain, choices
 
 
@@ -171,22 +177,12 @@ def _platform(log: Log) -> str:
     return (log.text("platform") or "").casefold()
 
 
-def _prefix_caching(log: Log, is_default: bool) -> list[_Choice]:
-    """Prefix caching as the log states it, or else both, the release's default first."""
-    stated = (log.text("enable_prefix_caching") or "").casefold()
-    on = ("enable-prefix-caching", "", "prefix caching on")
-    off = ("no-enable-prefix-caching", "", "prefix caching off")
-    if stated in ("true", "false"):
-        return [on if stated == "true" else off]
+def _switch(log: Log, fact: str, on: _Choice, off: _Choice, is_default: bool = True) -> list[_Choice]:
+    """A setting as the log states it, or else both values, the release's default first."""
+    stated = log.flag(fact)
+    if stated is not None:
+        return [on if stated else off]
     return [on, off] if is_default else [off, on]
-
-
-def _switch(log: Log, fact: str, option: str, words: str, given: str) -> list[_Choice]:
-    """The value in the log, or else on (the current default) and then off. The option sets the value `given`."""
-    stated = (log.text(fact) or "").casefold()
-    values = [stated] if stated in ("true", "false") else ["true", "false"]
-    named = {"true": f"{words} on", "false": f"{words} off"}
-    return [(option, "" if value == given else None, named[value]) for value in values]
 
 
 def _version(log: Log) -> tuple[int, ...] | None:
