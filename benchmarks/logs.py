@@ -21,7 +21,8 @@ from pathlib import Path
 from processes import ROOT, run
 
 sys.path.insert(0, str(ROOT))
-from kvcalc.planning.logs import ENGINES, markers
+from kvcalc.engines import LOGS
+from kvcalc.planning.logs import markers
 
 GOAL_SECONDS, GOAL_MIB = 20, 100
 START = (ROOT / "tests/logs/vllm.log").read_bytes()
@@ -60,7 +61,7 @@ def _json(draw: random.Random) -> bytes:
 
 def _markers(draw: random.Random) -> bytes:
     """Every line has one of the markers, which come in turn."""
-    found = [marker.encode() for marker in markers([*ENGINES])]
+    found = [marker.encode() for marker in markers([*LOGS])]
     end = random_lines(draw, 40, 40, _LETTERS)
     return b"".join(found[n % len(found)] + b" ! " + end for n in range(_PIECE // 60))
 

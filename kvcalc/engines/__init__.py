@@ -24,6 +24,7 @@ from kvcalc.notes import Note
 from kvcalc.releases import Asked, split_engine
 
 if TYPE_CHECKING:
+    from kvcalc.engines.log import LogReader
     from kvcalc.engines.reserve import Question, Reserve
 
 # Engine name -> (module in this package, class).
@@ -50,6 +51,8 @@ _OF_TYPE = {
         ("tensorrt_llm.groups", "LayerGroups"),
     ),
 }
+# Engines whose start-up logs are read: their folders have a module `log` with a `LogReader`, `LOG`.
+LOGS = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 
 # The code of the note that says which release's rules count.
 RELEASE = "release"
@@ -154,6 +157,12 @@ def resolve_weight_dtype(name: str, spec: ModelSpec, asked: str | None) -> tuple
     Raises UsageError (exit 2) for an unknown engine, or for a type that the engine does not have.
     """
     return _class_of(name)[0].weight_dtype(spec, asked)
+
+
+def log_reader(name: str) -> LogReader:
+    """What reads the start-up log of engine `name`, which is one of `LOGS`."""
+    found: LogReader = import_module(f"kvcalc.engines.{ENGINES[name][0]}.log").LOG
+    return found
 
 
 def check_engine(name: str) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from kvcalc.planning.logs import ENGINES, markers
+from kvcalc.engines import LOGS
+from kvcalc.planning.logs import markers
 from kvcalc.planning.logs.markers import _PART, Markers
 from kvcalc.planning.logs.scan import LONGEST_LINE, Scanner
 
-MARKERS = markers(ENGINES)
+MARKERS = markers(LOGS)
 
 
 def expected(data: bytes) -> list[tuple[int, frozenset[str]]]:

@@ -2,29 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from importlib import import_module
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kvcalc.errors import KvcalcError, UsageError
+from kvcalc.engines import engine_class, load_engine, log_reader, resolve_kv_dtype
+from kvcalc.engines.log import LogReader, Reading, Setup
+from kvcalc.engines.log_lines import INPUT, Figure, Log, count_equal, count_unexplained
+from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, parse_dtype
+from kvcalc.memory.kv_cache import on_device
+from kvcalc.memory.workload import bind_workload, resolve_workload
+from kvcalc.model.presets import all_presets
+from kvcalc.model.resolve import find_published, spec_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.audit.figures import INPUT, Figure, count_equal, count_unexplained
-from kvcalc.planning.audit.models import model_of
-from kvcalc.planning.audit.setup import Question, Reading, Setup, make_setup
-from kvcalc.planning.logs import ENGINES, Log, read_log
+from kvcalc.planning.logs import read_log
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
-from kvcalc.units import parse_count, parse_vllm_tokens
+from kvcalc.units import parse_vllm_tokens
 
 # Sizes and types to try if numbers are unexplained: the common ones.
 _OTHER_SIZES = (1, 2, 4, 8, 16)
 _OTHER_TYPES = ("bf16", "fp8", "fp32")
 
-# Engines' names for layouts and types. kvcalc derives vLLM's layout from the model and the type. SGLang's fp4 has a
-# scale of 8 bits per 16 elements (MHATokenToKVPoolFP4, mem_cache/memory_pool.py, 0.5.23).
-_LAYOUTS = {"fp8_ds_mla": "fp8", "fp4_e2m1": "nvfp4", "float4_e2m1fn_x2": "nvfp4"}
+# What publishers of quantized copies add to a model's name: formats of weights, which do not change the cache's layout.
+_WEIGHTS = re.compile(
+    r"(?:[-.](?:a?wq|awq-marlin|gptq|auto-?round|int[248]|fp[48]|nvfp4|mxfp4|w\d+a\d+|bf16|fp16|f16|f32|bnb|unsloth|"
+    r"\dbit|gguf|mlx|quantized|dynamic|block|compressed-tensors|ud|imat|[if]?q\d(?:-[k01])?(?:-(?:xxs|xs|s|m|l|xl))?))+$"
+)
+_FILES = (".gguf", ".safetensors")
+
+_HINT = "name it: --model PRESET (kvcalc models), or --model PATH of its config.json"
+
+
+class Run(NamedTuple):
+    """The run as described by the log and the options. Lengths are in tokens, types are names, None means unknown.
+
+    `kv_dtype` is `auto` if the engine chooses it.
+    """
+
+    engine: str
+    spec: ModelSpec
+    context_tokens: int | None
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    dtype: str | None
+    kv_dtype: str
 
 
 class Answer(NamedTuple):
@@ -52,20 +76,21 @@ def audit(
     does not support it.
     """
     log = read_log(text, name, engine)
-    spec = model or model_of(log, name)
-    question = Question(
-        log.engine, spec, context_tokens or _context(log), tensor_parallel_size or _tensor_parallel_size(log),
-        parse_count(log.text("pipeline_parallel_size") or _stages(log), "the log's pipeline-parallel size"),
-        _dtype(log.text("dtype")), (_dtype(log.text("kv_dtype")) or "auto") if kv_dtype is None else kv_dtype,
+    spec = model or _model_of(log, name)
+    reader = log_reader(log.engine)
+    run = Run(
+        log.engine, spec, context_tokens or _context(log), tensor_parallel_size or reader.tensor_parallel_size(log),
+        reader.pipeline_parallel_size(log), _dtype(log.text("dtype"), reader),
+        (_dtype(log.text("kv_dtype"), reader) or "auto") if kv_dtype is None else kv_dtype,
     )  # fmt: skip
-    answer = _best(log, question)
+    answer = _best(log, run)
     return {
         "schema_version": SCHEMA_VERSION,
         "log": {"name": name, "num_lines": log.num_lines},
         "engine": {
             "name": log.engine,
             "version": log.text("version"),
-            "rules_version": answer.setup.rules.version,
+            "rules_version": answer.setup.engine.version,
             "settings": dict(answer.reading.settings),
             "rules": list(answer.reading.taken),
         },
@@ -77,15 +102,15 @@ def audit(
         },
         "workload": {
             "context_tokens": answer.setup.context_tokens,
-            "tensor_parallel_size": question.tensor_parallel_size,
-            "pipeline_parallel_size": question.pipeline_parallel_size,
+            "tensor_parallel_size": run.tensor_parallel_size,
+            "pipeline_parallel_size": run.pipeline_parallel_size,
             "kv_dtype": answer.setup.dtype.name,
             "kv_dtype_reason": answer.setup.kv_dtype_reason,
         },
         "equal": count_equal(answer.figures),
         "unexplained": count_unexplained(answer.figures),
         "inputs": sum(figure.verdict == INPUT for figure in answer.figures),
-        "explanation": _explanation(log, question, answer),
+        "explanation": _explanation(log, run, answer),
         "figures": [figure._asdict() for figure in sorted(answer.figures, key=lambda figure: figure.line)],
         "unread": [line._asdict() for line in log.unread],
         "warnings": describe_notes(
@@ -94,16 +119,16 @@ def audit(
     }
 
 
-def _best(log: Log, question: Question) -> Answer:
+def _best(log: Log, run: Run) -> Answer:
     """The reading with the fewest unexplained and then the most equal numbers. If several tie, the newest rules win.
 
     Readings that the engine would refuse are skipped. If all are refused, the first refusal is raised.
     """
     refusals: list[KvcalcError] = []
     best: Answer | None = None
-    for reading in import_module(f"kvcalc.planning.audit.{ENGINES[log.engine]}").readings(log, question.spec):
+    for reading in log_reader(log.engine).readings(log, run.spec):
         try:
-            setup = make_setup(question, reading)
+            setup = _set_up(run, reading)
             answer = Answer(reading, setup, reading.check(log, setup))
         except KvcalcError as error:
             refusals.append(error)
@@ -117,21 +142,42 @@ def _best(log: Log, question: Question) -> Answer:
     return best
 
 
+def _set_up(run: Run, reading: Reading) -> Setup:
+    """The setup for one reading of a run's log. Raises UsageError (exit 2) and ModelError (exit 3) as estimate does."""
+    spec, tensor_parallel_size = reading.spec or run.spec, run.tensor_parallel_size
+    settings = reading.settings
+    # If the log has no length, use the model's maximum, as the engines do.
+    engine = f"{run.engine}@{reading.release}" if reading.release else run.engine
+    asked = reading.kv_dtype if run.kv_dtype == "auto" and reading.kv_dtype else run.kv_dtype
+    dtype, reason = resolve_kv_dtype(engine, spec, asked, settings, run.dtype, reading.device_class)
+    context = run.context_tokens or spec.max_position_embeddings
+    stages = run.pipeline_parallel_size
+    workload = resolve_workload(spec, context, 1, run.dtype, dtype, tensor_parallel_size, pipeline_parallel_size=stages)
+    bound = bind_workload(spec, workload)
+    found = load_engine(engine, bound, settings, stages)
+    found.check_ranks(bound, tensor_parallel_size)
+    share = on_device(bound, tensor_parallel_size)
+    return Setup(
+        bound, share, workload.kv_dtype, reason, workload.context_tokens, found, settings, workload.notes,
+        tensor_parallel_size * stages,
+    )  # fmt: skip
+
+
 def _merit(answer: Answer) -> tuple[int, int]:
     return -count_unexplained(answer.figures), count_equal(answer.figures)
 
 
-def _explanation(log: Log, question: Question, answer: Answer) -> str | None:
+def _explanation(log: Log, run: Run, answer: Answer) -> str | None:
     """The single settings that would explain all numbers. None if there are none or all numbers are explained."""
     if not count_unexplained(answer.figures):
         return None
     others = [
-        (f"--tp {size}", question._replace(tensor_parallel_size=size))
-        for size in (() if question.engine == "llama.cpp" else _OTHER_SIZES)
-        if size != question.tensor_parallel_size
+        (f"--tp {size}", run._replace(tensor_parallel_size=size))
+        for size in (_OTHER_SIZES if engine_class(run.engine).splits_heads else ())
+        if size != run.tensor_parallel_size
     ]
     others += [
-        (f"--kv-dtype {name}", question._replace(kv_dtype=name))
+        (f"--kv-dtype {name}", run._replace(kv_dtype=name))
         for name in _OTHER_TYPES
         if DTYPES[name] != answer.setup.dtype
     ]
@@ -151,31 +197,58 @@ def _context(log: Log) -> int | None:
     return None if text is None else parse_vllm_tokens(text, "the log's length")
 
 
-def _stages(log: Log) -> str:
-    """The number of pipeline stages in a list of their layers, such as 16,32."""
-    return str((log.text("pp_layer_partition") or "").count(",") + 1)
-
-
-def _tensor_parallel_size(log: Log) -> int:
-    size = parse_count(log.text("tensor_parallel_size") or "1", "the log's tensor-parallel size")
-    if (log.text("enable_attention_dp") or "").casefold() == "true":
-        # Every rank is an attention replica (Mapping.dp_size, TensorRT-LLM's mapping.py).
-        return 1
-    if (log.text("enable_dp_attention") or "").casefold() == "true":
-        # Attention is divided only among the devices of one data-parallel rank (SGLang's attn_tp_size).
-        return max(1, size // parse_count(log.text("dp_size") or "1", "the log's data-parallel size"))
-    # The newer spelling, and the copies that divide a prompt: both are parts of --tp-size (derive_attn_tp_size,
-    # srt/runtime_context.py, SGLang 0.5.23).
-    copies = [parse_count(log.text(name) or "1", f"the log's {name}") for name in ("attn_dp_size", "attn_cp_size")]
-    return max(1, size // (copies[0] * copies[1]))
-
-
-def _dtype(text: str | None) -> str | None:
+def _dtype(text: str | None, reader: LogReader) -> str | None:
     """kvcalc's name of a type that the log names. UsageError if kvcalc does not know it."""
     if text is None:
         return None
     name = text.removeprefix("torch.").casefold()
     try:
-        return parse_dtype(_LAYOUTS.get(name, name), "the log's type").name
+        return parse_dtype(reader.dtypes.get(name, name), "the log's type").name
     except UsageError as error:
         raise UsageError(error.message, "give the type with --kv-dtype") from None
+
+
+def _model_of(log: Log, name: str) -> ModelSpec:
+    """The model from the dimensions in the log if they are complete, else the preset that the log names.
+
+    The name is compared with the names of presets and of their releases, in full or the last part only, ignoring case
+    and spaces, and then without the suffixes of quantized copies. A path is never opened. Raises ModelError (exit 3) if
+    the log does not name a model or kvcalc does not know it.
+    """
+    asked = log.text("model")
+    spec = log_reader(log.engine).model(log, asked or "model")
+    if spec is not None:
+        return spec
+    if asked is None:
+        raise ModelError(f"{name}: the log does not name its model", _HINT)
+    wanted = list(_names_of(asked))
+    for one in wanted:
+        found = find_published(one)
+        if found is not None:
+            return found
+    plain = set(map(_plain, wanted))
+    for preset in all_presets():
+        if not plain.isdisjoint(map(_plain, (preset.name, *preset.aliases))):
+            return spec_of(preset)
+    raise ModelError(f"{name}: the log names an unknown model, {asked[:80]!a}", _HINT)
+
+
+def _names_of(asked: str) -> Iterator[str]:
+    """The name as it is, its last part, and that part without the suffixes of quantized copies."""
+    yield asked
+    last = _plain(asked)
+    for file in _FILES:
+        last = last.removesuffix(file)
+    yield last
+    base = _WEIGHTS.sub("", last)
+    if base != last:
+        yield base
+
+
+def _plain(name: str) -> str:
+    """The last part of a path or repository name, in lower case, with - for spaces and underscores.
+
+    ModelScope's folders have ___ for a dot.
+    """
+    last = re.split(r"[/\\\\]", name.rstrip("/\\"))[-1].replace("___", ".")
+    return last.casefold().replace(" ", "-").replace("_", "-")

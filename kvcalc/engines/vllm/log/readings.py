@@ -1,7 +1,4 @@
-"""Reads vLLM's logs, and checks V1's numbers: the pool, the block size, and the memory of the longest request.
-
-Source: kv_cache_utils.py, vLLM 0.33.0.
-"""
+"""The ways to read a log of vLLM: its settings, and the usual values of those that it does not have."""
 
 from __future__ import annotations
 
@@ -10,20 +7,17 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
+from kvcalc.engines.log import Reading
+from kvcalc.engines.log_lines import Log
 from kvcalc.engines.vllm.defaults import is_sparse
+from kvcalc.engines.vllm.log.pool import check_v0, check_v1
 from kvcalc.engines.vllm.releases import RELEASES, Rules
 from kvcalc.engines.vllm.settings import XPU_BLOCK
 from kvcalc.engines.vllm.states import caches_prefixes, uses_qwen_delta_nets
 from kvcalc.errors import UsageError
-from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention
+from kvcalc.model.drafting import EAGLE, drafter_of, with_drafter
 from kvcalc.model.spec import ModelSpec, has_compressed, has_states, latent_of, map_caches, windows
-from kvcalc.planning.audit.drafting import drafting_models
-from kvcalc.planning.audit.figures import Figure, check_count, check_size, given
-from kvcalc.planning.audit.setup import Reading, Setup
-from kvcalc.planning.audit.vllm_pool import DECIMALS, TOKENS, Pool, engine_of, pool_figures, printed_gib
-from kvcalc.planning.audit.vllm_v0 import check_v0
-from kvcalc.planning.logs import Log, Record
 from kvcalc.releases import parse_release
 
 _V1_DEFAULT = (0, 8, 0)
@@ -40,6 +34,11 @@ _DEVICES = (None, "blackwell")
 _LONG_BLOCKS, _WITH_LONG_BLOCKS = ("128", "16"), ("npu", "cpu")
 # Observed for Llama 4 (vllm-project/vllm#16118, #19407). A KV connector also turns the hybrid cache manager off.
 _WHOLE = "windowed and chunked layers keep all tokens, as without the hybrid cache manager"
+# Methods that draft without layers of their own (SpeculativeConfig, config/speculative.py, vLLM 0.33.0).
+_WITHOUT_LAYERS = ("ngram", "ngram_gpu", "suffix")
+
+_NO_LAYERS = "drafting takes no layers"
+_LIKE_THE_LAST = "one drafting layer like the model's last, as an EAGLE head has"
 
 
 def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
@@ -55,7 +54,7 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
             yield Reading(settings, ("V0's pool",), check_v0)
         return
     _refuse_prefill_ranks(log, version)
-    found, drafting = _rules(log, spec), drafting_models(log, spec)
+    found, drafting = _rules(log, spec), _drafting_models(log, spec)
     devices = _DEVICES if is_sparse(spec) else _DEVICES[:1]
     for device, rules, (model, drafts) in product(devices, found, drafting):
         plain, choices = _settings(log, spec, rules)
@@ -129,8 +128,14 @@ _STATED = {
     "mamba_cache_mode": "mamba-cache-mode", "no_hybrid_manager": "disable-hybrid-kv-cache-manager",
 }  # fmt: skip
 
-# An option, its text (None if it is not given), and the description for the user.
+# An option, its text (None if it is not set), and the description for the user.
 _Choice = tuple[str, "str | None", str]
+_PREFIX_CACHING: tuple[_Choice, _Choice] = (
+    ("enable-prefix-caching", "", "prefix caching on"), ("no-enable-prefix-caching", "", "prefix caching off"),
+)  # fmt: skip
+_ASYNC_SCHEDULING: tuple[_Choice, _Choice] = (
+    ("no-async-scheduling", None, "async scheduling on"), ("no-async-scheduling", "", "async scheduling off"),
+)  # fmt: skip
 
 
 def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], list[list[_Choice]]]:
@@ -156,14 +161,14 @@ def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], 
     if "block-size" not in plain and sizes:
         choices.append([("block-size", n, f"blocks of {n} tokens") for n in sizes])
     if has_states(spec):
-        choices.append(_prefix_caching(log, caches_prefixes(spec, rules)))
+        choices.append(_switch(log, "enable_prefix_caching", *_PREFIX_CACHING, caches_prefixes(spec, rules)))
         if uses_qwen_delta_nets(spec) and "delta" in rules.checkpoints:
             choices.append([("gdn-prefill-backend", name, f"{name} prefill") for name in ("flashinfer", "triton")])
     if windows(spec):
         if "max-num-batched-tokens" not in plain:
             choices.append([("max-num-batched-tokens", n, f"max_num_batched_tokens {n}") for n in _BATCHED_TOKENS])
         if rules.two_steps:
-            choices.append(_switch(log, "async_scheduling", "no-async-scheduling", "async scheduling", given="false"))
+            choices.append(_switch(log, "async_scheduling", *_ASYNC_SCHEDULING))
     return plain, choices
 
 
@@ -172,22 +177,12 @@ def _platform(log: Log) -> str:
     return (log.text("platform") or "").casefold()
 
 
-def _prefix_caching(log: Log, is_default: bool) -> list[_Choice]:
-    """Prefix caching as the log states it, or else both, the release's default first."""
-    stated = (log.text("enable_prefix_caching") or "").casefold()
-    on = ("enable-prefix-caching", "", "prefix caching on")
-    off = ("no-enable-prefix-caching", "", "prefix caching off")
-    if stated in ("true", "false"):
-        return [on if stated == "true" else off]
+def _switch(log: Log, fact: str, on: _Choice, off: _Choice, is_default: bool = True) -> list[_Choice]:
+    """A setting as the log states it, or else both values, the release's default first."""
+    stated = log.flag(fact)
+    if stated is not None:
+        return [on if stated else off]
     return [on, off] if is_default else [off, on]
-
-
-def _switch(log: Log, fact: str, option: str, words: str, given: str) -> list[_Choice]:
-    """The value in the log, or else on (the current default) and then off. The option sets the value `given`."""
-    stated = (log.text(fact) or "").casefold()
-    values = [stated] if stated in ("true", "false") else ["true", "false"]
-    named = {"true": f"{words} on", "false": f"{words} off"}
-    return [(option, "" if value == given else None, named[value]) for value in values]
 
 
 def _version(log: Log) -> tuple[int, ...] | None:
@@ -199,43 +194,20 @@ def _version(log: Log) -> tuple[int, ...] | None:
     return None if release is None else release.numbers[:3]
 
 
-def check_v1(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
-    """Check V1: one pool of blocks, in which every group holds a request at full length."""
-    found = setup.pool()
-    plan = engine_of(setup).plan(setup.share, setup.dtype)
-    block, tokens = plan.block_bytes, setup.context_tokens
-    # In a model with states only, one block is as long as a request, as in kvcalc's vLLM rules.
-    block_tokens = min(plan.block_sizes, default=tokens) * setup.rules.token_ranks
-    pool = Pool(block, block_tokens, len(plan.groups), plan.printed_blocks(tokens))
-    words = "the smallest with a page that holds a state"
-    figures = [
-        check_count(record, "block_size", record.name, found["block_size"], "tokens", words)
-        for record in log.named("attention_block_size")
-    ]
-    for record in log.named("request_bytes"):
-        needed, blocks = plan.checked_bytes(tokens), plan.request_blocks(tokens)
-        words = f"{blocks:,} blocks of {needed // blocks:,} bytes for {tokens:,} tokens"
-        figures.append(check_size(record, "needed", record.name, needed, words, DECIMALS))
-    figures += [_longest(log, setup, record) for record in log.named("max_model_len")]
-    return figures + pool_figures(log, pool, TOKENS[rules.tokens], setup)
+def _drafting_models(log: Log, spec: ModelSpec) -> list[tuple[ModelSpec, tuple[str, ...]]]:
+    """The model with what drafts tokens, in the order to try, each with a remark.
 
-
-def _longest(log: Log, setup: Setup, record: Record) -> Figure:
-    """Check the longest request: it fits in the memory, and one more token does not."""
-    memories = [printed_gib(memory.parts["memory"]) for memory in log.named("available_memory")]
-    if not memories:
-        return given(record, "longest", record.name, "tokens", "an input: the log has no memory")
-
-    plan = engine_of(setup).plan(setup.share, setup.dtype)
-
-    def needed(tokens: int) -> int:
-        return plan.checked_bytes(tokens) if tokens else 0
-
-    longest = int(record.parts["longest"])
-    explained = any(needed(longest) <= memory.high and needed(longest + 1) > memory.low for memory in memories)
-    memory, most = memories[0].middle, setup.context_tokens
-    # If a longer request takes no more memory, the engine's search ends at the model's length.
-    found = most if needed(most + 1) <= memory else most_that_fit(needed, memory, most + 1)
-    found = longest if explained else found
-    words = f"the longest request in {memories[0].text}, within rounding"
-    return check_count(record, "longest", record.name, found, "tokens", words)
+    The model itself if nothing is drafted, or if its own MTP layers draft, which vLLM's rules add.
+    """
+    drafted, method = log.text("num_speculative_tokens"), (log.text("speculative_method") or "").casefold()
+    if drafted in (None, "0") or (spec.num_draft_layers and (not method or "mtp" in method)):
+        return [(spec, ())]
+    none = (with_drafter(spec, None), (_NO_LAYERS,))
+    if method in _WITHOUT_LAYERS:
+        return [none]
+    try:
+        head = (with_drafter(spec, drafter_of(spec, None, EAGLE)), (_LIKE_THE_LAST,))
+    except UsageError:
+        # The log does not have the config of the head, and the model's config does not tell.
+        return [none]
+    return [head] if method.startswith("eagle") else [head, none]

@@ -8,12 +8,12 @@ from __future__ import annotations
 from kvcalc.engines.llama_cpp.account import cells_for
 from kvcalc.engines.llama_cpp.architectures import Layer, Layers, layers_of
 from kvcalc.engines.llama_cpp.settings import parse_settings
+from kvcalc.engines.log import Setup
+from kvcalc.engines.log_lines import Log, Record
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, pair, parse_dtype
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.drafting import MTP, drafter_of
-from kvcalc.planning.audit.setup import Setup
-from kvcalc.planning.logs import Log, Record
 from kvcalc.records import NamedTuple
 
 # The words of "creating ... KV cache" for the caches of a context.

@@ -5,7 +5,7 @@ The lines are from public logs of llama-server b9752 on ROCm and of Ollama on tw
 
 from __future__ import annotations
 
-from tests.planning.test_audit_open_settings import read, verdicts
+from tests.engines.test_log_settings import read, verdicts
 
 CONTEXT = "llama_context: n_ctx         = {n}\nllama_context: n_ubatch      = 512\n"
 NO_BUFFER = "llama_kv_cache:      ROCm0 KV buffer size =     0.00 MiB\n"

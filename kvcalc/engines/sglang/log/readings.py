@@ -10,22 +10,13 @@ from fractions import Fraction
 from functools import partial
 from itertools import product
 
+from kvcalc.engines.log import Reading, Setup, best_stage
+from kvcalc.engines.log_lines import Figure, Log, Record, count_equal, parse_printed
 from kvcalc.engines.sglang.drafts import slot_of
 from kvcalc.engines.sglang.layers import FULL, WINDOW, Layer, is_sparse, layers_of
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import HEADS_CACHES, IndexerKeys
 from kvcalc.model.spec import ModelSpec, has_states
-from kvcalc.planning.audit.figures import (
-    Figure,
-    check_count,
-    check_size,
-    check_sizes,
-    count_equal,
-    given,
-    parse_printed,
-)
-from kvcalc.planning.audit.setup import Reading, Setup, best_stage
-from kvcalc.planning.logs import Log, Record
 from kvcalc.records import NamedTuple
 
 # Tried if the log has no page size, and no type of the states.
@@ -53,11 +44,6 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
 
     If the model has an indexer, also readings without the indexer's keys.
     """
-    if spec.model_type == "deepseek_v4":
-        from kvcalc.planning.audit import sglang_deepseek_v4
-
-        yield from sglang_deepseek_v4.readings(log)
-        return
     ratio, sparse = log.text("swa_full_tokens_ratio"), is_sparse(spec)
     settings = {} if ratio is None else {"swa-full-tokens-ratio": ratio}
     for keys, (kv_dtype, device), state_dtype, page in product(
@@ -110,7 +96,7 @@ def check(without_indexer: bool, log: Log, setup: Setup) -> list[Figure]:
         found = _check_pool(record, totals, layers, setup)
         if explained and not count_equal(found) and (drafts or record.parts.get("tokens") in explained):
             # The pool of the draft model comes after the model's own, and has as many tokens.
-            found = [given(record, part, name, "bytes", _OF_DRAFTS) for part, name in _SIZES if part in record.parts]
+            found = [record.as_input(part, name, "bytes", _OF_DRAFTS) for part, name in _SIZES if part in record.parts]
         elif count_equal(found):
             explained.add(record.parts.get("tokens"))
         figures += found
@@ -119,9 +105,9 @@ def check(without_indexer: bool, log: Log, setup: Setup) -> list[Figure]:
         if tokens:
             total = int(record.parts["total"])
             nearest = min(map(int, tokens), key=lambda n: abs(n - total))
-            figures.append(check_count(record, "total", record.name, nearest, "tokens", "the pool's tokens"))
+            figures.append(record.check_count("total", record.name, nearest, "tokens", "the pool's tokens"))
         else:
-            figures.append(given(record, "total", record.name, "tokens", _INPUT))
+            figures.append(record.as_input("total", record.name, "tokens", _INPUT))
     for record in log.named("both_pools"):
         figures += _check_both_pools(record, log, layers, setup)
     for record in log.named("states"):
@@ -143,13 +129,13 @@ def _check_pool(record: Record, totals: list[Record], layers: list[Layer], setup
             sizes = {part: (name, size) for (part, name), size in zip(_SIZES, (k, v, k + v))}
             whose = " in the sliding-window layers" if pool == WINDOW else ""
             words = f"({int(stated):,} tokens + a page of {page}) x {{}}{whose}"
-            tries.append(check_sizes(record, sizes, int(stated) + page, words))
+            tries.append(record.check_sizes(sizes, int(stated) + page, words))
     if not tries:
         # A pipeline stage with states only has no such pool.
         return []
     best = max(tries, key=count_equal)
     if "tokens" in record.parts:
-        return [given(record, "tokens", "tokens", "tokens", _INPUT), *best]
+        return [record.as_input("tokens", "tokens", "tokens", _INPUT), *best]
     return best
 
 
@@ -164,14 +150,14 @@ def _check_both_pools(record: Record, log: Log, layers: list[Layer], setup: Setu
     """Check the bytes of the pools of all tokens and of windows together (SWAKVPool, mem_cache/swa_memory_pool.py)."""
     tokens, page = _tokens_of_both(record, log, setup), setup.pool()["block_size"]
     if tokens is None:
-        return [given(record, "both", "both_pools_bytes", "bytes", "an input: the log has no numbers of tokens")]
+        return [record.as_input("both", "both_pools_bytes", "bytes", "an input: the log has no numbers of tokens")]
     total, words = 0, []
     for pool in (FULL, WINDOW):
         rows = tokens[pool] + page
         size = sum(layer.num_layers * layer.bytes for layer in layers if layer.pool == pool)
         total += rows * size
         words.append(f"{rows:,} x {size:,} bytes")
-    return [check_size(record, "both", "both_pools_bytes", total, " + ".join(words))]
+    return [record.check_size("both", "both_pools_bytes", total, " + ".join(words))]
 
 
 def _tokens_of_both(record: Record, log: Log, setup: Setup) -> dict[str, int] | None:
@@ -199,8 +185,8 @@ def _check_states(record: Record, log: Log, layers: list[Layer]) -> list[Figure]
     slots = int(record.parts["slots"]) + 1
     one = slot_of(layers, 1, True)
     sizes = {"conv": ("conv_state_bytes", one.inputs), "ssm": ("ssm_state_bytes", one.states)}
-    figures = [given(record, "slots", "max_mamba_cache_size", "states", _INPUT)]
-    figures += check_sizes(record, sizes, slots, f"({slots - 1:,} + 1 states) x {{}}")
+    figures = [record.as_input("slots", "max_mamba_cache_size", "states", _INPUT)]
+    figures += record.check_sizes(sizes, slots, f"({slots - 1:,} + 1 states) x {{}}")
     if "drafted_ssm" not in record.parts:
         return figures
     running = log.text("running_requests") or log.text("max_running_requests")
@@ -209,15 +195,15 @@ def _check_states(record: Record, log: Log, layers: list[Layer]) -> list[Figure]
     drafted = int(stated) if stated else printed.middle / (requests * one.states) if one.states else 0
     if round(drafted) < 1 or (stated is None and not printed.holds(round(drafted) * requests * one.states)):
         rule = "an input: the log does not say how many tokens are drafted"
-        return figures + [given(record, part, name, "bytes", rule) for part, name in _DRAFTED if part in record.parts]
+        return figures + [record.as_input(part, name, "bytes", rule) for part, name in _DRAFTED if part in record.parts]
     tokens = round(drafted)
     words = f"({requests - 1:,} + 1 requests) x {{}} for {tokens} checked tokens"
     tries = []
     for separate in (False, True):
         sizes = {part: (name, size) for (part, name), size in zip(_DRAFTED, slot_of(layers, tokens, separate))}
-        tries.append(check_sizes(record, sizes, requests, words))
+        tries.append(record.check_sizes(sizes, requests, words))
     found = max(tries, key=count_equal)
     if stated is None:
         rule = f"an input: the states of {tokens} checked tokens"
-        found[0] = given(record, "drafted_ssm", "intermediate_ssm_bytes", "bytes", rule)
+        found[0] = record.as_input("drafted_ssm", "intermediate_ssm_bytes", "bytes", rule)
     return figures + found

@@ -7,17 +7,16 @@ layers are divided, the bytes of each device follow. Otherwise a buffer must be 
 from __future__ import annotations
 
 from kvcalc.engines.llama_cpp.architectures import Layers, layers_of
+from kvcalc.engines.llama_cpp.log.caches import Part, created_part, drafting_parts, dtype_of, parts_of, state_bytes
 from kvcalc.engines.llama_cpp.settings import parse_settings
 from kvcalc.engines.llama_cpp.splitting import devices_of_layers, parse_shares
+from kvcalc.engines.log import Setup
+from kvcalc.engines.log_lines import Figure, Log, Record, parse_printed
 from kvcalc.engines.rounding import round_up
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of
 from kvcalc.memory.sharding import stages_of
 from kvcalc.model.caches import RecurrentState
-from kvcalc.planning.audit.figures import Figure, check_size, given, parse_printed
-from kvcalc.planning.audit.llama_cpp_caches import Part, created_part, drafting_parts, dtype_of, parts_of, state_bytes
-from kvcalc.planning.audit.setup import Setup
-from kvcalc.planning.logs import Log, Record
 from kvcalc.records import NamedTuple
 
 # Layers that are not on a device of their own.
@@ -55,7 +54,7 @@ def check_buffers(log: Log, layers: Layers, setup: Setup) -> list[Figure]:
         parts = parts_of(log, line, layers, setup, dtype_of(line, setup))
         part = _part_of(buffer, [*parts, *drafting_parts(log, line, setup, dtype_of(line, setup))])
         if part is not None and not parse_printed(buffer.record.parts["size"]).middle:
-            figures.append(given(buffer.record, "size", "buffer_bytes", "bytes", _MEASURED))
+            figures.append(buffer.record.as_input("size", "buffer_bytes", "bytes", _MEASURED))
         elif part is not None:
             figures.append(_check(log, buffer, part, divided, setup))
     for record in log.named("state_buffer"):
@@ -133,10 +132,10 @@ def _check(log: Log, buffer: Buffer, part: Part, divided: Divided | None, setup:
         held = 0 if there is None else cells * (there.k + there.v) + number * padding
         if divided.is_stated or parse_printed(record.parts["size"]).holds(held):
             words = f"{number} of {part.layers} layers x {per_layer:,} bytes: layers {first} to {last} on {device}"
-            return check_size(record, "size", "buffer_bytes", held, words)
+            return record.check_size("size", "buffer_bytes", held, words)
     number = min(part.layers, count_states(record, per_layer))
     words = f"{number} of {part.layers} layers x {per_layer:,} bytes on {device}"
-    return check_size(record, "size", "buffer_bytes", number * per_layer, words)
+    return record.check_size("size", "buffer_bytes", number * per_layer, words)
 
 
 def _padding(device: str, part: Part, cells: int, dtype: Dtype) -> int:
@@ -181,4 +180,4 @@ def _check_states(log: Log, record: Record, layers: Layers, divided: Divided | N
         if divided.is_stated or parse_printed(record.parts["size"]).holds(counted * kept * state):
             held = counted
             words = f"{held} of {number} layers x {kept * state:,} bytes: layers {first} to {last} on {device}"
-    return [check_size(record, "size", "state_buffer_bytes", held * kept * state, words)]
+    return [record.check_size("size", "state_buffer_bytes", held * kept * state, words)]

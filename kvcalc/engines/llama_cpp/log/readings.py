@@ -7,23 +7,18 @@ builds are described by the pull requests they do not have.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from itertools import product
 
 from kvcalc.engines.llama_cpp.architectures import Layers, layers_of
+from kvcalc.engines.llama_cpp.log.buffers import check_buffers, count_states
+from kvcalc.engines.llama_cpp.log.caches import Part, created_part, drafting_parts, dtype_of, parts_of, state_bytes
 from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, LATENT, NO_V, PADDING, WINDOWS, parse_settings
+from kvcalc.engines.log import Reading, Setup
+from kvcalc.engines.log_lines import EQUAL, UNEXPLAINED, Figure, Log, Record, count_equal, parse_printed
+from kvcalc.memory.dtypes import parse_dtype
+from kvcalc.model.caches import RecurrentState
 from kvcalc.model.spec import GgufFacts, ModelSpec, latent_of, windows
-from kvcalc.planning.audit.figures import (
-    Figure,
-    check_count,
-    check_sizes,
-    count_equal,
-    given,
-)
-from kvcalc.planning.audit.llama_cpp_buffers import check_buffers, count_states
-from kvcalc.planning.audit.llama_cpp_caches import Part, created_part, drafting_parts, dtype_of, parts_of, state_bytes
-from kvcalc.planning.audit.ollama import check_ollama
-from kvcalc.planning.audit.setup import Reading, Setup
-from kvcalc.planning.logs import Log, Record
 
 _PULLS = (None, NO_V, PADDING, WINDOWS, LATENT)
 _STEPS = ("2048", "1024", "256", "128", "64")
@@ -31,6 +26,9 @@ _STEPS = ("2048", "1024", "256", "128", "64")
 _CHOOSE_SLOTS = (None, NO_V)
 # Its layers without attention also have caches, of 0 bytes (n_head_kv 0, models/deci.cpp).
 _LAYERS_WITHOUT = "nemotron-nas"
+
+_NO_CONTEXT = "an input: the log has no --ctx-size"
+_OWN_RULES = "an input: Ollama sizes windows and states by its own rules"
 
 
 def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
@@ -59,7 +57,7 @@ def _readings(log: Log, spec: ModelSpec, step: str | None, pulls: tuple[int | No
     if ubatch is not None:
         plain["ubatch-size"] = ubatch
     streams = next((line.parts["streams"] for line in lines if "streams" in line.parts), None)
-    unified = {"true": True, "false": False}.get(log.text("kv_unified") or "")
+    unified = log.flag("kv_unified")
     if unified is None and streams is not None:
         unified = streams == "1"
     flash = {"true": "on", "false": "off", "1": "on", "0": "off"}.get(log.text("flash_attn") or "")
@@ -108,17 +106,17 @@ def check(log: Log, setup: Setup) -> list[Figure]:
         figures += _check_created(log, record, layers, setup)
     for record in log.named("states"):
         figures += _check_states(log, record, layers, setup)
-    return figures + check_buffers(log, layers, setup) + check_ollama(log, layers, setup)
+    return figures + check_buffers(log, layers, setup) + _check_ollama(log, layers, setup)
 
 
 def _check_created(log: Log, record: Record, layers: Layers, setup: Setup) -> list[Figure]:
     """The cells of a cache as it is announced."""
     name = created_part(record)
     if log.text("context_tokens") is None and name != "window":
-        return [given(record, "cells", "cells", "cells", "an input: the log has no n_ctx")]
+        return [record.as_input("cells", "cells", "cells", "an input: the log has no n_ctx")]
     parts = [part for part in parts_of(log, record, layers, setup, setup.dtype) if part.name == name]
     return [
-        check_count(record, "cells", "cells", part.cells, "cells", f"{name}: cells per stream") for part in parts[:1]
+        record.check_count("cells", "cells", part.cells, "cells", f"{name}: cells per stream") for part in parts[:1]
     ]
 
 
@@ -127,17 +125,17 @@ def _check_part(record: Record, part: Part, log: Log, setup: Setup) -> list[Figu
     figures = []
     if "cells" in record.parts:
         if log.text("context_tokens") is None and part.name != "window":
-            figures.append(given(record, "cells", "cells", "cells", "an input: the log has no n_ctx"))
+            figures.append(record.as_input("cells", "cells", "cells", "an input: the log has no n_ctx"))
         else:
             words = f"{part.name}: cells per stream"
-            figures.append(check_count(record, "cells", "cells", part.cells, "cells", words))
+            figures.append(record.check_count("cells", "cells", part.cells, "cells", words))
         if setup.spec.model_type == _LAYERS_WITHOUT:
             total, words = setup.spec.num_layers, "all layers, including those without attention"
         else:
             total, words = part.layers, "layers with a cache"
-        figures.append(check_count(record, "layers", "layers", total, "layers", words))
+        figures.append(record.check_count("layers", "layers", total, "layers", words))
     sizes = {"size": ("cache_bytes", part.k + part.v), "k": ("k_bytes", part.k), "v": ("v_bytes", part.v)}
-    return figures + check_sizes(record, sizes, cells, f"{cells:,} cells x {{}}")
+    return figures + record.check_sizes(sizes, cells, f"{cells:,} cells x {{}}")
 
 
 def _slots_of(log: Log) -> str | None:
@@ -159,16 +157,49 @@ def _check_states(log: Log, record: Record, layers: Layers, setup: Setup) -> lis
     figures = []
     if "slots" in record.parts:
         is_stated = log.text("parallel") is not None or any("seqs" in line.parts for line in log.named("cache"))
-        rule = "sequences that can run at once"
-        figures.append(
-            check_count(record, "slots", "slots", slots, "slots", rule)
-            if is_stated
-            else given(record, "slots", "slots", "slots", "an input: the log has no n_seq_max")
-        )
+        if is_stated:
+            rule = "sequences that can run at once"
+            figures.append(record.check_count("slots", "slots", slots, "slots", rule))
+        else:
+            figures.append(record.as_input("slots", "slots", "slots", "an input: the log has no n_seq_max"))
     if "layers" in record.parts:
         total, words = setup.spec.num_layers, "all layers of the model"
         if int(record.parts["layers"]) > total:
             total, words = total + (setup.spec.num_draft_layers or 0), "all layers of the file, with those of MTP"
-        figures.append(check_count(record, "layers", "layers", total, "layers", words))
+        figures.append(record.check_count("layers", "layers", total, "layers", words))
     parts = {"size": ("state_bytes", r + s), "r": ("r_bytes", r), "s": ("s_bytes", s)}
-    return figures + check_sizes(record, parts, slots, words)
+    return figures + record.check_sizes(parts, slots, words)
+
+
+def _check_ollama(log: Log, layers: Layers, setup: Setup) -> list[Figure]:
+    """Check Ollama's own lines: its scheduler's estimate, and since 2025 the sum of the last buffers of all devices.
+
+    Both are the cells of the runner (--ctx-size, KvSize) for all slots, in the type of --kv-cache-type, with one
+    decimal (GraphSize in fs/ggml/ggml.go, and ml/device.go, of ollama/ollama).
+    """
+    totals, buffers = log.named("ollama_total"), log.named("ollama_buffer")
+    if not totals and not buffers:
+        return []
+    if layers.window is not None or any(isinstance(layer.cache, RecurrentState) for layer in layers.caches):
+        return [record.as_input("size", "cache_bytes", "bytes", _OWN_RULES) for record in (*totals, *buffers)]
+    if log.text("context_tokens") is None:
+        return [record.as_input("size", "cache_bytes", "bytes", _NO_CONTEXT) for record in (*totals, *buffers)]
+    stated = log.text("ollama_kv_type")
+    dtype = setup.dtype if stated is None else parse_dtype(stated, "the log's cache type")
+    parts = parts_of(log, (totals or buffers)[0], layers, setup, dtype)
+    cells, size = parts[0].cells * parts[0].streams, sum(part.k + part.v for part in parts)
+    words = f"{cells:,} cells x {size:,} bytes"
+    figures = [record.check_size("size", "cache_bytes", cells * size, words) for record in totals]
+    return figures + ([_check_sum(buffers, cells * size, words)] if buffers else [])
+
+
+def _check_sum(buffers: list[Record], computed: int, words: str) -> Figure:
+    """Check the sum of the devices' buffers. A device that is printed again has been filled anew."""
+    last = {record.parts["device"]: record for record in buffers}
+    printed = [parse_printed(record.parts["size"]) for record in last.values()]
+    low, high = (Fraction(sum(bounds)) for bounds in zip(*((size.low, size.high) for size in printed)))
+    equal = low <= computed <= high
+    return Figure(
+        min(record.line for record in last.values()), "cache_bytes", " + ".join(size.text for size in printed), "bytes",
+        computed, None if equal else round((low + high) / 2) - computed, EQUAL if equal else UNEXPLAINED, words,
+    )  # fmt: skip

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from kvcalc.engines.log import Reading, Setup, best_stage
+from kvcalc.engines.log_lines import Figure, Log
 from kvcalc.engines.sglang.deepseek_v4 import bytes_per_token
-from kvcalc.planning.audit.figures import Figure, check_count, check_ratio, given
-from kvcalc.planning.audit.setup import Reading, Setup, best_stage
-from kvcalc.planning.logs import Log
 from kvcalc.records import NamedTuple
 
 _INPUT = "an input: as many as fit in the memory"
@@ -51,23 +50,25 @@ def _check(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
             # Room for one layer of the draft model.
             computed *= (setup.share.num_layers + 1) / setup.share.num_layers
         words = f"entries of a token, and {ratio:g} of its windows and states"
-        figure = check_ratio(record, "bytes", "bytes_per_full_token", computed, words)
+        figure = record.check_ratio("bytes", "bytes_per_full_token", computed, words)
         figures.append(figure._replace(printed=record.parts["bytes"], unit="bytes"))
     for record in log.named("v4_pools"):
         full, windows = int(record.parts["full"]), int(record.parts["windows"])
-        figures.append(given(record, "full", "full", "tokens", _INPUT))
+        figures.append(record.as_input("full", "full", "tokens", _INPUT))
         if rules.has_ratio:
             page = rules.state_page
             words = f"{ratio:g} of {full:,} tokens, in whole pages of {page}"
-            figures.append(check_count(record, "windows", "swa", int(full * ratio) // page * page, "tokens", words))
+            figures.append(record.check_count("windows", "swa", int(full * ratio) // page * page, "tokens", words))
         else:
-            figures.append(given(record, "windows", "swa", "tokens", "an input: depends on the requests that may run"))
+            figures.append(
+                record.as_input("windows", "swa", "tokens", "an input: depends on the requests that may run")
+            )
         for part, rate in (("c4", 4), ("c128", 128)):
             words = f"{full:,} tokens / {rate}"
-            figures.append(check_count(record, part, part, full // rate, "slots", words))
+            figures.append(record.check_count(part, part, full // rate, "slots", words))
         words = f"{windows:,} tokens / {rules.state_page} x {ring}"
         states = windows // rules.state_page * ring
-        figures.append(check_count(record, "states", "c4_state", states, "slots", words))
+        figures.append(record.check_count("states", "c4_state", states, "slots", words))
     for record in log.named("max_total_num_tokens"):
-        figures.append(given(record, "total", record.name, "tokens", _INPUT))
+        figures.append(record.as_input("total", record.name, "tokens", _INPUT))
     return figures
