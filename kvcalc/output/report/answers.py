@@ -31,6 +31,7 @@ from kvcalc.output.report.parts import (
     warnings_of,
 )
 from kvcalc.output.report.simulation import simulation
+from kvcalc.writing.html import joined
 
 # The most rows of a table, and the most scalars of a document without a report of its own.
 _MOST_ROWS = 1000
@@ -142,7 +143,7 @@ def _sweep(document: Document) -> Answer:
     ]  # fmt: skip
     table = table_of(f"{count(len(points))} of {count(document['num_points'])} points", points, columns)
     chart = document.get("chart")
-    svg, legend = "", []
+    svg, legend = joined([]), list[str]()
     if chart is not None:
         series = [
             Line(line["label"], [(x, y) for x, y in zip(chart["contexts"], line["bytes"]) if y is not None])
