@@ -24,7 +24,7 @@ def cell(value: Any, format: str) -> str:
     """A value as a cell of `csv` or `tsv`. A null is empty in csv, and `null` in tsv.
 
     In csv, an apostrophe precedes text that a spreadsheet would take for a formula. tsv has no quotes, so spaces
-    replace tabs and line breaks.
+    replace tabs and newlines.
     """
     text = bare(value)
     if text.isalnum():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _KEPT = "\n\t"  # one_line replaces these
-_BREAKS = str.maketrans("\t\n\r", "   ")
+_BREAKS = str.maketrans("\t\n", "  ")
 
 
 def printable(text: str) -> str:
@@ -16,7 +16,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` in one printable line: spaces replace tabs and line breaks."""
+    """`text` in one printable line: spaces replace tabs and newlines."""
     return printable(text.translate(_BREAKS))
 
 
