@@ -51,6 +51,11 @@ def comment(text: str) -> str:
     return f"# {one_line(text)}"
 
 
+def lines(texts: Iterable[str]) -> str:
+    """Commands and comments, one a line."""
+    return "".join(f"{text}\n" for text in texts)
+
+
 def written_first(text: str, file: str, words: Iterable[str]) -> list[str]:
     """A command after one that writes `text` into `file`. `echo` would read backslashes in some shells."""
     return ["printf", r"%s\n", text, INTO, file, AND, *words]

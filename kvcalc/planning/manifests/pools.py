@@ -50,7 +50,7 @@ def _commands(best: Mapping[str, Any]) -> str:
         hosts = host_of(role, 0) if number == 1 else f"{host_of(role, 0)} to {host_of(role, number - 1)}"
         on = f" on {pools[role]['gpu']}" if role != ROUTER and _is_mixed(best) else ""
         lines += [shell.comment(role if role == ROUTER else f"{role}: {hosts}{on}"), pools["commands"][role]]
-    return "\n".join(lines) + "\n"
+    return shell.lines(lines)
 
 
 def _server(document: Mapping[str, Any], kind: str, image: str | None, role: str) -> Server:
