@@ -9,7 +9,7 @@ from typing import Any
 from kvcalc.errors import RunError, UsageError
 from kvcalc.units import format_size
 from kvcalc.writing import shell
-from kvcalc.writing.terminal import one_line
+from kvcalc.writing.terminal import printable_document
 
 _FORMATS = ("svg", "png", "pdf")
 _GIB = 1024**3
@@ -43,6 +43,7 @@ def write_plot(path: str, chart: dict[str, Any]) -> None:
     matplotlib.rcParams["text.parse_math"] = False  # a dollar sign in a name is one
     from matplotlib.figure import Figure
 
+    chart = printable_document(chart)
     contexts, lines = chart["contexts"], chart["lines"]
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
@@ -60,7 +61,7 @@ def write_plot(path: str, chart: dict[str, Any]) -> None:
         axes.set_yscale("log", base=2)
     axes.set_xlabel("context, tokens")
     axes.set_ylabel("memory on one device, GiB")
-    axes.set_title(one_line(chart["title"]))
+    axes.set_title(chart["title"])
     axes.grid(visible=True, linewidth=0.4, alpha=0.5)
     # Label ticks with plain numbers, such as 8,192 and 0.5, instead of powers of two.
     for axis in (axes.xaxis, axes.yaxis):
