@@ -111,7 +111,7 @@ def _writer(path: Optional[str]) -> Callable[[dict[str, Any]], str]:
 
     def value(document: dict[str, Any]) -> str:
         if "error" in document:
-            print(one_line(f"line {document['error']['line']}: {document['error']['message']}"), file=sys.stderr)
+            print(f"line {document['error']['line']}: {document['error']['message']}", file=sys.stderr)
             return "null"
         try:
             return one_line(bare(look_up(document, path)))

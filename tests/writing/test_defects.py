@@ -138,7 +138,7 @@ def test_a_name_is_one_line_of_the_screen(kvcalc: Any) -> None:
     assert kvcalc("estimate", name, "--format", "human").out.startswith("m It fits. Really")
 
 
-def test_an_error_of_a_batch_cannot_control_a_terminal(kvcalc: Any) -> None:
+def test_an_error_of_a_batch_is_one_line(kvcalc: Any) -> None:
     os.makedirs("empty\x1b]0;p\x07\nline 2")
     Path("questions.jsonl").write_text(json.dumps({"model": "./empty\x1b]0;p\x07\nline 2"}) + "\n")
     result = kvcalc("batch", "questions.jsonl", "--get", "kv_cache.total_bytes")
