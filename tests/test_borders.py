@@ -25,12 +25,13 @@ FOLDERS = {
     "throughput": {"memory", "model"},
     "engines": {"throughput", "memory", "model"},
     "traces": {"model"},
-    "planning": {"engines", "traces", "throughput", "memory", "model"},
+    "planning": {"writing", "engines", "traces", "throughput", "memory", "model"},
     "simulation": {"planning", "engines", "traces", "throughput", "memory", "model"},
     "attention": set(),
     "measure": {"attention", "throughput", "memory", "model"},
-    "output": set(),
-    "cli": {"output", "simulation", "planning", "measure", "engines", "traces", "memory", "model"},
+    "output": {"writing"},
+    "writing": set(),
+    "cli": {"writing", "output", "simulation", "planning", "measure", "engines", "traces", "memory", "model"},
     "api": {"documents", "simulation", "planning", "engines", "throughput", "traces", "memory", "model"},
 }
 SHARED = {"errors", "limits", "notes", "records", "releases", "release_dates", "units", "schema"}
@@ -47,7 +48,7 @@ THIRD_PARTY = {
     "huggingface_hub": ("model/hub.py",),
     "matplotlib": ("output/plot.py",),
     "gguf": ("model/gguf_file.py",),
-    "yaml": ("model/yaml_mapping.py", "planning/manifests/text.py"),
+    "yaml": ("model/yaml_mapping.py", "writing/manifest.py"),
     "orjson": ("output/json_line.py",),
     # Imported only for type checkers, which include it.
     "typing_extensions": ("documents/",),

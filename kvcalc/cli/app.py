@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 from kvcalc.cli.options import WithHelp
 from kvcalc.errors import KvcalcError, nearest
 from kvcalc.output.streams import discard_stdout
-from kvcalc.output.text import printable
+from kvcalc.writing.terminal import printable
 
 # Command -> the module in kvcalc.cli that defines it as `app`. Only the module of the command that runs is imported.
 COMMANDS = {

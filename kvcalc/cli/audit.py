@@ -7,6 +7,7 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.question import context_of, output_of, parsed
+from kvcalc.writing.terminal import one_line
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -66,5 +67,5 @@ def audit(
         raise MismatchError(f"{document['unexplained']} of the log's numbers unexplained", document["explanation"])
     if not document["equal"]:
         for line in document["unread"]:
-            print(f"line {line['line']} was not understood: {line['text']}", file=sys.stderr)
+            print(one_line(f"line {line['line']} was not understood: {line['text']}"), file=sys.stderr)
         raise MismatchError("no number about the cache was checked", "give the engine's whole log from its start")

@@ -92,8 +92,10 @@ def _writer(path: Optional[str]) -> Callable[[dict[str, Any]], str]:
         from kvcalc.output.json_line import encode
 
         return encode
-    from kvcalc.output.paths import bare, check_against_schema, look_up
+    from kvcalc.output.paths import check_against_schema, look_up
     from kvcalc.schema import load_schema
+    from kvcalc.writing.cells import bare
+    from kvcalc.writing.terminal import one_line
 
     try:
         check_against_schema(load_schema(), "estimate", path)
@@ -112,7 +114,7 @@ def _writer(path: Optional[str]) -> Callable[[dict[str, Any]], str]:
             print(f"line {document['error']['line']}: {document['error']['message']}", file=sys.stderr)
             return "null"
         try:
-            return bare(look_up(document, path)).replace("\n", " ")
+            return one_line(bare(look_up(document, path)))
         except UsageError:  # the list in this answer is shorter
             return "null"
 

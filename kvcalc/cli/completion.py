@@ -6,7 +6,8 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.errors import KvcalcError, UsageError, nearest
-from kvcalc.output.text import printable
+from kvcalc.writing.shell import join
+from kvcalc.writing.terminal import one_line
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -55,7 +56,8 @@ def completion(
 def _print_candidates(root: object, words: list[str]) -> None:
     """Print one candidate per line, with its description after a tab, and `:files` if file names may follow.
 
-    Errors are not reported, because the user is still typing.
+    A shell inserts a candidate as it is, so names that it would not read as one plain word are left out. Errors are not
+    reported, because the user is still typing.
     """
     from kvcalc.cli.candidates import complete
 
@@ -64,4 +66,5 @@ def _print_candidates(root: object, words: list[str]) -> None:
     except KvcalcError:
         return
     for name, text in found.items():
-        print(printable(f"{name}\t{text}" if text else name))
+        if join([name]) == name:
+            print(f"{name}\t{one_line(text)}" if text else name)

@@ -43,6 +43,6 @@ def repeated(name: str, arguments: Sequence[str]) -> str:
         for place, word in enumerate(words)
         if word != "--report" and not word.startswith("--report=") and (place == 0 or words[place - 1] != "--report")
     ]
-    import shlex  # only a report repeats the command
+    from kvcalc.writing import shell  # only a report repeats the command
 
-    return shlex.join(["kvcalc", name, *kept])
+    return shell.join(["kvcalc", name, *kept])

@@ -1,15 +1,11 @@
-"""Paths into a document (`kv_cache.layers.0.kind`, `.kv_cache.layers[0].kind`) and values as bare text."""
+"""Paths into a document: `kv_cache.layers.0.kind`, `.kv_cache.layers[0].kind`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from kvcalc.errors import UsageError
-from kvcalc.output.text import printable
-
-_BREAKS = str.maketrans("\t\n\r", "   ")
 
 
 def split_path(path: str) -> list[str | int]:
@@ -85,18 +81,6 @@ def _index(part: str | int) -> int | None:
 def _is_index(text: str) -> bool:
     digits = text.removeprefix("-")
     return digits.isascii() and digits.isdigit() and len(digits) < 20
-
-
-def bare(value: Any) -> str:
-    """A value for scripts: strings without quotes and control characters, everything else as compact JSON."""
-    if isinstance(value, str):
-        return printable(value)
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
-def one_line(text: str) -> str:
-    """The text of a cell. Tabs and newlines, which would break the row, are replaced by spaces."""
-    return text.translate(_BREAKS)
 
 
 def scalars(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 from itertools import cycle
 from typing import Any
 
 from kvcalc.errors import RunError, UsageError
 from kvcalc.units import format_size
+from kvcalc.writing import shell
+from kvcalc.writing.terminal import printable_document
 
 _FORMATS = ("svg", "png", "pdf")
 _GIB = 1024**3
@@ -24,7 +25,7 @@ def check_plot_file(path: str) -> None:
         raise UsageError(f"--plot {path}: not an image file name", "end it in .svg, .png or .pdf")
     folder = os.path.dirname(path) or os.curdir
     if not os.path.isdir(folder):
-        raise UsageError(f"--plot {path}: folder {folder} does not exist", f"mkdir -p {shlex.quote(folder)}")
+        raise UsageError(f"--plot {path}: folder {folder} does not exist", shell.join(["mkdir", "-p", folder]))
     import importlib.util
 
     if importlib.util.find_spec("matplotlib") is None:
@@ -39,8 +40,10 @@ def write_plot(path: str, chart: dict[str, Any]) -> None:
     import matplotlib
 
     matplotlib.use("agg")
+    matplotlib.rcParams["text.parse_math"] = False  # a dollar sign in a name is one
     from matplotlib.figure import Figure
 
+    chart = printable_document(chart)
     contexts, lines = chart["contexts"], chart["lines"]
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kvcalc.output.paths import bare, one_line
-from kvcalc.output.text import csv_text
+from kvcalc.writing.cells import cell, line
 
 Block = tuple[dict[str, Any], tuple[str, ...], Iterable[tuple[Any, ...]], bool]
 """The columns that are the same in all rows, the names of the other columns, their values row by row, and whether all
@@ -22,7 +19,7 @@ _LINES_AT_ONCE = 1024
 def write_rows(columns: tuple[str, ...], blocks: Iterable[Block], format: str) -> None:
     """Print `blocks` under a header of `columns` (csv, tsv), or one object per line (jsonl)."""
     if format != "jsonl":
-        sys.stdout.write(("," if format == "csv" else "\t").join(columns) + "\n")
+        sys.stdout.write(line(columns, format))
     for piece in _pieces(columns, blocks, format):
         sys.stdout.write(piece)
     sys.stdout.flush()
@@ -61,25 +58,12 @@ def _pieces(columns: tuple[str, ...], blocks: Iterable[Block], format: str) -> I
 def _template(columns: tuple[str, ...], alike: dict[str, Any], varying: tuple[str, ...], format: str) -> str:
     cells = ["%s" if name in varying else _text(alike[name], format).replace("%", "%%") for name in columns]
     if format == "jsonl":
-        return "{" + ", ".join(f'"{name}": {cell}' for name, cell in zip(columns, cells)) + "}\n"
-    return ("," if format == "csv" else "\t").join(cells) + "\n"
+        return "{" + ", ".join(f'"{name}": {text}' for name, text in zip(columns, cells)) + "}\n"
+    return line(cells, format)
 
 
 def _text(value: Any, format: str) -> str:
-    """A value as the text of a cell, quoted if the format needs it. A null is an empty cell in csv."""
+    """A value as the text of a cell."""
     if type(value) is int:
         return str(value)
-    if format == "jsonl":
-        return json.dumps(value, allow_nan=False)
-    if format == "csv" and value is None:
-        return ""
-    text = bare(value)
-    if format == "tsv":
-        return one_line(text)
-    if text.isalnum():
-        return text
-    if isinstance(value, str):
-        text = csv_text(text)
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="").writerow([text])
-    return buffer.getvalue()
+    return json.dumps(value, allow_nan=False) if format == "jsonl" else cell(value, format)

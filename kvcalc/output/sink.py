@@ -9,8 +9,8 @@ from typing import Any
 from kvcalc.errors import UsageError, nearest
 from kvcalc.notes import sentence
 from kvcalc.output.streams import discard_stdout
-from kvcalc.output.text import printable
 from kvcalc.records import NamedTuple
+from kvcalc.writing.terminal import one_line
 
 FORMATS = ("human", "tsv", "csv", "json")
 
@@ -39,7 +39,8 @@ class Output(NamedTuple):
     def _print(self, document: dict[str, Any], kind: str, shown: Mapping[str, bool]) -> None:
         warnings = document.get("warnings", ())
         if self.path is not None:
-            from kvcalc.output.paths import bare, look_up
+            from kvcalc.output.paths import look_up
+            from kvcalc.writing.cells import bare
 
             text = bare(look_up(document, self.path, kind)) + "\n"
             warn(warnings)
@@ -55,7 +56,7 @@ class Output(NamedTuple):
                 warn(warnings)
         else:
             from kvcalc.output.human import render
-            from kvcalc.output.text import printable_document
+            from kvcalc.writing.terminal import printable_document
 
             render(printable_document(document), kind, self.color, **shown)
             sys.stdout.flush()
@@ -104,4 +105,4 @@ def choose(
 def warn(warnings: Iterable[Mapping[str, str]]) -> None:
     """Print warnings to stderr, one per line."""
     for warning in warnings:
-        print(f"warning: {printable(sentence(warning))}", file=sys.stderr)
+        print(f"warning: {one_line(sentence(warning))}", file=sys.stderr)

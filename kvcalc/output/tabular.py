@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import Any
 
-from kvcalc.output.paths import bare, one_line, scalars
-from kvcalc.output.text import csv_text
+from kvcalc.output.paths import scalars
+from kvcalc.writing.cells import cell, line
 
 _TABLES = ("models", "gpus", "files", "plans", "engines", "figures", "curve", "scores")
 
@@ -15,18 +13,10 @@ _TABLES = ("models", "gpus", "files", "plans", "engines", "figures", "curve", "s
 def tabulate(document: dict[str, Any], format: str) -> str:
     """`document` as text with a header line. A document with a list of rows (`models`, `gpus`, ...) is a table.
 
-    A null is an empty cell in csv, and `null` in tsv. In csv, an apostrophe precedes text that a spreadsheet would take
-    for a formula.
+    A null is an empty cell in csv, and `null` in tsv.
     """
     rows = _table(document) or [["path", "value"], *([path, value] for path, value in scalars(document))]
-    if format == "csv":
-        buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="\n").writerows(
-            ["" if cell is None else csv_text(bare(cell)) if isinstance(cell, str) else bare(cell) for cell in row]
-            for row in rows
-        )
-        return buffer.getvalue()
-    return "".join("\t".join(one_line(bare(cell)) for cell in row) + "\n" for row in rows)
+    return "".join(line([cell(value, format) for value in values], format) for values in rows)
 
 
 def is_table(document: dict[str, Any]) -> bool:

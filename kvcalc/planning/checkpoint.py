@@ -67,16 +67,21 @@ def _named(spec: ModelSpec) -> Checkpoint:
     if typed == "-":
         return _unnamed("the config came from stdin")
     if spec.gguf is not None:
-        return Checkpoint(typed or spec.source)
+        return Checkpoint(_path(typed or spec.source))
     if spec.checkpoint is not None:
         if _holds_weights(spec.checkpoint):
-            return Checkpoint(spec.checkpoint)
+            return Checkpoint(_path(spec.checkpoint))
         return _unnamed(f"there are no weights next to {os.path.join(spec.checkpoint, 'config.json')}")
     if typed.startswith("hf:"):
         name, _, revision = typed.removeprefix("hf:").partition("@")
         return Checkpoint(name, revision or None)
     found = _repository(spec)
     return _unnamed(f"{typed or spec.name} is not the name of a repository") if found is None else Checkpoint(found)
+
+
+def _path(path: str) -> str:
+    """A path that is no option and no other word of a command."""
+    return path if "/" in path and not path.startswith("-") else os.path.join(os.curdir, path)
 
 
 def _unnamed(reason: str) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""The command that starts an engine with a layout.
+"""The words of the command that starts an engine with a layout.
 
 Option names: vllm/engine/arg_utils.py in vLLM 0.33.0 and sglang/srt/arg_groups/fields in SGLang 0.5.23. A test compares
 them with the engines' complete lists.
@@ -6,7 +6,6 @@ them with the engines' complete lists.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 
 from kvcalc.engines.options import OPTIONS
@@ -68,7 +67,7 @@ class Layout(NamedTuple):
     cp_strategy: str | None = None
 
 
-def vllm_command(checkpoint: Checkpoint, layout: Layout) -> str:
+def vllm_words(checkpoint: Checkpoint, layout: Layout) -> list[str]:
     """`vllm serve ...` for one replica.
 
     Each attention replica has its own scheduler with --max-num-seqs requests. --enable-expert-parallel distributes
@@ -82,10 +81,10 @@ def vllm_command(checkpoint: Checkpoint, layout: Layout) -> str:
     types = {"fp8": "fp8", RAW_FP8.name: "fp8", **{name: name for name in SINCE}}
     flags = _flags("vllm", checkpoint, each, sizes, types, more)
     flags += vllm_drafting(layout.drafting)
-    return shlex.join([*_environment("vllm", layout), "vllm", "serve", checkpoint.name, *flags])
+    return [*_environment("vllm", layout), "vllm", "serve", checkpoint.name, *flags]
 
 
-def sglang_command(checkpoint: Checkpoint, layout: Layout) -> str:
+def sglang_words(checkpoint: Checkpoint, layout: Layout) -> list[str]:
     """`python -m sglang.launch_server ...` for one replica.
 
     With --attn-dp-size, or --enable-dp-attention before it, --tp-size counts the devices of all attention replicas, and
@@ -111,7 +110,7 @@ def sglang_command(checkpoint: Checkpoint, layout: Layout) -> str:
     flags = _flags("sglang", checkpoint, whole, sizes, {"fp8": "fp8_e4m3", RAW_FP8.name: "fp8_e4m3"}, more)
     flags += sglang_drafting(layout.drafting)
     start = [*_environment("sglang", layout), "python", "-m", "sglang.launch_server"]
-    return shlex.join([*start, "--model-path", checkpoint.name, *flags])
+    return [*start, "--model-path", checkpoint.name, *flags]
 
 
 def _environment(engine: str, layout: Layout) -> list[str]:

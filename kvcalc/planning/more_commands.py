@@ -1,4 +1,4 @@
-"""The commands that start TensorRT-LLM and llama.cpp with a layout.
+"""The words of the commands that start TensorRT-LLM and llama.cpp with a layout.
 
 Option names: `serve` in tensorrt_llm/commands/serve.py, and the fields of LlmArgs, KvCacheConfig and the decoding
 configs in tensorrt_llm/llmapi/llm_args.py, TensorRT-LLM 1.3; tools/server/README.md of llama.cpp, 2026.
@@ -7,7 +7,6 @@ configs in tensorrt_llm/llmapi/llm_args.py, TensorRT-LLM 1.3; tools/server/READM
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 
 from kvcalc.engines.options import OPTIONS
@@ -18,6 +17,7 @@ from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.commands import Layout
 from kvcalc.planning.drafting_flags import Drafting
 from kvcalc.releases import Release
+from kvcalc.writing.shell import written_first
 
 # Where the settings are written that are no options of trtllm-serve. JSON is YAML too.
 SETTINGS_FILE = "trtllm.yaml"
@@ -36,9 +36,9 @@ _RENAMED = {"draft-max": "spec-draft-n-max"}
 _GGML_FLOATS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 
 
-def tensorrt_llm_command(
+def tensorrt_llm_words(
     checkpoint: Checkpoint, layout: Layout, more: Mapping[str, object] | None = None, file: str = SETTINGS_FILE
-) -> str | None:
+) -> list[str] | None:
     """`trtllm-serve ...` for one replica, or None for whole copies behind one server, which it does not have.
 
     Settings without an option go into `file`, which the command writes first.
@@ -60,12 +60,7 @@ def tensorrt_llm_command(
     if "free-gpu-memory-fraction" in layout.settings:
         words += ["--free_gpu_memory_fraction", layout.settings["free-gpu-memory-fraction"]]
     settings = {**_tensorrt_llm_settings(checkpoint, layout), **(more or {})}
-    return written_first(settings, file, [*words, "--config", file]) if settings else shlex.join(words)
-
-
-def written_first(settings: Mapping[str, object], file: str, words: list[str]) -> str:
-    """A command after one that writes its settings into `file`."""
-    return f"echo {shlex.quote(json.dumps(settings))} > {file} && {shlex.join(words)}"
+    return written_first(json.dumps(settings), file, [*words, "--config", file]) if settings else words
 
 
 def _tensorrt_llm_settings(checkpoint: Checkpoint, layout: Layout) -> dict[str, object]:
@@ -99,7 +94,7 @@ def _decoding(layout: Layout, drafting: Drafting) -> dict[str, object]:
     return config if drafting.checkpoint is None else {**config, "speculative_model": drafting.checkpoint}
 
 
-def llama_cpp_command(checkpoint: Checkpoint, layout: Layout) -> str | None:
+def llama_cpp_words(checkpoint: Checkpoint, layout: Layout) -> list[str] | None:
     """`llama-server ...` for one replica, or None if llama.cpp has no such layout.
 
     It divides the context among its slots, so --ctx-size holds all requests. Pipeline stages are llama.cpp's default
@@ -115,9 +110,7 @@ def llama_cpp_command(checkpoint: Checkpoint, layout: Layout) -> str | None:
     words += ["--n-gpu-layers", layout.settings.get("n-gpu-layers", "all")]
     if layout.tensor_parallel_size > 1:
         words += ["--split-mode", "tensor"]
-    return shlex.join(
-        [*words, *_llama_cpp_settings(layout.settings, k, v, words), *_llama_cpp_drafting(layout.drafting)]
-    )
+    return [*words, *_llama_cpp_settings(layout.settings, k, v, words), *_llama_cpp_drafting(layout.drafting)]
 
 
 def _llama_cpp_drafting(drafting: Drafting | None) -> list[str]:

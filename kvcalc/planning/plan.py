@@ -14,13 +14,13 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.attention_replicas import WHOLE_COPIES
 from kvcalc.planning.checkpoint import Checkpoint, checkpoint_of
-from kvcalc.planning.commands import Layout, sglang_command, vllm_command
+from kvcalc.planning.commands import Layout, sglang_words, vllm_words
 from kvcalc.planning.drafting import describe_asked
 from kvcalc.planning.drafting_flags import drafting_of
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths
-from kvcalc.planning.more_commands import llama_cpp_command, tensorrt_llm_command
+from kvcalc.planning.more_commands import llama_cpp_words, tensorrt_llm_words
 from kvcalc.planning.pareto import front
 from kvcalc.planning.question import Question, setting_texts
 from kvcalc.planning.replicas import Option, find_layout
@@ -28,6 +28,7 @@ from kvcalc.planning.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE,
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
+from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
     from kvcalc.planning.judge import Judge, Simulates
@@ -300,7 +301,8 @@ def _row(
         has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes), engine=kind.engine,
         cp_strategy=_cp_strategy(question),
     )  # fmt: skip
-    return {**row, **{engine: command(checkpoint, layout) for engine, command in _COMMANDS.items()}}
+    commands = {engine: words_of(checkpoint, layout) for engine, words_of in _WORDS.items()}
+    return {**row, **{engine: None if words is None else join(words) for engine, words in commands.items()}}
 
 
 def _cp_strategy(question: Question) -> str | None:
@@ -312,10 +314,12 @@ def _cp_strategy(question: Question) -> str | None:
     return strategy_of(question.model)
 
 
-_COMMANDS: dict[str, Callable[[Checkpoint, Layout], str | None]] = {
-    "vllm": vllm_command, "sglang": sglang_command, "tensorrt_llm": tensorrt_llm_command,
-    "llama_cpp": llama_cpp_command,
-}  # fmt: skip
+_WORDS: dict[str, Callable[[Checkpoint, Layout], list[str] | None]] = {
+    "vllm": vllm_words,
+    "sglang": sglang_words,
+    "tensorrt_llm": tensorrt_llm_words,
+    "llama_cpp": llama_cpp_words,
+}
 # The ends of a range are null if it is not known.
 _TIMES = (
     "ttft_seconds", "ttft_low_seconds", "ttft_high_seconds", "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds",
@@ -328,7 +332,7 @@ ROW = (
     *(f"simulated_{metric}_seconds" for metric in METRICS), "simulated_requests",
     "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second",
     "tokens_per_second_per_device", "price_per_hour", "cost_per_hour",
-    "cost_per_million_output_tokens", "cost_per_million_tokens", "watts", "kwh_per_million_output_tokens", *_COMMANDS,
+    "cost_per_million_output_tokens", "cost_per_million_tokens", "watts", "kwh_per_million_output_tokens", *_WORDS,
 )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from kvcalc.engines import ENGINES
-from kvcalc.output.text import csv_text
 from tests.conftest import PEAK, spawn
 from tests.documents import texts
 
@@ -29,10 +28,9 @@ def test_every_format_has_the_same_rows(kvcalc: Any) -> None:
     assert [json.loads(line) for line in lines] == points
     texts = [{k: v if isinstance(v, str) else json.dumps(v) for k, v in point.items()} for point in points]
     # In csv, a reason that begins with an option (--tp 3 ...) is marked as text.
-    cells = [
-        {k: "" if v is None else csv_text(v) if isinstance(v, str) else json.dumps(v) for k, v in point.items()}
-        for point in points
-    ]
+    cells = [{name: f"'{text}" if text.startswith("--tp") else text for name, text in row.items()} for row in texts]
+    for point, row in zip(points, cells):
+        row.update({name: "" for name, value in point.items() if value is None})
     assert list(csv.DictReader(io.StringIO(kvcalc(*GRID, "--format", "csv").out))) == cells
     tsv = [line.split("\t") for line in kvcalc(*GRID).out.splitlines()]
     assert [dict(zip(tsv[0], row)) for row in tsv[1:]] == texts

@@ -12,8 +12,9 @@ import pytest
 import kvcalc
 from kvcalc.engines.options import OPTIONS, option_names
 from kvcalc.planning.checkpoint import Checkpoint
-from kvcalc.planning.commands import Layout, sglang_command, vllm_command
-from kvcalc.planning.more_commands import llama_cpp_command, tensorrt_llm_command
+from kvcalc.planning.commands import Layout, sglang_words, vllm_words
+from kvcalc.planning.more_commands import llama_cpp_words, tensorrt_llm_words
+from kvcalc.writing.shell import join
 from tests.conftest import ROOT
 
 
@@ -142,9 +143,9 @@ def test_an_option_changes_a_figure(engine: str, name: str) -> None:
     assert figures_of(engine, case, case.settings) != figures_of(engine, case, {**case.settings, name: case.value})
 
 
-COMMANDS: dict[str, Callable[..., str | None]] = {
-    "vllm": vllm_command, "sglang": sglang_command, "tensorrt-llm": tensorrt_llm_command,
-    "llama.cpp": llama_cpp_command,
+WORDS: dict[str, Callable[..., list[str] | None]] = {
+    "vllm": vllm_words, "sglang": sglang_words, "tensorrt-llm": tensorrt_llm_words,
+    "llama.cpp": llama_cpp_words,
 }  # fmt: skip
 # Options that say what no flag of the engine says: a build or a host, or drafts, which --speculative describes.
 NO_FLAGS = {"num-speculative-tokens", "before-pull", "host-memory", "host-bandwidth"}
@@ -152,7 +153,7 @@ NO_FLAGS = {"num-speculative-tokens", "before-pull", "host-memory", "host-bandwi
 GONE, RENAMED = {"mamba-cache-mode"}, {"draft-max": "spec-draft-n-max", "free-gpu-memory-fraction": "free_gpu_memory"}
 
 
-@pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine in COMMANDS for name in CASES[engine]])
+@pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine in WORDS for name in CASES[engine]])
 def test_an_option_is_in_the_command(engine: str, name: str) -> None:
     value = CASES[engine][name].value
     sizes = {"max-num-seqs": value, "max-running-requests": value, "max-batch-size": value, "parallel": value}
@@ -160,7 +161,7 @@ def test_an_option_is_in_the_command(engine: str, name: str) -> None:
         1, 1, 8192, int(str(sizes.get(name, 4))), "fp16", {name: "" if value is True else str(value)},
         cp_strategy="in-seq-split" if name == "attn-cp-size" else None,
     )  # fmt: skip
-    command = COMMANDS[engine](Checkpoint("a/b"), layout) or ""
+    command = join(WORDS[engine](Checkpoint("a/b"), layout) or [])
     words = command.replace("_", "-").lower()
     text = str(value).replace("64k", "65536").partition(",")[0]
     is_there = RENAMED.get(name, name).replace("_", "-") in words and (value is True or text in command)

@@ -166,7 +166,7 @@ def test_tensorrt_llm_has_two_buffers_on_each_device() -> None:
         # 4,000 tokens are 125 blocks of 32, and a buffer has one more.
         assert pool["transfer_buffer_bytes"] == 2 * 126 * 32 * token // pool["tensor_parallel_size"]
     command = row["disaggregated"]["commands"]["decode"]
-    assert json.loads(shlex.split(command)[1])["cache_transceiver_config"]["max_tokens_in_buffer"] == 4000
+    assert json.loads(shlex.split(command)[2])["cache_transceiver_config"]["max_tokens_in_buffer"] == 4000
 
 
 def test_engines_without_separate_instances_are_refused_by_name() -> None:

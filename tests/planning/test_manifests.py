@@ -128,7 +128,7 @@ def test_a_local_checkpoint_is_mounted(kvcalc: Any, tmp_path: Path) -> None:
     assert str(folder) in container["args"]
     assert container["env"] == []
     (service,) = yaml.safe_load(emitted(kvcalc, *command, "--emit", "compose"))["services"].values()
-    assert service["volumes"] == [f"{folder}:{folder}:ro"]
+    assert service["volumes"] == [{"type": "bind", "source": str(folder), "target": str(folder), "read_only": True}]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvcalc.output.text import csv_text, printable
+from kvcalc.writing.cells import cell
+from kvcalc.writing.terminal import printable
 from tests.conftest import spawn
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
@@ -82,7 +83,7 @@ def test_a_folder_is_no_formula_of_a_spreadsheet(kvcalc: Any, tmp_path: Path, na
 
 
 def test_numbers_are_no_formulas(kvcalc: Any) -> None:
-    assert csv_text("llama") == "llama"
+    assert cell("llama", "csv") == "llama"
     out = kvcalc("fit", "llama-3-70b", "--gpu", "t4", "--format", "csv").out
     row = next(line for line in out.splitlines() if line.startswith("fit.free_bytes,"))
     assert row.split(",")[1].startswith("-")

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from kvcalc.output.human.console import attention, count, plain_table, size
-from kvcalc.output.paths import bare, scalars
+from kvcalc.output.paths import scalars
+from kvcalc.writing.cells import bare
 
 _CAPTION = "KV/token: bytes per token at 16 bits before windows fill; mean if compressed"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from rich.console import Console
@@ -11,11 +10,10 @@ from rich.text import Text
 from kvcalc.output.human.console import Column, count, duration, rate, text
 from kvcalc.output.human.finalists import limits_of, print_finalists, replica_split, simulated_columns
 from kvcalc.output.human.fitting import print_table, span
+from kvcalc.writing import shell
 
 _WIDTH = 78
 _COMMANDS = ("vllm", "sglang")
-# Words of a command that are for the shell.
-_OF_SHELL = (">", "&&")
 
 
 def render(document: dict[str, Any], console: Console) -> None:
@@ -195,7 +193,7 @@ def _print_command(heading: str, command: str, console: Console) -> None:
 
 def _folded(command: str) -> list[str]:
     """A command in lines of at most `_WIDTH`, unless a word is longer. An option and its value stay on one line."""
-    words = [word if word in _OF_SHELL else shlex.quote(word) for word in shlex.split(command)]
+    words = [shell.join([word]) for word in shell.split(command)]
     groups: list[str] = []
     for word in words:
         if groups and not word.startswith("--") and groups[-1].startswith("--") and " " not in groups[-1]:

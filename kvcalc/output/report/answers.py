@@ -31,6 +31,8 @@ from kvcalc.output.report.parts import (
     warnings_of,
 )
 from kvcalc.output.report.simulation import simulation
+from kvcalc.writing.cells import bare
+from kvcalc.writing.html import joined
 
 # The most rows of a table, and the most scalars of a document without a report of its own.
 _MOST_ROWS = 1000
@@ -79,7 +81,7 @@ def _estimate(document: Document) -> Answer:
 
 def _settings(engine: Mapping[str, Any]) -> Facts:
     values = ((key.replace("_", " "), value) for key, value in engine.items() if not isinstance(value, list))
-    return facts_of((name, None if value is None else str(value)) for name, value in values)
+    return facts_of((name, None if value is None else bare(value)) for name, value in values)
 
 
 def _plan(document: Document) -> Answer:
@@ -142,7 +144,7 @@ def _sweep(document: Document) -> Answer:
     ]  # fmt: skip
     table = table_of(f"{count(len(points))} of {count(document['num_points'])} points", points, columns)
     chart = document.get("chart")
-    svg, legend = "", []
+    svg, legend = joined([]), list[str]()
     if chart is not None:
         series = [
             Line(line["label"], [(x, y) for x, y in zip(chart["contexts"], line["bytes"]) if y is not None])
@@ -252,12 +254,12 @@ def _any(document: Document) -> Answer:
         if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value) and key != "warnings":
             columns = [name for name, cell in value[0].items() if not isinstance(cell, (list, dict))]
             cells = [
-                ["-" if row.get(name) is None else str(row[name]) for name in columns] for row in value[:_MOST_ROWS]
+                ["-" if row.get(name) is None else bare(row[name]) for name in columns] for row in value[:_MOST_ROWS]
             ]
             sections.append(Section(key.replace("_", " "), [Table(f"{count(len(value))} rows", columns, cells)]))
         elif key != "warnings":
             rest[key] = value
-    rows = [(path, str(value)) for path, value in scalars(rest)][:_MOST_ROWS]
+    rows = [(path, bare(value)) for path, value in scalars(rest)][:_MOST_ROWS]
     return Answer(title, "", "", "plain", [*sections, Section("Figures", [Facts(rows)])], warnings_of(document))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import ceil, log2, log10
 
-from kvcalc.output.report.page import safe
 from kvcalc.output.report.style import stroke
 from kvcalc.records import NamedTuple
+from kvcalc.writing.html import Markup, element, joined
 
 _WIDTH, _HEIGHT, _BAR_HEIGHT = 720, 320, 44
 _LEFT, _RIGHT, _TOP, _BOTTOM = 100, 16, 16, 44
@@ -30,32 +30,29 @@ class Axis(NamedTuple):
     is_linear: bool = False
 
 
-def bar(title: str, parts: Sequence[tuple[str, float, str]], end: float | None = None) -> str:
+def bar(title: str, parts: Sequence[tuple[str, float, str]], end: float | None = None) -> Markup:
     """A bar of parts: name, amount and class. `end` is the whole, such as a device's memory, if the parts exceed it."""
     total = max(sum(amount for _, amount, _ in parts), end or 0)
     drawn, x = [], 0.0
     for name, amount, kind in parts:
         width = _WIDTH * amount / total if total else 0
-        drawn.append(
-            f'<rect class="{safe(kind)}" x="{x:.2f}" y="0" width="{width:.2f}" height="{_BAR_HEIGHT}">'
-            f"<title>{safe(name)}</title></rect>"
-        )
+        place = {"x": f"{x:.2f}", "y": 0, "width": f"{width:.2f}", "height": _BAR_HEIGHT}
+        drawn.append(element("rect", element("title", name), class_=kind, **place))
         x += width
     if end is not None and end < total:
-        place = _WIDTH * end / total
-        drawn.append(f'<path class="line s1" d="M{place:.2f} 0V{_BAR_HEIGHT}"/>')
+        drawn.append(element("path", class_="line s1", d=f"M{_WIDTH * end / total:.2f} 0V{_BAR_HEIGHT}"))
     return _svg(title, _BAR_HEIGHT, drawn)
 
 
 def lines(
     title: str, across: Axis, up: Axis, series: Sequence[Line], limits: Sequence[tuple[str, float]] = (),
     marks: Sequence[tuple[str, float]] = (),
-) -> str:  # fmt: skip
+) -> Markup:  # fmt: skip
     """Lines over x. `limits` are horizontal lines and `marks` vertical ones, with labels. Empty without points."""
     xs = [x for line in series for x, _ in line.points]
     ys = [y for line in series for _, y in line.points] + [y for _, y in limits]
     if len(set(xs)) < 2:
-        return ""
+        return joined([])
     is_wide = not across.is_linear and min(xs) > 0 and max(xs) >= _LOGARITHMIC * min(xs)
     x_scale = _Scale(0.0 if across.is_linear else min(xs), max(xs), _LEFT, _WIDTH - _RIGHT, is_wide)
     is_log = not up.is_linear and min(ys) > 0 and max(ys) >= 10 * _LOGARITHMIC * min(ys)
@@ -63,16 +60,24 @@ def lines(
     drawn = [*_grid(x_scale, y_scale, across, up)]
     for label, y in limits:
         at = y_scale.place(y)
-        drawn.append(f'<path class="line s6" stroke-dasharray="4 4" d="M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}"/>')
-        drawn.append(f'<text class="quiet" x="{_LEFT + 6}" y="{at - 4:.1f}">{safe(label)}</text>')
+        drawn.append(_limit(f"M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}"))
+        drawn.append(_label(label, _LEFT + 6, at - 4))
     for label, x in marks:
         at = x_scale.place(x)
-        drawn.append(f'<path class="line s6" stroke-dasharray="4 4" d="M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"/>')
-        drawn.append(f'<text class="quiet" x="{at + 4:.1f}" y="{_TOP + 10}">{safe(label)}</text>')
+        drawn.append(_limit(f"M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"))
+        drawn.append(_label(label, at + 4, _TOP + 10))
     for number, line in enumerate(series):
         path = "L".join(f"{x_scale.place(x):.1f} {y_scale.place(y):.1f}" for x, y in line.points)
-        drawn.append(f'<path {stroke(number)} d="M{path}"><title>{safe(line.label)}</title></path>')
+        drawn.append(element("path", element("title", line.label), **stroke(number), d=f"M{path}"))
     return _svg(title, _HEIGHT, drawn)
+
+
+def _limit(path: str) -> Markup:
+    return element("path", class_="line s6", stroke_dasharray="4 4", d=path)
+
+
+def _label(text: str, x: float, y: float, kind: str | None = "quiet", anchor: str | None = None) -> Markup:
+    return element("text", text, class_=kind, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor)
 
 
 class _Scale:
@@ -102,26 +107,24 @@ class _Scale:
         return [step_size * number for number in range(first, int(self.high / step_size) + 1)]
 
 
-def _grid(x_scale: _Scale, y_scale: _Scale, across: Axis, up: Axis) -> list[str]:
+def _grid(x_scale: _Scale, y_scale: _Scale, across: Axis, up: Axis) -> list[Markup]:
     bottom = _HEIGHT - _BOTTOM
-    drawn = [f'<path class="axis" d="M{_LEFT} {_TOP}V{bottom}H{_WIDTH - _RIGHT}"/>']
+    drawn = [_axis(f"M{_LEFT} {_TOP}V{bottom}H{_WIDTH - _RIGHT}")]
     for value in y_scale.ticks(5):
         y = y_scale.place(value)
-        drawn.append(f'<path class="axis" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-        drawn.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{safe(up.write(value))}</text>')
+        drawn.append(_axis(f"M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"))
+        drawn.append(_label(up.write(value), _LEFT - 8, y + 4, None, "end"))
     for value in x_scale.ticks(6):
-        x = x_scale.place(value)
-        drawn.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{safe(across.write(value))}</text>')
-    drawn.append(
-        f'<text class="quiet" x="{_WIDTH - _RIGHT}" y="{bottom + 36}" text-anchor="end">{safe(across.label)}</text>'
-    )
-    drawn.append(f'<text class="quiet" x="{_LEFT + 6}" y="{_TOP - 4}">{safe(up.label)}</text>')
+        drawn.append(_label(across.write(value), x_scale.place(value), bottom + 18, None, "middle"))
+    drawn.append(_label(across.label, _WIDTH - _RIGHT, bottom + 36, anchor="end"))
+    drawn.append(_label(up.label, _LEFT + 6, _TOP - 4))
     return drawn
 
 
-def _svg(title: str, height: int, drawn: Sequence[str]) -> str:
-    inner = "\n".join(drawn)
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{safe(title)}">\n'
-        f"<title>{safe(title)}</title>\n{inner}\n</svg>"
-    )
+def _axis(path: str) -> Markup:
+    return element("path", class_="axis", d=path)
+
+
+def _svg(title: str, height: int, drawn: Sequence[Markup]) -> Markup:
+    inner = joined(["", element("title", title), *drawn, ""])
+    return element("svg", inner, viewBox=f"0 0 {_WIDTH} {height}", role="img", aria_label=title)

@@ -1,17 +1,15 @@
-"""The HTML of a report: its parts, and the page around them. All text is escaped here."""
+"""The HTML of a report: its parts, and the page around them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
-from string import Template
 from typing import Union
 
 from kvcalc import __version__
 from kvcalc.output.report.style import STYLE, stroke
-from kvcalc.output.text import printable
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.writing.html import Markup, element, joined, page
 
 
 class Facts(NamedTuple):
@@ -32,9 +30,9 @@ class Table(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A chart, as SVG that is already safe, the names of its lines, and the table with its figures."""
+    """A chart, as SVG, the names of its lines, and the table with its figures."""
 
-    svg: str
+    svg: Markup
     table: Table
     legend: Sequence[str] = ()
 
@@ -72,105 +70,77 @@ class Answer(NamedTuple):
     warnings: Sequence[str] = ()
 
 
-_PAGE = Template("""\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="kvcalc $version">
-<meta name="color-scheme" content="light dark">
-<title>$title</title>
-<style>$style</style>
-</head>
-<body>
-<main>
-<header>
-<h1>$title</h1>
-<p class="subtitle">$subtitle</p>
-<p class="verdict $tone">$verdict</p>
-</header>
-$sections
-<footer>
-<h2>Repeat this</h2>
-<pre><code>$command</code></pre>
-<p>kvcalc $version, document $kind, schema version $schema</p>
-</footer>
-</main>
-</body>
-</html>
-""")
-
-
 def make_page(answer: Answer, kind: str, command: str) -> str:
     """The whole page."""
     sections = [*answer.sections]
     if answer.warnings:
         sections.append(Section("Notes", [Text(text) for text in answer.warnings]))
-    return _PAGE.substitute(
-        version=safe(__version__),
-        title=safe(answer.title),
-        style=STYLE,
-        subtitle=safe(answer.subtitle),
-        tone=safe(answer.tone),
-        verdict=safe(answer.verdict),
-        sections="\n".join(map(_section, sections)),
-        command=safe(command),
-        kind=safe(kind),
-        schema=SCHEMA_VERSION,
-    )
+    header = [
+        element("h1", answer.title),
+        element("p", answer.subtitle, class_="subtitle"),
+        element("p", answer.verdict, class_=f"verdict {answer.tone}"),
+    ]
+    footer = [
+        element("h2", "Repeat this"),
+        _code(command),
+        element("p", f"kvcalc {__version__}, document {kind}, schema version {SCHEMA_VERSION}"),
+    ]
+    parts = [_around("header", header), *map(_section, sections), _around("footer", footer)]
+    return page(answer.title, f"kvcalc {__version__}", STYLE, _around("main", parts))
 
 
-def safe(text: str) -> str:
-    """Text as it may stand in HTML and in attributes, with control characters and invisible ones as escapes."""
-    return escape(printable(text), quote=True)
+def _around(name: str, parts: Iterable[str], **attributes: object) -> Markup:
+    """An element around parts on lines of their own."""
+    return element(name, joined(["", *parts, ""]), **attributes)
 
 
-def _section(section: Section) -> str:
-    parts = "\n".join(map(_part, section.parts))
-    return f"<section>\n<h2>{safe(section.title)}</h2>\n{parts}\n</section>"
+def _section(section: Section) -> Markup:
+    return _around("section", [element("h2", section.title), *map(_part, section.parts)])
 
 
-def _part(part: Part) -> str:
+def _part(part: Part) -> Markup:
     if isinstance(part, Facts):
-        rows = "\n".join(f"<dt>{safe(name)}</dt><dd>{safe(value)}</dd>" for name, value in part.rows)
-        return f"<dl>\n{rows}\n</dl>"
+        return _around("dl", (joined([element("dt", name), element("dd", value)], "") for name, value in part.rows))
     if isinstance(part, Table):
         return _table(part)
     if isinstance(part, Figure):
-        return f"<figure>\n{part.svg}\n{_legend(part.legend)}{_table(part.table)}\n</figure>"
+        return _around("figure", [part.svg, *_legend(part.legend), _table(part.table)])
     if isinstance(part, Code):
-        return f"<pre><code>{safe(part.text)}</code></pre>"
-    return f"<p>{safe(part.text)}</p>"
+        return _code(part.text)
+    return element("p", part.text)
 
 
-def _legend(names: Sequence[str]) -> str:
-    items = "".join(
-        f'<li><svg viewBox="0 0 48 12" aria-hidden="true"><path {stroke(place)} d="M0 6H48"/></svg>{safe(name)}</li>'
+def _code(text: str) -> Markup:
+    return element("pre", element("code", text))
+
+
+def _legend(names: Sequence[str]) -> list[Markup]:
+    items = [
+        element("li", element("svg", element("path", **stroke(place), d="M0 6H48"), viewBox="0 0 48 12",
+                              aria_hidden="true"), name)
         for place, name in enumerate(names)
-    )
-    return f'<ul class="legend">{items}</ul>\n' if items else ""
+    ]  # fmt: skip
+    return [element("ul", *items, class_="legend")] if items else []
 
 
-def _table(table: Table) -> str:
+def _table(table: Table) -> Markup:
     numbers = [heading.startswith(">") for heading in table.headings]
-    head = _cells("th", (heading.removeprefix(">") for heading in table.headings), numbers, ' scope="col"')
+    head = _cells("th", [heading.removeprefix(">") for heading in table.headings], numbers, scope="col")
     rows = []
     for place, row in enumerate(table.rows):
-        swatch = f'<span class="swatch {safe(table.swatches[place])}"></span>' if table.swatches else ""
-        mark = ' class="marked"' if place == table.marked else ""
-        rows.append(f"<tr{mark}>{_cells('td', row, numbers, '', swatch)}</tr>")
-    body = "\n".join(rows)
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{safe(table.caption)}">\n<table>\n'
-        f"<caption>{safe(table.caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n"
-        "</table>\n</div>"
-    )
+        swatch = [element("span", class_=f"swatch {table.swatches[place]}")] if table.swatches else []
+        cells = _cells("td", row, numbers, swatch)
+        rows.append(element("tr", *cells, class_="marked" if place == table.marked else None))
+    parts = [element("caption", table.caption), element("thead", element("tr", *head)), _around("tbody", rows)]
+    label = {"tabindex": 0, "role": "region", "aria_label": table.caption}
+    return _around("div", [_around("table", parts)], class_="scroll", **label)
 
 
-def _cells(tag: str, texts: Iterable[str], numbers: Sequence[bool], more: str, first: str = "") -> str:
-    found = []
-    for place, (text, is_number) in enumerate(zip(texts, numbers)):
-        kind = ' class="number"' if is_number else ""
-        found.append(f"<{tag}{kind}{more}>{first if place == 0 else ''}{safe(text)}</{tag}>")
-    return "".join(found)
+def _cells(
+    name: str, texts: Sequence[str], numbers: Sequence[bool], first: Sequence[Markup] = (), **attributes: object
+) -> list[Markup]:  # fmt: skip
+    """Cells of a row. `first` comes before the text of the first one."""
+    return [
+        element(name, *(first if place == 0 else ()), text, class_="number" if is_number else None, **attributes)
+        for place, (text, is_number) in enumerate(zip(texts, numbers))
+    ]

@@ -9,13 +9,13 @@ disable_overlap_scheduler of LlmArgs, and extract_disagg_cfg (llmapi/disagg_util
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable
 
 from kvcalc.planning.checkpoint import Checkpoint
-from kvcalc.planning.commands import Layout, sglang_command, vllm_command
-from kvcalc.planning.more_commands import tensorrt_llm_command, written_first
+from kvcalc.planning.commands import Layout, sglang_words, vllm_words
+from kvcalc.planning.more_commands import tensorrt_llm_words
 from kvcalc.records import NamedTuple
+from kvcalc.writing.shell import join, written_first
 
 PREFILL, DECODE, ROUTER = "prefill", "decode", "router"
 ROLES = (PREFILL, DECODE, ROUTER)
@@ -50,43 +50,43 @@ def host_of(role: str, number: int) -> str:
 
 def commands_of(engine: str, pools: Pools) -> dict[str, str]:
     """The command of each role. Instances of a role differ in the name of their machine only."""
-    return _COMMANDS[engine.partition("@")[0]](pools)
+    return {role: join(words) for role, words in _WORDS[engine.partition("@")[0]](pools).items()}
 
 
-def _vllm(pools: Pools) -> dict[str, str]:
-    def serve(layout: Layout, role: str) -> str:
+def _vllm(pools: Pools) -> dict[str, list[str]]:
+    def serve(layout: Layout, role: str) -> list[str]:
         config = json.dumps({"kv_connector": "NixlConnector", "kv_role": role})
-        return f"{vllm_command(pools.checkpoint, layout)} --kv-transfer-config {shlex.quote(config)}"
+        return [*vllm_words(pools.checkpoint, layout), "--kv-transfer-config", config]
 
     router = ["vllm-router", "--vllm-pd-disaggregation", "--kv-connector", "nixl", *_IN_TURN]
     return {
-        PREFILL: f"{SIDE_CHANNEL}={host_of(PREFILL, 0)} {serve(pools.prefill, 'kv_producer')}",
+        PREFILL: [f"{SIDE_CHANNEL}={host_of(PREFILL, 0)}", *serve(pools.prefill, "kv_producer")],
         DECODE: serve(pools.decode, "kv_consumer"),
-        ROUTER: shlex.join([*router, *_urls(pools, []), *_listening()]),
+        ROUTER: [*router, *_urls(pools, []), *_listening()],
     }
 
 
-def _sglang(pools: Pools) -> dict[str, str]:
-    def serve(layout: Layout, mode: str) -> str:
+def _sglang(pools: Pools) -> dict[str, list[str]]:
+    def serve(layout: Layout, mode: str) -> list[str]:
         words = ["--disaggregation-mode", mode, "--disaggregation-transfer-backend", "nixl"]
-        return f"{sglang_command(pools.checkpoint, layout)} {shlex.join(words)}"
+        return [*sglang_words(pools.checkpoint, layout), *words]
 
     router = ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation", *_IN_TURN]
     return {
         PREFILL: serve(pools.prefill, "prefill"),
         DECODE: serve(pools.decode, "decode"),
-        ROUTER: shlex.join([*router, *_urls(pools, [str(BOOTSTRAP_PORT)]), *_listening()]),
+        ROUTER: [*router, *_urls(pools, [str(BOOTSTRAP_PORT)]), *_listening()],
     }
 
 
-def _tensorrt_llm(pools: Pools) -> dict[str, str]:
+def _tensorrt_llm(pools: Pools) -> dict[str, list[str]]:
     transfer: dict[str, object] = {
         "cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": pools.buffer_tokens}
     }
     # Context servers do not support the overlap scheduler (examples/disaggregated/README.md).
     more: dict[str, dict[str, object]] = {PREFILL: {"disable_overlap_scheduler": True, **transfer}, DECODE: transfer}
     found = {
-        role: tensorrt_llm_command(pools.checkpoint, layout, more[role], _SETTINGS[role]) or ""
+        role: tensorrt_llm_words(pools.checkpoint, layout, more[role], _SETTINGS[role]) or []
         for role, layout in ((PREFILL, pools.prefill), (DECODE, pools.decode))
     }
     servers = {
@@ -97,7 +97,7 @@ def _tensorrt_llm(pools: Pools) -> dict[str, str]:
     }  # fmt: skip
     settings = {"hostname": "0.0.0.0", "port": PORT, **servers}  # noqa: S104 - clients are on other machines
     words = ["trtllm-serve", "disaggregated", "-c", _SETTINGS[ROUTER]]
-    return {**found, ROUTER: written_first(settings, _SETTINGS[ROUTER], words)}
+    return {**found, ROUTER: written_first(json.dumps(settings), _SETTINGS[ROUTER], words)}
 
 
 def _urls(pools: Pools, after_prefill: list[str]) -> list[str]:
@@ -113,6 +113,6 @@ def _listening() -> list[str]:
     return ["--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104 - clients are on other machines
 
 
-_COMMANDS: dict[str, Callable[[Pools], dict[str, str]]] = {
+_WORDS: dict[str, Callable[[Pools], dict[str, list[str]]]] = {
     "vllm": _vllm, "sglang": _sglang, "tensorrt-llm": _tensorrt_llm,
 }  # fmt: skip

@@ -9,6 +9,7 @@ from kvcalc.errors import UsageError, nearest
 from kvcalc.planning.manifests.compose import compose
 from kvcalc.planning.manifests.kubernetes import kubernetes
 from kvcalc.planning.manifests.server import Server, server_of
+from kvcalc.writing import shell
 
 # A kind of output -> the row's key for the engine's command.
 COMMANDS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm", "llama-server": "llama_cpp"}
@@ -43,5 +44,5 @@ def emit(document: Mapping[str, Any], kind: str, image: str | None = None) -> st
         command = best[COMMANDS[kind]]
         if command is None:
             raise UsageError(f"--emit {kind}: {kind} has no options for this layout", "--emit vllm")
-        return f"{command}\n"
+        return shell.lines([command])
     return FILES[kind](server_of(document, kind, image))

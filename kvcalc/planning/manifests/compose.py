@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.planning.manifests.server import HEALTH, PORT, START_SECONDS, Server
-from kvcalc.planning.manifests.text import write
+from kvcalc.writing.manifest import Interpolated, compose_file
 
 # The devices of the machine.
 DEVICES = 8
@@ -26,7 +26,7 @@ def compose(server: Server) -> str:
     document: dict[str, Any] = {"services": services}
     if server.folder is None:
         document["volumes"] = {"huggingface": {}}
-    return write([*server.comments, *_machines(server, here)], document)
+    return compose_file([*server.comments, *_machines(server, here)], document)
 
 
 def _machines(server: Server, here: int) -> list[str]:
@@ -41,15 +41,17 @@ def _machines(server: Server, here: int) -> list[str]:
 def service_of(server: Server, first: int, port: int | None) -> dict[str, Any]:
     """A service on the machine's devices from number `first` on. Without a `port`, only other services reach it."""
     devices = [str(device) for device in range(first, first + server.num_devices)]
-    volume = f"huggingface:{_CACHE}" if server.folder is None else f"{server.folder}:{server.folder}:ro"
     environment = dict(server.environment)
     if server.folder is None:
-        environment["HF_TOKEN"] = "${HF_TOKEN-}"  # noqa: S105 - the name of a variable
+        volume: dict[str, Any] = {"type": "volume", "source": "huggingface", "target": _CACHE}
+        environment["HF_TOKEN"] = Interpolated("${HF_TOKEN-}")
+    else:
+        volume = {"type": "bind", "source": server.folder, "target": server.mounted_at, "read_only": True}
     service: dict[str, Any] = {
         "image": server.image,
         # Images differ in their entry points.
         "entrypoint": server.command[:1],
-        "command": [word.replace("$", "$$") for word in server.command[1:]],
+        "command": server.command[1:],
         "environment": environment,
         "ports": [] if port is None else [f"{port}:{PORT}"],
         "volumes": [volume],

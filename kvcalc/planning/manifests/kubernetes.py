@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.planning.manifests.server import HEALTH, PORT, START_SECONDS, Server
-from kvcalc.planning.manifests.text import write
+from kvcalc.writing.manifest import kubernetes_file
 
 _RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu"}
 _PERIOD_SECONDS = 10
@@ -18,8 +18,7 @@ SEVERAL_KINDS = "Add a nodeSelector if the cluster has several kinds of devices"
 
 def kubernetes(server: Server) -> str:
     """The manifest. Kubernetes places the replicas on machines, and the Service spreads the requests over them."""
-    comments = [*server.comments, SEVERAL_KINDS]
-    return write(comments, deployment(server), service(server))
+    return kubernetes_file([*server.comments, SEVERAL_KINDS], [deployment(server), service(server)])
 
 
 def deployment(server: Server) -> dict[str, Any]:
@@ -28,13 +27,13 @@ def deployment(server: Server) -> dict[str, Any]:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": server.name, "labels": dict(labels)},
+        "metadata": {"name": server.name, "labels": labels},
         "spec": {
             "replicas": server.replicas,
             "progressDeadlineSeconds": START_SECONDS,
-            "selector": {"matchLabels": dict(labels)},
+            "selector": {"matchLabels": labels},
             "template": {
-                "metadata": {"labels": dict(labels)},
+                "metadata": {"labels": labels},
                 "spec": {"containers": [_container(server)], "volumes": [volume for volume, _ in _volumes(server)]},
             },
         },
@@ -46,7 +45,7 @@ def _container(server: Server) -> dict[str, Any]:
         "name": "server",
         "image": server.image,
         "command": server.command[:1],
-        "args": [word.replace("$(", "$$(") for word in server.command[1:]],
+        "args": server.command[1:],
         "env": _environment(server),
         "ports": [{"containerPort": PORT}],
         **({"resources": {"limits": {_RESOURCES[server.vendor]: server.num_devices}}} if server.num_devices else {}),
@@ -75,7 +74,7 @@ def _volumes(server: Server) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     ]
     if server.folder is not None:
         volume = {"name": "checkpoint", "hostPath": {"path": server.folder, "type": "Directory"}}
-        found.append((volume, {"name": "checkpoint", "mountPath": server.folder, "readOnly": True}))
+        found.append((volume, {"name": "checkpoint", "mountPath": server.mounted_at, "readOnly": True}))
     return found
 
 

@@ -11,7 +11,8 @@ from kvcalc.planning.disaggregated.commands import DECODE, PREFILL, ROLES, ROUTE
 from kvcalc.planning.manifests.compose import DEVICES, service_of
 from kvcalc.planning.manifests.kubernetes import SEVERAL_KINDS, deployment, service
 from kvcalc.planning.manifests.server import PORT, Server, server_with
-from kvcalc.planning.manifests.text import write
+from kvcalc.writing import shell
+from kvcalc.writing.manifest import compose_file, kubernetes_file
 
 # The routers that are no part of their engine's package, on PyPI.
 _ROUTERS = {"vllm": "vllm-router==0.1.17", "sglang": "sglang-router==0.3.2"}
@@ -48,8 +49,8 @@ def _commands(best: Mapping[str, Any]) -> str:
         number = 1 if role == ROUTER else pools[role]["instances"]
         hosts = host_of(role, 0) if number == 1 else f"{host_of(role, 0)} to {host_of(role, number - 1)}"
         on = f" on {pools[role]['gpu']}" if role != ROUTER and _is_mixed(best) else ""
-        lines += [f"# {role}" if role == ROUTER else f"# {role}: {hosts}{on}", pools["commands"][role]]
-    return "\n".join(lines) + "\n"
+        lines += [shell.comment(role if role == ROUTER else f"{role}: {hosts}{on}"), pools["commands"][role]]
+    return shell.lines(lines)
 
 
 def _server(document: Mapping[str, Any], kind: str, image: str | None, role: str) -> Server:
@@ -62,14 +63,14 @@ def _server(document: Mapping[str, Any], kind: str, image: str | None, role: str
         # Both kinds are from one vendor.
         document = {**document, "best": {**best, "gpu": pools[PREFILL]["gpu"]}}
     used += ", prefill and decode"
-    command = pools["commands"][role]
+    words = shell.split(pools["commands"][role])
     if role == ROUTER:
-        found = server_with(document, kind, image, command, 0, used)
+        found = server_with(document, kind, image, words, 0, used)
         if engine in _ROUTERS:
-            command = f"pip install {_ROUTERS[engine]} && exec {command}"
-        return found._replace(name=f"{found.name}-{role}", command=["sh", "-c", command])
+            words = ["pip", "install", _ROUTERS[engine], shell.AND, "exec", *words]
+        return found._replace(name=f"{found.name}-{role}", command=["sh", "-c", shell.script(words)])
     pool = pools[role]
-    found = server_with(document, kind, image, command, pool["num_devices"] // pool["instances"], used)
+    found = server_with(document, kind, image, words, pool["num_devices"] // pool["instances"], used)
     return found._replace(name=f"{found.name}-{role}", replicas=pool["instances"])
 
 
@@ -93,7 +94,7 @@ def _compose(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
     document: dict[str, Any] = {"services": services}
     if servers[ROUTER].folder is None:
         document["volumes"] = {"huggingface": {}}
-    return write(servers[ROUTER].comments, document)
+    return compose_file(servers[ROUTER].comments, document)
 
 
 def _kubernetes(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
@@ -123,4 +124,4 @@ def _kubernetes(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
     if _is_mixed(best):
         kinds = ", or ".join(f"{_LABEL}={best['disaggregated'][role]['gpu']}" for role in (PREFILL, DECODE))
         hints = [f"Label the machines by their devices: kubectl label nodes NAME {kinds}"]
-    return write([*router.comments, *hints], *documents, deployment(router), service(router))
+    return kubernetes_file([*router.comments, *hints], [*documents, deployment(router), service(router)])

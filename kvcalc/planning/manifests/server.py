@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvcalc.errors import GpuError, UsageError
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import find_gpu
+from kvcalc.writing import shell
 
 PORT = 8000
 # What the engines' servers answer when they are ready (vLLM, SGLang, trtllm-serve and llama-server alike).
@@ -26,14 +26,18 @@ _IMAGES = {
 }
 # A machine has at most this many devices in the servers that are sold today (HGX, MI300X platforms).
 _DEVICES_PER_MACHINE = 8
-_LONGEST_NAME = 50
+# Kubernetes adds at most 11 characters to the name of a StatefulSet, for a label that may have 63, and `-prefill` is
+# added here.
+_LONGEST_NAME = 44
+# Where a folder is mounted whose path Kubernetes does not take.
+_MOUNTED_AT = "/checkpoint"
 
 
 class Server(NamedTuple):
     """`environment` and `command` start one replica on `num_devices` devices of `vendor`.
 
-    `folder` is the folder of a local checkpoint, or None if the checkpoint is on the Hugging Face Hub. `comments` say
-    what the layout is for.
+    `folder` is the folder of a local checkpoint, which the container has at `mounted_at`. Both are None if the
+    checkpoint is on the Hugging Face Hub. `comments` say what the layout is for.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Server(NamedTuple):
     num_devices: int
     replicas: int
     folder: str | None
+    mounted_at: str | None
     comments: list[str]
 
 
@@ -55,14 +60,15 @@ def server_of(document: Mapping[str, Any], kind: str, image: str | None) -> Serv
     if command is None:
         raise UsageError(f"--emit {kind}: {engine} has no server that kvcalc can start", "--engine vllm")
     used = f"{best['replicas']} x {best['num_devices'] // best['replicas']} {best['gpu']}"
-    found = server_with(document, kind, image, command, best["num_devices"] // best["replicas"], used)
+    found = server_with(document, kind, image, shell.split(command), best["num_devices"] // best["replicas"], used)
     return found._replace(replicas=best["replicas"])
 
 
 def server_with(
-    document: Mapping[str, Any], kind: str, image: str | None, command: str, each: int, used: str
+    document: Mapping[str, Any], kind: str, image: str | None, words: Sequence[str], each: int, used: str
 ) -> Server:  # fmt: skip
-    """A server of a plan's best row that `command` starts on `each` devices. `used` says in a comment what is used.
+    """A server of a plan's best row that the command of `words` starts on `each` devices. `used` says in a comment what
+    is used.
 
     Raises UsageError (exit 2) if `kind` of manifest cannot start it.
     """
@@ -81,22 +87,32 @@ def server_with(
     image = image or (_IMAGES.get(engine) if vendor == "NVIDIA" else None)
     if image is None:
         raise UsageError(f"--emit {kind} needs the image of {engine} for {vendor}'s devices", "--image NAME:TAG")
-    environment, words = _split(command)
-    checkpoint = document["checkpoint"]
-    folder = None
-    if os.path.exists(checkpoint):
-        path = os.path.abspath(checkpoint)
-        folder = path if os.path.isdir(path) else os.path.dirname(path)
-        words = [path if word == checkpoint else word for word in words]
-    ports = ["--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104 - inside the container
-    if words[0] == "sh":
-        words[-1] += f" {shlex.join(ports)}"
-    else:
-        words += ports
+    folder, mounted_at, words = _mounted(document["checkpoint"], words, kind)
+    words += ["--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104 - inside the container
+    environment = {}
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        environment[name] = value
+    if shell.AND in words:
+        words = ["sh", "-c", shell.script(words)]
     return Server(
-        _name_of(document["model"]["name"]), image, environment, words, vendor, each, 1, folder,
+        _name_of(document["model"]["name"]), image, environment, words, vendor, each, 1, folder, mounted_at,
         _comments(document, used),
     )  # fmt: skip
+
+
+def _mounted(checkpoint: str, words: Sequence[str], kind: str) -> tuple[str | None, str | None, list[str]]:
+    """The folder of a local checkpoint, where the container has it, and the words with the path there.
+
+    Compose mounts it where it is. So does Kubernetes, if the path has no colon (VolumeMount.mountPath).
+    """
+    if not os.path.exists(checkpoint):
+        return None, None, list(words)
+    path = os.path.abspath(checkpoint)
+    folder, file = (path, "") if os.path.isdir(path) else os.path.split(path)
+    mounted_at = _MOUNTED_AT if kind == "k8s" and ":" in folder else folder
+    inside = os.path.join(mounted_at, file) if file else mounted_at
+    return folder, mounted_at, [inside if word == checkpoint else word for word in words]
 
 
 def _vendor_of(gpu: str) -> str | None:
@@ -106,22 +122,10 @@ def _vendor_of(gpu: str) -> str | None:
         return None
 
 
-def _split(command: str) -> tuple[dict[str, str], list[str]]:
-    """The variables before a command, and its words."""
-    words = shlex.split(command)
-    if "&&" in words:
-        return {}, ["sh", "-c", command]
-    environment = {}
-    while "=" in words[0]:
-        name, _, value = words.pop(0).partition("=")
-        environment[name] = value
-    return environment, words
-
-
 def _name_of(model: str) -> str:
     """A name that compose and Kubernetes accept: lower case letters, digits and hyphens (RFC 1123)."""
-    name = re.sub(r"[^a-z0-9]+", "-", model.casefold().rpartition("/")[2]).strip("-")[:_LONGEST_NAME].strip("-")
-    return name if name[:1].isalpha() else f"model-{name}".strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", model.casefold().rpartition("/")[2]).strip("-")
+    return (name if name[:1].isalpha() else f"model-{name}")[:_LONGEST_NAME].strip("-")
 
 
 def _comments(document: Mapping[str, Any], used: str) -> list[str]:

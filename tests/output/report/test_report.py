@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import re
@@ -75,6 +77,21 @@ def report_of(kvcalc: Any, tmp_path: Path, *words: object) -> tuple[str, str]:
     result = kvcalc(*words, "--report", path, "--json")
     assert result.status == 0, result.err
     return path.read_text(encoding="utf-8"), result.out
+
+
+def hash_of(text: str) -> str:
+    """The source expression of a style or a script in a content security policy (CSP level 3, hash-source)."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def test_a_browser_may_load_nothing_and_run_nothing(kvcalc: Any, tmp_path: Path) -> None:
+    text, _ = report_of(kvcalc, tmp_path, *QUESTIONS["estimate"])
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    none = {"default-src": "'none'", "base-uri": "'none'", "form-action": "'none'"}
+    assert rules == {**none, "style-src": f"'{hash_of(style)}'"}
+    assert text.index("Content-Security-Policy") < text.index("<style>")
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -229,8 +246,11 @@ def test_a_browser_shows_the_page(kvcalc: Any, tmp_path: Path, name: str, width:
     if browser is None:
         pytest.skip("chromium is not installed")
     text, _ = report_of(kvcalc, tmp_path, *QUESTIONS[name])
-    probe = "<script>document.documentElement.dataset.width = document.documentElement.scrollWidth</script></body>"
-    (tmp_path / "probed.html").write_text(text.replace("</body>", probe), encoding="utf-8")
+    probe = "document.documentElement.dataset.width = document.documentElement.scrollWidth"
+    # The policy of the page allows no script, so the probe is added to it.
+    allowed = text.replace("default-src 'none'", f"default-src 'none'; script-src '{hash_of(probe)}'")
+    probed = allowed.replace("</body>", f"<script>{probe}</script></body>")
+    (tmp_path / "probed.html").write_text(probed, encoding="utf-8")
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--window-size={width},900")
     done = subprocess.run(
         [browser, *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"file://{tmp_path}/probed.html"],
