@@ -25,6 +25,7 @@ from kvcalc.releases import Asked, split_engine
 
 if TYPE_CHECKING:
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.scheduler import Disaggregation
 
 # Engine name -> (module in this package, class).
 ENGINES = {
@@ -135,6 +136,24 @@ def resolve_kv_dtype(
 def engine_class(name: str) -> type[Engine]:
     """The class of engine `name`, which may end in a release. Raises UsageError (exit 2) for an unknown engine."""
     return _class_of(name)[0]
+
+
+def disaggregation_of(name: str) -> Disaggregation:
+    """What separate instances of engine `name` need, which may end in a release (`Engine.disaggregation`).
+
+    Raises UsageError (exit 2) if the engine has no separate prefill and decode instances.
+    """
+    found = engine_class(name).disaggregation()
+    if found is None:
+        have = [other for other in ENGINES if engine_class(other).disaggregation() is not None]
+        text = f"--disaggregate: {name.partition('@')[0]} has no separate prefill and decode instances"
+        raise UsageError(text, f"--engine {', '.join(have)}")
+    return found
+
+
+def scheduled_engines() -> list[str]:
+    """The engines whose scheduler is known (`Engine.schedule`)."""
+    return [name for name in ENGINES if engine_class(name).schedule is not Engine.schedule]
 
 
 def reserve_of(engine: Engine, question: Question) -> Reserve:

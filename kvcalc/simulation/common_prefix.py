@@ -10,8 +10,8 @@ from kvcalc.notes import Note
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.kept import prefixes_of
 from kvcalc.planning.question import Question
-from kvcalc.simulation.engines import Scheduler
 from kvcalc.simulation.requests import Request
+from kvcalc.simulation.scheduler import Scheduler
 
 # The most names of a prefix. They are looked up again and again.
 _MOST_NAMES = 512

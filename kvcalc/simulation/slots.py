@@ -1,13 +1,7 @@
-"""llama.cpp's scheduler: slots, and batches with the tokens of all of them.
+"""Slots with memory of their own, and batches with the tokens of all of them (`Schedule.has_slots`).
 
-Source: tools/server/server-context.cpp of llama.cpp, 2026: get_available_slot, and pre_decode of update_slots.
-
-- A request gets a slot as soon as one is free: the one that was used longest ago, and of several the last one. Requests
-  without a slot wait in the order of their arrival.
-- A batch has the next tokens of all slots that answer, and then parts of prompts up to n_batch tokens, in the order of
-  the slots and not of the arrivals (cont_batching, which is on by default). So several prompts may be computed in part.
-- If the model has windows or recurrent states, a part of a prompt ends n_ubatch + 4 and 4 tokens before the end of the
-  prompt, where the server saves the state (n_ctx_checkpoints; from pull request 20288 on).
+Requests without a slot wait in the order of their arrival. A batch computes parts of prompts in the order of the slots,
+so several prompts may be computed in part. The rules and their source are in `kvcalc.engines.llama_cpp.scheduler`.
 """
 
 from __future__ import annotations
@@ -46,7 +40,7 @@ class SlotsReplica(MixedReplica):
             if budget <= 0:
                 break
             request = self._prompts[slot]
-            end = self._end_of_chunk(request, budget)
+            end = self.schedule.end_of_part(request.computed, request.target, budget)
             budget -= end - request.computed
             chunks.append((request, (request.computed, end)))
             if end == request.target:
@@ -54,11 +48,6 @@ class SlotsReplica(MixedReplica):
         if chunks or not self.decoding:
             return chunks, len(chunks[:1])
         return [], VERY_MANY
-
-    def _end_of_chunk(self, request: Request, budget: int) -> int:
-        end = min(request.target, request.computed + budget)
-        stops = [request.target - min(tokens, self.rules.step_tokens) for tokens in self.rules.ends_chunks]
-        return min((stop for stop in stops if request.computed < stop <= end), default=end)
 
     def _finish(self, request: Request) -> None:
         super()._finish(request)

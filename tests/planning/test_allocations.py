@@ -15,7 +15,7 @@ from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.question import Question
 from kvcalc.planning.reuse import CacheReuse
 from kvcalc.planning.throughput import Speed, speed_of
-from kvcalc.simulation.engines import Scheduler, scheduler_of
+from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.throughput.hardware import find_devices
 from tests.documents import estimate, texts
 
@@ -108,7 +108,8 @@ def test_the_simulated_pool_of_a_server_that_drafts_is_its_own(name: str, engine
 def test_a_simulated_llama_server_that_drafts_saves_its_state() -> None:
     draft = Speculation("draft", 2, 2.0, kvcalc.load_model("gemma-3-1b"))
     plain, drafted = (schedule("gemma-3-4b", "llama.cpp", speculative=asked) for asked in (None, draft))
-    assert drafted.rules.ends_chunks == plain.rules.ends_chunks == (516, 4)
+    assert drafted.rules.schedule == plain.rules.schedule
+    assert plain.rules.schedule.part_ends == (516, 4)
 
 
 PLACED: dict[str, Any] = {"engine": "llama.cpp", "dtype": "q4_0", "devices": find_devices("rtx-4090")}
