@@ -6,7 +6,7 @@ To add an engine, write a subclass of `Engine` (`engine.py`), add a line to `ENG
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -145,15 +145,15 @@ def disaggregation_of(name: str) -> Disaggregation:
     """
     found = engine_class(name).disaggregation()
     if found is None:
-        have = [other for other in ENGINES if engine_class(other).disaggregation() is not None]
+        have = engines_that(lambda engine: engine.disaggregation())
         text = f"--disaggregate: {name.partition('@')[0]} has no separate prefill and decode instances"
         raise UsageError(text, f"--engine {', '.join(have)}")
     return found
 
 
-def scheduled_engines() -> list[str]:
-    """The engines whose scheduler is known (`Engine.schedule`)."""
-    return [name for name in ENGINES if engine_class(name).schedule is not Engine.schedule]
+def engines_that(have: Callable[[type[Engine]], object]) -> list[str]:
+    """The names of the engines of which something is true, for a hint. Imports all engines."""
+    return [name for name in ENGINES if have(engine_class(name))]
 
 
 def reserve_of(engine: Engine, question: Question) -> Reserve:

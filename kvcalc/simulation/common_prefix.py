@@ -60,7 +60,8 @@ def share_prefix(
         return None
     if min(request.prompt_tokens for request in requests) < size:
         # Shorter prompts have a part of the prefix: whole blocks of it, or 1 / _MOST_NAMES if its blocks are more.
-        size = scheduler.block_tokens * -(-size // (scheduler.block_tokens * _MOST_NAMES))
+        block = scheduler.pool.block_tokens
+        size = block * -(-size // (block * _MOST_NAMES))
     why = scheduler.cannot_share(size)
     for request in requests:
         common = found(min(prefix_tokens, request.prompt_tokens))

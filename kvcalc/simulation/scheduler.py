@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 
-from kvcalc.engines import scheduled_engines
-from kvcalc.engines.engine import RunningPool
+from kvcalc.engines import engines_that
+from kvcalc.engines.engine import Engine, RunningPool
 from kvcalc.engines.scheduler import Schedule
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.planning.admission import most_at_once
@@ -16,7 +15,7 @@ from kvcalc.planning.case import Case
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.lock_step import LockStep, OfRank
-from kvcalc.simulation.mixed import MixedReplica
+from kvcalc.simulation.mixed import MixedReplica, SlotsReplica
 from kvcalc.simulation.pool import BlockPool
 from kvcalc.simulation.prefill_first import PrefillFirstReplica
 from kvcalc.simulation.prefix_cache import PrefixCache
@@ -25,7 +24,6 @@ from kvcalc.simulation.requests import Request
 from kvcalc.simulation.routing import ROUTERS
 from kvcalc.simulation.rules import Lag, Rules
 from kvcalc.simulation.server import Server
-from kvcalc.simulation.slots import SlotsReplica
 from kvcalc.simulation.times import ModelTimes
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import SpeedModel
@@ -39,36 +37,28 @@ class Scheduler(NamedTuple):
     """
 
     rules: Rules
-    capacity: int | None
-    block_tokens: int
-    table: Sequence[int]
-    prompt_table: Sequence[int] | None = None
-    finds_own: bool = False
-    attention_replicas: int = 1
-
-    def most_units(self, tokens: int) -> int:
-        """The most blocks that a request of `tokens` tokens holds. It is the capacity + 1 beyond the table."""
-        if self.capacity is None:
-            return 0
-        place, table = -(-tokens // self.block_tokens), self.prompt_table or self.table
-        return table[place] if place < len(table) else self.capacity + 1
+    pool: RunningPool
+    finds_own: bool
+    attention_replicas: int
 
     def fits(self, request: Request) -> bool:
         """Whether a request can ever run to its end."""
-        if self.capacity is None:
+        capacity, size, table, prompt_table = self.pool
+        if capacity is None:
             return True
         tokens = request.total_tokens + self.rules.lookahead_tokens
         if not self.rules.schedule.mixes:
-            return tokens + self.block_tokens < self.capacity
-        return self.most_units(tokens) <= self.capacity
+            return tokens + size < capacity
+        place, table = -(-tokens // size), prompt_table or table
+        return place < len(table) and table[place] <= capacity
 
     def cannot_share(self, tokens: int) -> str | None:
         """Why named blocks of `tokens` tokens are not shared between requests. None if they are."""
-        if self.capacity is None:
+        if self.pool.capacity is None:
             return "slots keep their requests apart"
-        if tokens % self.block_tokens:
-            return f"blocks of {self.block_tokens} tokens do not make up those of {tokens} tokens in the trace"
-        return None if isinstance(self.table, range) else "layers with windows or states share other blocks"
+        if tokens % self.pool.block_tokens:
+            return f"blocks of {self.pool.block_tokens} tokens do not make up those of {tokens} tokens in the trace"
+        return None if isinstance(self.pool.table, range) else "layers with windows or states share other blocks"
 
     def server(self, times: ModelTimes, arrivals: Arrivals, shared_tokens: int | None = None) -> Server:
         """A replica for the requests of `arrivals`. They share named blocks of `shared_tokens` tokens, or none."""
@@ -78,11 +68,12 @@ class Scheduler(NamedTuple):
         return LockStep(ROUTERS[self.rules.schedule.routing](ranks), times, arrivals)
 
     def _rank(self, times: ModelTimes, arrivals: Arrivals, shared_tokens: int | None) -> Replica:
-        pool = BlockPool(self.capacity, self.block_tokens, self.table, self.prompt_table)
-        schedule, prefixes, tokens = self.rules.schedule, None, shared_tokens or self.block_tokens
+        pool, schedule, prefixes = BlockPool(*self.pool), self.rules.schedule, None
         if shared_tokens is not None or self.finds_own:
-            merges = schedule.merges_prefixes
-            prefixes = PrefixCache(pool, tokens, pool.units(tokens), finds_own=self.finds_own, merges=merges)
+            tokens = shared_tokens or self.pool.block_tokens
+            prefixes = PrefixCache(
+                pool, tokens, pool.units(tokens), finds_own=self.finds_own, merges=schedule.merges_prefixes
+            )
         kind: type[Replica] = MixedReplica if schedule.mixes else PrefillFirstReplica
         return (SlotsReplica if schedule.has_slots else kind)(self.rules, times, pool, arrivals, prefixes)
 
@@ -128,7 +119,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
     step_tokens = steps.step_tokens if steps.mixes else max(steps.step_tokens, pool.block_tokens)
     per_step = Fraction(model.tokens_per_step).limit_denominator(1000)
     rules = Rules(schedule, step_tokens, running, _lag(model.constants, steps), per_step, checked, lookahead)
-    return Scheduler(rules, *pool, schedule.finds_preempted and isinstance(pool.table, range), replicas)
+    return Scheduler(rules, pool, schedule.finds_preempted and isinstance(pool.table, range), replicas)
 
 
 def _lag(constants: Constants, steps: StepRules) -> Lag:
@@ -148,8 +139,8 @@ def _schedule_of(case: Case) -> Schedule:
     """The schedule of the case's engine. UsageError (exit 2) if that or the layout is not simulated."""
     schedule = case.engine.schedule()
     if schedule is None:
-        text = f"--engine {case.engine_name}: its scheduler is not simulated"
-        raise UsageError(text, f"one of {', '.join(scheduled_engines())}")
+        known = engines_that(lambda engine: engine.schedule is not Engine.schedule)
+        raise UsageError(f"--engine {case.engine_name}: its scheduler is not simulated", f"one of {', '.join(known)}")
     if whole_copies(case.spec, case.workload):
         raise UsageError(
             "--dp: copies of a model without experts are replicas", f"--replicas {case.workload.data_parallel_size}"

@@ -173,7 +173,7 @@ def check_fitting(requests: Sequence[Request], fitting: Sequence[Request], notes
 
 def describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
     """The `engine` part of the document."""
-    workload, rules = case.workload, scheduler.rules
+    workload, rules, pool = case.workload, scheduler.rules, scheduler.pool
     return {
         "name": case.engine.name,
         "version": case.engine.version,
@@ -186,8 +186,8 @@ def describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
         "step_tokens": rules.step_tokens,
         "max_running_requests": rules.max_running,
         "tokens_per_step": float(rules.tokens_per_step),
-        "blocks": scheduler.capacity,
-        "block_tokens": None if scheduler.capacity is None else scheduler.block_tokens,
+        "blocks": pool.capacity,
+        "block_tokens": None if pool.capacity is None else pool.block_tokens,
     }
 
 

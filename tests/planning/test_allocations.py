@@ -100,9 +100,9 @@ def schedule(name: str, engine: str, **asked: Any) -> Scheduler:
 )
 def test_the_simulated_pool_of_a_server_that_drafts_is_its_own(name: str, engine: str) -> None:
     plain, drafted = schedule(name, engine), schedule(name, engine, speculative=NGRAM)
-    assert (drafted.block_tokens, drafted.finds_own) == (plain.block_tokens, plain.finds_own)
-    assert list(drafted.table[: len(plain.table)]) == list(plain.table)
-    assert (drafted.prompt_table is None) == (plain.prompt_table is None)
+    assert (drafted.pool.block_tokens, drafted.finds_own) == (plain.pool.block_tokens, plain.finds_own)
+    assert list(drafted.pool.table[: len(plain.pool.table)]) == list(plain.pool.table)
+    assert (drafted.pool.prompt_table is None) == (plain.pool.prompt_table is None)
 
 
 def test_a_simulated_llama_server_that_drafts_saves_its_state() -> None:

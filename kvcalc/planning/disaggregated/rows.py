@@ -12,8 +12,7 @@ from kvcalc.planning.attention_replicas import most_experts
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.commands import Layout
 from kvcalc.planning.disaggregated.commands import Pools, commands_of
-from kvcalc.planning.disaggregated.describe import describe_pools, describe_transfer, prompts_held
-from kvcalc.planning.disaggregated.energy import describe_energy
+from kvcalc.planning.disaggregated.describe import describe_energy, describe_pools, describe_transfer, prompts_held
 from kvcalc.planning.disaggregated.instances import Instance, buffer_tokens
 from kvcalc.planning.disaggregated.kinds import same_kind
 from kvcalc.planning.disaggregated.search import Instances, Split, find_split
