@@ -149,7 +149,7 @@ def _tensorrt_llm_log(row: dict[str, str]) -> Log:
     )
     assert isinstance(found, Budget), found
     # The activations grow with the tokens of a step. kvcalc knows no other number than the default.
-    step = int(row["tokens"]) / tensorrt_llm._STEP_TOKENS
+    step = int(row["tokens"]) / tensorrt_llm.STEP_TOKENS
     estimate = sum(part.bytes * (step if part.kind == parts.ACTIVATION else 1) for part in found.reserve.held) / GIB
     actual = float(row["peak"]) - float(row["cache"]) - float(row["loaded"])
     memory = gpu.memory_bytes / GIB

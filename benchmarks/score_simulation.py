@@ -26,9 +26,9 @@ from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
 from kvcalc.releases import parse_release
 from kvcalc.simulation.arrivals import Arrivals
-from kvcalc.simulation.engines import scheduler_of
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.results import tpot_of, ttft_of
+from kvcalc.simulation.scheduler import scheduler_of
 from kvcalc.simulation.times import ModelTimes
 from kvcalc.throughput.serving import REQUESTS_PER_CLIENT, serve
 

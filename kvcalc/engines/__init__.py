@@ -6,7 +6,7 @@ To add an engine, write a subclass of `Engine` (`engine.py`), add a line to `ENG
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from kvcalc.releases import Asked, split_engine
 if TYPE_CHECKING:
     from kvcalc.engines.log import LogReader
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.scheduler import Disaggregation
 
 # Engine name -> (module in this package, class).
 ENGINES = {
@@ -138,6 +139,24 @@ def resolve_kv_dtype(
 def engine_class(name: str) -> type[Engine]:
     """The class of engine `name`, which may end in a release. Raises UsageError (exit 2) for an unknown engine."""
     return _class_of(name)[0]
+
+
+def disaggregation_of(name: str) -> Disaggregation:
+    """What separate instances of engine `name` need, which may end in a release (`Engine.disaggregation`).
+
+    Raises UsageError (exit 2) if the engine has no separate prefill and decode instances.
+    """
+    found = engine_class(name).disaggregation()
+    if found is None:
+        have = engines_that(lambda engine: engine.disaggregation())
+        text = f"--disaggregate: {name.partition('@')[0]} has no separate prefill and decode instances"
+        raise UsageError(text, f"--engine {', '.join(have)}")
+    return found
+
+
+def engines_that(have: Callable[[type[Engine]], object]) -> list[str]:
+    """The names of the engines of which something is true, for a hint. Imports all engines."""
+    return [name for name in ENGINES if have(engine_class(name))]
 
 
 def reserve_of(engine: Engine, question: Question) -> Reserve:

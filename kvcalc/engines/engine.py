@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvcalc.engines.llama_cpp.placement import Placement
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.scheduler import Disaggregation, Schedule
 
 # The name of every line in the engines' accounts, in display order.
 _LINES = (
@@ -122,9 +123,8 @@ class Engine(ABC):
     A share is all layers on one tensor-parallel rank, or the layers of one pipeline stage. `version` is the requested
     release, or the one from which the rules were read; of the class, always the latter. `settings` are the settings in
     use, by name. `splits_heads` is whether tensor parallelism is modelled for the engine, and `splits_layers` whether
-    pipeline stages are. `older_rules` ends a note about releases: how to count an older release. `reserves_full_length`
-    is whether a request starts only if there is room for its whole answer. `running_option` is the engine's option for
-    the most requests that run at once.
+    pipeline stages are. `older_rules` ends a note about releases: how to count an older release. `running_option` is
+    the engine's option for the most requests that run at once.
 
     `has_attention_replicas` is whether the engine can copy the attention and split the experts. If it can:
     `splits_attention_replicas` is whether an attention replica may be split over several devices,
@@ -148,13 +148,13 @@ class Engine(ABC):
     spreads_head = False
     limits_all_replicas = False
     older_rules = ""
-    reserves_full_length = True
     running_option: str | None = None
     _default_running: int | None = None  # without that option; None if the device decides it, or if there is no limit
     notes: tuple[Note, ...] = ()
     token_ranks = 1  # the tensor-parallel ranks that divide the tokens of a cache among them (context parallelism)
     prompt_ranks = 1  # the copies of the attention and the cache that divide a prompt (prefill context parallelism)
     joins_drafts = False  # whether any drafter's layers are in the model's own cache
+    drafts_for_one = False  # whether it drafts tokens for one sequence at a time
     copies_prefixes = False  # whether requests copy a prefix that they have in common, and share no memory
     prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
     divides_decode = True  # whether these copies also divide the requests of a decode step
@@ -314,12 +314,14 @@ class Engine(ABC):
             return RunningPool(None)
         return RunningPool(capacity, size, range(-(-longest_tokens // size) + 3))
 
-    def prompt_stops(self, spec: ModelSpec) -> tuple[int, ...]:
-        """Where a part of a prompt ends so that the engine can save the model's state: tokens before the prompt's end.
+    def schedule(self) -> Schedule | None:
+        """How the engine's scheduler works, with these settings. None if that is not known."""
+        return None
 
-        Empty if only the size of a step divides prompts.
-        """
-        return ()
+    @classmethod
+    def disaggregation(cls) -> Disaggregation | None:
+        """What prefill and decode on separate instances need. None if the engine has no such instances."""
+        return None
 
     def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         """Bytes that a batch takes in host memory. 0 if no part of the model is there (`placement`)."""

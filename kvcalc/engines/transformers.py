@@ -65,6 +65,7 @@ class Transformers(Engine):
     name = "transformers"
     title = "Transformers"
     version = "5.23.0"
+    drafts_for_one = True  # _assisted_decoding, generation/utils.py
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)

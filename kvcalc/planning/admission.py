@@ -1,24 +1,19 @@
-"""How many requests an engine runs at once in a steady load, by its rule for admitting them, and how many tokens."""
+"""How many requests an engine runs at once in a steady load, by its rule for admitting them."""
 
 from __future__ import annotations
 
-from kvcalc.engines.options import Given
+from math import inf
+
+from kvcalc.engines.scheduler import NewTokenRatio
 from kvcalc.model.spec import windows
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.capacity import max_running_requests
 from kvcalc.planning.case import Case
 from kvcalc.records import NamedTuple
-from kvcalc.throughput.scheduling import STEP_TOKENS, StepRules
+from kvcalc.throughput.scheduling import StepRules
 
 # The most requests considered of an engine without a limit.
 _UNLIMITED = 4096
-
-# n_batch of llama.cpp (common/common.h).
-BATCH_TOKENS = 2048
-
-# Engines that draft tokens for one sequence at a time: Transformers (_assisted_decoding, generation/utils.py), and
-# mlx-lm, whose server runs no batches with a draft model (is_batchable, mlx_lm/server.py).
-_DRAFT_FOR_ONE = ("transformers", "mlx")
 
 
 def most_at_once(case: Case, found: Budget | str) -> int:
@@ -27,63 +22,18 @@ def most_at_once(case: Case, found: Budget | str) -> int:
     `found` is the budget of the case, or the reason if it is not known. Of an engine without a limit, no more are
     considered.
     """
-    if case.question.speculative is not None and case.engine_name in _DRAFT_FOR_ONE:
+    if case.question.speculative is not None and case.engine.drafts_for_one:
         return 1
     limit = max_running_requests(case, None if isinstance(found, str) else found.offered_bytes)
     return _UNLIMITED * case.workload.data_parallel_size if limit is None else limit
 
 
-def prefill_step_tokens(case: Case) -> int:
-    """The most prompt tokens that one attention replica computes in a step of one pipeline stage.
-
-    SGLang divides its number among the attention replicas (arg_groups/parallel_hook.py).
-    """
-    if case.engine_name == "vllm":
-        return Given("vllm", case.settings).count("max-num-batched-tokens", STEP_TOKENS)
-    if case.engine_name == "sglang":
-        # Imported here because most questions do not need it.
-        from kvcalc.engines.sglang.device import steps_by_memory
-
-        tokens = Given("sglang", case.settings).optional_count("chunked-prefill-size")
-        tokens = tokens or steps_by_memory(case.devices.gpu.memory_bytes)[0]
-        return max(1, tokens // case.workload.data_parallel_size)
-    return STEP_TOKENS
-
-
 def step_rules(case: Case, most: int) -> StepRules | None:
-    """How the engine puts prompts into steps. None if its scheduler is not known. `most` is `most_at_once`.
-
-    The rules and their sources are those of the simulated schedulers (kvcalc.simulation): vLLM, TensorRT-LLM and
-    llama.cpp compute prompts in the steps of decoding requests. TensorRT-LLM does not divide them.
-    """
-    overlaps, engine = overlaps_steps(case), case.engine_name
-    if overlaps is None:
+    """How the engine puts prompts into steps. None if its scheduler is not known. `most` is `most_at_once`."""
+    schedule = case.engine.schedule()
+    if schedule is None:
         return None
-    if engine == "llama.cpp":
-        return StepRules(BATCH_TOKENS, overlaps=overlaps)
-    tokens = prefill_step_tokens(case)
-    if engine == "sglang":
-        return StepRules(tokens, mixes=False, overlaps=overlaps)
-    running = max(1, most // case.workload.data_parallel_size)
-    # With pipeline stages, each of them has a step of its own in the time of one step of the model.
-    tokens *= case.workload.pipeline_parallel_size
-    if engine == "vllm":
-        return StepRules(max(tokens, running), overlaps=overlaps)
-    # A prompt that is not divided must fit into a step, beside the requests that decode.
-    return StepRules(max(tokens, case.workload.context_tokens + running), divides=False, overlaps=overlaps)
-
-
-def overlaps_steps(case: Case) -> bool | None:
-    """Whether the engine schedules a step while the one before it runs. None if its scheduler is not known.
-
-    vLLM: async_scheduling. SGLang: disable_overlap_schedule is off by default. TensorRT-LLM: so is
-    disable_overlap_scheduler. With pipeline stages, vLLM and TensorRT-LLM have other steps in flight instead. llama.cpp
-    runs one step at a time.
-    """
-    has_stages = case.workload.pipeline_parallel_size > 1
-    if case.engine_name == "vllm":
-        return bool(case.engine.settings.get("async_scheduling")) and not has_stages
-    return {"sglang": True, "tensorrt-llm": not has_stages, "llama.cpp": False}.get(case.engine_name)
+    return schedule.steps(max(1, most // case.workload.data_parallel_size), case.workload.context_tokens)
 
 
 def wanted_requests(case: Case, most: int) -> int:
@@ -105,14 +55,15 @@ def running_requests(case: Case, wanted: int) -> Running:
     `case` is at its load: its batch is the number of requests that fit at their full length. An engine that reserves
     the full length runs these. The others admit a request as long as its prompt fits, so in a steady load the cache
     is full of requests of all ages. If a request then finds no room, the engine stops another one and computes it again
-    later (`kvcalc.planning.preemption`), and SGLang keeps some room free for that. In layers with windows, a request
+    later (`kvcalc.planning.served`), and some engines keep some room free for that. In layers with windows, a request
     may hold less than is reserved for it.
     """
     fitting, question = case.workload.batch_size, case.question.speed
     if question is None or question.input_tokens is None or question.output_tokens is None:
         return Running(fitting)
     prompt, answer = question.input_tokens, question.output_tokens
-    if case.engine.reserves_full_length or fitting >= wanted:
+    schedule = case.engine.schedule()
+    if schedule is None or schedule.reserves_answer or fitting >= wanted:
         return Running(min(fitting, wanted))
     found = budget(case)
     if not isinstance(found, Budget):
@@ -122,13 +73,10 @@ def running_requests(case: Case, wanted: int) -> Running:
     limit = _mean_running(found, prompt, answer)
     if limit is None:
         return Running(wanted, may_preempt)
-    most = max(fitting, min(wanted, limit))
-    if case.engine_name != "sglang":
-        return Running(most, may_preempt)
-    # Imported here because most questions do not need it.
-    from kvcalc.planning.preemption import sglang_running
-
-    return Running(min(most, max(fitting, sglang_running(found, prompt, answer))), may_preempt)
+    most: float = max(fitting, min(wanted, limit))
+    if schedule.new_tokens is not None:
+        most = min(most, max(fitting, _running_beside_answers(schedule.new_tokens, found, prompt, answer)))
+    return Running(most, may_preempt)
 
 
 def _mean_running(found: Budget, prompt: int, answer: int) -> float | None:
@@ -159,3 +107,25 @@ def _most_running(found: Budget, tokens: int) -> int | None:
     share = case.allocation.largest_stage(case.share, case.workload.kv_dtype, tokens, 1)
     most = case.allocation.most_running(share, case.workload.kv_dtype, found.offered_bytes, speed.input_tokens, tokens)
     return None if most is None else most * case.workload.data_parallel_size
+
+
+def _running_beside_answers(ratio: NewTokenRatio, found: Budget, prompt: int, answer: int) -> float:
+    """The mean number of requests that run while others wait, if a part of their answers is kept free.
+
+    Each has its prompt, half of its answer, and a share of the other half that is kept free. Besides, a request needs
+    all of its prompt and answer to start. When it has started, less is free by its prompt and that share; so in the
+    mean, half of this is missing.
+    """
+    expected = ratio.least * answer
+    each = prompt + answer / 2 + expected / 2
+    free = prompt + answer - (prompt + expected) / 2
+    return (pool_tokens(found) - free) / each * found.case.workload.data_parallel_size
+
+
+def pool_tokens(found: Budget) -> float:
+    """The tokens in the pool of one attention replica. Without a pool, memory sets no limit."""
+    case = found.case
+    allocation, dtype, tokens = case.allocation, case.workload.kv_dtype, case.workload.context_tokens
+    device = allocation.largest_stage(case.share, dtype, tokens, 1)
+    pool: int | None = allocation.blocks(device, dtype, tokens, 1, found.offered_bytes)["kv_cache_tokens"]
+    return inf if pool is None else pool

@@ -9,6 +9,7 @@ Source: docs/serving/data_parallel_deployment.md and expert_parallel_deployment.
 
 from __future__ import annotations
 
+from kvcalc.engines import engines_that
 from kvcalc.engines.engine import Engine
 from kvcalc.errors import LayoutError, ModelError
 from kvcalc.memory.sharding import NOT_SPREAD, Spread
@@ -34,7 +35,7 @@ def with_attention_replicas(
     if replicas > 1 and not engine.has_attention_replicas:
         raise LayoutError(
             f"--dp {replicas}: {engine.name} has no attention replicas",
-            "use --engine vllm, sglang or tensorrt-llm",
+            f"--engine {', '.join(engines_that(lambda other: other.has_attention_replicas))}",
         )
     size, workload = workload.tensor_parallel_size, workload._replace(data_parallel_size=replicas)
     ranks = workload.attention_copies * size

@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.replicas import shapes_of
-from kvcalc.planning.traffic import Kind, Traffic, probe
+from kvcalc.planning.traffic import MOST_RUNNING, Kind, Traffic, probe
 
 if TYPE_CHECKING:
     from kvcalc.planning.disaggregated.rows import Asked
-
-# The most running requests to look at. Numbers in between lie between the points of their neighbours.
-_MOST_RUNNING = 1024
 
 
 def front(traffic: Traffic, kinds: Sequence[Kind], split: Asked | None = None) -> list[dict[str, Any]]:
@@ -46,7 +43,7 @@ def _burden(point: Mapping[str, Any], priced: bool) -> float:
 def _points(traffic: Traffic, kind: Kind) -> Iterator[dict[str, Any]]:
     for shape in shapes_of(traffic, kind):
         own, running = traffic.of(shape), 1
-        while running <= _MOST_RUNNING:
+        while running <= MOST_RUNNING:
             try:
                 one = probe(own, kind, shape.tensor, shape.stages, running, is_brief=True)
             except KvcalcError:

@@ -16,11 +16,9 @@ from math import ceil
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.planning.shapes import Shape, all_shapes, usual_shapes
-from kvcalc.planning.traffic import Kind, Probe, Traffic, Trouble, probe
+from kvcalc.planning.traffic import MOST_RUNNING, Kind, Probe, Traffic, Trouble, probe
 from kvcalc.records import NamedTuple
 
-# The default maximum of running requests on a large device: vLLM 0.33.0 (get_batch_defaults, arg_utils.py).
-_MOST_RUNNING = 1024
 # The rounds by which `_needs_more` approaches the requests that run together.
 _MOST_ROUNDS = 4
 
@@ -187,7 +185,7 @@ def _brief_probes(traffic: Traffic, kind: Kind, shape: Shape) -> Callable[[int],
 
 def _wanted(traffic: Traffic) -> int:
     """The largest number of running requests worth trying for one replica."""
-    return traffic.targets.concurrency or _MOST_RUNNING * traffic.question.data_parallel_size
+    return traffic.targets.concurrency or MOST_RUNNING * traffic.question.data_parallel_size
 
 
 def _needs_more(traffic: Traffic, at: Callable[[int], Probe], alone: Probe, replicas: int) -> bool:

@@ -19,6 +19,10 @@ from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices, Gpu
 from kvcalc.units import format_size
 
+MOST_RUNNING = 1024
+"""The most running requests worth trying: vLLM's default maximum on a large device (get_batch_defaults, arg_utils.py
+of 0.33.0). Numbers in between lie between the points of their neighbours."""
+
 
 class Kind(NamedTuple):
     """One row of a plan: at most `max_devices` of one kind of device, under one engine.

@@ -10,8 +10,8 @@ from kvcalc.notes import Note
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.kept import prefixes_of
 from kvcalc.planning.question import Question
-from kvcalc.simulation.engines import Scheduler
 from kvcalc.simulation.requests import Request
+from kvcalc.simulation.scheduler import Scheduler
 
 # The most names of a prefix. They are looked up again and again.
 _MOST_NAMES = 512
@@ -60,7 +60,8 @@ def share_prefix(
         return None
     if min(request.prompt_tokens for request in requests) < size:
         # Shorter prompts have a part of the prefix: whole blocks of it, or 1 / _MOST_NAMES if its blocks are more.
-        size = scheduler.block_tokens * -(-size // (scheduler.block_tokens * _MOST_NAMES))
+        block = scheduler.pool.block_tokens
+        size = block * -(-size // (block * _MOST_NAMES))
     why = scheduler.cannot_share(size)
     for request in requests:
         common = found(min(prefix_tokens, request.prompt_tokens))

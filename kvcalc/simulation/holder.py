@@ -18,15 +18,11 @@ class Holder(Server):
     names_early = True
 
     def __init__(self, rules: Rules, pool: BlockPool, prefixes: PrefixCache | None) -> None:
-        self.rules, self.pool, self.prefixes = rules, pool, prefixes
+        self.rules, self.schedule, self.pool, self.prefixes = rules, rules.schedule, pool, prefixes
         self.running: dict[Request, None] = {}
         self._shrinking: list[Request] = []  # they decode, but still hold blocks that only their prompts needed
         self._sending: dict[Request, None] = {}  # they have ended, but hold their blocks until their cache is sent
         self._sent: list[tuple[float, int, Request]] = []  # when that is, as far as it is known
-
-    def frees_late(self) -> bool:
-        """Whether the next step is scheduled before the scheduler knows which requests ended with the last one."""
-        return False
 
     def check(self) -> None:
         if self.pool.capacity is None:
@@ -37,7 +33,7 @@ class Holder(Server):
             raise PoolError(f"requests hold {held} blocks, but {self.pool.used} are taken")
 
     def _held(self, request: Request) -> int:
-        if request.finish_step < 0 or self.rules.reserves == "answer":
+        if request.finish_step < 0 or self.schedule.reserves_answer:
             return request.held
         return request.extra + self._own_units(request, request.key + self.pool.steps + self.rules.lookahead_tokens)
 
@@ -73,7 +69,7 @@ class Holder(Server):
     def _shrink(self, request: Request) -> None:
         """A request begins to decode. It gives back what only its prompt needed, or holds it for one more step."""
         extra = request.held - self._own_units(request, request.computed + self.rules.lookahead_tokens)
-        if self.frees_late():
+        if self.schedule.overlaps:
             request.extra = extra
             self._shrinking.append(request)
         else:

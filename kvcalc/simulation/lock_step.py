@@ -45,7 +45,7 @@ class LockStep(Server):
         self.pace = self.ranks[0].pace  # one for all of them
         for rank in self.ranks:
             rank.pace, rank.in_lock_step = self.pace, True
-        self._is_overlapped = self.ranks[0].rules.is_overlapped
+        self._is_overlapped = self.ranks[0].schedule.overlaps
         first = self.ranks[0].arrivals
         if isinstance(first, OfRank):
             first.router = router
@@ -101,8 +101,7 @@ class LockStep(Server):
         """One step, in which some replica computes a part of a prompt."""
         began = self.now
         decoding = [
-            rank.decoding if not chunks or rank.decodes_with_prompts() else 0
-            for rank, (chunks, _) in zip(self.ranks, plans)
+            rank.decoding if not chunks or rank.schedule.mixes else 0 for rank, (chunks, _) in zip(self.ranks, plans)
         ]
         seconds = self._slowest([[chunk for _, chunk in chunks] for chunks, _ in plans], decoding)
         tokens, gaps = self.pace.tokens(1) if any(decoding) else 0, 0

@@ -1,33 +1,23 @@
-"""Schedulers that compute prompts in the same steps as the next tokens of running requests.
+"""Schedulers that compute prompts in the same steps as the next tokens of running requests (`Schedule.mixes`).
 
-- vLLM 0.33.0, Scheduler.schedule (v1/core/sched/scheduler.py): first every running request gets its tokens, one or the
-  next chunk of its prompt. If one finds no block, the last running request is preempted: it goes to the head of the
-  queue and its cache is computed again. If none was preempted, requests start in the order of their arrival while there
-  are tokens in the step, fewer than max_num_seqs run, and there are free blocks for the whole prompt
-  (scheduler_reserve_full_isl). max_num_batched_tokens is at least max_num_seqs. With asynchronous scheduling, the
-  default, requests that end with a step keep their places and blocks until the next step is scheduled.
-- TensorRT-LLM 1.3, GuaranteedNoEvictPolicy and PyMicroBatchScheduler (_torch/pyexecutor/scheduler/scheduler.py, which
-  follow capacityScheduler.cpp and microBatchScheduler.cpp of cpp/tensorrt_llm/batch_manager): a request starts if there
-  are blocks for its prompt and its longest answer beside those that all running ones may still take; if not, no later
-  one does. A step has one token of each running request and prompts, up to max_num_tokens. Prompts are not divided by
-  default (enable_chunked_prefill, llmapi/llm_args.py), and one that does not fit into the step ends it.
+Running requests come first, and then prompts in the order of their arrival. If a request starts without room for its
+answer (`Schedule.reserves_answer` is false) and then finds none, the last running request is preempted: it goes to the
+head of the queue and its cache is computed again. The rules and their sources are in `kvcalc.engines`.
 """
 
 from __future__ import annotations
 
-from kvcalc.simulation.replica import Plan, Replica
+from kvcalc.simulation.arrivals import Arrivals
+from kvcalc.simulation.pool import BlockPool
+from kvcalc.simulation.prefix_cache import PrefixCache
+from kvcalc.simulation.replica import VERY_MANY, Plan, Replica
 from kvcalc.simulation.requests import Request
-from kvcalc.simulation.times import Chunk
+from kvcalc.simulation.rules import Rules
+from kvcalc.simulation.times import Chunk, StepTimes
 
 
 class MixedReplica(Replica):
     """Running requests first, then prompts in the same step."""
-
-    def decodes_with_prompts(self) -> bool:
-        return True
-
-    def frees_late(self) -> bool:
-        return self.rules.is_overlapped
 
     def _schedule(self) -> Plan:
         has_preempted = self._make_room()
@@ -40,12 +30,12 @@ class MixedReplica(Replica):
             budget -= chunks[0][1][1] - chunks[0][1][0]
         while not has_preempted and budget > 0 and self.waiting and len(self.running) < self.rules.max_running:
             request = self.waiting[0]
-            reserves_answer = self.rules.reserves == "answer"
+            reserves_answer = self.schedule.reserves_answer
             needed = request.total_tokens if reserves_answer else request.target
             needed = self.pool.prompt_units(needed + self.rules.lookahead_tokens)
             needed -= self._found_in_use(request, growth)
             tokens = request.target - request.cached_tokens
-            if not self.rules.is_chunked and budget < tokens <= self.rules.step_tokens:
+            if not self.schedule.divides and budget < tokens <= self.rules.step_tokens:
                 break
             if needed > self.pool.free - growth:
                 break
@@ -72,7 +62,7 @@ class MixedReplica(Replica):
     def _make_room(self) -> bool:
         """Preempt the last running requests until the others have blocks for the next step. Whether it preempted."""
         has_preempted = False
-        while self.running and self.rules.reserves == "prompt":
+        while self.running and not self.schedule.reserves_answer:
             needed, partial = self.pool.growth(self.pace.tokens(1)), self._partial()
             if partial is not None:
                 end = min(partial.target, partial.computed + self._prompt_budget())
@@ -92,6 +82,48 @@ class MixedReplica(Replica):
     def _chunk(self, request: Request, budget: int) -> tuple[Request, Chunk]:
         """The next part of a prompt, whose blocks are taken."""
         end = min(request.target, request.computed + budget)
-        if self.rules.reserves == "prompt":
+        if not self.schedule.reserves_answer:
             self._hold(request, end)
         return request, (request.computed, end)
+
+
+class SlotsReplica(MixedReplica):
+    """Slots with memory of their own, and batches with the tokens of all of them (`Schedule.has_slots`).
+
+    Requests without a slot wait in the order of their arrival. A batch computes parts of prompts in the order of the
+    slots, so several prompts may be computed in part.
+    """
+
+    def __init__(
+        self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals, prefixes: PrefixCache | None = None
+    ) -> None:
+        super().__init__(rules, times, pool, arrivals, prefixes)
+        # The free slots, the next one to be used at the end: it was used longest ago, or is the last of the unused.
+        self._free = list(range(rules.max_running))
+        self._slot_of: dict[Request, int] = {}
+        self._prompts: dict[int, Request] = {}  # slot -> the request whose prompt is not computed completely
+
+    def _schedule(self) -> Plan:
+        while self.waiting and self._free:
+            request = self.waiting.popleft()
+            slot = self._slot_of[request] = self._free.pop()
+            self._prompts[slot] = request
+            self._start(request)
+        chunks = []
+        budget = self._prompt_budget()
+        for slot in sorted(self._prompts):
+            if budget <= 0:
+                break
+            request = self._prompts[slot]
+            end = self.schedule.end_of_part(request.computed, request.target, budget)
+            budget -= end - request.computed
+            chunks.append((request, (request.computed, end)))
+            if end == request.target:
+                del self._prompts[slot]
+        if chunks or not self.decoding:
+            return chunks, len(chunks[:1])
+        return [], VERY_MANY
+
+    def _finish(self, request: Request) -> None:
+        super()._finish(request)
+        self._free.insert(0, self._slot_of.pop(request))

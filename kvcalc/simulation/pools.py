@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
+from kvcalc.engines import disaggregation_of
 from kvcalc.engines.prefixes import Prefixes
+from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.describe import describe_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.case import Case
-from kvcalc.planning.disaggregated.engines import SplitRules, rules_of
 from kvcalc.planning.disaggregated.instances import buffer_bytes, sent_of, transfer_bytes, without_hits
 from kvcalc.planning.disaggregated.joined import check_joined
 from kvcalc.planning.fit_part import describe_hardware
@@ -30,11 +31,11 @@ from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, share_prefix
 from kvcalc.simulation.coupled import Coupled, Link, Progress
-from kvcalc.simulation.engines import Scheduler, scheduler_of
 from kvcalc.simulation.load import Load
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
 from kvcalc.simulation.rules import Lag
+from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.simulation.simulate import (
     ask_about,
     check_fitting,
@@ -114,15 +115,15 @@ def simulate_pools(
     UsageError (exit 2) for an unknown link, or for what the engine's separate instances cannot do.
     """
     question, requests, named_tokens, notes = ask_about(model, load, asked)
-    rules, replicas = rules_of(question.engine), replicas or 1
+    needs, replicas = disaggregation_of(question.engine), replicas or 1
     longest = longest_of(requests), max(request.prompt_tokens for request in requests)
     devices = asked["devices"]
-    _check_stages(rules, question, prefills)
+    _check_stages(needs, question, prefills)
     check_reuse(question)
     alone = question._replace(devices=Devices(devices.gpu, 1))
     # The prefix is found on the prefill instance alone.
-    decode = _decode_pool(without_hits(alone), rules, longest, notes)
-    prefill = _prefill_pool(prefills.of(alone, decode.case.workload.tensor_parallel_size), rules, longest)
+    decode = _decode_pool(without_hits(alone), needs, longest, notes)
+    prefill = _prefill_pool(prefills.of(alone, decode.case.workload.tensor_parallel_size), needs, longest)
     check_joined(prefill.case, decode.case)
     needed = prefills.replicas * prefill.case.workload.num_devices + replicas * decode.case.workload.num_devices
     if devices.num_devices not in (1, needed):
@@ -169,11 +170,11 @@ def simulate_pools(
     }
 
 
-def _check_stages(rules: SplitRules, question: Question, prefills: Prefills) -> None:
+def _check_stages(needs: Disaggregation, question: Question, prefills: Prefills) -> None:
     """LayoutError (exit 2) for pipeline stages that the engine's instances cannot have."""
     for stages, may_have, role in (
-        (question.pipeline_parallel_size, rules.staged_decode, "decode"),
-        (prefills.pipeline_parallel_size, rules.staged_prefill, "prefill"),
+        (question.pipeline_parallel_size, needs.staged_decode, "decode"),
+        (prefills.pipeline_parallel_size, needs.staged_prefill, "prefill"),
     ):
         if stages > 1 and not may_have:
             name = question.engine.partition("@")[0]
@@ -192,32 +193,34 @@ def _join(prompt: Request, answer: Request) -> None:
     answer.preemptions += prompt.preemptions
 
 
-def _prefill_pool(question: Question, rules: SplitRules, longest: tuple[int, int]) -> _Pool:
-    found = _scheduled(question, rules, longest, [])
+def _prefill_pool(question: Question, needs: Disaggregation, longest: tuple[int, int]) -> _Pool:
+    found = _scheduled(question, needs, longest, [])
     lag, scheduler = Lag(found.speed.model.constants.ttft_seconds, 0.0, 0.0, 0.0), found.scheduler
     return found._replace(
         scheduler=scheduler._replace(rules=scheduler.rules._replace(lag=lag, sends=True), finds_own=False)
     )
 
 
-def _decode_pool(question: Question, rules: SplitRules, longest: tuple[int, int], notes: list[Note]) -> _Pool:
-    settings = {**(question.engine_settings or {}), **dict.fromkeys(rules.decode_settings, True)}
-    found = _scheduled(question._replace(engine_settings=settings), rules, longest, notes)
+def _decode_pool(question: Question, needs: Disaggregation, longest: tuple[int, int], notes: list[Note]) -> _Pool:
+    settings = {**(question.engine_settings or {}), **dict.fromkeys(needs.decode_settings, True)}
+    found = _scheduled(question._replace(engine_settings=settings), needs, longest, notes)
     scheduler = found.scheduler
-    host = (rules.host_passes - 1) * found.speed.model.constants.ttft_seconds
+    host = (needs.host_passes - 1) * found.speed.model.constants.ttft_seconds
     lag = Lag(host, scheduler.rules.lag.steps if scheduler.rules.lag else 0.0, 0.0, 0.0, has_prompt=False)
     # No engine stops decoding for a cache that is received: the request joins the next step.
-    name = "running first" if scheduler.name == "prefill first" else scheduler.name
-    rules_there = scheduler.rules._replace(lag=lag, keeps=rules.preempted_keep)
-    return found._replace(scheduler=scheduler._replace(name=name, rules=rules_there))
+    schedule = scheduler.rules.schedule
+    if not schedule.mixes:
+        schedule = schedule._replace(name="running first", mixes=True)
+    rules = scheduler.rules._replace(schedule=schedule, lag=lag, keeps=needs.preempted_keep)
+    return found._replace(scheduler=scheduler._replace(rules=rules))
 
 
-def _scheduled(question: Question, rules: SplitRules, longest: tuple[int, int], notes: list[Note]) -> _Pool:
+def _scheduled(question: Question, needs: Disaggregation, longest: tuple[int, int], notes: list[Note]) -> _Pool:
     """An instance for requests of up to `longest` tokens: in all, and in the prompt."""
     case, prefixes = case_of(question)
     speed = known_speed(case, notes)
     notes += case.notes
-    scheduler = scheduler_of(case, speed.model, longest[0], buffer_bytes(rules, case, longest[1]))
+    scheduler = scheduler_of(case, speed.model, longest[0], buffer_bytes(needs, case, longest[1]))
     return _Pool(case, speed, scheduler, prefixes)
 
 

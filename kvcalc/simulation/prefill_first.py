@@ -1,23 +1,8 @@
-"""SGLang's scheduler: prompts first, in steps of their own.
+"""Schedulers that compute prompts first, in steps of their own (`Schedule.mixes` is false).
 
-Source: SGLang 0.5.23, get_next_batch_to_run, _get_new_batch_prefill_raw, update_running_batch and on_idle
-(srt/managers/scheduler.py), PrefillAdder (schedule_policy.py), retract_decode (schedule_batch.py) and
-NewTokenRatioTracker (scheduler_components/new_token_ratio_tracker.py). The policy is the default, fcfs, and
-enable_mixed_chunk is off by default.
-
-- If requests wait, a step computes prompts, up to chunked_prefill_size tokens, while decoding requests stand still. A
-  prompt that is too long for the step is continued in the next one.
-- A request starts if its prompt, its answer and a page are fewer tokens than are free, without the part of the answers
-  of decoding requests that they are expected to take: new_token_ratio, which is 0.7 at first and falls to 0.098 in 600
-  decode steps. It is 0.7 again when nothing is left to run. If a request may not start, no other is tried until one
-  has left, unless no request decodes: the batch that notes it is then replaced. The answers of requests with ignore_eos
-  count in full since 0.5.23 (and not yet in 0.5.20), but simulated requests end as those of users do.
-- If the next decode step finds no room, the requests with the shortest answers so far are retracted. They wait at the
-  end of the queue, and the ratio rises to what the others were seen to take. What may be left of them in the radix
-  cache is not found here.
-- With overlap (event_loop_overlap), a step is scheduled while the one before it runs. Requests that end with that one
-  keep their places and tokens until then, but decode no further (_reqs_finishing_inflight), and if the next decode step
-  finds no room, it waits for their tokens. A retracted request loses its token of the step that runs.
+A request starts if a ratio of the answers still to come is free besides its own (`Schedule.new_tokens`). If the next
+decode step finds no room, the requests with the shortest answers so far are retracted, and the ratio rises. The rules
+and their source are in `kvcalc.engines.sglang.scheduler`.
 """
 
 from __future__ import annotations
@@ -30,14 +15,6 @@ from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Rules
 from kvcalc.simulation.times import Chunk, StepTimes
 
-# SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR, SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS,
-# SGLANG_RETRACT_DECODE_STEPS and SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION (srt/environ.py).
-_FIRST_RATIO = 0.7
-_LEAST_RATIO = _FIRST_RATIO * 0.14
-_DECAY = (_FIRST_RATIO - _LEAST_RATIO) / 600
-_RETRACT_STEPS = 20
-_MOST_NEW_TOKENS = 4096
-
 
 class PrefillFirstReplica(Replica):
     """Steps with prompts alone, then steps that decode. A unit of the pool is a token, and a block is a page."""
@@ -48,19 +25,16 @@ class PrefillFirstReplica(Replica):
         self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals, prefixes: PrefixCache | None = None
     ) -> None:
         super().__init__(rules, times, pool, arrivals, prefixes)
-        self.ratio = _FIRST_RATIO
+        ratio = self.schedule.new_tokens
+        if ratio is None:
+            raise ValueError(f"{self.schedule.name}: without a ratio of new tokens")
+        self.ratio, self._new_tokens, self._decay = ratio.first, ratio, (ratio.first - ratio.least) / ratio.steps
         self._is_full = self._has_retracted = False
         self._chunked: Request | None = None
         # What the scheduler does not know yet: the tokens that each decoding request got in the last step or, if that
         # step computed prompts, the requests that got their first tokens.
         self._unread_tokens = 0
         self._joined: dict[Request, None] = {}
-
-    def decodes_with_prompts(self) -> bool:
-        return False
-
-    def frees_late(self) -> bool:
-        return self.rules.is_overlapped
 
     def plan(self) -> Plan:
         found = super().plan()
@@ -76,7 +50,7 @@ class PrefillFirstReplica(Replica):
     def _schedule(self) -> Plan:
         if self._chunked is not None:
             self._name_blocks(self._chunked, self._chunked.computed)
-        # A prefill instance forgets that its batch was full (batch_is_full, srt/disaggregation/prefill.py).
+        # An instance that sends its caches forgets that its batch was full.
         if self._chunked is not None or not self._batch_size() or self.rules.sends:
             self._is_full = False
         if self._chunked is not None or (self.waiting and not self._is_full):
@@ -85,7 +59,7 @@ class PrefillFirstReplica(Replica):
                 return chunks, 1
         if not self.decoding:
             if not self._leaving:
-                self.ratio = _FIRST_RATIO
+                self.ratio = self._new_tokens.first
             return [], 0
         if self.pool.growth(self.pace.tokens(1)) <= self.pool.free:
             return [], self._possible_steps()
@@ -104,7 +78,7 @@ class PrefillFirstReplica(Replica):
 
     def _prompts(self) -> list[tuple[Request, Chunk]]:
         """The chunks of a step with prompts. Their tokens are taken."""
-        page, left = self.pool.block_tokens, self.rules.step_tokens
+        page, left, most_tokens = self.pool.block_tokens, self.rules.step_tokens, self._new_tokens.most_tokens
         more = page + self.rules.lookahead_tokens
         free = self.pool.free - self._expected()
         # A batch that is full without decoding requests is forgotten: the requests that start now take its place.
@@ -115,7 +89,7 @@ class PrefillFirstReplica(Replica):
             taken = min(limit, request.target - request.computed)
             chunks.append(self._chunk(request, taken))
             left, free = left - _pages(taken, page), free - _pages(taken, page) - more
-            free -= 0 if self._chunked else min(request.answer_tokens, _MOST_NEW_TOKENS)
+            free -= 0 if self._chunked else min(request.answer_tokens, most_tokens)
         while self.waiting and left > 0 and free > 0:
             request = self.waiting[0]
             if self._chunked is not None:
@@ -125,7 +99,7 @@ class PrefillFirstReplica(Replica):
                 break
             needed = request.target - self._found_in_use(request, 0)
             missed = request.target - request.cached_tokens
-            most_new = min(request.answer_tokens - request.outputs, _MOST_NEW_TOKENS)
+            most_new = min(request.answer_tokens - request.outputs, most_tokens)
             # The tokens that are found in the prefix cache take memory too, if no other request uses them.
             if needed + most_new + more >= free:
                 self._is_full = fills
@@ -139,7 +113,7 @@ class PrefillFirstReplica(Replica):
             chunks.append(self._chunk(request, taken))
             has_started = True
             left, free = left - _pages(taken, page), free - (before - self.pool.free) - page
-            free -= 0 if self._chunked else min(request.answer_tokens, _MOST_NEW_TOKENS)
+            free -= 0 if self._chunked else min(request.answer_tokens, most_tokens)
         if free <= 0 and (self.waiting or has_started):
             self._is_full = fills
         return chunks
@@ -155,12 +129,12 @@ class PrefillFirstReplica(Replica):
         """The tokens that the decoding batch is expected to take. Nothing without a limit of the pool."""
         if self.pool.capacity is None:
             return 0.0
-        steps = self.pool.steps
+        steps, most_tokens = self.pool.steps, self._new_tokens.most_tokens
         left = [
             request.finish_step - steps + self._unread(request) for request in self.running if request.finish_step >= 0
         ]
         left += [self._unread(request) for request in self._leaving]
-        return sum([min(tokens, _MOST_NEW_TOKENS) * self.ratio for tokens in left])
+        return sum([min(tokens, most_tokens) * self.ratio for tokens in left])
 
     def _retract(self) -> None:
         """Retract requests until the others have room for the next step."""
@@ -175,7 +149,7 @@ class PrefillFirstReplica(Replica):
                 break
         outputs = sum(known[request] for request in kept)
         longest = sum(request.answer_tokens for request in kept)
-        self.ratio = min(1.0, (outputs + _RETRACT_STEPS * len(kept)) / (longest + 1))
+        self.ratio = min(1.0, (outputs + self._new_tokens.retract_steps * len(kept)) / (longest + 1))
         self._has_retracted = True
 
     def _preempt(self, request: Request) -> None:
@@ -188,13 +162,13 @@ class PrefillFirstReplica(Replica):
             request.first_token = request.last_token = None
 
     def _first_token(self, request: Request) -> int:
-        if not self.frees_late():
+        if not self.schedule.overlaps:
             self._name_blocks(request, request.computed)
         return super()._first_token(request)
 
     def run_step(self, chunks: list[tuple[Request, Chunk]], seconds: float, tokens: int) -> int:
         gaps = super().run_step(chunks, seconds, tokens)
-        if chunks and self.frees_late():
+        if chunks and self.schedule.overlaps:
             self._unread_tokens = 0
             self._joined = {request: None for request, (_, end) in chunks if end == request.target}
         return gaps
@@ -202,10 +176,10 @@ class PrefillFirstReplica(Replica):
     def advance_tokens(self, steps: int, tokens: int) -> None:
         super().advance_tokens(steps, tokens)
         # The step that retracts leaves the ratio as it is.
-        if self.ratio > _LEAST_RATIO:
-            self.ratio = max(self.ratio - _DECAY * (steps - self._has_retracted), _LEAST_RATIO)
+        if self.ratio > self._new_tokens.least:
+            self.ratio = max(self.ratio - self._decay * (steps - self._has_retracted), self._new_tokens.least)
         self._has_retracted = False
-        if self.frees_late():
+        if self.schedule.overlaps:
             self._unread_tokens = tokens - self.pace.tokens(steps - 1)
             self._joined.clear()
 

@@ -3,9 +3,7 @@
 Blocks have the names that a trace gives them. A block that running requests use is counted once, among the used units.
 A block that no request uses stays until its units are needed; the one that was used longest ago goes first. So do the
 whole blocks of answers, which have no names, but take their turn in the queue. A block that is not full does not stay.
-In vLLM, whole blocks are freed from the last one to the first, to the end of the queue, and others to its front (free
-in v1/core/single_type_kv_cache_manager.py, free_blocks in v1/core/block_pool.py). SGLang's radix cache keeps whole
-pages and evicts leaves by their last access (mem_cache/radix_cache.py).
+Whole blocks are freed from the last one to the first.
 """
 
 from __future__ import annotations

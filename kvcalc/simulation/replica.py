@@ -66,7 +66,7 @@ class Replica(Holder):
             return self._schedule()
         # The step is scheduled before the results of the last one are there, and so are the next ones if it is empty.
         chunks, steps = self._schedule()
-        decodes = steps and (not chunks or self.decodes_with_prompts())
+        decodes = steps and (not chunks or self.schedule.mixes)
         self._let_go(self.pool.growth(self.pace.tokens(1)) if decodes else 0)
         if chunks:
             return chunks, steps
@@ -96,10 +96,6 @@ class Replica(Holder):
             request.extra = 0
         self._shrinking.clear()
 
-    @abstractmethod
-    def decodes_with_prompts(self) -> bool:
-        """Whether decoding requests run in the steps that compute prompts."""
-
     def begin(self) -> bool:
         if self._is_idle:
             self._resume()
@@ -123,7 +119,7 @@ class Replica(Holder):
 
     def _compute(self, chunks: list[tuple[Request, Chunk]]) -> None:
         """Run one step with chunks of prompts."""
-        began, decoding = self.now, self.decoding if self.decodes_with_prompts() else 0
+        began, decoding = self.now, self.decoding if self.schedule.mixes else 0
         seconds = self.times.prompts([chunk for _, chunk in chunks], decoding)
         if decoding:
             line = self.times.line(decoding, self.context)
@@ -132,7 +128,7 @@ class Replica(Holder):
         if decoding:
             self.gaps.add_run(seconds, seconds, 1, gaps)
             self.pace.advance(1)
-        self._visible = began if self.rules.is_overlapped else self.now
+        self._visible = began if self.schedule.overlaps else self.now
 
     def run_step(self, chunks: list[tuple[Request, Chunk]], seconds: float, tokens: int) -> int:
         """One step of `seconds` computes chunks of prompts, and the next `tokens` tokens of all decoding requests.
@@ -167,7 +163,7 @@ class Replica(Holder):
             self.gaps.add_run(run.first, run.last, run.steps, self.run_steps(run, self.pace.tokens(run.steps)))
             self.pace.advance(run.steps)
         self._planned, self._foreseen = 0, None
-        self._visible = last if self.rules.is_overlapped else self.now
+        self._visible = last if self.schedule.overlaps else self.now
         self.end_event(began, running)
 
     def _upcoming(self) -> float | None:
@@ -186,7 +182,7 @@ class Replica(Holder):
                 if upcoming > now:
                     there = steps_until(line, decoding, context, now, upcoming, part, pace)
                 if now + run_seconds(line, decoding, context, there, pace) >= upcoming:
-                    steps = min(steps, max(there + self.rules.is_overlapped, 1))
+                    steps = min(steps, max(there + self.schedule.overlaps, 1))
                     part, upcoming = min(part, steps), None
             runs.append(decode_run(line, decoding, context, part, pace))
             steps -= part
@@ -267,7 +263,7 @@ class Replica(Holder):
         heappush(self._finishing, (request.finish_step, request.number, request))
         self.decoding += 1
         self.context += request.computed + 1
-        if self.rules.reserves == "prompt":
+        if not self.schedule.reserves_answer:
             self.pool.enter(request.key + self.rules.lookahead_tokens)
             if self.pool.prompt_table is not None:
                 self._shrink(request)
@@ -278,7 +274,7 @@ class Replica(Holder):
         tokens = request.key + self.pool.steps
         self.decoding -= 1
         self.context -= tokens + 1
-        if self.rules.reserves == "prompt":
+        if not self.schedule.reserves_answer:
             self.pool.leave(request.key + self.rules.lookahead_tokens)
             request.held = self._own_units(request, tokens + self.rules.lookahead_tokens) + request.extra
             request.extra = 0
@@ -286,7 +282,7 @@ class Replica(Holder):
 
     def _finish(self, request: Request) -> None:
         request.finish = self.now
-        if self.frees_late():
+        if self.schedule.overlaps:
             self._leaving.append(request)
         else:
             self._leave(request)
@@ -304,7 +300,7 @@ class Replica(Holder):
         # The prompts of others stop the steps of a request too, but the simulation has these waits already.
         step_seconds = line.base + line.slope * max(self.context, request.computed)
         found = lag.seconds + steps * step_seconds + lag.request_seconds * (len(self.running) - 1)
-        if lag.has_prompt and self.decoding and self.decodes_with_prompts():
+        if lag.has_prompt and self.decoding and self.schedule.mixes:
             found += self.times.alone_seconds(request.prompt_tokens, request.found_tokens)
         return max(found, 0.0)
 
@@ -315,7 +311,7 @@ class Replica(Holder):
             request.outputs = request.answer_tokens - (request.finish_step - self.pool.steps)
             self._stop_decoding(request)
             request.last_token = self.now
-            if self.frees_late():
+            if self.schedule.overlaps:
                 # Blocks get names when the tokens are known: those of the prompt at the start, others a step later.
                 named_tokens = max(request.target, request.computed - self.pace.last_tokens())
         self._release(request, named_tokens)

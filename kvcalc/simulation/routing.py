@@ -1,14 +1,4 @@
-"""Which attention replica gets a request.
-
-- vLLM 0.33.0, DPLBAsyncMPClient.get_core_engine_for_request (v1/engine/core_client.py): the one with the fewest
-  unfinished requests; waiting ones count up to four times if more than half of the cache is used. The search begins one
-  replica later for each request. The numbers are those of the moment, not those of the last report, up to 100 ms ago.
-- SGLang 0.5.23, round_robin_scheduler (srt/managers/data_parallel_controller.py): in turn, which is what
-  load_balance_method means by default (handle_load_balance_method, arg_groups/serving_hook.py).
-- TensorRT-LLM 1.3, DefaultADPRouter (_torch/pyexecutor/scheduler/adp_router.py): of the requests that arrive together,
-  the longest prompt first to the replica with the fewest tokens of prompts, if it has fewer requests than the mean. A
-  replica gets no more requests than it may run; the others wait for all of them.
-"""
+"""Which attention replica gets a request (`Schedule.routing`). The sources are in `kvcalc.engines`."""
 
 from __future__ import annotations
 
@@ -16,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
+from kvcalc.engines.scheduler import FEWEST_TOKENS, LEAST_LOADED, ROUND_ROBIN
 from kvcalc.simulation.replica import Replica
 from kvcalc.simulation.requests import Request
 
@@ -48,7 +39,11 @@ class RoundRobin(Router):
 
 
 class LeastLoaded(Router):
-    """vLLM: to the rank with the fewest unfinished requests, and few of them waiting for a full cache."""
+    """To the rank with the fewest unfinished requests.
+
+    Waiting ones count up to four times if more than half of the cache is used. The search begins one rank later for
+    each request.
+    """
 
     _first = 0
 
@@ -69,7 +64,10 @@ class LeastLoaded(Router):
 
 
 class FewestTokens(Router):
-    """TensorRT-LLM: to the rank with the fewest tokens of prompts, if it has no more requests than the others."""
+    """The longest prompt first, to the rank with the fewest tokens of prompts if it has fewer requests than the mean.
+
+    A rank gets no more requests than it may run; the others wait for all of them.
+    """
 
     def route(self) -> None:
         if not self.queue:
@@ -93,6 +91,11 @@ class FewestTokens(Router):
 
     def needs_arrivals(self) -> bool:
         return any(len(rank.running) + len(rank.waiting) < rank.rules.max_running for rank in self.ranks)
+
+
+ROUTERS: dict[str, type[Router]] = {
+    ROUND_ROBIN: RoundRobin, LEAST_LOADED: LeastLoaded, FEWEST_TOKENS: FewestTokens,
+}  # fmt: skip
 
 
 def _prompt(request: Request) -> int:

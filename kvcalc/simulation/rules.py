@@ -1,9 +1,10 @@
-"""What an engine's scheduler may do, and what lies between the engine and its clients."""
+"""What a replica's scheduler may do, and what lies between the engine and its clients."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
+from kvcalc.engines.scheduler import Schedule
 from kvcalc.records import NamedTuple
 
 
@@ -24,14 +25,10 @@ class Lag(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What an engine's scheduler may do.
+    """The engine's schedule, and what a replica adds to it.
 
     - step_tokens: the most tokens of one step: one for each decoding request, and the chunks of prompts.
     - max_running: the most running requests.
-    - reserves: what a request must find free to start: blocks for its "prompt", or for its prompt and "answer".
-    - is_chunked: whether a prompt is divided over steps. If not, it waits for a step with room for all of it.
-    - is_overlapped: whether a step is scheduled while the one before it runs, so that it cannot have requests that
-      arrive in the meantime.
     - lag: the time between the engine and the client. None is no time.
     - tokens_per_step: the mean number of tokens that a decode step gives a sequence. It computes `checked_tokens`
       tokens of each sequence, which has slots for `lookahead_tokens` beyond its own. More than 1, 1 and 0 if tokens are
@@ -39,18 +36,14 @@ class Rules(NamedTuple):
     - keeps: what a preempted request need not compute again: the tokens that it "found" in the prefix cache, "nothing",
       or "all" but its last token.
     - sends: whether a request that ends keeps its blocks until its cache is sent to another instance.
-    - ends_chunks: how many tokens before the end of a prompt a part of it ends, so that the engine can save the state.
     """
 
+    schedule: Schedule
     step_tokens: int
     max_running: int
-    reserves: str = "prompt"
-    is_chunked: bool = True
-    is_overlapped: bool = False
     lag: Lag | None = None
     tokens_per_step: Fraction = Fraction(1)
     checked_tokens: int = 1
     lookahead_tokens: int = 0
     keeps: str = "found"
-    ends_chunks: tuple[int, ...] = ()
     sends: bool = False

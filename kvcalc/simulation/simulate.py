@@ -19,10 +19,10 @@ from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, share_prefix
-from kvcalc.simulation.engines import Scheduler, scheduler_of
 from kvcalc.simulation.load import Load, check_load, requests_of, split_concurrency, split_requests
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
+from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.simulation.times import ModelTimes
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import range_factors
@@ -173,7 +173,7 @@ def check_fitting(requests: Sequence[Request], fitting: Sequence[Request], notes
 
 def describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
     """The `engine` part of the document."""
-    workload, rules = case.workload, scheduler.rules
+    workload, rules, pool = case.workload, scheduler.rules, scheduler.pool
     return {
         "name": case.engine.name,
         "version": case.engine.version,
@@ -182,12 +182,12 @@ def describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
         "data_parallel_size": workload.data_parallel_size,
         "expert_parallel_size": workload.expert_parallel_size,
         "kv_dtype": workload.kv_dtype.name,
-        "scheduler": scheduler.name,
+        "scheduler": rules.schedule.name,
         "step_tokens": rules.step_tokens,
         "max_running_requests": rules.max_running,
         "tokens_per_step": float(rules.tokens_per_step),
-        "blocks": scheduler.capacity,
-        "block_tokens": None if scheduler.capacity is None else scheduler.block_tokens,
+        "blocks": pool.capacity,
+        "block_tokens": None if pool.capacity is None else pool.block_tokens,
     }
 
 

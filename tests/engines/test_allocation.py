@@ -16,8 +16,8 @@ BF16 = DTYPES["bf16"]
 # Facts about an engine's own account, which no request changes. They are asked of `Allocation.engine`.
 FACTS = {
     "at", "attended", "block_tokens", "check_context", "check_ranks", "cut", "device_defaults", "device_settings",
-    "divide_cache", "entries", "entry_sizes", "kv_dtype", "lookahead_tokens", "prompt_stops", "replica_settings",
-    "reserve", "rules_used", "stage_bounds", "weight_dtype", "with_default_block",
+    "disaggregation", "divide_cache", "entries", "entry_sizes", "kv_dtype", "lookahead_tokens", "replica_settings",
+    "reserve", "rules_used", "schedule", "stage_bounds", "weight_dtype", "with_default_block",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.question import Question
 from kvcalc.planning.reuse import CacheReuse
 from kvcalc.planning.throughput import Speed, speed_of
-from kvcalc.simulation.engines import Scheduler, scheduler_of
+from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.throughput.hardware import find_devices
 from tests.documents import estimate, texts
 
@@ -100,15 +100,16 @@ def schedule(name: str, engine: str, **asked: Any) -> Scheduler:
 )
 def test_the_simulated_pool_of_a_server_that_drafts_is_its_own(name: str, engine: str) -> None:
     plain, drafted = schedule(name, engine), schedule(name, engine, speculative=NGRAM)
-    assert (drafted.block_tokens, drafted.finds_own) == (plain.block_tokens, plain.finds_own)
-    assert list(drafted.table[: len(plain.table)]) == list(plain.table)
-    assert (drafted.prompt_table is None) == (plain.prompt_table is None)
+    assert (drafted.pool.block_tokens, drafted.finds_own) == (plain.pool.block_tokens, plain.finds_own)
+    assert list(drafted.pool.table[: len(plain.pool.table)]) == list(plain.pool.table)
+    assert (drafted.pool.prompt_table is None) == (plain.pool.prompt_table is None)
 
 
 def test_a_simulated_llama_server_that_drafts_saves_its_state() -> None:
     draft = Speculation("draft", 2, 2.0, kvcalc.load_model("gemma-3-1b"))
     plain, drafted = (schedule("gemma-3-4b", "llama.cpp", speculative=asked) for asked in (None, draft))
-    assert drafted.rules.ends_chunks == plain.rules.ends_chunks == (516, 4)
+    assert drafted.rules.schedule == plain.rules.schedule
+    assert plain.rules.schedule.part_ends == (516, 4)
 
 
 PLACED: dict[str, Any] = {"engine": "llama.cpp", "dtype": "q4_0", "devices": find_devices("rtx-4090")}

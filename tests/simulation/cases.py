@@ -7,17 +7,31 @@ from fractions import Fraction
 from random import Random
 from typing import NamedTuple
 
+from kvcalc import load_model
+from kvcalc.engines import load_engine
+from kvcalc.engines.scheduler import Schedule
 from kvcalc.simulation.arrivals import Arrivals
-from kvcalc.simulation.mixed import MixedReplica
+from kvcalc.simulation.mixed import MixedReplica, SlotsReplica
 from kvcalc.simulation.pool import BlockPool
 from kvcalc.simulation.prefill_first import PrefillFirstReplica
 from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.replica import Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Rules
-from kvcalc.simulation.slots import SlotsReplica
 from kvcalc.simulation.times import Chunk, Line
 from tests.simulation.reference import Job, Server, one_by_one, serve
+
+
+def schedule_of(engine: str) -> Schedule:
+    """An engine's own schedule of a model without windows or states."""
+    found = load_engine(engine, load_model("llama-3-8b")).schedule()
+    assert found is not None
+    return found
+
+
+SCHEDULES = {name: schedule_of(name) for name in ("vllm", "sglang", "tensorrt-llm")} | {
+    "slots": schedule_of("llama.cpp")
+}
 
 
 class PieceTimes:
@@ -100,11 +114,12 @@ def make_case(seed: int) -> Case:
     step_tokens = draw.randrange(max_running, max_running + 40) + max_running * num_drafts
     if engine == "sglang":
         step_tokens = draw.randrange(page, 60)
+    schedule = SCHEDULES[engine]._replace(overlaps=draw.random() < 0.5 and engine != "slots")
+    if engine == "slots":
+        schedule = schedule._replace(step_tokens=step_tokens, part_ends=drafts.choice([(), (12, 4)]))
     rules = Rules(
-        step_tokens, max_running, "prompt" if engine in ("vllm", "sglang") else "answer",
-        is_chunked=engine != "tensorrt-llm", is_overlapped=draw.random() < 0.5 and engine != "slots",
-        tokens_per_step=drafted, checked_tokens=1 + num_drafts, lookahead_tokens=num_drafts,
-        ends_chunks=drafts.choice([(), (12, 4)]) if engine == "slots" else (),
+        schedule, step_tokens, max_running, tokens_per_step=drafted, checked_tokens=1 + num_drafts,
+        lookahead_tokens=num_drafts,
     )  # fmt: skip
     concurrency = draw.randrange(1, 12) if draw.random() < 0.4 else None
     rate = draw.choice([0.05, 0.5, 5])

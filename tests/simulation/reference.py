@@ -79,7 +79,7 @@ def serve(
                 job.started = now if job.started is None else job.started
         # In a step with prompts, SGLang decodes only where no prompt is computed: plan() says so.
         seconds = step([([job.computed + 1 for job in decoding], [c for _, c in chunks]) for decoding, chunks in plans])
-        visible = now if servers[0].rules.is_overlapped else now + seconds
+        visible = now if servers[0].rules.schedule.overlaps else now + seconds
         now += seconds
         decode_steps += any(decoding for decoding, _ in plans)
         for server, (decoding, chunks) in zip(servers, plans):
@@ -121,7 +121,7 @@ class Server:
         self.releases = 0
         self.most_used = 0
         # With overlap, a step is scheduled before it is known which jobs ended with the one before it.
-        self.is_late = self.rules.is_overlapped and self.engine != "slots"
+        self.is_late = self.rules.schedule.overlaps and self.engine != "slots"
         self.leaving: list[Job] = []
         # Jobs that have ended, but hold their blocks until their cache is sent.
         self.sending: list[Job] = []
@@ -138,7 +138,7 @@ class Server:
         if self.has_let_go:
             new = sum(self.of_prompt(job, end) - self.held(job) for job, (_, end) in chunks)
             self.most_used = max(
-                self.most_used, self.used(self.running) + (new if self.rules.reserves == "prompt" else 0)
+                self.most_used, self.used(self.running) + (0 if self.rules.schedule.reserves_answer else new)
             )
         for job in self.leaving:
             self.running.remove(job)
@@ -209,7 +209,7 @@ class Server:
         return tokens + (self.rules.lookahead_tokens if tokens >= job.target else 0)
 
     def held(self, job: Job) -> int:
-        if self.rules.reserves == "answer":
+        if self.rules.schedule.reserves_answer:
             return self.units(self.slots(job, job.prompt + job.answer))
         if job.is_prefilling:
             return self.of_prompt(job, job.computed)
@@ -288,7 +288,7 @@ class Server:
                 place += 1
                 continue
             tokens = min(budget, job.known - job.computed) if job.is_prefilling else self.next_tokens()
-            while self.rules.reserves == "prompt":
+            while not self.rules.schedule.reserves_answer:
                 if job.is_prefilling:
                     needed = self.of_prompt(job, job.computed + tokens) - self.held(job)
                 else:
@@ -319,9 +319,9 @@ class Server:
             if self.keeps_blocks:
                 self.find_own(job)
             tokens = job.known - job.cached
-            if not self.rules.is_chunked and tokens > budget and tokens <= self.rules.step_tokens:
+            if not self.rules.schedule.divides and tokens > budget and tokens <= self.rules.step_tokens:
                 break
-            wanted = job.prompt + job.answer if self.rules.reserves == "answer" else job.known
+            wanted = job.prompt + job.answer if self.rules.schedule.reserves_answer else job.known
             wanted += self.rules.lookahead_tokens
             if (self.prompt_units or self.units)(wanted) > (
                 len(self.queue) if self.keeps_blocks else self.free(running) - promised
@@ -335,7 +335,7 @@ class Server:
             if self.keeps_blocks:
                 assert self.allocate(job, self.slots(job, min(job.known, job.cached + budget)))
             end = min(job.known, job.cached + budget)
-            if self.rules.reserves == "prompt":
+            if not self.rules.schedule.reserves_answer:
                 promised += self.of_prompt(job, end)
             chunks.append((job, (job.cached, end)))
             budget -= end - job.cached
@@ -359,7 +359,7 @@ class Server:
             start = end = job.computed
             while end < job.known and batch < self.rules.step_tokens:
                 end, batch = end + 1, batch + 1
-                if job.known - end in {min(tokens, self.rules.step_tokens) for tokens in self.rules.ends_chunks}:
+                if job.known - end in {min(tokens, self.rules.step_tokens) for tokens in self.rules.schedule.part_ends}:
                     break
             if end > start:
                 chunks.append((job, (start, end)))

@@ -21,6 +21,7 @@ from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Lag, Rules
 from kvcalc.simulation.server import Server
 from tests.simulation import reference
+from tests.simulation.cases import SCHEDULES
 from tests.simulation.reference import Job, Part, one_by_one
 from tests.simulation.test_lock_step import ROUTERS, RankTimes, Routes
 
@@ -88,7 +89,7 @@ class Instance:
         for server, (decoding, chunks) in zip(self.servers, plans):
             ended += list(server.apply(decoding, chunks, end))
             server.decode_steps = self.decode_steps
-        self.visible = self.now if self.servers[0].rules.is_overlapped else end
+        self.visible = self.now if self.servers[0].rules.schedule.overlaps else end
         self.now, self.ending = end, None
         return ended
 
@@ -152,11 +153,11 @@ class Pool:
             self.table = range(0, self.capacity + 40 * self.page, self.page)
         running = draw.randrange(1, 7)
         self.rules = Rules(
-            draw.randrange(8, 60) + running + 50 * (engine == "tensorrt-llm"), running,
-            "answer" if engine == "tensorrt-llm" else "prompt", is_chunked=engine != "tensorrt-llm",
-            is_overlapped=draw.random() < 0.5, lag=Lag(lag, 0.0, 0.0, 0.0),
-            keeps=draw.choice(["found", "nothing", "all"]), sends=sends,
+            SCHEDULES[engine], draw.randrange(8, 60) + running + 50 * (engine == "tensorrt-llm"), running,
+            Lag(lag, 0.0, 0.0, 0.0), sends=sends,
         )  # fmt: skip
+        schedule = self.rules.schedule._replace(overlaps=draw.random() < 0.5)
+        self.rules = self.rules._replace(schedule=schedule, keeps=draw.choice(["found", "nothing", "all"]))
 
     def server(self, arrivals: Arrivals) -> Server:
         kind: type[Replica] = PrefillFirstReplica if self.engine == "sglang" else MixedReplica
@@ -265,7 +266,7 @@ class OneByOne:
 @pytest.mark.parametrize(("capacity", "starts"), [(25, [0.0, 0.0, 6.0]), (10, [0.0, 6.0, 12.0]), (30, [0.0, 0.0, 0.0])])
 def test_a_prompt_holds_its_blocks_until_its_cache_is_sent(capacity: int, starts: list[float]) -> None:
     requests = [Request(number, 0.0, 10, 1) for number in range(3)]
-    rules = Rules(100, 8, sends=True)
+    rules = Rules(SCHEDULES["vllm"], 100, 8, sends=True)
 
     def prefill(arrivals: Arrivals) -> Server:
         times: Any = OneByOne()

@@ -35,6 +35,7 @@ from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Rules
 from kvcalc.simulation.times import Chunk, Line
+from tests.simulation.cases import schedule_of
 
 ROWS = Path(__file__).parent / "engine_schedules"
 # The fewest rows with and without overlap, and with preemptions.
@@ -85,7 +86,8 @@ def scheduled(row: dict[str, Any]) -> list[list[float]]:
     prefixes = PrefixCache(pool, named, pool.units(named), finds_own=not is_sglang, merges=is_sglang)
     requests = [Request(n, float(a), p, o, names=tuple(names[n])) for n, (a, p, o) in enumerate(row["requests"])]
     kind = PrefillFirstReplica if is_sglang else MixedReplica
-    rules = Rules(**row["rules"])
+    schedule = schedule_of(row["engine"].replace("_", "-"))._replace(overlaps=row["rules"]["is_overlapped"])
+    rules = Rules(schedule, row["rules"]["step_tokens"], row["rules"]["max_running"])
     kind(rules, OneSecond(), pool, Arrivals(requests), prefixes if row["caching"] else None).run()
     return [[r.started or 0.0, r.first_token or 0.0, r.finish or 0.0, r.preemptions] for r in requests]
 

@@ -20,7 +20,7 @@ from kvcalc.simulation.requests import Request
 from kvcalc.simulation.routing import FewestTokens, LeastLoaded, RoundRobin, Router
 from kvcalc.simulation.rules import Rules
 from kvcalc.simulation.times import Chunk, Line
-from tests.simulation.cases import PieceTimes
+from tests.simulation.cases import SCHEDULES, PieceTimes
 from tests.simulation.reference import Job, Part, Server, serve
 
 ROUTERS: dict[str, type[Router]] = {"vllm": LeastLoaded, "sglang": RoundRobin, "tensorrt-llm": FewestTokens}
@@ -105,9 +105,11 @@ def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
             capacity, table = capacity * page, range(0, (capacity + 40) * page, page)
         running = draw.randrange(1, 7)
         rules = Rules(
-            draw.randrange(8, 60) + running * (1 + drafts) + 50 * (engine == "tensorrt-llm"), running,
-            "answer" if engine == "tensorrt-llm" else "prompt", is_chunked=engine != "tensorrt-llm",
-            is_overlapped=draw.random() < 0.5, tokens_per_step=1 + Fraction(draw.randrange(drafts * 4 + 1), 4),
+            SCHEDULES[engine], draw.randrange(8, 60) + running * (1 + drafts) + 50 * (engine == "tensorrt-llm"), running
+        )
+        rules = rules._replace(
+            schedule=rules.schedule._replace(overlaps=draw.random() < 0.5),
+            tokens_per_step=1 + Fraction(draw.randrange(drafts * 4 + 1), 4),
             checked_tokens=1 + drafts, lookahead_tokens=drafts,
         )  # fmt: skip
         concurrency = draw.randrange(1, 20) if draw.random() < 0.5 else None

@@ -15,7 +15,7 @@ from kvcalc.simulation.prefix_cache import PrefixCache
 from kvcalc.simulation.replica import Replica
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.rules import Rules
-from tests.simulation.cases import PieceTimes
+from tests.simulation.cases import SCHEDULES, PieceTimes
 
 PAGE = 4
 
@@ -69,7 +69,7 @@ def test_requests_in_turn_find_what_a_queue_of_single_blocks_has(seed: int) -> N
     capacity = -(-longest // PAGE) + draw.randrange(200)
     pool = BlockPool(capacity, PAGE, range(capacity + 2))
     replica = MixedReplica(
-        Rules(64, 1, "prompt"), PieceTimes(draw), pool, Arrivals(requests), PrefixCache(pool, PAGE, 1)
+        Rules(SCHEDULES["vllm"], 64, 1), PieceTimes(draw), pool, Arrivals(requests), PrefixCache(pool, PAGE, 1)
     )
     replica.run()
     expected = by_blocks(requests, capacity)
@@ -88,11 +88,12 @@ def test_blocks_that_requests_share_are_counted_once(kind: type[Replica], seed: 
         for request in requests:
             request.arrival /= 4
         longest = max(request.total_tokens for request in requests)
+        schedule = SCHEDULES["sglang" if kind is PrefillFirstReplica else "vllm"]
         units = PAGE if kind is PrefillFirstReplica else 1
         capacity = (-(-longest // PAGE) + 40) * units
         pool = BlockPool(capacity, PAGE, range(0, capacity + 2 * units, units))
         prefixes = PrefixCache(pool, PAGE, units) if shares else None
-        rules = Rules(64, 16, "prompt", is_overlapped=bool(draw.randrange(2)))
+        rules = Rules(schedule._replace(overlaps=bool(draw.randrange(2))), 64, 16)
         replica = kind(rules, PieceTimes(Random(seed)), pool, Arrivals(requests), prefixes)
         replica.recount_every = 1
         replica.run()
@@ -106,5 +107,5 @@ def test_a_request_without_names_finds_the_tokens_with_which_it_came() -> None:
     pool = BlockPool(100, PAGE, range(102))
     request = Request(0, 0.0, 40, 5, cached_tokens=32)
     prefixes = PrefixCache(pool, PAGE, 1, finds_own=True)
-    MixedReplica(Rules(64, 4), PieceTimes(Random(1)), pool, Arrivals([request]), prefixes).run()
+    MixedReplica(Rules(SCHEDULES["vllm"], 64, 4), PieceTimes(Random(1)), pool, Arrivals([request]), prefixes).run()
     assert request.found_tokens == 32

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from kvcalc.engines.scheduler import Schedule
 from kvcalc.simulation.arrivals import Arrivals, poisson_times
 from kvcalc.simulation.mixed import MixedReplica
 from kvcalc.simulation.pool import BlockPool
@@ -18,6 +19,8 @@ from kvcalc.simulation.times import Chunk, Line
 SERVICE = 1.0
 TOKENS = 10_000  # of a request whose service takes one second
 REQUESTS = 100_000
+
+ONE_AT_A_TIME = Rules(Schedule("test", reserves_answer=True), 2**40, 1)
 
 
 class PromptTimes:
@@ -36,8 +39,7 @@ class PromptTimes:
 def served(lengths: list[int], load: float, seed: int) -> list[Request]:
     times = islice(poisson_times(load / SERVICE, Random(seed)), len(lengths))
     requests = [Request(number, at, tokens, 1) for number, (at, tokens) in enumerate(zip(times, lengths))]
-    rules = Rules(2**40, 1, "answer")
-    MixedReplica(rules, PromptTimes(), BlockPool(None), Arrivals(requests)).run()
+    MixedReplica(ONE_AT_A_TIME, PromptTimes(), BlockPool(None), Arrivals(requests)).run()
     return requests
 
 
@@ -68,7 +70,7 @@ def test_requests_of_bursts_wait_longer_and_of_a_regular_stream_shorter() -> Non
         times = islice(poisson_times(0.6, Random(5), burstiness), 20_000)
         requests = [Request(number, at, TOKENS, 1) for number, at in enumerate(times)]
         assert requests[-1].arrival == pytest.approx(20_000 / 0.6, rel=0.05)
-        MixedReplica(Rules(2**40, 1, "answer"), PromptTimes(), BlockPool(None), Arrivals(requests)).run()
+        MixedReplica(ONE_AT_A_TIME, PromptTimes(), BlockPool(None), Arrivals(requests)).run()
         waits.append(mean_wait(requests))
     assert waits == sorted(waits, reverse=True)
 
@@ -83,7 +85,7 @@ def test_littles_law_holds_for_the_requests_in_the_system() -> None:
     times = islice(poisson_times(2.0, Random(7)), 3000)
     requests = [Request(n, at, draw.randrange(1, 2000), draw.randrange(1, 200)) for n, at in enumerate(times)]
     pool = BlockPool(4000, 16, range(1000))
-    replica = MixedReplica(Rules(512, 16, "prompt", is_overlapped=True), DecodeTimes(), pool, Arrivals(requests))
+    replica = MixedReplica(Rules(Schedule("test", overlaps=True), 512, 16), DecodeTimes(), pool, Arrivals(requests))
     replica.run()
     ends = sorted(request.finish or 0.0 for request in requests)
     # The number in the system, added up from the arrivals and the departures as they follow each other.

@@ -28,6 +28,7 @@ from kvcalc.releases import parse_release
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.scheduler import Schedule
 
 # kv_cache_types, common/arg.cpp.
 _TYPES = ("fp32", "fp16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -46,8 +47,6 @@ class LlamaCpp(Engine):
     title = "llama.cpp"
     # Seen in early 2025 for BERT and nomic-embed (ggml-org/llama.cpp#12836, #12817).
     pools_for_encoders = "llama.cpp before mid-2025"
-    # Every slot has the cells of a whole request (llama-server).
-    reserves_full_length = True
     running_option = "parallel"
     _default_running = 256  # the most sequences of a context (LLAMA_MAX_SEQ, src/llama-cparams.h)
     version = VERSION
@@ -191,12 +190,12 @@ class LlamaCpp(Engine):
 
         return CopiedPrefixes(self.name, share, dtype, lambda tokens: self.held_bytes(share, dtype, tokens, 1))
 
-    def prompt_stops(self, spec: ModelSpec) -> tuple[int, ...]:
-        """Source: pre_decode of update_slots, tools/server/server-context.cpp (n_ctx_checkpoints, from pull request
-        20288 on)."""
-        slides = any(isinstance(cache, (SlidingWindowAttention, ChunkedAttention)) for cache in all_caches(spec))
-        needs_states = has_states(spec) or (slides and not self.chosen.swa_full)
-        return (self.chosen.ubatch_size + 4, 4) if needs_states else ()
+    def schedule(self) -> Schedule:
+        from kvcalc.engines.llama_cpp.scheduler import schedule
+
+        slides = any(isinstance(cache, (SlidingWindowAttention, ChunkedAttention)) for cache in all_caches(self.spec))
+        saves_states = has_states(self.spec) or (slides and not self.chosen.swa_full)
+        return schedule(self.chosen.ubatch_size, saves_states=saves_states)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.chosen.padding

@@ -57,6 +57,7 @@ class Mlx(Engine):
     name = "mlx"
     title = "mlx-lm"
     copies_prefixes = True
+    drafts_for_one = True  # the server runs no batches with a draft model (is_batchable, mlx_lm/server.py)
     version = VERSION
     splits_heads = False
     splits_layers = False

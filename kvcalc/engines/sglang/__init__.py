@@ -49,6 +49,7 @@ from kvcalc.units import Number
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.scheduler import Disaggregation, Schedule
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
 # default on Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
@@ -76,10 +77,6 @@ class Sglang(Engine):
     name = "sglang"
     title = "SGLang"
     pools_for_encoders = "SGLang"  # seen for bge-m3 (sgl-project/sglang#7590)
-    # A request starts if its prompt fits beside a share of the answers still to come (new_token_ratio, which falls to
-    # 10 %). If that was too little, requests are retracted (PrefillAdder, srt/managers/schedule_policy.py). Requests
-    # with ignore_eos reserve more.
-    reserves_full_length = False
     running_option = "max-running-requests"
     version = VERSION
     # FusedMoE asserts that the ranks divide the experts (layers/moe/fused_moe_triton/layer.py). Without
@@ -280,6 +277,17 @@ class Sglang(Engine):
                 found = BlockPool(*found[:3], capacity // page, capacity, capacity / self._paged(tokens))
         full, window = self._pool_tokens(pools, tokens, batch)
         return {**found._asdict(), "max_total_num_tokens": full, "swa_max_total_num_tokens": window or None}
+
+    def schedule(self) -> Schedule:
+        from kvcalc.engines.sglang.scheduler import schedule
+
+        return schedule(self.chosen.chunked_prefill_size)
+
+    @classmethod
+    def disaggregation(cls) -> Disaggregation:
+        from kvcalc.engines.sglang.scheduler import DISAGGREGATION
+
+        return DISAGGREGATION
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """Room for two steps, each with the drafted tokens and the one before them, which is already counted once.

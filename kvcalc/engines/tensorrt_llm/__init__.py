@@ -30,6 +30,7 @@ from kvcalc.units import parse_tokens
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.scheduler import Disaggregation, Schedule
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
 _WITH_FP8_CACHE = ("fp8", "nvfp4")
@@ -68,8 +69,6 @@ class TensorrtLlm(Engine):
     name = "tensorrt-llm"
     title = "TensorRT-LLM"
     unread = NOT_READ_IN_TENSORRT_LLM
-    # GUARANTEED_NO_EVICT, the default of capacity_scheduler_policy (llmapi/llm_args.py).
-    reserves_full_length = True
     running_option = "max-batch-size"
     _default_running: int = 2048
     version = "001541bad83b"
@@ -157,6 +156,17 @@ class TensorrtLlm(Engine):
             fitting = min(counts)
             found = BlockPool(*found[:3], fitting, fitting * self.block, fitting / ceil_div(tokens, self.block))
         return {**found._asdict(), "window_pools": pools or None}
+
+    def schedule(self) -> Schedule:
+        from kvcalc.engines.tensorrt_llm.scheduler import schedule
+
+        return schedule(max(1, len(self.bounds)))
+
+    @classmethod
+    def disaggregation(cls) -> Disaggregation:
+        from kvcalc.engines.tensorrt_llm.scheduler import DISAGGREGATION
+
+        return DISAGGREGATION
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """A step is prepared while the last one runs, so requests may grow by the drafted tokens of both.

@@ -19,7 +19,6 @@ from kvcalc.engines.rounding import ceil_div
 from kvcalc.engines.tensorrt_llm import TensorrtLlm, cache_buffers, quota_of, row_bytes
 from kvcalc.engines.tensorrt_llm.pools import (
     RESUMES_BELOW,
-    STEP_TOKENS,
     Division,
     Group,
     Kind,
@@ -30,6 +29,7 @@ from kvcalc.engines.tensorrt_llm.pools import (
     most_blocks,
     prompts_of_step,
 )
+from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
 from kvcalc.errors import LayoutError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth_at_slope, stored_cache_bytes

@@ -16,13 +16,12 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from kvcalc.engines.rounding import ceil_div, round_up
+from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
 
 STATE = 0
 """The window of layers that keep a state instead of tokens: one slot for each request."""
-
-STEP_TOKENS = 8192  # max_num_tokens
 
 _MIB = 2**20
 _GIB = 2**30

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kvcalc.engines.options import Given
 from kvcalc.engines.reserve import ACTIVATION, Held, Question, Reserve
+from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
 
 # The 80 % range of these parts together, as multiples of the estimate. benchmarks/fit_reserve.py computes it from the
 # logs in benchmarks/tensorrt_llm_memory.tsv, which are all of GB200.
 _LOW, _HIGH = 0.94, 2.12
-_STEP_TOKENS = 8192
 
 
 def reserve(question: Question) -> Reserve:
@@ -20,7 +20,7 @@ def reserve(question: Question) -> Reserve:
     sampler's buffers, and NCCL with the all-reduce workspaces and CUDA graphs. The values follow from the logs in
     benchmarks/tensorrt_llm_memory.tsv that are marked `used`.
     """
-    activations = question.step_activations(_STEP_TOKENS)
-    held = [Held(ACTIVATION, f"activations of {_STEP_TOKENS:,} tokens", activations), *question.driver(1024, 3840)]
+    activations = question.step_activations(STEP_TOKENS)
+    held = [Held(ACTIVATION, f"activations of {STEP_TOKENS:,} tokens", activations), *question.driver(1024, 3840)]
     share = Given("tensorrt-llm", question.settings).share("free-gpu-memory-fraction", 0.9)
     return Reserve([part.within(_LOW, _HIGH) for part in held], {}, share=share)

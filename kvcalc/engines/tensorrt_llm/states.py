@@ -19,13 +19,13 @@ from kvcalc.engines.tensorrt_llm.hybrid import Hybrid, attending, state_parts
 from kvcalc.engines.tensorrt_llm.pools import (
     RESUMES_BELOW,
     STATE,
-    STEP_TOKENS,
     Division,
     Group,
     Sequences,
     check_average,
     least_slots,
 )
+from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth_at_slope, stored_cache_bytes
 from kvcalc.model.caches import RecurrentState

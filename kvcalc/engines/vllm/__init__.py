@@ -39,6 +39,7 @@ from kvcalc.releases import Asked, Release, parse_release
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.scheduler import Disaggregation, Schedule
 
 VERSION = "0.33.0"
 
@@ -55,9 +56,6 @@ class Vllm(Engine):
     name = "vllm"
     title = "vLLM"
     unread = NOT_READ_IN_VLLM
-    # A request starts if there are blocks for its prompt. If a running one finds no block, another one is preempted
-    # (Scheduler.schedule, v1/core/sched/scheduler.py, vLLM 0.33.0).
-    reserves_full_length = False
     running_option = "max-num-seqs"
     version = VERSION
     # The first ranks hold one expert more (determine_expert_map, layers/fused_moe/expert_map_manager.py).
@@ -245,6 +243,17 @@ class Vllm(Engine):
             shared_tokens, tokens, self.chosen.steps_in_flight - 1
         )
         return max((left - held.shared) // held.own, 0)
+
+    def schedule(self) -> Schedule:
+        from kvcalc.engines.vllm.scheduler import schedule
+
+        return schedule(self.chosen)
+
+    @classmethod
+    def disaggregation(cls) -> Disaggregation:
+        from kvcalc.engines.vllm.scheduler import DISAGGREGATION
+
+        return DISAGGREGATION
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """At most up to max_model_len (allocate_slots, v1/core/kv_cache_manager.py)."""

@@ -13,10 +13,10 @@ from kvcalc.planning.disaggregated.matching import Load
 from kvcalc.planning.disaggregated.mixed import candidates_of, joined_kinds
 from kvcalc.planning.disaggregated.rows import Asked
 from kvcalc.planning.disaggregated.search import Instances, Split, find_judge, pair_of
-from kvcalc.planning.traffic import Kind
+from kvcalc.planning.traffic import MOST_RUNNING, Kind
 
-# The most running requests of a decode instance to look at, and the most decode instances that share prefill instances.
-_MOST_RUNNING, _MOST_DECODES = 1024, 4
+# The most decode instances that share prefill instances.
+_MOST_DECODES = 4
 # Points are compared without their time to first token, which grows without limit as this share of time reaches 1.
 _MOST_UTILIZATION = 0.9
 
@@ -56,7 +56,7 @@ def _points(
         pair, moved = pair_of(prefill, decode, kinds.link)
         meets = find_judge(known.traffic.targets, prefill, decode)
         largest, running = decode.rates.largest(pair.transfer), 1
-        while running <= min(largest, _MOST_RUNNING):
+        while running <= min(largest, MOST_RUNNING):
             found = []
             for number in range(1, _MOST_DECODES + 1):
                 used = number * decode.shape.devices

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvcalc.engines import disaggregation_of
 from kvcalc.engines.options import settings_of
 from kvcalc.engines.rounding import round_up
+from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, ModelError
-from kvcalc.planning.admission import most_at_once, prefill_step_tokens
+from kvcalc.planning.admission import most_at_once
 from kvcalc.planning.budget import budget
 from kvcalc.planning.capacity import largest_batch
 from kvcalc.planning.case import Case, make_case
-from kvcalc.planning.disaggregated.engines import SplitRules, rules_of
 from kvcalc.planning.disaggregated.rates import Decode, Prefill, between_counts
 from kvcalc.planning.estimate import Answer, answer_case
 from kvcalc.planning.kept import prefixes_of
@@ -74,16 +75,17 @@ class Instance(NamedTuple):
 
 def prefill_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Trouble:
     """A prefill instance, or why it cannot run. LayoutError if the model cannot be split this way."""
-    rules, lengths = rules_of(kind.engine), traffic.lengths
-    if shape.stages > 1 and not rules.staged_prefill:
+    needs, lengths = disaggregation_of(kind.engine), traffic.lengths
+    if shape.stages > 1 and not needs.staged_prefill:
         raise LayoutError("no pipeline stages in prefill instances")
     # A prefill instance gives the first token only.
-    found = _instance(traffic, kind, shape, rules, {}, lengths.input_tokens + 1)
+    found = _instance(traffic, kind, shape, needs, {}, lengths.input_tokens + 1)
     if isinstance(found, Trouble):
         return found
     asked = found.case.question.speed or SpeedQuestion()
     model, cached = found.speed.model, asked.prefix_hit_rate * lengths.input_tokens
-    each = max(1, prefill_step_tokens(found.case) // max(1, round(lengths.input_tokens - cached)))
+    schedule, missed = found.case.engine.schedule(), max(1, round(lengths.input_tokens - cached))
+    each = 1 if schedule is None else max(1, schedule.step_tokens // missed)
     rates = Prefill(
         shape.devices,
         between_counts(lambda prompts: model.prefill(lengths.input_tokens, prompts, cached).seconds),
@@ -97,16 +99,16 @@ def prefill_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | T
 
 def decode_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Trouble:
     """A decode instance, or why it cannot run. LayoutError if the model cannot be split this way."""
-    rules, lengths = rules_of(kind.engine), traffic.lengths
-    if shape.stages > 1 and not rules.staged_decode:
+    needs, lengths = disaggregation_of(kind.engine), traffic.lengths
+    if shape.stages > 1 and not needs.staged_decode:
         raise LayoutError("no pipeline stages in decode instances")
     held = lengths.held_tokens
-    if rules.reserved_tokens:
+    if needs.reserved_tokens:
         # When a request is admitted, the others have half of their answers on average, and each has these tokens more.
-        held = max(held, lengths.input_tokens + -(-lengths.output_tokens // 2) + rules.reserved_tokens)
+        held = max(held, lengths.input_tokens + -(-lengths.output_tokens // 2) + needs.reserved_tokens)
     # The whole cache of a prompt is received, whatever the prefill instance found of it.
     traffic = traffic._replace(question=without_hits(traffic.question))
-    found = _instance(traffic, kind, shape, rules, dict.fromkeys(rules.decode_settings, True), held)
+    found = _instance(traffic, kind, shape, needs, dict.fromkeys(needs.decode_settings, True), held)
     if isinstance(found, Trouble):
         return found
     model = found.speed.model
@@ -131,7 +133,7 @@ def decode_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Tr
         middle = (low + high + 1) // 2
         low, high = (middle, high) if is_fast(middle) else (low, middle - 1)
     constants = model.constants
-    host = (rules.host_passes - 1) * constants.ttft_seconds
+    host = (needs.host_passes - 1) * constants.ttft_seconds
     rates = Decode(
         shape.devices, tpot, low, lengths.output_tokens, found.slots, max(1.0, constants.ttft_steps), host,
         model.tokens_per_step,
@@ -146,7 +148,7 @@ def without_hits(question: Question) -> Question:
 
 
 def _instance(
-    traffic: Traffic, kind: Kind, shape: Shape, rules: SplitRules, settings: Mapping[str, Any], held_tokens: int
+    traffic: Traffic, kind: Kind, shape: Shape, needs: Disaggregation, settings: Mapping[str, Any], held_tokens: int
 ) -> Instance | Trouble:
     """The memory and the speed of an instance whose requests hold `held_tokens` tokens."""
     lengths, asked = traffic.lengths, shape.of(traffic.question)
@@ -170,7 +172,7 @@ def _instance(
     room = budget(case.at(held_tokens, 1))
     if isinstance(room, str):
         raise ModelError(f"{case.model.name} cannot be planned for {kind.gpu.name}: {room}")
-    sent, buffers = sent_of(case, lengths.input_tokens), buffer_bytes(rules, case, buffer_tokens(traffic, case))
+    sent, buffers = sent_of(case, lengths.input_tokens), buffer_bytes(needs, case, buffer_tokens(traffic, case))
     pool = room.pool_bytes - buffers
     instance = Instance(shape, case, found, None, held_tokens, sent, buffers, None)
     if traffic.strict:
@@ -205,13 +207,13 @@ def buffer_tokens(traffic: Traffic, case: Case) -> int:
     return round_up(longest, prefixes_of(case).block_tokens)
 
 
-def buffer_bytes(rules: SplitRules, case: Case, prompt_tokens: int) -> int:
+def buffer_bytes(needs: Disaggregation, case: Case, prompt_tokens: int) -> int:
     """The bytes of a device's transfer buffers, of which each holds a prompt in whole blocks and one more block."""
-    if not rules.transfer_buffers:
+    if not needs.transfer_buffers:
         return 0
     prefixes = prefixes_of(case)
     tokens = round_up(prompt_tokens, prefixes.block_tokens) + prefixes.block_tokens
-    return rules.transfer_buffers * prefixes.sent_bytes(tokens)
+    return needs.transfer_buffers * prefixes.sent_bytes(tokens)
 
 
 def transfer_bytes(prefill: Sent, decode: Sent) -> int:

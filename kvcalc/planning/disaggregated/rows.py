@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines import RELEASE
+from kvcalc.engines import RELEASE, disaggregation_of
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.attention_replicas import most_experts
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.commands import Layout
 from kvcalc.planning.disaggregated.commands import Pools, commands_of
-from kvcalc.planning.disaggregated.describe import describe_pools, describe_transfer, prompts_held
-from kvcalc.planning.disaggregated.energy import describe_energy
-from kvcalc.planning.disaggregated.engines import RULES, rules_of
+from kvcalc.planning.disaggregated.describe import describe_energy, describe_pools, describe_transfer, prompts_held
 from kvcalc.planning.disaggregated.instances import Instance, buffer_tokens
 from kvcalc.planning.disaggregated.kinds import same_kind
 from kvcalc.planning.disaggregated.search import Instances, Split, find_split
@@ -61,7 +59,7 @@ def check_disaggregated(
     if isinstance(transfer, str):
         check_link(transfer)
     for engine in engines:
-        rules_of(engine)
+        disaggregation_of(engine)
     if question.data_parallel_size > 1 and not most_experts(question.model):
         raise UsageError("--dp: copies of a model without experts are instances of their own", "leave --dp out")
 
@@ -232,10 +230,14 @@ def _notes(kind: Kind, answers: tuple[Answer, Answer]) -> list[Note]:
         for note in answer.notes
         if note.part in ("throughput", "calibration") or note.code == RELEASE
     ]
-    uncounted = RULES[kind.engine.partition("@")[0]].uncounted
+    uncounted = disaggregation_of(kind.engine).uncounted
     unmeasured = "disaggregated: no measurement of separate prefill and decode instances is in the fit"
     return [
         *notes,
         Note("plans", "disaggregated-not-fitted", unmeasured),
-        Note("plans", "disaggregated-not-counted", f"disaggregated: not counted: {uncounted}"),
+        Note(
+            "plans",
+            "disaggregated-not-counted",
+            f"disaggregated: not counted: {uncounted}",
+        ),
     ]

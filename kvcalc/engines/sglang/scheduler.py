@@ -1,0 +1,57 @@
+"""SGLang's scheduler, and prefill and decode on separate instances.
+
+Source: SGLang 0.5.23, get_next_batch_to_run, _get_new_batch_prefill_raw, update_running_batch and on_idle
+(srt/managers/scheduler.py), PrefillAdder (schedule_policy.py), retract_decode (schedule_batch.py) and
+NewTokenRatioTracker (scheduler_components/new_token_ratio_tracker.py). The policy is the default, fcfs, and
+enable_mixed_chunk is off by default.
+
+- If requests wait, a step computes prompts, up to chunked_prefill_size tokens, while decoding requests stand still. A
+  prompt that is too long for the step is continued in the next one.
+- A request starts if its prompt, its answer and a page are fewer tokens than are free, without the part of the answers
+  of decoding requests that they are expected to take: new_token_ratio, which is 0.7 at first and falls to 0.098 in 600
+  decode steps. It is 0.7 again when nothing is left to run. If a request may not start, no other is tried until one
+  has left, unless no request decodes: the batch that notes it is then replaced. The answers of requests with ignore_eos
+  count in full since 0.5.23 (and not yet in 0.5.20), but simulated requests end as those of users do.
+- If the next decode step finds no room, the requests with the shortest answers so far are retracted. They wait at the
+  end of the queue, and the ratio rises to what the others were seen to take. What may be left of them in the radix
+  cache is not found here (release_req, srt/managers/schedule_batch.py).
+- With overlap (event_loop_overlap; disable_overlap_schedule is off by default), a step is scheduled while the one
+  before it runs. Requests that end with that one keep their places and tokens until then, but decode no further
+  (_reqs_finishing_inflight), and if the next decode step finds no room, it waits for their tokens. A retracted request
+  loses its token of the step that runs.
+- The radix cache keeps one copy of a prefix (insert in mem_cache/radix_cache.py), in whole pages, and evicts leaves by
+  their last access.
+- Attention replicas get requests in turn (round_robin_scheduler, srt/managers/data_parallel_controller.py), which is
+  what load_balance_method means by default (handle_load_balance_method, arg_groups/serving_hook.py).
+
+Separate instances: srt/disaggregation. A decode instance takes the tokens of a prompt before they are sent, and admits
+a request only if `num_reserved_decode_tokens` tokens are left for it and for every other one
+(DecodePreallocQueue._prealloc_required_tokens and _allocatable_token_budgets, decode.py; the default is in
+arg_groups/fields/disagg.py). It has no radix cache (handle_pd_disaggregation, arg_groups/pd_disaggregation_hook.py),
+and loads the cache of a retracted request from its copy in host memory (resume_retracted_reqs, decode.py). A prefill
+instance forgets that its batch was full (batch_is_full, prefill.py). SGLang's router asks both instances at once.
+"""
+
+from __future__ import annotations
+
+from kvcalc.engines.scheduler import ROUND_ROBIN, Disaggregation, NewTokenRatio, Schedule
+from kvcalc.throughput.scheduling import STEP_TOKENS
+
+# SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR times that, SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS,
+# SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION and SGLANG_RETRACT_DECODE_STEPS (srt/environ.py).
+NEW_TOKENS = NewTokenRatio(0.7, 0.7 * 0.14, 600, 4096, 20)
+
+DISAGGREGATION = Disaggregation(
+    1, True, False, 512, 0, ("disable-radix-cache",),
+    "the extra slots of a decode instance that runs at most 32 requests (--disaggregation-decode-extra-slots), and "
+    "the memory that prefill and decode instances do not need for the other's graphs and activations",
+    "all",
+)  # fmt: skip
+
+
+def schedule(chunked_prefill_size: int | None) -> Schedule:
+    """The scheduler of one attention replica with so many tokens in a prefill step (None: not known)."""
+    return Schedule(
+        "prefill first", chunked_prefill_size or STEP_TOKENS, mixes=False, overlaps=True, new_tokens=NEW_TOKENS,
+        merges_prefixes=True, routing=ROUND_ROBIN,
+    )  # fmt: skip

@@ -1,0 +1,36 @@
+"""TensorRT-LLM's scheduler, and prefill and decode on separate instances.
+
+Source: TensorRT-LLM 1.3, GuaranteedNoEvictPolicy and PyMicroBatchScheduler (_torch/pyexecutor/scheduler/scheduler.py,
+which follow capacityScheduler.cpp and microBatchScheduler.cpp of cpp/tensorrt_llm/batch_manager).
+
+- A request starts if there are blocks for its prompt and its longest answer beside those that all running ones may
+  still take; if not, no later one does. That is the default of capacity_scheduler_policy (llmapi/llm_args.py).
+- A step has one token of each running request and prompts, up to max_num_tokens. Prompts are not divided by default
+  (enable_chunked_prefill), and one that does not fit into the step ends it.
+- The overlap scheduler is on by default (disable_overlap_scheduler). With pipeline stages, other steps are in flight
+  instead.
+- Of the requests that arrive together, the longest prompt goes first to the attention replica with the fewest tokens of
+  prompts, if it has fewer requests than the mean. A replica gets no more requests than it may run; the others wait for
+  all of them (DefaultADPRouter, _torch/pyexecutor/scheduler/adp_router.py).
+
+Separate instances: every device has one buffer to send and one to receive, each for `max_tokens_in_buffer` tokens and
+one more block (CacheTransBufferManager::preAllocBufferSize, batch_manager/cacheTransBuffer.cpp). trtllm-serve asks the
+decode instance when the prefill instance has answered (schedule_style context_first, llmapi/disagg_utils.py).
+"""
+
+from __future__ import annotations
+
+from kvcalc.engines.scheduler import FEWEST_TOKENS, Disaggregation, Schedule
+
+STEP_TOKENS = 8192
+"""max_num_tokens: the tokens of a step by default."""
+
+DISAGGREGATION = Disaggregation(2, True, True, 0, 2, (), "device memory that NIXL and UCX take for themselves")
+
+
+def schedule(stages: int) -> Schedule:
+    """The scheduler with so many pipeline stages."""
+    return Schedule(
+        "guaranteed no evict", STEP_TOKENS, stages, divides=False, overlaps=stages == 1, reserves_answer=True,
+        routing=FEWEST_TOKENS,
+    )  # fmt: skip

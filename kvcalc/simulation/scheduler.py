@@ -1,0 +1,153 @@
+"""The scheduler and the pool of one case: what its engine's schedule allows, and how many blocks it has."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from kvcalc.engines import engines_that
+from kvcalc.engines.engine import Engine, RunningPool
+from kvcalc.engines.scheduler import Schedule
+from kvcalc.errors import DoesNotFitError, ModelError, UsageError
+from kvcalc.planning.admission import most_at_once
+from kvcalc.planning.attention_replicas import whole_copies
+from kvcalc.planning.budget import budget
+from kvcalc.planning.case import Case
+from kvcalc.records import NamedTuple
+from kvcalc.simulation.arrivals import Arrivals
+from kvcalc.simulation.lock_step import LockStep, OfRank
+from kvcalc.simulation.mixed import MixedReplica, SlotsReplica
+from kvcalc.simulation.pool import BlockPool
+from kvcalc.simulation.prefill_first import PrefillFirstReplica
+from kvcalc.simulation.prefix_cache import PrefixCache
+from kvcalc.simulation.replica import Replica
+from kvcalc.simulation.requests import Request
+from kvcalc.simulation.routing import ROUTERS
+from kvcalc.simulation.rules import Lag, Rules
+from kvcalc.simulation.server import Server
+from kvcalc.simulation.times import ModelTimes
+from kvcalc.throughput.constants import Constants
+from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.scheduling import STEP_TOKENS, StepRules
+
+
+class Scheduler(NamedTuple):
+    """The scheduler for one case, and the blocks that each of its attention replicas has.
+
+    `finds_own` is whether a preempted request finds its own blocks again, as far as they are still in the cache.
+    """
+
+    rules: Rules
+    pool: RunningPool
+    finds_own: bool
+    attention_replicas: int
+
+    def fits(self, request: Request) -> bool:
+        """Whether a request can ever run to its end."""
+        capacity, size, table, prompt_table = self.pool
+        if capacity is None:
+            return True
+        tokens = request.total_tokens + self.rules.lookahead_tokens
+        if not self.rules.schedule.mixes:
+            return tokens + size < capacity
+        place, table = -(-tokens // size), prompt_table or table
+        return place < len(table) and table[place] <= capacity
+
+    def cannot_share(self, tokens: int) -> str | None:
+        """Why named blocks of `tokens` tokens are not shared between requests. None if they are."""
+        if self.pool.capacity is None:
+            return "slots keep their requests apart"
+        if tokens % self.pool.block_tokens:
+            return f"blocks of {self.pool.block_tokens} tokens do not make up those of {tokens} tokens in the trace"
+        return None if isinstance(self.pool.table, range) else "layers with windows or states share other blocks"
+
+    def server(self, times: ModelTimes, arrivals: Arrivals, shared_tokens: int | None = None) -> Server:
+        """A replica for the requests of `arrivals`. They share named blocks of `shared_tokens` tokens, or none."""
+        if self.attention_replicas == 1:
+            return self._rank(times, arrivals, shared_tokens)
+        ranks = [self._rank(times, OfRank(arrivals), shared_tokens) for _ in range(self.attention_replicas)]
+        return LockStep(ROUTERS[self.rules.schedule.routing](ranks), times, arrivals)
+
+    def _rank(self, times: ModelTimes, arrivals: Arrivals, shared_tokens: int | None) -> Replica:
+        pool, schedule, prefixes = BlockPool(*self.pool), self.rules.schedule, None
+        if shared_tokens is not None or self.finds_own:
+            tokens = shared_tokens or self.pool.block_tokens
+            prefixes = PrefixCache(
+                pool, tokens, pool.units(tokens), finds_own=self.finds_own, merges=schedule.merges_prefixes
+            )
+        kind: type[Replica] = MixedReplica if schedule.mixes else PrefillFirstReplica
+        return (SlotsReplica if schedule.has_slots else kind)(self.rules, times, pool, arrivals, prefixes)
+
+
+def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_bytes: int = 0) -> Scheduler:
+    """The scheduler of the case's engine for requests of up to `longest_tokens` tokens.
+
+    `buffer_bytes` of a device's memory are not for the cache, such as buffers for sending it.
+    Raises UsageError (exit 2) for an engine or a layout that is not simulated, ModelError (exit 3) if the memory for
+    the cache is not known, and DoesNotFitError (exit 4) if there is none.
+    """
+    schedule, found = _schedule_of(case), budget(case)
+    if isinstance(found, str):
+        raise ModelError(f"{case.model.name} cannot be simulated: {found}")
+    if buffer_bytes:
+        left = found.pool_bytes - buffer_bytes, found.offered_bytes - buffer_bytes
+        found = found._replace(pool_bytes=left[0], offered_bytes=left[1])
+    if found.pool_bytes <= 0:
+        raise DoesNotFitError(
+            f"{case.model.name} leaves no memory for the cache on {case.devices.gpu.name}",
+            "kvcalc fit says how many devices it needs",
+        )
+    replicas, drafted = case.workload.data_parallel_size, case.question.speculative
+    running = max(1, most_at_once(case, found) // replicas)
+    checked, lookahead, pool = 1 if drafted is None else 1 + drafted.num_tokens, 0, RunningPool(None)
+    if schedule.has_slots:
+        slots = found.running_limit(longest_tokens)
+        running = running if slots is None else max(1, min(running, slots))
+    else:
+        if drafted is not None:
+            from kvcalc.planning.drafting import slots_of
+
+            lookahead = slots_of(drafted, case.engine, serves_requests=True)
+            longest_tokens += 2 * checked + lookahead
+        dtype = case.workload.kv_dtype
+        device = case.allocation.largest_stage(case.share, dtype, longest_tokens, 1)
+        # TensorRT-LLM's hybrids have states for the requests that fit at full length, unless another number is given.
+        limit = found.running_limit(longest_tokens)
+        batch = running if limit is None else min(running, case.workload.attention_batch(max(1, limit)))
+        pool = case.allocation.running_pool(device, dtype, longest_tokens, batch, found.offered_bytes)
+    steps = schedule.steps(running, longest_tokens, checked)
+    # Prompts in steps of their own are computed in whole blocks.
+    step_tokens = steps.step_tokens if steps.mixes else max(steps.step_tokens, pool.block_tokens)
+    per_step = Fraction(model.tokens_per_step).limit_denominator(1000)
+    rules = Rules(schedule, step_tokens, running, _lag(model.constants, steps), per_step, checked, lookahead)
+    return Scheduler(rules, pool, schedule.finds_preempted and isinstance(pool.table, range), replicas)
+
+
+def _lag(constants: Constants, steps: StepRules) -> Lag:
+    """The part of the fitted waiting time (kvcalc.throughput.serving) that is not scheduling.
+
+    The simulation has the steps of the scheduler, and the prompts of other requests.
+    """
+    return Lag(
+        constants.ttft_seconds,
+        constants.ttft_steps - steps.counted_steps,
+        constants.ttft_prompt_steps / STEP_TOKENS,
+        constants.ttft_request_seconds,
+    )
+
+
+def _schedule_of(case: Case) -> Schedule:
+    """The schedule of the case's engine. UsageError (exit 2) if that or the layout is not simulated."""
+    schedule = case.engine.schedule()
+    if schedule is None:
+        known = engines_that(lambda engine: engine.schedule is not Engine.schedule)
+        raise UsageError(f"--engine {case.engine_name}: its scheduler is not simulated", f"one of {', '.join(known)}")
+    if whole_copies(case.spec, case.workload):
+        raise UsageError(
+            "--dp: copies of a model without experts are replicas", f"--replicas {case.workload.data_parallel_size}"
+        )
+    if case.workload.prompt_ranks > 1:
+        raise UsageError(
+            "prefill context parallelism is not simulated",
+            "leave out -pcp, or --attn-cp-size",
+        )
+    return schedule

@@ -1,0 +1,100 @@
+"""The facts about the engines' schedulers, and that whoever needs them asks the interface."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcalc import load_model
+from kvcalc.engines import ENGINES, disaggregation_of, engines_that, load_engine
+from kvcalc.engines.engine import Engine
+from kvcalc.engines.scheduler import Schedule
+from kvcalc.errors import UsageError
+from kvcalc.throughput.scheduling import StepRules
+from tests.conftest import ROOT
+
+SCHEDULED = engines_that(lambda engine: engine.schedule is not Engine.schedule)
+
+
+def schedule_of(engine: str, settings: Mapping[str, str], model: str = "llama-3-8b", stages: int = 1) -> Schedule:
+    found = load_engine(engine, load_model(model), settings, stages).schedule()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "stages", "expected"),
+    [
+        ("vllm", {}, 1, StepRules(8192, overlaps=True)),
+        ("vllm", {"no-async-scheduling": "true"}, 1, StepRules(8192)),
+        ("vllm", {"max-num-batched-tokens": "2048"}, 2, StepRules(4096)),
+        # 300 running requests have four tokens each in a step.
+        ("vllm", {"max-num-batched-tokens": "512"}, 1, StepRules(1200, overlaps=True)),
+        ("sglang", {"chunked-prefill-size": "512"}, 2, StepRules(512, mixes=False, overlaps=True)),
+        ("tensorrt-llm", {}, 1, StepRules(10_000 + 1200, divides=False, overlaps=True)),
+        ("tensorrt-llm", {}, 2, StepRules(2 * 8192, divides=False)),
+        ("llama.cpp", {}, 1, StepRules(2048)),
+    ],
+)
+def test_a_step_has_room_for_all_running_requests(
+    engine: str, settings: dict[str, str], stages: int, expected: StepRules
+) -> None:
+    assert schedule_of(engine, settings, stages=stages).steps(300, 10_000, 4) == expected
+
+
+def test_an_engine_reserves_the_answer_or_preempts() -> None:
+    reserves = {engine: schedule_of(engine, {}).reserves_answer for engine in SCHEDULED}
+    assert reserves == {"vllm": False, "sglang": False, "tensorrt-llm": True, "llama.cpp": True}
+    assert schedule_of("vllm", {}).finds_preempted
+    assert not schedule_of("vllm", {"no-enable-prefix-caching": "true"}).finds_preempted
+
+
+def test_llama_cpp_computes_a_prompt_in_batches_and_saves_windows() -> None:
+    assert schedule_of("llama.cpp", {}).prompt_parts(5000, 100) == [(100, 2148), (2148, 4196), (4196, 5000)]
+    windows = schedule_of("llama.cpp", {"ubatch-size": "256"}, "gemma-3-4b")
+    assert windows.prompt_parts(5000, 0) == [(0, 2048), (2048, 4096), (4096, 4740), (4740, 4996), (4996, 5000)]
+    assert windows.prompt_parts(3, 0) == [(0, 3)]
+    assert schedule_of("llama.cpp", {"swa-full": "true"}, "gemma-3-4b").part_ends == ()
+    # The others divide prompts by the room in a step only.
+    assert schedule_of("vllm", {}).prompt_parts(50_000, 0) == []
+
+
+def test_the_schema_and_the_help_name_the_engines_with_a_schedule(kvcalc: Any) -> None:
+    schema = json.loads((ROOT / "kvcalc" / "schema.json").read_text())
+    names = schema["$defs"]["simulate"]["properties"]["engine"]["properties"]["scheduler"]["enum"]
+    assert names == [schedule_of(engine, {}).name for engine in SCHEDULED]
+    words = kvcalc("simulate", "--help").out.partition("--engine NAME[@RELEASE]")[2].partition("[default")[0]
+    assert re.findall(r"[a-z][\w.-]*\w", words.replace(" or ", " ")) == SCHEDULED
+
+
+def test_an_engine_without_separate_instances_is_told_which_have_them() -> None:
+    have = engines_that(lambda engine: engine.disaggregation())
+    assert [name for name in have if disaggregation_of(f"{name}@2026-01-01").uncounted] == have
+    with pytest.raises(UsageError, match="mlx has no separate prefill and decode instances") as caught:
+        disaggregation_of("mlx@0.30")
+    assert caught.value.hint == "--engine vllm, sglang, tensorrt-llm"
+
+
+NEUTRAL = [
+    *(ROOT / "kvcalc" / "simulation").glob("*.py"),
+    *(
+        ROOT / "kvcalc" / "planning" / name
+        for name in ("admission.py", "served.py", "disaggregated/instances.py", "disaggregated/rows.py")
+    ),
+]
+
+
+@pytest.mark.parametrize("path", NEUTRAL, ids=lambda path: path.stem)
+def test_the_simulation_and_the_closed_form_know_no_engine(path: Path) -> None:
+    rooms = "|".join(re.escape(module.partition(".")[0]) for module, _ in ENGINES.values())
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant):
+            assert node.value not in ENGINES, f"{path}:{node.lineno}"
+        if isinstance(node, ast.ImportFrom):
+            assert not re.match(rf"kvcalc\.engines\.({rooms})\b", node.module or ""), f"{path}:{node.lineno}"
