@@ -21,12 +21,15 @@ from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
+from kvcalc.release_dates import DATES
 from kvcalc.releases import Asked, Release
 
 if TYPE_CHECKING:
     from kvcalc.engines.llama_cpp.placement import Placement
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.reuse import Reuse
+    from kvcalc.throughput.hardware import Devices
 
 # The name of every line in the engines' accounts, in display order.
 _LINES = (
@@ -92,6 +95,22 @@ class DeviceDefault(NamedTuple):
     devices: str
 
 
+class AutoContext(NamedTuple):
+    """How an engine chooses its context: the longest one, up to `most_tokens`, for `sequences` sequences.
+
+    `margin_bytes` stay free on every device, which `margin_reason` says in words. A context below the model's own is
+    rounded down to a multiple of `step_tokens`, and is at least `least_tokens`, for which `least_reason` is in words.
+    """
+
+    most_tokens: int
+    sequences: int = 1
+    margin_bytes: int = 0
+    margin_reason: str = ""
+    step_tokens: int = 1
+    least_tokens: int = 1
+    least_reason: str = ""
+
+
 class RunningPool(NamedTuple):
     """The blocks of one device while requests run, as a simulation of the scheduler follows them.
 
@@ -132,6 +151,13 @@ class Engine(ABC):
     `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas,
     `spreads_head` whether the output head is, whatever the MLPs, and
     `limits_all_replicas` whether `running_option` counts the requests of all replicas and not those of each.
+
+    `is_formula` is whether this is no engine, but the formulas alone. `loads_towers` is whether it loads the vision and
+    audio towers of a checkpoint, and `lora_option` is its option for the number of LoRA adapters on a device.
+    `largest_share` is its option for the share of a device's memory, with the largest share in published recipes.
+    `limits_concurrency` is whether the concurrency that it prints is at most the requests that run.
+    `keeps_tables_on_host` is whether the input embedding is always in host memory, and `has_device_budgets` whether
+    every device has layers and a budget of its own, unlike pipeline stages of which the largest one decides.
     """
 
     name: str
@@ -158,6 +184,13 @@ class Engine(ABC):
     copies_prefixes = False  # whether requests copy a prefix that they have in common, and share no memory
     prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
     divides_decode = True  # whether these copies also divide the requests of a decode step
+    is_formula = False
+    loads_towers = True
+    lora_option: str | None = None
+    largest_share: tuple[str, str] | None = None
+    limits_concurrency = True
+    keeps_tables_on_host = False
+    has_device_budgets = False
     can_place = False  # whether parts of a model can be in host memory
     placement: Placement | None = None  # which parts of the model are there
     micro_batch_tokens = 0  # the most tokens that the host and the device pass to each other at once
@@ -233,6 +266,52 @@ class Engine(ABC):
     ) -> Mapping[str, str]:
         """`settings` with the default size of a block, if the device decides it. `kv_dtype` is the cache's type."""
         return settings
+
+    @classmethod
+    def default_block(cls, spec: ModelSpec, kv_dtype: str, place: Place) -> int | None:
+        """The tokens of a block if the device decides them and the settings do not."""
+        return None
+
+    @classmethod
+    def known_releases(cls) -> list[str]:
+        """The releases that users choose from, as they stand after @."""
+        return [release for _, release in DATES.get(cls.name, ())]
+
+    @classmethod
+    def count_devices(cls, settings: Mapping[str, str]) -> int | None:
+        """The number of devices that the settings name. None if they do not. UsageError (exit 2) for bad settings."""
+        return None
+
+    @classmethod
+    def split_layers(
+        cls, settings: Mapping[str, str], devices: Devices | None, size: int | None, stages: int, replicas: int
+    ) -> tuple[Devices | None, int | None, int]:
+        """The devices, the tensor-parallel size and the number of stages, if the settings may change them.
+
+        UsageError (exit 2) if the settings contradict `stages` or the number of devices.
+        """
+        return devices, size, stages
+
+    @classmethod
+    def divides_tokens(cls, spec: ModelSpec, vendor: str | None) -> bool:
+        """Whether tensor-parallel ranks can divide the tokens of this model's cache on a vendor's devices."""
+        return False
+
+    @classmethod
+    def check_auto_context(cls, settings: Mapping[str, Any], release: Release | None) -> None:
+        """Raise UsageError (exit 2) if the engine chooses no context (`auto_context`)."""
+        raise UsageError(
+            f"--context auto: {cls.name} does not choose a context",
+            "llama.cpp and vllm do: --engine llama.cpp; or give --context N",
+        )
+
+    @classmethod
+    def auto_context(cls, settings: Mapping[str, str], longest: int, batch: int, shares_context: bool) -> AutoContext:
+        """How the engine chooses a context for a model of `longest` tokens.
+
+        `shares_context` is whether the `batch` sequences have one context together.
+        """
+        return AutoContext(longest)
 
     @abstractmethod
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
@@ -385,6 +464,13 @@ class Engine(ABC):
         """
         hint = "leave --prefix-tokens, --turns, --offload and --transfer-bandwidth out, or use another engine"
         raise UsageError(f"{self.name} has no prefix cache for {share.name}", hint)
+
+    @classmethod
+    def reuse(cls) -> Reuse:
+        """The tiers of memory beside the cache, and the drafts. Without rules of its own, an engine has neither."""
+        from kvcalc.engines.reuse import Reuse
+
+        return Reuse(cls.name)
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         """How the bytes of one replica grow at a context."""

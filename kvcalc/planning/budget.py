@@ -184,7 +184,7 @@ def without_file_towers(case: Case, weights: DeviceWeights) -> DeviceWeights:
 
 def _has_own_layers(case: Case) -> bool:
     """Whether every device has layers of its own, with a budget of their own."""
-    return bool(case.engine.bounds) and case.engine_name == "llama.cpp"
+    return bool(case.engine.bounds) and case.engine_class.has_device_budgets
 
 
 def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budget | str:
@@ -214,12 +214,8 @@ def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budg
 
 
 def _has_tables_on_host(case: Case) -> bool:
-    """Whether the input embedding takes no memory of the device.
-
-    llama.cpp always keeps it in host memory (dev_input in llama_model_base::load_tensors, src/llama-model.cpp). Devices
-    with LPDDR memory share it with the host.
-    """
-    return case.engine_name == "llama.cpp" and not (case.devices.gpu.memory_type or "").startswith("LPDDR")
+    """Whether the input embedding takes no memory of the device. Devices with LPDDR memory share it with the host."""
+    return case.engine_class.keeps_tables_on_host and not (case.devices.gpu.memory_type or "").startswith("LPDDR")
 
 
 def _divide(

@@ -23,8 +23,8 @@ def place_layers(case: Case) -> Case:
 
 def suggest(case: Case) -> dict[str, Any] | None:
     """What to keep in host memory so that a model fits: the most layers on the device, and the fewest experts in host
-    memory. None if the engine keeps nothing there, or if neither helps."""
-    if not case.engine.can_place or case.workload.pipeline_parallel_size > 1:
+    memory. None if the model has stages, or if neither helps. The engine must be able to place parts there."""
+    if case.workload.pipeline_parallel_size > 1:
         return None
     layers = _most_layers(case)
     experts = _fewest_experts(case)

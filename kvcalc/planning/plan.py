@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines import RELEASE, check_engine
+from kvcalc.engines import RELEASE, check_engine, engine_class
 from kvcalc.engines.options import check_settings
 from kvcalc.errors import DoesNotFitError, KvcalcError, UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
@@ -82,7 +82,7 @@ def plan(
     _check(kinds, prices, targets)
     settings = setting_texts(asked.pop("engine_settings", None) or {})
     check_settings([kind.engine for kind in kinds], settings, has_device=True)
-    _check_split(settings)
+    _check_split(kinds, settings)
     given = SpeedQuestion(
         calibration=(asked.pop("speed", None) or SpeedQuestion()).calibration, prefix_hit_rate=prefix_hit_rate
     )
@@ -143,13 +143,11 @@ def plan(
     }
 
 
-def _check_split(settings: Mapping[str, Any]) -> None:
-    """Raise UsageError (exit 2) for a number of devices that llama.cpp's options name, because plan chooses it."""
+def _check_split(kinds: Sequence[Kind], settings: Mapping[str, Any]) -> None:
+    """Raise UsageError (exit 2) for a number of devices that an engine's options name, because plan chooses it."""
     if "tensor-split" not in settings:
         return
-    from kvcalc.engines.llama_cpp.splitting import count_devices
-
-    if count_devices(settings) != 1:
+    if any((engine_class(kind.engine).count_devices(settings) or 1) != 1 for kind in kinds):
         raise UsageError(
             f"--tensor-split {settings['tensor-split']}: plan chooses the number of devices",
             "kvcalc fit takes it, and shows what each device holds",

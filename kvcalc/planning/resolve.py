@@ -92,9 +92,9 @@ def settings_of(found: Types) -> Mapping[str, str]:
         from kvcalc.planning import drafting
 
         drafting.check_speculation(asked.speculative, has_device)
-        drafting.check_engine_drafts(asked.speculative, asked.engine, found.spec)
-        drafting.check_prompt_ranks(asked.speculative, settings)
-        settings = drafting.engine_settings(asked.speculative, asked.engine, settings)
+        reuse = engine_class(asked.engine).reuse()
+        reuse.check_drafts(asked.speculative, found.spec, settings)
+        settings = reuse.draft_settings(asked.speculative, settings)
     if asked.images is not None:
         from kvcalc.planning.images import check_images
 
@@ -130,9 +130,7 @@ def allocation_of(
             drafts = Drafts(_engine_of(drafter.spec, asked.engine, 1, *others), drafter.spec)
         slots, matching = drafting.slots_of(asked.speculative, engine, asked.serves_requests), None
         if asked.reuse is not None:
-            from kvcalc.planning.drafted_reuse import matching_of
-
-            matching = matching_of(asked.speculative, asked.engine, spec, asked.reuse)
+            matching = drafting.matching_of(asked.speculative, asked.engine, spec, asked.reuse)
         requests = Requests(0, slots, matching, drafts)
     if asked.reuse is not None and not engine.copies_prefixes:
         requests = requests._replace(prefix_tokens=asked.reuse.prefix_tokens)
@@ -216,7 +214,7 @@ def notes_of(
         from kvcalc.planning import drafting
 
         notes += drafting.notes_of(drafts, engine.name, spec, settings)
-    if spec.is_encoder and engine.name == "logical":
+    if spec.is_encoder and engine.is_formula:
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))
     return tuple(notes)

@@ -15,9 +15,10 @@ from kvcalc.model.resolve import load_model
 BF16 = DTYPES["bf16"]
 # Facts about an engine's own account, which no request changes. They are asked of `Allocation.engine`.
 FACTS = {
-    "at", "attended", "block_tokens", "check_context", "check_ranks", "cut", "device_defaults", "device_settings",
+    "at", "attended", "auto_context", "block_tokens", "check_auto_context", "check_context", "check_ranks",
+    "count_devices", "cut", "default_block", "device_defaults", "device_settings", "divides_tokens", "known_releases",
     "divide_cache", "entries", "entry_sizes", "kv_dtype", "lookahead_tokens", "prompt_stops", "replica_settings",
-    "reserve", "rules_used", "stage_bounds", "weight_dtype", "with_default_block",
+    "reserve", "reuse", "rules_used", "split_layers", "stage_bounds", "weight_dtype", "with_default_block",
 }  # fmt: skip
 
 

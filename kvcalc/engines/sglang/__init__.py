@@ -49,6 +49,7 @@ from kvcalc.units import Number
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.reuse import Reuse
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
 # default on Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
@@ -90,6 +91,9 @@ class Sglang(Engine):
     spreads_head = True
     divides_decode = False
     limits_all_replicas = True  # each replica runs max_running_requests // dp_size (ModelRunner)
+    lora_option = "max-loras-per-batch"
+    # InferenceX serves DeepSeek-R1 in fp8 on four B200 with it (benchmarks/dsr1_fp8_b200.sh).
+    largest_share = ("mem-fraction-static", "0.95")
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
@@ -172,6 +176,12 @@ class Sglang(Engine):
     @classmethod
     def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
         return device_defaults()
+
+    @classmethod
+    def reuse(cls) -> Reuse:
+        from kvcalc.engines.sglang.reuse import SglangReuse
+
+        return SglangReuse(cls.name)
 
     def reserve(self, question: Question) -> Reserve:
         from kvcalc.engines.sglang.reserve import reserve

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.reuse import Reuse
 
 from collections.abc import Mapping
 from functools import partial
@@ -80,6 +81,12 @@ class Transformers(Engine):
                 "count with --engine logical",
             )
         _refuse_unheld(spec, kind)
+
+    @classmethod
+    def reuse(cls) -> Reuse:
+        from kvcalc.engines.transformers.reuse import TransformersReuse
+
+        return TransformersReuse(cls.name)
 
     def reserve(self, question: Question) -> Reserve:
         """`generate` prefills all sequences at once.
