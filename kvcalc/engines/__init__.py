@@ -7,11 +7,9 @@ To add an engine, write a subclass of `Engine` (`engine.py`), add a line to `ENG
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from kvcalc.engines.engine import Engine, Resolved
+from kvcalc.engines.engine import Engine, Resolved, imported
 from kvcalc.engines.options import check_settings
 from kvcalc.engines.place import Place
 from kvcalc.errors import ModelError, UsageError, nearest
@@ -36,21 +34,6 @@ ENGINES = {
     "llama.cpp": ("llama_cpp", "LlamaCpp"),
     "mlx": ("mlx", "Mlx"),
 }
-# (engine, model type) pairs that have a class of their own.
-_OF_TYPE = {
-    ("llama.cpp", "deepseek_v4"): ("llama_cpp.deepseek_v4", "DeepseekV4"),
-    ("llama.cpp", "deepseek_ref"): ("llama_cpp.deepseek_v4", "DeepseekV4"),
-    ("sglang", "deepseek_v4"): ("sglang.deepseek_v4", "DeepseekV4"),
-    **dict.fromkeys(
-        [("tensorrt-llm", kind) for kind in ("nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")],
-        ("tensorrt_llm.states", "HybridPools"),
-    ),
-    **dict.fromkeys(
-        [("tensorrt-llm", kind) for kind in ("gemma3_text", "gemma4_text", "gpt_oss")],
-        ("tensorrt_llm.groups", "LayerGroups"),
-    ),
-}
-
 # The code of the note that says which release's rules count.
 RELEASE = "release"
 
@@ -177,12 +160,5 @@ def _class_of(asked: str, model_type: str = "") -> tuple[type[Engine], Asked | N
     name = asked.partition("@")[0]
     if name not in ENGINES:
         raise UsageError(f"--engine {name!r}: not an engine", nearest(name, ENGINES) or f"one of {', '.join(ENGINES)}")
-    own, release = _OF_TYPE.get((name, model_type)), split_engine(asked)[1]
-    engine = _imported(*(own or ENGINES[name]))
-    return (engine if own is None else engine.at(model_type, release.release if release else None)), release
-
-
-@cache
-def _imported(module: str, engine: str) -> type[Engine]:
-    found: type[Engine] = getattr(import_module(f"kvcalc.engines.{module}"), engine)
-    return found
+    release = split_engine(asked)[1]
+    return imported(*ENGINES[name]).at(model_type, release.release if release else None), release

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.options import Given
@@ -25,11 +27,12 @@ from kvcalc.release_dates import DATES
 from kvcalc.releases import Asked, Release
 
 if TYPE_CHECKING:
-    from kvcalc.engines.llama_cpp.placement import Placement
+    from kvcalc.engines.placement import Placement, PlacementOptions
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
     from kvcalc.engines.reuse import Reuse
-    from kvcalc.throughput.hardware import Devices
+    from kvcalc.model.tensors import ModelWeights
+    from kvcalc.throughput.hardware import Devices, Gpu
 
 # The name of every line in the engines' accounts, in display order.
 _LINES = (
@@ -93,6 +96,13 @@ class DeviceDefault(NamedTuple):
     option: str
     value: str
     devices: str
+
+
+class DividedRows(NamedTuple):
+    """The weights on each device, and the rows of a tied output head on each."""
+
+    parts: list[ModelWeights]
+    head_rows: list[int]
 
 
 class AutoContext(NamedTuple):
@@ -184,6 +194,7 @@ class Engine(ABC):
     copies_prefixes = False  # whether requests copy a prefix that they have in common, and share no memory
     prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
     divides_decode = True  # whether these copies also divide the requests of a decode step
+    by_type: Mapping[str, tuple[str, str]] = {}  # the module (in this folder) and the class for a type of model
     is_formula = False
     loads_towers = True
     lora_option: str | None = None
@@ -191,7 +202,7 @@ class Engine(ABC):
     limits_concurrency = True
     keeps_tables_on_host = False
     has_device_budgets = False
-    can_place = False  # whether parts of a model can be in host memory
+    placement_options: PlacementOptions | None = None  # None: no part of a model can be in host memory
     placement: Placement | None = None  # which parts of the model are there
     micro_batch_tokens = 0  # the most tokens that the host and the device pass to each other at once
 
@@ -204,8 +215,9 @@ class Engine(ABC):
 
     @classmethod
     def at(cls, model_type: str, release: Release | None) -> type[Engine]:
-        """The class for a release (None: the newest), if this class of a model type has the rules of some only."""
-        return cls
+        """The class for a model type (empty: any) and a release (None: the newest)."""
+        own = imported(*cls.by_type[model_type]) if model_type in cls.by_type else cls
+        return cls if own is cls else own.at(model_type, release)
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:
@@ -296,6 +308,28 @@ class Engine(ABC):
     def divides_tokens(cls, spec: ModelSpec, vendor: str | None) -> bool:
         """Whether tensor-parallel ranks can divide the tokens of this model's cache on a vendor's devices."""
         return False
+
+    @classmethod
+    def weight_padding(
+        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
+    ) -> tuple[tuple[str, int], ...]:
+        """The name and the bytes of what kernels add to weights, on the pipeline stage that holds most.
+
+        The matrices are split over `ranks` tensor-parallel ranks, and the experts over `spread` ranks.
+        """
+        return ()
+
+    @classmethod
+    def prompt_division(cls, spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
+        """How copies of the attention divide a prompt, if the command must say so. None if they do not."""
+        return None
+
+    def divide_rows(self, spec: ModelSpec, gpu: Gpu, num_devices: int) -> DividedRows | str | None:
+        """The weights of a model whose matrices are divided by rows, or the reason why they are not known.
+
+        None if the settings divide the layers instead.
+        """
+        return None
 
     @classmethod
     def check_auto_context(cls, settings: Mapping[str, Any], release: Release | None) -> None:
@@ -480,6 +514,13 @@ class Engine(ABC):
 @remembered_of_two
 def _reads_of(engine: Engine, share: ModelSpec, dtype: Dtype) -> Reads:
     return reads_of(engine.entries(engine.attended(share), dtype))
+
+
+@cache
+def imported(module: str, name: str) -> type[Engine]:
+    """The class `name` of a module in this folder."""
+    found: type[Engine] = getattr(import_module(f"kvcalc.engines.{module}"), name)
+    return found
 
 
 def not_established(spec: ModelSpec, engine: str, what: str) -> ModelError:

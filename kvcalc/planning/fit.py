@@ -38,7 +38,7 @@ def fit(model: ModelSpec, devices: Devices, **asked: Any) -> dict[str, Any]:
     # The fit document has no throughput, so it has no notes about it.
     notes = [note for note in found.notes if note.part != "throughput"]
     offload = None
-    if not found.fit["fits"] and case.engine.can_place:
+    if not found.fit["fits"] and case.engine.placement_options is not None:
         from kvcalc.planning.offload import suggest
 
         offload = suggest(case)

@@ -296,18 +296,9 @@ def _row(
         drafting_of(question.speculative),
         replicas, memory["engine"]["expert_parallel_size"],
         has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes), engine=kind.engine,
-        cp_strategy=_cp_strategy(question),
+        cp_strategy=engine_class(kind.engine).prompt_division(question.model, question.engine_settings or {}),
     )  # fmt: skip
     return {**row, **{engine: command(checkpoint, layout) for engine, command in _COMMANDS.items()}}
-
-
-def _cp_strategy(question: Question) -> str | None:
-    """SGLang's --cp-strategy if it divides prompts."""
-    if (question.engine_settings or {}).get("attn-cp-size", "1") == "1":
-        return None
-    from kvcalc.engines.sglang.context_parallel import strategy_of
-
-    return strategy_of(question.model)
 
 
 _COMMANDS: dict[str, Callable[[Checkpoint, Layout], str | None]] = {

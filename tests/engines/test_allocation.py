@@ -16,9 +16,11 @@ BF16 = DTYPES["bf16"]
 # Facts about an engine's own account, which no request changes. They are asked of `Allocation.engine`.
 FACTS = {
     "at", "attended", "auto_context", "block_tokens", "check_auto_context", "check_context", "check_ranks",
-    "count_devices", "cut", "default_block", "device_defaults", "device_settings", "divides_tokens", "known_releases",
+    "count_devices", "cut", "default_block", "device_defaults", "device_settings", "divide_rows",
+    "divides_tokens", "known_releases", "prompt_division",
     "divide_cache", "entries", "entry_sizes", "kv_dtype", "lookahead_tokens", "prompt_stops", "replica_settings",
-    "reserve", "reuse", "rules_used", "split_layers", "stage_bounds", "weight_dtype", "with_default_block",
+    "reserve", "reuse", "rules_used", "split_layers", "stage_bounds", "weight_dtype", "weight_padding",
+    "with_default_block",
 }  # fmt: skip
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines.engine import AutoContext, Engine, Line, Resolved
+from kvcalc.engines.engine import AutoContext, DividedRows, Engine, Line, Resolved
 from kvcalc.engines.llama_cpp.account import Cells, account, cells_for, read_row
 from kvcalc.engines.llama_cpp.architectures import layers_of
 from kvcalc.engines.llama_cpp.converted import ROLLS_BACK
-from kvcalc.engines.llama_cpp.placement import count_placed_layers, parse_placement
+from kvcalc.engines.llama_cpp.placement import OPTIONS, parse_placement
 from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, VERSION, parse_settings
 from kvcalc.engines.llama_cpp.splitting import (
+    ROW,
     SPLIT,
     count_devices,
     layers_per_device,
@@ -25,11 +26,12 @@ from kvcalc.engines.llama_cpp.splitting import (
 )
 from kvcalc.engines.options import Given
 from kvcalc.engines.place import ANYWHERE, Place
+from kvcalc.engines.placement import count_placed_layers, without_tables
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, gguf_type, pair, parse_dtype
-from kvcalc.memory.sharding import bounds_of, stages_of
+from kvcalc.memory.sharding import bounds_of, stage_weights, stages_of
 from kvcalc.model.caches import Cache, ChunkedAttention, LatentAttention, SlidingWindowAttention
-from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention, has_states
+from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention, has_states, weights_of
 from kvcalc.notes import Note
 from kvcalc.releases import Release, parse_release
 from kvcalc.units import format_size
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
     from kvcalc.engines.reuse import Reuse
-    from kvcalc.throughput.hardware import Devices
+    from kvcalc.throughput.hardware import Devices, Gpu
 
 _MIB = 2**20
 # The last known build without --fit, of November 2025, and the multiple to which --fit rounds a context down.
@@ -63,10 +65,11 @@ class LlamaCpp(Engine):
     # Every slot has the cells of a whole request (llama-server).
     reserves_full_length = True
     running_option = "parallel"
+    by_type = dict.fromkeys(("deepseek_v4", "deepseek_ref"), ("llama_cpp.deepseek_v4", "DeepseekV4"))
     _default_running = 256  # the most sequences of a context (LLAMA_MAX_SEQ, src/llama-cparams.h)
     version = VERSION
     splits_heads = False
-    can_place = True
+    placement_options = OPTIONS
     copies_prefixes = True
     loads_towers = False  # they are read from a file of their own (--mmproj)
     # dev_input in llama_model_base::load_tensors, src/llama-model.cpp.
@@ -92,8 +95,8 @@ class LlamaCpp(Engine):
             raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoder-decoder models")
         mode = parse_mode(settings)
         if stages > 1:
-            shares = parse_shares(settings[SPLIT]) if SPLIT in settings else (1,) * stages
-            self.bounds = bounds_of(layers_per_device(count_placed_layers(spec), shares))
+            self._shares = parse_shares(settings[SPLIT]) if SPLIT in settings else ()
+            self.bounds = bounds_of(layers_per_device(count_placed_layers(spec), self._shares or (1,) * stages))
             self.settings |= {"split_mode": mode, "tensor_split": settings.get(SPLIT)}
         self.check_model()
         if self._views_v(spec):
@@ -161,6 +164,18 @@ class LlamaCpp(Engine):
         from kvcalc.engines.llama_cpp.reuse import LlamaCppReuse
 
         return LlamaCppReuse(cls.name)
+
+    def divide_rows(self, spec: ModelSpec, gpu: Gpu, num_devices: int) -> DividedRows | str | None:
+        if self.settings.get("split_mode") != ROW:
+            return None
+        from kvcalc.engines.llama_cpp.row_split import divide_rows, tile_rows, why_not_divided
+
+        reason, weights = why_not_divided(spec, gpu, self.chosen), weights_of(spec)
+        if reason is not None or weights is None:
+            return reason
+        last = len(self.bounds) - 1
+        parts = [without_tables(part, i == last) for i, part in enumerate(stage_weights(weights, self.bounds))]
+        return divide_rows(parts, self._shares or (1,) * num_devices, tile_rows(gpu.device_class))
 
     def reserve(self, question: Question) -> Reserve:
         from kvcalc.engines.llama_cpp.reserve import reserve

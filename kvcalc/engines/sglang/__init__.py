@@ -82,6 +82,7 @@ class Sglang(Engine):
     # with ignore_eos reserve more.
     reserves_full_length = False
     running_option = "max-running-requests"
+    by_type: Mapping[str, tuple[str, str]] = {"deepseek_v4": ("sglang.deepseek_v4", "DeepseekV4")}
     version = VERSION
     # FusedMoE asserts that the ranks divide the experts (layers/moe/fused_moe_triton/layer.py). Without
     # --moe-dense-tp-size and --enable-dp-lm-head, MLPs and the head are split over --tp-size, which counts all ranks.
@@ -182,6 +183,13 @@ class Sglang(Engine):
         from kvcalc.engines.sglang.reuse import SglangReuse
 
         return SglangReuse(cls.name)
+
+    @classmethod
+    def prompt_division(cls, spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
+        """--cp-strategy."""
+        from kvcalc.engines.sglang.context_parallel import strategy_of
+
+        return None if settings.get("attn-cp-size", "1") == "1" else strategy_of(spec)
 
     def reserve(self, question: Question) -> Reserve:
         from kvcalc.engines.sglang.reserve import reserve

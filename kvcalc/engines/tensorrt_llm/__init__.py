@@ -72,6 +72,12 @@ class TensorrtLlm(Engine):
     # GUARANTEED_NO_EVICT, the default of capacity_scheduler_policy (llmapi/llm_args.py).
     reserves_full_length = True
     running_option = "max-batch-size"
+    by_type: Mapping[str, tuple[str, str]] = {
+        **dict.fromkeys(
+            ("nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("tensorrt_llm.states", "HybridPools")
+        ),
+        **dict.fromkeys(("gemma3_text", "gemma4_text", "gpt_oss"), ("tensorrt_llm.groups", "LayerGroups")),
+    }
     _default_running: int = 2048
     version = "001541bad83b"
     # With enable_attention_dp, every tensor-parallel rank is an attention replica (Mapping.dp_size, mapping.py). The

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
     from kvcalc.engines.reuse import Reuse
+    from kvcalc.throughput.hardware import Gpu
 
 VERSION = "0.33.0"
 _AUTO_CONTEXT_SINCE = Release.of(0, 14)
@@ -152,6 +153,14 @@ class Vllm(Engine):
         from kvcalc.engines.vllm.reuse import VllmReuse
 
         return VllmReuse(cls.name)
+
+    @classmethod
+    def weight_padding(
+        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
+    ) -> tuple[tuple[str, int], ...]:
+        from kvcalc.engines.vllm.padded_experts import expert_padding
+
+        return expert_padding(spec, gpu, dtype, ranks, spread, stages)
 
     def reserve(self, question: Question) -> Reserve:
         from kvcalc.engines.vllm.reserve import reserve
