@@ -72,17 +72,13 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
     check_settings([name], settings, has_device=True)
     if spec.model_type in engine.unread:
         raise ModelError(f"{spec.name}: {engine.title}'s layout of {spec.model_type} is not modelled")
-    if not spec.is_encoder or name == "logical":
+    if not spec.is_encoder or engine.is_formula:
         found = engine(spec, settings, stages, asked.text if asked else None)
         if asked is not None:
             found.notes = (*found.notes, *_release_notes(found, asked))
             found.version = asked.text
         return found
-    if name == "llama.cpp":
-        from kvcalc.engines.llama_cpp.placement import parse_placement
-
-        if parse_placement(settings) is not None:
-            raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoders")
+    engine.check_encoder(spec, settings)
     nothing = _NoCache(spec, settings, 1, None)
     nothing.of, nothing.name, nothing.title, nothing.version = engine, name, engine.title, asked and asked.text
     if engine.pools_for_encoders:
@@ -157,8 +153,11 @@ def _release_notes(engine: Engine, asked: Asked) -> list[Note]:
 
 def _class_of(asked: str, model_type: str = "") -> tuple[type[Engine], Asked | None]:
     """The engine class for a model type, and the requested release, or None."""
-    name = asked.partition("@")[0]
+    name, _, text = asked.partition("@")
     if name not in ENGINES:
         raise UsageError(f"--engine {name!r}: not an engine", nearest(name, ENGINES) or f"one of {', '.join(ENGINES)}")
+    engine = imported(*ENGINES[name])
+    if engine.is_formula and text.strip():
+        raise UsageError(f"--engine {name}@{text[:20]}: the formula has no releases", f"write {name}")
     release = split_engine(asked)[1]
-    return imported(*ENGINES[name]).at(model_type, release.release if release else None), release
+    return engine.at(model_type, release.release if release else None), release

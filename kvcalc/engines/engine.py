@@ -162,7 +162,9 @@ class Engine(ABC):
     `spreads_head` whether the output head is, whatever the MLPs, and
     `limits_all_replicas` whether `running_option` counts the requests of all replicas and not those of each.
 
-    `is_formula` is whether this is no engine, but the formulas alone. `loads_towers` is whether it loads the vision and
+    `is_formula` is whether this is no engine, but the formulas alone. `classes_of_transformers` is "config" if it reads
+    configs through Transformers' classes (`ModelSpec.with_its_classes`). `by_type` has the module (in this
+    folder) and the class for types of models with rules of their own. `loads_towers` is whether it loads the vision and
     audio towers of a checkpoint, and `lora_option` is its option for the number of LoRA adapters on a device.
     `largest_share` is its option for the share of a device's memory, with the largest share in published recipes.
     `limits_concurrency` is whether the concurrency that it prints is at most the requests that run.
@@ -194,8 +196,9 @@ class Engine(ABC):
     copies_prefixes = False  # whether requests copy a prefix that they have in common, and share no memory
     prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
     divides_decode = True  # whether these copies also divide the requests of a decode step
-    by_type: Mapping[str, tuple[str, str]] = {}  # the module (in this folder) and the class for a type of model
+    by_type: Mapping[str, tuple[str, str]] = {}
     is_formula = False
+    classes_of_transformers: str | None = None
     loads_towers = True
     lora_option: str | None = None
     largest_share: tuple[str, str] | None = None
@@ -242,6 +245,10 @@ class Engine(ABC):
     def weight_dtype(spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
         """The type of the weights in the engine if `asked` was requested (None: the config's own), and a note."""
         return asked, None
+
+    @classmethod  # noqa: B027 - most engines have no such settings
+    def check_encoder(cls, spec: ModelSpec, settings: Mapping[str, str]) -> None:
+        """Raise ModelError (exit 3) if the settings are not modelled for encoders."""
 
     @classmethod
     def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcalc.engines import (
-    check_engine,
     engine_class,
     load_engine,
     replica_settings,
@@ -49,11 +48,11 @@ def resolve_types(asked: Question) -> Types:
 
     Raises UsageError (exit 2) if an option needs a device, and what the engine raises for a type.
     """
-    if asked.model.as_transformers is not None and asked.engine.partition("@")[0] in asked.model.with_its_classes:
-        asked = asked._replace(model=asked.model.as_transformers)
+    own, engine = asked.model.as_transformers, engine_class(asked.engine)
+    if own is not None and engine.classes_of_transformers in asked.model.with_its_classes:
+        asked = asked._replace(model=own)
     spec = apply(asked.model, asked.what_if)
     settings, devices = asked.engine_settings or {}, asked.devices
-    check_engine(asked.engine)
     weight_dtype, weight_note = resolve_weight_dtype(asked.engine, spec, asked.dtype)
     asked = asked._replace(dtype=weight_dtype)
     if devices is not None:

@@ -15,7 +15,8 @@ from kvcalc.model.resolve import load_model
 BF16 = DTYPES["bf16"]
 # Facts about an engine's own account, which no request changes. They are asked of `Allocation.engine`.
 FACTS = {
-    "at", "attended", "auto_context", "block_tokens", "check_auto_context", "check_context", "check_ranks",
+    "at", "attended", "auto_context", "block_tokens", "check_auto_context", "check_context",
+    "check_encoder", "check_ranks",
     "count_devices", "cut", "default_block", "device_defaults", "device_settings", "divide_rows",
     "divides_tokens", "known_releases", "prompt_division",
     "divide_cache", "entries", "entry_sizes", "kv_dtype", "lookahead_tokens", "prompt_stops", "replica_settings",

@@ -105,6 +105,11 @@ class LlamaCpp(Engine):
         self.notes += self._note_slots()
 
     @classmethod
+    def check_encoder(cls, spec: ModelSpec, settings: Mapping[str, str]) -> None:
+        if parse_placement(settings) is not None:
+            raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoders")
+
+    @classmethod
     def count_devices(cls, settings: Mapping[str, str]) -> int | None:
         return count_devices(settings)
 

@@ -76,6 +76,7 @@ class Sglang(Engine):
 
     name = "sglang"
     title = "SGLang"
+    classes_of_transformers = "config"
     pools_for_encoders = "SGLang"  # seen for bge-m3 (sgl-project/sglang#7590)
     # A request starts if its prompt fits beside a share of the answers still to come (new_token_ratio, which falls to
     # 10 %). If that was too little, requests are retracted (PrefillAdder, srt/managers/schedule_policy.py). Requests

@@ -68,6 +68,7 @@ class TensorrtLlm(Engine):
 
     name = "tensorrt-llm"
     title = "TensorRT-LLM"
+    classes_of_transformers = "config"
     unread = NOT_READ_IN_TENSORRT_LLM
     # GUARANTEED_NO_EVICT, the default of capacity_scheduler_policy (llmapi/llm_args.py).
     reserves_full_length = True

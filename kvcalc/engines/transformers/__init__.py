@@ -65,6 +65,7 @@ class Transformers(Engine):
 
     name = "transformers"
     title = "Transformers"
+    classes_of_transformers = "transformers"
     version = "5.23.0"
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:

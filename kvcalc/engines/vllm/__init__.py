@@ -57,6 +57,7 @@ class Vllm(Engine):
 
     name = "vllm"
     title = "vLLM"
+    classes_of_transformers = "config"
     unread = NOT_READ_IN_VLLM
     # A request starts if there are blocks for its prompt. If a running one finds no block, another one is preempted
     # (Scheduler.schedule, v1/core/sched/scheduler.py, vLLM 0.33.0).
