@@ -1,4 +1,4 @@
-"""When the engines' releases came out, to find the release of a date.
+"""How the engines' releases are named, and when they came out, to find the release of a date.
 
 vLLM, SGLang and TensorRT-LLM: the day on which the first file of the release was on PyPI, one release for each minor
 version (vLLM), patch (SGLang) or release candidate (TensorRT-LLM). mlx: the day of mlx-lm's tag, the last one of a day.
@@ -8,6 +8,19 @@ month is known.
 
 from __future__ import annotations
 
+# How tags and packages spell the engines' names.
+SPELLED = {
+    "vllm": r"vllm(?:-openai)?",
+    "sglang": r"sglang|sgl",
+    "tensorrt-llm": r"tensorrt[-_]?llm|trt[-_]?llm",
+    "llama.cpp": r"llama[-_.]?cpp",
+    "transformers": r"transformers",
+    "mlx": r"mlx[-_]?lm|mlx",
+}
+# These number their builds, and have no versions.
+COUNTS_BUILDS = ("llama.cpp",)
+# An example of a release, for errors.
+EXAMPLES = {"sglang": "0.5.9", "tensorrt-llm": "1.1", "llama.cpp": "b6097", "transformers": "5.0", "mlx": "0.30"}
 # Engine -> (day, release), oldest first.
 DATES: dict[str, tuple[tuple[str, str], ...]] = {
     "vllm": (

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
-from kvcalc.release_dates import DATES
+from kvcalc.release_dates import COUNTS_BUILDS, DATES, EXAMPLES, SPELLED
 
 _LONGEST = 100
 # A missing part of a version stands for the last release of that line, and so does a missing development number.
@@ -40,18 +40,6 @@ _BRANCH = r"(?:nightly|latest|dev|main|stable)[-_.].+|.+[-_.](?:nightly|latest|d
 _COMPONENTS = r"[a-z]+\d+(?:\.\d+)*(?:[-_][a-z]+\d+(?:\.\d+)*)+(?:[-_]\w+)*"
 
 _NEWEST = ("latest", "nightly", "main", "master", "head")
-
-# How tags and packages spell the engines' names.
-_SPELLED = {
-    "vllm": r"vllm(?:-openai)?",
-    "sglang": r"sglang|sgl",
-    "tensorrt-llm": r"tensorrt[-_]?llm|trt[-_]?llm",
-    "llama.cpp": r"llama[-_.]?cpp",
-    "transformers": r"transformers",
-    "mlx": r"mlx[-_]?lm|mlx",
-}
-_COUNTS_BUILDS = ("llama.cpp",)
-_EXAMPLES = {"sglang": "0.5.9", "tensorrt-llm": "1.1", "llama.cpp": "b6097", "transformers": "5.0", "mlx": "0.30"}
 
 
 class Release(NamedTuple):
@@ -109,12 +97,10 @@ def release_of(engine: str) -> Release | None:
 @lru_cache(maxsize=1024)
 def parse_release(engine: str, text: str) -> Asked:
     """The release of `engine` that `text` names. Raises UsageError (exit 2), with an example, if it names none."""
-    example = f"write {engine}@{_EXAMPLES.get(engine, '0.19.0')}, {engine}@nightly or a date, {engine}@2026-05-01"
+    example = f"write {engine}@{EXAMPLES.get(engine, '0.19.0')}, {engine}@nightly or a date, {engine}@2026-05-01"
     folded = text.strip().casefold()
     if not folded:
         raise UsageError(f"--engine {engine}@: the release is missing", f"{example}, or {engine} for the newest")
-    if engine == "logical":
-        raise UsageError(f"--engine logical@{text[:20]}: the formula has no releases", "write logical")
     found = _parse(engine, folded) if len(folded) <= _LONGEST else None
     if found is None:
         raise UsageError(f"--engine {engine}@{text[:40]}: not a release", example)
@@ -129,9 +115,9 @@ def _parse(engine: str, text: str) -> Asked | None:
         return _on(engine, text, day) if day else None
     # A tag may begin with the release, as in v0.5.9-cu129, or name the engine first, as in rocm7.0-vllm_0.11.1.
     named = re.search(
-        rf"(?:^|[-_:/])(?:{_SPELLED.get(engine, re.escape(engine))}|releases?)[-_:/= ]*(v?\d.*|b\d.*)", text
+        rf"(?:^|[-_:/])(?:{SPELLED.get(engine, re.escape(engine))}|releases?)[-_:/= ]*(v?\d.*|b\d.*)", text
     )
-    build = re.search(r"[-_](b\d+)(?:[-_]|$)", text) if engine in _COUNTS_BUILDS else None
+    build = re.search(r"[-_](b\d+)(?:[-_]|$)", text) if engine in COUNTS_BUILDS else None
     for tag in (text, named[1] if named else "", build[1] if build else ""):
         while tag:
             release = _version(engine, tag)
@@ -139,14 +125,14 @@ def _parse(engine: str, text: str) -> Asked | None:
                 return Asked(text, release)
             tag = re.sub(r"(?:^|[-_])[^-_]*$", "", tag)
     # llama.cpp's Python package counts its own versions, which say nothing about the build.
-    is_package = engine in _COUNTS_BUILDS and "." in text and re.fullmatch(_VERSION, text) is not None
+    is_package = engine in COUNTS_BUILDS and "." in text and re.fullmatch(_VERSION, text) is not None
     if is_package or any(re.fullmatch(kind, text) for kind in (_COMMIT, _BRANCH, _COMPONENTS)):
         return Asked(text, None, is_placed=False)
     return None
 
 
 def _version(engine: str, text: str) -> Release | None:
-    if engine in _COUNTS_BUILDS:
+    if engine in COUNTS_BUILDS:
         build = re.fullmatch(_BUILD, text)
         return Release.of(int(build[1])) if build else None
     found = re.fullmatch(_VERSION, text)

@@ -203,12 +203,9 @@ def _engines(kind: str, part: str) -> list[str]:
 
     name, at, _ = part.partition("@")
     if at:
-        from kvcalc.engines.vllm.releases import RELEASES
-        from kvcalc.release_dates import DATES
+        from kvcalc.engines import engine_class
 
-        if name == "vllm":
-            return [f"vllm@{rules.release}" for rules in RELEASES if rules.since > (0, 0, 0)]
-        return [f"{name}@{release}" for _, release in DATES.get(name, ())]
+        return [f"{name}@{release}" for release in engine_class(name).known_releases()] if name in OPTIONS else []
     return [*OPTIONS, *(["all"] if kind in ("estimate", "compare", "sweep") else [])]
 
 

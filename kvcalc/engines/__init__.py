@@ -7,11 +7,10 @@ To add an engine, write a subclass of `Engine` (`engine.py`), add a line to `ENG
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from kvcalc.engines.engine import Engine, Resolved
+from kvcalc.engines.engine import Engine, Resolved, imported
 from kvcalc.engines.options import check_settings
 from kvcalc.engines.place import Place
 from kvcalc.errors import ModelError, UsageError, nearest
@@ -37,20 +36,6 @@ ENGINES = {
     "tensorrt-llm": ("tensorrt_llm", "TensorrtLlm"),
     "llama.cpp": ("llama_cpp", "LlamaCpp"),
     "mlx": ("mlx", "Mlx"),
-}
-# (engine, model type) pairs that have a class of their own.
-_OF_TYPE = {
-    ("llama.cpp", "deepseek_v4"): ("llama_cpp.deepseek_v4", "DeepseekV4"),
-    ("llama.cpp", "deepseek_ref"): ("llama_cpp.deepseek_v4", "DeepseekV4"),
-    ("sglang", "deepseek_v4"): ("sglang.deepseek_v4", "DeepseekV4"),
-    **dict.fromkeys(
-        [("tensorrt-llm", kind) for kind in ("nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")],
-        ("tensorrt_llm.states", "HybridPools"),
-    ),
-    **dict.fromkeys(
-        [("tensorrt-llm", kind) for kind in ("gemma3_text", "gemma4_text", "gpt_oss")],
-        ("tensorrt_llm.groups", "LayerGroups"),
-    ),
 }
 # Engines whose start-up logs are read: their folders have a module `log` with a `LogReader`, `LOG`.
 LOGS = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
@@ -93,17 +78,13 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
     check_settings([name], settings, has_device=True)
     if spec.model_type in engine.unread:
         raise ModelError(f"{spec.name}: {engine.title}'s layout of {spec.model_type} is not modelled")
-    if not spec.is_encoder or name == "logical":
+    if not spec.is_encoder or engine.is_formula:
         found = engine(spec, settings, stages, asked.text if asked else None)
         if asked is not None:
             found.notes = (*found.notes, *_release_notes(found, asked))
             found.version = asked.text
         return found
-    if name == "llama.cpp":
-        from kvcalc.engines.llama_cpp.placement import parse_placement
-
-        if parse_placement(settings) is not None:
-            raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoders")
+    engine.check_encoder(spec, settings)
     nothing = _NoCache(spec, settings, 1, None)
     nothing.of, nothing.name, nothing.title, nothing.version = engine, name, engine.title, asked and asked.text
     if engine.pools_for_encoders:
@@ -202,15 +183,11 @@ def _release_notes(engine: Engine, asked: Asked) -> list[Note]:
 
 def _class_of(asked: str, model_type: str = "") -> tuple[type[Engine], Asked | None]:
     """The engine class for a model type, and the requested release, or None."""
-    name = asked.partition("@")[0]
+    name, _, text = asked.partition("@")
     if name not in ENGINES:
         raise UsageError(f"--engine {name!r}: not an engine", nearest(name, ENGINES) or f"one of {', '.join(ENGINES)}")
-    own, release = _OF_TYPE.get((name, model_type)), split_engine(asked)[1]
-    engine = _imported(*(own or ENGINES[name]))
-    return (engine if own is None else engine.at(model_type, release.release if release else None)), release
-
-
-@cache
-def _imported(module: str, engine: str) -> type[Engine]:
-    found: type[Engine] = getattr(import_module(f"kvcalc.engines.{module}"), engine)
-    return found
+    engine = imported(*ENGINES[name])
+    if engine.is_formula and text.strip():
+        raise UsageError(f"--engine {name}@{text[:20]}: the formula has no releases", f"write {name}")
+    release = split_engine(asked)[1]
+    return engine.at(model_type, release.release if release else None), release

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.options import Given
@@ -21,13 +23,17 @@ from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
+from kvcalc.release_dates import DATES
 from kvcalc.releases import Asked, Release
 
 if TYPE_CHECKING:
-    from kvcalc.engines.llama_cpp.placement import Placement
+    from kvcalc.engines.placement import Placement, PlacementOptions
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.reuse import Reuse
     from kvcalc.engines.scheduler import Disaggregation, Schedule
+    from kvcalc.model.tensors import ModelWeights
+    from kvcalc.throughput.hardware import Devices, Gpu
 
 # The name of every line in the engines' accounts, in display order.
 _LINES = (
@@ -93,6 +99,29 @@ class DeviceDefault(NamedTuple):
     devices: str
 
 
+class DividedRows(NamedTuple):
+    """The weights on each device, and the rows of a tied output head on each."""
+
+    parts: list[ModelWeights]
+    head_rows: list[int]
+
+
+class AutoContext(NamedTuple):
+    """How an engine chooses its context: the longest one, up to `most_tokens`, for `sequences` sequences.
+
+    `margin_bytes` stay free on every device, which `margin_reason` says in words. A context below the model's own is
+    rounded down to a multiple of `step_tokens`, and is at least `least_tokens`, for which `least_reason` is in words.
+    """
+
+    most_tokens: int
+    sequences: int = 1
+    margin_bytes: int = 0
+    margin_reason: str = ""
+    step_tokens: int = 1
+    least_tokens: int = 1
+    least_reason: str = ""
+
+
 class RunningPool(NamedTuple):
     """The blocks of one device while requests run, as a simulation of the scheduler follows them.
 
@@ -132,6 +161,15 @@ class Engine(ABC):
     `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas,
     `spreads_head` whether the output head is, whatever the MLPs, and
     `limits_all_replicas` whether `running_option` counts the requests of all replicas and not those of each.
+
+    `is_formula` is whether this is no engine, but the formulas alone. `classes_of_transformers` is "config" if it reads
+    configs through Transformers' classes (`ModelSpec.with_its_classes`). `by_type` has the module (in this
+    folder) and the class for types of models with rules of their own. `loads_towers` is whether it loads the vision and
+    audio towers of a checkpoint, and `lora_option` is its option for the number of LoRA adapters on a device.
+    `largest_share` is its option for the share of a device's memory, with the largest share in published recipes.
+    `limits_concurrency` is whether the concurrency that it prints is at most the requests that run.
+    `keeps_tables_on_host` is whether the input embedding is always in host memory, and `has_device_budgets` whether
+    every device has layers and a budget of its own, unlike pipeline stages of which the largest one decides.
     """
 
     name: str
@@ -158,7 +196,16 @@ class Engine(ABC):
     copies_prefixes = False  # whether requests copy a prefix that they have in common, and share no memory
     prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
     divides_decode = True  # whether these copies also divide the requests of a decode step
-    can_place = False  # whether parts of a model can be in host memory
+    by_type: Mapping[str, tuple[str, str]] = {}
+    is_formula = False
+    classes_of_transformers: str | None = None
+    loads_towers = True
+    lora_option: str | None = None
+    largest_share: tuple[str, str] | None = None
+    limits_concurrency = True
+    keeps_tables_on_host = False
+    has_device_budgets = False
+    placement_options: PlacementOptions | None = None  # None: no part of a model can be in host memory
     placement: Placement | None = None  # which parts of the model are there
     micro_batch_tokens = 0  # the most tokens that the host and the device pass to each other at once
 
@@ -171,8 +218,9 @@ class Engine(ABC):
 
     @classmethod
     def at(cls, model_type: str, release: Release | None) -> type[Engine]:
-        """The class for a release (None: the newest), if this class of a model type has the rules of some only."""
-        return cls
+        """The class for a model type (empty: any) and a release (None: the newest)."""
+        own = imported(*cls.by_type[model_type]) if model_type in cls.by_type else cls
+        return cls if own is cls else own.at(model_type, release)
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:
@@ -197,6 +245,10 @@ class Engine(ABC):
     def weight_dtype(spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
         """The type of the weights in the engine if `asked` was requested (None: the config's own), and a note."""
         return asked, None
+
+    @classmethod  # noqa: B027 - most engines have no such settings
+    def check_encoder(cls, spec: ModelSpec, settings: Mapping[str, str]) -> None:
+        """Raise ModelError (exit 3) if the settings are not modelled for encoders."""
 
     @classmethod
     def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
@@ -233,6 +285,74 @@ class Engine(ABC):
     ) -> Mapping[str, str]:
         """`settings` with the default size of a block, if the device decides it. `kv_dtype` is the cache's type."""
         return settings
+
+    @classmethod
+    def default_block(cls, spec: ModelSpec, kv_dtype: str, place: Place) -> int | None:
+        """The tokens of a block if the device decides them and the settings do not."""
+        return None
+
+    @classmethod
+    def known_releases(cls) -> list[str]:
+        """The releases that users choose from, as they stand after @."""
+        return [release for _, release in DATES.get(cls.name, ())]
+
+    @classmethod
+    def count_devices(cls, settings: Mapping[str, str]) -> int | None:
+        """The number of devices that the settings name. None if they do not. UsageError (exit 2) for bad settings."""
+        return None
+
+    @classmethod
+    def split_layers(
+        cls, settings: Mapping[str, str], devices: Devices | None, size: int | None, stages: int, replicas: int
+    ) -> tuple[Devices | None, int | None, int]:
+        """The devices, the tensor-parallel size and the number of stages, if the settings may change them.
+
+        UsageError (exit 2) if the settings contradict `stages` or the number of devices.
+        """
+        return devices, size, stages
+
+    @classmethod
+    def divides_tokens(cls, spec: ModelSpec, vendor: str | None) -> bool:
+        """Whether tensor-parallel ranks can divide the tokens of this model's cache on a vendor's devices."""
+        return False
+
+    @classmethod
+    def weight_padding(
+        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
+    ) -> tuple[tuple[str, int], ...]:
+        """The name and the bytes of what kernels add to weights, on the pipeline stage that holds most.
+
+        The matrices are split over `ranks` tensor-parallel ranks, and the experts over `spread` ranks.
+        """
+        return ()
+
+    @classmethod
+    def prompt_division(cls, spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
+        """How copies of the attention divide a prompt, if the command must say so. None if they do not."""
+        return None
+
+    def divide_rows(self, spec: ModelSpec, gpu: Gpu, num_devices: int) -> DividedRows | str | None:
+        """The weights of a model whose matrices are divided by rows, or the reason why they are not known.
+
+        None if the settings divide the layers instead.
+        """
+        return None
+
+    @classmethod
+    def check_auto_context(cls, settings: Mapping[str, Any], release: Release | None) -> None:
+        """Raise UsageError (exit 2) if the engine chooses no context (`auto_context`)."""
+        raise UsageError(
+            f"--context auto: {cls.name} does not choose a context",
+            "llama.cpp and vllm do: --engine llama.cpp; or give --context N",
+        )
+
+    @classmethod
+    def auto_context(cls, settings: Mapping[str, str], longest: int, batch: int, shares_context: bool) -> AutoContext:
+        """How the engine chooses a context for a model of `longest` tokens.
+
+        `shares_context` is whether the `batch` sequences have one context together.
+        """
+        return AutoContext(longest)
 
     @abstractmethod
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
@@ -388,6 +508,13 @@ class Engine(ABC):
         hint = "leave --prefix-tokens, --turns, --offload and --transfer-bandwidth out, or use another engine"
         raise UsageError(f"{self.name} has no prefix cache for {share.name}", hint)
 
+    @classmethod
+    def reuse(cls) -> Reuse:
+        """The tiers of memory beside the cache, and the drafts. Without rules of its own, an engine has neither."""
+        from kvcalc.engines.reuse import Reuse
+
+        return Reuse(cls.name)
+
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         """How the bytes of one replica grow at a context."""
         return growth(lambda t: self.replica_bytes(spec, dtype, t), tokens, self.growth_tokens(spec, dtype))
@@ -396,6 +523,13 @@ class Engine(ABC):
 @remembered_of_two
 def _reads_of(engine: Engine, share: ModelSpec, dtype: Dtype) -> Reads:
     return reads_of(engine.entries(engine.attended(share), dtype))
+
+
+@cache
+def imported(module: str, name: str) -> type[Engine]:
+    """The class `name` of a module in this folder."""
+    found: type[Engine] = getattr(import_module(f"kvcalc.engines.{module}"), name)
+    return found
 
 
 def not_established(spec: ModelSpec, engine: str, what: str) -> ModelError:

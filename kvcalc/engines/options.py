@@ -10,6 +10,9 @@ from kvcalc.errors import UsageError, nearest
 from kvcalc.records import NamedTuple
 from kvcalc.units import parse_count
 
+NO_ENGINE = "logical"
+"""What stands for the formulas alone, in place of an engine. The default of most questions."""
+
 
 class Option(NamedTuple):
     """One option of an engine.

@@ -176,9 +176,9 @@ _CACHE_LIKE = (
 ).split()
 
 
-# These engines read a config through Transformers' class (AutoConfig), and so ignore what it ignores: keys beside
-# text_config that belong into it, and Gemma 4's sliding_window_pattern. The engines read MiMo's layers themselves.
-_WITH_CLASSES = ("transformers", "vllm", "sglang", "tensorrt-llm")
+# Engines that read a config through Transformers' class (AutoConfig) ignore what it ignores: keys beside text_config
+# that belong into it, and Gemma 4's sliding_window_pattern. They read MiMo's layers themselves.
+_READING_CONFIGS = "config"
 
 
 def read_config(config: Mapping[str, object], name: str, source: str, *, strict: bool = False) -> ModelSpec:
@@ -216,7 +216,7 @@ def _read_any(config: Mapping[str, object], name: str, source: str, strict: bool
     spec = _read(config, model_type, module, name, source, strict)
     if whole is not None:
         spec = with_transformers_reading(spec, read_config(whole, name, source))
-        spec = spec._replace(with_its_classes=_WITH_CLASSES)
+        spec = spec._replace(with_its_classes=(*spec.with_its_classes, _READING_CONFIGS))
         if spec.as_transformers is None:
             return spec
         # What reads such a config decides which model it is, so nothing can confirm the weights.
@@ -253,7 +253,7 @@ def _read(
         if seen != config:
             spec = with_transformers_reading(spec, family.read(ConfigReader(seen, name, source), model_type))
             if module == "gemma4":
-                spec = spec._replace(with_its_classes=_WITH_CLASSES)
+                spec = spec._replace(with_its_classes=(*spec.with_its_classes, _READING_CONFIGS))
     return spec
 
 

@@ -80,8 +80,8 @@ class ModelSpec(NamedTuple):
     published keys that an engine or its converter reads by its own rules; `reader.STATED` lists them by model type.
     `checkpoint` is the folder of the config.json, which may also hold the weights, or None. `in_transformers` is
     whether Transformers has a class that reads such a config, and `as_transformers` is the model that this class makes
-    of it, or None if it is the same; the engines `with_its_classes` then run that model too. `remarks` are sentences
-    that an answer must include.
+    of it, or None if it is the same. `with_its_classes` says who runs that model too: "transformers", with its models,
+    and "config", who reads configs through its classes. `remarks` are sentences that an answer must include.
     `gguf` holds further facts if the model was read from a GGUF file, else None. `whole` is the complete model if this
     is one pipeline stage: an engine lays out a stage by properties of all layers (the widest window, the widest layer).
     `reference` is MODEL as the user typed it (for a Hub id its publisher's spelling, without `hf:`), or empty if the

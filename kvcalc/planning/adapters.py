@@ -10,8 +10,6 @@ from kvcalc.model.tensors import LINEAR, WHOLE, ModelWeights, Weight
 from kvcalc.planning.case import Case
 
 _ELEMENT_BYTES = 2
-# The option for the number of slots.
-_SLOTS = {"vllm": "max-loras", "sglang": "max-loras-per-batch"}
 
 
 def adapter_buffers(case: Case) -> tuple[tuple[str, int], ...]:
@@ -27,8 +25,10 @@ def adapter_buffers(case: Case) -> tuple[tuple[str, int], ...]:
     weights = weights_of(case.spec)
     if weights is None:
         raise ModelError(f"--max-lora-rank: the linear layers of {case.spec.name} are not known")
-    given = Given(case.engine_name, case.settings)
-    slots, rank = given.count(_SLOTS[case.engine_name]), given.count("max-lora-rank")
+    given, option = Given(case.engine_name, case.settings), case.engine_class.lora_option
+    if option is None:
+        raise ValueError(f"{case.engine_name} has no option for adapters")
+    slots, rank = given.count(option), given.count("max-lora-rank")
     size, hidden = case.workload.tensor_parallel_size, weights.embedding.columns
     stages = stage_weights(weights, case.stages) if len(case.stages) > 1 else [weights]
     most = max(_elements(part, size, hidden) for part in stages)

@@ -14,7 +14,7 @@ from kvcalc.model.towers import tower_parameters
 from kvcalc.planning.attention_replicas import spread_of, whole_copies
 from kvcalc.planning.capacity import PoolShrinkage, largest_batch, least
 from kvcalc.planning.case import Case
-from kvcalc.planning.device_weights import DeviceWeights, device_weights, file_excess, stage_sizes
+from kvcalc.planning.device_weights import DeviceWeights, device_weights, file_excess, row_sizes, stage_sizes
 from kvcalc.records import NamedTuple
 from kvcalc.releases import release_of
 from kvcalc.units import format_size
@@ -159,10 +159,8 @@ def _budget(case: Case) -> Budget | str:
 
         weights = with_others(weights, adapter_buffers(case))
     if case.spec.quantization is not None:
-        from kvcalc.planning.padded_experts import expert_padding, pads_experts
-
-        if pads_experts(case):
-            weights = with_others(weights, expert_padding(case))
+        padded = (case.spec, case.devices.gpu, case.question.dtype, ranks, workload.expert_parallel_size, case.stages)
+        weights = with_others(weights, case.engine_class.weight_padding(*padded))
     return _divide(case, weights, workload.context_tokens, workload.batch_size, towers)._replace(host=host)
 
 
@@ -184,7 +182,7 @@ def without_file_towers(case: Case, weights: DeviceWeights) -> DeviceWeights:
 
 def _has_own_layers(case: Case) -> bool:
     """Whether every device has layers of its own, with a budget of their own."""
-    return bool(case.engine.bounds) and case.engine_name == "llama.cpp"
+    return bool(case.engine.bounds) and case.engine_class.has_device_budgets
 
 
 def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budget | str:
@@ -192,12 +190,11 @@ def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budg
     from kvcalc.planning.split import Room
 
     asked, workload = case.question, case.workload
-    if case.engine.settings.get("split_mode") == "row":
-        from kvcalc.planning.row_sizes import row_sizes
-
-        sizes = row_sizes(case, tables)
-    else:
-        sizes = stage_sizes(case.model, case.spec, asked.dtype, workload.model_dtype, case.engine.bounds, tables)
+    rows = case.engine.divide_rows(case.spec, case.devices.gpu, workload.pipeline_parallel_size)
+    if isinstance(rows, str):
+        return rows
+    of, bounds = (case.model, case.spec, asked.dtype, workload.model_dtype), case.engine.bounds
+    sizes = stage_sizes(*of, bounds, tables) if rows is None else row_sizes(*of, rows, len(bounds), tables)
     if isinstance(sizes, str):
         return sizes
 
@@ -214,12 +211,8 @@ def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budg
 
 
 def _has_tables_on_host(case: Case) -> bool:
-    """Whether the input embedding takes no memory of the device.
-
-    llama.cpp always keeps it in host memory (dev_input in llama_model_base::load_tensors, src/llama-model.cpp). Devices
-    with LPDDR memory share it with the host.
-    """
-    return case.engine_name == "llama.cpp" and not (case.devices.gpu.memory_type or "").startswith("LPDDR")
+    """Whether the input embedding takes no memory of the device. Devices with LPDDR memory share it with the host."""
+    return case.engine_class.keeps_tables_on_host and not (case.devices.gpu.memory_type or "").startswith("LPDDR")
 
 
 def _divide(

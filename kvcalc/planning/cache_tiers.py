@@ -10,9 +10,6 @@ from collections.abc import Callable
 
 from kvcalc.records import NamedTuple
 
-CPU, DISK, REMOTE = "cpu", "disk", "remote"
-TIERS = (CPU, DISK, REMOTE)
-
 # One NVMe drive on four lanes of PCIe 4.0 reads 6,800 MB/s (Micron 7450, data sheet: 128 KB sequential reads).
 NVME_BYTES_PER_SECOND = 6_800_000_000
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines import engine_class
 from kvcalc.engines.allocation import Allocation
 from kvcalc.engines.engine import Engine
 from kvcalc.memory.kv_cache import on_device
@@ -62,6 +63,11 @@ class Case(NamedTuple):
     @property
     def engine(self) -> Engine:
         return self.allocation.engine
+
+    @property
+    def engine_class(self) -> type[Engine]:
+        """The class with the engine's facts, which hold for encoders too, although no cache of theirs is counted."""
+        return engine_class(self.question.engine)
 
     @property
     def engine_name(self) -> str:
@@ -230,7 +236,7 @@ def _resolve(asked: Question) -> Case:
     asked, hits = with_hits(asked, spec, allocation, share, workload)
     notes = notes_of(found, engine, workload, settings, hits)
     case = Case(asked, spec, cached, share, workload, allocation, settings, found.reason, notes)
-    if asked.devices is not None or engine.name == "logical":
+    if asked.devices is not None or engine.is_formula:
         return case
     from kvcalc.planning.device_defaults import describe_device_defaults
 

@@ -255,7 +255,7 @@ def _curves(case: Case) -> tuple[Curve, Curve, Curve] | None:
     """
     if (
         case.question.reuse is not None
-        or case.engine.name != "logical"
+        or not case.engine.is_formula
         or case.workload.pipeline_parallel_size > 1
         or case.encoder_follows_context
     ):

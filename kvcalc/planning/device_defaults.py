@@ -11,7 +11,7 @@ from typing import Any
 from kvcalc.engines import engine_class, resolve_kv_dtype
 from kvcalc.engines.place import DISTINGUISHED, Place
 from kvcalc.memory.dtypes import Dtype, parse_dtype
-from kvcalc.model.spec import ModelSpec, has_states
+from kvcalc.model.spec import ModelSpec
 from kvcalc.releases import release_of
 
 # The classes of devices whose kernels of attention read blocks of their own, and all others.
@@ -35,8 +35,8 @@ def describe_device_defaults(
             found.setdefault(option, []).append({"value": shown, "devices": devices})
     rows = [_row(option, in_use[option.replace("-", "_")], values) for option, values in found.items()]
     asked, here, dtype = types
-    if engine.partition("@")[0] == "vllm" and "block-size" not in given and not has_states(spec):
-        rows.append(_blocks(spec, engine, here))
+    if "block-size" not in given:
+        rows += _blocks(spec, engine, here)
     if asked.casefold() == "auto":
         named = _cache_types(spec, engine, dtype, given)
         rows.append(_row("kv-cache-dtype", here, [{"value": n or here, "devices": devices} for n, devices in named]))
@@ -47,15 +47,15 @@ def _row(option: str, here: object, values: list[dict[str, Any]]) -> dict[str, A
     return {"option": option, "value": here, "on_devices": values}
 
 
-def _blocks(spec: ModelSpec, engine: str, kv_dtype: str) -> dict[str, Any]:
-    """The row for vLLM's block. Beside states, blocks are as large as a state needs."""
-    from kvcalc.engines.vllm.blocks import default_block
-
-    release = release_of(engine)
-    sizes = [default_block(spec, kv_dtype, Place(release, device_class)) for device_class, _ in _BLOCKS]
-    here = default_block(spec, kv_dtype, Place(release))
+def _blocks(spec: ModelSpec, engine: str, kv_dtype: str) -> list[dict[str, Any]]:
+    """The row for the size of a block, if the device decides it."""
+    release, default = release_of(engine), engine_class(engine).default_block
+    here = default(spec, kv_dtype, Place(release))
+    if here is None:
+        return []
+    sizes = [default(spec, kv_dtype, Place(release, device_class)) for device_class, _ in _BLOCKS]
     values = [{"value": size, "devices": devices} for size, (_, devices) in zip(sizes, _BLOCKS)]
-    return _row("block-size", here, values)
+    return [_row("block-size", here, values)]
 
 
 def _cache_types(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.memory.dtypes import Dtype, parse_weight_dtype
 from kvcalc.memory.sharding import NOT_SPREAD, Bounds, Spread, Width, shard, stage_weights, width_of
 from kvcalc.model.memo import remembered_of_two
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import ModelWeights
 from kvcalc.planning.weight_storage import bytes_of, known_weights
 from kvcalc.planning.weights import language_model_weights
 from kvcalc.records import NamedTuple
+
+if TYPE_CHECKING:
+    from kvcalc.engines.engine import DividedRows
 
 
 class DeviceWeights(NamedTuple):
@@ -51,8 +54,7 @@ def device_weights(
 
     `stages` has the layers of each stage (`Engine.stage_bounds`), and `spread` says what attention replicas divide
     among them. `model`, `spec` and `dtype` are as in `describe_weights`. Bytes read from files are split in the same
-    proportion as the counted bytes. `tables_on_host` is whether the input embedding is in host memory, as in llama.cpp
-    (`kvcalc.engines.llama_cpp.placed_weights`).
+    proportion as the counted bytes. `tables_on_host` is whether the input embedding is in host memory.
     """
     described, _ = language_model_weights(model, spec, dtype, model_dtype)
     if spec.gguf is not None:
@@ -73,7 +75,7 @@ def device_weights(
     if len(stages) > 1:
         parts = stage_weights(weights, stages)
     if tables_on_host:
-        from kvcalc.engines.llama_cpp.placed_weights import without_tables
+        from kvcalc.engines.placement import without_tables
 
         parts = [without_tables(part, number == len(parts)) for number, part in enumerate(parts, 1)]
     sizes = [(size_of(shard(part, ranks, spread)), size_of(part), part) for part in parts]
@@ -109,10 +111,36 @@ def stage_sizes(
         return reason or "the weights are not known"
     parts = stage_weights(weights, stages)
     if tables_on_host:
-        from kvcalc.engines.llama_cpp.placed_weights import without_tables
+        from kvcalc.engines.placement import without_tables
 
         parts = [without_tables(part, number == last) for number, part in enumerate(parts)]
     return part_bytes(model, spec, dtype, model_dtype, parts) or "the bytes of the weights are not known"
+
+
+def row_sizes(
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, rows: DividedRows, num_stages: int,
+    tables_on_host: bool,
+) -> list[int] | str:  # fmt: skip
+    """The bytes of the weights on every device that has a layer or the output, or the reason if they are not known.
+
+    The matrices are divided by rows, and the layers among `num_stages` devices. The other arguments are as in
+    `device_weights`.
+    """
+    weights = weights_of(spec)
+    if weights is None:
+        return "the bytes of the weights are not known"
+    # The last one is the whole table, of which the devices have rows if it is also the output head.
+    whole = [*rows.parts, ModelWeights(weights.embedding, weights.tied, ())]
+    found = part_bytes(model, spec, dtype, model_dtype, whole)
+    if found is None:
+        return "the bytes of the weights are not known"
+    *sizes, table = found
+    sizes = [size + table * held // weights.embedding.rows for size, held in zip(sizes, rows.head_rows)]
+    if not tables_on_host:
+        sizes[0] += table if not weights.tied else 0
+    if any(sizes[num_stages:]):
+        return "--split-mode row: a device with rows and without layers is not modelled; use more even shares"
+    return sizes
 
 
 def part_bytes(

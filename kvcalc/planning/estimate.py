@@ -163,7 +163,7 @@ def _describe_workload(case: Case) -> dict[str, Any]:
     if case.question.images is not None:
         from kvcalc.planning.images import describe_images
 
-        loads_tower = case.engine_name == "vllm" and "language-model-only" not in case.settings
+        loads_tower = "language-model-only" not in case.settings
         step = case.engine.settings.get("max_num_batched_tokens") if loads_tower else None
         tokens = step if isinstance(step, int) else None
         images = describe_images(
@@ -201,8 +201,7 @@ def _describe_blocks(case: Case, memory: int | None) -> dict[str, Any]:
     device = allocation.largest_stage(case.share, dtype, tokens, batch)
     found = allocation.blocks(device, dtype, tokens, batch, memory)
     concurrency, most = found.get("max_concurrency"), allocation.max_running_requests(case.share, dtype, memory)
-    # vLLM's start-up log prints how many requests the pool holds, also if fewer may run.
-    if concurrency is not None and most is not None and case.engine_name != "vllm":
+    if concurrency is not None and most is not None and case.engine_class.limits_concurrency:
         found["max_concurrency"] = min(concurrency, float(most))
     accounts = {
         "request_lines": allocation.lines(device, dtype, tokens),

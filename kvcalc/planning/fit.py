@@ -24,7 +24,7 @@ _MOST_RANKS = 128
 
 def fit(model: ModelSpec, devices: Devices, **asked: Any) -> dict[str, Any]:
     """The fit document: the parts of the estimate, and if the model does not fit, the fewest devices it fits on, and
-    what llama.cpp can keep in host memory instead.
+    what the engine can keep in host memory instead.
 
     `asked` has the other fields of a `Question`. Raises the errors of `make_case`, and ModelError (exit 3) if the
     weights are not known.
@@ -38,7 +38,7 @@ def fit(model: ModelSpec, devices: Devices, **asked: Any) -> dict[str, Any]:
     # The fit document has no throughput, so it has no notes about it.
     notes = [note for note in found.notes if note.part != "throughput"]
     offload = None
-    if not found.fit["fits"] and case.engine_name == "llama.cpp":
+    if not found.fit["fits"] and case.engine.placement_options is not None:
         from kvcalc.planning.offload import suggest
 
         offload = suggest(case)
@@ -52,7 +52,7 @@ def _smallest(case: Case) -> dict[str, Any] | None:
     """
     asked, heads = case.question, case.model.attention.num_heads or 1
     if not case.engine.splits_heads:
-        return _fewest_stages(case) if case.engine_name == "llama.cpp" and case.engine.placement is None else None
+        return _fewest_stages(case) if case.engine.splits_layers and case.engine.placement is None else None
     first = (asked.tensor_parallel_size or 1) + 1
     for size in range(first, min(heads, _MOST_RANKS) + 1):
         if heads % size == 0:
@@ -63,7 +63,7 @@ def _smallest(case: Case) -> dict[str, Any] | None:
 
 
 def _fewest_stages(case: Case) -> dict[str, Any] | None:
-    """The fewest devices on which llama.cpp fits the workload with equal shares of the layers."""
+    """The fewest devices on which the workload fits with equal shares of the layers."""
     given = case.question.engine_settings or {}
     settings = {name: text for name, text in given.items() if name not in ("tensor-split", "split-mode")}
     first, most = case.question.pipeline_parallel_size + 1, min(case.spec.num_layers, _MOST_RANKS)

@@ -1,14 +1,18 @@
-"""The part of a case in host memory: its bytes, the limits that it sets, and its speed.
-
-llama.cpp alone has such parts (`kvcalc.engines.llama_cpp.placement`).
-"""
+"""The part of a case in host memory (`kvcalc.engines.placement`): its bytes, the limits that it sets, and its speed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines.llama_cpp.placed_weights import Divided, divide_file, divide_model, expert_layers
-from kvcalc.engines.llama_cpp.placement import DEFAULT_HOST_BANDWIDTH, Placement, count_placed_layers
+from kvcalc.engines.placement import (
+    DEFAULT_HOST_BANDWIDTH,
+    Divided,
+    Placement,
+    count_placed_layers,
+    divide_file,
+    divide_model,
+    expert_layers,
+)
 from kvcalc.memory import kv_cache
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.planning.case import Case

@@ -12,11 +12,6 @@ from kvcalc.planning.budget import budget
 from kvcalc.planning.case import Case, make_case
 from kvcalc.records import NamedTuple
 
-# Engine -> its option, and the largest share in published recipes. SGLang: InferenceX serves DeepSeek-R1 in fp8 on four
-# B200 with it (benchmarks/dsr1_fp8_b200.sh). vLLM: what vllm-project/recipes says to try when vLLM finds no memory for
-# the cache blocks (InternLM/Intern-S1.md).
-_LARGEST = {"sglang": ("mem-fraction-static", "0.95"), "vllm": ("gpu-memory-utilization", "0.95")}
-
 
 class LargerShare(NamedTuple):
     """The case with a larger share, the flag that sets it, and the most requests of the case's length that then run."""
@@ -32,7 +27,7 @@ def larger_share(case: Case) -> LargerShare | None:
     Call this only if not one request fits with the engine's default.
     """
     asked = case.question
-    option, share = _LARGEST.get(case.engine_name, ("", ""))
+    option, share = case.engine_class.largest_share or ("", "")
     given = asked.engine_settings or {}
     if not option or option in given or asked.kv_memory_bytes is not None:
         return None

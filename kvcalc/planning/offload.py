@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvcalc.engines.llama_cpp.placed_weights import expert_layers
-from kvcalc.engines.llama_cpp.placement import ALL_EXPERTS, EXPERTS, LAYERS, count_placed_layers, is_auto
+from kvcalc.engines.placement import PlacementOptions, count_placed_layers, expert_layers
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case, make_case
@@ -18,21 +17,28 @@ def place_layers(case: Case) -> Case:
     If requests are served, room is left for the cache of all that are asked for. ModelError (exit 3) if it is not known
     what fits.
     """
-    return _at(case, LAYERS, _most_layers(case)) if is_auto(case.settings) else case
+    options = _options(case)
+    return _at(case, options.layers, _most_layers(case)) if options.is_auto(case.settings) else case
 
 
 def suggest(case: Case) -> dict[str, Any] | None:
     """What to keep in host memory so that a model fits: the most layers on the device, and the fewest experts in host
-    memory. None if the engine keeps nothing there, or if neither helps."""
-    if not case.engine.can_place or case.workload.pipeline_parallel_size > 1:
+    memory. None if the model has stages, or if neither helps. The engine must be able to place parts there."""
+    if case.workload.pipeline_parallel_size > 1:
         return None
-    layers = _most_layers(case)
-    experts = _fewest_experts(case)
+    layers, experts, options = _most_layers(case), _fewest_experts(case), _options(case)
     found = {
-        "n_gpu_layers": _describe(case, LAYERS, layers),
-        "n_cpu_moe": None if experts is None else _describe(case, EXPERTS, experts),
+        "n_gpu_layers": _describe(case, options.layers, layers),
+        "n_cpu_moe": None if experts is None else _describe(case, options.experts, experts),
     }
     return found if any(found.values()) else None
+
+
+def _options(case: Case) -> PlacementOptions:
+    """The engine's options. ValueError if it cannot place parts, so check `Engine.placement_options` first."""
+    if case.engine.placement_options is None:
+        raise ValueError(f"{case.engine_name} keeps no part of a model in host memory")
+    return case.engine.placement_options
 
 
 def _describe(case: Case, option: str, number: int) -> dict[str, Any] | None:
@@ -45,17 +51,17 @@ def _describe(case: Case, option: str, number: int) -> dict[str, Any] | None:
 
 
 def _most_layers(case: Case) -> int:
-    """The largest number for -ngl with which the device's part fits; 0 if none does."""
-    most = count_placed_layers(case.spec) + 1
-    return _most(lambda number: _fits(_at(case, LAYERS, number)), most)
+    """The largest number of layers on the device with which its part fits; 0 if none does."""
+    most, option = count_placed_layers(case.spec) + 1, _options(case).layers
+    return _most(lambda number: _fits(_at(case, option, number)), most)
 
 
 def _fewest_experts(case: Case) -> int | None:
-    """The smallest number for --n-cpu-moe that fits with all layers on the device. None if no number does."""
-    most = max(expert_layers(case.spec), default=-1) + 1
-    if not most or not _fits(_at(case, EXPERTS, most)):
+    """The fewest layers with experts in host memory that fit with all layers on the device. None if no number does."""
+    most, option = max(expert_layers(case.spec), default=-1) + 1, _options(case).experts
+    if not most or not _fits(_at(case, option, most)):
         return None
-    return most - _most(lambda on_device: _fits(_at(case, EXPERTS, most - on_device)), most)
+    return most - _most(lambda on_device: _fits(_at(case, option, most - on_device)), most)
 
 
 def _most(fits: Callable[[int], bool], most: int) -> int:
@@ -70,7 +76,8 @@ def _most(fits: Callable[[int], bool], most: int) -> int:
 def _at(case: Case, option: str, number: int) -> Case:
     """The same case with this number for one option, and without the other options for layers and experts."""
     given = case.question.engine_settings or {}
-    dropped = (LAYERS, EXPERTS, ALL_EXPERTS) if option == EXPERTS else (LAYERS,)
+    options = _options(case)
+    dropped = options if option == options.experts else (options.layers,)
     settings = {name: text for name, text in given.items() if name not in dropped}
     question = case.question._replace(engine_settings={**settings, option: str(number)})
     there = make_case(question)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines import RELEASE, check_engine
+from kvcalc.engines import RELEASE, check_engine, engine_class
 from kvcalc.engines.options import check_settings
 from kvcalc.errors import DoesNotFitError, KvcalcError, UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
@@ -83,7 +83,7 @@ def plan(
     _check(kinds, prices, targets)
     settings = setting_texts(asked.pop("engine_settings", None) or {})
     check_settings([kind.engine for kind in kinds], settings, has_device=True)
-    _check_split(settings)
+    _check_split(kinds, settings)
     given = SpeedQuestion(
         calibration=(asked.pop("speed", None) or SpeedQuestion()).calibration, prefix_hit_rate=prefix_hit_rate
     )
@@ -144,13 +144,11 @@ def plan(
     }
 
 
-def _check_split(settings: Mapping[str, Any]) -> None:
-    """Raise UsageError (exit 2) for a number of devices that llama.cpp's options name, because plan chooses it."""
+def _check_split(kinds: Sequence[Kind], settings: Mapping[str, Any]) -> None:
+    """Raise UsageError (exit 2) for a number of devices that an engine's options name, because plan chooses it."""
     if "tensor-split" not in settings:
         return
-    from kvcalc.engines.llama_cpp.splitting import count_devices
-
-    if count_devices(settings) != 1:
+    if any((engine_class(kind.engine).count_devices(settings) or 1) != 1 for kind in kinds):
         raise UsageError(
             f"--tensor-split {settings['tensor-split']}: plan chooses the number of devices",
             "kvcalc fit takes it, and shows what each device holds",
@@ -299,19 +297,10 @@ def _row(
         drafting_of(question.speculative),
         replicas, memory["engine"]["expert_parallel_size"],
         has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes), engine=kind.engine,
-        cp_strategy=_cp_strategy(question),
+        cp_strategy=engine_class(kind.engine).prompt_division(question.model, question.engine_settings or {}),
     )  # fmt: skip
     commands = {engine: words_of(checkpoint, layout) for engine, words_of in _WORDS.items()}
     return {**row, **{engine: None if words is None else join(words) for engine, words in commands.items()}}
-
-
-def _cp_strategy(question: Question) -> str | None:
-    """SGLang's --cp-strategy if it divides prompts."""
-    if (question.engine_settings or {}).get("attn-cp-size", "1") == "1":
-        return None
-    from kvcalc.engines.sglang.context_parallel import strategy_of
-
-    return strategy_of(question.model)
 
 
 _WORDS: dict[str, Callable[[Checkpoint, Layout], list[str] | None]] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines.reuse import CPU, DISK
 from kvcalc.errors import UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.cache_tiers import CPU, DISK
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.fit_part import describe_hardware
 from kvcalc.planning.prefix_cost import (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from kvcalc.engines.prefixes import Prefixes
+from kvcalc.engines.reuse import CPU, DISK
 from kvcalc.engines.rounding import ceil_div
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.notes import Note
-from kvcalc.planning.cache_tiers import CPU, DISK
 from kvcalc.planning.case import Case
 from kvcalc.planning.kept import prefixes_of as kept_prefixes_of
 from kvcalc.planning.prefix_hits import check_caching
@@ -25,10 +26,6 @@ _GIB = 1024**3
 _SECONDS_PER_HOUR = 3600
 # The prefill is fitted at this many lengths.
 _LENGTHS = 12
-# vLLM and SGLang copy a block to the next tier when it is computed, so a tier also has what the tiers before it have:
-# OffloadingConnector's prepare_store (v1/kv_offload/cpu/manager.py, vLLM 0.33.0), and HiCache's write_through
-# (SGLang 0.5.23). TensorRT-LLM moves a block when it is evicted (secondary blocks, kvCacheManager.h).
-_COPIES_AT_ONCE = ("vllm", "sglang")
 
 
 class BlockBytes(NamedTuple):
@@ -138,8 +135,4 @@ def parse_memory_price(text: str) -> tuple[str, float] | None:
 
 def reach_of(case: Case, blocks: Sequence[int]) -> list[int]:
     """The number of blocks that are found in each tier or one before it. `blocks` are the tiers' own sizes."""
-    found: list[int] = []
-    for size in blocks:
-        before = found[-1] if found else 0
-        found.append(max(before, size) if case.engine_name in _COPIES_AT_ONCE else before + size)
-    return found
+    return list(accumulate(blocks, max if case.engine_class.reuse().copies_at_once else None))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from kvcalc.engines import engine_class
 from kvcalc.engines.engine import Engine
 from kvcalc.errors import UsageError
-from kvcalc.model.spec import ModelSpec, has_cross_attention
+from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 
 
@@ -17,19 +18,14 @@ def check_caching(engine: Engine, option: str) -> None:
 def prefix_hit_notes(rate: float, engine: Engine, spec: ModelSpec) -> list[Note]:
     """The notes about a hit rate; none for 0.
 
-    Raises UsageError (exit 2) for a rate outside 0 to below 1, and if the engine finds no prompts in its cache:
-    `generate` of Transformers starts every call with an empty cache, and vLLM disables prefix caching for
-    encoder-decoder models (vllm/config/scheduler.py). llama.cpp keeps the prompt of each slot.
+    Raises UsageError (exit 2) for a rate outside 0 to below 1, and if the engine finds no prompts in its cache.
     """
     given = f"--prefix-hit-rate {rate:g}"
     if not 0 <= rate < 1:
         raise UsageError(f"{given}: must be at least 0 and below 1", "for example --prefix-hit-rate 0.3")
     if not rate:
         return []
-    if engine.name == "transformers":
-        raise UsageError(f"{given}: transformers has no prefix cache", "leave it out, or use another engine")
-    if engine.name == "vllm" and has_cross_attention(spec):
-        raise UsageError(f"{given}: vLLM has no prefix cache for encoder-decoders like {spec.name}", "leave it out")
+    engine_class(engine.name).reuse().check_hits(given, spec)
     check_caching(engine, "--prefix-hit-rate")
     text = f"{rate:.0%} of each prompt is found in the prefix cache: no prefill for it, but memory as without hits"
     return [Note("throughput", "prefix-hits", text)]

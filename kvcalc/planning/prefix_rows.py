@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.planning.cache_tiers import CPU, DISK
+from kvcalc.engines.reuse import CPU, DISK
 from kvcalc.planning.case import Case
 from kvcalc.planning.prefix_cost import BlockBytes, PrefillTime, Prices
 from kvcalc.planning.prefix_trace import Profile

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvcalc.engines.reuse import CPU
 from kvcalc.notes import Note
 from kvcalc.planning.budget import Budget, budget
-from kvcalc.planning.cache_tiers import CPU
 from kvcalc.planning.case import Case
 from kvcalc.planning.prefix_cost import reach_of
 from kvcalc.planning.prefix_rows import DEVICE, Setup

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines import engine_class
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
 from kvcalc.records import NamedTuple
+from kvcalc.releases import release_of
 from kvcalc.units import Number, check_count, check_text, shown
 
 if TYPE_CHECKING:
@@ -89,11 +91,20 @@ def checked(question: Question) -> Question:
     check_model(question.model, "model")
     given = question.engine_settings or {}
     if question.fits_context:
-        from kvcalc.planning.auto_context_check import check_auto_context
-
-        has_device, serves = question.devices is not None, question.serves_requests
-        check_auto_context(question.engine.casefold(), given, has_device, serves)
+        _check_auto_context(question, given)
     return question._replace(engine=question.engine.casefold(), engine_settings=setting_texts(given))
+
+
+def _check_auto_context(question: Question, settings: Mapping[str, Any]) -> None:
+    """Raise UsageError (exit 2) if the engine does not choose a context, or has nothing to choose it from."""
+    engine = question.engine.casefold()
+    engine_class(engine).check_auto_context(settings, release_of(engine))
+    if question.devices is None:
+        raise UsageError(
+            "--context auto needs a device, whose memory decides", "for example --gpu rtx-4090; or give --context N"
+        )
+    if question.serves_requests:
+        raise UsageError("--context auto: with requests to serve, the context is that of a request", "remove --context")
 
 
 def check_devices(value: object) -> None:
@@ -125,29 +136,18 @@ def completed(question: Question) -> Question:
 
     Raises what `with_requests` raises.
     """
-    if question.engine.startswith("llama.cpp") and (
-        question.engine_settings or (question.devices is not None and question.devices.num_devices > 1)
-    ):
-        question = _split(question)
+    devices, size, stages = engine_class(question.engine).split_layers(
+        question.engine_settings or {}, question.devices, question.tensor_parallel_size,
+        question.pipeline_parallel_size, question.data_parallel_size,
+    )  # fmt: skip
+    question = question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)
     if question.devices is None:
         return question
     from kvcalc.planning.layout import lay_out, prompt_ranks_of
 
-    size, copies = question.tensor_parallel_size, prompt_ranks_of(question.engine_settings)
-    stages, replicas = question.pipeline_parallel_size, question.data_parallel_size
+    copies, replicas = prompt_ranks_of(question.engine_settings), question.data_parallel_size
     devices, size = lay_out(question.devices, size, stages, replicas, copies)
     return with_requests(question._replace(devices=devices, tensor_parallel_size=size))
-
-
-def _split(question: Question) -> Question:
-    """The question with the devices among which llama.cpp divides the layers."""
-    from kvcalc.planning.split_layout import split_layers
-
-    devices, size, stages = split_layers(
-        question.engine_settings or {}, question.devices, question.tensor_parallel_size,
-        question.pipeline_parallel_size, question.data_parallel_size,
-    )  # fmt: skip
-    return question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)
 
 
 def with_requests(question: Question) -> Question:

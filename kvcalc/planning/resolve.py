@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcalc.engines import (
-    check_engine,
     engine_class,
     load_engine,
     replica_settings,
@@ -49,11 +48,11 @@ def resolve_types(asked: Question) -> Types:
 
     Raises UsageError (exit 2) if an option needs a device, and what the engine raises for a type.
     """
-    if asked.model.as_transformers is not None and asked.engine.partition("@")[0] in asked.model.with_its_classes:
-        asked = asked._replace(model=asked.model.as_transformers)
+    own, engine = asked.model.as_transformers, engine_class(asked.engine)
+    if own is not None and engine.classes_of_transformers in asked.model.with_its_classes:
+        asked = asked._replace(model=own)
     spec = apply(asked.model, asked.what_if)
     settings, devices = asked.engine_settings or {}, asked.devices
-    check_engine(asked.engine)
     weight_dtype, weight_note = resolve_weight_dtype(asked.engine, spec, asked.dtype)
     asked = asked._replace(dtype=weight_dtype)
     if devices is not None:
@@ -92,9 +91,9 @@ def settings_of(found: Types) -> Mapping[str, str]:
         from kvcalc.planning import drafting
 
         drafting.check_speculation(asked.speculative, has_device)
-        drafting.check_engine_drafts(asked.speculative, asked.engine, found.spec)
-        drafting.check_prompt_ranks(asked.speculative, settings)
-        settings = drafting.engine_settings(asked.speculative, asked.engine, settings)
+        reuse = engine_class(asked.engine).reuse()
+        reuse.check_drafts(asked.speculative, found.spec, settings)
+        settings = reuse.draft_settings(asked.speculative, settings)
     if asked.images is not None:
         from kvcalc.planning.images import check_images
 
@@ -130,9 +129,7 @@ def allocation_of(
             drafts = Drafts(_engine_of(drafter.spec, asked.engine, 1, *others), drafter.spec)
         slots, matching = drafting.slots_of(asked.speculative, engine, asked.serves_requests), None
         if asked.reuse is not None:
-            from kvcalc.planning.drafted_reuse import matching_of
-
-            matching = matching_of(asked.speculative, asked.engine, spec, asked.reuse)
+            matching = drafting.matching_of(asked.speculative, asked.engine, spec, asked.reuse)
         requests = Requests(0, slots, matching, drafts)
     if asked.reuse is not None and not engine.copies_prefixes:
         requests = requests._replace(prefix_tokens=asked.reuse.prefix_tokens)
@@ -216,7 +213,7 @@ def notes_of(
         from kvcalc.planning import drafting
 
         notes += drafting.notes_of(drafts, engine.name, spec, settings)
-    if spec.is_encoder and engine.name == "logical":
+    if spec.is_encoder and engine.is_formula:
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))
     return tuple(notes)

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from kvcalc.engines.allocation import Allocation
 from kvcalc.engines.prefixes import Prefixes
+from kvcalc.engines.reuse import TIERS
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.workload import Workload
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.cache_tiers import TIERS
 from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.prefix_hits import check_caching, prefix_hit_notes
 from kvcalc.records import NamedTuple

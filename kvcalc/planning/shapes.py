@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvcalc.engines import engine_class
 from kvcalc.model.spec import windows
 from kvcalc.planning.attention_replicas import most_experts
 from kvcalc.planning.layout import SpeedQuestion
@@ -87,7 +88,7 @@ def all_shapes(gpu: Gpu, question: Question, engine: str) -> list[Shape]:
 
     Tensor parallelism is within the fast link. Only models with experts have attention replicas, of which a number that
     was asked for (more than 1) is the only one; their experts are split like other weights, or distributed whole. The
-    tokens of the cache are divided only among ranks that would hold the same KV heads, in vLLM.
+    tokens of the cache are divided only among ranks that would hold the same KV heads.
     """
     joined, experts = _joined(gpu), most_experts(question.model)
     asked = question.data_parallel_size
@@ -112,19 +113,14 @@ def _expert_sizes(tensor: int, attention_replicas: int, experts: int) -> list[in
 
 
 def _token_ranks(question: Question, engine: str, gpu: Gpu, tensor: int) -> list[int]:
-    """The numbers of ranks that may divide the tokens: only ranks that would hold the same KV heads.
-
-    vLLM asks the attention backend for the log-sum-exp of a decode step (check_attention_cp_compatibility,
-    v1/worker/cp_utils.py in 0.33.0). FlashAttention, FlashInfer and the backends for latents have it; on AMD's devices
-    only the latter.
-    """
-    if engine.partition("@")[0] != "vllm" or CONTEXT_PARALLEL in (question.engine_settings or {}):
+    """The numbers of ranks that may divide the tokens: only ranks that would hold the same KV heads."""
+    if CONTEXT_PARALLEL in (question.engine_settings or {}):
         return [1]
-    shape, vendor = question.model.attention, gpu.vendor
+    shape = question.model.attention
     heads = 1 if shape.is_latent else shape.num_kv_heads or 0
     helps = 0 < heads < tensor and not windows(question.model)
-    runs = vendor == "NVIDIA" or (vendor == "AMD" and shape.is_latent)
-    return _powers(tensor // heads) if helps and runs else [1]
+    runs = helps and engine_class(engine).divides_tokens(question.model, gpu.vendor)
+    return _powers(tensor // heads) if runs else [1]
 
 
 def _powers(most: int) -> list[int]:

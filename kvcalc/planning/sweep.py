@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines import check_engine, resolve_kv_dtype
+from kvcalc.engines import check_engine, engine_class, resolve_kv_dtype
 from kvcalc.engines.options import check_settings, settings_of
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import parse_dtype
@@ -243,11 +243,7 @@ def _layouts(gpus: Sequence[Gpu | Devices], sizes: Axis | None, question: Questi
 
             devices = gpu if isinstance(gpu, Devices) else Devices(gpu, 1)
             stages, replicas = question.pipeline_parallel_size, question.data_parallel_size
-            if question.engine.startswith("llama.cpp"):
-                from kvcalc.planning.split_layout import split_layers
-
-                settings = question.engine_settings or {}
-                used, size, stages = split_layers(settings, devices, size, stages, replicas)
-                devices = used or devices
-            devices, size = lay_out(devices, size, stages, replicas, prompt_ranks_of(question.engine_settings))
+            settings, split = question.engine_settings or {}, engine_class(question.engine).split_layers
+            used, size, stages = split(settings, devices, size, stages, replicas)
+            devices, size = lay_out(used or devices, size, stages, replicas, prompt_ranks_of(settings))
             yield question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from kvcalc.engines.reuse import CPU, DISK
 from kvcalc.notes import Note
-from kvcalc.planning.cache_tiers import CPU, DISK, NVME_BYTES_PER_SECOND
+from kvcalc.planning.cache_tiers import NVME_BYTES_PER_SECOND
 
 if TYPE_CHECKING:
     from kvcalc.throughput.hardware import Gpu

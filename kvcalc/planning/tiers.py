@@ -1,19 +1,10 @@
 """The tiers of memory that keep what a device's cache drops: what they keep, and when loading pays.
 
 The size of a tier is that of one replica, over all its devices. Host memory is read over the link of every device at
-once; a disk or another machine is one link for all devices.
+once; a disk or another machine is one link for all devices. The rules of each engine are in `Engine.reuse`.
 
-Sources:
-
-- vLLM 0.33.0, --kv-offloading-size: a chunk is one block of all devices, rounded up to a page of 4,096 bytes
-  (CPUOffloadingSpec, v1/kv_offload/cpu/spec.py). Devices that all have the same rows (MLA) keep one copy
-  (replicated_layout, offloading/config.py of distributed/kv_transfer/kv_connector/v1).
-- LMCache: chunks of 256 tokens (chunk_size, lmcache/v1/config.py); a chunk that is not full is not kept
-  (save_unfull_chunk). MLA is kept once (save_only_first_rank).
-- SGLang 0.5.23, HiCache: pages of the device's pools (HostKVCache, srt/mem_cache/pool_host/base.py). --hicache-size is
-  in GB for each device. MLA is kept once (srt/mem_cache/mla_host_dedup.py).
-- TensorRT-LLM: blocks of the device's pool; host_cache_size is for each device (llmapi/llm_args.py).
-- llama.cpp: the rows of a prompt (--cache-ram, ggml-org/llama.cpp#16391).
+LMCache has chunks of 256 tokens (chunk_size, lmcache/v1/config.py); a chunk that is not full is not kept
+(save_unfull_chunk). MLA is kept once (save_only_first_rank).
 """
 
 from __future__ import annotations
@@ -21,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines import engine_class
 from kvcalc.engines.prefixes import Prefixes
+from kvcalc.engines.reuse import CPU, TIERS
 from kvcalc.engines.rounding import round_up
 from kvcalc.errors import LayoutError, ModelError, UsageError
-from kvcalc.model.caches import IndexerKeys, LatentAttention
-from kvcalc.model.spec import ModelSpec, all_caches, has_states, windows
+from kvcalc.model.spec import has_states, windows
 from kvcalc.notes import Note
 from kvcalc.planning.cache_tiers import (
-    CPU,
-    DISK,
-    TIERS,
     Tier,
     break_even_tokens,
     contexts_kept,
@@ -48,29 +37,20 @@ if TYPE_CHECKING:
     from kvcalc.throughput.roofline import SpeedModel
 
 LMCACHE_TOKENS = 256
-# mmap.PAGESIZE, to which vLLM rounds a chunk up.
-_PAGE_BYTES = 4096
-# The tiers of each engine's own backend. vLLM has others behind the CPU's (v1/kv_offload/tiering), and so has HiCache
-# (--hicache-storage-backend). TensorRT-LLM has host_cache_size and disk_cache_size.
-_NATIVE = {
-    "logical": TIERS, "vllm": TIERS, "sglang": TIERS, "tensorrt-llm": (CPU, DISK), "llama.cpp": (CPU,),
-}  # fmt: skip
-_WITH_LMCACHE = ("vllm", "sglang")
-# The engines that keep MLA, which every device has in full, once for all devices.
-_ONE_COPY = ("vllm", "sglang", "logical")
 
 
 class Store(NamedTuple):
     """How contexts are kept outside the device.
 
-    `unit_tokens` tokens are kept and moved as a whole. `copies` are the devices whose bytes are all kept.
+    `unit_tokens` tokens are kept and moved as a whole. `copies` are the devices whose bytes are all kept. The bytes of
+    a unit are rounded up to a multiple of `page_bytes`.
     """
 
     prefixes: Prefixes
     unit_tokens: int
     copies: int
     is_lmcache: bool
-    is_vllm: bool
+    page_bytes: int
 
     def found(self, tokens: int) -> int:
         """The tokens that a tier keeps of a context of `tokens` tokens."""
@@ -94,8 +74,8 @@ class Store(NamedTuple):
         if self.is_lmcache:
             return self.copies * (self.moved_bytes(tokens) - self.moved_bytes(after))
         held, unit = self.prefixes.tier_bytes(tokens, after), self.prefixes.unit_bytes
-        if self.is_vllm:
-            return held // unit * round_up(unit * self.copies, _PAGE_BYTES)
+        if self.page_bytes > 1:
+            return held // unit * round_up(unit * self.copies, self.page_bytes)
         return self.copies * held
 
 
@@ -133,19 +113,15 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
 
 def store_of(case: Case, *, is_lmcache: bool = False) -> Store:
     """How the case's engine, or LMCache, keeps contexts outside the device, for one pipeline stage."""
-    name, prefixes = case.engine.name, prefixes_of(case)
-    keeps_one = _is_latent(case.share) and (name in _ONE_COPY or is_lmcache)
-    copies = 1 if keeps_one else case.workload.tensor_parallel_size
-    if copies > 1 and name == "sglang" and _is_latent(case.spec):
-        text = f"{case.spec.name}: --offload with drafts that are no MLA is not modelled for SGLang on several devices"
-        raise ModelError(text, "leave --speculative out")
+    prefixes, reuse = prefixes_of(case), case.engine_class.reuse()
+    copies = reuse.tier_copies(case.spec, case.share, case.workload.tensor_parallel_size)
     unit = LMCACHE_TOKENS if is_lmcache else prefixes.block_tokens
-    return Store(prefixes, unit, copies, is_lmcache, name == "vllm" and not is_lmcache)
+    return Store(prefixes, unit, copies, is_lmcache, 1 if is_lmcache else reuse.tier_page_bytes)
 
 
 def check_engine_tiers(name: str, offload: Sequence[tuple[str, int]], *, is_lmcache: bool = False) -> None:
     """Raise UsageError (exit 2) for a tier that the engine `name` does not have."""
-    known = TIERS if is_lmcache else _NATIVE.get(name, ())
+    known = TIERS if is_lmcache else engine_class(name).reuse().tiers
     unknown = [tier for tier, _ in offload if tier not in known]
     if unknown:
         hint = f"one of {', '.join(known)}" if known else "use vllm, sglang, tensorrt-llm or llama.cpp"
@@ -159,19 +135,14 @@ def _checked_store(case: Case, reuse: CacheReuse) -> Store:
     if workload.pipeline_parallel_size * workload.attention_copies * case.engine.token_ranks > 1:
         raise LayoutError("--offload is modelled for one attention replica without stages", "split the model with --tp")
     if is_lmcache:
-        if name not in _WITH_LMCACHE:
-            raise UsageError(f"--offload-backend {LMCACHE}: not for {name}", f"one of {', '.join(_WITH_LMCACHE)}")
+        if not engine_class(name).reuse().takes_lmcache:
+            raise UsageError(f"--offload-backend {LMCACHE}: not for {name}", "one of vllm, sglang")
         if windows(spec) or has_states(spec):
             raise ModelError(
                 f"{spec.name}: what LMCache keeps of windows and states is not modelled", f"--offload-backend {NATIVE}"
             )
     check_engine_tiers(name, reuse.offload, is_lmcache=is_lmcache)
     return store
-
-
-def _is_latent(spec: ModelSpec) -> bool:
-    """Whether every device has all rows: MLA, with or without index keys."""
-    return all(isinstance(cache, (LatentAttention, IndexerKeys)) for cache in all_caches(spec))
 
 
 def _describe_tier(

@@ -11,8 +11,6 @@ from kvcalc.notes import Note
 from kvcalc.planning.case import Case
 from kvcalc.records import NamedTuple
 
-# llama.cpp reads towers from a file of their own (--mmproj). mlx-lm loads language models only.
-_WITHOUT = ("llama.cpp", "mlx")
 _ELEMENT_BYTES = 2
 
 
@@ -33,7 +31,7 @@ class LoadedTowers(NamedTuple):
 def loaded_towers(case: Case) -> LoadedTowers:
     """The towers that the case's engine loads. Quantized checkpoints leave them in 16 bits."""
     model = case.model
-    if model.multimodal is None or model.gguf is not None or case.engine_name in _WITHOUT:
+    if model.multimodal is None or model.gguf is not None or not case.engine_class.loads_towers:
         return LoadedTowers()
     if "language-model-only" in case.settings:
         return LoadedTowers()

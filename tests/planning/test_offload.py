@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.engines.llama_cpp.placement import Placement, parse_placement
+from kvcalc.engines.llama_cpp.placement import parse_placement
+from kvcalc.engines.placement import Placement
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.planning.fit import fit
 from kvcalc.throughput.hardware import Devices, find_devices, find_gpu, own_gpu

@@ -9,27 +9,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines.engine import Engine, Line, Resolved
+from kvcalc.engines.engine import AutoContext, DividedRows, Engine, Line, Resolved
 from kvcalc.engines.llama_cpp.account import Cells, account, cells_for, read_row
 from kvcalc.engines.llama_cpp.architectures import layers_of
 from kvcalc.engines.llama_cpp.converted import ROLLS_BACK
-from kvcalc.engines.llama_cpp.placement import count_placed_layers, parse_placement
-from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_V, VERSION, parse_settings
-from kvcalc.engines.llama_cpp.splitting import SPLIT, layers_per_device, parse_mode, parse_shares
+from kvcalc.engines.llama_cpp.placement import OPTIONS, parse_placement
+from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, VERSION, parse_settings
+from kvcalc.engines.llama_cpp.splitting import (
+    ROW,
+    SPLIT,
+    count_devices,
+    layers_per_device,
+    parse_mode,
+    parse_shares,
+    split_layers,
+)
+from kvcalc.engines.options import Given
 from kvcalc.engines.place import ANYWHERE, Place
+from kvcalc.engines.placement import count_placed_layers, without_tables
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, gguf_type, pair, parse_dtype
-from kvcalc.memory.sharding import bounds_of, stages_of
+from kvcalc.memory.sharding import bounds_of, stage_weights, stages_of
 from kvcalc.model.caches import Cache, ChunkedAttention, LatentAttention, SlidingWindowAttention
-from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention, has_states
+from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention, has_states, weights_of
 from kvcalc.notes import Note
-from kvcalc.releases import parse_release
+from kvcalc.releases import Release, parse_release
+from kvcalc.units import format_size
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.reuse import Reuse
     from kvcalc.engines.scheduler import Schedule
+    from kvcalc.throughput.hardware import Devices, Gpu
 
+_MIB = 2**20
+# The last known build without --fit, of November 2025, and the multiple to which --fit rounds a context down.
+_LAST_WITHOUT_FIT, _CONTEXT_STEP = Release.of(7079), 256
 # kv_cache_types, common/arg.cpp.
 _TYPES = ("fp32", "fp16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
@@ -48,11 +64,16 @@ class LlamaCpp(Engine):
     # Seen in early 2025 for BERT and nomic-embed (ggml-org/llama.cpp#12836, #12817).
     pools_for_encoders = "llama.cpp before mid-2025"
     running_option = "parallel"
+    by_type = dict.fromkeys(("deepseek_v4", "deepseek_ref"), ("llama_cpp.deepseek_v4", "DeepseekV4"))
     _default_running = 256  # the most sequences of a context (LLAMA_MAX_SEQ, src/llama-cparams.h)
     version = VERSION
     splits_heads = False
-    can_place = True
+    placement_options = OPTIONS
     copies_prefixes = True
+    loads_towers = False  # they are read from a file of their own (--mmproj)
+    # dev_input in llama_model_base::load_tensors, src/llama-model.cpp.
+    keeps_tables_on_host = True
+    has_device_budgets = True
     older_rules = "; --before-pull counts an older build"
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
@@ -73,14 +94,55 @@ class LlamaCpp(Engine):
             raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoder-decoder models")
         mode = parse_mode(settings)
         if stages > 1:
-            shares = parse_shares(settings[SPLIT]) if SPLIT in settings else (1,) * stages
-            self.bounds = bounds_of(layers_per_device(count_placed_layers(spec), shares))
+            self._shares = parse_shares(settings[SPLIT]) if SPLIT in settings else ()
+            self.bounds = bounds_of(layers_per_device(count_placed_layers(spec), self._shares or (1,) * stages))
             self.settings |= {"split_mode": mode, "tensor_split": settings.get(SPLIT)}
         self.check_model()
         if self._views_v(spec):
             text = "llama.cpp before January 2026 keeps a second copy of the latent as V; --before-pull 19067 counts it"
             self.notes = (Note("engine", "latent-twice", text),)
         self.notes += self._note_slots()
+
+    @classmethod
+    def check_encoder(cls, spec: ModelSpec, settings: Mapping[str, str]) -> None:
+        if parse_placement(settings) is not None:
+            raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoders")
+
+    @classmethod
+    def count_devices(cls, settings: Mapping[str, str]) -> int | None:
+        return count_devices(settings)
+
+    @classmethod
+    def split_layers(
+        cls, settings: Mapping[str, str], devices: Devices | None, size: int | None, stages: int, replicas: int
+    ) -> tuple[Devices | None, int | None, int]:
+        return split_layers(settings, devices, size, stages, replicas)
+
+    @classmethod
+    def check_auto_context(cls, settings: Mapping[str, Any], release: Release | None) -> None:
+        """llama-server chooses the context with --fit, which is on since December 2025 (pull request 16653)."""
+        is_old = release is not None and release <= _LAST_WITHOUT_FIT
+        if is_old or str(settings.get("before-pull", NO_V)) not in (str(NO_ROWS), str(NO_V)):
+            raise UsageError(
+                "--context auto: llama.cpp before December 2025 does not choose a context", "give --context N"
+            )
+
+    @classmethod
+    def auto_context(cls, settings: Mapping[str, str], longest: int, batch: int, shares_context: bool) -> AutoContext:
+        """Without --ctx-size, the server starts from the model's own length.
+
+        It lowers it until every device keeps --fit-target free, but not below --fit-ctx. If that is not enough, it
+        moves layers into host memory (common_params_fit_impl, common/fit.cpp, llama-cpp-python 0.3.36). It interpolates
+        between two lengths; kvcalc takes the longest one that fits. Slots that share the context share the model's
+        length too.
+        """
+        given = Given(cls.name, settings)
+        margin = given.count("fit-target") * _MIB
+        return AutoContext(
+            longest // (batch if shares_context else 1), batch, margin,
+            f"leaves {format_size(margin)} free (--fit-target)", _CONTEXT_STEP,
+            min(given.count("fit-ctx"), longest), "the least that llama-server chooses (--fit-ctx)",
+        )  # fmt: skip
 
     def _note_slots(self) -> tuple[Note, ...]:
         """The default that a user may not expect: every slot takes memory, also an idle one."""
@@ -100,6 +162,24 @@ class LlamaCpp(Engine):
     def cut(num_layers: int, stages: int) -> list[int]:
         """Split the layers over devices with the same memory (`splitting`)."""
         return layers_per_device(num_layers, (1,) * stages)
+
+    @classmethod
+    def reuse(cls) -> Reuse:
+        from kvcalc.engines.llama_cpp.reuse import LlamaCppReuse
+
+        return LlamaCppReuse(cls.name)
+
+    def divide_rows(self, spec: ModelSpec, gpu: Gpu, num_devices: int) -> DividedRows | str | None:
+        if self.settings.get("split_mode") != ROW:
+            return None
+        from kvcalc.engines.llama_cpp.row_split import divide_rows, tile_rows, why_not_divided
+
+        reason, weights = why_not_divided(spec, gpu, self.chosen), weights_of(spec)
+        if reason is not None or weights is None:
+            return reason
+        last = len(self.bounds) - 1
+        parts = [without_tables(part, i == last) for i, part in enumerate(stage_weights(weights, self.bounds))]
+        return divide_rows(parts, self._shares or (1,) * num_devices, tile_rows(gpu.device_class))
 
     def reserve(self, question: Question) -> Reserve:
         from kvcalc.engines.llama_cpp.reserve import reserve

@@ -17,9 +17,14 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
+from kvcalc.engines.engine import DividedRows
+from kvcalc.engines.llama_cpp.settings import NO_ROWS, Settings
+from kvcalc.model.spec import ModelSpec, has_states, weights_of
 from kvcalc.model.tensors import HEAD, LINEAR, ROUTER, Block, ModelWeights, Weight
+from kvcalc.throughput.hardware import Gpu
 
 _MATRICES = (LINEAR, HEAD, ROUTER)
+_BACKENDS = ("NVIDIA", "AMD")
 
 
 def tile_rows(device_class: str | None) -> int:
@@ -35,9 +40,25 @@ def rows_on_devices(rows: int, shares: Sequence[Fraction | int], tile: int) -> l
     return [high - low for low, high in pairwise(bounds)]
 
 
-def divide_rows(
-    parts: Sequence[ModelWeights], shares: Sequence[Fraction | int], tile: int
-) -> tuple[list[ModelWeights], list[int]]:
+def why_not_divided(spec: ModelSpec, gpu: Gpu, chosen: Settings) -> str | None:
+    """Why the rows of a model's matrices are not divided, or None if they are."""
+    if gpu.vendor not in _BACKENDS:
+        return f"--split-mode row is not modelled for {gpu.name}; the cache is as with layer"
+    if not chosen.is_before(NO_ROWS):
+        return (
+            "llama.cpp has no --split-mode row on these devices since pull request 24216 of June 2026 (device CUDA0 "
+            "does not support split buffers); --before-pull 24216 counts an older build"
+        )
+    if spec.gguf is not None or weights_of(spec) is None:
+        return f"--split-mode row: the matrices of {spec.name} are not counted one by one"
+    if has_states(spec):
+        return f"--split-mode row is not modelled for the recurrent layers of {spec.name}"
+    if spec.attention.is_latent:
+        return f"--split-mode row is not modelled for MLA, whose matrices {spec.name} has one for each head"
+    return None
+
+
+def divide_rows(parts: Sequence[ModelWeights], shares: Sequence[Fraction | int], tile: int) -> DividedRows:
     """The weights on each device without the embedding, and the rows of a tied head on each.
 
     `parts` are the weights of each device's layers, as --split-mode layer places them. Devices after the last of them
@@ -55,7 +76,7 @@ def divide_rows(
         if part.embedding.rows:
             head = [one.rows for one in _on_devices(part.embedding._replace(role=HEAD), own, shares, tile)]
     none = parts[0].embedding._replace(rows=0)
-    return [ModelWeights(none, False, tuple(held)) for held in blocks], head
+    return DividedRows([ModelWeights(none, False, tuple(held)) for held in blocks], head)
 
 
 def _on_devices(weight: Weight, own: int, shares: Sequence[Fraction | int], tile: int) -> list[Weight]:

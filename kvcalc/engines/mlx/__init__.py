@@ -32,6 +32,7 @@ from kvcalc.releases import parse_release
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.reuse import Reuse
 
 # KVCache.step: an array grows by this many tokens.
 _STEP = 256
@@ -61,6 +62,7 @@ class Mlx(Engine):
     version = VERSION
     splits_heads = False
     splits_layers = False
+    loads_towers = False  # mlx-lm has language models only
     older_rules = ", with the types of MLA's cache and of recurrent states as in that release"
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
@@ -91,6 +93,12 @@ class Mlx(Engine):
             text = f"mlx-lm keeps all tokens in the windowed layers of {spec.model_type}"
             notes.append(Note("engine", "whole-windows", text))
         self.notes = tuple(notes)
+
+    @classmethod
+    def reuse(cls) -> Reuse:
+        from kvcalc.engines.mlx.reuse import MlxReuse
+
+        return MlxReuse(cls.name)
 
     def reserve(self, question: Question) -> Reserve:
         from kvcalc.engines.mlx.reserve import reserve

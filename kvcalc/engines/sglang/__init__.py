@@ -49,6 +49,7 @@ from kvcalc.units import Number
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.reuse import Reuse
     from kvcalc.engines.scheduler import Disaggregation, Schedule
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
@@ -76,8 +77,10 @@ class Sglang(Engine):
 
     name = "sglang"
     title = "SGLang"
+    classes_of_transformers = "config"
     pools_for_encoders = "SGLang"  # seen for bge-m3 (sgl-project/sglang#7590)
     running_option = "max-running-requests"
+    by_type: Mapping[str, tuple[str, str]] = {"deepseek_v4": ("sglang.deepseek_v4", "DeepseekV4")}
     version = VERSION
     # FusedMoE asserts that the ranks divide the experts (layers/moe/fused_moe_triton/layer.py). Without
     # --moe-dense-tp-size and --enable-dp-lm-head, MLPs and the head are split over --tp-size, which counts all ranks.
@@ -87,6 +90,9 @@ class Sglang(Engine):
     spreads_head = True
     divides_decode = False
     limits_all_replicas = True  # each replica runs max_running_requests // dp_size (ModelRunner)
+    lora_option = "max-loras-per-batch"
+    # InferenceX serves DeepSeek-R1 in fp8 on four B200 with it (benchmarks/dsr1_fp8_b200.sh).
+    largest_share = ("mem-fraction-static", "0.95")
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
@@ -169,6 +175,19 @@ class Sglang(Engine):
     @classmethod
     def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
         return device_defaults()
+
+    @classmethod
+    def reuse(cls) -> Reuse:
+        from kvcalc.engines.sglang.reuse import SglangReuse
+
+        return SglangReuse(cls.name)
+
+    @classmethod
+    def prompt_division(cls, spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
+        """--cp-strategy."""
+        from kvcalc.engines.sglang.context_parallel import strategy_of
+
+        return None if settings.get("attn-cp-size", "1") == "1" else strategy_of(spec)
 
     def reserve(self, question: Question) -> Reserve:
         from kvcalc.engines.sglang.reserve import reserve

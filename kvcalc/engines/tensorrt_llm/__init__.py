@@ -30,6 +30,7 @@ from kvcalc.units import parse_tokens
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.reuse import Reuse
     from kvcalc.engines.scheduler import Disaggregation, Schedule
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
@@ -68,8 +69,15 @@ class TensorrtLlm(Engine):
 
     name = "tensorrt-llm"
     title = "TensorRT-LLM"
+    classes_of_transformers = "config"
     unread = NOT_READ_IN_TENSORRT_LLM
     running_option = "max-batch-size"
+    by_type: Mapping[str, tuple[str, str]] = {
+        **dict.fromkeys(
+            ("nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("tensorrt_llm.states", "HybridPools")
+        ),
+        **dict.fromkeys(("gemma3_text", "gemma4_text", "gpt_oss"), ("tensorrt_llm.groups", "LayerGroups")),
+    }
     _default_running: int = 2048
     version = "001541bad83b"
     # With enable_attention_dp, every tensor-parallel rank is an attention replica (Mapping.dp_size, mapping.py). The
@@ -101,6 +109,12 @@ class TensorrtLlm(Engine):
     def cut(num_layers: int, stages: int) -> list[int]:
         """Remaining layers go to the first ranks, one each (Mapping.pp_layers, tensorrt_llm/mapping.py)."""
         return longer_first(num_layers, stages)
+
+    @classmethod
+    def reuse(cls) -> Reuse:
+        from kvcalc.engines.tensorrt_llm.reuse import TensorrtLlmReuse
+
+        return TensorrtLlmReuse(cls.name)
 
     def reserve(self, question: Question) -> Reserve:
         from kvcalc.engines.tensorrt_llm.reserve import reserve

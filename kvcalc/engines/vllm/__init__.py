@@ -23,10 +23,10 @@ from kvcalc.engines.vllm.defaults import default_cache, has_raw_rows
 from kvcalc.engines.vllm.device import device_defaults, device_settings
 from kvcalc.engines.vllm.groups import group
 from kvcalc.engines.vllm.layers import Layer, entries_of, layers_of, with_draft_layers
-from kvcalc.engines.vllm.releases import Rules, is_known, rules_of
+from kvcalc.engines.vllm.releases import RELEASES, Rules, is_known, rules_of
 from kvcalc.engines.vllm.settings import Settings, check_partition, parse_settings
 from kvcalc.engines.vllm.states import ALL, States
-from kvcalc.errors import ModelError
+from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
 from kvcalc.memory.reads import Entries
@@ -39,9 +39,12 @@ from kvcalc.releases import Asked, Release, parse_release
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.reuse import Reuse
     from kvcalc.engines.scheduler import Disaggregation, Schedule
+    from kvcalc.throughput.hardware import Gpu
 
 VERSION = "0.33.0"
+_AUTO_CONTEXT_SINCE = Release.of(0, 14)
 
 
 class Vllm(Engine):
@@ -55,6 +58,7 @@ class Vllm(Engine):
 
     name = "vllm"
     title = "vLLM"
+    classes_of_transformers = "config"
     unread = NOT_READ_IN_VLLM
     running_option = "max-num-seqs"
     version = VERSION
@@ -62,6 +66,10 @@ class Vllm(Engine):
     has_attention_replicas = True
     # The cache spec has every attention layer of both models (get_kv_cache_spec, v1/worker/gpu_model_runner.py).
     joins_drafts = True
+    lora_option = "max-loras"
+    # What vllm-project/recipes says to try when vLLM finds no memory for the cache blocks (InternLM/Intern-S1.md).
+    largest_share = ("gpu-memory-utilization", "0.95")
+    limits_concurrency = False  # the start-up log prints how many requests the pool holds, also if fewer may run
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, 1, release)
@@ -111,6 +119,47 @@ class Vllm(Engine):
             return settings
         block = default_block(spec, kv_dtype, place)
         return settings if block == step_of(spec) else {**settings, "block-size": str(block)}
+
+    @classmethod
+    def default_block(cls, spec: ModelSpec, kv_dtype: str, place: Place) -> int | None:
+        """Beside states, blocks are as large as a state needs."""
+        return None if has_states(spec) else default_block(spec, kv_dtype, place)
+
+    @classmethod
+    def known_releases(cls) -> list[str]:
+        return [rules.release for rules in RELEASES if rules.since > (0, 0, 0)]
+
+    @classmethod
+    def divides_tokens(cls, spec: ModelSpec, vendor: str | None) -> bool:
+        """The attention backend must have the log-sum-exp of a decode step.
+
+        FlashAttention, FlashInfer and the backends for latents have it; on AMD's devices only the latter
+        (check_attention_cp_compatibility, v1/worker/cp_utils.py in 0.33.0).
+        """
+        return vendor == "NVIDIA" or (vendor == "AMD" and spec.attention.is_latent)
+
+    @classmethod
+    def check_auto_context(cls, settings: Mapping[str, Any], release: Release | None) -> None:
+        """--max-model-len auto is in 0.14.0, and not in 0.12.0: the longest length of which one request fits.
+
+        Source: _auto_fit_max_model_len, v1/core/kv_cache_planning.py, vLLM 0.33.0.
+        """
+        if release is not None and release < _AUTO_CONTEXT_SINCE:
+            raise UsageError("--context auto: vllm before 0.14 does not choose a context", "give --context N")
+
+    @classmethod
+    def reuse(cls) -> Reuse:
+        from kvcalc.engines.vllm.reuse import VllmReuse
+
+        return VllmReuse(cls.name)
+
+    @classmethod
+    def weight_padding(
+        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
+    ) -> tuple[tuple[str, int], ...]:
+        from kvcalc.engines.vllm.padded_experts import expert_padding
+
+        return expert_padding(spec, gpu, dtype, ranks, spread, stages)
 
     def reserve(self, question: Question) -> Reserve:
         from kvcalc.engines.vllm.reserve import reserve

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from kvcalc.engines.rounding import round_up
-from kvcalc.memory.sharding import stage_weights
-from kvcalc.model.spec import weights_of
+from kvcalc.memory.sharding import Bounds, stage_weights
+from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import LINEAR, ModelWeights
-from kvcalc.planning.case import Case
 from kvcalc.records import NamedTuple
+from kvcalc.throughput.hardware import Gpu
 
 # Bytes of an element, with and without the scale of 32 of them (8 bits).
 _STORED, _VALUE = Fraction(17, 32), Fraction(1, 2)
@@ -41,24 +41,19 @@ _BY_CLASS = {
 _OF_AMD = Tile(256, 256)
 
 
-def pads_experts(case: Case) -> bool:
-    """Whether the case's engine and the model's weights are those of this module."""
-    stated = case.spec.quantization
-    return isinstance(stated, Mapping) and stated.get("quant_method") == "mxfp4" and case.engine_name == "vllm"
-
-
-def expert_padding(case: Case) -> tuple[tuple[str, int], ...]:
-    """The name and the bytes of the padding, on the pipeline stage that holds most. Empty without padding."""
-    weights, gpu = weights_of(case.spec), case.devices.gpu
-    tile = _OF_AMD if gpu.vendor == "AMD" else _BY_CLASS.get(gpu.device_class or "")
-    if weights is None or tile is None or case.question.dtype not in (None, "mxfp4"):
+def expert_padding(
+    spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
+) -> tuple[tuple[str, int], ...]:
+    """What `Engine.weight_padding` gives."""
+    weights, stated = weights_of(spec), spec.quantization
+    if not isinstance(stated, Mapping) or stated.get("quant_method") != "mxfp4" or dtype not in (None, "mxfp4"):
         return ()
-    workload = case.workload
+    tile = _OF_AMD if gpu.vendor == "AMD" else _BY_CLASS.get(gpu.device_class or "")
+    if weights is None or tile is None:
+        return ()
     # Expert parallelism gives a rank whole experts.
-    spread = workload.expert_parallel_size
-    ranks = 1 if spread > 1 else workload.tensor_parallel_size
-    stages = stage_weights(weights, case.stages) if len(case.stages) > 1 else [weights]
-    added = max(_added(part, weights.embedding.columns, ranks, spread, tile) for part in stages)
+    parts = stage_weights(weights, stages) if len(stages) > 1 else [weights]
+    added = max(_added(part, weights.embedding.columns, 1 if spread > 1 else ranks, spread, tile) for part in parts)
     return (("padding of the experts", -(-added.numerator // added.denominator)),) if added else ()
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.reuse import Reuse
 
 from collections.abc import Mapping
 from functools import partial
@@ -64,6 +65,7 @@ class Transformers(Engine):
 
     name = "transformers"
     title = "Transformers"
+    classes_of_transformers = "transformers"
     version = "5.23.0"
     drafts_for_one = True  # _assisted_decoding, generation/utils.py
 
@@ -81,6 +83,12 @@ class Transformers(Engine):
                 "count with --engine logical",
             )
         _refuse_unheld(spec, kind)
+
+    @classmethod
+    def reuse(cls) -> Reuse:
+        from kvcalc.engines.transformers.reuse import TransformersReuse
+
+        return TransformersReuse(cls.name)
 
     def reserve(self, question: Question) -> Reserve:
         """`generate` prefills all sequences at once.

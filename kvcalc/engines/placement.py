@@ -1,14 +1,62 @@
-"""Divides the weights of a model between the device and the host's memory, as llama.cpp places them."""
+"""Which parts of a model are in the host's memory, and how its weights are then divided.
+
+The rules are llama.cpp's (`kvcalc.engines.llama_cpp.placement`), the only engine that places parts there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from kvcalc.engines.llama_cpp.placement import Placement, count_placed_layers
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import FileBytes, ModelSpec, weights_of
 from kvcalc.model.tensors import EMBEDDING, LOOKUP, Block, ModelWeights, Weight
 from kvcalc.records import NamedTuple
+
+# The theoretical rate of two channels of DDR5-5600: 2 x 8 bytes x 5600 MT/s. Intel states it as the maximum memory
+# bandwidth of the Core i9-13900K and i9-14900K.
+DEFAULT_HOST_BANDWIDTH = 89_600_000_000
+
+
+class PlacementOptions(NamedTuple):
+    """The options for the layers on the device, for the layers whose experts are in host memory, and for all experts.
+
+    The value `auto` of the first one means as many layers as fit.
+    """
+
+    layers: str
+    experts: str
+    all_experts: str
+
+    def is_auto(self, settings: Mapping[str, str]) -> bool:
+        return settings.get(self.layers) == "auto"
+
+
+class Placement(NamedTuple):
+    """Where the parts of a model are.
+
+    `gpu_layers` is the number given to -ngl: the output and the last layers. None is all of them. `expert_layers` is
+    the number of leading layers whose experts are in host memory; None is every layer. `kv_offload` is whether the
+    cache of a layer on the device is on the device too. `host_memory_bytes` is None if it is not given, and then there
+    is no limit. `host_bandwidth` is in bytes per second; None is the default.
+    """
+
+    gpu_layers: int | None = None
+    expert_layers: int | None = 0
+    kv_offload: bool = True
+    host_memory_bytes: int | None = None
+    host_bandwidth: int | None = None
+
+    def first_on_device(self, num_layers: int) -> int:
+        """The number of the first layer on the device: `num_layers` if there is none, and one more if the output is in
+        host memory too."""
+        return 0 if self.gpu_layers is None else max(num_layers + 1 - self.gpu_layers, 0)
+
+    def has_output_on_device(self) -> bool:
+        return self.gpu_layers != 0
+
+    def keeps_experts(self, layer: int) -> bool:
+        """Whether the experts of this layer stay in host memory even if the layer is on the device."""
+        return self.expert_layers is None or layer < self.expert_layers
 
 
 class Divided(NamedTuple):
@@ -16,6 +64,12 @@ class Divided(NamedTuple):
 
     device: int
     host: int
+
+
+def count_placed_layers(spec: ModelSpec) -> int:
+    """The layers that -ngl counts. A GGUF file may have more than the model: those for multi-token prediction."""
+    weights = None if spec.gguf is None else spec.gguf.weights
+    return spec.num_layers if weights is None or weights.parts is None else len(weights.parts.layers)
 
 
 def divide_weights(weights: ModelWeights, num_layers: int, placement: Placement) -> tuple[ModelWeights, ModelWeights]:
