@@ -24,13 +24,14 @@ FOLDERS = {
     "throughput": {"memory", "model"},
     "engines": {"throughput", "memory", "model"},
     "traces": {"model"},
-    "planning": {"engines", "traces", "throughput", "memory", "model"},
-    "simulation": {"planning", "engines", "traces", "throughput", "memory", "model"},
+    "question": {"throughput", "model"},
+    "planning": {"question", "engines", "traces", "throughput", "memory", "model"},
+    "simulation": {"planning", "question", "engines", "traces", "throughput", "memory", "model"},
     "attention": set(),
     "measure": {"attention", "throughput", "memory", "model"},
     "output": set(),
-    "cli": {"output", "simulation", "planning", "measure", "engines", "traces", "memory", "model"},
-    "api": {"documents", "simulation", "planning", "engines", "throughput", "traces", "memory", "model"},
+    "cli": {"output", "simulation", "planning", "question", "measure", "engines", "traces", "memory", "model"},
+    "api": {"documents", "simulation", "planning", "question", "engines", "throughput", "traces", "memory", "model"},
 }
 SHARED = {"errors", "limits", "notes", "records", "releases", "release_dates", "units", "schema"}
 

@@ -15,7 +15,7 @@ from kvcalc.memory.workload import BEYOND_MODEL, ENCODER_AS_CONTEXT
 from kvcalc.notes import Note
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.figures import FIGURES, cache_figures
-from kvcalc.planning.question import Question
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 
 NUMBERS = ("context_tokens", "batch_size", *FIGURES)

@@ -30,7 +30,8 @@ from kvcalc.engines.drafted_prefixes import PLAIN, Matching
 from kvcalc.errors import UsageError
 from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM, Speculation
 from kvcalc.model.spec import ModelSpec, has_states, windows
-from kvcalc.planning.reuse import LMCACHE, CacheReuse
+from kvcalc.planning.reuse import LMCACHE
+from kvcalc.question.question import CacheReuse
 from kvcalc.releases import Release, release_of
 
 _OF_HIDDEN_STATES = (MTP, EAGLE, EAGLE1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from kvcalc.engines import (
     check_engine,
@@ -23,9 +24,24 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import apply
 from kvcalc.notes import Note
-from kvcalc.planning.question import Question
+from kvcalc.question.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.releases import release_of
+
+
+def checked(question: Question) -> Question:
+    """The question with names in lower case. UsageError (exit 2) if the engine cannot choose the context."""
+    given = question.engine_settings or {}
+    if question.fits_context:
+        from kvcalc.planning.auto_context_check import check_auto_context
+
+        has_device, serves = question.devices is not None, question.serves_requests
+        check_auto_context(question.engine.casefold(), given, has_device, serves)
+    return question._replace(engine=question.engine.casefold(), engine_settings=setting_texts(given))
+
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.hardware import Devices
 
 
 class Types(NamedTuple):
@@ -57,8 +73,6 @@ def resolve_types(asked: Question) -> Types:
     weight_dtype, weight_note = resolve_weight_dtype(asked.engine, spec, asked.dtype)
     asked = asked._replace(dtype=weight_dtype)
     if devices is not None:
-        from kvcalc.planning.layout import with_device
-
         settings = with_device(asked.engine, settings, devices)
     elif asked.speed is not None:
         raise UsageError(
@@ -75,6 +89,13 @@ def resolve_types(asked: Question) -> Types:
         asked.encoder_tokens, asked.pipeline_parallel_size,
     )  # fmt: skip
     return Types(asked, bind_workload(spec, workload), workload, settings, reason, weight_note)
+
+
+def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
+    """The engine's settings, including the defaults that depend on the device."""
+    gpu = devices.gpu
+    chosen = engine_class(engine).device_settings(gpu.memory_bytes, gpu.name, gpu.device_class, release_of(engine))
+    return {**chosen, **settings}
 
 
 def settings_of(found: Types) -> Mapping[str, str]:
@@ -183,8 +204,8 @@ def with_hits(
     `share` is one tensor-parallel rank's share of the layers with a cache.
     """
     if asked.reuse is not None:
-        from kvcalc.planning.layout import SpeedQuestion
         from kvcalc.planning.reuse import resolve
+        from kvcalc.question.question import SpeedQuestion
 
         speed = asked.speed or SpeedQuestion()
         rate, notes = resolve(asked.reuse, speed, allocation, share, workload)

@@ -11,9 +11,8 @@ import pytest
 import kvcalc
 from kvcalc.engines.llama_cpp.placement import Placement, parse_placement
 from kvcalc.errors import KvcalcError, ModelError, UsageError
-from kvcalc.planning.fit import fit
 from kvcalc.throughput.hardware import Devices, find_devices, find_gpu, own_gpu
-from tests.documents import estimate, texts
+from tests.documents import estimate, fit, texts
 
 GIB = 2**30
 
