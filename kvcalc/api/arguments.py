@@ -105,11 +105,10 @@ def _check_fields(function: str, name: str, record: Any, used: Sequence[str], na
             raise UsageError(f"{name}.{field}: kvcalc.{function} has no use for it", hint)
 
 
-def asked(given: Mapping[str, Any], **others: Any) -> Question:
-    """The question with the arguments of a function, which are its `locals()` at the start, or with `others`."""
-    values = {**given, **others}
-    fields = {name: values[name] for name in Question._fields if name in values}
-    return Question(**{**fields, "model": model_of(values["model"])})
+def asked(given: Mapping[str, Any]) -> Question:
+    """The question with the arguments of a function, which are among its `locals()`."""
+    fields = {name: given[name] for name in Question._fields if name in given}
+    return Question(**{**fields, "model": model_of(given["model"])})
 
 
 def model_of(model: ModelSpec | str) -> ModelSpec:

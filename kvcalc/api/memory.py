@@ -144,7 +144,7 @@ def compare(
     for one in several:
         check_devices(one)
     loaded = load_each(models)
-    question = asked(locals(), model=first_of(loaded), devices=None)
+    question = asked({**locals(), "model": first_of(loaded), "devices": None})
     chosen = parse_engines(engines or (engine,))
     return cast("Compare", ask(loaded, question, attentions=attentions, engines=chosen, devices=several))
 
@@ -194,7 +194,7 @@ def sweep(
     from kvcalc.throughput.hardware import find_devices
 
     contexts, sizes = _several(contexts, context_tokens), _several(tensor_parallel_sizes, tensor_parallel_size)
-    question = asked(locals(), context_tokens=None, batch_size=1, kv_dtype="auto", engine="logical")
+    question = asked({**locals(), "context_tokens": None, "batch_size": 1, "kv_dtype": "auto", "engine": "logical"})
     grid = ask(
         question,
         contexts=None if contexts is None else Axis([contexts]),

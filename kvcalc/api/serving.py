@@ -125,7 +125,7 @@ def plan(
     kinds = [find_gpu(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
     speed = (speed or SpeedQuestion())._replace(prefix_hit_rate=prefix_hit_rate)
     document = ask(
-        asked(locals(), engine="logical"), kinds, lengths, targets, engines=parse_engines(engines or (engine,)),
+        asked({**locals(), "engine": "logical"}), kinds, lengths, targets, engines=parse_engines(engines or (engine,)),
         prices=prices, max_devices=max_devices, allow_beyond_limit=allow_beyond_limit, strict=strict,
         all_layouts=all_layouts, with_front=with_front, disaggregate=disaggregate, transfer=transfer,
         simulation=simulation, num_simulated=simulate,
@@ -223,7 +223,7 @@ def simulate(
         lengths_of(prompt_tokens, "prompt_tokens"), lengths_of(answer_tokens, "answer_tokens"), requests_per_second,
         concurrency, burstiness, rows, trace, scale_rate, requests, seed,
     )  # fmt: skip
-    question = asked(locals(), devices=find_devices(devices) if isinstance(devices, str) else devices)
+    question = asked({**locals(), "devices": find_devices(devices) if isinstance(devices, str) else devices})
     limits = Limits(max_ttft_seconds, max_tpot_seconds)
     if prefill_replicas is not None and transfer is not None:
         from kvcalc.simulation.pools import Prefills, simulate_pools
